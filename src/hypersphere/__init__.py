@@ -1,0 +1,50 @@
+"""Deep learning on the hypersphere.
+
+Rooms are imported when they are first used, so that `import hypersphere` costs nothing and the command line can
+answer without loading torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from hypersphere import data, energy, evaluation, functions, heads, models, recipes, report, sphere, training
+    from hypersphere.functions import angular, kernel, magnitude, margin
+
+_MENUS = ("angular", "kernel", "magnitude", "margin")
+_ROOMS = ("data", "energy", "evaluation", "functions", "heads", "models", "recipes", "report", "sphere", "training")
+
+__all__ = [
+    "__version__",
+    "angular",
+    "data",
+    "energy",
+    "evaluation",
+    "functions",
+    "heads",
+    "kernel",
+    "magnitude",
+    "margin",
+    "models",
+    "recipes",
+    "report",
+    "sphere",
+    "training",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a room or a menu at its first use."""
+    if name in _MENUS:
+        return importlib.import_module(f"hypersphere.functions.{name}")
+    if name in _ROOMS:
+        return importlib.import_module(f"hypersphere.{name}")
+    raise AttributeError(f"module 'hypersphere' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,5 @@
+"""`python -m hypersphere` is the command `hypersphere`."""
+
+from hypersphere.cli import main
+
+main()

@@ -1,0 +1,5 @@
+"""The command `hypersphere`."""
+
+from hypersphere.cli.commands import main
+
+__all__ = ["main"]

@@ -1,0 +1,127 @@
+r"""Angular activations g: how a layer or a head turns an angle into a response.
+
+Each maps the cosine c = cos θ to g(θ), falling from g(0) = 1 to g(π) = −1. The cosine is the coordinate: a g that is
+smooth in it never goes through the angle. To add one, write a frozen dataclass and list it in ANGULARS.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hypersphere import sphere
+from hypersphere.functions.menu import require
+
+__all__ = ["ANGULARS", "Angular", "Cosine", "Linear", "Sigmoid", "SquareCosine", "response"]
+
+
+class Angular(abc.ABC):
+    """What the library asks of a g of its own: the response to a cosine, and to an angle."""
+
+    @abc.abstractmethod
+    def __call__(self, c: Tensor) -> Tensor:
+        """Return g(θ) for c = cos θ."""
+
+    @abc.abstractmethod
+    def at(self, theta: Tensor) -> Tensor:
+        """Return g(θ) for an angle in [0, π]."""
+
+
+def response(angular: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
+    """Evaluate any g, ours or a user's callable of the cosine, at an angle."""
+    return angular.at(theta) if isinstance(angular, Angular) else angular(theta.cos())
+
+
+@dataclass(frozen=True)
+class Cosine(Angular):
+    r"""The ordinary one: g(θ) = cos θ   (thesis, 3.3 and 4.12).
+
+    >>> Cosine()(torch.tensor(0.5))
+    tensor(0.5000)
+    """
+
+    def __call__(self, c: Tensor) -> Tensor:
+        """Return c itself."""
+        return c
+
+    def at(self, theta: Tensor) -> Tensor:
+        """Return cos θ."""
+        return theta.cos()
+
+
+@dataclass(frozen=True)
+class Linear(Angular):
+    r"""The angle itself, straightened to [−1, 1]: g(θ) = 1 − 2θ/π   (thesis, 4.11).
+
+    >>> Linear()(torch.tensor(0.0))
+    tensor(0.)
+    """
+
+    def __call__(self, c: Tensor) -> Tensor:
+        """Return 1 − 2·arccos(c)/π."""
+        return self.at(sphere.angle(sphere.widen(c))).to(c.dtype)
+
+    def at(self, theta: Tensor) -> Tensor:
+        """Return 1 − 2θ/π."""
+        return 1 - theta * (2 / math.pi)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Angular):
+    r"""A sigmoid of the angle, steeper for small k: g(θ) = tanh((π/2−θ)/(2k)) / tanh(π/(4k))   (thesis, 3.4 and 4.13).
+
+    This is (3.4) rewritten without the exponentials that overflow for small k. `k` may be a tensor that broadcasts with
+    the cosines, and may be learned.
+
+    >>> Sigmoid(k=0.5)(torch.tensor([1.0, 0.0, -1.0]))
+    tensor([ 1.,  0., -1.])
+    """
+
+    k: float | Tensor = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse a `k` that is not a positive number."""
+        if not isinstance(self.k, Tensor):
+            require(0 < self.k < math.inf, "k", "a positive number or a tensor of them", self.k)
+
+    def __call__(self, c: Tensor) -> Tensor:
+        """Return the sigmoid of arccos(c)."""
+        return self.at(sphere.angle(sphere.widen(c))).to(c.dtype)
+
+    def at(self, theta: Tensor) -> Tensor:
+        """Return the sigmoid of θ."""
+        k = self.k
+        rise = torch.tanh((math.pi / 2 - theta) / (2 * k))
+        if isinstance(k, Tensor):
+            return rise / torch.tanh(math.pi / (4 * sphere.widen(k)))
+        return rise / math.tanh(math.pi / (4 * k))
+
+
+@dataclass(frozen=True)
+class SquareCosine(Angular):
+    r"""Flat around the right angle: g(θ) = sign(cos θ)·cos²θ   (thesis, 4.14).
+
+    >>> SquareCosine()(torch.tensor([0.5, -0.5]))
+    tensor([ 0.2500, -0.2500])
+    """
+
+    def __call__(self, c: Tensor) -> Tensor:
+        """Return c·|c|."""
+        return c * c.abs()
+
+    def at(self, theta: Tensor) -> Tensor:
+        """Return cos θ·|cos θ|."""
+        return self(theta.cos())
+
+
+ANGULARS: dict[str, type[Angular]] = {
+    "cosine": Cosine,
+    "linear": Linear,
+    "sigmoid": Sigmoid,
+    "square_cosine": SquareCosine,
+}

@@ -1,0 +1,290 @@
+r"""Magnitudes h: how strongly a layer or a head responds, apart from the angle.
+
+Each maps the norms ‖w‖ and ‖x‖ to h(‖w‖, ‖x‖). Only InnerProduct and the weighted forms look at ‖w‖; a weighting makes
+such a form of any of the others. To add one, write a frozen dataclass and list it in MAGNITUDES (or WEIGHTINGS).
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hypersphere import sphere
+from hypersphere.functions.menu import choose, require
+
+__all__ = [
+    "MAGNITUDES",
+    "WEIGHTINGS",
+    "Ball",
+    "InnerProduct",
+    "Linear",
+    "LinearlyWeighted",
+    "Log",
+    "Magnitude",
+    "Mix",
+    "Seg",
+    "Sphere",
+    "Tanh",
+    "TanhJointlyWeighted",
+    "TanhSeparatelyWeighted",
+    "weighted",
+]
+
+
+class Magnitude(abc.ABC):
+    """What the library asks of an h of its own; `uses_weight_norm` says whether ‖w‖ matters to it."""
+
+    uses_weight_norm = False
+
+    @abc.abstractmethod
+    def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        """Return h(‖w‖, ‖x‖) for norms that broadcast against each other."""
+
+
+def _positive(argument: str, value: float | Tensor) -> None:
+    """Refuse a number that is not positive; a tensor (a learned radius) is kept positive by its owner."""
+    if not isinstance(value, Tensor):
+        require(0 < value < math.inf, argument, "a positive number", value)
+
+
+def _log1p(x_norm: Tensor) -> Tensor:
+    return sphere.widen(x_norm).log1p()
+
+
+@dataclass(frozen=True)
+class Sphere(Magnitude):
+    r"""The same everywhere: h = α   (thesis, 4.4).
+
+    >>> Sphere()(torch.tensor(2.0), torch.tensor(3.0))
+    tensor(1.)
+    """
+
+    alpha: float = 1.0
+
+    def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        """Return α in the shape of ‖x‖."""
+        return torch.full_like(x_norm, self.alpha)
+
+
+@dataclass(frozen=True)
+class Ball(Magnitude):
+    r"""Grows up to the radius, then stays: h = α·min(‖x‖, ρ)/ρ   (thesis, 4.5).
+
+    >>> Ball(radius=2.0)(torch.tensor(1.0), torch.tensor([1.0, 3.0]))
+    tensor([0.5000, 1.0000])
+    """
+
+    alpha: float = 1.0
+    radius: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a radius that is not positive."""
+        _positive("radius", self.radius)
+
+    def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        """Return α·min(‖x‖/ρ, 1)."""
+        return self.alpha * (x_norm / self.radius).clamp(max=1)
+
+
+@dataclass(frozen=True)
+class Tanh(Magnitude):
+    r"""A smooth ball: h = α·tanh(‖x‖/ρ)   (thesis, 4.6).
+
+    >>> Tanh()(torch.tensor(1.0), torch.tensor(0.0))
+    tensor(0.)
+    """
+
+    alpha: float = 1.0
+    radius: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a radius that is not positive."""
+        _positive("radius", self.radius)
+
+    def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        """Return α·tanh(‖x‖/ρ)."""
+        return self.alpha * torch.tanh(x_norm / self.radius)
+
+
+@dataclass(frozen=True)
+class Linear(Magnitude):
+    r"""Proportional to the input: h = α‖x‖   (thesis, 4.7).
+
+    >>> Linear()(torch.tensor(2.0), torch.tensor(3.0))
+    tensor(3.)
+    """
+
+    alpha: float = 1.0
+
+    def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        """Return α‖x‖."""
+        return self.alpha * x_norm
+
+
+@dataclass(frozen=True)
+class Seg(Magnitude):
+    r"""Two slopes that meet at the radius: h = α‖x‖ up to ρ, then β‖x‖ + (α−β)ρ   (thesis, 4.8).
+
+    >>> Seg()(torch.tensor(1.0), torch.tensor([1.0, 3.0]))
+    tensor([1., 2.])
+    """
+
+    alpha: float = 1.0
+    beta: float = 0.5
+    radius: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a radius that is not positive."""
+        _positive("radius", self.radius)
+
+    def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        """Return the two slopes as one: β‖x‖ + (α−β)·min(‖x‖, ρ)."""
+        radius = torch.as_tensor(self.radius, dtype=x_norm.dtype, device=x_norm.device)
+        return self.beta * x_norm + (self.alpha - self.beta) * torch.minimum(x_norm, radius)
+
+
+@dataclass(frozen=True)
+class Log(Magnitude):
+    r"""Grows without bound, ever more slowly: h = α·log(1+‖x‖)   (thesis, 4.9).
+
+    >>> Log()(torch.tensor(1.0), torch.tensor(0.0))
+    tensor(0.)
+    """
+
+    alpha: float = 1.0
+
+    def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        """Return α·log(1+‖x‖)."""
+        return (self.alpha * _log1p(x_norm)).to(x_norm.dtype)
+
+
+@dataclass(frozen=True)
+class Mix(Magnitude):
+    r"""Linear and logarithmic together: h = α‖x‖ + β·log(1+‖x‖)   (thesis, 4.10).
+
+    >>> Mix()(torch.tensor(1.0), torch.tensor(1.0))
+    tensor(1.6931)
+    """
+
+    alpha: float = 1.0
+    beta: float = 1.0
+
+    def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        """Return α‖x‖ + β·log(1+‖x‖)."""
+        return sphere.narrow(self.alpha * sphere.widen(x_norm) + self.beta * _log1p(x_norm), x_norm.dtype)
+
+
+@dataclass(frozen=True)
+class InnerProduct(Magnitude):
+    r"""The ordinary layer's: h = ‖w‖‖x‖   (thesis, 4.2).
+
+    >>> InnerProduct()(torch.tensor(2.0), torch.tensor(3.0))
+    tensor(6.)
+    """
+
+    uses_weight_norm = True
+
+    def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        """Return ‖w‖‖x‖."""
+        return _product(w_norm, x_norm)
+
+
+@dataclass(frozen=True)
+class LinearlyWeighted(Magnitude):
+    r"""Any magnitude times the norm of the weight: ‖w‖·h(‖x‖)   (thesis, section 4.4).
+
+    >>> LinearlyWeighted(Sphere())(torch.tensor(2.0), torch.tensor(3.0))
+    tensor(2.)
+    """
+
+    magnitude: Callable[[Tensor, Tensor], Tensor] = Sphere()
+    uses_weight_norm = True
+
+    def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        """Return ‖w‖·h(‖w‖, ‖x‖)."""
+        return _product(w_norm, self.magnitude(w_norm, x_norm))
+
+
+@dataclass(frozen=True)
+class TanhJointlyWeighted(Magnitude):
+    r"""The norms multiplied, then bounded: α·tanh(‖x‖‖w‖/ρ)   (thesis, 4.15).
+
+    >>> TanhJointlyWeighted(Tanh(radius=6.0))(torch.tensor(2.0), torch.tensor(3.0))
+    tensor(0.7616)
+    """
+
+    magnitude: Tanh = Tanh()
+    uses_weight_norm = True
+
+    def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        """Return α·tanh(‖x‖‖w‖/ρ)."""
+        return self.magnitude(w_norm, _product(w_norm, x_norm))
+
+
+@dataclass(frozen=True)
+class TanhSeparatelyWeighted(Magnitude):
+    r"""Each norm bounded, then multiplied: α·tanh(‖w‖/ρ)·tanh(‖x‖/ρ)   (thesis, 4.16).
+
+    >>> TanhSeparatelyWeighted(Tanh())(torch.tensor(1.0), torch.tensor(1.0))
+    tensor(0.5800)
+    """
+
+    magnitude: Tanh = Tanh()
+    uses_weight_norm = True
+
+    def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
+        """Return α·tanh(‖w‖/ρ)·tanh(‖x‖/ρ)."""
+        bounded_weight = replace(self.magnitude, alpha=1.0)(x_norm, w_norm)
+        return bounded_weight * self.magnitude(w_norm, x_norm)
+
+
+def _product(w_norm: Tensor, x_norm: Tensor) -> Tensor:
+    """Multiply norms; two that float16 holds may have a product that it does not."""
+    return sphere.narrow(sphere.widen(w_norm) * sphere.widen(x_norm), torch.promote_types(w_norm.dtype, x_norm.dtype))
+
+
+MAGNITUDES: dict[str, type[Magnitude]] = {
+    "sphere": Sphere,
+    "ball": Ball,
+    "tanh": Tanh,
+    "linear": Linear,
+    "seg": Seg,
+    "log": Log,
+    "mix": Mix,
+    "inner_product": InnerProduct,
+}
+
+WEIGHTINGS: dict[str, type[Magnitude]] = {
+    "linear": LinearlyWeighted,
+    "joint": TanhJointlyWeighted,
+    "separate": TanhSeparatelyWeighted,
+}
+
+
+def weighted(
+    magnitude: str | Callable[[Tensor, Tensor], Tensor], weighting: str | None = None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Choose a magnitude and, by name, the way the norm of the weight enters it.
+
+    Args:
+        magnitude: a name of MAGNITUDES, one of its objects or a callable of (‖w‖, ‖x‖).
+        weighting: None, "linear" (any magnitude that does not use ‖w‖ already), "joint" or "separate" (Tanh only).
+
+    Example:
+        >>> weighted("tanh", "joint")
+        TanhJointlyWeighted(magnitude=Tanh(alpha=1.0, radius=1.0))
+    """
+    chosen = choose(MAGNITUDES, magnitude, "magnitude")
+    if weighting is None:
+        return chosen
+    require(weighting in WEIGHTINGS, "weighting", f"None or one of {', '.join(map(repr, WEIGHTINGS))}", weighting)
+    if isinstance(chosen, Magnitude) and chosen.uses_weight_norm:
+        raise ValueError(f"weighting must be None for {chosen!r}, which uses the norm of the weight already")
+    if weighting != "linear" and not isinstance(chosen, Tanh):
+        raise ValueError(f"weighting {weighting!r} is defined for the magnitude Tanh, not for {chosen!r}")
+    return WEIGHTINGS[weighting](chosen)  # type: ignore[call-arg]

@@ -1,0 +1,42 @@
+"""How a choice is made from a menu: by name, by one of our objects, or by any callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+__all__ = ["choose", "require"]
+
+Entry = TypeVar("Entry", bound=Callable[..., Any])
+
+
+def choose(menu: Mapping[str, type[Entry]], choice: str | Entry, argument: str) -> Entry:
+    """Return the object that `choice` stands for; a wrong name or type raises an error that lists the menu.
+
+    Args:
+        menu: snake-case names and the classes they stand for.
+        choice: a name of the menu, an object of ours, or any callable.
+        argument: how the caller names this argument, for the message.
+
+    Example:
+        >>> from hypersphere.functions.angular import ANGULARS
+        >>> choose(ANGULARS, "cosine", "angular")
+        Cosine()
+    """
+    if isinstance(choice, str) and choice in menu:
+        return cast(Entry, cast(Callable[[], Any], menu[choice])())
+    if callable(choice) and not isinstance(choice, type):
+        return choice
+    names = ", ".join(repr(name) for name in menu)
+    raise ValueError(f"{argument} must be one of {names}, an object of those classes or a callable, not {choice!r}")
+
+
+def require(holds: bool, argument: str, accepted: str, value: object) -> None:
+    """Raise a one-line `ValueError` unless `holds`.
+
+    >>> require(0 > 1, "m", "a number >= 1", 0.5)
+    Traceback (most recent call last):
+    ValueError: m must be a number >= 1, not 0.5
+    """
+    if not holds:
+        raise ValueError(f"{argument} must be {accepted}, not {value!r}")

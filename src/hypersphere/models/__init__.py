@@ -1,0 +1,5 @@
+"""The networks of the sources."""
+
+from hypersphere.models.toy import ToyCNN
+
+__all__ = ["ToyCNN"]

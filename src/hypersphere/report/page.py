@@ -1,0 +1,113 @@
+"""One self-contained HTML file made of sections.
+
+To add a kind of section, write a frozen dataclass with a `title`, a function from it to HTML, and list both, with the
+scripts they need, in SECTIONS.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from hypersphere.report.embed import asset
+from hypersphere.report.spheres import Spheres, spheres_html
+from hypersphere.report.table import Table, table_html
+from hypersphere.report.text import Text, text_html
+
+Section: TypeAlias = "Text | Table | Spheres"
+
+SECTIONS: dict[type, tuple[Callable[[Any], str], tuple[str, ...]]] = {
+    Text: (text_html, ()),
+    Table: (table_html, ()),
+    Spheres: (spheres_html, ("trackball.js", "sphere.js", "spheres.js")),
+}
+
+# The browser itself refuses any request to the network.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+LOGO = (
+    "<svg viewBox='0 0 24 24' width='22' height='22' fill='none' stroke='currentColor' stroke-width='1.6' "
+    "aria-hidden='true'><circle cx='12' cy='12' r='10'/><ellipse cx='12' cy='12' rx='10' ry='4'/>"
+    "<ellipse cx='12' cy='12' rx='4' ry='10'/></svg>"
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A title, a lead sentence, sections, and small facts for the foot (date, device, command...)."""
+
+    title: str
+    lead: str
+    sections: Sequence[Section]
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for index, section in enumerate(self.sections):
+            if type(section) not in SECTIONS:
+                accepted = ", ".join(kind.__name__ for kind in SECTIONS)
+                raise ValueError(f"sections: item {index} is a {type(section).__name__}; accepted are {accepted}")
+
+
+def page_html(page: Page) -> str:
+    """Return the whole document; it asks for nothing from the network."""
+    numbered = list(enumerate(page.sections, start=1))
+    sections = "".join(_section_html(number, section) for number, section in numbered)
+    needed = [name for section in page.sections for name in SECTIONS[type(section)][1]]
+    scripts = "\n".join(asset(name) for name in dict.fromkeys(needed))
+    facts = "".join(
+        f"<div><dt>{escape(key)}</dt><dd>{escape(str(value))}</dd></div>" for key, value in page.meta.items()
+    )
+    return (
+        "<!DOCTYPE html>\n"
+        "<html lang='en' data-theme='light'><head><meta charset='utf-8'>"
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        "<meta name='color-scheme' content='light dark'>"
+        f"<link rel='icon' href='data:,'><title>{escape(page.title)}</title>\n"
+        f"<style>\n{asset('page.css')}</style>\n<script>\n{asset('theme.js')}</script></head>\n"
+        f"<body><header><div class='brand'>{LOGO}<span>hypersphere</span></div>"
+        "<button type='button' id='theme' aria-label='Dark theme' aria-pressed='false'></button>"
+        f"<h1>{escape(page.title)}</h1><p class='lead'>{escape(page.lead)}</p>{_contents_html(numbered)}</header>\n"
+        f"<main>{sections}</main>\n"
+        f"<footer>{f'<dl>{facts}</dl>' if facts else ''}</footer>\n"
+        f"{f'<script type=module>{chr(10)}{scripts}</script>' if scripts else ''}</body></html>\n"
+    )
+
+
+def write_page(
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    meta: Mapping[str, str] | None = None,
+) -> Path:
+    """Write the page and return its path; a reader never sees half a file, and a failure leaves the old one."""
+    target = Path(path)
+    html = page_html(Page(title, lead, sections, meta or {}))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(html, encoding="utf-8")
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return target
+
+
+def _section_html(number: int, section: Section) -> str:
+    heading = f"<h2>{escape(section.title)}</h2>" if section.title else ""
+    return f"<section id='section-{number}'>{heading}{SECTIONS[type(section)][0](section)}</section>\n"
+
+
+def _contents_html(numbered: Sequence[tuple[int, Section]]) -> str:
+    links = [
+        f"<li><a href='#section-{number}'>{escape(section.title)}</a></li>"
+        for number, section in numbered
+        if section.title
+    ]
+    return f"<nav aria-label='Contents'><ul>{''.join(links)}</ul></nav>" if len(links) > 3 else ""

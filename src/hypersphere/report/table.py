@@ -1,0 +1,171 @@
+"""A table of results; the best value of each column is found here and marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from numbers import Real
+from typing import TypeAlias
+
+Cell: TypeAlias = "str | float | tuple[float, float] | None"  # words, a number, (mean, standard deviation), or nothing
+
+MISSING = "–"
+ARROWS = {True: "↑", False: "↓"}
+DIRECTIONS = {True: "higher is better", False: "lower is better"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name, which way is better (None: neither), the format of its numbers and their unit.
+
+    `format` is a format specification of Python, `".2f"` or `".2%"`.
+    """
+
+    name: str
+    higher_is_better: bool | None = None
+    format: str = "g"
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            format(0.0, self.format)
+        except ValueError:
+            raise ValueError(
+                f"format: got {self.format!r} for column {self.name!r}; "
+                "accepted is a format specification of a number, as '.2f'"
+            ) from None
+
+    def show(self, cell: Cell) -> str:
+        """Return the cell as words.
+
+        >>> Column("accuracy", format=".1%").show((0.973, 0.002))
+        '97.3 ± 0.2%'
+        """
+        if isinstance(cell, str):
+            return cell
+        value, spread = _number(cell)
+        if math.isnan(value):
+            return MISSING
+        shown = self._digits(value)
+        if not math.isnan(spread):
+            shown += f" ± {self._digits(spread)}"
+        return shown + ("%" if self.format.endswith("%") else "") + self.unit
+
+    def _digits(self, value: float) -> str:
+        return format(value, self.format).removesuffix("%")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under columns; the first cell of a row names it."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        for index, row in enumerate(self.rows):
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"rows: row {index} has {len(row)} cells; accepted is one a column, {len(self.columns)}"
+                )
+            for column, cell in zip(self.columns, row, strict=True):
+                if not _is_cell(cell):
+                    raise ValueError(
+                        f"rows: row {index} has {cell!r} under {column.name!r}; "
+                        "accepted are a string, a number, a (mean, sd) pair and None"
+                    )
+
+
+def best_cells(table: Table) -> frozenset[tuple[int, int]]:
+    """Return (row, column) of the best of each column; values that read the same share the mark.
+
+    A column where all rows read the same, or with fewer than two numbers, has no best.
+    """
+    best: set[tuple[int, int]] = set()
+    for position, column in enumerate(table.columns):
+        values = {index: _number(row[position])[0] for index, row in enumerate(table.rows)}
+        numbers = {index: value for index, value in values.items() if math.isfinite(value)}
+        if column.higher_is_better is None or len(numbers) < 2:
+            continue
+        top = column.show(max(numbers.values()) if column.higher_is_better else min(numbers.values()))
+        winners = {index for index, value in numbers.items() if column.show(value) == top}
+        if len(winners) < len(numbers):
+            best.update((index, position) for index in winners)
+    return frozenset(best)
+
+
+def table_html(section: Table) -> str:
+    """Return the table with a note that explains its marks; on a narrow screen each row becomes a card (page.css)."""
+    best = best_cells(section)
+    head = "".join(_head_html(column, is_numeric(section, at)) for at, column in enumerate(section.columns))
+    body = "".join(
+        "<tr>"
+        + "".join(_cell_html(section, row, at, (row, at) in best) for at in range(len(section.columns)))
+        + "</tr>"
+        for row in range(len(section.rows))
+    )
+    paragraphs = [escape(section.caption), " · ".join(_notes_html(section, bool(best)))]
+    notes = "".join(f"<p class='note'>{paragraph}</p>" for paragraph in paragraphs if paragraph)
+    return f"<div class='table'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{notes}"
+
+
+def _is_cell(cell: object) -> bool:
+    if isinstance(cell, tuple):
+        return len(cell) == 2 and all(isinstance(part, Real) for part in cell)
+    return cell is None or isinstance(cell, (str, Real))
+
+
+def _number(cell: Cell) -> tuple[float, float]:
+    """Return (value, spread), NaN where there is none."""
+    if isinstance(cell, tuple):
+        return float(cell[0]), float(cell[1])
+    if cell is None or isinstance(cell, str):
+        return math.nan, math.nan
+    return float(cell), math.nan
+
+
+def is_numeric(table: Table, at: int) -> bool:
+    """Return whether the column at this place holds any number."""
+    return any(row[at] is not None and not isinstance(row[at], str) for row in table.rows)
+
+
+def _head_html(column: Column, numeric: bool) -> str:
+    name, arrow = escape(column.name), ""
+    if column.higher_is_better is not None:
+        direction = DIRECTIONS[column.higher_is_better]
+        *first, last = column.name.split(" ")
+        name = escape("".join(f"{word} " for word in first))  # the arrow stays on the line of the last word
+        arrow = (
+            f"<span class='whole'>{escape(last)} <span class='direction' title='{direction}' role='img' "
+            f"aria-label='{direction}'>{ARROWS[column.higher_is_better]}</span></span>"
+        )
+    return f"<th scope='col'{' class=number' if numeric else ''}>{name}{arrow}</th>"
+
+
+def _cell_html(table: Table, row: int, at: int, best: bool) -> str:
+    column = table.columns[at]
+    shown = escape(column.show(table.rows[row][at]))
+    if at == 0:
+        return f"<th scope='row'>{shown}</th>"
+    if best:
+        shown = f"<span class='best'>{shown}<span class='unseen'> (best)</span></span>"
+    kind = " class=number" if is_numeric(table, at) else ""
+    return f"<td{kind} data-column='{escape(column.name)}'>{shown}</td>"
+
+
+def _notes_html(table: Table, any_best: bool) -> list[str]:
+    notes = []
+    if any_best:
+        notes.append("<span class='best'>Marked</span>: best of its column")
+    notes += [
+        f"{ARROWS[way]} {DIRECTIONS[way]}"
+        for way in (True, False)
+        if any(column.higher_is_better is way for column in table.columns)
+    ]
+    if any(isinstance(cell, tuple) for row in table.rows for cell in row):
+        notes.append("mean ± standard deviation over seeds")
+    return notes

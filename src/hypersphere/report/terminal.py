@@ -1,0 +1,114 @@
+"""The tables of the report in the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypersphere.report.table import ARROWS, Column, Table, best_cells, is_numeric
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+STAR = " *"
+PLAIN_SIGNS = str.maketrans({"±": "+/-", "↑": "(high)", "↓": "(low)", "–": "-", "°": " deg", "−": "-"})
+
+
+def print_table(table: Table, console: Console | None = None) -> None:
+    """Print the table; the best of each column has a star.
+
+    A terminal gets rules and bold type, and one line a value if it is too narrow; a file or a pipe gets a plain ASCII
+    grid as wide as it needs.
+    """
+    from rich.console import Console
+
+    console = console or Console()
+    shown = _shown_cells(table)
+    if not console.encoding.lower().startswith("utf"):
+        shown = [[cell.translate(PLAIN_SIGNS) for cell in row] for row in shown]
+    widths = [max((len(cell) for cell in column), default=0) for column in zip(*shown, strict=True)]
+    if not console.is_terminal:
+        _print_unfolded(_wide_grid(table, shown, widths, console), console)
+    elif sum(widths) + 3 * len(widths) + 2 <= console.width:
+        console.print(_wide_grid(table, shown, widths, console))
+    else:
+        console.print(_long_grid(table, shown, console))
+
+
+def _shown_cells(table: Table) -> list[list[str]]:
+    """Return the cells as words, with room for a star in every cell of a column that has one."""
+    best = best_cells(table)
+    starred = {at for _, at in best}
+    return [
+        [
+            column.show(row[at]) + (STAR if (index, at) in best else " " * len(STAR) if at in starred else "")
+            for at, column in enumerate(table.columns)
+        ]
+        for index, row in enumerate(table.rows)
+    ]
+
+
+def _empty_grid(table: Table, console: Console) -> Grid:
+    from rich import box
+    from rich.table import Table as Grid
+    from rich.text import Text as Words
+
+    unicode = console.encoding.lower().startswith("utf")
+    caption = f"{'* best of its column. ' if best_cells(table) else ''}{table.caption}".strip()
+    return Grid(
+        title=Words(table.title) if table.title else None,
+        title_justify="left",
+        title_style="bold",
+        caption=Words(caption) if caption else None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD if console.is_terminal and unicode else box.ASCII,
+    )
+
+
+def _wide_grid(table: Table, shown: list[list[str]], widths: list[int], console: Console) -> Grid:
+    from rich.text import Text as Words
+
+    grid = _empty_grid(table, console)
+    for at, column in enumerate(table.columns):
+        grid.add_column(
+            Words(_heading(column, console)),
+            justify="right" if is_numeric(table, at) else "left",
+            vertical="bottom",
+            min_width=widths[at] if widths else None,
+            no_wrap=not console.is_terminal,
+        )
+    for row in shown:
+        grid.add_row(*(Words(cell, style=_style(cell)) for cell in row))
+    return grid
+
+
+def _long_grid(table: Table, shown: list[list[str]], console: Console) -> Grid:
+    from rich.text import Text as Words
+
+    grid = _empty_grid(table, console)
+    grid.show_header = False
+    for justify in ("left", "right"):
+        grid.add_column(justify=justify)
+    for name, *cells in shown:
+        grid.add_row(Words(name, style="bold"), "")
+        for column, cell in zip(table.columns[1:], cells, strict=True):
+            grid.add_row(Words(f"  {_heading(column, console)}"), Words(cell, style=_style(cell)))
+        grid.add_section()
+    return grid
+
+
+def _print_unfolded(grid: Grid, console: Console) -> None:
+    wide = console.options.update(width=10_000)
+    lines = console.render_lines(grid, wide.update(width=grid.__rich_measure__(console, wide).maximum), pad=False)
+    for line in lines:
+        console.out("".join(segment.text for segment in line).rstrip(), highlight=False)
+
+
+def _heading(column: Column, console: Console) -> str:
+    arrow = "" if column.higher_is_better is None else f" {ARROWS[column.higher_is_better]}"
+    heading = column.name + arrow
+    return heading if console.encoding.lower().startswith("utf") else heading.translate(PLAIN_SIGNS)
+
+
+def _style(cell: str) -> str:
+    return "bold green" if cell.endswith(STAR) else ""

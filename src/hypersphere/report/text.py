@@ -1,0 +1,24 @@
+"""A section of plain words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+
+@dataclass(frozen=True)
+class Text:
+    """Paragraphs, parted by blank lines in `body`; nothing in them is read as HTML."""
+
+    title: str
+    body: str
+
+
+def text_html(section: Text) -> str:
+    """Return the paragraphs.
+
+    >>> text_html(Text("Notes", "One <b>.\\n\\nTwo."))
+    '<p>One &lt;b&gt;.</p><p>Two.</p>'
+    """
+    paragraphs = (" ".join(block.split()) for block in section.body.split("\n\n"))
+    return "".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs if paragraph)

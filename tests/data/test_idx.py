@@ -1,0 +1,102 @@
+import gzip
+import hashlib
+import struct
+
+import pytest
+import torch
+
+from hypersphere.data import DamagedData, MissingData, fashion_mnist, idx, mnist
+
+IMAGES = bytes((0, 0, 8, 3)) + struct.pack(">3I", 4, 2, 3) + bytes(range(24))
+LABELS = bytes((0, 0, 8, 1)) + struct.pack(">I", 4) + bytes((3, 1, 0, 9))
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("folder", ["mnist", "MNIST/raw"])
+def test_reads_plain_and_gzipped_files(tmp_path, write, suffix, folder):
+    write(f"{folder}/t10k-images-idx3-ubyte{suffix}", IMAGES)
+    write(f"{folder}/t10k-labels-idx1-ubyte{suffix}", LABELS)
+    data = mnist(tmp_path, "test", verify=False)
+    assert data.images.shape == (4, 1, 2, 3)
+    assert data.images.flatten().tolist() == list(range(24))
+    assert data.labels.tolist() == [3, 1, 0, 9]
+    assert data.classes[9] == "9"
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (b"", LABELS, "idx magic 00000803; got nothing"),
+        (b"\x00\x00\x0d\x03" + IMAGES[4:], LABELS, "idx magic 00000803; got 00000d03"),
+        (LABELS, LABELS, "idx magic"),
+        (IMAGES[:9], LABELS, "ends within its header"),
+        (IMAGES[:-1], LABELS, "must hold 24 bytes .* got 23"),
+        (IMAGES + b"x", LABELS, "must hold 24 bytes .* got 25"),
+        (IMAGES, bytes((0, 0, 8, 1)) + struct.pack(">I", 3) + bytes(3), "3 labels for 4 images"),
+        (IMAGES, LABELS[:-1] + b"\x0a", "labels 0..9; got 10"),
+    ],
+)
+def test_broken_files_are_named(tmp_path, write, images, labels, message):
+    write("mnist/train-images-idx3-ubyte", images)
+    write("mnist/train-labels-idx1-ubyte", labels)
+    with pytest.raises(DamagedData, match=message) as caught:
+        mnist(tmp_path, verify=False)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [gzip.compress(IMAGES)[:-12], b"no gzip at all", b"", gzip.compress(IMAGES)[:5]])
+def test_broken_gzip_is_named(tmp_path, write, content):
+    path = write("mnist/train-images-idx3-ubyte", b"")
+    path.with_suffix(".gz").write_bytes(content)
+    with pytest.raises(DamagedData, match=r"ubyte\.gz"):
+        mnist(tmp_path, verify=False)
+
+
+def test_other_content_fails_the_check(tmp_path, write):
+    write("mnist/train-images-idx3-ubyte.gz", IMAGES)
+    write("mnist/train-labels-idx1-ubyte.gz", LABELS)
+    with pytest.raises(DamagedData, match=r"SHA-256 .* expected .* verify=False"):
+        mnist(tmp_path)
+
+
+def test_fashion_falls_back_to_the_debian_folder(tmp_path, write, monkeypatch):
+    write("debian/train-images-idx3-ubyte.gz", IMAGES)
+    write("debian/train-labels-idx1-ubyte.gz", LABELS)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(idx, "DEBIAN_FASHION", tmp_path / "debian")
+    monkeypatch.delenv("HYPERSPHERE_DATA", raising=False)
+    assert len(fashion_mnist(verify=False)) == 4
+    data = fashion_mnist(tmp_path / "empty", verify=False)
+    assert data.classes[data[3][1]] == "ankle boot"
+    with pytest.raises(MissingData, match="root must be"):
+        fashion_mnist(tmp_path / "nowhere")
+    monkeypatch.setattr(idx, "DEBIAN_FASHION", tmp_path / "gone")
+    with pytest.raises(MissingData, match="HYPERSPHERE_DATA"):
+        fashion_mnist()
+
+
+def test_real_mnist(real):
+    root = real("mnist")
+    data = mnist(root, "test")
+    assert data.images.shape == (10000, 1, 28, 28)
+    assert data.labels[:5].tolist() == [7, 2, 1, 0, 4]
+    assert torch.bincount(data.labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    train = mnist(root)
+    assert len(train) == 60000
+    assert train.labels[:5].tolist() == [5, 0, 4, 1, 9]
+
+
+def test_the_sums_are_of_the_published_mnist_files(real):
+    files = sorted((real("mnist") / "mnist").glob("*-ubyte.gz"))
+    md5 = [hashlib.md5(gzip.decompress(file.read_bytes()), usedforsecurity=False).hexdigest() for file in files]
+    assert md5 == [
+        "2646ac647ad5339dbf082846283269ea",
+        "27ae3e4e09519cfbb04c329615203637",
+        "6bbc9ace898e44ae57da46a324031adb",
+        "a25bea736e30d166cdddb491f175f624",
+    ]
+
+
+def test_real_fashion_mnist(tmp_path, real):
+    data = fashion_mnist(tmp_path if idx.DEBIAN_FASHION.is_dir() else real("fashion-mnist"), "test")
+    assert torch.bincount(data.labels).tolist() == [1000] * 10

@@ -1,0 +1,97 @@
+import pytest
+import torch
+
+from hypersphere.data import DamagedData, MissingData, Pairs, draw_pairs, read_pairs
+from hypersphere.data.pairs import as_pairs
+
+NAMES = ("a/1.png", "a/2.png", "b/1.png", "my b/2.png")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# first second same\na/1.png a/2.png 1\n\na/2.png b/1.png 0\n",
+        "a/1.png,a/2.png,1\na/2.png, b/1.png, 0\n",
+        "a/1.png\ta/2.png\t1\r\na/2.png\tb/1.png\t0",
+        "a/1.png a/2.png 1 0\na/2.png b/1.png 0 0",
+    ],
+)
+def test_reads_text_and_csv(write, text):
+    pairs = read_pairs(write("pairs.txt", text.encode()), NAMES)
+    assert pairs.first.tolist() == [0, 1]
+    assert pairs.second.tolist() == [1, 2]
+    assert pairs.same.tolist() == [True, False]
+    assert pairs.folds == 1
+
+
+def test_commas_and_tabs_allow_spaces_in_names_and_folds(write):
+    pairs = read_pairs(write("pairs.csv", b"my b/2.png,b/1.png,1,0\nmy b/2.png,a/1.png,0,2\n"), NAMES)
+    assert pairs.first.tolist() == [3, 3]
+    assert pairs.fold.tolist() == [0, 2]
+    assert pairs.folds == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a/1.png a/2.png\n", "line 1 must be"),
+        ("# x\na/1.png a/2.png yes\n", "line 2 must be"),
+        ("a/1.png a/2.png 1 -3\n", "line 1 must be"),
+        ("a/1.png c/9.png 1\n", "line 1 names 'c/9.png', which is not among the 4 names"),
+    ],
+)
+def test_bad_lines_are_named(write, text, message):
+    with pytest.raises(DamagedData, match=message):
+        read_pairs(write("pairs.txt", text.encode()), NAMES)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(MissingData, match=r"name name 0\|1"):
+        read_pairs(tmp_path / "gone.txt", NAMES)
+
+
+def test_split_holds_out_one_fold():
+    pairs = as_pairs([(0, 1, True, 0), (1, 2, False, 1), (2, 3, True, 1)])
+    rest, held_out = pairs.split(1)
+    assert len(rest) == 1
+    assert held_out.first.tolist() == [1, 2]
+    assert repr(pairs) == "Pairs(3 pairs, 2 of them same, 2 folds)"
+    with pytest.raises(ValueError, match=r"fold must be in 0\.\.1; got 2"):
+        pairs.split(2)
+
+
+def test_bad_pairs_are_refused():
+    one = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="same must be"):
+        Pairs(one, one, one, one)
+    with pytest.raises(ValueError, match="second must be"):
+        Pairs(one, one.repeat(2), one.bool(), one)
+    with pytest.raises(ValueError, match="negative"):
+        Pairs(one - 1, one, one.bool(), one)
+
+
+@pytest.mark.parametrize(("classes", "each"), [(40, 6), (50, 900)])  # few: listed; many: by rejection
+def test_drawn_pairs_are_true_distinct_and_disjoint_between_folds(classes, each):
+    labels = torch.arange(classes).repeat(each)
+    pairs = draw_pairs(labels, folds=10, per_fold=20, seed=3)
+    assert len(pairs) == 400
+    assert torch.equal(labels[pairs.first] == labels[pairs.second], pairs.same)
+    assert torch.bincount(pairs.fold[pairs.same]).tolist() == [20] * 10
+    ends = zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)
+    assert len({frozenset(pair) for pair in ends}) == 400
+    seen = [
+        set(torch.cat((labels[part.first], labels[part.second])).tolist()) for _, part in map(pairs.split, range(10))
+    ]
+    assert sum(map(len, seen)) == len(set.union(*seen))
+    again = draw_pairs(labels, folds=10, per_fold=20, seed=3)
+    assert torch.equal(pairs.first, again.first)
+    assert not torch.equal(pairs.first, draw_pairs(labels, folds=10, per_fold=20, seed=4).first)
+
+
+def test_too_many_pairs_are_refused():
+    with pytest.raises(ValueError, match="got 5, but fold 0 has"):
+        draw_pairs(torch.tensor([0, 0, 1, 1]), folds=1, per_fold=5)
+    with pytest.raises(ValueError, match="fold 0 has 36 same and 0 different"):
+        draw_pairs(torch.arange(2).repeat(9), folds=3, per_fold=1)
+    with pytest.raises(ValueError, match="at least 1"):
+        draw_pairs(torch.arange(2), folds=0)

@@ -1,0 +1,148 @@
+"""The unpickler of the citation graphs runs nothing and admits only what those files need."""
+
+import builtins
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hypersphere.data import DamagedData, ForbiddenGlobal
+from hypersphere.data.pickles import ADMITTED, Array, dense_array, load_pickle
+
+HERE = Path("evil")
+
+
+class Call:
+    """Pickles as a call of any function."""
+
+    def __init__(self, function, *arguments):
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self):
+        return self.function, self.arguments
+
+
+def stack_global(module: str, name: str, argument: bytes = b"\x8c\x04true") -> bytes:
+    parts = b"".join(b"\x8c" + bytes([len(word)]) + word.encode() for word in (module, name))
+    return b"\x80\x04" + parts + b"\x93" + argument + b"\x85R."
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch):
+    """Every usual target fails the test if it is ever called."""
+
+    def called(*arguments):
+        pytest.fail(f"the pickle ran something: {arguments}")
+
+    for module, name in ((os, "system"), (os, "popen"), (builtins, "eval"), (builtins, "exec")):
+        monkeypatch.setattr(module, name, called)
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (b"cos\nsystem\n(S'true'\ntR.", "os.system"),
+        (b"cposix\nsystem\n(S'true'\ntR.", "posix.system"),
+        (b"(ios\nsystem\n.", "os.system"),
+        (b"(S'true'\nios\nsystem\n.", "os.system"),
+        (b"(cos\nsystem\nS'true'\no.", "os.system"),
+        (b"c__builtin__\neval\n(S'1'\ntR.", "__builtin__.eval"),
+        (b"cbuiltins\ngetattr\n.", "builtins.getattr"),
+        (b"ccopy_reg\n_reconstructor\n.", "copy_reg._reconstructor"),
+        (b"c_codecs\nencode\n.", "_codecs.encode"),
+        (b"cnumpy\nload\n.", "numpy.load"),
+        (b"cnumpy\nfromfile\n.", "numpy.fromfile"),
+        (b"cnumpy.core.multiarray\nscalar\n.", "numpy.core.multiarray.scalar"),
+        (b"cnumpy.testing._private.utils\nrunstring\n.", "runstring"),
+        (b"cscipy.sparse\nload_npz\n.", "scipy.sparse.load_npz"),
+        (b"ccollections\nOrderedDict\n.", "collections.OrderedDict"),
+        (stack_global("os", "system"), "os.system"),
+        (stack_global("builtins", "eval"), "builtins.eval"),
+        (stack_global("numpy", "ndarray.__class__"), r"numpy\.ndarray\.__class__"),
+        (stack_global("numpy", "f.__globals__"), r"numpy\.f\.__globals__"),
+        (stack_global("collections", "defaultdict.__init__.__globals__"), "__globals__"),
+        (stack_global("builtins", "list.__subclasses__"), "__subclasses__"),
+        (stack_global("hypersphere.data.pickles", "load_pickle"), "load_pickle"),
+        (stack_global("", "numpy.ndarray"), "numpy.ndarray"),
+    ],
+)
+def test_forbidden_names_are_refused_and_named(content, name):
+    with pytest.raises(ForbiddenGlobal, match=f"evil: the pickle asks for .*{name}"):
+        load_pickle(content, HERE)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickled_calls_are_refused_in_every_protocol(protocol):
+    for function in (print, open, np.load, os.getcwd):
+        with pytest.raises(ForbiddenGlobal):
+            load_pickle(pickle.dumps(Call(function, "true"), protocol=protocol), HERE)
+
+
+def test_a_forbidden_name_inside_admitted_ones_is_refused():
+    nested = b"ccollections\ndefaultdict\n(cos\nsystem\ntR."
+    with pytest.raises(ForbiddenGlobal, match=r"os\.system"):
+        load_pickle(nested, HERE)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not a pickle",
+        b"\x80\x02]q",
+        pickle.dumps(list(range(100)))[:-20],
+        b"Pid\n.",  # a persistent id
+        b"\x82\x01.",  # an extension code
+        b"c__builtin__\nlist\n(dS'append'\nI1\nsb.",  # state planted on a mentioned type
+        b"cscipy.sparse.csr\ncsr_matrix\n(N}S'dense'\nI1\nstb.",  # attributes planted on a stand-in class
+        b"ccollections\ndefaultdict\n(}S'x'\nI1\nstb.",
+        b"cnumpy\ndtype\n(S'O8'\ntR.",
+        b"cnumpy\ndtype\n(S'f4, (1000000000,)f4'\ntR.",
+        b"cnumpy\ndtype\n(S'f4'\ntR(I3\nS'?'\ntb.",
+        b"cnumpy.core.multiarray\n_reconstruct\n(tR(I1\n(I1000000000000\ntcnumpy\ndtype\n(S'f4'\ntRI00\nS'abcd'\ntb.",
+        b"cnumpy.core.multiarray\n_reconstruct\n(tR(I1\n(I-1\ntcnumpy\ndtype\n(S'f4'\ntRI00\nS'abcd'\ntb.",
+        b"cnumpy.core.multiarray\n_reconstruct\n(tR(I1\n(I1\ntNI00\nS'abcd'\ntb.",
+    ],
+)
+def test_broken_and_odd_pickles_are_refused(content):
+    before = {name: dict(vars(stand_in)) for name, stand_in in ADMITTED.items()}
+    with pytest.raises(DamagedData, match="evil"):
+        load_pickle(content, HERE)
+    assert before == {name: dict(vars(stand_in)) for name, stand_in in ADMITTED.items()}
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f8", "<i4", "|u1", ">i2", "|b1"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_come_back(dtype, order):
+    array = np.asarray(np.arange(6).reshape(2, 3) % 2, dtype=dtype, order=order)
+    loaded = dense_array(load_pickle(pickle.dumps(array, protocol=3), HERE))
+    assert np.array_equal(loaded, array)
+    assert loaded.dtype.isnative
+
+
+def test_python_two_arrays_come_back():
+    old = (
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87R"
+        b"(K\x01K\x02\x85cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"\x89U\x02\xe9\x01tb."
+    )
+    assert dense_array(load_pickle(old, HERE)).tolist() == [0xE9, 1]
+
+
+def test_a_matrix_that_does_not_fit_is_refused():
+    sparse = pytest.importorskip("scipy.sparse")
+    for part, value in (("indptr", [0, 5]), ("indices", [9, 9]), ("indices", [0.0, 1.0]), ("data", [1.0])):
+        matrix = sparse.csr_matrix(np.ones((1, 2)))
+        setattr(matrix, part, np.array(value))
+        with pytest.raises(DamagedData, match="sparse matrix do not fit"):
+            dense_array(load_pickle(pickle.dumps(matrix, protocol=3), HERE))
+    huge = sparse.csr_matrix((1, 2**40), dtype=np.float32)
+    with pytest.raises(DamagedData, match="larger than"):
+        dense_array(load_pickle(pickle.dumps(huge, protocol=3), HERE))
+
+
+def test_an_array_without_state_is_refused():
+    with pytest.raises(DamagedData, match="expected an array"):
+        dense_array(Array())

@@ -1,0 +1,104 @@
+import pickle
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+
+from hypersphere.data import DATASETS, DamagedData, planetoid
+
+sparse = pytest.importorskip("scipy.sparse")
+
+
+@pytest.fixture
+def small(write, tmp_path):
+    """Nodes 0-2 known (0, 1 train), 3 and 5 test, 4 isolated and left out."""
+    features = np.arange(12, dtype=np.float32).reshape(3, 4) % 5
+    parts = {
+        "x": sparse.csr_matrix(features[:2]),
+        "y": np.eye(2, dtype=np.int32)[[0, 1]],
+        "tx": sparse.csr_matrix(np.array([[9, 0, 0, 0], [0, 0, 0, 7]], dtype=np.float64)),
+        "ty": np.eye(2, dtype=np.int32)[[1, 1]],
+        "allx": sparse.csr_matrix(features),
+        "ally": np.asfortranarray(np.eye(2, dtype=np.int32)[[0, 1, 1]]),
+        "graph": defaultdict(list, {0: [1, 1, 0], 1: [0], 2: [5, 3], 3: [2], 4: [], 5: []}),
+    }
+
+    def write_parts(**change):
+        for name, value in (parts | change).items():
+            write(f"citation/ind.cora.{name}", pickle.dumps(value, protocol=3))
+        write("citation/ind.cora.test.index", b"5\n3\n")
+        return tmp_path
+
+    return write_parts
+
+
+def test_parts_come_together(small):
+    graph = planetoid("cora", small(), verify=False)
+    assert graph.features.tolist()[3:] == [[0, 0, 0, 7], [0, 0, 0, 0], [9, 0, 0, 0]]
+    assert graph.features[1].tolist() == [4, 0, 1, 2]
+    assert graph.labels.tolist() == [0, 1, 1, 1, 0, 1]
+    assert graph.edge_index.tolist() == [[0, 1, 2, 2, 3, 5], [1, 0, 3, 5, 2, 2]]
+    assert graph.train.tolist() == [True, True, False, False, False, False]
+    assert graph.val.tolist() == [False, False, True, False, False, False]
+    assert graph.test.tolist() == [False, False, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"graph": {0: [6]}}, "nodes 0..5"),
+        ({"graph": {"0": [1]}}, "nodes 0..5"),
+        ({"graph": [0]}, "dict of lists"),
+        ({"ty": np.zeros((1, 2), dtype=np.int32)}, "equally many"),
+        ({"ally": np.zeros((3, 3), dtype=np.int32)}, "same features and classes"),
+        ({"allx": sparse.csr_matrix(np.zeros((4, 4))), "ally": np.zeros((4, 2))}, "after all others"),
+        ({"y": np.zeros(2)}, "must be a matrix"),
+        ({"y": 7}, "expected an array; got int"),
+        ({"y": np.array([["a"]])}, "arrays must hold numbers"),
+        ({"y": np.array([[object()]], dtype=object)}, "got dtype 'O8'"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(small, change, message):
+    with pytest.raises(DamagedData, match=message):
+        planetoid("cora", small(**change), verify=False)
+
+
+def test_other_files_fail_the_check_and_names_are_listed(small):
+    with pytest.raises(DamagedData, match="SHA-256"):
+        planetoid("cora", small())
+    with pytest.raises(ValueError, match="name must be one of 'cora', 'citeseer', 'pubmed'; got 'dblp'"):
+        planetoid("dblp", small())
+
+
+def test_a_bad_index_is_refused(small, write):
+    root = small()
+    write("citation/ind.cora.test.index", b"3\nfive\n")
+    with pytest.raises(DamagedData, match=r"test\.index must hold one node number a line"):
+        planetoid("cora", root, verify=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "features", "classes", "edges"),
+    [
+        ("cora", 2708, 1433, 7, 5278),
+        ("citeseer", 3327, 3703, 6, 4552),
+        ("pubmed", 19717, 500, 3, 44324),
+    ],
+)
+def test_real_graphs_have_the_published_sizes(real, name, nodes, features, classes, edges):
+    graph = DATASETS[name](real("citation"))
+    assert graph.features.shape == (nodes, features)
+    assert len(graph.classes) == classes
+    assert graph.edge_index.shape == (2, 2 * edges)
+    assert torch.bincount(graph.labels[graph.train]).tolist() == [20] * classes
+    assert (int(graph.val.sum()), int(graph.test.sum())) == (500, 1000)
+
+
+def test_the_stand_ins_read_what_scipy_reads(real):
+    """On a file whose sum was checked, ordinary unpickling is an independent oracle."""
+    root = real("citation")
+    graph = planetoid("cora", root)
+    with (root / "citation" / "ind.cora.allx").open("rb") as file, pytest.warns(DeprecationWarning, match="deprecated"):
+        oracle = pickle.load(file, encoding="latin1")
+    assert np.array_equal(graph.features[: oracle.shape[0]].numpy(), oracle.toarray())

@@ -1,0 +1,111 @@
+"""The formulas once more, in float64 NumPy, written from the definitions and not from the library."""
+
+import math
+
+import numpy as np
+
+
+def angle(a, b):
+    """Kahan's formula, which is accurate for every angle."""
+    a, b = a / np.linalg.norm(a), b / np.linalg.norm(b)
+    return 2 * math.atan2(np.linalg.norm(a - b), np.linalg.norm(a + b))
+
+
+def sigmoid(theta, k):
+    """(3.4) of the thesis as it is printed."""
+    scale = (1 + math.exp(-math.pi / (2 * k))) / (1 - math.exp(-math.pi / (2 * k)))
+    rise = math.exp(theta / k - math.pi / (2 * k))
+    return scale * (1 - rise) / (1 + rise)
+
+
+def square_cosine(theta):
+    return math.copysign(math.cos(theta) ** 2, math.cos(theta))
+
+
+ANGULARS = {
+    "cosine": math.cos,
+    "linear": lambda theta: 1 - 2 * theta / math.pi,
+    "sigmoid": lambda theta: sigmoid(theta, 0.5),
+    "square_cosine": square_cosine,
+}
+
+
+def seg(x, alpha, beta, rho):
+    return alpha * x if x <= rho else beta * x + alpha * rho - beta * rho
+
+
+MAGNITUDES = {
+    "sphere": lambda w, x: 1.0,
+    "ball": lambda w, x: min(x, 1.0),
+    "tanh": lambda w, x: math.tanh(x),
+    "linear": lambda w, x: x,
+    "seg": lambda w, x: seg(x, 1.0, 0.5, 1.0),
+    "log": lambda w, x: math.log(1 + x),
+    "mix": lambda w, x: x + math.log(1 + x),
+    "inner_product": lambda w, x: w * x,
+}
+
+WEIGHTINGS = {
+    "linear": lambda w, x: w * math.tanh(x),
+    "joint": lambda w, x: math.tanh(w * x),
+    "separate": lambda w, x: math.tanh(w) * math.tanh(x),
+}
+
+
+def margin(theta, g, m1=1.0, m2=0.0, m3=0.0):
+    """Walk along the angle, one half turn after the other."""
+    phi, lowered = m1 * theta + m2, 0.0
+    while phi > math.pi + 1e-15:
+        phi, lowered = phi - math.pi, lowered + 2
+    return g(phi) - lowered - m3
+
+
+MARGINS = {
+    "multiplicative": {"m1": 4},
+    "additive_cosine": {"m3": 0.35},
+    "additive_angle": {"m2": 0.5},
+    "combined": {},
+}
+
+
+def kernel(distance, s):
+    return math.log(1 / distance) if s == 0 else distance**-s
+
+
+def energy(w, s, distance="euclidean", half_space=False, weights=None, reduction="mean"):
+    w = np.asarray(w, dtype=np.float64)
+    w = w / np.linalg.norm(w, axis=1, keepdims=True)
+    if weights is not None:
+        w = w * np.asarray(weights, dtype=np.float64)[:, None]
+    if half_space:
+        w = np.concatenate([w, -w])
+    total, pairs = 0.0, 0
+    for i in range(len(w)):
+        for j in range(len(w)):
+            if i != j:
+                apart = angle(w[i], w[j]) if distance == "angular" else np.linalg.norm(w[i] - w[j])
+                total, pairs = total + kernel(apart, s), pairs + 1
+    return total / pairs if reduction == "mean" else total
+
+
+def head_logits(x, w, y, *, radius="feature", weight_norm=True, g=math.cos, psi=None, share=None, bias=None):
+    """Scores with the margin on the target, number by number."""
+    f = np.empty((len(x), len(w)))
+    for i in range(len(x)):
+        for j in range(len(w)):
+            h = np.linalg.norm(x[i]) if radius == "feature" else radius
+            h = h if weight_norm else h * np.linalg.norm(w[j])
+            theta = angle(x[i], w[j])
+            f[i, j] = h * g(theta)
+            if j == y[i] and psi is not None:
+                f[i, j] = h * psi(theta) if share is None else (share * f[i, j] + h * psi(theta)) / (1 + share)
+            f[i, j] += 0 if bias is None else bias[j]
+    return f
+
+
+def cross_entropy(f, y):
+    losses = []
+    for row, label in zip(f, y, strict=True):
+        top = row.max()
+        losses.append(top + math.log(np.exp(row - top).sum()) - row[label])
+    return float(np.mean(losses))

@@ -1,0 +1,137 @@
+"""The page as a reader meets it, in headless Chromium."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .browser import Browser
+
+FIRST = "#section-2 figure:nth-child(1) canvas"
+SECOND = "#section-2 figure:nth-child(2) canvas"
+CIRCLE = "#section-3 canvas"
+
+
+def picture(browser: Browser, selector: str = FIRST) -> str:
+    browser.settle()
+    return browser.run("return document.querySelector(arguments[0]).toDataURL()", selector)
+
+
+def theme(browser: Browser) -> str:
+    return browser.run("return document.documentElement.dataset.theme")
+
+
+@pytest.fixture
+def opened(browser: Browser, page: Path) -> Browser:
+    browser.resize(1280, 900)
+    browser.prefer(color_scheme="light", reduced_motion="reduce")
+    browser.open(page)
+    browser.run("localStorage.clear()")
+    browser.open(page)
+    browser.settle()
+    return browser
+
+
+def test_the_console_stays_silent_and_the_pictures_are_drawn(opened: Browser) -> None:
+    painted = """
+        const canvas = document.querySelector(arguments[0]);
+        const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        return new Set(pixels).size;
+    """
+    for selector in (FIRST, SECOND, CIRCLE):
+        assert opened.run(painted, selector) > 50
+    assert opened.console() == []
+
+
+def test_nothing_is_asked_of_the_network(opened: Browser) -> None:
+    names = opened.run("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert [name for name in names if not name.startswith("data:")] == []
+
+
+@pytest.mark.parametrize("selector", [FIRST, CIRCLE])
+def test_dragging_turns_the_picture(opened: Browser, selector: str) -> None:
+    before = picture(opened, selector)
+    opened.run("document.querySelector(arguments[0]).scrollIntoView({block: 'center', behavior: 'instant'})", selector)
+    opened.drag(selector, 60, 25)
+    assert picture(opened, selector) != before
+
+
+def test_pictures_turn_together_until_unlinked(opened: Browser) -> None:
+    opened.run("document.querySelector(arguments[0]).scrollIntoView({block: 'center', behavior: 'instant'})", FIRST)
+    before = picture(opened, SECOND)
+    opened.drag(FIRST, 50, 0)
+    together = picture(opened, SECOND)
+    assert together != before
+    opened.click("#section-2 [name=link]")
+    opened.drag(FIRST, 50, 0)
+    assert picture(opened, SECOND) == together
+    opened.click("#section-2 [name=link]")
+    assert picture(opened, SECOND) != together
+
+
+@pytest.mark.parametrize("key", ["\ue012", "\ue013", "\ue014", "\ue015", "+", "-"])
+def test_keys_turn_and_zoom(opened: Browser, key: str) -> None:
+    opened.run("document.querySelector(arguments[0]).focus()", FIRST)
+    before = picture(opened)
+    opened.press(key)
+    assert picture(opened) != before
+    opened.press("0")
+    assert picture(opened) == before
+
+
+def test_the_theme_follows_the_system_then_the_reader(opened: Browser) -> None:
+    light = picture(opened)
+    assert theme(opened) == "light"
+    opened.prefer(color_scheme="dark", reduced_motion="reduce")
+    opened.settle()
+    assert theme(opened) == "dark"
+    assert picture(opened) != light
+    opened.click("#theme")
+    assert theme(opened) == "light"
+    assert picture(opened) == light
+    assert opened.run("return document.getElementById('theme').getAttribute('aria-pressed')") == "false"
+
+
+def test_a_legend_entry_highlights_its_class(opened: Browser) -> None:
+    before = picture(opened)
+    opened.click("#section-2 [data-class='3']")
+    opened.hover("h1")
+    assert picture(opened) != before
+    assert opened.run("return document.querySelectorAll('[aria-pressed=true]').length") == 1
+    opened.click("#section-2 [data-class='3']")
+    opened.hover("h1")
+    assert picture(opened) == before
+
+
+def test_the_slow_turn_runs_only_where_motion_is_welcome(opened: Browser, page: Path) -> None:
+    assert picture(opened) == picture(opened)
+    opened.prefer(color_scheme="light", reduced_motion="no-preference")
+    opened.open(page)
+    opened.run("document.querySelector(arguments[0]).scrollIntoView({block: 'center', behavior: 'instant'})", FIRST)
+    assert picture(opened) != picture(opened)
+    opened.run("document.querySelector(arguments[0]).focus()", FIRST)
+    opened.press("\ue014")
+    assert picture(opened) == picture(opened)
+
+
+def test_it_prints_in_the_light_theme(opened: Browser) -> None:
+    opened.click("#theme")
+    opened.run("addEventListener('beforeprint', () => { window.printed = document.documentElement.dataset.theme; })")
+    assert opened.pdf().startswith(b"%PDF")
+    assert opened.run("return window.printed") == "light"
+    assert theme(opened) == "dark"
+
+
+def test_it_fits_tablets_and_phones(opened: Browser) -> None:
+    for tablet in (700, 830, 1000):
+        opened.resize(tablet, 800)
+        opened.settle()
+        assert opened.run("return document.documentElement.scrollWidth") == tablet
+    opened.resize(375, 800, density=2, mobile=True)
+    opened.settle()
+    assert opened.run("return document.documentElement.scrollWidth") == 375
+    width, shown = opened.run(
+        "const c = document.querySelector(arguments[0]); return [c.width, c.getBoundingClientRect().width]", FIRST
+    )
+    assert abs(width - 2 * shown) <= 1

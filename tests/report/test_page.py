@@ -1,0 +1,123 @@
+"""The document: well formed, self-contained, safe, and written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hypersphere.report import Column, Sphere, Spheres, Table, Text, page, write_page
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+HOSTILE = "</script><script>alert(1)</script><!--<script> \"quoted\" 'quoted' &amp;"
+
+
+class Checker(HTMLParser):
+    """Collects elements and their attributes, and fails on a tag that does not close the one last opened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.setdefault(self.open[-1] if self.open else "", []).append(data)
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+
+def test_the_page_is_well_formed(page: Path) -> None:
+    document = Checker(page.read_text(encoding="utf-8"))
+    assert document.count("html") == document.count("title") == document.count("h1") == 1
+    assert document.count("section") == 4
+    assert document.count("canvas") == 3
+    ids = [attributes["id"] for _, attributes in document.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_page_is_self_contained(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for _, attributes in Checker(text).elements:
+        for name in ("src", "href", "action", "srcset", "data"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:"))
+    assert not re.search(r"https?://|@import|url\(|\bimport\b\s*[({'\"]|fetch\(", text)
+
+
+def test_every_canvas_is_reachable_and_named(page: Path) -> None:
+    for tag, attributes in Checker(page.read_text(encoding="utf-8")).elements:
+        if tag == "canvas":
+            assert attributes["tabindex"] == "0"
+            assert "Arrow keys" in (attributes["aria-label"] or "")
+
+
+def test_hostile_words_stay_words(tmp_path: Path) -> None:
+    sphere = Sphere(HOSTILE, [[1.0, 0, 0], [0, 1.0, 0]], [0, 1], classes=(HOSTILE, "b"), caption=HOSTILE)
+    target = write_page(
+        tmp_path / "page.html",
+        title=HOSTILE,
+        lead=HOSTILE,
+        sections=[
+            Text(HOSTILE, HOSTILE),
+            Table(HOSTILE, [Column(HOSTILE, True, unit=HOSTILE), Column(HOSTILE, True)], [(HOSTILE, 1), (HOSTILE, 2)]),
+            Spheres(HOSTILE, [sphere], caption=HOSTILE),
+        ],
+        meta={HOSTILE: HOSTILE},
+    )
+    document = Checker(target.read_text(encoding="utf-8"))
+    assert document.count("script") == 3  # theme, data, spheres
+    assert document.texts["title"] == [HOSTILE]
+    assert document.texts["h1"] == [HOSTILE]
+    data = json.loads(next(text for text in document.texts["script"] if text.startswith("{")))
+    assert data["classes"] == [HOSTILE, "b"]
+
+
+def test_scripts_come_only_with_the_sections_that_need_them(tmp_path: Path) -> None:
+    text = write_page(tmp_path / "a.html", title="", lead="", sections=[Text("", "words")]).read_text(encoding="utf-8")
+    assert "SphereView" not in text
+
+
+def test_unknown_sections_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"sections: item 0 is a str; accepted are Text, Table, Spheres"):
+        write_page(tmp_path / "page.html", title="", lead="", sections=["words"])  # type: ignore[list-item]
+
+
+def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = write_page(tmp_path / "new" / "page.html", title="old", lead="", sections=[])
+    old = target.read_text(encoding="utf-8")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(page.os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_page(target, title="new", lead="", sections=[])
+    assert target.read_text(encoding="utf-8") == old
+    assert [path.name for path in target.parent.iterdir()] == ["page.html"]
+
+
+def test_the_file_stays_small(tmp_path: Path) -> None:
+    points = np.random.default_rng(0).normal(size=(20_000, 3))
+    sphere = Sphere("many", points, np.zeros(20_000, dtype=int))
+    target = write_page(tmp_path / "page.html", title="", lead="", sections=[Spheres("", [sphere])])
+    assert target.stat().st_size < 250_000
+    assert "5,000 of 20,000 features" in target.read_text(encoding="utf-8")

@@ -1,0 +1,95 @@
+"""What is drawn, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from hypersphere.report import Sphere, Spheres, class_colors
+from hypersphere.report.spheres import MOST_POINTS, spheres_html
+
+
+def drawings(*spheres: Sphere) -> dict:
+    html = spheres_html(Spheres("title", spheres))
+    return json.loads(html.split('<script type="application/json">')[1].split("</script>")[0])
+
+
+def test_points_and_vectors_are_normalised_and_rounded() -> None:
+    points = torch.tensor([[3.0, 0, 4], [0, 0, 0], [0, -2, 0]], requires_grad=True)
+    drawn = drawings(Sphere("a", points, torch.tensor([1, 0, 1]), torch.tensor([[0.0, 0, 0], [1, 1, 1]])))["spheres"][0]
+    assert drawn["points"] == [0.6, 0, 0.8, 0, -1, 0]
+    assert drawn["labels"] == [1, 1]
+    assert drawn["vectors"] == [None, [0.5774, 0.5774, 0.5774]]
+
+
+def test_extreme_lengths_keep_their_direction() -> None:
+    drawn = drawings(Sphere("a", np.array([[1e300, 1e300], [1e-300, 0]]), [0, 0]))["spheres"][0]
+    assert drawn["points"] == [0.7071, 0.7071, 1, 0]
+    assert drawn["dimension"] == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_floating_type_is_accepted(dtype: torch.dtype) -> None:
+    assert drawings(Sphere("a", torch.eye(3, dtype=dtype), torch.arange(3)))["spheres"][0]["labels"] == [0, 1, 2]
+
+
+def test_an_empty_picture_is_drawn() -> None:
+    assert drawings(Sphere("a", np.zeros((0, 3)), []))["spheres"][0]["points"] == []
+    assert drawings()["spheres"] == []
+
+
+def test_many_points_are_thinned_evenly_over_classes() -> None:
+    labels = np.arange(4 * MOST_POINTS) % 4
+    drawn = drawings(Sphere("a", np.ones((len(labels), 3)), labels))["spheres"][0]
+    assert len(drawn["labels"]) == MOST_POINTS
+    assert min(np.bincount(drawn["labels"])) > MOST_POINTS / 5
+
+
+def test_classes_are_named_or_numbered() -> None:
+    one, two = Sphere("a", np.eye(3), [0, 1, 2]), Sphere("b", np.eye(3), [0, 1, 1])
+    assert drawings(two, one)["classes"] == ["0", "1", "2"]
+    named = Sphere("c", np.eye(3), [0, 1, 2], classes=("x", "y", "z"))
+    assert drawings(one, named)["classes"] == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"points": np.full((2, 3), np.nan)}, "points: got 2 rows with NaN or infinity, first row 0"),
+        ({"points": np.full((2, 3), np.inf)}, "points: got 2 rows with NaN or infinity"),
+        ({"points": np.ones((2, 4))}, r"points: got shape \(2, 4\); accepted is \(N, 2\) or \(N, 3\)"),
+        ({"points": np.ones(3)}, r"points: got shape \(3,\)"),
+        ({"points": [[1, 2], [3]]}, "points: got list"),
+        ({"points": [["a", "b"], ["c", "d"]]}, "points: got type"),
+        ({"labels": [0]}, "labels: got 1 for 2 points"),
+        ({"labels": [0.0, 1.0]}, "labels: got type float64; accepted are integers"),
+        ({"labels": [[0], [1]]}, "labels: got shape"),
+        ({"labels": [0, -1]}, "labels: got values from -1 to 0"),
+        ({"labels": [0, 2]}, "labels: got values from 0 to 2; accepted is 0 to 1"),
+        ({"vectors": np.ones((2, 2))}, "vectors: got 2 columns; accepted is 3"),
+        ({"vectors": np.full((2, 3), np.nan)}, "vectors: got 2 rows with NaN"),
+        ({"vectors": np.ones((3, 3))}, "classes: got 2 names for 3 vectors"),
+    ],
+)
+def test_bad_input_is_named_in_one_line(arguments: dict, message: str) -> None:
+    good = {"points": np.ones((2, 3)), "labels": [0, 1], "vectors": np.eye(3)[:2], "classes": ("a", "b")}
+    with pytest.raises(ValueError, match=message) as caught:
+        Sphere("title", **(good | arguments))
+    assert "\n" not in str(caught.value)
+
+
+def test_pictures_of_one_section_share_their_classes() -> None:
+    one = Sphere("a", np.eye(3)[:2], [0, 1], classes=("x", "y"))
+    with pytest.raises(ValueError, match="spheres: got 2 different tuples of classes"):
+        Spheres("title", [one, Sphere("b", np.eye(3)[:2], [0, 1], classes=("x", "z"))])
+    with pytest.raises(ValueError, match="spheres: 'b' has 3 classes"):
+        Spheres("title", [one, Sphere("b", np.eye(3), [0, 1, 2])])
+
+
+def test_colors_are_distinct_and_steady() -> None:
+    assert class_colors(10) == class_colors(50)[:10]
+    assert len(set(class_colors(50))) == 50
+    assert all(len(color) == 7 and int(color[1:], 16) >= 0 for color in class_colors(50))

@@ -1,0 +1,115 @@
+"""The best of each column, in HTML and in the terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hypersphere.report import Column, Table, print_table
+from hypersphere.report.table import best_cells, table_html
+
+
+def single(*values: object, higher: bool | None = True, form: str = ".2f") -> Table:
+    rows = [(str(index), value) for index, value in enumerate(values)]
+    return Table("t", [Column("name"), Column("value", higher, form)], rows)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("table", "best"),
+    [
+        (single(1, 3, 2), {1}),
+        (single(1, 3, 2, higher=False), {0}),
+        (single(1, 3, 2, higher=None), set()),
+        (single((1, 9.0), (2, 0.1)), {1}),
+        (single(1.001, 1.002, 0.5), {0, 1}),
+        (single(1, 1), set()),
+        (single(1), set()),
+        (single(1, math.nan, None, 2, math.inf), {3}),
+        (single("words", 1.0), set()),
+    ],
+)
+def test_the_best_are_found(table: Table, best: set[int]) -> None:
+    assert {row for row, _ in best_cells(table)} == best
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "shown"),
+    [
+        (Column("a", format=".2%"), 0.97314, "97.31%"),
+        (Column("a", format=".2%"), (0.97314, 0.0021), "97.31 ± 0.21%"),
+        (Column("a", format=".1f", unit="°"), (48.7, 0.61), "48.7 ± 0.6°"),
+        (Column("a", format=".1f"), (48.7, math.nan), "48.7"),
+        (Column("a", format=".1f"), np.float32(2), "2.0"),
+        (Column("a"), 5, "5"),
+        (Column("a", format=".1f"), None, "–"),
+        (Column("a", format=".1f"), math.nan, "–"),
+        (Column("a", format=".1f"), "words", "words"),
+    ],
+)
+def test_cells_read_well(column: Column, cell: object, shown: str) -> None:
+    assert column.show(cell) == shown  # type: ignore[arg-type]
+
+
+def test_html_marks_the_best_and_explains_the_marks(table: Table) -> None:
+    html = table_html(table)
+    assert html.count("(best)") == 2
+    assert "97.94 ± 0.10%<span class='unseen'> (best)" in html
+    assert "higher is better" in html
+    assert "standard deviation" in html
+    assert "Three seeds." in html
+    assert "<th scope='row'>softmax</th>" in html
+
+
+def test_bad_tables_are_named() -> None:
+    with pytest.raises(ValueError, match="rows: row 0 has 1 cells; accepted is one a column, 2"):
+        Table("t", [Column("a"), Column("b")], [("x",)])
+    with pytest.raises(ValueError, match=r"rows: row 0 has \(1, 2, 3\) under 'a'"):
+        Table("t", [Column("a")], [((1, 2, 3),)])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"format: got '\.2z' for column 'a'"):
+        Column("a", format=".2z")
+
+
+def test_a_file_gets_plain_characters(table: Table) -> None:
+    out = io.StringIO()
+    print_table(table, Console(file=out, width=20))
+    text = out.getvalue()
+    assert "\x1b" not in text
+    assert not set(text) & set("─│┃━┏╭")
+    assert "97.94 ± 0.10% *" in text
+    assert "A-Softmax + energy" in text  # not folded to the twenty columns
+    assert "…" not in text
+
+
+def test_a_terminal_gets_bold_and_square_brackets_stay(table: Table) -> None:
+    out = io.StringIO()
+    hostile = Table("[red]title[/]", table.columns, [("[bold]x", *table.rows[0][1:])])
+    print_table(hostile, Console(file=out, force_terminal=True, width=120))
+    assert "[bold]x" in out.getvalue()
+    assert "[red]title[/]" in out.getvalue()
+
+
+def test_a_narrow_terminal_cuts_nothing(table: Table) -> None:
+    for width in (40, 60, 80, 100, 200):
+        out = io.StringIO()
+        print_table(table, Console(file=out, force_terminal=True, width=width, no_color=True))
+        text = out.getvalue()
+        assert "…" not in text
+        assert all(words in text for words in ("97.94 ± 0.10% *", "A-Softmax + energy", "1.170 *"))
+
+
+def test_a_table_without_rows_is_printed(table: Table) -> None:
+    out = io.StringIO()
+    print_table(Table("Summary", table.columns, []), Console(file=out))
+    assert "Objective" in out.getvalue()
+
+
+def test_an_ascii_stream_is_enough(table: Table) -> None:
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    print_table(table, Console(file=out))
+    out.flush()
+    assert b"97.94 +/- 0.10% *" in raw.getvalue()
