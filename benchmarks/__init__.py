@@ -1,0 +1,1 @@
+"""Benchmarks, one file an engine: ratios to something known, measured in one interleaved run."""

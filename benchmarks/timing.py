@@ -1,0 +1,94 @@
+"""How everything here is timed: contenders take turns, and each is divided by the baseline of the same round.
+
+A shared machine drifts; a ratio within one round does not care. The order rotates from round to round.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The median over rounds of t(contender)/t(baseline), the ratio of the fastest rounds, the median milliseconds."""
+
+    ratio: float
+    fastest_ratio: float
+    milliseconds: float
+
+
+def compare(
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    baseline: str,
+    rounds: int = 15,
+    warmup: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Timing]:
+    """Time each contender once a round; `clock=time.process_time` with one thread is steadier on a busy machine."""
+    for step in contenders.values():
+        for _ in range(warmup):
+            step()
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for turn in range(rounds):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            began = clock()
+            contenders[name]()
+            times[name].append(clock() - began)
+        gc.collect()
+    base = times[baseline]
+    return {
+        name: Timing(
+            statistics.median(mine / other for mine, other in zip(of, base, strict=True)),
+            min(of) / min(base),
+            1e3 * statistics.median(of),
+        )
+        for name, of in times.items()
+    }
+
+
+def environment() -> dict[str, str]:
+    """What the numbers depend on."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def save(name: str, title: str, tables: Mapping[str, Mapping[str, Timing]], targets: Mapping[str, float] | None = None):
+    """Write `results/NAME.json` and `results/NAME.md`; `targets` are looked up by contender name."""
+    RESULTS.mkdir(exist_ok=True)
+    record = {
+        "environment": environment(),
+        "tables": {size: {n: asdict(t) for n, t in table.items()} for size, table in tables.items()},
+        "targets": dict(targets or {}),
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    lines = [f"# {title}", "", ", ".join(f"{key} {value}" for key, value in environment().items()), ""]
+    for size, table in tables.items():
+        lines += [f"## {size}", "", "| contender | ratio | fastest | ms | target |", "|---|---|---|---|---|"]
+        for contender, t in table.items():
+            target = (targets or {}).get(contender)
+            lines.append(
+                f"| {contender} | {t.ratio:.2f} | {t.fastest_ratio:.2f} | {t.milliseconds:.1f} | "
+                f"{'' if target is None else f'≤ {target:g}'} |"
+            )
+        lines.append("")
+    (RESULTS / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")
+    print("\n".join(lines))
