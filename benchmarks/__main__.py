@@ -1,4 +1,4 @@
-"""`./run bench` lists the benchmarks, `./run bench NAME [options]` runs one; each is a module with a `main(arguments)`."""
+"""`./run bench` lists the benchmarks, `./run bench NAME [options]` runs one: a module with a `main(arguments)`."""
 
 import importlib
 import pkgutil
