@@ -27,6 +27,7 @@ ANGULARS = {
     "linear": lambda theta: 1 - 2 * theta / math.pi,
     "sigmoid": lambda theta: sigmoid(theta, 0.5),
     "square_cosine": square_cosine,
+    "power_cosine": lambda theta: 2 * math.cos(theta / 2) ** 6 - 1,
 }
 
 
@@ -52,7 +53,7 @@ WEIGHTINGS = {
 }
 
 
-def margin(theta, g, m1=1.0, m2=0.0, m3=0.0):
+def margin(theta, g=math.cos, m1=1.0, m2=0.0, m3=0.0):
     """Walk along the angle, one half turn after the other."""
     phi, lowered = m1 * theta + m2, 0.0
     while phi > math.pi + 1e-15:
@@ -61,10 +62,24 @@ def margin(theta, g, m1=1.0, m2=0.0, m3=0.0):
 
 
 MARGINS = {
-    "multiplicative": {"m1": 4},
-    "additive_cosine": {"m3": 0.35},
-    "additive_angle": {"m2": 0.5},
-    "combined": {},
+    "multiplicative": lambda theta, g=math.cos, m=4: margin(theta, g, m1=m),
+    "additive_cosine": lambda theta, g=math.cos, m=0.35: g(theta) - m,
+    "additive_angle": lambda theta, g=math.cos, m=0.5: margin(theta, g, m2=m),
+    "combined": margin,
+    "truncated_multiplicative": lambda theta, g=math.cos, m=1.5: g(min(m * theta, math.pi)),
+    "divided_others": lambda theta, g=math.cos, m=1.5: g(theta),
+    "two_sided": lambda theta, g=math.cos, m=0.4: g(theta) - m,
+    "norm_adaptive": lambda theta, g=math.cos, m=0.4, h=0.333, momentum=0.01: g(theta) - m,
+}
+
+OTHERS = {
+    "divided_others": lambda theta, g=math.cos, m=1.5: g(theta / m),
+    "two_sided": lambda theta, g=math.cos, m=0.4: g(theta) + m,
+}
+
+KERNELS = {
+    "riesz": lambda z, power=2: z**-power,
+    "logarithmic": lambda z: math.log(1 / z),
 }
 
 

@@ -191,8 +191,8 @@ def test_small_integer_labels_are_welcome():
         (lambda x, y: (x, y - 9), r"y must lie in \[0, 4\), but row 0 is -"),
         (lambda x, y: (x, y.double()), "y must be 6 integer labels"),
         (lambda x, y: (x, y[:-1]), "y must be 6 integer labels"),
-        (lambda x, y: (x[:, :-1], y), r"x must be floating-point features of shape \(B, 5\)"),
-        (lambda x, y: (x.long(), y), "x must be floating-point features"),
+        (lambda x, y: (x[:, :-1], y), r"x must be dense floating-point features of shape \(B, 5\)"),
+        (lambda x, y: (x.long(), y), "x must be dense floating-point features"),
         (lambda x, y: (x.index_fill(0, torch.tensor([2]), float("nan")), y), "x must be finite, but row 2"),
     ],
 )
@@ -214,7 +214,7 @@ def test_bad_batches_name_themselves_and_change_nothing(change, words):
         ({"radius": "huge"}, "radius must be 'feature' or a positive number"),
         ({"margin": "wide"}, "margin must be one of 'multiplicative'"),
         ({"angular": "round"}, "angular must be one of 'cosine'"),
-        ({"gradient": "none"}, "gradient must be 'true' or 'detached'"),
+        ({"gradient": "none"}, "gradient must be one of 'true', 'detached', 'normalized'"),
         ({"annealing": Annealing()}, "annealing must be None when there is no margin"),
     ],
 )

@@ -1,5 +1,53 @@
-"""Measuring features: tensors in, numbers out."""
+"""Measuring features: arrays or tensors in, numbers and small dataclasses out."""
 
-from hypersphere.evaluation.fisher import angular_fisher_score, smallest_angle
+from hypersphere.evaluation.angles import AngleDistribution, AngleHistograms, class_angles, pair_angles, smallest_angle
+from hypersphere.evaluation.bootstrap import Interval, bootstrap
+from hypersphere.evaluation.bounds import (
+    M_MIN_BINARY,
+    M_MIN_MULTICLASS,
+    inter_class_angle,
+    intra_class_angle,
+    smallest_margin,
+)
+from hypersphere.evaluation.ensemble import concatenate, mirrored_features, patch_features
+from hypersphere.evaluation.fisher import angular_fisher_score
+from hypersphere.evaluation.hardness import angular_visual_hardness
+from hypersphere.evaluation.identification import Identification, identify
+from hypersphere.evaluation.open_set import OpenSet
+from hypersphere.evaluation.pca import Pca, fit_pca
+from hypersphere.evaluation.roc import FARS, OperatingPoint, Roc, roc
+from hypersphere.evaluation.verification import Verification, cosine_scores, make_folds, verify, verify_scores
 
-__all__ = ["angular_fisher_score", "smallest_angle"]
+__all__ = [
+    "FARS",
+    "M_MIN_BINARY",
+    "M_MIN_MULTICLASS",
+    "AngleDistribution",
+    "AngleHistograms",
+    "Identification",
+    "Interval",
+    "OpenSet",
+    "OperatingPoint",
+    "Pca",
+    "Roc",
+    "Verification",
+    "angular_fisher_score",
+    "angular_visual_hardness",
+    "bootstrap",
+    "class_angles",
+    "concatenate",
+    "cosine_scores",
+    "fit_pca",
+    "identify",
+    "inter_class_angle",
+    "intra_class_angle",
+    "make_folds",
+    "mirrored_features",
+    "pair_angles",
+    "patch_features",
+    "roc",
+    "smallest_angle",
+    "smallest_margin",
+    "verify",
+    "verify_scores",
+]

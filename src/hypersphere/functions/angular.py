@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 
-__all__ = ["ANGULARS", "Angular", "Cosine", "Linear", "Sigmoid", "SquareCosine", "response"]
+__all__ = ["ANGULARS", "Angular", "Cosine", "Linear", "PowerCosine", "Sigmoid", "SquareCosine", "response"]
 
 
 class Angular(abc.ABC):
@@ -87,7 +87,7 @@ class Sigmoid(Angular):
     def __post_init__(self) -> None:
         """Refuse a `k` that is not a positive number."""
         if not isinstance(self.k, Tensor):
-            require(0 < self.k < math.inf, "k", "a positive number or a tensor of them", self.k)
+            require(is_number(self.k, *sphere.SENSIBLE), "k", f"a number in {sphere.SENSIBLE} or a tensor", self.k)
 
     def __call__(self, c: Tensor) -> Tensor:
         """Return the sigmoid of arccos(c)."""
@@ -119,9 +119,33 @@ class SquareCosine(Angular):
         return self(theta.cos())
 
 
+@dataclass(frozen=True)
+class PowerCosine(Angular):
+    r"""Sharper near the pole for larger t: g(θ) = 2·((1+cos θ)/2)^t − 1   (SphereFace2's similarity adjustment).
+
+    >>> PowerCosine(t=3)(torch.tensor([1.0, 0.0, -1.0]))
+    tensor([ 1.0000, -0.7500, -1.0000])
+    """
+
+    t: float = 3.0
+
+    def __post_init__(self) -> None:
+        """Refuse t < 1, whose slope at the far pole is infinite."""
+        require(is_number(self.t, 1), "t", "a number >= 1", self.t)
+
+    def __call__(self, c: Tensor) -> Tensor:
+        """Return 2·((1+c)/2)^t − 1."""
+        return (2 * ((1 + sphere.widen(c)) / 2).clamp_min(0) ** self.t - 1).to(c.dtype)
+
+    def at(self, theta: Tensor) -> Tensor:
+        """Return the same of cos θ."""
+        return self(theta.cos())
+
+
 ANGULARS: dict[str, type[Angular]] = {
     "cosine": Cosine,
     "linear": Linear,
     "sigmoid": Sigmoid,
     "square_cosine": SquareCosine,
+    "power_cosine": PowerCosine,
 }

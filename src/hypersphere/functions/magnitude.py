@@ -7,7 +7,6 @@ such a form of any of the others. To add one, write a frozen dataclass and list 
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.functions.menu import choose, require
+from hypersphere.functions.menu import choose, is_number, require
 
 __all__ = [
     "MAGNITUDES",
@@ -46,14 +45,10 @@ class Magnitude(abc.ABC):
         """Return h(‖w‖, ‖x‖) for norms that broadcast against each other."""
 
 
-def _positive(argument: str, value: float | Tensor) -> None:
-    """Refuse a number that is not positive; a tensor (a learned radius) is kept positive by its owner."""
-    if not isinstance(value, Tensor):
-        require(0 < value < math.inf, argument, "a positive number", value)
-
-
-def _log1p(x_norm: Tensor) -> Tensor:
-    return sphere.widen(x_norm).log1p()
+def _check_radius(radius: float | Tensor) -> None:
+    """Refuse a radius that is not positive; a tensor (a learned one) is kept positive by its owner."""
+    if not isinstance(radius, Tensor):
+        require(is_number(radius, *sphere.SENSIBLE), "radius", f"a number in {sphere.SENSIBLE} or a tensor", radius)
 
 
 @dataclass(frozen=True)
@@ -84,11 +79,11 @@ class Ball(Magnitude):
 
     def __post_init__(self) -> None:
         """Refuse a radius that is not positive."""
-        _positive("radius", self.radius)
+        _check_radius(self.radius)
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α·min(‖x‖/ρ, 1)."""
-        return self.alpha * (x_norm / self.radius).clamp(max=1)
+        return (self.alpha * (sphere.widen(x_norm) / self.radius).clamp(max=1)).to(x_norm.dtype)
 
 
 @dataclass(frozen=True)
@@ -104,11 +99,11 @@ class Tanh(Magnitude):
 
     def __post_init__(self) -> None:
         """Refuse a radius that is not positive."""
-        _positive("radius", self.radius)
+        _check_radius(self.radius)
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α·tanh(‖x‖/ρ)."""
-        return self.alpha * torch.tanh(x_norm / self.radius)
+        return (self.alpha * torch.tanh(sphere.widen(x_norm) / self.radius)).to(x_norm.dtype)
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,7 @@ class Linear(Magnitude):
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α‖x‖."""
-        return self.alpha * x_norm
+        return sphere.narrow(self.alpha * sphere.widen(x_norm), x_norm.dtype)
 
 
 @dataclass(frozen=True)
@@ -140,12 +135,13 @@ class Seg(Magnitude):
 
     def __post_init__(self) -> None:
         """Refuse a radius that is not positive."""
-        _positive("radius", self.radius)
+        _check_radius(self.radius)
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return the two slopes as one: β‖x‖ + (α−β)·min(‖x‖, ρ)."""
-        radius = torch.as_tensor(self.radius, dtype=x_norm.dtype, device=x_norm.device)
-        return self.beta * x_norm + (self.alpha - self.beta) * torch.minimum(x_norm, radius)
+        wide = sphere.widen(x_norm)
+        radius = torch.as_tensor(self.radius, dtype=wide.dtype, device=wide.device)
+        return sphere.narrow(self.beta * wide + (self.alpha - self.beta) * torch.minimum(wide, radius), x_norm.dtype)
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,7 @@ class Log(Magnitude):
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α·log(1+‖x‖)."""
-        return (self.alpha * _log1p(x_norm)).to(x_norm.dtype)
+        return (self.alpha * sphere.widen(x_norm).log1p()).to(x_norm.dtype)
 
 
 @dataclass(frozen=True)
@@ -176,7 +172,8 @@ class Mix(Magnitude):
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α‖x‖ + β·log(1+‖x‖)."""
-        return sphere.narrow(self.alpha * sphere.widen(x_norm) + self.beta * _log1p(x_norm), x_norm.dtype)
+        wide = sphere.widen(x_norm)
+        return sphere.narrow(self.alpha * wide + self.beta * wide.log1p(), x_norm.dtype)
 
 
 @dataclass(frozen=True)
@@ -196,7 +193,7 @@ class InnerProduct(Magnitude):
 
 @dataclass(frozen=True)
 class LinearlyWeighted(Magnitude):
-    r"""Any magnitude times the norm of the weight: ‖w‖·h(‖x‖)   (thesis, section 4.4).
+    r"""Any magnitude times the norm of the weight: ‖w‖·h(‖x‖)   (thesis, section 4.3.5).
 
     >>> LinearlyWeighted(Sphere())(torch.tensor(2.0), torch.tensor(3.0))
     tensor(2.)

@@ -1,8 +1,9 @@
 r"""Margins ψ: how much harder the target class is made.
 
-A margin maps the target cosine c to ψ(θ) ≤ g(θ), monotone and continuous on [0, π]. All of ours are members of one
+A margin maps the target cosine c to ψ(θ) ≤ g(θ), monotone and continuous on [0, π]. Most of ours are members of one
 family, ψ(θ) = G(m₁θ + m₂) − m₃, where G continues g beyond π so that it keeps falling: G(φ) = g(φ − kπ) − 2k with
-k = ⌊φ/π⌋. To add one, write a frozen dataclass and list it in MARGINS.
+k = ⌊φ/π⌋. Some act on the other classes instead, or as well, and say so by `touches_others`. Every margin can be had at
+a part of its strength, which is how it is warmed up. To add one, write a frozen dataclass and list it in MARGINS.
 """
 
 from __future__ import annotations
@@ -17,19 +18,39 @@ from torch import Tensor
 
 from hypersphere import sphere
 from hypersphere.functions.angular import Cosine, response
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 
-__all__ = ["MARGINS", "AdditiveAngle", "AdditiveCosine", "Combined", "Margin", "Multiplicative"]
+__all__ = [
+    "MARGINS",
+    "AdditiveAngle",
+    "AdditiveCosine",
+    "Combined",
+    "DividedOthers",
+    "Margin",
+    "Multiplicative",
+    "NormAdaptive",
+    "TruncatedMultiplicative",
+    "TwoSided",
+]
 
 AngularFunction = Callable[[Tensor], Tensor]
+Strength = float | Tensor
+COSINE = Cosine()
+_BY_RECURRENCE = range(2, 17)  # beyond, the recurrence loses more digits than the arc cosine
 
 
 class Margin(abc.ABC):
-    """What the library asks of a ψ of its own: the target's response under the margin, for any g."""
+    """What the library asks of a ψ of its own: responses under the margin, for any g and any strength from 0 to 1."""
+
+    touches_others = False
 
     @abc.abstractmethod
-    def __call__(self, c: Tensor, angular: AngularFunction = Cosine()) -> Tensor:  # noqa: B008
+    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
         """Return ψ(θ) for the target cosines c = cos θ."""
+
+    def others(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
+        """Return the response of classes that are not the target: g, unless the margin says otherwise."""
+        return angular(c)
 
 
 def _continued(angular: AngularFunction, phi: Tensor) -> Tensor:
@@ -40,6 +61,7 @@ def _continued(angular: AngularFunction, phi: Tensor) -> Tensor:
 
 def _multiple_of_cosine(c: Tensor, m: int) -> Tensor:
     """(−1)^k cos(mθ) − 2k as a polynomial in c, by the Chebyshev recurrence (thesis, 2.6): smooth at c = ±1."""
+    c = c + (c.clamp(-1, 1) - c).detach()  # a polynomial grows fast beyond the poles, where rounding may put a cosine
     before, now = torch.ones_like(c), c
     for _ in range(m - 1):
         before, now = now, 2 * c * now - before
@@ -49,16 +71,20 @@ def _multiple_of_cosine(c: Tensor, m: int) -> Tensor:
     return (1 - 2 * (turns % 2)) * now - 2 * turns
 
 
-def _family(c: Tensor, angular: AngularFunction, m1: float, m2: float, m3: float) -> Tensor:
-    """ψ(θ) = G(m₁θ + m₂) − m₃, through the angle only where that is needed."""
+def _family(
+    c: Tensor, angular: AngularFunction, m1: float = 1, m2: Strength = 0, m3: Strength = 0, strength: Strength = 1.0
+) -> Tensor:
+    """ψ(θ) = G(m₁θ + m₂) − m₃, each part taken at the given strength, and through the angle only where needed."""
     wide = sphere.widen(c)
-    if m1 == 1 and m2 == 0:
+    unshifted = not isinstance(m2, Tensor) and m2 == 0
+    full = not isinstance(strength, Tensor) and strength == 1
+    if m1 == 1 and unshifted:
         psi = angular(wide)
-    elif m2 == 0 and float(m1).is_integer() and isinstance(angular, Cosine):
+    elif full and unshifted and isinstance(angular, Cosine) and m1 in _BY_RECURRENCE:
         psi = _multiple_of_cosine(wide, int(m1))
     else:
-        psi = _continued(angular, m1 * sphere.angle(wide) + m2)
-    return (psi - m3).to(c.dtype)
+        psi = _continued(angular, (1 + strength * (m1 - 1)) * sphere.angle(wide) + strength * m2)
+    return (psi - strength * m3).to(c.dtype)
 
 
 @dataclass(frozen=True)
@@ -75,11 +101,11 @@ class Multiplicative(Margin):
 
     def __post_init__(self) -> None:
         """Refuse m < 1, which would be no margin."""
-        require(1 <= self.m < math.inf, "m", "a number >= 1", self.m)
+        require(is_number(self.m, 1), "m", "a number >= 1", self.m)
 
-    def __call__(self, c: Tensor, angular: AngularFunction = Cosine()) -> Tensor:  # noqa: B008
+    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
         """Return G(mθ)."""
-        return _family(c, angular, self.m, 0, 0)
+        return _family(c, angular, m1=self.m, strength=strength)
 
 
 @dataclass(frozen=True)
@@ -94,11 +120,11 @@ class AdditiveCosine(Margin):
 
     def __post_init__(self) -> None:
         """Refuse m < 0, which would make the target easier."""
-        require(0 <= self.m < math.inf, "m", "a number >= 0", self.m)
+        require(is_number(self.m, 0), "m", "a number >= 0", self.m)
 
-    def __call__(self, c: Tensor, angular: AngularFunction = Cosine()) -> Tensor:  # noqa: B008
+    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
         """Return g(θ) − m."""
-        return _family(c, angular, 1, 0, self.m)
+        return _family(c, angular, m3=self.m, strength=strength)
 
 
 @dataclass(frozen=True)
@@ -115,11 +141,11 @@ class AdditiveAngle(Margin):
 
     def __post_init__(self) -> None:
         """Refuse an m outside [0, π]."""
-        require(0 <= self.m <= math.pi, "m", "an angle in [0, pi]", self.m)
+        require(is_number(self.m, 0, math.pi), "m", "an angle in [0, pi]", self.m)
 
-    def __call__(self, c: Tensor, angular: AngularFunction = Cosine()) -> Tensor:  # noqa: B008
+    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
         """Return G(θ+m)."""
-        return _family(c, angular, 1, self.m, 0)
+        return _family(c, angular, m2=self.m, strength=strength)
 
 
 @dataclass(frozen=True)
@@ -136,13 +162,117 @@ class Combined(Margin):
 
     def __post_init__(self) -> None:
         """Refuse what would make the target easier."""
-        require(1 <= self.m1 < math.inf, "m1", "a number >= 1", self.m1)
-        require(0 <= self.m2 <= math.pi, "m2", "an angle in [0, pi]", self.m2)
-        require(0 <= self.m3 < math.inf, "m3", "a number >= 0", self.m3)
+        require(is_number(self.m1, 1), "m1", "a number >= 1", self.m1)
+        require(is_number(self.m2, 0, math.pi), "m2", "an angle in [0, pi]", self.m2)
+        require(is_number(self.m3, 0), "m3", "a number >= 0", self.m3)
 
-    def __call__(self, c: Tensor, angular: AngularFunction = Cosine()) -> Tensor:  # noqa: B008
+    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
         """Return G(m₁θ + m₂) − m₃."""
-        return _family(c, angular, self.m1, self.m2, self.m3)
+        return _family(c, angular, self.m1, self.m2, self.m3, strength)
+
+
+@dataclass(frozen=True)
+class TruncatedMultiplicative(Margin):
+    r"""Multiply the target angle, but not beyond π: ψ(θ) = g(min(mθ, π))   (SphereFace-R v1).
+
+    >>> TruncatedMultiplicative(m=2)(torch.tensor([1.0, 0.0, -1.0]))
+    tensor([ 1., -1., -1.])
+    """
+
+    m: float = 1.5
+
+    def __post_init__(self) -> None:
+        """Refuse m < 1, which would be no margin."""
+        require(is_number(self.m, 1), "m", "a number >= 1", self.m)
+
+    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
+        """Return g(min(mθ, π))."""
+        theta = (1 + strength * (self.m - 1)) * sphere.angle(sphere.widen(c))
+        return response(angular, theta.clamp(max=math.pi)).to(c.dtype)
+
+
+@dataclass(frozen=True)
+class DividedOthers(Margin):
+    r"""Leave the target and divide the angles of all others: g(θ_j/m), j ≠ y   (SphereFace-R v2).
+
+    >>> DividedOthers(m=2).others(torch.tensor(-1.0))
+    tensor(-4.3711e-08)
+    """
+
+    m: float = 1.5
+    touches_others = True
+
+    def __post_init__(self) -> None:
+        """Refuse m < 1, which would be no margin."""
+        require(is_number(self.m, 1), "m", "a number >= 1", self.m)
+
+    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
+        """Return g(θ)."""
+        return angular(c)
+
+    def others(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
+        """Return g(θ/m)."""
+        theta = sphere.angle(sphere.widen(c)) / (1 + strength * (self.m - 1))
+        return response(angular, theta).to(c.dtype)
+
+
+@dataclass(frozen=True)
+class TwoSided(Margin):
+    r"""Lower the target and raise all others by the same: g(θ_y) − m and g(θ_j) + m   (SphereFace2, type C).
+
+    >>> TwoSided(m=0.4)(torch.tensor(1.0)), TwoSided(m=0.4).others(torch.tensor(0.0))
+    (tensor(0.6000), tensor(0.4000))
+    """
+
+    m: float = 0.4
+    touches_others = True
+
+    def __post_init__(self) -> None:
+        """Refuse m < 0, which would make the target easier."""
+        require(is_number(self.m, 0), "m", "a number >= 0", self.m)
+
+    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
+        """Return g(θ) − m."""
+        return _family(c, angular, m3=self.m, strength=strength)
+
+    def others(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
+        """Return g(θ) + m."""
+        return _family(c, angular, m3=-self.m, strength=strength)
+
+
+@dataclass(frozen=True)
+class NormAdaptive(Margin):
+    r"""A margin that trusts long features more: ψ(θ) = G(θ − m·q) − m·(1 + q)   (AdaFace).
+
+    q ∈ [−1, 1] says how long a feature is beside the others: q = clip(h·(‖x‖ − mean)/std). The head keeps the running
+    mean and standard deviation (`momentum`) and asks `for_quality`; on its own the margin takes features as average.
+
+    >>> NormAdaptive(m=0.4)(torch.tensor(1.0))
+    tensor(0.6000)
+    """
+
+    m: float = 0.4
+    h: float = 0.333
+    momentum: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Refuse numbers without meaning."""
+        require(is_number(self.m, 0, math.pi), "m", "a number in [0, pi]", self.m)
+        require(is_number(self.h, 0) and self.h > 0, "h", "a positive number", self.h)
+        require(is_number(self.momentum, 0, 1) and self.momentum > 0, "momentum", "a number in (0, 1]", self.momentum)
+
+    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
+        """Return ψ for features of average length, where it is g(θ) − m."""
+        return _family(c, angular, m3=self.m, strength=strength)
+
+    def quality(self, x_norm: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Return q for feature norms, given the mean and standard deviation of all."""
+        deviations = (x_norm - mean) / std.masked_fill(std <= 0, math.inf)  # all equally long: all average
+        return (self.h * deviations).clamp(-1, 1)
+
+    def for_quality(self, q: Tensor) -> Callable[[Tensor, AngularFunction, Strength], Tensor]:
+        """Return the margin of features with these q."""
+        return lambda c, angular, strength: _family(c, angular, 1, -self.m * q, self.m * (1 + q), strength)
 
 
 MARGINS: dict[str, type[Margin]] = {
@@ -150,4 +280,8 @@ MARGINS: dict[str, type[Margin]] = {
     "additive_cosine": AdditiveCosine,
     "additive_angle": AdditiveAngle,
     "combined": Combined,
+    "truncated_multiplicative": TruncatedMultiplicative,
+    "divided_others": DividedOthers,
+    "two_sided": TwoSided,
+    "norm_adaptive": NormAdaptive,
 }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-__all__ = ["choose", "require"]
+__all__ = ["choose", "is_number", "require"]
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
@@ -29,6 +30,16 @@ def choose(menu: Mapping[str, type[Entry]], choice: str | Entry, argument: str) 
         return choice
     names = ", ".join(repr(name) for name in menu)
     raise ValueError(f"{argument} must be one of {names}, an object of those classes or a callable, not {choice!r}")
+
+
+def is_number(value: object, low: float, high: float = math.inf) -> bool:
+    """Whether `value` is a number (no bool) in [low, high], and finite.
+
+    >>> is_number(3, 1), is_number(True, 0), is_number("3", 1)
+    (True, False, False)
+    """
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return real and low <= value <= high and abs(value) < math.inf  # type: ignore[operator, arg-type]
 
 
 def require(holds: bool, argument: str, accepted: str, value: object) -> None:

@@ -1,4 +1,4 @@
-r"""Annealing: from the plain softmax, which is easy to train, to the full margin."""
+r"""Schedules: from the plain softmax, which is easy to train, to the full margin. A head counts the steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from torch import Tensor
 
 from hypersphere.functions.menu import require
 
-__all__ = ["Annealing"]
+__all__ = ["Annealing", "Ramp"]
+
+
+def _as_float(steps: Tensor) -> Tensor:
+    return steps if steps.is_floating_point() else steps.to(torch.get_default_dtype())
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,28 @@ class Annealing:
         require(0 <= self.power < math.inf, "power", "a number >= 0", self.power)
 
     def __call__(self, steps: Tensor) -> Tensor:
-        """Return λ after that many training steps, in float32 (float64 for float64 steps)."""
-        t = steps if steps.is_floating_point() else steps.to(torch.float32)
-        return (self.start * (1 + self.gamma * t) ** -self.power).clamp_min(self.end)
+        """Return λ after that many training steps."""
+        return (self.start * (1 + self.gamma * _as_float(steps)) ** -self.power).clamp_min(self.end)
+
+
+@dataclass(frozen=True)
+class Ramp:
+    r"""The strength of the margin after t steps, rising in a straight line from `start` to 1.
+
+    At strength a the margin is Multiplicative(1 + a(m−1)), AdditiveAngle(a·m), AdditiveCosine(a·m), and so on.
+
+    >>> Ramp(steps=100)(torch.tensor([0, 50, 1000])).tolist()
+    [0.0, 0.5, 1.0]
+    """
+
+    steps: int = 1000
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a ramp that falls."""
+        require(self.steps >= 1, "steps", "a number >= 1", self.steps)
+        require(0 <= self.start <= 1, "start", "a number in [0, 1]", self.start)
+
+    def __call__(self, steps: Tensor) -> Tensor:
+        """Return the strength after that many training steps."""
+        return (self.start + (1 - self.start) * _as_float(steps) / self.steps).clamp_max(1.0)

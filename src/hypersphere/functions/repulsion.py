@@ -1,0 +1,321 @@
+r"""Repulsion between rows: sums of f(dist(ŵᵢ, ŵⱼ)) with their gradients, in memory that does not grow with pairs.
+
+Everything comes from the cosines, block by block: a block gives its share of the sum and, while it is in cache, its share
+of the gradient, so that backward has no second pass and no matrix of pairs is kept. The same sums written plainly serve
+wherever a fused function cannot go: `torch.compile`, `torch.func` and second derivatives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypersphere import sphere
+from hypersphere.functions.kernel import Kernel, Logarithmic, Riesz, kernel_of
+from hypersphere.functions.menu import require
+
+__all__ = ["PairPotential", "data_dependent_energy", "mutual_repulsion"]
+
+_PAIRS_AT_ONCE = 2**20
+_WORTH_MIRRORING = 192
+
+
+@dataclass(frozen=True)
+class PairPotential:
+    r"""The repulsion of two directions as a function φ(c) of their cosine; f(−c) is added in half space.
+
+    >>> PairPotential(Riesz(2))(torch.tensor([0.0, -1.0]))
+    tensor([0.5000, 0.2500])
+    """
+
+    kernel: Callable[[Tensor], Tensor] = Riesz(2)
+    distance: str = "euclidean"
+    half_space: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown distance."""
+        require(self.distance in ("euclidean", "angular"), "distance", "'euclidean' or 'angular'", self.distance)
+
+    def __call__(self, c: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
+        """Return φ(c); `rows` and `columns` are the factors β of weighted vectors and broadcast with `c`."""
+        direct = self._one_sided(c, rows, columns)
+        return direct + self._one_sided(-c, rows, columns) if self.half_space else direct
+
+    def with_slope(self, c: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return φ(c) and dφ/dc for a block of cosines, whatever the kernel is."""
+        if rows is None and self.distance == "euclidean" and isinstance(self.kernel, (Riesz, Logarithmic)):
+            value, slope = _chord_jet(self.kernel, c)
+            if self.half_space:
+                mirrored, back = _chord_jet(self.kernel, -c)
+                value, slope = value.add_(mirrored), slope.sub_(back)
+            return value, slope
+        with torch.enable_grad():
+            leaf = c.detach().requires_grad_()
+            value = self(leaf, rows, columns)
+            (slope,) = torch.autograd.grad(value, leaf, torch.ones_like(value))
+        return value.detach(), slope
+
+    def _one_sided(self, c: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+        if self.distance == "angular":
+            return self.kernel(sphere.angle(c))
+        squared = 2 - 2 * c
+        if rows is not None and columns is not None:
+            squared = (rows - columns).square() + rows * columns * squared
+        if isinstance(self.kernel, Kernel):
+            return self.kernel.of_square(squared)
+        return self.kernel(squared.clamp_min(sphere.distance_floor(squared.dtype) ** 2).sqrt())
+
+
+def _chord_jet(kernel: Riesz | Logarithmic, c: Tensor) -> tuple[Tensor, Tensor]:
+    """f(√u) of u = 2 − 2c and its derivative to c, s·f/u or 1/u; none where u is below the floor."""
+    floor = sphere.distance_floor(c.dtype) ** 2
+    u = torch.rsub(c, 2, alpha=2)
+    floored = u.clamp_min(floor)
+    value = kernel.of_square(floored)
+    slope = (value * kernel.power).div_(floored) if isinstance(kernel, Riesz) else 1 / floored
+    return value, slope.mul_(u >= floor)
+
+
+def mutual_repulsion(w: Tensor, potential: PairPotential, weights: Tensor | None = None) -> Tensor:
+    r"""Σ_{i≠j} φ(cos(wᵢ, wⱼ)) over ordered pairs of rows, for one set (N, d) or a stack of sets (…, N, d).
+
+    Args:
+        w: rows in float32 or wider; a zero row has cosine 0 with every other and no gradient.
+        potential: φ.
+        weights: (…, N) factors β of the unit rows, or None.
+
+    Returns:
+        One number a set.
+
+    Example:
+        >>> mutual_repulsion(torch.eye(3), PairPotential())
+        tensor(3.)
+    """
+    with sphere.full_precision(w):
+        if not sphere.inspectable(w) or (weights is not None and weights.requires_grad):
+            return _plain_mutual(w, potential, weights)
+        if torch.is_grad_enabled() and w.requires_grad:
+            return _Mutual.apply(w, potential, weights)
+        return _mutual(w, potential, weights, with_gradient=False)[0]
+
+
+def _plain_mutual(w: Tensor, potential: PairPotential, weights: Tensor | None) -> Tensor:
+    unit = sphere.polar(w)[1]
+    c = unit @ unit.mT
+    itself = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
+    rows, columns = (None, None) if weights is None else (weights.unsqueeze(-1), weights.unsqueeze(-2))
+    return potential(c, rows, columns).masked_fill(itself, 0.0).sum((-2, -1))
+
+
+def _mutual(
+    w: Tensor, potential: PairPotential, weights: Tensor | None, *, with_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The sums and their gradient, at once where the pairs are few."""
+    length, unit = _polar(w)
+    size = max(64, math.isqrt(_PAIRS_AT_ONCE // max(math.prod(w.shape[:-2]), 1)))
+    if w.shape[-2] > size:
+        return _mutual_in_blocks(length, unit, potential, weights, size, with_gradient=with_gradient)
+    c = _gram(unit)
+    b, d = (None, None) if weights is None else (weights[..., :, None], weights[..., None, :])
+    if not with_gradient:
+        value = potential(c, b, d)
+        value.diagonal(dim1=-2, dim2=-1).zero_()
+        return value.sum((-2, -1)), None
+    value, slope = potential.with_slope(c, b, d)
+    for matrix in (value, slope):
+        matrix.diagonal(dim1=-2, dim2=-1).zero_()
+    # the product with the rows does the projection to the tangent too: it is the diagonal
+    slope.diagonal(dim1=-2, dim2=-1).copy_(-(slope * c).sum(-1))
+    return value.sum((-2, -1)), slope.mul_(2 * _inverse(length)) @ unit
+
+
+def _polar(w: Tensor) -> tuple[Tensor, Tensor]:
+    """`sphere.polar` without gradient, in two passes where no row is zero, tiny or huge."""
+    length = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
+    return (length, w / length) if w.numel() and sphere.squares_are_safe(length) else sphere.polar(w)
+
+
+def _gram(unit: Tensor) -> Tensor:
+    """All products of rows; of large sets a quarter is mirrored instead."""
+    n, half = unit.shape[-2], unit.shape[-2] // 2
+    if n < _WORTH_MIRRORING:
+        return unit @ unit.mT
+    c = unit.new_empty(*unit.shape[:-1], n)
+    c[..., :half, :] = unit[..., :half, :] @ unit.mT
+    c[..., half:, half:] = unit[..., half:, :] @ unit[..., half:, :].mT
+    c[..., half:, :half] = c[..., :half, half:].mT
+    return c
+
+
+def _mutual_in_blocks(
+    length: Tensor, unit: Tensor, potential: PairPotential, weights: Tensor | None, size: int, *, with_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The same from the blocks on and above the diagonal; those above count twice."""
+    n = unit.shape[-2]
+    gradient = torch.zeros_like(unit) if with_gradient else None
+    radial = torch.zeros_like(length)
+    total = unit.new_zeros(unit.shape[:-2])
+    for i in _blocks(n, size):
+        for j in _blocks(n, size, start=i.start):
+            rows, columns = unit[..., i, :], unit[..., j, :]
+            c = rows @ columns.mT
+            b, d = (None, None) if weights is None else (weights[..., i, None], weights[..., None, j])
+            above = i != j
+            if gradient is None:
+                value = potential(c, b, d)
+            else:
+                value, slope = potential.with_slope(c, b, d)
+                if not above:
+                    slope.diagonal(dim1=-2, dim2=-1).zero_()
+                gradient[..., i, :] += slope @ columns
+                pull = slope * c
+                radial[..., i, :] += pull.sum(-1, keepdim=True)
+                if above:
+                    gradient[..., j, :] += slope.mT @ rows
+                    radial[..., j, :] += pull.sum(-2).unsqueeze(-1)
+            if not above:
+                value.diagonal(dim1=-2, dim2=-1).zero_()
+            total += value.sum((-2, -1)) * (2 if above else 1)
+    return total, None if gradient is None else _tangent_(gradient, radial, unit, length).mul_(2)
+
+
+def _blocks(n: int, size: int, start: int = 0) -> Iterator[slice]:
+    return (slice(k, min(k + size, n)) for k in range(start, n, size))
+
+
+def _tangent_(gradient: Tensor, radial: Tensor, unit: Tensor, length: Tensor) -> Tensor:
+    """Turn a gradient with respect to ŵ, whose product with ŵ is `radial`, into that with respect to w, in place."""
+    return gradient.addcmul_(radial, unit, value=-1).mul_(_inverse(length))
+
+
+def _inverse(length: Tensor) -> Tensor:
+    """1/‖w‖, and 0 for a zero row, which so has no gradient."""
+    return torch.where(length > 0, 1 / length, 0.0)
+
+
+class _Mutual(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, potential: PairPotential, weights: Tensor | None) -> Tensor:
+        total, gradient = _mutual(w, potential, weights, with_gradient=True)
+        ctx.save_for_backward(w, gradient, weights)
+        ctx.potential = potential
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
+        w, gradient, weights = ctx.saved_tensors
+        if torch.is_grad_enabled():  # someone will differentiate once more
+            total = _plain_mutual(w, ctx.potential, weights)
+            (gradient,) = torch.autograd.grad(total.sum(), w, create_graph=True)
+        return outer[..., None, None] * gradient, None, None
+
+
+def data_dependent_energy(
+    w: Tensor,
+    labels: Tensor,
+    *,
+    power: float | str | Callable[[Tensor], Tensor] = 2,
+    distance: str = "euclidean",
+) -> Tensor:
+    r"""Energy of the class vectors that a batch asks for, against all others (thesis, section 5.3.6).
+
+    .. math:: \frac{1}{B(N-1)} \sum_{i=1}^B \sum_{j \ne y_i} f_s(\mathrm{dist}(\hat w_{y_i}, \hat w_j))
+
+    For labels drawn uniformly its mean is the mean energy of all N vectors. Classes are taken in blocks, so a million of
+    them need no memory beyond one gradient of `w`.
+
+    Args:
+        w: (N, d) class vectors, N ≥ 2; only their directions matter.
+        labels: (B,) integers in [0, N); an empty batch has energy 0.
+        power: s ≥ 0, a kernel of `hypersphere.functions.kernel`, or a callable of the distance.
+        distance: "euclidean" (the chord) or "angular" (the arc).
+
+    Returns:
+        A scalar of the type of `w`.
+
+    Example:
+        >>> data_dependent_energy(torch.eye(3), torch.tensor([0, 0, 2]), power=2)
+        tensor(0.5000)
+
+    Reference:
+        Liu et al., Learning towards Minimum Hyperspherical Energy, NeurIPS 2018.
+    """
+    potential = PairPotential(kernel_of(power), distance)
+    _check_classes(w, labels)
+    wide, labels = sphere.widen(w), labels.long()
+    scale = 1 / (max(len(labels), 1) * (len(w) - 1))
+    with sphere.full_precision(w):
+        if not sphere.inspectable(w, labels):
+            total = _plain_crossing(wide, labels, potential)
+        elif torch.is_grad_enabled() and w.requires_grad:
+            total = _Crossing.apply(wide, labels, potential)
+        else:
+            total = _crossing(wide, labels, potential, with_gradient=False)[0]
+        return sphere.narrow(total * scale, w.dtype)
+
+
+def _check_classes(w: Tensor, labels: Tensor) -> None:
+    accepted = "a floating-point matrix (N, d) with N >= 2"
+    require(w.ndim == 2 and len(w) >= 2 and w.is_floating_point(), "w", accepted, f"{w.dtype} {tuple(w.shape)}")
+    integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    require(labels.ndim == 1 and integers, "labels", "a vector of integers", f"{labels.dtype} {tuple(labels.shape)}")
+    if len(labels) and sphere.inspectable(w, labels):
+        low, high = (int(v) for v in torch.aminmax(labels))
+        require(low >= 0 and high < len(w), "labels", f"integers in [0, {len(w)})", f"{low} to {high}")
+
+
+def _plain_crossing(w: Tensor, labels: Tensor, potential: PairPotential) -> Tensor:
+    unit = sphere.polar(w)[1]
+    c = unit[labels] @ unit.mT
+    itself = labels[:, None] == torch.arange(len(w), device=w.device)
+    return potential(c).masked_fill(itself, 0.0).sum()
+
+
+def _crossing(
+    w: Tensor, labels: Tensor, potential: PairPotential, *, with_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Σ_i Σ_{j≠yᵢ} φ and its gradient, a block of classes after the other."""
+    own_length, own = _polar(w[labels])
+    own_gradient, own_radial = torch.zeros_like(own), torch.zeros_like(own_length)
+    gradient = torch.empty_like(w) if with_gradient else None
+    total = own.new_zeros(())
+    for j in _blocks(len(w), max(256, _PAIRS_AT_ONCE // max(len(labels), 1))):
+        length, unit = _polar(w[j])
+        c = own @ unit.mT
+        itself = labels[:, None] == torch.arange(j.start, j.stop, device=w.device)
+        if gradient is None:
+            total += potential(c).masked_fill_(itself, 0.0).sum()
+            continue
+        value, slope = potential.with_slope(c, None, None)
+        slope.masked_fill_(itself, 0.0)
+        total += value.masked_fill_(itself, 0.0).sum()
+        own_gradient += slope @ unit
+        pull = slope * c
+        own_radial += pull.sum(1, keepdim=True)
+        torch.mm(slope.mT, own, out=gradient[j])
+        _tangent_(gradient[j], pull.sum(0).unsqueeze(1), unit, length)
+    if gradient is not None:
+        gradient.index_add_(0, labels, _tangent_(own_gradient, own_radial, own, own_length))
+    return total, gradient
+
+
+class _Crossing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, labels: Tensor, potential: PairPotential) -> Tensor:
+        total, gradient = _crossing(w, labels, potential, with_gradient=True)
+        ctx.save_for_backward(w, labels, gradient)
+        ctx.potential = potential
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
+        w, labels, gradient = ctx.saved_tensors
+        if torch.is_grad_enabled():  # someone will differentiate once more
+            total = _plain_crossing(w, labels, ctx.potential)
+            (gradient,) = torch.autograd.grad(total, w, create_graph=True)
+        return outer * gradient, None, None

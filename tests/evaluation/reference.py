@@ -1,0 +1,115 @@
+"""Evaluation by brute force: loops over pairs and thresholds in NumPy, written from the definitions."""
+
+import itertools
+
+import numpy as np
+
+
+def unit(x):
+    x = np.asarray(x, dtype=np.float64)
+    length = np.linalg.norm(x, axis=1, keepdims=True)
+    return np.divide(x, length, out=np.zeros_like(x), where=length > 0)
+
+
+def rates(scores, same, threshold):
+    """(FAR, TAR) of accepting where score >= threshold."""
+    accepted = [s >= threshold for s in scores]
+    true = sum(1 for a, flag in zip(accepted, same, strict=True) if a and flag)
+    false = sum(1 for a, flag in zip(accepted, same, strict=True) if a and not flag)
+    positives = sum(map(bool, same))
+    return false / (len(same) - positives), true / positives
+
+
+def every_threshold(scores):
+    return [np.inf, *sorted(set(scores), reverse=True)]
+
+
+def tar_step(scores, same, far):
+    """The best TAR of any threshold whose FAR is no higher than asked."""
+    return max(t for f, t in (rates(scores, same, h) for h in every_threshold(scores)) if f <= far)
+
+
+def tar_linear(scores, same, far):
+    points = sorted(rates(scores, same, h) for h in every_threshold(scores))
+    for (f0, t0), (f1, t1) in itertools.pairwise(points):
+        if f0 <= far < f1:
+            return t0 + (far - f0) / (f1 - f0) * (t1 - t0)
+    raise AssertionError(far)
+
+
+def auc(scores, same):
+    """The share of (same, different) couples in the right order, ties one half."""
+    wins = [
+        1.0 if p > n else 0.5 if p == n else 0.0
+        for p, a in zip(scores, same, strict=True)
+        if a
+        for n, b in zip(scores, same, strict=True)
+        if not b
+    ]
+    return sum(wins) / len(wins)
+
+
+def eer(scores, same):
+    """Bisection on the broken line through the points, walked by its length."""
+    points = np.array([rates(scores, same, h) for h in every_threshold(scores)])
+    low, high = 0.0, len(points) - 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        i = min(int(middle), len(points) - 2)
+        far, tar = points[i] + (middle - i) * (points[i + 1] - points[i])
+        low, high = (middle, high) if far < 1 - tar else (low, middle)
+    return far
+
+
+def best_accuracy(scores, same):
+    return max(
+        np.mean([(s >= h) == bool(f) for s, f in zip(scores, same, strict=True)]) for h in every_threshold(scores)
+    )
+
+
+def fold_accuracies(first, second, same, fold, *, subtract_mean=False):
+    """Per fold: the accuracy on it, best of the equally good thresholds and worst of them (they may differ)."""
+    result = []
+    for k in range(max(fold) + 1):
+        train, test = fold != k, fold == k
+        center = np.concatenate([first[train], second[train]]).mean(0) if subtract_mean else 0.0
+        scores = (unit(first - center) * unit(second - center)).sum(1)
+        distinct = np.unique(scores[train])
+        cuts = [-np.inf, *((distinct[1:] + distinct[:-1]) / 2), np.inf]
+        right = [np.mean((scores[train] >= c) == same[train]) for c in cuts]
+        good = [c for c, r in zip(cuts, right, strict=True) if r > max(right) - 1e-12]
+        held_out = [np.mean((scores[test] >= c) == same[test]) for c in good]
+        result.append((held_out[(len(good) - 1) // 2], held_out[len(good) // 2]))
+    return result
+
+
+def ranks(probes, probe_labels, gallery, gallery_labels, tolerance):
+    """The place of each probe's first mate in the whole sorted list, ties against it; None without a mate."""
+    found = []
+    for x, y in zip(unit(probes), probe_labels, strict=True):
+        scores = [float(x @ g) for g in unit(gallery)]
+        mates = [s for s, label in zip(scores, gallery_labels, strict=True) if label == y]
+        others = [s for s, label in zip(scores, gallery_labels, strict=True) if label != y]
+        found.append(1 + sum(s >= max(mates) - tolerance for s in others) if mates else None)
+    return found
+
+
+def tpir(found_scores, stranger_scores, mated, fpir):
+    best = 0.0
+    for h in [np.inf, *found_scores, *stranger_scores]:
+        if np.mean([s >= h for s in stranger_scores]) <= fpir:
+            best = max(best, sum(s >= h for s in found_scores) / mated)
+    return best
+
+
+def fisher(x, y):
+    def cos(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    m = x.mean(0)
+    within = between = 0.0
+    for k in np.unique(y):
+        mine = x[y == k]
+        within += sum(1 - cos(v, mine.mean(0)) for v in mine)
+        between += len(mine) * (1 - cos(mine.mean(0), m))
+    return within / between

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+import torch
+
+from hypersphere import sphere
+from hypersphere.evaluation.arrays import as_features, as_labels, blocks
+
+CPU = torch.device("cpu")
+
+
+def test_nothing_is_copied_where_nothing_has_to_be():
+    array = np.ones((3, 2), dtype=np.float32)
+    assert as_features("x", array).data_ptr() == array.ctypes.data
+    array.flags.writeable = False
+    assert as_features("x", array).data_ptr() == array.ctypes.data
+    tensor = torch.ones(3, 2, dtype=torch.float16)
+    assert as_features("x", tensor).data_ptr() == tensor.data_ptr()
+
+
+def test_awkward_arrays_are_welcome():
+    array = np.arange(6.0).reshape(3, 2)
+    assert as_features("x", array[::-1]).tolist() == array[::-1].tolist()
+    assert as_features("x", np.asfortranarray(array)).tolist() == array.tolist()
+    assert as_features("x", [[1, 2]]).dtype == torch.get_default_dtype()
+    assert as_features("x", torch.ones(2, 2, requires_grad=True)).requires_grad is False
+    assert as_features("x", torch.full((2, 2), 6e4, dtype=torch.float16)).shape == (2, 2)  # the sum overflows
+    assert as_features("x", np.full((2, 2), 1e308)).shape == (2, 2)
+    for kind in (np.uint8, np.int32, np.uint16, bool):
+        assert as_labels("y", np.ones(3, dtype=kind), 3, CPU).dtype == torch.int64
+
+
+@pytest.mark.parametrize("bad", [None, "text", object(), [["a"]], [[1.0], [1.0, 2.0]], np.ones((2, 2), dtype=complex)])
+def test_what_is_no_array_of_numbers_is_named(bad):
+    with pytest.raises(ValueError, match="x must be a"):
+        as_features("x", bad)
+
+
+def test_the_row_is_named_beyond_the_first_block():
+    x = np.zeros((70_000, 1), dtype=np.float32)
+    x[69_999] = np.inf
+    with pytest.raises(ValueError, match="x must be finite, but row 69999 is not"):
+        as_features("x", x)
+    assert [start for start, _ in blocks(torch.zeros(5), 2)] == [0, 2, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_quick_directions_are_those_of_polar(dtype):
+    x = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
+    torch.testing.assert_close(sphere.directions(x), sphere.polar(x)[1])
+    for scale in (0.0, 1e-42, 1e-30, 1e30, 3e38):
+        rows = sphere.widen(x)
+        rows = torch.cat([rows, (rows[:1] / rows[:1].abs().max()) * scale])
+        torch.testing.assert_close(sphere.directions(rows), sphere.polar(rows)[1])
+    assert sphere.directions(x[:0]).shape == (0, 7)
+    assert sphere.directions(torch.tensor([[float("nan"), 1.0], [1.0, 0.0]])).isnan().any(1).tolist() == [True, False]
+
+
+def test_equal_vectors_are_tied_however_a_product_rounds():
+    for dim in (64, 512, 2048):
+        point = torch.randn(1, dim, generator=torch.Generator().manual_seed(dim))
+        x = sphere.directions(point * torch.linspace(0.1, 3, 200)[:, None])
+        spread = (x @ x.mT - (x[:1] * x).sum(1)).abs().max()
+        assert spread < sphere.tie_width(torch.float32)

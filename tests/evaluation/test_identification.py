@@ -1,0 +1,192 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
+
+from hypersphere import sphere
+from hypersphere.evaluation import identify
+from hypersphere.evaluation.mates import Mates
+
+from . import reference
+
+TOLERANCE = sphere.tie_width(torch.float64)
+
+
+def people(seed=0, classes=8, each=3, dim=5, noise=0.6):
+    rng = np.random.default_rng(seed)
+    centers = rng.standard_normal((classes, dim))
+    labels = np.repeat(np.arange(classes), each)
+    return centers[labels] + noise * rng.standard_normal((len(labels), dim)), labels
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("block", [1, 7, 2048])
+def test_ranks_are_those_of_brute_force(seed, block):
+    rng = np.random.default_rng(seed)
+    x, y = people(seed)
+    order = rng.permutation(len(x))
+    probes, gallery = order[:9], order[9:]
+    others = rng.standard_normal((40, 5))
+    found = identify(x[probes], y[probes], x[gallery], y[gallery], distractors=others, block=block)
+    everyone = np.concatenate([x[gallery], others])
+    expected = reference.ranks(x[probes], y[probes], everyone, [*y[gallery], *[-1] * 40], TOLERANCE)
+    assert found.mated.tolist() == [r is not None for r in expected]
+    known = [r for r in expected if r is not None]
+    assert found.ranks.tolist() == known
+    assert found.accuracy == pytest.approx({k: np.mean(np.array(known) <= k) for k in (1, 5, 10)})
+    assert found.entries == len(everyone)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_cmc_rises_to_one_and_distractors_never_help(seed, each):
+    x, y = people(seed, each=each + 1)
+    first = np.arange(len(x)) % (each + 1) == 0
+    alone = identify(x[first], y[first], x[~first], y[~first])
+    curve = alone.cmc(alone.entries)
+    assert (curve.diff() >= 0).all()
+    assert curve[-1] == 1
+    assert curve[0].item() == alone.accuracy_at(1)
+    crowded = identify(
+        x[first], y[first], x[~first], y[~first], distractors=np.random.default_rng(seed).standard_normal((50, 5))
+    )
+    assert (crowded.ranks >= alone.ranks).all()
+    assert (crowded.cmc(60) <= alone.cmc(60)).all()
+
+
+@pytest.mark.parametrize("block", [3, 64, 2048])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_a_tie_counts_against_the_probe_whatever_the_block(block, dtype):
+    """A network that maps everything to one point must come last, although products round in their own ways."""
+    point = torch.randn(1, 127, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x = point * torch.linspace(0.5, 2, 300).to(dtype)[:, None]
+    labels = torch.arange(300)
+    found = identify(
+        point.expand(20, -1), labels[:20], x if dtype != torch.float16 else point.expand(300, -1), labels, block=block
+    )
+    assert found.ranks.tolist() == [300] * 20
+    assert found.accuracy_at(299) == 0
+
+
+def test_other_entries_of_the_same_person_are_no_rivals():
+    gallery = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
+    found = identify([[1.0, 0.0]], [5], gallery, [5, 5, 5, 6])
+    assert found.ranks.tolist() == [1]
+    assert found.mate_scores.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("rank", [1, 3])
+def test_open_set_rates_are_those_of_brute_force(seed, rank):
+    x, y = people(seed, classes=20, each=2)
+    gallery = (np.arange(len(x)) % 2 == 0) & (y < 12)
+    probes = np.arange(len(x)) % 2 == 1
+    found = identify(x[probes], y[probes], x[gallery], y[gallery])
+    scores = reference.unit(x[probes]) @ reference.unit(x[gallery]).T
+    strangers = scores[12:].max(1)
+    own = scores[np.arange(12), np.arange(12)]
+    place = np.array(reference.ranks(x[probes][:12], y[probes][:12], x[gallery], y[gallery], TOLERANCE))
+    np.testing.assert_allclose(found.top_scores, strangers, atol=1e-12)
+    np.testing.assert_allclose(found.mate_scores, own, atol=1e-12)
+    for fpir in (0.5, 0.25, 0.126, 0.01):
+        expected = reference.tpir(own[place <= rank], strangers, 12, fpir)
+        assert found.tpir_at(fpir, rank=rank) == pytest.approx(expected)
+    curve = found.open_set(rank)
+    assert (curve.tpir.diff() >= 0).all()
+    assert (curve.fpir.diff() >= 0).all()
+    assert curve.tpir[-1].item() == pytest.approx(found.accuracy_at(rank))
+    assert curve.fpir[-1] == 1
+    assert not curve.at(0.01).resolved
+    torch.testing.assert_close(curve.fnir, 1 - curve.tpir)
+    assert "8 strangers" in repr(curve)
+
+
+def test_nobody_found_gives_a_rate_of_zero():
+    found = identify([[1.0, 0.0], [0.0, 1.0]], [0, 9], [[0.0, 1.0], [1.0, 0.0]], [0, 1])
+    assert found.tpir_at(0.5) == 0
+    assert found.accuracy_at(2) == 1
+
+
+def test_many_probes_and_a_read_only_half_precision_gallery(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2600, 16)).astype(np.float16)
+    np.save(tmp_path / "gallery.npy", x)
+    gallery = np.load(tmp_path / "gallery.npy", mmap_mode="r")
+    y = np.arange(2600) // 2
+    probes = x.astype(np.float32) + 1.3 * rng.standard_normal(x.shape).astype(np.float32)
+    found = identify(probes, y, gallery, y)
+    scores = reference.unit(probes) @ reference.unit(x).T
+    mates = y[:, None] == y
+    best = np.where(mates, scores, -2).max(1)
+    expected = 1 + ((scores >= best[:, None] - sphere.tie_width(torch.float32)) & ~mates).sum(1)
+    assert (found.ranks.numpy() != expected).mean() < 2e-3  # scores within rounding of one another
+    assert abs(found.ranks.numpy() - expected).max() <= 1
+    assert repr(found).startswith("Identification(2600 probes among 2600: rank-1 0.")
+
+
+def test_zero_and_huge_embeddings():
+    gallery = torch.tensor([[0.0, 0.0], [3e30, 0.0], [1e-30, 1e-30], [-1.0, 0.0]])
+    found = identify([[1.0, 0.0], [1.0, 1.0], [1.0, 0.0]], [1, 2, 0], gallery, [0, 1, 2, 3])
+    assert found.ranks.tolist() == [1, 1, 3]  # the zero vector has cosine 0
+
+
+def test_memory_is_that_of_a_block():
+    x = torch.randn(40_000, 32)
+    labels = torch.arange(40_000)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        identify(x[:500], labels[:500], x, labels, block=1024)
+    level = peak = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            peak = max(peak, level)
+    assert 0 < peak < 4 * (500 * 1024 + 6 * 1024 * 32) + 40_000 * 8 * 6  # scores of a block, its rows, labels
+
+
+def test_mates_are_all_the_pairs_with_equal_labels():
+    rng = np.random.default_rng(0)
+    probes, gallery = torch.tensor(rng.integers(0, 9, 30)), torch.tensor(rng.integers(4, 14, 50))
+    mates = Mates(probes, gallery)
+    found = set()
+    for start in range(0, 50, 8):
+        pairs = list(zip(*(t.tolist() for t in mates.between(start, start + 8)), strict=True))
+        assert all(start <= entry < start + 8 for _, entry in pairs)
+        found |= set(pairs)
+    assert found == {(p, g) for p in range(30) for g in range(50) if probes[p] == gallery[g]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"probes": np.ones((3, 4))}, "gallery must be a matrix with 4 columns"),
+        ({"probes": np.ones((0, 2))}, "probes must be a non-empty matrix"),
+        ({"probe_labels": [0, 1]}, "probe_labels must be a vector of 3 integers"),
+        ({"probe_labels": [0.0, 1.0, 2.0]}, "probe_labels must be a vector of 3 integers, not 'torch.float64"),
+        ({"probe_labels": [7, 8, 9]}, "some are in gallery_labels"),
+        ({"gallery_labels": [0]}, "gallery_labels must be a vector of 3 integers"),
+        ({"distractors": np.ones((5, 3))}, "distractors must be a matrix with 2 columns"),
+        ({"distractors": np.array([[1, 2], [np.nan, 1]])}, "distractors must be finite, but row 1 is not"),
+        ({"ranks": [0]}, "ranks must be whole numbers >= 1"),
+        ({"block": 0}, "block must be a whole number >= 1"),
+    ],
+)
+def test_bad_input_is_named(change, words):
+    good = {
+        "probes": np.ones((3, 2)),
+        "probe_labels": [0, 1, 2],
+        "gallery": np.ones((3, 2)),
+        "gallery_labels": [0, 1, 2],
+    }
+    with pytest.raises(ValueError, match=words):
+        identify(**(good | change))
+
+
+def test_open_set_without_strangers_and_bad_ranks_are_named():
+    found = identify(np.eye(2), [0, 1], np.eye(2), [0, 1])
+    with pytest.raises(ValueError, match="some have nobody in the gallery"):
+        found.tpir_at(0.1)
+    for call in (lambda: found.cmc(0), lambda: found.accuracy_at(0), lambda: found.open_set(0)):
+        with pytest.raises(ValueError, match="a whole number >= 1, not 0"):
+            call()

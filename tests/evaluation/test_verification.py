@@ -1,0 +1,151 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.model_selection import KFold
+
+from hypersphere.evaluation import cosine_scores, make_folds, verify, verify_scores
+
+from . import reference
+
+
+def pairs(count=120, dim=6, seed=0, shift=0.0):
+    rng = np.random.default_rng(seed)
+    same = np.arange(count) % 2 == 0
+    first = rng.standard_normal((count, dim))
+    second = np.where(same[:, None], first + 1.2 * rng.standard_normal((count, dim)), rng.standard_normal((count, dim)))
+    return first + shift, second + shift, same
+
+
+@pytest.mark.parametrize("subtract_mean", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_fold_accuracies_are_those_of_brute_force(subtract_mean, seed):
+    first, second, same = pairs(seed=seed, shift=2.0)
+    fold = np.random.default_rng(seed).permutation(np.arange(len(same)) % 5)
+    found = verify(first, second, same, folds=fold, subtract_mean=subtract_mean)
+    expected = reference.fold_accuracies(first, second, same, fold, subtract_mean=subtract_mean)
+    for value, either in zip(found.accuracies.tolist(), expected, strict=True):  # the middle one, from either end
+        assert min(abs(value - e) for e in either) < 1e-12
+    assert found.accuracy == pytest.approx(found.accuracies.mean().item())
+    assert found.best_accuracy >= found.accuracy - 1e-12
+
+
+def test_subtracting_the_mean_of_training_folds_helps_shifted_features_and_is_told_by_its_scores():
+    first, second, same = pairs(shift=5.0)
+    plain, centred = (verify(first, second, same, subtract_mean=flag) for flag in (False, True))
+    assert centred.auc > plain.auc
+    fold = make_folds(same)
+    train = (fold != 3).numpy()
+    center = np.concatenate([first[train], second[train]]).mean(0)
+    expected = cosine_scores(first - center, second - center)[fold == 3]
+    torch.testing.assert_close(centred.scores[fold == 3], expected)
+
+
+def test_made_folds_are_runs_and_those_of_the_file_of_lfw():
+    same = np.tile(np.repeat([True, False], 300), 10)
+    assert make_folds(same).tolist() == np.repeat(np.arange(10), 600).tolist()
+    runs = [fold.tolist() for _, fold in KFold(10).split(same)]
+    assert [(make_folds(same) == k).nonzero().flatten().tolist() for k in range(10)] == runs
+
+
+@given(st.integers(2, 12), st.integers(0, 40), st.integers(0, 40), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_made_folds_have_either_kind_in_equal_measure(folds, more, others, random):
+    same = [True] * (folds + more) + [False] * (folds + others)
+    random.shuffle(same)
+    fold, flags = make_folds(same, folds), torch.tensor(same)
+    for kind in (flags, ~flags):
+        counts = fold[kind].bincount(minlength=folds)
+        assert counts.min() >= 1
+        assert counts.max() - counts.min() <= 1
+
+
+@given(st.floats(0.1, 100), st.floats(-10, 10))
+@settings(max_examples=20, deadline=None)
+def test_the_unit_of_scores_does_not_matter(scale, offset):
+    first, second, same = pairs()
+    scores = cosine_scores(first, second)
+    one, two = verify_scores(scores, same), verify_scores(scores * scale + offset, same)
+    assert one.accuracies.tolist() == two.accuracies.tolist()
+
+
+def test_scores_and_embeddings_agree_and_lengths_do_not_matter():
+    first, second, same = pairs()
+    one = verify(first, second, same)
+    two = verify(first * 7, second * np.random.default_rng(0).uniform(0.1, 9, (len(same), 1)), same)
+    three = verify_scores(
+        np.array([a @ b for a, b in zip(reference.unit(first), reference.unit(second), strict=True)]), same
+    )
+    assert one.accuracies.tolist() == two.accuracies.tolist() == three.accuracies.tolist()
+    np.testing.assert_allclose(one.scores, (reference.unit(first) * reference.unit(second)).sum(1), atol=1e-12)
+    assert one.tar == three.tar
+    assert list(one.tar) == [1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6]
+
+
+def test_no_peeking():
+    """Random features with many thresholds: the best one flatters, the held-out one does not."""
+    rng = np.random.default_rng(0)
+    same = np.arange(400) % 2 == 0
+    found = [verify_scores(rng.standard_normal(400), same) for _ in range(12)]
+    assert np.mean([f.best_accuracy for f in found]) > 0.52
+    assert abs(np.mean([f.accuracy for f in found]) - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("make", [torch.tensor, lambda v: torch.tensor(v).bfloat16(), lambda v: v.astype(np.float16)])
+def test_arrays_tensors_and_half_precision(make):
+    first, second, same = pairs()
+    found = verify(make(first), make(second), same)
+    assert found.accuracy == pytest.approx(verify(first, second, same).accuracy, abs=0.05)
+    assert found.scores.dtype == torch.float64
+
+
+def test_report_and_intervals():
+    first, second, same = pairs()
+    found = verify(first, second, same)
+    text = repr(found)
+    assert "threshold from the other folds" in text
+    assert "TAR" in text
+    assert "FAR 1e-06  (not resolved by 60 different pairs)" in text
+    for statistic in ("accuracy", "auc", lambda curve: curve.tar_at(0.1)):
+        sure = found.interval(statistic, samples=100, generator=torch.Generator().manual_seed(0))
+        assert sure.low <= sure.value <= sure.high
+    assert found.interval(samples=10).value == found.accuracy
+    with pytest.raises(ValueError, match="statistic must be one of 'accuracy', 'auc'"):
+        found.interval("mean")
+
+
+def test_a_zero_embedding_is_orthogonal_to_all_and_a_huge_one_keeps_its_direction():
+    scores = cosine_scores([[0.0, 0.0], [1e300, 0.0], [3.0, 4.0]], [[1.0, 0.0], [1e300, 0.0], [4.0, 3.0]])
+    assert scores.tolist() == pytest.approx([0.0, 1.0, 0.96])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"second": np.ones((119, 6))}, "second must be 120 rows, as many as first, not 119"),
+        ({"second": np.ones((120, 5))}, "second must be a matrix with 6 columns"),
+        ({"first": np.ones((0, 6))}, "first must be a non-empty matrix"),
+        ({"same": np.ones(7, bool)}, "same must be a vector of 120 flags"),
+        ({"same": np.ones(120, bool)}, "at least one negative"),
+        ({"folds": 1}, "folds must be a whole number >= 2"),
+        ({"folds": 61}, "folds must be at most 60, the number of same pairs"),
+        ({"folds": np.zeros(120, int)}, "folds must be at least two folds"),
+        ({"folds": np.arange(120) % 2}, r"fold \[1\] without same"),
+        ({"folds": np.arange(120) % 3 * 2}, r"fold \[1, 3\] without same"),
+        ({"folds": np.full(120, -1)}, "folds must be numbers 0, 1"),
+        ({"folds": np.zeros(7, int)}, "folds must be a vector of 120 integers"),
+        ({"far": [0.1, 1.0]}, r"far must be a rate in \(0, 1\), not 1.0"),
+    ],
+)
+def test_bad_input_is_named(change, words):
+    first, second, same = pairs()
+    with pytest.raises(ValueError, match=words):
+        verify(**({"first": first, "second": second, "same": same} | change))
+
+
+def test_a_row_that_is_not_finite_is_named():
+    first, second, same = pairs()
+    second[17, 3] = np.nan
+    with pytest.raises(ValueError, match="second must be finite, but row 17 is not"):
+        verify(first, second, same)
