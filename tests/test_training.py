@@ -12,6 +12,11 @@ def blobs(n=60, classes=3, seed=0):
     return 2 * torch.eye(classes)[y] + 0.3 * torch.randn(n, classes, generator=generator), y
 
 
+def parts(rate=0.05, head=hs.heads.modified_softmax):
+    model, head = nn.Linear(3, 2), head(2, 3)
+    return model, head, torch.optim.SGD([*model.parameters(), *head.parameters()], lr=rate)
+
+
 def trained(seed=0, epochs=20, **more):
     torch.manual_seed(seed)
     x, y = blobs()
@@ -37,8 +42,7 @@ def test_learns_what_can_be_learned_and_repeats_itself():
 def test_a_data_loader_serves_as_well():
     x, y = blobs()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16)
-    model, head = nn.Linear(3, 2), hs.heads.softmax(2, 3)
-    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    model, head, optimizer = parts(head=hs.heads.softmax)
     assert len(fit(model, head, loader, epochs=2, optimizer=optimizer)) == 2
 
 
@@ -51,24 +55,86 @@ def test_regularizers_are_added():
     assert len(seen) == 4
 
 
+def test_the_scheduler_steps_once_a_batch():
+    model, head, optimizer = parts(rate=1.0)
+    halving = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    fit(model, head, Batches(*blobs(), 20), epochs=2, optimizer=optimizer, scheduler=halving)
+    assert optimizer.param_groups[0]["lr"] == 0.5**6
+
+
+def test_steps_are_counted_through_all_epochs_and_told_after_each():
+    model, head, optimizer = parts()
+    told, before = [], model.weight.detach().clone()
+
+    def on_step(step):
+        assert not torch.equal(model.weight, before)
+        before.copy_(model.weight.detach())
+        told.append(step)
+
+    fit(model, head, Batches(*blobs(), 20), epochs=2, optimizer=optimizer, on_step=on_step)
+    assert told == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_epoch_without_a_batch_is_refused():
+    model, head, optimizer = parts()
+    with pytest.raises(ValueError, match="data must yield batches anew every epoch, but epoch 2 had none"):
+        fit(model, head, iter(Batches(*blobs(), 20)), epochs=2, optimizer=optimizer)
+    with pytest.raises(ValueError, match="data must be something that yields at least one batch"):
+        embed(model, [])
+
+
 def test_a_loss_that_is_not_finite_stops_before_the_step():
-    x, y = blobs()
-    model, head = nn.Linear(3, 2), hs.heads.softmax(2, 3)
+    model, head, optimizer = parts()
     before = model.weight.detach().clone()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     broken = [lambda: torch.tensor(float("nan"))]
     with pytest.raises(FloatingPointError, match="in epoch 1"):
-        fit(model, head, Batches(x, y, 16), epochs=1, optimizer=optimizer, regularizers=broken)
+        fit(model, head, Batches(*blobs(), 16), epochs=1, optimizer=optimizer, regularizers=broken)
     assert torch.equal(before, model.weight)
 
 
-def test_embed_leaves_the_mode_as_it_was():
+def test_divergence_is_told_as_such_and_bad_data_is_not():
+    model, head, optimizer = parts(rate=1e38)
+    with pytest.raises(FloatingPointError, match=r"epoch 1.*a smaller learning rate may help"):
+        fit(model, head, Batches(*blobs(), 16), epochs=1, optimizer=optimizer)
+    for broken in (0, 1):  # the network's numbers, the head's
+        *both, optimizer = parts()
+        nn.init.constant_(both[broken].weight, float("inf"))
+        with pytest.raises(FloatingPointError, match=r"training diverged in epoch 1: \w+ must be finite"):
+            fit(*both, Batches(*blobs(), 16), epochs=1, optimizer=optimizer)
     x, y = blobs()
-    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
-    features, _ = embed(model, Batches(x, y, 10))
-    again, _ = embed(model, Batches(x, y, 60))
+    for wrong, match in ((Batches(x / 0, y, 16), "x must be finite"), (Batches(x, y + 1, 16), "y must lie")):
+        model, head, optimizer = parts()
+        with pytest.raises(ValueError, match=match):
+            fit(model, head, wrong, epochs=1, optimizer=optimizer)
+
+
+def test_embed_leaves_the_mode_of_every_module_as_it_was():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
+    model[1].eval()
+    features, _ = embed(model, Batches(*blobs(), 10))
+    again, _ = embed(model, Batches(*blobs(), 60))
     torch.testing.assert_close(features, again)
-    assert model.training
+    assert [module.training for module in model.modules()] == [True, True, False, True]
+
+
+def test_anything_with_scores_predicts():
+    class Largest:
+        def scores(self, x):
+            return x
+
+    assert predict(Largest(), torch.eye(3)).tolist() == [0, 1, 2]
+
+
+def test_batches_are_shuffled_anew_every_time():
+    x = torch.arange(50)
+    data = Batches(x, -x, 8, torch.Generator().manual_seed(0))
+    orders = [torch.cat([inputs for inputs, _ in data]) for _ in range(2)]
+    assert not torch.equal(orders[0], orders[1])
+    for order in orders:
+        assert not torch.equal(order, x)
+        assert torch.equal(order.sort().values, x)
+    assert all(torch.equal(inputs, -labels) for inputs, labels in data)
+    assert torch.equal(torch.cat([inputs for inputs, _ in Batches(x, x, 8)]), x)
 
 
 def test_batches_refuse_what_does_not_fit():

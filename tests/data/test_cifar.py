@@ -31,9 +31,9 @@ def test_cifar100_reads_the_fine_label(tmp_path, write, loader, folder):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "whole records of 3073 bytes; got 0"),
-        (record((1,), 0)[:-1], "got 3072 bytes"),
-        (record((10,), 0), "labels 0..9; got 10"),
+        (b"", "whole records of 3073 bytes, not 0"),
+        (record((1,), 0)[:-1], "not 3072 bytes"),
+        (record((10,), 0), "labels 0..9, not 10"),
     ],
 )
 def test_broken_records_are_named(tmp_path, write, content, message):
@@ -44,11 +44,20 @@ def test_broken_records_are_named(tmp_path, write, content, message):
 
 def test_verify_counts_the_classes_and_compares_the_sum(tmp_path, write):
     write("cifar-10-batches-bin/test_batch.bin", record((1,), 0))
-    with pytest.raises(DamagedData, match="1000 images of every class; got 0 of class 0"):
+    with pytest.raises(DamagedData, match="1000 images of every class, not 0 of class 0"):
         cifar10(tmp_path, "test")
     write("cifar100-fifth/test.bin", record((0, 1), 0))
     with pytest.raises(DamagedData, match="SHA-256"):
         cifar100_fifth(tmp_path, "test")
+
+
+def test_no_more_is_decompressed_than_a_file_should_hold(tmp_path, write, monkeypatch):
+    write("cifar-10-batches-bin/test_batch.bin.gz", bytes(2**26))
+    with pytest.raises(DamagedData, match="1000 images of every class, not 10001 of class 0"):
+        cifar10(tmp_path, "test")
+    monkeypatch.setattr("hypersphere.data.content.LARGEST_FILE", 2**20)
+    with pytest.raises(DamagedData, match=r"at most 1048576 bytes \(decompressed\), not more"):
+        cifar10(tmp_path, "test", verify=False)
 
 
 def test_there_are_a_hundred_classes():

@@ -23,5 +23,5 @@ def test_all_grey_levels_stay_apart():
 
 
 def test_an_unknown_split_is_refused():
-    with pytest.raises(ValueError, match="split must be one of 'train', 'test'; got 'val'"):
+    with pytest.raises(ValueError, match="split must be one of 'train', 'test', not 'val'"):
         digits("val")

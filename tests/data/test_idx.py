@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import struct
+import tracemalloc
 
 import pytest
 import torch
@@ -26,14 +27,14 @@ def test_reads_plain_and_gzipped_files(tmp_path, write, suffix, folder):
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (b"", LABELS, "idx magic 00000803; got nothing"),
-        (b"\x00\x00\x0d\x03" + IMAGES[4:], LABELS, "idx magic 00000803; got 00000d03"),
+        (b"", LABELS, "idx magic 00000803, not nothing"),
+        (b"\x00\x00\x0d\x03" + IMAGES[4:], LABELS, "idx magic 00000803, not 00000d03"),
         (LABELS, LABELS, "idx magic"),
-        (IMAGES[:9], LABELS, "ends within its header"),
-        (IMAGES[:-1], LABELS, "must hold 24 bytes .* got 23"),
-        (IMAGES + b"x", LABELS, "must hold 24 bytes .* got 25"),
-        (IMAGES, bytes((0, 0, 8, 1)) + struct.pack(">I", 3) + bytes(3), "3 labels for 4 images"),
-        (IMAGES, LABELS[:-1] + b"\x0a", "labels 0..9; got 10"),
+        (IMAGES[:9], LABELS, "a header of 16 bytes, not 9"),
+        (IMAGES[:-1], LABELS, "must hold 24 bytes .* not 23"),
+        (IMAGES + b"x", LABELS, "must hold 24 bytes .* not more"),
+        (IMAGES, bytes((0, 0, 8, 1)) + struct.pack(">I", 3) + bytes(3), "4 labels, one an image, not 3"),
+        (IMAGES, LABELS[:-1] + b"\x0a", "labels 0..9, not 10"),
     ],
 )
 def test_broken_files_are_named(tmp_path, write, images, labels, message):
@@ -52,10 +53,35 @@ def test_broken_gzip_is_named(tmp_path, write, content):
         mnist(tmp_path, verify=False)
 
 
+@pytest.mark.parametrize("shape", [(0, 2**32 - 1, 2**32 - 1), (2**32 - 1,) * 3])
+def test_an_impossible_shape_is_refused(tmp_path, write, shape):
+    write("mnist/train-images-idx3-ubyte", IMAGES[:4] + struct.pack(">3I", *shape))
+    with pytest.raises(DamagedData, match="a shape of at most 1073741824 bytes, not"):
+        mnist(tmp_path, verify=False)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_folder_in_the_place_of_the_file_is_named(tmp_path, suffix):
+    (tmp_path / f"mnist/train-images-idx3-ubyte{suffix}").mkdir(parents=True)
+    with pytest.raises(DamagedData, match=r"ubyte.* is not a .* file: .*directory"):
+        mnist(tmp_path)
+
+
+@pytest.mark.parametrize("start", [b"", IMAGES])
+def test_no_more_is_decompressed_than_the_header_asks_for(tmp_path, write, start):
+    write("mnist/train-images-idx3-ubyte.gz", start + bytes(2**26))
+    tracemalloc.start()
+    with pytest.raises(DamagedData, match=r"idx magic|must hold 24 bytes"):
+        mnist(tmp_path, verify=False)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
 def test_other_content_fails_the_check(tmp_path, write):
     write("mnist/train-images-idx3-ubyte.gz", IMAGES)
     write("mnist/train-labels-idx1-ubyte.gz", LABELS)
-    with pytest.raises(DamagedData, match=r"SHA-256 .* expected .* verify=False"):
+    with pytest.raises(DamagedData, match=r"SHA-256 .*, not .* verify=False"):
         mnist(tmp_path)
 
 

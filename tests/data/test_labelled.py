@@ -36,7 +36,9 @@ def test_tensors_are_all_items_at_once():
 
 
 @pytest.mark.parametrize(
-    "indices", [[1, 4], torch.tensor([1, 4]), [False, True, False, False, True, False], torch.tensor([1, 4]).int()]
+    "indices",
+    [[1, 4], torch.tensor([1, 4]), [False, True, False, False, True, False], torch.tensor([1, 4]).int()]
+    + [torch.tensor([1, 4]).to(kind) for kind in (torch.uint8, torch.uint16, torch.uint32, torch.uint64)],
 )
 def test_subset_takes_positions_or_a_mask(indices):
     part = images(names=tuple("uvwxyz")).subset(indices)
@@ -63,6 +65,8 @@ def test_of_classes_relabels():
     assert part.classes == ("c", "a")
     with pytest.raises(ValueError, match="'d'"):
         images().of_classes(["d"])
+    with pytest.raises(ValueError, match=r"classes must be different names, not \['a', 'b', 'a'\]"):
+        images().of_classes(["a", "b", "a"])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,7 @@ def test_a_graph_knows_its_size():
         ({"edge_index": torch.tensor([[0], [3]])}, "edge_index must name nodes 0..2"),
         ({"edge_index": torch.tensor([0, 1])}, "edge_index must be int64"),
         ({"val": torch.zeros(2, dtype=torch.bool)}, "val must be bool"),
-        ({"test": torch.tensor([True, False, False])}, "must not share nodes"),
+        ({"test": torch.tensor([True, False, False])}, "must be disjoint"),
     ],
 )
 def test_bad_graphs_are_refused(change, message):

@@ -39,7 +39,7 @@ def test_pairs_may_refer_to_other_names(faces):
     images = lfw(faces)
     turned = images.subset(list(range(6, -1, -1)))
     assert lfw_pairs(faces, names=turned.names, verify=False).first.tolist() == [6, 5, 3, 0]
-    with pytest.raises(DamagedData, match="line 2 needs the image 'Ada_L/Ada_L_0001'"):
+    with pytest.raises(DamagedData, match="line 2 must name one of the 6 images, not 'Ada_L/Ada_L_0001'"):
         lfw_pairs(faces, names=images.names[1:], verify=False)
 
 
@@ -52,9 +52,9 @@ def test_one_trains_on_nine_folds_of_people_and_tests_on_the_tenth(faces):
 
 
 def test_other_lists_fail_the_check(faces):
-    with pytest.raises(DamagedData, match=r"pairs\.txt has SHA-256"):
+    with pytest.raises(DamagedData, match=r"pairs\.txt must have SHA-256"):
         lfw_pairs(faces)
-    with pytest.raises(DamagedData, match=r"people\.txt has SHA-256"):
+    with pytest.raises(DamagedData, match=r"people\.txt must have SHA-256"):
         lfw_people(faces)
 
 
@@ -63,10 +63,12 @@ def test_other_lists_fail_the_check(faces):
     [
         (b"", "must begin with"),
         (b"ten\n", "must begin with"),
-        (b"2\t1\nAda_L\t1\t2\n", "must hold 4 pairs; got 1"),
+        (b"2\t1\nAda_L\t1\t2\n", "must hold 4 pairs, not 1"),
         (PAIRS.replace(b"Ada_L\t1\t2", b"Ada_L\t1"), "line 2 must be name, number, number"),
         (PAIRS.replace(b"Dee\t1\tCy\t2", b"Dee\t1\t1"), "line 5 must be name, number, name, number"),
         (PAIRS.replace(b"Cy\t1\t3", b"Cy\tone\t3"), "line 4 must be"),
+        (PAIRS.replace(b"Cy\t1\t3", b"Cy\t1\t" + b"3" * 5000), "line 4 must be"),
+        (b"9" * 5000 + b"\t1\n", "must begin with"),
     ],
 )
 def test_bad_pairs_are_named(faces, write, text, message):
@@ -82,8 +84,9 @@ def test_bad_pairs_are_named(faces, write, text, message):
         (b"2\n2\nAda_L\t2\n", "line 3 must be a new name"),
         (b"2\n1\nAda_L\t2\n", "ends before"),
         (b"2\n1\nAda_L\t2\n1\nAda_L\t2\n", "line 5 must be a new name"),
-        (b"1\n1\nAda_L\t2\nBob\t1\n", "more lines"),
+        (b"1\n1\nAda_L\t2\nBob\t1\n", "as its counts say, not more"),
         (b"x\n", "line 1 must be a count"),
+        (b"9" * 5000 + b"\n", "line 1 must be a count"),
     ],
 )
 def test_bad_people_are_named(faces, write, text, message):

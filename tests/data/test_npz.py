@@ -1,3 +1,5 @@
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -66,8 +68,10 @@ def test_omniglot_evaluation_has_its_own_labels(tmp_path, save):
         ({"bits": np.zeros((6, 10), dtype=np.uint8)}, r"bits must be uint8 \(N, 1379\)"),
         ({"char": np.zeros(5, dtype=np.int16)}, r"char must be integers \(6,\)"),
         ({"char": np.zeros(6)}, "char must be integers"),
-        ({"char": np.full(6, 3)}, "char must be in 0..2; got 3..3"),
+        ({"char": np.full(6, 3)}, "char must be in 0..2, not 3..3"),
         ({"drawer": np.array([{}] * 6, dtype=object)}, "allow_pickle=False"),
+        ({"bits": np.uint8(1)}, "bits must be uint8"),
+        ({"char_names": np.array("alpha")}, "char_names must be one row of names"),
     ],
 )
 def test_bad_omniglot_is_named(tmp_path, save, change, message):
@@ -78,13 +82,13 @@ def test_bad_omniglot_is_named(tmp_path, save, change, message):
 
 def test_other_drawings_fail_the_check(tmp_path, save):
     save("omniglot/omniglot.npz", drawings())
-    with pytest.raises(DamagedData, match="published drawings; pass verify=False"):
+    with pytest.raises(DamagedData, match="published drawings, not others; pass verify=False"):
         omniglot(tmp_path)
 
 
 @pytest.mark.parametrize("size", [0, 106])
 def test_omniglot_size_is_bounded(tmp_path, size):
-    with pytest.raises(ValueError, match=f"size must be in 1..105; got {size}"):
+    with pytest.raises(ValueError, match=f"size must be in 1..105, not {size}"):
         omniglot(tmp_path, size=size)
 
 
@@ -94,7 +98,7 @@ def test_modelnet_scales_to_the_unit_ball(tmp_path, save):
     assert data.labels.tolist() == [0, 1, 1]
     assert torch.equal(data.points[0], torch.eye(3))
     assert len(modelnet10(tmp_path, "test", verify=False)) == 1
-    with pytest.raises(DamagedData, match="must hold 3991 shapes for train; got 3"):
+    with pytest.raises(DamagedData, match="must hold 3991 shapes for train, not 3"):
         modelnet10(tmp_path)
 
 
@@ -102,8 +106,9 @@ def test_modelnet_scales_to_the_unit_ball(tmp_path, save):
     ("change", "message"),
     [
         ({"points": np.zeros((4, 3, 3))}, "points must be int16"),
-        ({"label": np.array([0, 1, 0, 2], dtype=np.uint8)}, "label must be in 0..1; got 0..2"),
+        ({"label": np.array([0, 1, 0, 2], dtype=np.uint8)}, "label must be in 0..1, not 0..2"),
         ({"test": np.zeros(3, dtype=np.uint8)}, r"test must be integers \(4,\)"),
+        ({"classes": np.array("bed")}, "classes must be one row of names"),
     ],
 )
 def test_bad_modelnet_is_named(tmp_path, save, change, message):
@@ -127,11 +132,39 @@ def test_broken_npz_files_are_named(tmp_path, save, write):
     arrays = shapes()
     del arrays["test"]
     save("modelnet10/modelnet10_1024.npz", arrays)
-    with pytest.raises(DamagedData, match="has no array test; it holds points, label, classes"):
+    with pytest.raises(DamagedData, match="arrays points, label, test, classes, not points, label, classes"):
         modelnet10(tmp_path, verify=False)
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(DamagedData, match="single array"):
+    with pytest.raises(DamagedData, match="npz file, not a single array"):
+        modelnet10(tmp_path, verify=False)
+
+
+def header(shape: str) -> bytes:
+    text = f"{{'descr': '<i2', 'fortran_order': False, 'shape': {shape}}}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize("member", ["points.npy", "points"])
+@pytest.mark.parametrize(
+    "content",
+    [b"not an array", b"", header("(4, 1" + "0" * 10 + ", 3)"), header(f"({2**62}, 3)"), header(f"(0, {2**70}, 3)")],
+    ids=["text", "empty", "large", "larger", "flat"],
+)
+def test_members_that_are_no_arrays_are_named(tmp_path, save, member, content):
+    arrays = shapes()
+    del arrays["points"]
+    path = save("modelnet10/modelnet10_1024.npz", arrays)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr(member, content)
+    with pytest.raises(DamagedData, match=r"points must be an array, not bytes|not a readable npz file"):
+        modelnet10(tmp_path, verify=False)
+
+
+def test_an_npz_bomb_is_refused(tmp_path, save, monkeypatch):
+    save("modelnet10/modelnet10_1024.npz", shapes(points=np.zeros((4, 10000, 3), dtype=np.int16)))
+    monkeypatch.setattr("hypersphere.data.content.LARGEST_FILE", 2**16)
+    with pytest.raises(DamagedData, match="arrays of at most 65536 bytes, not 240128"):
         modelnet10(tmp_path, verify=False)
 
 

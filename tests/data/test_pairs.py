@@ -14,6 +14,7 @@ NAMES = ("a/1.png", "a/2.png", "b/1.png", "my b/2.png")
         "a/1.png,a/2.png,1\na/2.png, b/1.png, 0\n",
         "a/1.png\ta/2.png\t1\r\na/2.png\tb/1.png\t0",
         "a/1.png a/2.png 1 0\na/2.png b/1.png 0 0",
+        "\ufeffa/1.png a/2.png 1\na/2.png b/1.png 0",
     ],
 )
 def test_reads_text_and_csv(write, text):
@@ -37,12 +38,21 @@ def test_commas_and_tabs_allow_spaces_in_names_and_folds(write):
         ("a/1.png a/2.png\n", "line 1 must be"),
         ("# x\na/1.png a/2.png yes\n", "line 2 must be"),
         ("a/1.png a/2.png 1 -3\n", "line 1 must be"),
-        ("a/1.png c/9.png 1\n", "line 1 names 'c/9.png', which is not among the 4 names"),
+        (f"a/1.png a/2.png 1 0\na/1.png a/2.png 1 {10**30}\n", "line 2 must be"),
+        (f"a/1.png a/2.png 1 {10**9}\n", "line 1 must be"),
+        ("a/1.png c/9.png 1\n", "line 1 must name two of the 4 images, not 'c/9.png'"),
     ],
 )
 def test_bad_lines_are_named(write, text, message):
     with pytest.raises(DamagedData, match=message):
         read_pairs(write("pairs.txt", text.encode()), NAMES)
+
+
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
+def test_other_encodings_are_named(write, start):
+    content = start + b"a/1.png a/2.png 1\na/1.png caf\xe9.png 0\n"
+    with pytest.raises(DamagedData, match=r"line 2 must be UTF-8 text, not b'\\xe9'"):
+        read_pairs(write("pairs.txt", content), NAMES)
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -56,7 +66,7 @@ def test_split_holds_out_one_fold():
     assert len(rest) == 1
     assert held_out.first.tolist() == [1, 2]
     assert repr(pairs) == "Pairs(3 pairs, 2 of them same, 2 folds)"
-    with pytest.raises(ValueError, match=r"fold must be in 0\.\.1; got 2"):
+    with pytest.raises(ValueError, match=r"fold must be in 0\.\.1, not 2"):
         pairs.split(2)
 
 
@@ -88,8 +98,19 @@ def test_drawn_pairs_are_true_distinct_and_disjoint_between_folds(classes, each)
     assert not torch.equal(pairs.first, draw_pairs(labels, folds=10, per_fold=20, seed=4).first)
 
 
+@pytest.mark.parametrize("each", [6, 900])
+@pytest.mark.parametrize(("factor", "offset"), [(10**12, 0), (1, -7), (-3, 2)])
+def test_labels_may_be_any_integers(each, factor, offset):
+    plain = torch.arange(20).repeat(each)
+    labels = plain * factor + offset
+    pairs = draw_pairs(labels, folds=4, per_fold=10)
+    assert torch.equal(labels[pairs.first] == labels[pairs.second], pairs.same)
+    if factor > 0:  # only the order of the classes counts
+        assert torch.equal(pairs.first, draw_pairs(plain, folds=4, per_fold=10).first)
+
+
 def test_too_many_pairs_are_refused():
-    with pytest.raises(ValueError, match="got 5, but fold 0 has"):
+    with pytest.raises(ValueError, match="not 5: fold 0 has"):
         draw_pairs(torch.tensor([0, 0, 1, 1]), folds=1, per_fold=5)
     with pytest.raises(ValueError, match="fold 0 has 36 same and 0 different"):
         draw_pairs(torch.arange(2).repeat(9), folds=3, per_fold=1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hypersphere.data import DamagedData, ForbiddenGlobal
-from hypersphere.data.pickles import ADMITTED, Array, dense_array, load_pickle
+from hypersphere.data.pickles import ADMITTED, Array, SparseRows, dense_array, load_pickle
 
 HERE = Path("evil")
 
@@ -136,13 +136,55 @@ def test_a_matrix_that_does_not_fit_is_refused():
     for part, value in (("indptr", [0, 5]), ("indices", [9, 9]), ("indices", [0.0, 1.0]), ("data", [1.0])):
         matrix = sparse.csr_matrix(np.ones((1, 2)))
         setattr(matrix, part, np.array(value))
-        with pytest.raises(DamagedData, match="sparse matrix do not fit"):
+        with pytest.raises(DamagedData, match="sparse matrix must"):
+            dense_array(load_pickle(pickle.dumps(matrix, protocol=3), HERE))
+    for part, value in (
+        ("indptr", np.array([0.0, 2.0])),
+        ("indptr", np.array([0.0, np.nan])),
+        ("data", np.array(1.0)),
+        ("data", np.ones((1, 2))),
+    ):
+        matrix = sparse.csr_matrix(np.ones((1, 2)))
+        setattr(matrix, part, value)
+        with pytest.raises(DamagedData, match="parts of a sparse matrix must"):
             dense_array(load_pickle(pickle.dumps(matrix, protocol=3), HERE))
     huge = sparse.csr_matrix((1, 2**40), dtype=np.float32)
-    with pytest.raises(DamagedData, match="larger than"):
+    with pytest.raises(DamagedData, match="at most 268435456 numbers, not 1x1099511627776"):
         dense_array(load_pickle(pickle.dumps(huge, protocol=3), HERE))
 
 
+@pytest.mark.parametrize(("middle", "dtype"), [(5, np.uint8), (5, np.uint32), (2**63 + 5, np.uint64)])
+def test_unsigned_row_starts_must_rise_too(middle, dtype):
+    matrix = pytest.importorskip("scipy.sparse").csr_matrix(np.ones((2, 1)))
+    matrix.indptr = np.array([0, middle, 2], dtype=dtype)
+    with pytest.raises(DamagedData, match="row starts of a sparse matrix must fit"):
+        dense_array(load_pickle(pickle.dumps(matrix, protocol=3), HERE))
+
+
+def test_unsigned_parts_that_fit_are_read():
+    matrix = pytest.importorskip("scipy.sparse").csr_matrix(np.eye(3)[[2, 0]])
+    matrix.indptr, matrix.indices = matrix.indptr.astype(np.uint64), matrix.indices.astype(np.uint8)
+    assert np.array_equal(dense_array(load_pickle(pickle.dumps(matrix, protocol=3), HERE)), np.eye(3)[[2, 0]])
+
+
+def test_a_matrix_made_of_itself_is_refused():
+    itself = SparseRows()
+    itself.__setstate__({"data": itself, "indices": itself, "indptr": itself, "shape": (1, 1)})
+    with pytest.raises(DamagedData, match="must be an array, not SparseRows"):
+        dense_array(itself)
+
+
+def test_a_flat_matrix_of_endless_columns_is_refused():
+    empty = Array()
+    empty.values = np.zeros(0, dtype=np.int64)
+    start = Array()
+    start.values = np.zeros(1, dtype=np.int64)
+    flat = SparseRows()
+    flat.__setstate__({"data": empty, "indices": empty, "indptr": start, "shape": (0, 2**70)})
+    with pytest.raises(DamagedData, match="at most 268435456 numbers"):
+        dense_array(flat)
+
+
 def test_an_array_without_state_is_refused():
-    with pytest.raises(DamagedData, match="expected an array"):
+    with pytest.raises(DamagedData, match="must be an array"):
         dense_array(Array())

@@ -52,11 +52,15 @@ def test_parts_come_together(small):
         ({"graph": [0]}, "dict of lists"),
         ({"ty": np.zeros((1, 2), dtype=np.int32)}, "equally many"),
         ({"ally": np.zeros((3, 3), dtype=np.int32)}, "same features and classes"),
-        ({"allx": sparse.csr_matrix(np.zeros((4, 4))), "ally": np.zeros((4, 2))}, "after all others"),
+        ({"allx": sparse.csr_matrix(np.zeros((4, 4))), "ally": np.zeros((4, 2))}, "after all 4 others, not at 3"),
         ({"y": np.zeros(2)}, "must be a matrix"),
-        ({"y": 7}, "expected an array; got int"),
+        ({"allx": np.array(1.0)}, "allx must be a matrix, not of shape"),
+        ({"tx": np.array([[np.nan, 0, 0, 0], [0, 0, 0, 0]])}, "must be finite"),
+        ({"tx": sparse.csr_matrix(np.array([[1e300, 0, 0, 0], [0, 0, 0, 0]]))}, "must be finite"),
+        ({"ty": np.array([[np.nan, 0], [0, 0]])}, "must be finite"),
+        ({"y": 7}, "must be an array, not int"),
         ({"y": np.array([["a"]])}, "arrays must hold numbers"),
-        ({"y": np.array([[object()]], dtype=object)}, "got dtype 'O8'"),
+        ({"y": np.array([[object()]], dtype=object)}, "not dtype 'O8'"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(small, change, message):
@@ -67,14 +71,23 @@ def test_parts_that_do_not_fit_are_refused(small, change, message):
 def test_other_files_fail_the_check_and_names_are_listed(small):
     with pytest.raises(DamagedData, match="SHA-256"):
         planetoid("cora", small())
-    with pytest.raises(ValueError, match="name must be one of 'cora', 'citeseer', 'pubmed'; got 'dblp'"):
+    with pytest.raises(ValueError, match="name must be one of 'cora', 'citeseer', 'pubmed', not 'dblp'"):
         planetoid("dblp", small())
 
 
-def test_a_bad_index_is_refused(small, write):
+@pytest.mark.parametrize("number", [b"five", b"1000000000", b"1" + b"0" * 30, b"9" * 5000])
+def test_a_bad_index_is_refused(small, write, number):
     root = small()
-    write("citation/ind.cora.test.index", b"3\nfive\n")
+    write("citation/ind.cora.test.index", b"3\n" + number + b"\n")
     with pytest.raises(DamagedData, match=r"test\.index must hold one node number a line"):
+        planetoid("cora", root, verify=False)
+
+
+def test_an_index_may_not_make_a_matrix_too_large(small, write, monkeypatch):
+    root = small()
+    write("citation/ind.cora.test.index", b"3\n9999999\n")
+    monkeypatch.setattr("hypersphere.data.pickles.LARGEST_MATRIX", 2**20)
+    with pytest.raises(DamagedData, match="at most 1048576 numbers, not 10000000x6"):
         planetoid("cora", root, verify=False)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from hypersphere import data
 from hypersphere.data import MissingData, data_root
-from hypersphere.data.errors import require
+from hypersphere.data.errors import require_package
 
 
 def test_root_comes_from_the_argument_then_the_environment(tmp_path, monkeypatch):
@@ -26,7 +26,7 @@ def test_no_root_says_how_to_give_one(monkeypatch, value):
 
 
 def test_a_root_that_does_not_exist_is_named(tmp_path, monkeypatch):
-    with pytest.raises(MissingData, match=r"root must be an existing folder; got .*nowhere"):
+    with pytest.raises(MissingData, match=r"root must be an existing folder, not .*nowhere"):
         data_root(tmp_path / "nowhere")
     monkeypatch.setenv("HYPERSPHERE_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(FileNotFoundError, match="HYPERSPHERE_DATA must be"):
@@ -55,13 +55,13 @@ def test_every_loader_has_a_one_line_summary_and_is_public():
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "omniglot", "modelnet10"])
 def test_an_unknown_split_lists_the_choices(tmp_path, name):
-    with pytest.raises(ValueError, match=r"split must be one of .*; got 'weekend'"):
+    with pytest.raises(ValueError, match=r"split must be one of .*, not 'weekend'"):
         data.DATASETS[name](tmp_path, "weekend")
 
 
 def test_a_missing_package_names_the_extra():
     with pytest.raises(ImportError, match=r"needs nothing-real: pip install 'hypersphere\[eval\]'"):
-        require("no_such_module_at_all", "nothing-real")
+        require_package("no_such_module_at_all", "nothing-real", "eval")
 
 
 def test_importing_the_room_imports_nothing_heavy():

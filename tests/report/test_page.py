@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hypersphere.report import Column, Sphere, Spheres, Table, Text, page, write_page
+from hypersphere.report import Column, Sphere, Spheres, Table, Text, draft, write_page
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 HOSTILE = "</script><script>alert(1)</script><!--<script> \"quoted\" 'quoted' &amp;"
@@ -97,7 +98,7 @@ def test_scripts_come_only_with_the_sections_that_need_them(tmp_path: Path) -> N
 
 
 def test_unknown_sections_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"sections: item 0 is a str; accepted are Text, Table, Spheres"):
+    with pytest.raises(ValueError, match=r"sections\[0\] must be one of Text, Table, Spheres, not 'str'"):
         write_page(tmp_path / "page.html", title="", lead="", sections=["words"])  # type: ignore[list-item]
 
 
@@ -108,11 +109,25 @@ def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.Monke
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(page.os, "replace", fail)
+    monkeypatch.setattr(draft.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         write_page(target, title="new", lead="", sections=[])
     assert target.read_text(encoding="utf-8") == old
     assert [path.name for path in target.parent.iterdir()] == ["page.html"]
+
+
+def test_half_a_surrogate_pair_is_written_as_something(tmp_path: Path) -> None:
+    lone = "a\ud800b"
+    sphere = Sphere(lone, [[1.0, 0, 0]], [0], classes=(lone,))
+    sections = [Text(lone, lone), Table(lone, [Column(lone)], [(lone,)]), Spheres(lone, [sphere])]
+    target = write_page(tmp_path / "page.html", title=lone, lead=lone, sections=sections, meta={lone: lone})
+    assert Checker(target.read_text(encoding="utf-8")).texts["h1"] == ["a?b"]
+
+
+def test_many_may_write_one_page_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: write_page(tmp_path / "page.html", title="", lead="", sections=[]), range(100)))
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_the_file_stays_small(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hypersphere.report import Sphere, Spheres, class_colors
-from hypersphere.report.spheres import MOST_POINTS, spheres_html
+from hypersphere.report.spheres import MOST_CLASSES, MOST_POINTS, spheres_html
 
 
 def drawings(*spheres: Sphere) -> dict:
@@ -26,7 +26,7 @@ def test_points_and_vectors_are_normalised_and_rounded() -> None:
 
 
 def test_extreme_lengths_keep_their_direction() -> None:
-    drawn = drawings(Sphere("a", np.array([[1e300, 1e300], [1e-300, 0]]), [0, 0]))["spheres"][0]
+    drawn = drawings(Sphere("a", np.array([[1e300, 1e300], [1e-290, 0]]), [0, 0]))["spheres"][0]
     assert drawn["points"] == [0.7071, 0.7071, 1, 0]
     assert drawn["dimension"] == 2
 
@@ -55,23 +55,39 @@ def test_classes_are_named_or_numbered() -> None:
     assert drawings(one, named)["classes"] == ["x", "y", "z"]
 
 
+def test_the_legend_holds_the_labels_that_occur() -> None:
+    drawn = drawings(Sphere("a", np.eye(3), [7, 10**6, 7]), Sphere("b", np.eye(3), [8, 8, 10**12]))
+    assert drawn["classes"] == ["7", "8", "1000000", "1000000000000"]
+    assert len(drawn["colors"]) == 4
+    assert [sphere["labels"] for sphere in drawn["spheres"]] == [[0, 2, 0], [1, 1, 3]]
+    vectors = drawings(Sphere("a", np.eye(3)[:1], [2], np.eye(3)), Sphere("b", np.eye(3)[:1], [9]))
+    assert vectors["classes"] == ["0", "1", "2", "9"]  # a vector's place is its class
+
+
+def test_a_legend_without_end_is_refused() -> None:
+    many = np.arange(MOST_CLASSES + 1)
+    with pytest.raises(ValueError, match=r"spheres must be pictures of at most 256 classes together, not 257"):
+        Spheres("title", [Sphere("a", np.ones((len(many), 3)), many)])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"points": np.full((2, 3), np.nan)}, "points: got 2 rows with NaN or infinity, first row 0"),
-        ({"points": np.full((2, 3), np.inf)}, "points: got 2 rows with NaN or infinity"),
-        ({"points": np.ones((2, 4))}, r"points: got shape \(2, 4\); accepted is \(N, 2\) or \(N, 3\)"),
-        ({"points": np.ones(3)}, r"points: got shape \(3,\)"),
-        ({"points": [[1, 2], [3]]}, "points: got list"),
-        ({"points": [["a", "b"], ["c", "d"]]}, "points: got type"),
-        ({"labels": [0]}, "labels: got 1 for 2 points"),
-        ({"labels": [0.0, 1.0]}, "labels: got type float64; accepted are integers"),
-        ({"labels": [[0], [1]]}, "labels: got shape"),
-        ({"labels": [0, -1]}, "labels: got values from -1 to 0"),
-        ({"labels": [0, 2]}, "labels: got values from 0 to 2; accepted is 0 to 1"),
-        ({"vectors": np.ones((2, 2))}, "vectors: got 2 columns; accepted is 3"),
-        ({"vectors": np.full((2, 3), np.nan)}, "vectors: got 2 rows with NaN"),
-        ({"vectors": np.ones((3, 3))}, "classes: got 2 names for 3 vectors"),
+        ({"points": np.full((2, 3), np.nan)}, r"points must be finite, but row 0 is not \(2 such rows of 2\)"),
+        ({"points": np.full((2, 3), np.inf)}, "points must be finite"),
+        ({"points": np.ones((2, 4))}, r"points must be of shape \(N, 2\) or \(N, 3\), not \(2, 4\)"),
+        ({"points": np.ones(3)}, r"points must be .*, not \(3,\)"),
+        ({"points": [[1, 2], [3]]}, "points must be a tensor or an array of numbers, not a list"),
+        ({"points": [["a", "b"], ["c", "d"]]}, "points must be .*not"),
+        ({"labels": [0]}, "labels must be one for each of the 2 points, not 1"),
+        ({"labels": [0.0, 1.0]}, r"labels must be integers, not dtype\('float64'\)"),
+        ({"labels": [[0], [1]]}, r"labels must be of shape \(N,\), not \(2, 1\)"),
+        ({"labels": [0, -1]}, r"labels must be from 0 to 1, not \[-1\]"),
+        ({"labels": [0, -1], "vectors": None, "classes": ()}, r"labels must be 0 or more, not \[-1\]"),
+        ({"labels": [0, 2]}, r"labels must be from 0 to 1, not \[2\]"),
+        ({"vectors": np.ones((2, 2))}, "vectors must be 3 columns wide, as points, not 2"),
+        ({"vectors": np.full((2, 3), np.nan)}, "vectors must be finite"),
+        ({"vectors": np.ones((3, 3))}, "classes must be one name for each of the 3 vectors, not 2"),
     ],
 )
 def test_bad_input_is_named_in_one_line(arguments: dict, message: str) -> None:
@@ -83,9 +99,9 @@ def test_bad_input_is_named_in_one_line(arguments: dict, message: str) -> None:
 
 def test_pictures_of_one_section_share_their_classes() -> None:
     one = Sphere("a", np.eye(3)[:2], [0, 1], classes=("x", "y"))
-    with pytest.raises(ValueError, match="spheres: got 2 different tuples of classes"):
+    with pytest.raises(ValueError, match="classes must be the same in all spheres"):
         Spheres("title", [one, Sphere("b", np.eye(3)[:2], [0, 1], classes=("x", "z"))])
-    with pytest.raises(ValueError, match="spheres: 'b' has 3 classes"):
+    with pytest.raises(ValueError, match=r"labels of spheres\[1\] must be from 0 to 1, the names, not 2"):
         Spheres("title", [one, Sphere("b", np.eye(3), [0, 1, 2])])
 
 

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 __all__ = ["app", "main"]
 
+
+class _Commands(TyperGroup):
+    """The commands; an interrupt ends them with a line of ours, where typer would say nothing or something else."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _end("interrupted; finished rows are kept", 130)
+
+
 app = typer.Typer(
     name="hypersphere",
+    cls=_Commands,
     help="Deep learning on the hypersphere.",
     no_args_is_help=True,
     add_completion=False,
@@ -52,7 +67,7 @@ def reproduce(
     """Run a table of the sources, row by row; rows that have a record are not run again."""
     from hypersphere.cli.reproduce import reproduce as run
 
-    run(name, out, seeds=seeds, rows=rows, assignments=set_ or [], threads=threads, data_root=data_root)
+    run(name, out, seeds=seeds, rows=rows or None, assignments=set_ or [], threads=threads, data_root=data_root)
 
 
 @app.command("list")
@@ -64,13 +79,32 @@ def list_() -> None:
 
 
 def main() -> None:
-    """Run the command line; misuse ends with one line and code 2, damaged data with 3, an interrupt with 130."""
+    """Run the command line; whatever ends it early is told in one line.
+
+    Misuse ends with code 2, damaged data with 3, a run that fails (it diverged, the disk is full) with 1, an interrupt
+    with 130; a reader that closes the pipe ends it silently with 1.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no ± gets a ?
     try:
-        app()
-    except (ValueError, FileNotFoundError, PermissionError, ImportError) as error:
-        code = 3 if type(error).__name__ == "DamagedData" else 2
-        print(f"hypersphere: {error}", file=sys.stderr)
-        sys.exit(code)
-    except KeyboardInterrupt:
-        print("hypersphere: interrupted; finished rows are kept", file=sys.stderr)
-        sys.exit(130)
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of Python
+        sys.exit(1)
+    except ValueError as error:
+        from hypersphere.data import DamagedData
+
+        _end(error, 3 if isinstance(error, DamagedData) else 2)
+    except (FileNotFoundError, PermissionError, ImportError) as error:
+        _end(error, 2)
+    except (OSError, FloatingPointError) as error:
+        _end(error, 1)
+
+
+def _end(reason: object, code: int) -> NoReturn:
+    print(f"hypersphere: {' '.join(str(reason).splitlines())}", file=sys.stderr)
+    sys.exit(code)

@@ -42,11 +42,11 @@ def parse_records(content: bytes, label_bytes: int, classes: int, path: Path) ->
     """Images (N, 3, 32, 32) and labels (N,) of a record file; the last label byte is the class."""
     width = label_bytes + PIXELS
     if not content or len(content) % width:
-        raise DamagedData(f"{path} must hold whole records of {width} bytes; got {len(content)} bytes")
+        raise DamagedData(f"{path} must hold whole records of {width} bytes, not {len(content)} bytes")
     records = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, width)
     labels = records[:, label_bytes - 1].to(torch.int64)
     if int(labels.max()) >= classes:
-        raise DamagedData(f"{path} must hold labels 0..{classes - 1}; got {int(labels.max())}")
+        raise DamagedData(f"{path} must hold labels 0..{classes - 1}, not {int(labels.max())}")
     return records[:, label_bytes:].reshape(-1, 3, 32, 32), labels
 
 
@@ -99,11 +99,13 @@ def _read(
 ) -> LabelledImages:
     check_choice("split", split, files)
     advice = f"Put the binary version of the dataset, gzipped or plain, in the folder {folder.name}."
+    records = None if each is None else each[split] * len(classes) // len(files[split]) + 1
+    most = None if records is None else records * (label_bytes + PIXELS)
     images: list[Tensor] = []
     labels: list[Tensor] = []
     for name in files[split]:
         path = find([folder], (name, f"{name}.gz"), advice)
-        content = read_content(path)
+        content = read_content(path, most)
         image, label = parse_records(content, label_bytes, len(classes), path)
         if name in sums:
             check_sum(content, sums[name], path)
@@ -120,6 +122,6 @@ def _check_balance(labels: Tensor, each: int, classes: int, folder: Path, names:
     if (counts != each).any():
         odd = int((counts != each).nonzero()[0])
         raise DamagedData(
-            f"{', '.join(names)} in {folder} must hold {each} images of every class; "
-            f"got {int(counts[odd])} of class {odd}; pass verify=False to read them anyway"
+            f"{', '.join(names)} in {folder} must hold {each} images of every class, "
+            f"not {int(counts[odd])} of class {odd}; pass verify=False to read them anyway"
         )

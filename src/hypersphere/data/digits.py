@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hypersphere.data.errors import check_choice, require
+from hypersphere.data.errors import check_choice, require_package
 from hypersphere.data.labelled import LabelledImages
 
 TEST_PER_CLASS = 50
@@ -24,7 +24,7 @@ def digits(split: str = "train") -> LabelledImages:
     LabelledImages(500 images 1x8x8, 10 classes)
     """
     check_choice("split", split, ("train", "test"))
-    source = require("sklearn.datasets", "scikit-learn").load_digits()
+    source = require_package("sklearn.datasets", "scikit-learn", "eval").load_digits()
     labels = np.asarray(source.target, dtype=np.int64)
     test = np.zeros(len(labels), dtype=bool)
     for label in range(10):

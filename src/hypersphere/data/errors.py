@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Iterable
 from typing import Any
 
+from hypersphere.functions.menu import require
+
 
 class MissingData(FileNotFoundError):
     """A file or folder is not there; the message says where it was looked for and how to get it."""
@@ -22,13 +24,12 @@ class ForbiddenGlobal(DamagedData):
 def check_choice(argument: str, value: str, accepted: Iterable[str]) -> None:
     """Raise a ValueError unless the value is one of the accepted words."""
     words = tuple(accepted)
-    if value not in words:
-        raise ValueError(f"{argument} must be one of {', '.join(map(repr, words))}; got {value!r}")
+    require(value in words, argument, f"one of {', '.join(map(repr, words))}", value)
 
 
-def require(module: str, package: str) -> Any:
+def require_package(module: str, package: str, extra: str) -> Any:
     """Import an optional module, or say which extra brings it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"this needs {package}: pip install 'hypersphere[eval]'") from error
+        raise ImportError(f"this needs {package}: pip install 'hypersphere[{extra}]'") from error

@@ -32,20 +32,20 @@ class Graph:
 
     def __post_init__(self) -> None:
         if self.features.dtype != torch.float32 or self.features.ndim != 2:
-            raise ValueError(f"features must be float32 (N, F); got {self.features.dtype} {tuple(self.features.shape)}")
+            raise ValueError(f"features must be float32 (N, F), not {self.features.dtype} {tuple(self.features.shape)}")
         nodes, edges = len(self.features), self.edge_index
         check_labels(self.labels, nodes, self.classes)
         if edges.dtype != torch.int64 or edges.ndim != 2 or len(edges) != 2:
-            raise ValueError(f"edge_index must be int64 (2, E); got {edges.dtype} {tuple(edges.shape)}")
+            raise ValueError(f"edge_index must be int64 (2, E), not {edges.dtype} {tuple(edges.shape)}")
         if edges.numel() and (edges.min() < 0 or edges.max() >= nodes):
             found = f"{int(edges.min())}..{int(edges.max())}"
-            raise ValueError(f"edge_index must name nodes 0..{nodes - 1}; got {found}")
+            raise ValueError(f"edge_index must name nodes 0..{nodes - 1}, not {found}")
         masks = {"train": self.train, "val": self.val, "test": self.test}
         for name, mask in masks.items():
             if mask.dtype != torch.bool or mask.shape != (nodes,):
-                raise ValueError(f"{name} must be bool ({nodes},); got {mask.dtype} {tuple(mask.shape)}")
+                raise ValueError(f"{name} must be bool ({nodes},), not {mask.dtype} {tuple(mask.shape)}")
         if (self.train.int() + self.val.int() + self.test.int() > 1).any():
-            raise ValueError("train, val and test must not share nodes")
+            raise ValueError("train, val and test must be disjoint, not share a node")
 
     def __len__(self) -> int:
         return len(self.features)

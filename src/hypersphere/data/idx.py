@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hypersphere.data.content import check_sum, read_content
+from hypersphere.data.content import LARGEST_FILE, check_sum, read_content
 from hypersphere.data.errors import DamagedData, MissingData, check_choice
 from hypersphere.data.labelled import LabelledImages
 from hypersphere.data.root import data_root, find
@@ -38,18 +38,33 @@ CLOTHES = (
 DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
 
 
-def parse_idx(content: bytes, dimensions: int, path: Path) -> Tensor:
-    """The uint8 array of an idx file: two zero bytes, the type 8, the number of dimensions, the sizes, the data."""
-    magic = bytes((0, 0, 8, dimensions))
-    if content[:4] != magic:
-        raise DamagedData(f"{path} must begin with the idx magic {magic.hex()}; got {content[:4].hex() or 'nothing'}")
+def read_idx(path: Path, dimensions: int, expected: str | None) -> Tensor:
+    """The uint8 array of an idx file: two zero bytes, the type 8, the number of dimensions, the sizes, the data.
+
+    The header is checked first, then no more is read than it asks for; `expected` is the SHA-256 of all bytes.
+    """
     start = 4 + 4 * dimensions
-    if len(content) < start:
-        raise DamagedData(f"{path} ends within its header")
-    shape = struct.unpack(f">{dimensions}I", content[4:start])
-    if len(content) - start != math.prod(shape):
-        raise DamagedData(f"{path} must hold {math.prod(shape)} bytes for shape {shape}; got {len(content) - start}")
+    shape = _shape(read_content(path, start), dimensions, path)
+    count = math.prod(shape)
+    content = read_content(path, start + count + 1)
+    if len(content) - start != count:
+        found = "more" if len(content) - start > count else len(content) - start
+        raise DamagedData(f"{path} must hold {count} bytes for shape {shape}, not {found}")
+    if expected is not None:
+        check_sum(content, expected, path)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)[start:].reshape(shape)
+
+
+def _shape(header: bytes, dimensions: int, path: Path) -> tuple[int, ...]:
+    magic = bytes((0, 0, 8, dimensions))
+    if header[:4] != magic:
+        raise DamagedData(f"{path} must begin with the idx magic {magic.hex()}, not {header[:4].hex() or 'nothing'}")
+    if len(header) < 4 + 4 * dimensions:
+        raise DamagedData(f"{path} must have a header of {4 + 4 * dimensions} bytes, not {len(header)}")
+    shape = struct.unpack(f">{dimensions}I", header[4:])
+    if math.prod(max(side, 1) for side in shape) > LARGEST_FILE:
+        raise DamagedData(f"{path} must have a shape of at most {LARGEST_FILE} bytes, not {shape}")
+    return shape
 
 
 def mnist(root: str | Path | None = None, split: str = "train", *, verify: bool = True) -> LabelledImages:
@@ -95,14 +110,10 @@ def _read(
     arrays = []
     for name, dimensions in zip(FILES[split], (3, 1), strict=True):
         path = find(folders, (f"{name}.gz", name), advice)
-        content = read_content(path)
-        array = parse_idx(content, dimensions, path)
-        if name in sums:
-            check_sum(content, sums[name], path)
-        arrays.append(array)
+        arrays.append(read_idx(path, dimensions, sums.get(name)))
     images, labels = arrays
     if len(images) != len(labels):
-        raise DamagedData(f"{path} holds {len(labels)} labels for {len(images)} images")
+        raise DamagedData(f"{path} must hold {len(images)} labels, one an image, not {len(labels)}")
     if len(labels) and int(labels.max()) >= len(classes):
-        raise DamagedData(f"{path} must hold labels 0..{len(classes) - 1}; got {int(labels.max())}")
+        raise DamagedData(f"{path} must hold labels 0..{len(classes) - 1}, not {int(labels.max())}")
     return LabelledImages(images.unsqueeze(1), labels.to(torch.int64), classes)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hypersphere.functions.menu import require
+
 
 def as_indices(indices: Tensor | Sequence[int] | Sequence[bool], count: int) -> Tensor:
     """Positions in 0..count-1 as an int64 tensor, from positions or from a mask of `count` booleans."""
@@ -17,31 +19,32 @@ def as_indices(indices: Tensor | Sequence[int] | Sequence[bool], count: int) -> 
         return torch.empty(0, dtype=torch.int64)
     if index.dtype == torch.bool:
         if index.shape != (count,):
-            raise ValueError(f"indices as a mask must have shape ({count},); got {tuple(index.shape)}")
+            raise ValueError(f"indices as a mask must have shape ({count},), not {tuple(index.shape)}")
         return index.nonzero().flatten()
     if index.ndim != 1 or index.is_floating_point() or index.is_complex():
-        raise ValueError(f"indices must be one row of integers or booleans; got {index.dtype} {tuple(index.shape)}")
+        raise ValueError(f"indices must be one row of integers or booleans, not {index.dtype} {tuple(index.shape)}")
+    index = index.long()
     if index.min() < 0 or index.max() >= count:
-        raise IndexError(f"indices must be in 0..{count - 1}; got {int(index.min())}..{int(index.max())}")
-    return index.to(torch.int64)
+        raise IndexError(f"indices must be in 0..{count - 1}, not {int(index.min())}..{int(index.max())}")
+    return index
 
 
 def check_labels(labels: Tensor, count: int, classes: tuple[str, ...]) -> None:
     """Raise a ValueError unless there is one int64 label an item and each names a class."""
     if labels.dtype != torch.int64 or labels.shape != (count,):
-        raise ValueError(f"labels must be int64 ({count},); got {labels.dtype} {tuple(labels.shape)}")
+        raise ValueError(f"labels must be int64 ({count},), not {labels.dtype} {tuple(labels.shape)}")
     if count and (labels.min() < 0 or labels.max() >= len(classes)):
         found = f"{int(labels.min())}..{int(labels.max())}"
-        raise ValueError(f"labels must be in 0..{len(classes) - 1}, one a class; got {found}")
+        raise ValueError(f"labels must be in 0..{len(classes) - 1}, one a class, not {found}")
 
 
 def class_positions(wanted: Sequence[str], classes: tuple[str, ...]) -> Tensor:
     """For every class its place among the wanted ones, or len(wanted) for a class that is not wanted."""
+    require(len(set(wanted)) == len(wanted), "classes", "different names", list(wanted))
     known = {name: place for place, name in enumerate(classes)}
     places = torch.full((len(classes),), len(wanted), dtype=torch.int64)
     for place, name in enumerate(wanted):
-        if name not in known:
-            raise ValueError(f"classes must be among the {len(classes)} classes of the dataset; got {name!r}")
+        require(name in known, "classes", f"among the {len(classes)} classes of the dataset", name)
         places[known[name]] = place
     return places
 
@@ -65,10 +68,10 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            raise ValueError(f"images must be uint8 (N, C, H, W); got {self.images.dtype} {tuple(self.images.shape)}")
+            raise ValueError(f"images must be uint8 (N, C, H, W), not {self.images.dtype} {tuple(self.images.shape)}")
         check_labels(self.labels, len(self.images), self.classes)
-        if self.names and len(self.names) != len(self.images):
-            raise ValueError(f"names must be none or one an image ({len(self.images)}); got {len(self.names)}")
+        fits = len(self.names) in (0, len(self.images))
+        require(fits, "names", f"none or one an image ({len(self.images)})", len(self.names))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -107,7 +110,7 @@ class PointClouds(Dataset[tuple[Tensor, int]]):
 
     def __post_init__(self) -> None:
         if self.points.dtype != torch.float32 or self.points.ndim != 3 or self.points.shape[2] != 3:
-            raise ValueError(f"points must be float32 (N, P, 3); got {self.points.dtype} {tuple(self.points.shape)}")
+            raise ValueError(f"points must be float32 (N, P, 3), not {self.points.dtype} {tuple(self.points.shape)}")
         check_labels(self.labels, len(self.points), self.classes)
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hypersphere.data.content import check_sum
+from hypersphere.data.content import check_sum, read_content
 from hypersphere.data.errors import DamagedData
 from hypersphere.data.folder import image_folder, image_names
 from hypersphere.data.labelled import LabelledImages
@@ -57,13 +57,13 @@ def lfw_people(root: str | Path | None = None, *, verify: bool = True) -> tuple[
         for _ in range(_count(remaining, path)):
             number, line = next(remaining, (len(lines), ""))
             fields = line.split("\t")
-            if len(fields) != 2 or not fields[1].isdecimal() or fields[0] in seen:
-                raise DamagedData(f"{path} line {number} must be a new name and a count; got {line!r}")
+            if len(fields) != 2 or not _is_number(fields[1]) or fields[0] in seen:
+                raise DamagedData(f"{path} line {number} must be a new name and a count, not {line!r}")
             seen.add(fields[0])
             names.append(fields[0])
         folds.append(tuple(names))
     if next(remaining, None) is not None:
-        raise DamagedData(f"{path} holds more lines than its counts say")
+        raise DamagedData(f"{path} must hold as many lines as its counts say, not more")
     return tuple(folds)
 
 
@@ -80,41 +80,45 @@ def lfw_pairs(root: str | Path | None = None, *, names: Sequence[str] | None = N
         names = image_names(find([data_root(root) / "lfw"], SOURCES, ADVICE))
     place = {name.rsplit(".", 1)[0]: number for number, name in enumerate(names)}
     header = lines[0].split() if lines else []
-    if len(header) != 2 or not all(field.isdecimal() for field in header):
-        raise DamagedData(f"{path} must begin with the number of folds and of pairs; got {' '.join(header)!r}")
+    if len(header) != 2 or not all(map(_is_number, header)):
+        raise DamagedData(f"{path} must begin with the number of folds and of pairs, not {' '.join(header)!r}")
     folds, each = map(int, header)
     if len(lines) != 1 + 2 * folds * each:
-        raise DamagedData(f"{path} must hold {2 * folds * each} pairs; got {len(lines) - 1}")
+        raise DamagedData(f"{path} must hold {2 * folds * each} pairs, not {len(lines) - 1}")
     rows = []
     for number, line in enumerate(lines[1:]):
         fold, position = divmod(number, 2 * each)
         same = position < each
         fields = line.split("\t")
         numbers = fields[1:] if same else fields[1::2]
-        if len(fields) != (3 if same else 4) or not all(field.isdecimal() for field in numbers):
+        if len(fields) != (3 if same else 4) or not all(map(_is_number, numbers)):
             form = "name, number, number" if same else "name, number, name, number"
-            raise DamagedData(f"{path} line {number + 2} must be {form}; got {line!r}")
+            raise DamagedData(f"{path} line {number + 2} must be {form}, not {line!r}")
         first = f"{fields[0]}/{fields[0]}_{int(fields[1]):04d}"
         other = fields[0] if same else fields[2]
         second = f"{other}/{other}_{int(fields[-1]):04d}"
         for name in (first, second):
             if name not in place:
-                raise DamagedData(f"{path} line {number + 2} needs the image {name!r}, which is not among the names")
+                raise DamagedData(f"{path} line {number + 2} must name one of the {len(place)} images, not {name!r}")
         rows.append((place[first], place[second], same, fold))
     return as_pairs(rows)
 
 
 def _lines(root: str | Path | None, name: str, verify: bool) -> tuple[Path, list[str]]:
     path = find([data_root(root) / "lfw"], (name,), ADVICE)
-    content = path.read_bytes()
+    content = read_content(path)
     if verify:
         check_sum(content, SUMS[name], path)
     return path, [line.strip() for line in content.decode("utf-8", errors="replace").splitlines() if line.strip()]
 
 
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10
+
+
 def _count(lines: Iterator[tuple[int, str]], path: Path) -> int:
     number, line = next(lines, (0, ""))
-    if not line.isdecimal():
-        where = f"line {number} must be a count; got {line!r}" if number else "ends before all its folds"
+    if not _is_number(line):
+        where = f"line {number} must be a count, not {line!r}" if number else "ends before all its folds"
         raise DamagedData(f"{path} {where}")
     return int(line)

@@ -33,16 +33,19 @@ def modelnet10(root: str | Path | None = None, split: str = "train", *, verify: 
     arrays = read_arrays(path, ("points", "label", "test", "classes"))
     points, label, test = arrays["points"], arrays["label"], arrays["test"]
     if points.dtype != np.int16 or points.ndim != 3 or points.shape[2] != 3:
-        raise DamagedData(f"{path}: points must be int16 (N, P, 3); got {points.dtype} {points.shape}")
+        raise DamagedData(f"{path}: points must be int16 (N, P, 3), not {points.dtype} {points.shape}")
     for name, array in (("label", label), ("test", test)):
         if array.shape != (len(points),) or array.dtype.kind not in "iub":
-            raise DamagedData(f"{path}: {name} must be integers ({len(points)},); got {array.dtype} {array.shape}")
+            raise DamagedData(f"{path}: {name} must be integers ({len(points)},), not {array.dtype} {array.shape}")
+    names = arrays["classes"]
+    if names.ndim != 1:
+        raise DamagedData(f"{path}: classes must be one row of names, not shape {names.shape}")
     chosen = test == (split == "test")
     if verify and int(chosen.sum()) != COUNTS[split]:
-        found = f"{path} must hold {COUNTS[split]} shapes for {split}; got {int(chosen.sum())}"
+        found = f"{path} must hold {COUNTS[split]} shapes for {split}, not {int(chosen.sum())}"
         raise DamagedData(f"{found}; pass verify=False to read it anyway")
-    classes = tuple(str(name) for name in arrays["classes"])
+    classes = tuple(str(name) for name in names)
     if len(label) and not 0 <= label.min() <= label.max() < len(classes):
-        raise DamagedData(f"{path}: label must be in 0..{len(classes) - 1}; got {label.min()}..{label.max()}")
+        raise DamagedData(f"{path}: label must be in 0..{len(classes) - 1}, not {label.min()}..{label.max()}")
     cloud = torch.from_numpy(points[chosen].astype(np.float32) / SCALE)
     return PointClouds(cloud, torch.from_numpy(label[chosen].astype(np.int64)), classes)

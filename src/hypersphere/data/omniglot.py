@@ -16,6 +16,7 @@ from hypersphere.data.content import read_arrays
 from hypersphere.data.errors import DamagedData, check_choice
 from hypersphere.data.labelled import LabelledImages
 from hypersphere.data.root import data_root, find
+from hypersphere.functions.menu import require
 
 SIDE = 105
 ADVICE = (
@@ -39,37 +40,38 @@ def omniglot(
         verify: compare the arrays with the published drawings; False reads any arrays of the same form.
     """
     check_choice("split", split, ("background", "evaluation"))
-    if not 1 <= size <= SIDE:
-        raise ValueError(f"size must be in 1..{SIDE}; got {size}")
+    require(1 <= size <= SIDE, "size", f"in 1..{SIDE}", size)
     path = find([data_root(root) / "omniglot"], ("omniglot.npz",), ADVICE)
     arrays = read_arrays(path, ("bits", "char", "drawer", "evaluation", "char_names"))
     _check(arrays, path, verify)
     rows = np.flatnonzero(arrays["evaluation"] == (split == "evaluation"))
-    kinds, labels = np.unique(arrays["char"][rows], return_inverse=True)
-    names = arrays["char_names"]
+    chars, names = arrays["char"][rows].astype(np.int64), arrays["char_names"]
+    kinds, labels = np.unique(chars, return_inverse=True)
     return LabelledImages(
         _unpack(arrays["bits"][rows], size),
         torch.from_numpy(labels.astype(np.int64)),
         tuple(str(names[kind]) for kind in kinds),
-        tuple(f"{names[arrays['char'][row]]}/{int(arrays['drawer'][row]):02d}" for row in rows),
+        tuple(f"{names[char]}/{int(drawer):02d}" for char, drawer in zip(chars, arrays["drawer"][rows], strict=True)),
     )
 
 
 def _check(arrays: dict[str, NDArray[Any]], path: Path, verify: bool) -> None:
-    bits, count = arrays["bits"], len(arrays["bits"])
-    width = (SIDE * SIDE + 7) // 8
-    if bits.dtype != np.uint8 or bits.shape != (count, width):
-        raise DamagedData(f"{path}: bits must be uint8 (N, {width}); got {bits.dtype} {bits.shape}")
+    bits, width = arrays["bits"], (SIDE * SIDE + 7) // 8
+    if bits.dtype != np.uint8 or bits.ndim != 2 or bits.shape[1] != width:
+        raise DamagedData(f"{path}: bits must be uint8 (N, {width}), not {bits.dtype} {bits.shape}")
+    count = len(bits)
     for name in ("char", "drawer", "evaluation"):
         if arrays[name].shape != (count,) or arrays[name].dtype.kind not in "iub":
             raise DamagedData(
-                f"{path}: {name} must be integers ({count},); got {arrays[name].dtype} {arrays[name].shape}"
+                f"{path}: {name} must be integers ({count},), not {arrays[name].dtype} {arrays[name].shape}"
             )
+    if arrays["char_names"].ndim != 1:
+        raise DamagedData(f"{path}: char_names must be one row of names, not shape {arrays['char_names'].shape}")
     char, known = arrays["char"], len(arrays["char_names"])
     if count and (char.min() < 0 or char.max() >= known):
-        raise DamagedData(f"{path}: char must be in 0..{known - 1}; got {char.min()}..{char.max()}")
+        raise DamagedData(f"{path}: char must be in 0..{known - 1}, not {char.min()}..{char.max()}")
     if verify and content_sum(arrays) != CONTENT_SUM:
-        raise DamagedData(f"{path} does not hold the published drawings; pass verify=False to read it anyway")
+        raise DamagedData(f"{path} must hold the published drawings, not others; pass verify=False to read it anyway")
 
 
 def content_sum(arrays: dict[str, NDArray[Any]]) -> str:

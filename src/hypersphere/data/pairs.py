@@ -11,6 +11,9 @@ from torch import Tensor
 
 from hypersphere.data.errors import DamagedData, MissingData
 from hypersphere.data.labelled import as_indices
+from hypersphere.functions.menu import require
+
+LONGEST_FOLD = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +36,9 @@ class Pairs:
         for name, dtype in wanted.items():
             value: Tensor = getattr(self, name)
             if value.dtype != dtype or value.shape != (len(self.first),):
-                raise ValueError(f"{name} must be {dtype} ({len(self.first)},); got {value.dtype} {tuple(value.shape)}")
+                raise ValueError(f"{name} must be {dtype} ({len(self.first)},), not {value.dtype} {tuple(value.shape)}")
         if len(self) and min(int(self.first.min()), int(self.second.min()), int(self.fold.min())) < 0:
-            raise ValueError("first, second and fold must not be negative")
+            raise ValueError("first, second and fold must be 0 or more, not negative")
 
     def __len__(self) -> int:
         return len(self.first)
@@ -55,8 +58,7 @@ class Pairs:
 
     def split(self, fold: int) -> tuple[Pairs, Pairs]:
         """The pairs of all other folds, and those of this fold."""
-        if not 0 <= fold < self.folds:
-            raise ValueError(f"fold must be in 0..{self.folds - 1}; got {fold}")
+        require(0 <= fold < self.folds, "fold", f"in 0..{self.folds - 1}", fold)
         return self.subset(self.fold != fold), self.subset(self.fold == fold)
 
 
@@ -68,12 +70,12 @@ def as_pairs(rows: Sequence[tuple[int, int, bool, int]]) -> Pairs:
 
 
 def read_pairs(file: str | Path, names: Sequence[str]) -> Pairs:
-    """Read your own pairs: lines of `name name 0|1`, with an optional fold 0, 1, ... at the end.
+    """Read your own pairs: lines of `name name 0|1`, with an optional fold 0, 1, ... (six digits at most) at the end.
 
     Fields are separated by commas, tabs or spaces; empty lines and lines that begin with # are skipped.
 
     Args:
-        file: the text file.
+        file: the text file, in UTF-8.
         names: the names of the dataset (`LabelledImages.names`); positions refer to them.
     """
     path = Path(file).expanduser()
@@ -81,19 +83,30 @@ def read_pairs(file: str | Path, names: Sequence[str]) -> Pairs:
         raise MissingData(f"{path} not found. Give a text file with lines of: name name 0|1")
     place = {name: number for number, name in enumerate(names)}
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_text(path).splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         separator = next((mark for mark in (",", "\t") if mark in line), None)
         fields = [field.strip() for field in line.strip().split(separator)]
-        if len(fields) not in (3, 4) or fields[2] not in ("0", "1") or not all(f.isdecimal() for f in fields[3:]):
-            raise DamagedData(f"{path} line {number} must be `name name 0|1 [fold]`; got {line!r}")
+        folds_fit = all(fold.isdecimal() and len(fold) <= LONGEST_FOLD for fold in fields[3:])
+        if len(fields) not in (3, 4) or fields[2] not in ("0", "1") or not folds_fit:
+            raise DamagedData(f"{path} line {number} must be `name name 0|1 [fold]`, not {line!r}")
         for name in fields[:2]:
             if name not in place:
-                raise DamagedData(f"{path} line {number} names {name!r}, which is not among the {len(place)} names")
+                raise DamagedData(f"{path} line {number} must name two of the {len(place)} images, not {name!r}")
         fold = int(fields[3]) if len(fields) == 4 else 0
         rows.append((place[fields[0]], place[fields[1]], fields[2] == "1", fold))
     return as_pairs(rows)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = error.object.count(b"\n", 0, error.start) + 1
+        raise DamagedData(
+            f"{path} line {number} must be UTF-8 text, not {error.object[error.start : error.end]!r}"
+        ) from error
 
 
 def draw_pairs(labels: Tensor, *, folds: int = 10, per_fold: int = 300, seed: int = 0) -> Pairs:
@@ -102,18 +115,18 @@ def draw_pairs(labels: Tensor, *, folds: int = 10, per_fold: int = 300, seed: in
     No class is in two folds and no pair comes twice; the same arguments give the same pairs.
 
     Args:
-        labels: int64 (N,).
+        labels: integers (N,).
         folds: number of folds.
         per_fold: same pairs a fold, and different pairs a fold.
         seed: of the random draw.
     """
-    if folds < 1 or per_fold < 1:
-        raise ValueError(f"folds and per_fold must be at least 1; got {folds} and {per_fold}")
+    require(labels.ndim == 1, "labels", "one row of integers", tuple(labels.shape))
+    require(folds >= 1, "folds", "at least 1", folds)
+    require(per_fold >= 1, "per_fold", "at least 1", per_fold)
     generator = torch.Generator().manual_seed(seed)
-    kinds = torch.unique(labels)
-    kinds = kinds[torch.randperm(len(kinds), generator=generator)]
+    kinds, labels = torch.unique(labels.to(generator.device), return_inverse=True)  # now 0, 1, ... whatever they were
     rows: list[tuple[int, int, bool, int]] = []
-    for fold, members in enumerate(kinds.tensor_split(folds)):
+    for fold, members in enumerate(torch.randperm(len(kinds), generator=generator).tensor_split(folds)):
         items = torch.isin(labels, members).nonzero().flatten()
         here = labels[items]
         counts = torch.bincount(here) if len(here) else torch.zeros(1, dtype=torch.int64)
@@ -121,7 +134,7 @@ def draw_pairs(labels: Tensor, *, folds: int = 10, per_fold: int = 300, seed: in
         different_pairs = len(items) * (len(items) - 1) // 2 - same_pairs
         if min(same_pairs, different_pairs) < per_fold:
             raise ValueError(
-                f"per_fold must be at most the pairs there are; got {per_fold}, but fold {fold} has "
+                f"per_fold must be at most the pairs there are, not {per_fold}: fold {fold} has "
                 f"{same_pairs} same and {different_pairs} different pairs"
             )
         for same in (True, False):

@@ -27,6 +27,12 @@ def is_shape(value: object) -> TypeGuard[tuple[int, ...]]:
     return isinstance(value, tuple) and all(type(side) is int and side >= 0 for side in value)
 
 
+def check_size(rows: int, columns: int) -> None:
+    """Raise DamagedData when the dense matrix would be too large."""
+    if max(rows, 1) * max(columns, 1) > LARGEST_MATRIX:
+        raise DamagedData(f"a matrix must have at most {LARGEST_MATRIX} numbers, not {rows}x{columns}")
+
+
 class Marker:
     """Stands for a type that is only mentioned (numpy.ndarray, list)."""
 
@@ -40,13 +46,13 @@ class NumberType:
     def __init__(self, code: object = None, *flags: object) -> None:
         text = code.decode("ascii", errors="replace") if isinstance(code, bytes) else code
         if not isinstance(text, str) or not re.fullmatch(r"[iu][1248]|f[248]|b1", text):
-            raise DamagedData(f"arrays must hold numbers; got dtype {code!r}")
+            raise DamagedData(f"arrays must hold numbers, not dtype {code!r}")
         self.dtype = np.dtype(text)
 
     def __setstate__(self, state: object) -> None:
         order = state[1] if isinstance(state, tuple) and len(state) > 1 else None
         if order not in ("<", ">", "|", "="):
-            raise DamagedData(f"the byte order must be one of < > | =; got {order!r}")
+            raise DamagedData(f"the byte order must be one of < > | =, not {order!r}")
         self.dtype = self.dtype.newbyteorder(order)
 
 
@@ -64,11 +70,13 @@ class Array:
         _, shape, kind, by_columns, content = state
         raw = content.encode("latin1") if isinstance(content, str) else content
         if not is_shape(shape):
-            raise DamagedData(f"an array's shape must be whole numbers; got {shape!r}")
+            raise DamagedData(f"an array's shape must be whole numbers, not {shape!r}")
         if not isinstance(kind, NumberType) or not isinstance(raw, bytes):
-            raise DamagedData("an array must have a dtype and bytes")
+            raise DamagedData(
+                f"an array must have a dtype and bytes, not {type(kind).__name__} and {type(raw).__name__}"
+            )
         if len(raw) != math.prod(shape) * kind.dtype.itemsize:
-            raise DamagedData(f"an array of shape {shape} and {kind.dtype} does not fit {len(raw)} bytes")
+            raise DamagedData(f"an array of shape {shape} and {kind.dtype} must fit its bytes, not {len(raw)}")
         flat = np.frombuffer(raw, dtype=kind.dtype)
         self.values = flat.reshape(shape, order="F" if by_columns else "C").astype(kind.dtype.newbyteorder("="))
 
@@ -80,26 +88,27 @@ class SparseRows:
 
     def __setstate__(self, state: object) -> None:
         if not isinstance(state, dict):
-            raise DamagedData("a sparse matrix must have a dict of parts")
+            raise DamagedData(f"a sparse matrix must have a dict of parts, not {type(state).__name__}")
         self.parts = state
 
     def dense(self) -> NDArray[np.float32]:
         """The matrix as float32, every part checked."""
         parts = self.parts or {}
-        data, indices, starts = (dense_array(parts.get(name)) for name in ("data", "indices", "indptr"))
+        data, indices, starts = (_values(parts.get(name)) for name in ("data", "indices", "indptr"))
         shape = parts.get("_shape", parts.get("shape"))
         if not is_shape(shape) or len(shape) != 2:
-            raise DamagedData(f"a sparse matrix must have rows and columns; got shape {shape!r}")
+            raise DamagedData(f"a sparse matrix must have rows and columns, not shape {shape!r}")
         rows, columns = shape
-        if rows * columns > LARGEST_MATRIX:
-            raise DamagedData(f"a matrix of {rows}x{columns} is larger than {LARGEST_MATRIX} numbers")
-        if starts.shape != (rows + 1,) or starts[0] != 0 or starts[-1] != len(data) or (np.diff(starts) < 0).any():
-            raise DamagedData("the row starts of a sparse matrix do not fit its data")
-        inside = len(indices) == 0 or 0 <= indices.min() <= indices.max() < columns
-        if indices.dtype.kind not in "iu" or data.shape != indices.shape or not inside:
-            raise DamagedData("the columns of a sparse matrix do not fit its data")
+        check_size(rows, columns)
+        whole = starts.dtype.kind in "iu" and indices.dtype.kind in "iu"
+        if not whole or data.ndim != 1 or data.shape != indices.shape or starts.shape != (rows + 1,):
+            raise DamagedData("the parts of a sparse matrix must be rows of equally many numbers and whole places")
+        if starts[0] != 0 or starts[-1] != len(data) or (starts[1:] < starts[:-1]).any():
+            raise DamagedData("the row starts of a sparse matrix must fit its data")
+        if len(indices) and not 0 <= indices.min() <= indices.max() < columns:
+            raise DamagedData("the columns of a sparse matrix must fit its data")
         matrix = np.zeros((rows, columns), dtype=np.float32)
-        np.add.at(matrix, (np.repeat(np.arange(rows), np.diff(starts)), indices), data)
+        np.add.at(matrix, (np.repeat(np.arange(rows), (starts[1:] - starts[:-1]).astype(np.int64)), indices), data)
         return matrix
 
 
@@ -138,11 +147,13 @@ class DataUnpickler(pickle.Unpickler):
 
 def dense_array(value: object) -> NDArray[Any]:
     """The NumPy array of a loaded array or sparse matrix."""
-    if isinstance(value, SparseRows):
-        return value.dense()
+    return value.dense() if isinstance(value, SparseRows) else _values(value)
+
+
+def _values(value: object) -> NDArray[Any]:
     if isinstance(value, Array) and value.values is not None:
         return value.values
-    raise DamagedData(f"expected an array; got {type(value).__name__}")
+    raise DamagedData(f"a part must be an array, not {type(value).__name__}")
 
 
 def load_pickle(content: bytes, path: Path) -> object:

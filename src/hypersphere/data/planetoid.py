@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hypersphere.data.content import check_sum
+from hypersphere.data.content import check_sum, read_content
 from hypersphere.data.errors import DamagedData, check_choice
 from hypersphere.data.graph import Graph
-from hypersphere.data.pickles import dense_array, load_pickle
+from hypersphere.data.pickles import check_size, dense_array, load_pickle
 from hypersphere.data.root import data_root, find
 
 VALIDATION = 500
+LONGEST_NUMBER = 7
 PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index")
 SUMS = {
     "cora": {
@@ -69,12 +70,13 @@ def planetoid(name: str, root: str | Path | None = None, *, verify: bool = True)
     for part in PARTS:
         advice = f"Put the eight files ind.{name}.* of the Planetoid release in the folder citation."
         path = find([folder], (f"ind.{name}.{part}",), advice)
-        content = path.read_bytes()
+        content = read_content(path)
         if verify:
             check_sum(content, SUMS[name][part], path)
         parts[part] = _read_index(content, path) if part == "test.index" else load_pickle(content, path)
     try:
-        return _assemble(parts)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
+            return _assemble(parts)
     except ValueError as error:
         raise DamagedData(f"ind.{name}.* in {folder} do not fit together: {error}") from error
 
@@ -96,8 +98,10 @@ def pubmed(root: str | Path | None = None, *, verify: bool = True) -> Graph:
 
 def _read_index(content: bytes, path: Path) -> NDArray[np.int64]:
     fields = content.split()
-    if not fields or not all(field.isdigit() for field in fields):
-        raise DamagedData(f"{path} must hold one node number a line")
+    odd = [field for field in fields if not field.isdigit() or len(field) > LONGEST_NUMBER]
+    if odd or not fields:
+        found = f"{odd[0]!r:.80}" if odd else "nothing"
+        raise DamagedData(f"{path} must hold one node number a line, of at most {LONGEST_NUMBER} digits, not {found}")
     return np.array([int(field) for field in fields], dtype=np.int64)
 
 
@@ -105,12 +109,15 @@ def _assemble(parts: dict[str, object]) -> Graph:
     arrays = {part: dense_array(parts[part]) for part in ("y", "tx", "ty", "allx", "ally")}
     test = parts["test.index"]
     assert isinstance(test, np.ndarray)
-    known, nodes = len(arrays["allx"]), int(test.max()) + 1
     _check_shapes(arrays, test)
+    known, nodes = len(arrays["allx"]), int(test.max()) + 1
+    check_size(nodes, arrays["allx"].shape[1] + arrays["ally"].shape[1])
     features = np.zeros((nodes, arrays["allx"].shape[1]), dtype=np.float32)
     scores = np.zeros((nodes, arrays["ally"].shape[1]), dtype=np.float32)
     features[:known], features[test] = arrays["allx"], arrays["tx"]
     scores[:known], scores[test] = arrays["ally"], arrays["ty"]
+    if not (np.isfinite(features).all() and np.isfinite(scores).all()):
+        raise DamagedData("features and labels must be finite, not NaN or infinite")
     train_count = len(arrays["y"])
     places = np.arange(nodes)
     validation = (places >= train_count) & (places < min(train_count + VALIDATION, known))
@@ -126,23 +133,23 @@ def _assemble(parts: dict[str, object]) -> Graph:
 
 
 def _check_shapes(arrays: dict[str, NDArray[Any]], test: NDArray[np.int64]) -> None:
+    for name, array in arrays.items():
+        if array.ndim != 2:
+            raise DamagedData(f"{name} must be a matrix, not of shape {array.shape}")
     known = len(arrays["allx"])
-    if any(array.ndim != 2 for array in arrays.values()):
-        raise DamagedData("every part must be a matrix")
-    if len(arrays["ally"]) != known or not len(arrays["tx"]) == len(arrays["ty"]) == len(test) == len(
-        set(test.tolist())
-    ):
-        raise DamagedData("features, labels and test nodes must be equally many")
+    shapes = {name: array.shape for name, array in arrays.items()}
+    if len(arrays["ally"]) != known or {len(arrays["tx"]), len(arrays["ty"]), len(np.unique(test))} != {len(test)}:
+        raise DamagedData(f"features, labels and test nodes must be equally many, not {len(test)} nodes for {shapes}")
     if arrays["tx"].shape[1] != arrays["allx"].shape[1] or arrays["ty"].shape[1] != arrays["ally"].shape[1]:
-        raise DamagedData("train and test must have the same features and classes")
+        raise DamagedData(f"train and test must have the same features and classes, not {shapes}")
     if int(test.min()) < known or len(arrays["y"]) > known:
-        raise DamagedData("test nodes must come after all others")
+        raise DamagedData(f"test nodes must come after all {known} others, not at {int(test.min())}")
 
 
 def _edges(graph: object, nodes: int) -> NDArray[np.int64]:
     """Every edge in both directions, once, without loops, ordered by source and target."""
     if not isinstance(graph, dict) or not all(isinstance(targets, list) for targets in graph.values()):
-        raise DamagedData("the graph must be a dict of lists")
+        raise DamagedData(f"the graph must be a dict of lists, not {type(graph).__name__}")
     pairs = [(source, target) for source, targets in graph.items() for target in targets]
     if not all(type(end) is int and 0 <= end < nodes for pair in pairs for end in pair):
         raise DamagedData(f"the graph must name nodes 0..{nodes - 1}")

@@ -19,7 +19,7 @@ def data_root(root: str | Path | None = None) -> Path:
     folder = Path(given).expanduser()
     if not folder.is_dir():
         source = "root" if root is not None else VARIABLE
-        raise MissingData(f"{source} must be an existing folder; got {str(folder)!r}")
+        raise MissingData(f"{source} must be an existing folder, not {str(folder)!r}")
     return folder
 
 

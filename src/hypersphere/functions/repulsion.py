@@ -1,84 +1,29 @@
 r"""Repulsion between rows: sums of f(dist(ŵᵢ, ŵⱼ)) with their gradients, in memory that does not grow with pairs.
 
-Everything comes from the cosines, block by block: a block gives its share of the sum and, while it is in cache, its share
-of the gradient, so that backward has no second pass and no matrix of pairs is kept. The same sums written plainly serve
-wherever a fused function cannot go: `torch.compile`, `torch.func` and second derivatives.
+Everything comes from the cosines, block by block: a block gives its share of the sum and, while it is in cache, its
+share of the gradient, so that backward has no second pass and no matrix of pairs is kept. The same sums written plainly
+serve wherever a fused function cannot go: `torch.compile`, `torch.func` and second derivatives.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.functions.kernel import Kernel, Logarithmic, Riesz, kernel_of
+from hypersphere.functions.kernel import kernel_of
 from hypersphere.functions.menu import require
+from hypersphere.functions.potential import PairPotential
 
 __all__ = ["PairPotential", "data_dependent_energy", "mutual_repulsion"]
 
-_PAIRS_AT_ONCE = 2**20
+_PAIRS_AT_ONCE = 2**22
+_PAIRS_IN_CACHE = 2**20
 _WORTH_MIRRORING = 192
-
-
-@dataclass(frozen=True)
-class PairPotential:
-    r"""The repulsion of two directions as a function φ(c) of their cosine; f(−c) is added in half space.
-
-    >>> PairPotential(Riesz(2))(torch.tensor([0.0, -1.0]))
-    tensor([0.5000, 0.2500])
-    """
-
-    kernel: Callable[[Tensor], Tensor] = Riesz(2)
-    distance: str = "euclidean"
-    half_space: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown distance."""
-        require(self.distance in ("euclidean", "angular"), "distance", "'euclidean' or 'angular'", self.distance)
-
-    def __call__(self, c: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
-        """Return φ(c); `rows` and `columns` are the factors β of weighted vectors and broadcast with `c`."""
-        direct = self._one_sided(c, rows, columns)
-        return direct + self._one_sided(-c, rows, columns) if self.half_space else direct
-
-    def with_slope(self, c: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return φ(c) and dφ/dc for a block of cosines, whatever the kernel is."""
-        if rows is None and self.distance == "euclidean" and isinstance(self.kernel, (Riesz, Logarithmic)):
-            value, slope = _chord_jet(self.kernel, c)
-            if self.half_space:
-                mirrored, back = _chord_jet(self.kernel, -c)
-                value, slope = value.add_(mirrored), slope.sub_(back)
-            return value, slope
-        with torch.enable_grad():
-            leaf = c.detach().requires_grad_()
-            value = self(leaf, rows, columns)
-            (slope,) = torch.autograd.grad(value, leaf, torch.ones_like(value))
-        return value.detach(), slope
-
-    def _one_sided(self, c: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
-        if self.distance == "angular":
-            return self.kernel(sphere.angle(c))
-        squared = 2 - 2 * c
-        if rows is not None and columns is not None:
-            squared = (rows - columns).square() + rows * columns * squared
-        if isinstance(self.kernel, Kernel):
-            return self.kernel.of_square(squared)
-        return self.kernel(squared.clamp_min(sphere.distance_floor(squared.dtype) ** 2).sqrt())
-
-
-def _chord_jet(kernel: Riesz | Logarithmic, c: Tensor) -> tuple[Tensor, Tensor]:
-    """f(√u) of u = 2 − 2c and its derivative to c, s·f/u or 1/u; none where u is below the floor."""
-    floor = sphere.distance_floor(c.dtype) ** 2
-    u = torch.rsub(c, 2, alpha=2)
-    floored = u.clamp_min(floor)
-    value = kernel.of_square(floored)
-    slope = (value * kernel.power).div_(floored) if isinstance(kernel, Riesz) else 1 / floored
-    return value, slope.mul_(u >= floor)
 
 
 def mutual_repulsion(w: Tensor, potential: PairPotential, weights: Tensor | None = None) -> Tensor:
@@ -115,11 +60,33 @@ def _plain_mutual(w: Tensor, potential: PairPotential, weights: Tensor | None) -
 def _mutual(
     w: Tensor, potential: PairPotential, weights: Tensor | None, *, with_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The sums and their gradient, at once where the pairs are few."""
+    """The sums and their gradients: sets in chunks, and a set of too many pairs in blocks."""
+    n, d = w.shape[-2:]
+    if w.ndim == 2 and n * n > _PAIRS_AT_ONCE:
+        return _mutual_in_blocks(w, potential, weights, with_gradient=with_gradient)
+    chunk = max(1, _PAIRS_AT_ONCE // max(n * n, 1))
+    if math.prod(w.shape[:-2]) <= chunk:
+        return _mutual_at_once(w, potential, weights, with_gradient=with_gradient)
+    shape = w.shape
+    w, weights = w.reshape(-1, n, d), None if weights is None else weights.expand(shape[:-1]).reshape(-1, n)
+    totals, gradients = [], []
+    for start in range(0, len(w), chunk):
+        part = slice(start, start + chunk) if chunk > 1 else start
+        total, gradient = _mutual(
+            w[part], potential, None if weights is None else weights[part], with_gradient=with_gradient
+        )
+        totals.append(total.reshape(-1))
+        gradients.append(gradient)
+    stacked = (
+        torch.cat([g.reshape(-1, n, d) for g in gradients if g is not None]).reshape(shape) if with_gradient else None
+    )
+    return torch.cat(totals).reshape(shape[:-2]), stacked
+
+
+def _mutual_at_once(
+    w: Tensor, potential: PairPotential, weights: Tensor | None, *, with_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
     length, unit = _polar(w)
-    size = max(64, math.isqrt(_PAIRS_AT_ONCE // max(math.prod(w.shape[:-2]), 1)))
-    if w.shape[-2] > size:
-        return _mutual_in_blocks(length, unit, potential, weights, size, with_gradient=with_gradient)
     c = _gram(unit)
     b, d = (None, None) if weights is None else (weights[..., :, None], weights[..., None, :])
     if not with_gradient:
@@ -153,34 +120,33 @@ def _gram(unit: Tensor) -> Tensor:
 
 
 def _mutual_in_blocks(
-    length: Tensor, unit: Tensor, potential: PairPotential, weights: Tensor | None, size: int, *, with_gradient: bool
+    w: Tensor, potential: PairPotential, weights: Tensor | None, *, with_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The same from the blocks on and above the diagonal; those above count twice."""
-    n = unit.shape[-2]
+    """The same for one set from the blocks on and above the diagonal; those above count twice."""
+    length, unit = _polar(w)
+    n, size = len(w), math.isqrt(_PAIRS_IN_CACHE)
     gradient = torch.zeros_like(unit) if with_gradient else None
     radial = torch.zeros_like(length)
-    total = unit.new_zeros(unit.shape[:-2])
+    total = unit.new_zeros(())
     for i in _blocks(n, size):
         for j in _blocks(n, size, start=i.start):
-            rows, columns = unit[..., i, :], unit[..., j, :]
+            rows, columns, above = unit[i], unit[j], i != j
             c = rows @ columns.mT
-            b, d = (None, None) if weights is None else (weights[..., i, None], weights[..., None, j])
-            above = i != j
-            if gradient is None:
-                value = potential(c, b, d)
-            else:
-                value, slope = potential.with_slope(c, b, d)
-                if not above:
-                    slope.diagonal(dim1=-2, dim2=-1).zero_()
-                gradient[..., i, :] += slope @ columns
-                pull = slope * c
-                radial[..., i, :] += pull.sum(-1, keepdim=True)
-                if above:
-                    gradient[..., j, :] += slope.mT @ rows
-                    radial[..., j, :] += pull.sum(-2).unsqueeze(-1)
+            b, d = (None, None) if weights is None else (weights[i, None], weights[None, j])
+            value, slope = potential.with_slope(c, b, d) if gradient is not None else (potential(c, b, d), None)
             if not above:
-                value.diagonal(dim1=-2, dim2=-1).zero_()
-            total += value.sum((-2, -1)) * (2 if above else 1)
+                value.fill_diagonal_(0.0)
+            total += value.sum() * (2 if above else 1)
+            if gradient is None or slope is None:
+                continue
+            if not above:
+                slope.fill_diagonal_(0.0)
+            pull = c.mul_(slope)
+            gradient[i].addmm_(slope, columns)
+            radial[i] += pull.sum(1, keepdim=True)
+            if above:
+                gradient[j].addmm_(slope.mT, rows)
+                radial[j] += pull.sum(0).unsqueeze(1)
     return total, None if gradient is None else _tangent_(gradient, radial, unit, length).mul_(2)
 
 
@@ -226,8 +192,8 @@ def data_dependent_energy(
 
     .. math:: \frac{1}{B(N-1)} \sum_{i=1}^B \sum_{j \ne y_i} f_s(\mathrm{dist}(\hat w_{y_i}, \hat w_j))
 
-    For labels drawn uniformly its mean is the mean energy of all N vectors. Classes are taken in blocks, so a million of
-    them need no memory beyond one gradient of `w`.
+    For labels drawn uniformly its mean is the mean energy of all N vectors. Classes are taken in blocks, so a million
+    of them need no memory beyond one gradient of `w`.
 
     Args:
         w: (N, d) class vectors, N ≥ 2; only their directions matter.
@@ -284,7 +250,7 @@ def _crossing(
     own_gradient, own_radial = torch.zeros_like(own), torch.zeros_like(own_length)
     gradient = torch.empty_like(w) if with_gradient else None
     total = own.new_zeros(())
-    for j in _blocks(len(w), max(256, _PAIRS_AT_ONCE // max(len(labels), 1))):
+    for j in _blocks(len(w), max(256, _PAIRS_IN_CACHE // max(len(labels), 1))):
         length, unit = _polar(w[j])
         c = own @ unit.mT
         itself = labels[:, None] == torch.arange(j.start, j.stop, device=w.device)

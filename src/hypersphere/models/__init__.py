@@ -1,5 +1,6 @@
 """The networks of the sources."""
 
+from hypersphere.models.embedding import EmbeddingCNN
 from hypersphere.models.toy import ToyCNN
 
-__all__ = ["ToyCNN"]
+__all__ = ["EmbeddingCNN", "ToyCNN"]

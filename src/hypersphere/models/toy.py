@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from hypersphere.functions.menu import require
@@ -17,6 +19,8 @@ class ToyCNN(nn.Module):
         image_size: height and width, divisible by 2 for every stage.
         feature_dim: length of the feature, 2 or 3 for pictures.
         widths: channels of each stage.
+        conv: makes a convolution; called with the channels in and out, the kernel size 3 and `padding=1`.
+        linear: makes the feature; called with the numbers in and out.
 
     Example:
         >>> import torch
@@ -25,20 +29,29 @@ class ToyCNN(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, image_size: int, feature_dim: int = 3, widths: tuple[int, ...] = (32, 64)
+        self,
+        in_channels: int,
+        image_size: int,
+        feature_dim: int = 3,
+        widths: tuple[int, ...] = (32, 64),
+        *,
+        conv: Callable[..., nn.Module] = nn.Conv2d,
+        linear: Callable[..., nn.Module] = nn.Linear,
     ) -> None:
         super().__init__()
+        require(feature_dim >= 1, "feature_dim", "a number >= 1", feature_dim)
+        require(all(width >= 1 for width in widths), "widths", "numbers >= 1", widths)
         side, left_over = divmod(image_size, 2 ** len(widths))
         require(side >= 1 and left_over == 0, "image_size", f"a multiple of {2 ** len(widths)}", image_size)
         layers: list[nn.Module] = []
         before = in_channels
         for width in widths:
             for channels in (before, width):
-                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.PReLU(width)]
+                layers += [conv(channels, width, 3, padding=1), nn.PReLU(width)]
             layers.append(nn.MaxPool2d(2))
             before = width
         self.stages = nn.Sequential(*layers)
-        self.feature = nn.Linear(before * side * side, feature_dim)
+        self.feature = linear(before * side * side, feature_dim)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) to features (B, feature_dim)."""

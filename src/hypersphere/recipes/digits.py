@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from hypersphere import data, energy, evaluation, heads, models, training
-from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row
+from hypersphere.functions.menu import require
+from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
 
 __all__ = ["RECIPE"]
 
 
-def run(settings: Mapping[str, Any], seed: int, tell: Callable[[float], None]) -> Outcome:
+def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     """Train one row and measure its features on the test digits."""
     train, test = data.digits("train"), data.digits("test")
     dim, classes = settings["feature_dim"], len(train.classes)
@@ -23,8 +24,10 @@ def run(settings: Mapping[str, Any], seed: int, tell: Callable[[float], None]) -
         annealing = heads.Annealing(gamma=settings["annealing_gamma"], end=settings["annealing_end"])
         head = heads.a_softmax(dim, classes, settings["m"], annealing=annealing)
     else:
+        require(settings["head"] in heads.PRESETS, "head", f"one of {', '.join(heads.PRESETS)}", settings["head"])
         head = heads.PRESETS[settings["head"]](dim, classes)
-    batches = training.Batches(train.images, train.labels, settings["batch_size"], torch.Generator().manual_seed(seed))
+    order = torch.Generator().manual_seed(trial.seed)
+    batches = training.Batches(train.images, train.labels, settings["batch_size"], order)
     epochs, rate = settings["epochs"], settings["learning_rate"]
     optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * len(batches))
@@ -37,7 +40,7 @@ def run(settings: Mapping[str, Any], seed: int, tell: Callable[[float], None]) -
         optimizer=optimizer,
         scheduler=schedule,
         regularizers=repulsion if settings["energy_weight"] else (),
-        on_epoch=lambda epoch: tell(epoch.number / epochs),
+        on_epoch=lambda epoch: trial.tell(epoch.number / epochs),
     )
     features, labels = training.embed(model, training.Batches(test.images, test.labels, 500))
     hits = training.predict(head, features) == labels
@@ -57,7 +60,7 @@ def run(settings: Mapping[str, Any], seed: int, tell: Callable[[float], None]) -
 RECIPE = Recipe(
     name="digits",
     title="Digits on the unit sphere",
-    reference="after figures 2.9 and 5.1 of the thesis",
+    reference="after figure 2.10 of the thesis (3-d features, there of faces)",
     settings={
         "feature_dim": 3,
         "widths": [32, 64],
@@ -65,9 +68,9 @@ RECIPE = Recipe(
         "batch_size": 64,
         "learning_rate": 3e-3,
         "head": "softmax",
-        "m": 4,
+        "m": 4.0,
         "annealing_gamma": 0.5,
-        "annealing_end": 1,
+        "annealing_end": 1.0,
         "energy_weight": 0.0,
     },
     rows=(

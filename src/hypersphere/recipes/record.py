@@ -2,58 +2,68 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
+import math
 import platform
+import reprlib
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hypersphere import __version__
 from hypersphere.functions.menu import require
-from hypersphere.recipes.recipe import Recipe, Row
+from hypersphere.recipes.recipe import Recipe, Row, Trial
+from hypersphere.report.draft import replacing
 
-__all__ = ["Record", "execute", "read_records", "read_tensors", "record_path"]
+__all__ = ["Record", "execute", "read_records", "read_tensors", "record_path", "run_name"]
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run of one row: what was asked, where it ran, what came out."""
+    """One run of one row: what was asked, where it ran, what came out; None for a number that was not finite."""
 
     recipe: str
     row: str
     seed: int
     settings: dict[str, Any]
-    metrics: dict[str, float]
+    metrics: dict[str, float | None]
     seconds: float
-    curves: dict[str, list[float]] = field(default_factory=dict)
+    curves: dict[str, list[float | None]] = field(default_factory=dict)
     commit: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     machine: str = ""
     threads: int = 0
+    overrides: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write as JSON, atomically."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".json.tmp")
-        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        with replacing(path) as draft:
+            draft.write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Record:
         """Read a record; a damaged one is a `ValueError` that names the file."""
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+            record = cls(**json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None))
+            for name, kind in get_type_hints(cls).items():
+                if not _fits(getattr(record, name), kind):
+                    raise ValueError(f"{name} must be {kind}, not {reprlib.repr(getattr(record, name))}")
+        except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a record: {error}") from None
+        return record
 
 
 def execute(
@@ -63,6 +73,7 @@ def execute(
     seeds: Sequence[int] | None = None,
     rows: Sequence[str] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    data_root: Path | None = None,
     on_progress: Callable[[Row, int, float], None] | None = None,
 ) -> list[Record]:
     """Run every row with every seed that has no record yet, and return all their records.
@@ -72,78 +83,89 @@ def execute(
         out: folder of the records; `out/NAME/ROW/seed-K.json`, tensors beside it as safetensors.
         seeds: instead of the recipe's own.
         rows: names of the rows to run; all if None.
-        overrides: settings instead of the recipe's, for a smaller or larger scale; they become part of the record.
+        overrides: settings instead of the recipe's and the rows', for a smaller or larger scale; they become part of
+            the record, and their records lie apart, in `out/NAME@MARK/`.
+        data_root: where data sets lie; None leaves it to the data room.
         on_progress: told the row, the seed and the part of it that is done (1 when it is finished or was before).
     """
-    unknown = set(overrides or {}) - set(recipe.settings)
-    require(not unknown, "overrides", f"settings of {recipe.name}: {', '.join(recipe.settings)}", sorted(unknown))
+    changes = dict(overrides or {})
     known = [row.name for row in recipe.rows]
     require(set(rows or known) <= set(known), "rows", f"names among {', '.join(known)}", rows)
-    records = []
-    for row in recipe.rows:
-        if rows is not None and row.name not in rows:
-            continue
-        settings = {**recipe.settings, **row.settings, **(overrides or {})}
-        for seed in recipe.seeds if seeds is None else seeds:
-            path = record_path(out, recipe.name, row.name, seed)
-            record = _finished(path, settings)
+    chosen = [row for row in recipe.rows if rows is None or row.name in rows]
+    planned = [(row, recipe.settings_of(row, changes)) for row in chosen]  # all of them before any is run
+    commit, records = _commit(), []
+    for row, settings in planned:
+        for seed in map(int, recipe.seeds if seeds is None else seeds):
+            asked: dict[str, Any] = {"recipe": recipe.name, "row": row.name, "seed": seed, "settings": settings}
+            asked["overrides"] = {key: settings[key] for key in changes}
+            path = record_path(out, recipe.name, row.name, seed, asked["overrides"])
+            record = _finished(path, asked)
             if record is None:
-                record = _run(recipe, row, settings, seed, path, on_progress)
+                trial = Trial(seed, partial(_tell, on_progress, row, seed), data_root)
+                record = _run(recipe, asked, trial, path, commit)
             records.append(record)
             if on_progress is not None:
                 on_progress(row, seed, 1.0)
     return records
 
 
-def record_path(out: Path, recipe: str, row: str, seed: int) -> Path:
+def run_name(recipe: str, overrides: Mapping[str, Any]) -> str:
+    """The folder of a run: the recipe's name, and a mark of their own for overrides.
+
+    >>> run_name("digits", {}), run_name("digits", {"epochs": 1})
+    ('digits', 'digits@79ac5e4e')
+    """
+    return _file_name(recipe) + (f"@{_mark(dict(overrides))}" if overrides else "")
+
+
+def record_path(out: Path, recipe: str, row: str, seed: int, overrides: Mapping[str, Any] | None = None) -> Path:
     """Where the record of a row and seed lies."""
-    safe = "".join(letter if letter.isalnum() or letter in "-_=." else "_" for letter in row)
-    return out / recipe / safe / f"seed-{seed}.json"
+    return out / run_name(recipe, overrides or {}) / _file_name(row) / f"seed-{seed}.json"
 
 
-def read_records(out: Path, recipe: str) -> list[Record]:
-    """Read all records of a recipe, in the order of their paths."""
-    return [Record.read(path) for path in sorted((out / recipe).glob("*/seed-*.json"))]
+def read_records(out: Path, run: str) -> list[Record]:
+    """Read all records of a run, `NAME` or `NAME@MARK` (see `run_name`), by row and seed."""
+    records = [Record.read(path) for path in (out / run).glob("*/seed-*.json")]
+    return sorted(records, key=lambda record: (record.row, record.seed))
 
 
 def read_tensors(out: Path, record: Record) -> dict[str, Tensor]:
     """Read what a run kept for pictures; empty if it kept nothing."""
-    path = record_path(out, record.recipe, record.row, record.seed).with_suffix(".safetensors")
-    return load_file(path) if path.exists() else {}
+    path = record_path(out, record.recipe, record.row, record.seed, record.overrides).with_suffix(".safetensors")
+    try:
+        return load_file(path) if path.exists() else {}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a file of tensors: {error}") from None
 
 
-def _finished(path: Path, settings: Mapping[str, Any]) -> Record | None:
+def _tell(on_progress: Callable[[Row, int, float], None] | None, row: Row, seed: int, part: float) -> None:
+    if on_progress is not None and part < 1:  # that it is finished is said when its record is written
+        on_progress(row, seed, part)
+
+
+def _finished(path: Path, asked: Mapping[str, Any]) -> Record | None:
     if not path.exists():
         return None
     record = Record.read(path)
-    return record if record.settings == json.loads(json.dumps(dict(settings))) else None
+    # as text, because 1, 1.0 and True are equal to Python but not the same setting
+    return record if _text({key: getattr(record, key) for key in asked}) == _text(asked) else None
 
 
-def _run(
-    recipe: Recipe,
-    row: Row,
-    settings: Mapping[str, Any],
-    seed: int,
-    path: Path,
-    on_progress: Callable[[Row, int, float], None] | None,
-) -> Record:
-    def tell(part: float) -> None:
-        if on_progress is not None and part < 1:
-            on_progress(row, seed, part)
-
-    tell(0.0)
-    torch.manual_seed(seed)
+def _run(recipe: Recipe, asked: Mapping[str, Any], trial: Trial, path: Path, commit: str | None) -> Record:
+    _require_writable(path.parent)
+    kept = path.with_suffix(".safetensors")
+    for old in (path, kept):  # the record first: it promises that its tensors are there
+        old.unlink(missing_ok=True)
+    trial.tell(0.0)
+    torch.manual_seed(trial.seed)
     began = time.perf_counter()
-    outcome = recipe.run(settings, seed, tell)
+    outcome = recipe.run(asked["settings"], trial)
     record = Record(
-        recipe=recipe.name,
-        row=row.name,
-        seed=seed,
-        settings=dict(settings),
-        metrics={key: float(value) for key, value in outcome.metrics.items()},
+        **asked,
+        metrics={key: _finite(value) for key, value in outcome.metrics.items()},
         seconds=round(time.perf_counter() - began, 3),
-        curves={key: [float(f"{value:.6g}") for value in values] for key, values in outcome.curves.items()},
-        commit=_commit(),
+        curves={key: [_finite(f"{value:.6g}") for value in values] for key, values in outcome.curves.items()},
+        commit=commit,
         versions={
             "hypersphere": __version__,
             "python": platform.python_version(),
@@ -153,25 +175,65 @@ def _run(
         machine=f"{platform.system()} {platform.machine()}",
         threads=torch.get_num_threads(),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
     if outcome.tensors:
-        kept, temporary = path.with_suffix(".safetensors"), path.with_suffix(".safetensors.tmp")
-        save_file({name: tensor.detach().contiguous() for name, tensor in outcome.tensors.items()}, temporary)
-        os.replace(temporary, kept)
+        own = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in outcome.tensors.items()}
+        with replacing(kept) as draft:
+            save_file(own, draft)
     record.write(path)  # last, so that a record means that all of it is there
     return record
 
 
-def _commit() -> str | None:
-    """The commit of the source tree, marked if it has changes; None outside a checkout."""
-    here = Path(__file__).parent
+def _require_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"out must be a folder that can be written to, not {folder}: {error.strerror}") from None
+
+
+def _finite(value: float | str) -> float | None:
+    return float(value) if math.isfinite(float(value)) else None
+
+
+def _file_name(name: str) -> str:
+    """The name as a file may be called anywhere, marked if that changed it, so that no two names share a file."""
+    safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_=.") else "_" for letter in name)
+    return name if safe[:80] == name and name.strip(".") else f"{safe[:80]}-{_mark(name)}"
+
+
+def _mark(value: Any) -> str:
+    return hashlib.sha256(_text(value).encode()).hexdigest()[:8]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value that JSON gave has the annotated type."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return any(_fits(value, part) for part in parts)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, parts[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, parts[1]) for item in value.values())
+    return kind is Any or type(value) is kind or (kind is float and type(value) is int)
+
+
+def _commit(file: Path = Path(__file__)) -> str | None:
+    """The commit of the source tree, marked if the package has changes; None if this file is in nobody's checkout."""
 
     def git(*words: str) -> str | None:
         try:
-            done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True)
+            done = subprocess.run(
+                ["git", *words], cwd=file.parent, capture_output=True, text=True, timeout=10, check=True
+            )
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip()
 
+    if git("ls-files", "--error-unmatch", file.name) is None:  # installed inside somebody else's checkout, perhaps
+        return None
     commit = git("rev-parse", "--short=12", "HEAD")
-    return commit and commit + ("+changes" if git("status", "--porcelain", "--", str(here)) else "")
+    return commit and commit + ("+changes" if git("status", "--porcelain", "--", str(file.parent.parent)) else "")

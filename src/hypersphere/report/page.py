@@ -13,6 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from hypersphere.functions.menu import require
+from hypersphere.report.draft import replacing
 from hypersphere.report.embed import asset
 from hypersphere.report.spheres import Spheres, spheres_html
 from hypersphere.report.table import Table, table_html
@@ -47,9 +49,8 @@ class Page:
 
     def __post_init__(self) -> None:
         for index, section in enumerate(self.sections):
-            if type(section) not in SECTIONS:
-                accepted = ", ".join(kind.__name__ for kind in SECTIONS)
-                raise ValueError(f"sections: item {index} is a {type(section).__name__}; accepted are {accepted}")
+            accepted = f"one of {', '.join(kind.__name__ for kind in SECTIONS)}"
+            require(type(section) in SECTIONS, f"sections[{index}]", accepted, type(section).__name__)
 
 
 def page_html(page: Page) -> str:
@@ -89,13 +90,8 @@ def write_page(
     """Write the page and return its path; a reader never sees half a file, and a failure leaves the old one."""
     target = Path(path)
     html = page_html(Page(title, lead, sections, meta or {}))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(html, encoding="utf-8")
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
+    with replacing(target) as draft:
+        draft.write_text(html, encoding="utf-8", errors="replace")  # half a surrogate pair becomes a ?
     return target
 
 

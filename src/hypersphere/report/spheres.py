@@ -8,15 +8,19 @@ from html import escape
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hypersphere.functions.menu import require
 from hypersphere.report.embed import json_script
 from hypersphere.report.palette import class_colors
+from hypersphere.sphere import polar, require_finite_rows
 
 Array: TypeAlias = "Tensor | NDArray | Sequence"
 
 MOST_POINTS = 5000  # a picture; more are thinned at random, and the page says so
+MOST_CLASSES = 256  # in one legend
 DECIMALS = 4
 
 
@@ -37,27 +41,23 @@ class Sphere:
     def __post_init__(self) -> None:
         points = _rows("points", self.points)
         labels = _integers("labels", self.labels)
-        if len(labels) != len(points):
-            raise ValueError(f"labels: got {len(labels)} for {len(points)} points; accepted is one a point")
+        require(len(labels) == len(points), "labels", f"one for each of the {len(points)} points", len(labels))
         known = len(self.classes) or None
         if self.vectors is not None:
             vectors = _rows("vectors", self.vectors)
-            if vectors.shape[1] != points.shape[1]:
-                raise ValueError(
-                    f"vectors: got {vectors.shape[1]} columns; accepted is {points.shape[1]}, as in points"
-                )
-            if known not in (None, len(vectors)):
-                raise ValueError(f"classes: got {known} names for {len(vectors)} vectors; accepted is one a vector")
+            columns = points.shape[1]
+            require(vectors.shape[1] == columns, "vectors", f"{columns} columns wide, as points", vectors.shape[1])
+            require(known in (None, len(vectors)), "classes", f"one name for each of the {len(vectors)} vectors", known)
             known = len(vectors)
-        if len(labels) and (labels.min() < 0 or (known is not None and labels.max() >= known)):
-            limit = "0 or more" if known is None else f"0 to {known - 1}"
-            raise ValueError(f"labels: got values from {labels.min()} to {labels.max()}; accepted is {limit}")
+        limit = "0 or more" if known is None else f"from 0 to {known - 1}"
+        wrong = labels[(labels < 0) | (labels >= (np.inf if known is None else known))]
+        require(not len(wrong), "labels", limit, wrong[:1].tolist())
 
     @property
-    def class_count(self) -> int:
-        """How many classes are named, have a vector or occur as a label."""
-        vectors = 0 if self.vectors is None else len(self.vectors)
-        return max(len(self.classes), vectors, int(_integers("labels", self.labels).max(initial=-1)) + 1)
+    def class_numbers(self) -> NDArray:
+        """The classes that are named, have a vector or occur as a label, in order."""
+        known = max(len(self.classes), 0 if self.vectors is None else len(self.vectors))
+        return np.union1d(np.arange(known), _integers("labels", self.labels))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +70,17 @@ class Spheres:
 
     def __post_init__(self) -> None:
         names = {tuple(sphere.classes) for sphere in self.spheres if sphere.classes}
-        if len(names) > 1:
-            raise ValueError(
-                f"spheres: got {len(names)} different tuples of classes; accepted is one, for the shared legend"
-            )
-        for sphere in self.spheres:
-            if names and sphere.class_count > len(next(iter(names))):
-                raise ValueError(
-                    f"spheres: {sphere.title!r} has {sphere.class_count} classes; accepted is at most the "
-                    f"{len(next(iter(names)))} that are named"
-                )
+        require(len(names) <= 1, "classes", "the same in all spheres, for the shared legend", sorted(names))
+        for index, sphere in enumerate(self.spheres):
+            known, top = len(next(iter(names), ())), int(sphere.class_numbers.max(initial=-1))
+            require(not names or top < known, f"labels of spheres[{index}]", f"from 0 to {known - 1}, the names", top)
+        count = len(self.class_numbers)
+        require(count <= MOST_CLASSES, "spheres", f"pictures of at most {MOST_CLASSES} classes together", count)
+
+    @property
+    def class_numbers(self) -> NDArray:
+        """The classes of all pictures, in order: those of the legend."""
+        return np.unique(np.concatenate([np.arange(0), *(sphere.class_numbers for sphere in self.spheres)]))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -87,13 +88,13 @@ class Spheres:
         for sphere in self.spheres:
             if sphere.classes:
                 return tuple(sphere.classes)
-        return tuple(str(index) for index in range(max((sphere.class_count for sphere in self.spheres), default=0)))
+        return tuple(map(str, self.class_numbers))
 
 
 def spheres_html(section: Spheres) -> str:
     """Return the canvases, the legend, the controls and the coordinates they need."""
     colors = class_colors(len(section.classes))
-    drawings = [_drawing(sphere) for sphere in section.spheres]
+    drawings = [_drawing(sphere, section.class_numbers) for sphere in section.spheres]
     figures = "".join(_figure_html(sphere, drawing) for sphere, drawing in zip(section.spheres, drawings, strict=True))
     legend = "".join(
         f"<li><button type='button' data-class='{index}' aria-pressed='false'>"
@@ -129,7 +130,7 @@ def _figure_html(sphere: Sphere, drawing: dict[str, object]) -> str:
     drawn, given = len(drawing["labels"]), len(sphere.points)  # type: ignore[arg-type]
     count = f"{drawn:,} features" if drawn == given else f"{drawn:,} of {given:,} features"
     shape = "circle" if drawing["dimension"] == 2 else "sphere"
-    label = f"{sphere.title}: {count} of {sphere.class_count} classes on the unit {shape}. Arrow keys turn it."
+    label = f"{sphere.title}: {count} of {len(sphere.class_numbers)} classes on the unit {shape}. Arrow keys turn it."
     caption = f"<p>{escape(sphere.caption)}</p>" if sphere.caption else ""
     return (
         f"<figure><figcaption><h3>{escape(sphere.title)}</h3><span class='count'>{count}</span></figcaption>"
@@ -138,20 +139,20 @@ def _figure_html(sphere: Sphere, drawing: dict[str, object]) -> str:
     )
 
 
-def _drawing(sphere: Sphere) -> dict[str, object]:
-    points, kept = _directions(_rows("points", sphere.points))
-    points, labels = points[kept], _integers("labels", sphere.labels)[kept]
+def _drawing(sphere: Sphere, class_numbers: NDArray) -> dict[str, object]:
+    points, kept = _directions("points", sphere.points)
+    points, labels = points[kept], np.searchsorted(class_numbers, _integers("labels", sphere.labels)[kept])
     if len(points) > MOST_POINTS:
         chosen = np.sort(np.random.default_rng(0).choice(len(points), MOST_POINTS, replace=False))
         points, labels = points[chosen], labels[chosen]
     vectors: list[object] = []
     if sphere.vectors is not None:
-        rows, present = _directions(_rows("vectors", sphere.vectors))
+        rows, present = _directions("vectors", sphere.vectors)
         vectors = [row if there else None for row, there in zip(_rounded(rows), present, strict=True)]
     return {
         "dimension": points.shape[1],
         "points": [number for row in _rounded(points) for number in row],
-        "labels": labels.tolist(),
+        "labels": labels.tolist(),  # places in the legend
         "vectors": vectors,
     }
 
@@ -160,13 +161,10 @@ def _rounded(rows: NDArray) -> list[list[float]]:
     return (np.round(rows, DECIMALS) + 0.0).tolist()  # + 0.0 makes -0.0 a shorter 0.0
 
 
-def _directions(rows: NDArray) -> tuple[NDArray, NDArray]:
-    """Return unit rows and which of them have a direction; dividing by the largest entry first cannot overflow."""
-    largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
-    kept = largest[:, 0] > 0
-    scaled = rows / np.where(largest > 0, largest, 1.0)
-    norms = np.linalg.norm(scaled, axis=1, keepdims=True)
-    return scaled / np.where(norms > 0, norms, 1.0), kept
+def _directions(name: str, values: Array) -> tuple[NDArray, NDArray]:
+    """Return unit rows, and which of them have a direction."""
+    norms, rows = polar(_rows(name, values))
+    return rows.numpy(), (norms > 0).squeeze(1).numpy()
 
 
 def _array(name: str, values: Array) -> NDArray:
@@ -176,28 +174,20 @@ def _array(name: str, values: Array) -> NDArray:
             return (values.double() if values.is_floating_point() else values).numpy()
         return np.asarray(values)
     except (TypeError, ValueError):
-        raise ValueError(f"{name}: got {type(values).__name__}; accepted is a tensor or an array of numbers") from None
+        raise ValueError(f"{name} must be a tensor or an array of numbers, not a {type(values).__name__}") from None
 
 
-def _rows(name: str, values: Array) -> NDArray:
+def _rows(name: str, values: Array) -> Tensor:
     rows = _array(name, values)
-    if rows.ndim != 2 or rows.shape[1] not in (2, 3):
-        raise ValueError(f"{name}: got shape {tuple(rows.shape)}; accepted is (N, 2) or (N, 3)")
-    if rows.dtype.kind not in "fiu":
-        raise ValueError(f"{name}: got type {rows.dtype}; accepted are real numbers")
-    rows = rows.astype(np.float64)
-    wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-    if len(wrong):
-        raise ValueError(
-            f"{name}: got {len(wrong)} rows with NaN or infinity, first row {wrong[0]}; accepted is finite"
-        )
-    return rows
+    require(rows.ndim == 2 and rows.shape[1] in (2, 3), name, "of shape (N, 2) or (N, 3)", rows.shape)
+    require(rows.dtype.kind in "fiu", name, "real numbers", rows.dtype)
+    wide = torch.from_numpy(rows.astype(np.float64))
+    require_finite_rows(name, wide)
+    return wide
 
 
 def _integers(name: str, values: Array) -> NDArray:
     labels = _array(name, values)
-    if labels.ndim != 1:
-        raise ValueError(f"{name}: got shape {tuple(labels.shape)}; accepted is (N,)")
-    if labels.dtype.kind not in "iu" and len(labels):
-        raise ValueError(f"{name}: got type {labels.dtype}; accepted are integers")
+    require(labels.ndim == 1, name, "of shape (N,)", labels.shape)
+    require(labels.dtype.kind in "iu" or not len(labels), name, "integers", labels.dtype)
     return labels.astype(np.int64)

@@ -9,6 +9,8 @@ from html import escape
 from numbers import Real
 from typing import TypeAlias
 
+from hypersphere.functions.menu import require
+
 Cell: TypeAlias = "str | float | tuple[float, float] | None"  # words, a number, (mean, standard deviation), or nothing
 
 MISSING = "–"
@@ -29,13 +31,8 @@ class Column:
     unit: str = ""
 
     def __post_init__(self) -> None:
-        try:
-            format(0.0, self.format)
-        except ValueError:
-            raise ValueError(
-                f"format: got {self.format!r} for column {self.name!r}; "
-                "accepted is a format specification of a number, as '.2f'"
-            ) from None
+        accepted = "a format specification of a number, as '.2f'"
+        require(_formats_numbers(self.format), f"format of column {self.name!r}", accepted, self.format)
 
     def show(self, cell: Cell) -> str:
         """Return the cell as words.
@@ -68,16 +65,11 @@ class Table:
 
     def __post_init__(self) -> None:
         for index, row in enumerate(self.rows):
-            if len(row) != len(self.columns):
-                raise ValueError(
-                    f"rows: row {index} has {len(row)} cells; accepted is one a column, {len(self.columns)}"
-                )
+            wanted = len(self.columns)
+            require(len(row) == wanted, f"length of rows[{index}]", f"one cell a column, {wanted}", len(row))
             for column, cell in zip(self.columns, row, strict=True):
-                if not _is_cell(cell):
-                    raise ValueError(
-                        f"rows: row {index} has {cell!r} under {column.name!r}; "
-                        "accepted are a string, a number, a (mean, sd) pair and None"
-                    )
+                accepted = "a string, a number, a (mean, sd) pair or None"
+                require(_is_cell(cell), f"rows[{index}] under {column.name!r}", accepted, cell)
 
 
 def best_cells(table: Table) -> frozenset[tuple[int, int]]:
@@ -119,13 +111,28 @@ def _is_cell(cell: object) -> bool:
     return cell is None or isinstance(cell, (str, Real))
 
 
+def _formats_numbers(specification: str) -> bool:
+    try:
+        format(0.0, specification)
+    except ValueError:
+        return False
+    return True
+
+
 def _number(cell: Cell) -> tuple[float, float]:
     """Return (value, spread), NaN where there is none."""
     if isinstance(cell, tuple):
-        return float(cell[0]), float(cell[1])
+        return _float(cell[0]), _float(cell[1])
     if cell is None or isinstance(cell, str):
         return math.nan, math.nan
-    return float(cell), math.nan
+    return _float(cell), math.nan
+
+
+def _float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # a whole number beyond the largest float
+        return math.inf if number > 0 else -math.inf
 
 
 def is_numeric(table: Table, at: int) -> bool:

@@ -23,9 +23,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
     from rich.console import Console
 
     console = console or Console()
-    shown = _shown_cells(table)
-    if not console.encoding.lower().startswith("utf"):
-        shown = [[cell.translate(PLAIN_SIGNS) for cell in row] for row in shown]
+    shown = [[_writable(cell, console) for cell in row] for row in _shown_cells(table)]
     widths = [max((len(cell) for cell in column), default=0) for column in zip(*shown, strict=True)]
     if not console.is_terminal:
         _print_unfolded(_wide_grid(table, shown, widths, console), console)
@@ -53,15 +51,15 @@ def _empty_grid(table: Table, console: Console) -> Grid:
     from rich.table import Table as Grid
     from rich.text import Text as Words
 
-    unicode = console.encoding.lower().startswith("utf")
-    caption = f"{'* best of its column. ' if best_cells(table) else ''}{table.caption}".strip()
+    title = _writable(table.title, console)
+    caption = _writable(f"{'* best of its column. ' if best_cells(table) else ''}{table.caption}".strip(), console)
     return Grid(
-        title=Words(table.title) if table.title else None,
+        title=Words(title) if title else None,
         title_justify="left",
         title_style="bold",
         caption=Words(caption) if caption else None,
         caption_justify="left",
-        box=box.SIMPLE_HEAD if console.is_terminal and unicode else box.ASCII,
+        box=box.SIMPLE_HEAD if console.is_terminal and _has_unicode(console) else box.ASCII,
     )
 
 
@@ -106,8 +104,15 @@ def _print_unfolded(grid: Grid, console: Console) -> None:
 
 def _heading(column: Column, console: Console) -> str:
     arrow = "" if column.higher_is_better is None else f" {ARROWS[column.higher_is_better]}"
-    heading = column.name + arrow
-    return heading if console.encoding.lower().startswith("utf") else heading.translate(PLAIN_SIGNS)
+    return _writable(column.name + arrow, console)
+
+
+def _writable(words: str, console: Console) -> str:
+    return words if _has_unicode(console) else words.translate(PLAIN_SIGNS)
+
+
+def _has_unicode(console: Console) -> bool:
+    return console.encoding.lower().startswith("utf")
 
 
 def _style(cell: str) -> str:

@@ -1,0 +1,98 @@
+"""What the open-set recipes share: an embedding trained under one objective, and the rows of objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypersphere import heads, training
+from hypersphere.functions.menu import require
+from hypersphere.models import EmbeddingCNN
+from hypersphere.recipes.recipe import Metric, Row
+
+__all__ = ["OBJECTIVES", "OPEN_SET_METRICS", "TRAINING", "train_embedding"]
+
+# A-Softmax and its kin start from the plain softmax; over the few hundred steps here the share of it falls to `end`.
+_ANNEALED = {"annealing": {"start": 100, "gamma": 0.1, "power": 1, "end": 5}}
+
+OBJECTIVES = (
+    Row("Softmax", {"head": "softmax"}),
+    Row("Modified softmax", {"head": "modified_softmax"}),
+    Row("L-Softmax (m=2)", {"head": "l_softmax", "options": {"m": 2, **_ANNEALED}}),
+    Row("A-Softmax (m=2)", {"head": "a_softmax", "options": {"m": 2, **_ANNEALED}}),
+    Row("A-Softmax (m=3)", {"head": "a_softmax", "options": {"m": 3, **_ANNEALED}}),
+    Row("A-Softmax (m=4)", {"head": "a_softmax", "options": {"m": 4, **_ANNEALED}}),
+    Row("SphereFace+ (m=4)", {"head": "sphereface_plus", "options": {"m": 4, "energy_weight": 1.0, **_ANNEALED}}),
+    Row("AM-Softmax (s=30, m=0.35)", {"head": "am_softmax", "options": {"s": 30.0, "m": 0.35}}),
+    Row("ArcFace (s=30, m=0.5)", {"head": "arcface", "options": {"s": 30.0, "m": 0.5}}),
+)
+
+OPEN_SET_METRICS = (
+    Metric("accuracy", "verification %", ".2f", True),
+    Metric("eer", "EER %", ".2f", False),
+    Metric("fisher", "Fisher score", ".3f", False),
+    Metric("separation", "min angle °", ".1f", True),
+)
+
+TRAINING = {
+    "head": "softmax",
+    "options": {},
+    "feature_dim": 64,
+    "widths": [32, 64, 64],
+    "first_stride": 1,
+    "batch_size": 128,
+    "learning_rate": 0.1,
+    "weight_decay": 5e-4,
+    "shift": 2,
+}
+
+
+def train_embedding(
+    settings: Mapping[str, Any], images: Tensor, labels: Tensor, seed: int, tell: Callable[[float], None]
+) -> tuple[EmbeddingCNN, heads.AngularHead, list[float]]:
+    """Train a network and the head of one objective by SGD with one cycle of the learning rate; losses an epoch beside."""
+    dim, classes = settings["feature_dim"], int(labels.max()) + 1
+    size = (images.shape[2], images.shape[3])
+    model = EmbeddingCNN(images.shape[1], size, dim, tuple(settings["widths"]), first_stride=settings["first_stride"])
+    head = make_head(settings, dim, classes)
+    generator = torch.Generator().manual_seed(seed)
+    batches = training.Batches(images, labels, settings["batch_size"], generator)
+    epochs, rate = settings["epochs"], settings["learning_rate"]
+    optimizer = torch.optim.SGD(
+        [*model.parameters(), *head.parameters()], lr=rate, momentum=0.9, weight_decay=settings["weight_decay"]
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * len(batches))
+    history = training.fit(
+        model,
+        head,
+        Shifted(batches, settings["shift"], generator),
+        epochs=epochs,
+        optimizer=optimizer,
+        scheduler=schedule,
+        on_epoch=lambda epoch: tell(epoch.number / epochs),
+    )
+    return model, head, [epoch.loss for epoch in history]
+
+
+def make_head(settings: Mapping[str, Any], dim: int, classes: int) -> heads.AngularHead:
+    """Build a preset from its name and JSON options."""
+    name, options = settings["head"], dict(settings["options"])
+    require(name in heads.PRESETS, "head", f"one of {', '.join(heads.PRESETS)}", name)
+    if "annealing" in options:
+        options["annealing"] = heads.Annealing(**options["annealing"])
+    return heads.PRESETS[name](dim, classes, **options)
+
+
+class Shifted:
+    """Batches moved by up to `most` pixels in each direction, all images of a batch alike."""
+
+    def __init__(self, batches: training.Batches, most: int, generator: torch.Generator) -> None:
+        self.batches, self.most, self.generator = batches, most, generator
+
+    def __iter__(self) -> Any:
+        for x, y in self.batches:
+            down, right = torch.randint(-self.most, self.most + 1, (2,), generator=self.generator).tolist()
+            yield torch.roll(x, (down, right), (2, 3)), y

@@ -1,0 +1,174 @@
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from hypersphere.functions.kernel import Riesz
+from hypersphere.functions.repulsion import PairPotential, data_dependent_energy
+from hypersphere.heads import PRESETS, AngularHead, Annealing, arcface
+from hypersphere.heads.cross_repulsion import cross_repulsion
+from hypersphere.heads.sharded import ShardedHead
+
+WORKER = str(Path(__file__).with_name("sharded_worker.py"))
+ANNEALING = Annealing(10, 1, 1, 0)
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+CHECKS = (
+    "equality",
+    "float32",
+    "half",
+    "rows",
+    "empty",
+    "sizes",
+    "checkpoint",
+    "sampling",
+    "sampling_alone",
+    "errors",
+)
+
+
+def run(folder, size, *checks):
+    """Start `size` processes, and return the code and the last words of each."""
+    commands = [[sys.executable, WORKER, str(folder), str(rank), str(size), *checks] for rank in range(size)]
+    workers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) for command in commands]
+    try:
+        words = [worker.communicate(timeout=150)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    return [(worker.returncode, said) for worker, said in zip(workers, words, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """Four processes that have run all checks, in groups of four, three and two: their folder and what they said."""
+    folder = tmp_path_factory.mktemp("four")
+    return folder, run(folder, 4, *CHECKS)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_four_processes(four, check):
+    folder, ends = four
+    failed = [said for rank, (_, said) in enumerate(ends) if not (folder / f"{check}-{rank}").exists()]
+    assert not failed, "\n".join(failed)
+
+
+def test_a_checkpoint_of_four_processes_loads_in_one(four):
+    folder, _ = four
+    state = torch.load(folder / "head.pt")
+    plain = AngularHead(6, 7, margin="multiplicative", annealing=ANNEALING, bias=True)
+    plain.load_state_dict(state)
+    alone = ShardedHead(AngularHead(6, 7, margin="multiplicative", annealing=ANNEALING, bias=True))
+    alone.load_full_state_dict(state)
+    x, y = torch.randn(5, 6), torch.arange(5)
+    assert torch.equal(alone(x, y), plain(x, y))
+    assert plain.steps.item() == 4
+    assert alone.full_state_dict().keys() == state.keys()
+
+
+def test_class_vectors_drawn_in_blocks_do_not_depend_on_the_number_of_processes(four):
+    folder, _ = four
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        annealed = AngularHead(6, 7, margin="multiplicative", annealing=ANNEALING, bias=True)
+        binary = PRESETS["sphereface2"](2, 2500)
+    ShardedHead(annealed)
+    alone = ShardedHead(binary).full_state_dict()
+    drawn = torch.load(folder / "drawn.pt")
+    assert all(torch.equal(alone[name], drawn[name]) for name in drawn)
+    assert torch.equal(drawn["bias"], PRESETS["sphereface2"](2, 2500).bias)
+    rows = drawn["weight"]
+    assert len(rows.unique(dim=0)) == 2500
+    assert rows.std().item() == pytest.approx(2**-0.5, rel=0.05)
+
+
+def test_torchrun_with_a_data_parallel_backbone(tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, WORKER, str(tmp_path), "ddp"], capture_output=True, text=True, env=ENVIRONMENT, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ddp-1").exists()
+
+
+def test_a_killed_or_silent_process_ends_the_others_with_an_error(tmp_path):
+    (code, said), (killed, _) = run(tmp_path, 2, "silence")
+    assert code == 0, said
+    assert killed == -9
+    assert (tmp_path / "survived").exists()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_one_process_needs_no_group(preset):
+    plain = PRESETS[preset](5, 4)
+    head = ShardedHead(plain)
+    x, y = torch.randn(6, 5), torch.tensor([0, 1, 2, 3, 0, 1])
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    loss, expected = head(ours, y), plain(theirs, y)
+    loss.backward()
+    expected.backward()
+    for found, wanted in ((loss, expected), (ours.grad, theirs.grad), (head.weight.grad, plain.weight.grad)):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert torch.equal(head.scores(x), plain.scores(x))
+
+
+def test_the_given_head_is_left_alone_and_copies_are_independent():
+    plain = arcface(5, 4)
+    head = ShardedHead(plain, sample=0.5)
+    twin = copy.deepcopy(head)
+    x, y = torch.randn(6, 5), torch.tensor([0, 1, 2, 3, 0, 1])
+    assert torch.equal(head(x, y), twin(x, y))
+    with torch.no_grad():
+        head.weight.zero_()
+    assert plain.weight.any()
+    assert twin.weight.any()
+    assert twin.head.classes is twin.shard
+
+
+def test_the_number_of_classes_drawn():
+    head = ShardedHead(arcface(2, 200_000), sample=0.1)
+    head(torch.randn(3, 2), torch.tensor([0, 5, 199_999])).backward()
+    rows = head.weight.grad.coalesce().indices()[0]
+    assert len(rows) == pytest.approx(20_000, rel=0.05)
+    assert {0, 5, 199_999} <= set(rows.tolist())
+    assert len(rows[rows >= 2**16]) == pytest.approx(0.1 * (200_000 - 2**16), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"sample": 0.0}, "sample"),
+        ({"sample": 1.5}, "sample"),
+        ({"backbone": "mean"}, "backbone"),
+        ({"sizes": [2, 2]}, "sizes"),
+        ({"sizes": [3]}, "sizes"),
+    ],
+)
+def test_bad_plans_are_named(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        ShardedHead(arcface(5, 4), **arguments)
+
+
+def test_a_learned_activation_is_refused():
+    with pytest.raises(ValueError, match="learned"):
+        ShardedHead(AngularHead(5, 4, angular=torch.nn.PReLU()))
+
+
+def test_cross_repulsion_is_the_data_dependent_energy():
+    w = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 3, 3, 8])
+    expected = data_dependent_energy(w, labels)
+    parts = [cross_repulsion(w[labels], w[half], place, PairPotential(Riesz(2))) for half, place in (
+        (slice(0, 5), torch.tensor([0, 3, 3, -1])), (slice(5, 9), torch.tensor([-1, -1, -1, 3])),
+    )]  # fmt: skip
+    found = sum(parts) / (4 * 8)
+    torch.testing.assert_close(found, expected)
+    (theirs,), (ours,) = torch.autograd.grad(expected, w), torch.autograd.grad(found, w)
+    torch.testing.assert_close(ours, theirs)
+    rows = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    none = torch.full((3,), -1)
+    assert gradcheck(lambda r, v: cross_repulsion(r, v, none, PairPotential(Riesz(1), "angular")), (rows, w))
