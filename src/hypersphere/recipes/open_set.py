@@ -53,7 +53,7 @@ TRAINING = {
 def train_embedding(
     settings: Mapping[str, Any], images: Tensor, labels: Tensor, seed: int, tell: Callable[[float], None]
 ) -> tuple[EmbeddingCNN, heads.AngularHead, list[float]]:
-    """Train a network and the head of one objective by SGD with one cycle of the learning rate; losses an epoch beside."""
+    """Train a network and the head of one objective by SGD, one cycle of the learning rate; return the losses too."""
     dim, classes = settings["feature_dim"], int(labels.max()) + 1
     size = (images.shape[2], images.shape[3])
     model = EmbeddingCNN(images.shape[1], size, dim, tuple(settings["widths"]), first_stride=settings["first_stride"])
