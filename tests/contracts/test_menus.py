@@ -171,6 +171,15 @@ def test_angular_ends_and_fall(name):
     torch.testing.assert_close(g.at(theta), values, atol=1e-7, rtol=0)
 
 
+@pytest.mark.parametrize("name", angular.ANGULARS)
+def test_slope_is_the_derivative(name):
+    g = angular.ANGULARS[name]()
+    c = torch.tensor([-1.0, -0.9, -0.3, 0.2, 0.7, 0.999, 1.0], dtype=torch.float64, requires_grad=True)
+    value = g(c)
+    (expected,) = torch.autograd.grad(value.sum(), c)
+    torch.testing.assert_close(g.slope(c.detach(), value.detach()), expected, atol=1e-12, rtol=1e-9)
+
+
 def test_sigmoid_is_stable_for_small_k_and_learns_k():
     c = torch.tensor([1.0, 0.5, 0.0, -0.5, -1.0])
     assert torch.isfinite(angular.Sigmoid(k=1e-3)(c)).all()

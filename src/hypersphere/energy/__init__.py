@@ -1,5 +1,31 @@
 """Hyperspherical energy: how evenly neurons cover the sphere."""
 
-from hypersphere.energy.hyperspherical import hyperspherical_energy
+from hypersphere.energy.comhe import CoMHE
+from hypersphere.energy.hyperspherical import hyperspherical_energy, random_batch_energy
+from hypersphere.energy.inspection import Inspection, LayerInspection, inspect
+from hypersphere.energy.low_rank import LowRank, factors, low_rank_
+from hypersphere.energy.mhe import MHE
+from hypersphere.energy.minimum import Minimum, minimize
+from hypersphere.energy.orthogonality import SRIP, Orthogonal, Orthonormal
+from hypersphere.energy.uniform import random_energy
+from hypersphere.functions.repulsion import data_dependent_energy
 
-__all__ = ["hyperspherical_energy"]
+__all__ = [
+    "MHE",
+    "SRIP",
+    "CoMHE",
+    "Inspection",
+    "LayerInspection",
+    "LowRank",
+    "Minimum",
+    "Orthogonal",
+    "Orthonormal",
+    "data_dependent_energy",
+    "factors",
+    "hyperspherical_energy",
+    "inspect",
+    "low_rank_",
+    "minimize",
+    "random_batch_energy",
+    "random_energy",
+]

@@ -2,16 +2,19 @@ r"""The hyperspherical energy of one set of vectors: how unevenly they cover the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.functions.kernel import Kernel, kernel_of
+from hypersphere.functions.kernel import kernel_of
 from hypersphere.functions.menu import require
+from hypersphere.functions.potential import PairPotential
+from hypersphere.functions.repulsion import mutual_repulsion
 
-__all__ = ["hyperspherical_energy"]
+__all__ = ["hyperspherical_energy", "random_batch_energy", "stacked_energy"]
 
 
 def hyperspherical_energy(
@@ -27,6 +30,8 @@ def hyperspherical_energy(
 
     .. math:: E_s = \sum_{i \ne j} f_s(\mathrm{dist}(\hat w_i, \hat w_j)),
               \quad f_s(z) = z^{-s} \ (s > 0), \ \log(1/z) \ (s = 0)
+
+    Memory does not grow with the number of pairs, except under `torch.compile`, `torch.func` and in second derivatives.
 
     Args:
         w: (N, d) or (N, …), rows are neurons and are flattened; only their directions matter.
@@ -46,45 +51,87 @@ def hyperspherical_energy(
     Reference:
         Liu et al., Learning towards Minimum Hyperspherical Energy, NeurIPS 2018.
     """
-    require(w.ndim >= 2 and w.is_floating_point(), "w", "a floating-point matrix (N, d)", f"{w.dtype} {tuple(w.shape)}")
-    require(distance in ("euclidean", "angular"), "distance", "'euclidean' or 'angular'", distance)
+    potential = PairPotential(kernel_of(power), distance, half_space)
+    _check_rows(w, half_space)
     require(reduction in ("mean", "sum"), "reduction", "'mean' or 'sum'", reduction)
-    n = len(w)
-    require(n >= (1 if half_space else 2), "w", "a matrix with at least two rows (one in half space)", tuple(w.shape))
     if weights is not None:
         require(distance == "euclidean", "distance", "'euclidean' when weights are given", distance)
-        require(weights.shape == (n,), "weights", f"a vector of {n} numbers", tuple(weights.shape))
-    sphere.require_finite_rows("w", w)
-    kernel = kernel_of(power)
-
-    c = sphere.cosines(*[sphere.widen(w.flatten(1))] * 2)
-    diagonal = torch.eye(n, dtype=torch.bool, device=w.device)
-    pairs = _repulsion(kernel, c, distance, weights).masked_fill(diagonal, 0.0).sum()
-    if half_space:
-        mirrored = _repulsion(kernel, -c, distance, weights).masked_fill(diagonal, 0.0).sum()
-        antipodal = _repulsion(kernel, -torch.ones_like(c.diagonal()), distance, None, scale=weights).sum()
-        pairs = 2 * (pairs + mirrored + antipodal)
-        n *= 2
-    return sphere.narrow(pairs / (n * (n - 1)) if reduction == "mean" else pairs, w.dtype)
+        require(weights.shape == (len(w),), "weights", f"a vector of {len(w)} numbers", tuple(weights.shape))
+        if sphere.inspectable(weights):
+            positive = bool(((weights > 0) & weights.isfinite()).all())
+            require(positive, "weights", "positive and finite", weights.tolist())
+    energy = stacked_energy(sphere.widen(w.flatten(1)), potential, weights)
+    if sphere.inspectable(energy) and not math.isfinite(energy.item()):
+        sphere.require_finite_rows("w", w)
+    count = _pairs(len(w), half_space) if reduction == "sum" else 1
+    return sphere.narrow(energy * count, w.dtype)
 
 
-def _repulsion(
-    kernel: Callable[[Tensor], Tensor],
-    c: Tensor,
-    distance: str,
-    weights: Tensor | None,
-    scale: Tensor | None = None,
+def random_batch_energy(
+    w: Tensor,
+    size: int,
+    *,
+    power: float | str | Callable[[Tensor], Tensor] = 2,
+    distance: str = "euclidean",
+    half_space: bool = False,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
-    """f(dist) for cosines; `weights` are those of rows and columns alike, `scale` stretches the distance."""
-    if distance == "angular":
-        return kernel(sphere.angle(c))
-    if weights is None:
-        squared = 2 - 2 * c
-    else:
-        b = sphere.widen(weights)
-        squared = (b[:, None] - b[None, :]).square() + 2 * b[:, None] * b[None, :] * (1 - c)
-    if scale is not None:
-        squared = squared * sphere.widen(scale).square()
-    if isinstance(kernel, Kernel):
-        return kernel.of_square(squared)
-    return kernel(squared.clamp_min(sphere.distance_floor(squared.dtype) ** 2).sqrt())
+    r"""Estimate the mean energy of all rows from `size` rows drawn without replacement (thesis, section 5.3.6).
+
+    Its expectation is `hyperspherical_energy(w)` exactly, in half space too: there the pairs (ŵ, −ŵ), which are a
+    larger share of a small batch, are counted as they are in the whole.
+
+    Args:
+        w: (N, d) or (N, …), rows are neurons.
+        size: how many rows to draw, from 2 to N.
+        power: s ≥ 0, a kernel or a callable, as in `hyperspherical_energy`.
+        distance: "euclidean" or "angular".
+        half_space: count −ŵᵢ beside every ŵᵢ.
+        generator: where the draw comes from; the global seed if None.
+
+    Example:
+        >>> random_batch_energy(torch.eye(9), 3)
+        tensor(0.5000)
+    """
+    potential = PairPotential(kernel_of(power), distance, half_space)
+    _check_rows(w, half_space)
+    require(2 <= size <= len(w), "size", f"a number from 2 to {len(w)}, the number of rows", size)
+    drawn = torch.randperm(len(w), generator=generator)[:size].to(w.device)
+    batch = w.index_select(0, drawn)
+    sphere.require_finite_rows("w", batch)
+    return sphere.narrow(stacked_energy(sphere.widen(batch.flatten(1)), potential, of=len(w)), w.dtype)
+
+
+def stacked_energy(
+    w: Tensor, potential: PairPotential, weights: Tensor | None = None, *, of: int | None = None
+) -> Tensor:
+    """Return the mean energy of each set of a stack (…, N, d) in float32 or wider.
+
+    Each set may be a sample of `of` rows, whose mean energy is then estimated without bias.
+
+    >>> stacked_energy(torch.eye(3).expand(2, 3, 3), PairPotential())
+    tensor([0.5000, 0.5000])
+    """
+    n = w.shape[-2]
+    whole = n if of is None else of
+    weights = None if weights is None else sphere.widen(weights)
+    total = mutual_repulsion(w, potential, weights) if n > 1 else w.sum((-2, -1)) * 0
+    if n > 1:
+        total = total * (whole * (whole - 1) / (n * (n - 1)))
+    if potential.half_space:
+        opposite = w.new_full((), -1.0)
+        rows = None if weights is None else weights.unsqueeze(-1)
+        antipodal = PairPotential(potential.kernel, potential.distance)(opposite, rows, rows)
+        total = 2 * (total + (whole * antipodal if rows is None else antipodal.sum((-2, -1))))
+    return total / _pairs(whole, potential.half_space)
+
+
+def _pairs(n: int, half_space: bool) -> int:
+    n = 2 * n if half_space else n
+    return n * (n - 1)
+
+
+def _check_rows(w: Tensor, half_space: bool) -> None:
+    require(w.ndim >= 2 and w.is_floating_point(), "w", "a floating-point matrix (N, d)", f"{w.dtype} {tuple(w.shape)}")
+    accepted = "a matrix with at least two rows (one in half space)"
+    require(len(w) >= (1 if half_space else 2), "w", accepted, tuple(w.shape))

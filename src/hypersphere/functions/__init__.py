@@ -1,5 +1,5 @@
-"""The menu: angular activations g, magnitudes h, margins ψ and energy kernels f."""
+"""The menu: angular activations g, magnitudes h, margins ψ, energy kernels f, projections, rotations, transforms."""
 
-from hypersphere.functions import angular, kernel, magnitude, margin
+from hypersphere.functions import angular, kernel, magnitude, margin, orthogonal, projection, transform
 
-__all__ = ["angular", "kernel", "magnitude", "margin"]
+__all__ = ["angular", "kernel", "magnitude", "margin", "orthogonal", "projection", "transform"]

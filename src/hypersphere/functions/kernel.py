@@ -1,6 +1,7 @@
 r"""Energy kernels f_s: how strongly two vectors on the sphere repel each other at a given distance.
 
-No distance counts as smaller than `sphere.distance_floor`, so coincident vectors have a finite energy and no gradient.
+No distance counts as smaller than a floor (`sphere.squared_distance_floor`), so coincident vectors have a finite energy
+and no gradient.
 To add one, write a frozen dataclass and list it in KERNELS.
 """
 
@@ -22,15 +23,19 @@ __all__ = ["KERNELS", "Kernel", "Logarithmic", "Riesz", "kernel_of"]
 class Kernel(abc.ABC):
     """What the library asks of an f of its own: the repulsion at a distance, and at a squared distance."""
 
+    power: float
+
     @abc.abstractmethod
+    def at_square(self, u: Tensor) -> Tensor:
+        """Return f(√u) for u at or above the floor."""
+
     def of_square(self, squared: Tensor) -> Tensor:
         """Return f(√u), which spares the square root that a matrix of cosines does not give."""
+        return self.at_square(squared.clamp_min(sphere.squared_distance_floor(squared.dtype, self.power)))
 
     def __call__(self, distance: Tensor) -> Tensor:
         """Return f(z)."""
-        wide = sphere.widen(distance)
-        floored = wide.clamp_min(sphere.distance_floor(wide.dtype))
-        return sphere.narrow(self.of_square(floored.square()), distance.dtype)
+        return sphere.narrow(self.of_square(sphere.widen(distance).square()), distance.dtype)
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,8 @@ class Riesz(Kernel):
         """Refuse a power that is not positive."""
         require(0 < self.power < math.inf, "power", "a positive number (0 is the logarithmic kernel)", self.power)
 
-    def of_square(self, squared: Tensor) -> Tensor:
+    def at_square(self, u: Tensor) -> Tensor:
         """Return u^(−s/2)."""
-        u = squared.clamp_min(sphere.distance_floor(squared.dtype) ** 2)
         if self.power == 2:
             return u.reciprocal()
         return u.rsqrt() if self.power == 1 else u.pow(-self.power / 2)
@@ -65,9 +69,14 @@ class Logarithmic(Kernel):
     tensor(-0.)
     """
 
-    def of_square(self, squared: Tensor) -> Tensor:
+    @property
+    def power(self) -> float:  # type: ignore[override]
+        """The power that this is the limit of."""
+        return 0.0
+
+    def at_square(self, u: Tensor) -> Tensor:
         """Return −½·log u."""
-        return -0.5 * squared.clamp_min(sphere.distance_floor(squared.dtype) ** 2).log()
+        return -0.5 * u.log()
 
 
 KERNELS: dict[str, type[Kernel]] = {"riesz": Riesz, "logarithmic": Logarithmic}

@@ -52,20 +52,23 @@ class PairPotential:
 
     def _one_sided(self, c: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
         if self.distance == "angular":
-            return self.kernel(sphere.angle(c))
+            theta = sphere.angle(c)
+            return self.kernel(
+                theta if isinstance(self.kernel, Kernel) else theta.clamp_min(sphere.distance_floor(c.dtype))
+            )
         squared = 2 - 2 * c
         if rows is not None and columns is not None:
             squared = (rows - columns).square() + rows * columns * squared
         if isinstance(self.kernel, Kernel):
             return self.kernel.of_square(squared)
-        return self.kernel(squared.clamp_min(sphere.distance_floor(squared.dtype) ** 2).sqrt())
+        return self.kernel(squared.clamp_min(sphere.squared_distance_floor(squared.dtype)).sqrt())
 
 
 def _chord_jet(kernel: Riesz | Logarithmic, c: Tensor) -> tuple[Tensor, Tensor]:
     """f(√u) of u = 2 − 2c and its derivative to c, s·f/u or 1/u; none where u is below the floor."""
-    floor = sphere.distance_floor(c.dtype) ** 2
+    floor = sphere.squared_distance_floor(c.dtype, kernel.power)
     u = torch.rsub(c, 2, alpha=2)
     floored = u.clamp_min(floor)
-    value = kernel.of_square(floored)
+    value = kernel.at_square(floored)
     slope = (value * kernel.power).div_(floored) if isinstance(kernel, Riesz) else 1 / floored
     return value, slope.mul_(u >= floor)

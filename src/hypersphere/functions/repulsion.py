@@ -61,44 +61,51 @@ def _mutual(
     w: Tensor, potential: PairPotential, weights: Tensor | None, *, with_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The sums and their gradients: sets in chunks, and a set of too many pairs in blocks."""
+    if _is_small(w):
+        total, left, right = _mutual_at_once(w, potential, weights, with_gradient=with_gradient)
+        return total, None if left is None else left @ right
     n, d = w.shape[-2:]
-    if w.ndim == 2 and n * n > _PAIRS_AT_ONCE:
+    if w.ndim == 2:
         return _mutual_in_blocks(w, potential, weights, with_gradient=with_gradient)
-    chunk = max(1, _PAIRS_AT_ONCE // max(n * n, 1))
-    if math.prod(w.shape[:-2]) <= chunk:
-        return _mutual_at_once(w, potential, weights, with_gradient=with_gradient)
-    shape = w.shape
-    w, weights = w.reshape(-1, n, d), None if weights is None else weights.expand(shape[:-1]).reshape(-1, n)
-    totals, gradients = [], []
-    for start in range(0, len(w), chunk):
-        part = slice(start, start + chunk) if chunk > 1 else start
-        total, gradient = _mutual(
-            w[part], potential, None if weights is None else weights[part], with_gradient=with_gradient
-        )
-        totals.append(total.reshape(-1))
-        gradients.append(gradient)
-    stacked = (
-        torch.cat([g.reshape(-1, n, d) for g in gradients if g is not None]).reshape(shape) if with_gradient else None
-    )
-    return torch.cat(totals).reshape(shape[:-2]), stacked
+    sets, factors = w.reshape(-1, n, d), None if weights is None else weights.expand(w.shape[:-1]).reshape(-1, n)
+    totals, gradients = sets.new_empty(len(sets)), torch.empty_like(sets) if with_gradient else None
+    chunk = _PAIRS_AT_ONCE // (n * n)
+    for part in _blocks(len(sets), chunk) if chunk > 1 else range(len(sets)):
+        of_part = None if factors is None else factors[part]
+        total, gradient = _mutual(sets[part], potential, of_part, with_gradient=with_gradient)
+        totals[part] = total
+        if gradients is not None and gradient is not None:
+            gradients[part] = gradient
+    return totals.reshape(w.shape[:-2]), None if gradients is None else gradients.reshape(w.shape)
+
+
+def _is_small(w: Tensor) -> bool:
+    return math.prod(w.shape[:-1]) * w.shape[-2] <= _PAIRS_AT_ONCE
 
 
 def _mutual_at_once(
     w: Tensor, potential: PairPotential, weights: Tensor | None, *, with_gradient: bool
-) -> tuple[Tensor, Tensor | None]:
-    length, unit = _polar(w)
-    c = _gram(unit)
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The sums, and two factors whose product is the gradient: all that is not a product has the size of the pairs."""
+    c = _gram(w)
+    length = c.diagonal(dim1=-2, dim2=-1).sqrt()
+    if w.numel() and sphere.squares_are_safe(length):
+        inverse, right = 1 / length, w
+        outer = inverse.unsqueeze(-1), inverse.unsqueeze(-2)
+        c.mul_(outer[0]).mul_(outer[1])
+    else:
+        careful, right = sphere.polar(w)
+        c = _gram(right)
+        outer = _inverse(careful), torch.ones_like(careful).mT
     b, d = (None, None) if weights is None else (weights[..., :, None], weights[..., None, :])
-    if not with_gradient:
-        value = potential(c, b, d)
-        value.diagonal(dim1=-2, dim2=-1).zero_()
-        return value.sum((-2, -1)), None
-    value, slope = potential.with_slope(c, b, d)
-    for matrix in (value, slope):
-        matrix.diagonal(dim1=-2, dim2=-1).zero_()
-    # the product with the rows does the projection to the tangent too: it is the diagonal
-    slope.diagonal(dim1=-2, dim2=-1).copy_(-(slope * c).sum(-1))
-    return value.sum((-2, -1)), slope.mul_(2 * _inverse(length)) @ unit
+    value, slope = potential.with_slope(c, b, d) if with_gradient else (potential(c, b, d), None)
+    value.diagonal(dim1=-2, dim2=-1).zero_()
+    if slope is not None:
+        diagonal = slope.diagonal(dim1=-2, dim2=-1)
+        diagonal.zero_()
+        diagonal.copy_(-(slope * c).sum(-1))  # projects to the tangent
+        slope.mul_(2 * outer[0]).mul_(outer[1])
+    return value.sum((-2, -1)), slope, right
 
 
 def _polar(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,14 +114,14 @@ def _polar(w: Tensor) -> tuple[Tensor, Tensor]:
     return (length, w / length) if w.numel() and sphere.squares_are_safe(length) else sphere.polar(w)
 
 
-def _gram(unit: Tensor) -> Tensor:
+def _gram(w: Tensor) -> Tensor:
     """All products of rows; of large sets a quarter is mirrored instead."""
-    n, half = unit.shape[-2], unit.shape[-2] // 2
+    n, half = w.shape[-2], w.shape[-2] // 2
     if n < _WORTH_MIRRORING:
-        return unit @ unit.mT
-    c = unit.new_empty(*unit.shape[:-1], n)
-    c[..., :half, :] = unit[..., :half, :] @ unit.mT
-    c[..., half:, half:] = unit[..., half:, :] @ unit[..., half:, :].mT
+        return w @ w.mT
+    c = w.new_empty(*w.shape[:-1], n)
+    c[..., :half, :] = w[..., :half, :] @ w.mT
+    c[..., half:, half:] = w[..., half:, :] @ w[..., half:, :].mT
     c[..., half:, :half] = c[..., :half, half:].mT
     return c
 
@@ -167,18 +174,24 @@ def _inverse(length: Tensor) -> Tensor:
 class _Mutual(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, w: Tensor, potential: PairPotential, weights: Tensor | None) -> Tensor:
-        total, gradient = _mutual(w, potential, weights, with_gradient=True)
-        ctx.save_for_backward(w, gradient, weights)
-        ctx.potential = potential
+        ctx.potential, ctx.small = potential, _is_small(w)
+        if ctx.small:  # the last product waits for backward, where it takes the outer factor along
+            total, *kept = _mutual_at_once(w, potential, weights, with_gradient=True)
+        else:
+            total, *kept = _mutual(w, potential, weights, with_gradient=True)
+        ctx.save_for_backward(w, weights, *kept)
         return total
 
     @staticmethod
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
-        w, gradient, weights = ctx.saved_tensors
+        w, weights, *kept = ctx.saved_tensors
+        outer = outer[..., None, None]
         if torch.is_grad_enabled():  # someone will differentiate once more
             total = _plain_mutual(w, ctx.potential, weights)
-            (gradient,) = torch.autograd.grad(total.sum(), w, create_graph=True)
-        return outer[..., None, None] * gradient, None, None
+            return outer * torch.autograd.grad(total.sum(), w, create_graph=True)[0], None, None
+        if ctx.small:
+            return (outer * kept[0]) @ kept[1], None, None
+        return outer * kept[0], None, None
 
 
 def data_dependent_energy(

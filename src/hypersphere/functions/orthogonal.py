@@ -1,0 +1,228 @@
+r"""Orthogonal maps: how free parameters become a rotation of rows, W = V·Rᵀ.
+
+An entry turns a free tensor into a rotation without forming R where it can be avoided: `apply` gives V·Rᵀ and a memory
+of the factorisation, `pull` takes the gradient of W back through that memory. Both work on a batch of blocks (k, n, d)
+as on one (n, d). To add one, write a frozen dataclass and list it in ORTHOGONALS.
+
+Reference:
+    Liu et al., Orthogonal Over-Parameterized Training, CVPR 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hypersphere import sphere
+from hypersphere.functions import skew
+from hypersphere.functions.menu import require
+from hypersphere.functions.orthogonalize import GramSchmidt, Householder, Lowdin
+from hypersphere.functions.rowmap import Memory, RowMap
+
+__all__ = [
+    "ORTHOGONALS",
+    "Cayley",
+    "Exponential",
+    "Free",
+    "GramSchmidt",
+    "Householder",
+    "Lowdin",
+    "Neumann",
+    "SkewMap",
+]
+
+
+class SkewMap(RowMap):
+    """A map of a skew matrix S from d(d−1)/2 numbers."""
+
+    def identity(self, d: int) -> Tensor:
+        """Return S = 0."""
+        return torch.zeros(d * (d - 1) // 2)
+
+    def size(self, free: Tensor) -> int:
+        """Return d of the d(d−1)/2 numbers."""
+        return skew.size_of(free.shape[-1])
+
+    def generator(self, free: Tensor) -> Tensor:
+        """Return S."""
+        return skew.unpack(free)
+
+
+@dataclass(frozen=True)
+class Cayley(SkewMap):
+    r"""The Cayley transform: R = (I+S)(I−S)⁻¹, S skew   (OPT, 3.4).
+
+    Rᵀ = 2(I+S)⁻¹ − I, so V·Rᵀ = 2Z − V with Z(I+S) = V: one LU factorisation, which the gradient uses again. With a
+    `bound`, S is shrunk to that Frobenius norm where it is longer: the constrained form of orthogonal fine-tuning.
+
+    >>> Cayley()(torch.tensor([1.0]))
+    tensor([[ 0., -1.],
+            [ 1.,  0.]])
+    """
+
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a bound that is not positive."""
+        require(self.bound is None or 0 < self.bound < math.inf, "bound", "None or a positive number", self.bound)
+
+    def generator(self, free: Tensor) -> Tensor:
+        """Return S, shrunk to the bound."""
+        return skew.unpack(free * self._shrinking(free)[0])
+
+    def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
+        """Return 2Z − V."""
+        shifted = self.generator(free)
+        shifted.diagonal(dim1=-2, dim2=-1).add_(1)
+        factor, pivots = torch.linalg.lu_factor(shifted)
+        z = torch.linalg.lu_solve(factor, pivots, v, left=False)
+        return 2 * z - v, (free, factor, pivots, z)
+
+    def pull(self, memory: Memory, gradient: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return the skew part of −ZᵀH and H − G, where H(I+S)ᵀ = 2G."""
+        free, factor, pivots, z = memory
+        h = torch.linalg.lu_solve(factor, pivots, 2 * gradient, left=False, adjoint=True)
+        return self._through_bound(free, skew.pack(-(z.mT @ h))), h - gradient
+
+    def _shrinking(self, free: Tensor) -> tuple[Tensor | float, Tensor]:
+        """How much S is shrunk, and its Frobenius norm."""
+        length = (2 * free.square().sum(-1, keepdim=True)).sqrt()
+        if self.bound is None:
+            return 1.0, length
+        return torch.where(length > self.bound, self.bound / length, torch.ones_like(length)), length
+
+    def _through_bound(self, free: Tensor, gradient: Tensor) -> Tensor:
+        """Where S is shrunk, only what turns its direction counts."""
+        if self.bound is None:
+            return gradient
+        factor, length = self._shrinking(free)
+        along = (gradient * free).sum(-1, keepdim=True) * 2 / length.square() * free
+        return factor * torch.where(length > self.bound, gradient - along, gradient)
+
+
+@dataclass(frozen=True)
+class Neumann(SkewMap):
+    r"""The Cayley transform by a Neumann series: (I+S)⁻¹ ≈ Σ_k (−S)^k, products only.
+
+    The residual ‖Z(I+S) − V‖ is checked; where it is not small (‖S‖ near 1 and beyond) the exact solve takes over.
+
+    >>> Neumann(terms=8)(torch.tensor([0.01]))
+    tensor([[ 0.9998, -0.0200],
+            [ 0.0200,  0.9998]])
+    """
+
+    terms: int = 6
+
+    def __post_init__(self) -> None:
+        """Refuse an empty series."""
+        require(self.terms >= 1, "terms", "a number >= 1", self.terms)
+
+    def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
+        """Return 2Z − V."""
+        s = skew.unpack(free)
+        z, small = self._series(v, s)
+        if not small:
+            w, memory = Cayley().apply(free, v)
+            return w, (None, *memory)
+        return 2 * z - v, (s, free, z)
+
+    def pull(self, memory: Memory, gradient: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return what `Cayley` does, with the series of Sᵀ = −S."""
+        if memory[0] is None:
+            return Cayley().pull(memory[1:], gradient)
+        s, free, z = memory
+        h, small = self._series(2 * gradient, -s)
+        if not small:
+            return Cayley().pull(Cayley().apply(free, z + z @ s)[1], gradient)
+        return skew.pack(-(z.mT @ h)), h - gradient
+
+    def _series(self, rows: Tensor, s: Tensor) -> tuple[Tensor, bool]:
+        """Σ_k rows·(−S)^k by Horner, and whether the last term is lost in rounding."""
+        z = rows
+        for _ in range(self.terms):
+            z, before = rows - z @ s, z
+        left = (z - before).square().sum().sqrt()
+        small = left <= sphere.rotation_tolerance(rows.dtype) * rows.square().sum().sqrt()
+        return z, not sphere.inspectable(rows) or bool(small)
+
+
+@dataclass(frozen=True)
+class Exponential(SkewMap):
+    r"""The matrix exponential: R = exp(S), S skew   (OPT, 3.4), by its action on V.
+
+    >>> Exponential()(torch.tensor([1.0]))
+    tensor([[ 0.5403, -0.8415],
+            [ 0.8415,  0.5403]])
+    """
+
+    def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
+        """Return V·exp(−S)."""
+        s = skew.unpack(free)
+        radius = skew.spectral_radius(s)
+        halvings = max(0, math.ceil(math.log2(radius / 16)))
+        if v.shape[-2] <= s.shape[-1] and not halvings:
+            w, memory = skew.exponential_rows(v, -s, radius)
+            return w, (None, [], memory)
+        eye = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device).expand_as(s)
+        back, memory = skew.exponential_rows(eye, -s / 2**halvings, radius / 2**halvings)
+        powers = [back]
+        for _ in range(halvings):
+            square = powers[-1] @ powers[-1]
+            powers.append(1.5 * square - 0.5 * square @ (square.mT @ square))  # squaring doubles the rounding errors
+        return v @ powers[-1], (v, powers, memory)
+
+    def pull(self, memory: Memory, gradient: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return the gradient of the action, run backwards."""
+        v, powers, inner = memory
+        if v is None:
+            of_rows, s = skew.exponential_rows_gradient(inner, gradient)
+            return skew.pack(-s), of_rows
+        of_rows, gradient = gradient @ powers[-1].mT, v.mT @ gradient
+        for power in reversed(powers[:-1]):
+            gradient = gradient @ power.mT + power.mT @ gradient
+        _, s = skew.exponential_rows_gradient(inner, gradient)
+        return skew.pack(-s) / 2 ** (len(powers) - 1), of_rows
+
+
+@dataclass(frozen=True)
+class Free(RowMap):
+    r"""R itself, unconstrained: the ablation (UPT), the relaxation with a penalty (OR), and what OGD moves.
+
+    >>> Free()(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([[1., 2.],
+            [3., 4.]])
+    """
+
+    exact: ClassVar[bool] = False
+
+    def identity(self, d: int) -> Tensor:
+        """Return R = I."""
+        return torch.eye(d)
+
+    def degrees_of_freedom(self, d: int) -> int:
+        """Return d²."""
+        return d * d
+
+    def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
+        """Return V·Rᵀ."""
+        return v @ free.mT, (free, v)
+
+    def pull(self, memory: Memory, gradient: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return GᵀV and G·R."""
+        free, v = memory
+        return gradient.mT @ v, gradient @ free if rows else None
+
+
+ORTHOGONALS: dict[str, type[RowMap]] = {
+    "gram_schmidt": GramSchmidt,
+    "householder": Householder,
+    "lowdin": Lowdin,
+    "cayley": Cayley,
+    "neumann": Neumann,
+    "exponential": Exponential,
+    "free": Free,
+}

@@ -1,0 +1,245 @@
+"""The laws that every map of rows keeps; entries are found from the dictionaries, so listing one tests it."""
+
+import dataclasses
+import inspect
+import re
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from torch.autograd import gradcheck
+
+from hypersphere.functions import orthogonal, skew, transform
+from hypersphere.functions.menu import choose
+
+MENU = {**orthogonal.ORTHOGONALS, **transform.TRANSFORMS}
+EXACT = [name for name, entry in MENU.items() if entry().exact]
+VARIANTS = {
+    **{name: entry() for name, entry in MENU.items()},
+    "modified": orthogonal.GramSchmidt("modified"),
+    "iterative": orthogonal.GramSchmidt("iterative"),
+    "bounded": orthogonal.Cayley(bound=0.5),
+    "upper": transform.Triangular(upper=True),
+}
+everywhere = pytest.mark.parametrize("name", VARIANTS)
+
+
+def free_of(method, d, *lead, spread=0.3, dtype=torch.float64):
+    one = method.identity(d).to(dtype)
+    random = torch.Generator().manual_seed(d)
+    return one + spread * torch.randn(*lead, *one.shape, generator=random, dtype=dtype)
+
+
+def rows_of(*shape, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(7), dtype=dtype)
+
+
+def numpy_of(name, free):
+    """R from the definition, with NumPy and SciPy."""
+    p = free.numpy()
+    if name in ("gram_schmidt", "householder", "modified", "iterative"):
+        q, r = np.linalg.qr(p)
+        return q * np.sign(np.diag(r))
+    if name == "lowdin":
+        return scipy.linalg.polar(p)[0]
+    if name in ("cayley", "neumann", "bounded"):
+        s = VARIANTS[name].generator(free).numpy()
+        return (np.eye(len(s)) + s) @ np.linalg.inv(np.eye(len(s)) - s)
+    if name == "exponential":
+        return scipy.linalg.expm(skew.unpack(free).numpy())
+    return {
+        "free": lambda: p,
+        "positive_definite": lambda: np.tril(p) @ np.tril(p).T,
+        "triangular": lambda: np.tril(p),
+        "upper": lambda: np.triu(p),
+        "banded": lambda: np.tril(np.triu(p, -1), 1),
+    }[name]()
+
+
+@everywhere
+@pytest.mark.parametrize("d", [1, 2, 3, 6, 9])
+def test_matrix_agrees_with_numpy_and_rows_with_the_matrix(name, d):
+    method, v = VARIANTS[name], rows_of(4, d)
+    free = free_of(method, d)
+    r = method(free)
+    np.testing.assert_allclose(r.numpy(), numpy_of(name, free), atol=1e-12)
+    torch.testing.assert_close(method(free, v), v @ r.mT, atol=1e-12, rtol=0)
+    assert method.size(free) == d
+
+
+@everywhere
+@pytest.mark.parametrize("shape", [(3, 5), (7, 5), (2, 3, 4), (2, 6, 4)])
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_gradient(name, shape, spread):
+    method = VARIANTS[name]
+    free = free_of(method, shape[-1], *shape[:-2], spread=spread).requires_grad_()
+    if name == "bounded" and spread == 0:
+        assert torch.isfinite(torch.autograd.grad(method(free, rows_of(*shape)).sum(), free)[0]).all()
+    assert gradcheck(method, (free, rows_of(*shape).requires_grad_()))
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_rotations_keep_lengths_angles_and_type(name, dtype):
+    method = VARIANTS[name]
+    free = free_of(method, 24, spread=0.1).to(dtype).requires_grad_()
+    v = rows_of(10, 24).to(dtype)
+    w = method(free, v)
+    assert w.dtype == dtype
+    (gradient,) = torch.autograd.grad(w.sum(), free)
+    assert gradient.dtype == dtype
+    assert torch.isfinite(gradient).all()
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.3, torch.float16: 0.03}[dtype]
+    torch.testing.assert_close(w.double() @ w.double().mT, v.double() @ v.double().mT, atol=tolerance, rtol=tolerance)
+
+
+@everywhere
+def test_identity_is_the_identity(name):
+    method, v = VARIANTS[name], rows_of(4, 6, dtype=torch.float32)
+    torch.testing.assert_close(method(method.identity(6), v), v, atol=1e-6, rtol=0)
+    assert 0 <= method.degrees_of_freedom(6) <= 36
+    if method.exact:
+        assert method.degrees_of_freedom(6) == 15
+
+
+@pytest.mark.parametrize("name", ["gram_schmidt", "householder", "lowdin", "modified", "iterative"])
+@pytest.mark.parametrize(
+    "p",
+    [
+        torch.eye(6),
+        2 * torch.eye(6),
+        torch.diag(torch.tensor([1.0, 1, 1, 3, 3, 3])),
+        torch.diag(torch.tensor([1.0, 1, -1, 1, 2, 1])),
+        torch.eye(6).flip(0),
+        torch.diag(torch.tensor([1.0, 1e-4, 1, 1e3, 1, 1])) + 1e-3 * torch.ones(6, 6).triu(),
+    ],
+    ids=["identity", "scaled", "repeated", "reflection", "flip", "ill-conditioned"],
+)
+def test_finite_and_orthogonal_at_hard_places(name, p):
+    method = VARIANTS[name]
+    free = p.clone().requires_grad_()
+    w = method(free, torch.eye(6))
+    (gradient,) = torch.autograd.grad((w * rows_of(6, 6, dtype=torch.float32)).sum(), free)
+    assert torch.isfinite(gradient).all()
+    atol = 1e-3 if name == "modified" else 1e-5  # which loses what the condition number takes
+    torch.testing.assert_close(w @ w.mT, torch.eye(6), atol=atol, rtol=0)
+    np.testing.assert_allclose(w.mT.detach().numpy(), numpy_of(name, p.double()), atol=1e-3)
+
+
+@pytest.mark.parametrize("diagonal", [[1.0, 1, 1, 1], [2.0, 2, 2, 2], [1.0, 1, -1, 1], [1.0, 1, 3, 3]])
+def test_lowdin_gradient_is_right_where_singular_values_repeat(diagonal):
+    free = torch.diag(torch.tensor(diagonal, dtype=torch.float64)).requires_grad_()
+    assert gradcheck(orthogonal.Lowdin(), (free, rows_of(3, 4)))
+
+
+def test_gaussian_matrices_are_orthogonalised_to_working_precision():
+    p = rows_of(96, 96, dtype=torch.float32)
+    for name in ("gram_schmidt", "householder", "lowdin", "iterative"):
+        q = VARIANTS[name](p)
+        assert (q.mT @ q - torch.eye(96)).abs().max() < 2e-5, name
+
+
+def test_the_three_forms_of_gram_schmidt_agree():
+    p = free_of(orthogonal.GramSchmidt(), 12, 3)
+    one, two, three = (orthogonal.GramSchmidt(form)(p) for form in ("classical", "modified", "iterative"))
+    torch.testing.assert_close(one, two, atol=1e-12, rtol=0)
+    torch.testing.assert_close(one, three, atol=1e-12, rtol=0)
+
+
+def test_neumann_is_cayley_and_falls_back_where_the_series_does_not_converge():
+    for spread in (1e-3, 0.1, 1.0, 30.0):
+        free = free_of(orthogonal.Cayley(), 8, spread=spread)
+        series = orthogonal.Neumann(terms=6)
+        torch.testing.assert_close(series(free), orthogonal.Cayley()(free), atol=1e-9, rtol=0)
+        a, b = (
+            torch.autograd.grad(m(free.requires_grad_(), rows_of(5, 8)).square().sum() + m(free).sum(), free)[0]
+            for m in (series, orthogonal.Cayley())
+        )
+        torch.testing.assert_close(a, b, atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 20.0, 200.0])
+def test_exponential_agrees_with_torch_for_small_and_large_generators(spread):
+    free = free_of(orthogonal.Exponential(), 11, spread=spread)
+    for v in (rows_of(3, 11), rows_of(30, 11)):
+        grads = []
+        for compute in (
+            lambda f, v=v: orthogonal.Exponential()(f, v),
+            lambda f, v=v: v @ torch.linalg.matrix_exp(skew.unpack(f)).mT,
+        ):
+            leaf = free.clone().requires_grad_()
+            w = compute(leaf)
+            grads.append((w, *torch.autograd.grad((w * torch.linspace(-1, 1, 11)).sum(), leaf)))
+        torch.testing.assert_close(grads[0], grads[1], atol=1e-10, rtol=1e-9)
+
+
+def test_exponential_of_an_enormous_generator_is_still_a_rotation():
+    r = orthogonal.Exponential()(free_of(orthogonal.Exponential(), 11, spread=1e6, dtype=torch.float32))
+    torch.testing.assert_close(r @ r.mT, torch.eye(11), atol=1e-5, rtol=0)
+
+
+def test_the_bound_of_cayley_holds_and_does_nothing_inside():
+    far, near = free_of(orthogonal.Cayley(), 8, spread=5.0), free_of(orthogonal.Cayley(), 8, spread=0.01)
+    bounded = orthogonal.Cayley(bound=0.5)
+    assert torch.linalg.matrix_norm(bounded.generator(far)).item() == pytest.approx(0.5)
+    torch.testing.assert_close(bounded(near), orthogonal.Cayley()(near), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("d", range(1, 12))
+def test_skew_numbers_are_each_used_once_and_the_gradient_is_the_transpose(d):
+    numbers = torch.arange(1.0, d * (d - 1) // 2 + 1, dtype=torch.float64)
+    s = skew.unpack(numbers)
+    assert torch.equal(s, -s.mT)
+    assert sorted(s[s > 0].tolist() + (-s[s < 0]).tolist()) == sorted(2 * numbers.tolist())
+    g = rows_of(d, d)
+    assert (s * g).sum().item() == pytest.approx((numbers * skew.pack(g)).sum().item())
+    assert skew.size_of(len(numbers)) == d or d == 1
+
+
+@pytest.mark.parametrize("name", MENU)
+def test_named_as_its_class_documented_frozen_and_repr_evaluates_back(name):
+    entry = MENU[name]
+    assert re.sub(r"(?<!^)(?=[A-Z])", "_", entry.__name__).lower() == name
+    assert ">>>" in inspect.getdoc(entry)
+    assert entry.__dataclass_params__.frozen
+    assert eval(repr(entry()), {**vars(orthogonal), **vars(transform)}) == entry()
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "value"),
+    [
+        (orthogonal.GramSchmidt(), "form", "modified"),
+        (orthogonal.Cayley(), "bound", 0.1),
+        (orthogonal.Neumann(), "terms", 1),
+        (transform.Triangular(), "upper", True),
+        (transform.Banded(), "width", 2),
+    ],
+    ids=str,
+)
+def test_every_field_matters(method, field, value):
+    assert [f.name for f in dataclasses.fields(method)] == [field]
+    free = free_of(method, 8, spread=0.02 if isinstance(method, orthogonal.Neumann) else 0.5, dtype=torch.float32)
+    assert not torch.equal(method(free), dataclasses.replace(method, **{field: value})(free))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: orthogonal.GramSchmidt("fast"), "form must be 'classical', 'modified' or 'iterative', not 'fast'"),
+        (lambda: orthogonal.Cayley(bound=0), "bound must be None or a positive number"),
+        (lambda: orthogonal.Neumann(terms=0), "terms must be a number >= 1"),
+        (lambda: transform.Banded(width=-1), "width must be a number >= 0"),
+        (lambda: choose(MENU, "nonsense", "method"), "method must be one of 'gram_schmidt'"),
+    ],
+)
+def test_bad_fields_name_themselves(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_second_derivatives_are_refused_and_not_silently_wrong():
+    free = free_of(orthogonal.Cayley(), 4).requires_grad_()
+    (first,) = torch.autograd.grad(orthogonal.Cayley()(free).square().sum(), free, create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(first.sum(), free)

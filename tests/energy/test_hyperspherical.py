@@ -1,0 +1,279 @@
+import itertools
+import resource
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import oracle
+from hypersphere.energy import data_dependent_energy, hyperspherical_energy, random_batch_energy
+from hypersphere.energy.hyperspherical import stacked_energy
+from hypersphere.functions import repulsion
+from hypersphere.functions.potential import PairPotential
+
+from . import reference
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def neurons(n=7, d=4, seed=0):
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("power", [0, 0.5, 1, 2, 3.3])
+@pytest.mark.parametrize("distance", ["euclidean", "angular"])
+@pytest.mark.parametrize("half_space", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_values_agree_with_the_oracle(power, distance, half_space, reduction):
+    w = neurons()
+    choice = {"distance": distance, "half_space": half_space, "reduction": reduction}
+    ours = hyperspherical_energy(w, power=power, **choice)
+    assert ours.item() == pytest.approx(oracle.energy(w.numpy(), power, **choice), rel=1e-10)
+
+
+@pytest.mark.parametrize("half_space", [False, True])
+@pytest.mark.parametrize("power", [0, 1, 2])
+def test_weighted_values_agree_with_the_oracle(half_space, power):
+    w, weights = neurons(), torch.linspace(0.5, 2, 7, dtype=torch.float64)
+    ours = hyperspherical_energy(w, power=power, half_space=half_space, weights=weights)
+    assert ours.item() == pytest.approx(oracle.energy(w.numpy(), power, "euclidean", half_space, weights), rel=1e-10)
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "angular"])
+@pytest.mark.parametrize("half_space", [False, True])
+def test_derivatives(distance, half_space):
+    w = neurons(4, 3).requires_grad_()
+    for power in (0, 1, 2):
+
+        def energy(w, power=power):
+            return hyperspherical_energy(w, power=power, distance=distance, half_space=half_space)
+
+        assert gradcheck(energy, (w,))
+        assert gradgradcheck(energy, (w,))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("distance", ["euclidean", "angular"])
+@pytest.mark.parametrize("half_space", [False, True])
+@pytest.mark.parametrize("power", [0, 1, 2, 4])
+def test_coincident_antipodal_zero_and_huge_vectors_are_finite(dtype, distance, half_space, power):
+    w = torch.zeros(6, 3, dtype=dtype)
+    w[0] = w[1] = torch.tensor([1.0, 2.0, 3.0])
+    w[2] = -w[0]
+    w[4] = 4e4 if dtype == torch.float16 else 1e20
+    w[5, 0] = 1
+    w.requires_grad_()
+    value = hyperspherical_energy(w, power=power, distance=distance, half_space=half_space)
+    value.backward()
+    assert value.dtype == dtype
+    assert torch.isfinite(value)
+    assert torch.isfinite(w.grad).all()
+    assert not w.grad[3].any()
+
+
+def test_energy_does_not_change_under_rotation_or_scale():
+    w = neurons(20, 6)
+    q = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))[0]
+    scale = torch.rand(20, 1, dtype=torch.float64) + 0.1
+    for half_space in (False, True):
+        before = hyperspherical_energy(w, half_space=half_space).item()
+        assert hyperspherical_energy(scale * w @ q, half_space=half_space).item() == pytest.approx(before, rel=1e-12)
+
+
+def test_known_minima():
+    simplex = torch.eye(4, dtype=torch.float64) - 0.25
+    assert hyperspherical_energy(simplex, power=2).item() == pytest.approx(3 / 8)  # chord^2 = 2 - 2(-1/3)
+    golden = (1 + 5**0.5) / 2
+    corners = [(0, a, b * golden) for a in (1, -1) for b in (1, -1)]
+    icosahedron = np.array([np.roll(corner, shift) for corner in corners for shift in range(3)])
+    thomson = hyperspherical_energy(torch.from_numpy(icosahedron), power=1, reduction="sum") / 2
+    assert thomson.item() == pytest.approx(49.165253058, rel=1e-9)
+
+
+def test_filters_are_flattened_and_callables_accepted():
+    w = torch.randn(5, 2, 3, 3)
+    assert torch.equal(hyperspherical_energy(w), hyperspherical_energy(w.flatten(1)))
+    mine = hyperspherical_energy(w, power=lambda z: z**-2)
+    torch.testing.assert_close(mine, hyperspherical_energy(w))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"w": torch.randn(1, 3)}, "w must be a matrix with at least two rows"),
+        ({"w": torch.randn(3)}, "w must be a floating-point matrix"),
+        ({"w": torch.ones(3, 2, dtype=torch.long)}, "w must be a floating-point matrix"),
+        ({"w": torch.tensor([[1.0, 2.0], [float("nan"), 0.0]])}, "w must be finite, but row 1"),
+        ({"power": -1}, "power must be a number >= 0"),
+        ({"power": "cubic"}, "power must be one of 'riesz'"),
+        ({"distance": "taxi"}, "distance must be 'euclidean' or 'angular'"),
+        ({"reduction": "max"}, "reduction must be 'mean' or 'sum'"),
+        ({"weights": torch.ones(2)}, "weights must be a vector of 3"),
+        ({"weights": torch.ones(3), "distance": "angular"}, "distance must be 'euclidean' when weights"),
+    ],
+)
+def test_bad_input_names_itself(arguments, words):
+    arguments = {"w": torch.randn(3, 3)} | arguments
+    with pytest.raises(ValueError, match=words):
+        hyperspherical_energy(arguments.pop("w"), **arguments)
+
+
+def test_one_vector_in_half_space_has_its_antipode():
+    assert hyperspherical_energy(torch.tensor([[3.0, 4.0]]), power=2, half_space=True).item() == pytest.approx(0.25)
+
+
+def test_blocks_give_what_a_whole_matrix_gives(monkeypatch):
+    w, weights = neurons(90, 5).requires_grad_(), torch.linspace(0.5, 2, 90, dtype=torch.float64)
+    for choice in (
+        {"power": 2},
+        {"power": 0, "half_space": True},
+        {"power": 1.5, "distance": "angular", "half_space": True},
+        {"power": 1, "weights": weights},
+        {"power": lambda z: z**-3},
+    ):
+        whole = hyperspherical_energy(w, **choice)
+        (slope,) = torch.autograd.grad(whole, w)
+        with monkeypatch.context() as small:
+            small.setattr(repulsion, "_PAIRS_AT_ONCE", 100)
+            small.setattr(repulsion, "_PAIRS_IN_CACHE", 400)
+            blocked = hyperspherical_energy(w, **choice)
+            torch.testing.assert_close(blocked, whole, rtol=1e-12, atol=0)
+            torch.testing.assert_close(torch.autograd.grad(blocked, w)[0], slope, rtol=1e-9, atol=1e-14)
+
+
+def test_stacks_in_chunks(monkeypatch):
+    w = torch.randn(5, 2, 20, 4, dtype=torch.float64, requires_grad=True)
+    potential = PairPotential(half_space=True)
+    whole = stacked_energy(w, potential)
+    monkeypatch.setattr(repulsion, "_PAIRS_AT_ONCE", 800)
+    chunked = stacked_energy(w, potential)
+    torch.testing.assert_close(chunked, whole)
+    first, second = (torch.autograd.grad(e.square().sum(), w)[0] for e in (whole, chunked))
+    torch.testing.assert_close(first, second)
+    assert whole[3, 1].item() == pytest.approx(oracle.energy(w[3, 1].detach().numpy(), 2, half_space=True))
+
+
+def test_memory_does_not_grow_with_pairs():
+    n = 9_000  # a matrix of pairs would be 324 MB, and several are needed
+    w = torch.randn(n, 2, requires_grad=True)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    hyperspherical_energy(w, power=2).backward()
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert torch.isfinite(w.grad).all()
+    assert grown < 160
+
+
+def test_weights_are_learned_too():
+    w, weights = neurons(5, 3).requires_grad_(), torch.linspace(0.5, 2, 5, dtype=torch.float64).requires_grad_()
+    for half_space in (False, True):
+        assert gradcheck(
+            lambda w, b, half=half_space: hyperspherical_energy(w, weights=b, half_space=half), (w, weights)
+        )
+
+
+@pytest.mark.parametrize("half_space", [False, True])
+def test_random_batches_are_unbiased(half_space):
+    w = neurons(6, 3)
+    whole = hyperspherical_energy(w, half_space=half_space).item()
+    subsets = [torch.tensor(s) for s in itertools.combinations(range(6), 3)]
+    potential = PairPotential(half_space=half_space)
+    mean = np.mean([stacked_energy(w[s], potential, of=6).item() for s in subsets])
+    assert mean == pytest.approx(whole, rel=1e-12)
+    generator = torch.Generator().manual_seed(0)
+    drawn = [random_batch_energy(w, 3, half_space=half_space, generator=generator).item() for _ in range(400)]
+    assert np.mean(drawn) == pytest.approx(whole, abs=4 * np.std(drawn) / 20)
+
+
+def test_data_dependent_energy_agrees_with_the_reference_and_is_unbiased():
+    w = neurons(7, 4)
+    for distance, power in itertools.product(("euclidean", "angular"), (0, 1, 2, 3.3)):
+        labels = torch.tensor([0, 3, 3, 6])
+        ours = data_dependent_energy(w, labels, power=power, distance=distance)
+        assert ours.item() == pytest.approx(reference.data_dependent(w.numpy(), labels.tolist(), power, distance))
+        each = [data_dependent_energy(w, torch.tensor([y]), power=power, distance=distance).item() for y in range(7)]
+        assert np.mean(each) == pytest.approx(hyperspherical_energy(w, power=power, distance=distance).item())
+
+
+def test_data_dependent_energy_differentiates_twice_and_in_blocks(monkeypatch):
+    w, labels = neurons(9, 3).requires_grad_(), torch.tensor([1, 1, 8])
+    monkeypatch.setattr(repulsion, "_PAIRS_IN_CACHE", 1)
+    monkeypatch.setattr(repulsion, "max", lambda a, b: 4 if a == 256 else max(a, b), raising=False)
+    for power in (0, 2):
+        assert gradcheck(lambda w, p=power: data_dependent_energy(w, labels, power=p), (w,))
+        assert gradgradcheck(lambda w, p=power: data_dependent_energy(w, labels, power=p), (w,))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_data_dependent_energy_at_the_edges(dtype):
+    w = torch.zeros(4, 3, dtype=dtype)
+    w[0] = w[1] = 1
+    w[2, 0] = 4e4 if dtype == torch.float16 else 1e20
+    w.requires_grad_()
+    value = data_dependent_energy(w, torch.tensor([0, 2, 3]))
+    value.backward()
+    assert value.dtype == dtype
+    assert torch.isfinite(value)
+    assert torch.isfinite(w.grad).all()
+    assert not w.grad[3].any()
+    assert data_dependent_energy(w, torch.zeros(0, dtype=torch.long)).item() == 0
+
+
+@pytest.mark.parametrize(
+    ("w", "labels", "words"),
+    [
+        (torch.randn(1, 3), torch.tensor([0]), "w must be a floating-point matrix"),
+        (torch.randn(3, 3), torch.tensor([3]), r"labels must be integers in \[0, 3\)"),
+        (torch.randn(3, 3), torch.tensor([0.5]), "labels must be a vector of integers"),
+    ],
+)
+def test_data_dependent_energy_names_bad_input(w, labels, words):
+    with pytest.raises(ValueError, match=words):
+        data_dependent_energy(w, labels)
+
+
+def test_compiled_functional_and_autocast():
+    w = torch.randn(6, 4, requires_grad=True)
+    eager = hyperspherical_energy(w, half_space=True)
+    compiled = torch.compile(hyperspherical_energy, backend="aot_eager", fullgraph=True)(w, half_space=True)
+    torch.testing.assert_close(compiled, eager)
+    (slope,) = torch.autograd.grad(eager, w)
+    torch.testing.assert_close(torch.autograd.grad(compiled, w)[0], slope)
+    torch.testing.assert_close(torch.func.grad(lambda w: hyperspherical_energy(w, half_space=True))(w.detach()), slope)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert hyperspherical_energy(w, half_space=True).item() == pytest.approx(eager.item(), rel=1e-6)
+    assert hyperspherical_energy(torch.empty(5, 3, device="meta")).is_meta
+    with torch.inference_mode():
+        assert hyperspherical_energy(w, half_space=True).item() == pytest.approx(eager.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize("power", [7, 13, 20, 50, 200])
+@pytest.mark.parametrize("apart", [0.0, 1e-3, 2e-3, 0.1])
+@pytest.mark.parametrize("distance", ["euclidean", "angular"])
+def test_high_powers_stay_finite(dtype, power, apart, distance):
+    w = torch.tensor([[1.0, 0.0], [1.0, apart], [0.0, 1.0]], dtype=dtype, requires_grad=True)
+    value = hyperspherical_energy(w, power=power, distance=distance)
+    value.backward()
+    assert torch.isfinite(value)
+    assert torch.isfinite(w.grad).all()
+
+
+def test_half_precision_keeps_its_gradient_where_the_value_saturates():
+    w = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
+    half, wide = (w.to(t).requires_grad_() for t in (torch.float16, torch.float32))
+    hyperspherical_energy(half, reduction="sum").backward()
+    hyperspherical_energy(wide, reduction="sum").backward()
+    torch.testing.assert_close(half.grad.float(), wide.grad, rtol=0.02, atol=0.02)
+
+
+def test_a_users_kernel_is_floored_under_both_distances():
+    for distance in ("euclidean", "angular"):
+        value = hyperspherical_energy(torch.ones(3, 4), power=lambda z: z**-1, distance=distance)
+        assert value.item() == pytest.approx(1 / 9.765625e-4, rel=1e-3)
+
+
+@pytest.mark.parametrize("bad", [-1.0, 0.0, float("nan"), float("inf")])
+def test_weights_have_to_be_positive(bad):
+    with pytest.raises(ValueError, match="weights must be positive and finite"):
+        hyperspherical_energy(torch.randn(3, 4), weights=torch.tensor([1.0, bad, 1.0]))

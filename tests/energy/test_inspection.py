@@ -1,0 +1,151 @@
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+from torch import nn
+
+import oracle
+from hypersphere.energy import inspect, random_energy
+from hypersphere.energy.hyperspherical import stacked_energy
+from hypersphere.functions.kernel import kernel_of
+from hypersphere.functions.potential import PairPotential
+
+
+def weights():
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(12, 6, generator=generator)
+    w[7] = 2 * w[3]
+    w[7, 0] += 0.05
+    w[9] = -w[1]
+    w[9, 0] += 0.05
+    return w
+
+
+@pytest.mark.parametrize("power", [0, 1, 2])
+@pytest.mark.parametrize("distance", ["euclidean", "angular"])
+@pytest.mark.parametrize("half_space", [False, True])
+def test_random_neurons_have_the_energy_of_the_formula(power, distance, half_space):
+    w = torch.randn(2000, 10, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    values = stacked_energy(w, PairPotential(kernel_of(power), distance, half_space))
+    mean, deviation = random_energy(10, 8, power, distance, half_space)
+    assert values.mean().item() == pytest.approx(mean, abs=4 * deviation / 2000**0.5)
+    assert values.std().item() == pytest.approx(deviation, rel=0.15)
+
+
+def test_random_energy_where_the_integral_is_known():
+    """E‖x−y‖^−s = 2^−s Γ(a−s/2)Γ(2a)/(Γ(a)Γ(2a−s/2)) with a = (d−1)/2, by the Beta law of (1−c)/2."""
+    for d, s in ((5, 1), (9, 2), (40, 2), (3000, 2)):
+        a = (d - 1) / 2
+        log = math.lgamma(a - s / 2) + math.lgamma(2 * a) - math.lgamma(a) - math.lgamma(2 * a - s / 2)
+        assert random_energy(7, d, s)[0] == pytest.approx(2**-s * math.exp(log), rel=1e-6)
+    assert random_energy(7, 3, 2) == (math.inf, math.inf)
+    assert random_energy(7, 4, 2)[0] == pytest.approx(1.0, rel=1e-6)
+    assert math.isinf(random_energy(7, 4, 2)[1])
+
+
+def test_one_layer_by_hand():
+    w = weights()
+    (layer,) = inspect({"layer": w}, pairs=2, bins=18).layers
+    for power in (0, 1, 2):
+        for half_space in (False, True):
+            found = layer.energy(power, "euclidean", half_space)
+            exact = oracle.energy(w.numpy(), power, half_space=half_space)
+            assert found.value == pytest.approx(exact, rel=1e-2, abs=1e-5)  # float32 of a near pair
+            assert found.random_mean == random_energy(12, 6, power, "euclidean", half_space)[0]
+    assert layer.energy(0, "angular").value == pytest.approx(oracle.energy(w.numpy(), 0, "angular"), rel=1e-3)
+    assert layer.energy().excess > 1
+    assert (layer.nearest[0].first, layer.nearest[0].second) == (3, 7)
+    assert (
+        layer.separation == layer.nearest[0].angle == pytest.approx(oracle.angle(*w[[3, 7]].double().numpy()), rel=1e-3)
+    )
+    assert (layer.most_opposite[0].first, layer.most_opposite[0].second) == (1, 9)
+    assert layer.most_opposite[0].angle == pytest.approx(oracle.angle(*w[[1, 9]].double().numpy()), rel=1e-4)
+    angles = [oracle.angle(a, b) for i, a in enumerate(w.double().numpy()) for b in w.double().numpy()[:i]]
+    assert layer.angle_counts == tuple(np.histogram(angles, 18, (0, math.pi))[0])
+    singular = np.linalg.svd(w.double().numpy(), compute_uv=False)
+    share = singular / singular.sum()
+    assert layer.effective_rank == pytest.approx(math.exp(-(share * np.log(share)).sum()), rel=1e-3)
+    assert layer.zero_neurons == 0
+
+
+def test_covering_radius_of_the_axes():
+    axes = torch.cat([torch.eye(3), -torch.eye(3)])
+    (layer,) = inspect({"axes": axes}, probes=20_000).layers
+    assert layer.covering_radius == pytest.approx(math.acos(3**-0.5), abs=0.02)
+    assert layer.covering_radius <= math.acos(3**-0.5)
+
+
+def test_models_state_dicts_and_files_agree(tmp_path):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 4))
+    state = {name: p.detach().clone() for name, p in net.state_dict().items()}
+    save_file(state, tmp_path / "net.safetensors")
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "net.pt")
+    values = [
+        [layer.energy().value for layer in inspect(source).layers]
+        for source in (net, state, tmp_path / "net.safetensors", str(tmp_path), tmp_path / "net.pt")
+    ]
+    assert all(value == values[0] for value in values)
+    assert [layer.name for layer in inspect(tmp_path / "net.pt").layers][1] == "state_dict.3.weight"
+
+
+def test_other_frameworks_and_types():
+    kernel = np.random.default_rng(0).normal(size=(3, 3, 4, 8)).astype(np.float32)
+    found = inspect({"Conv_0": {"kernel": kernel, "bias": np.zeros(8)}, "half": torch.randn(4, 5).half()})
+    assert [(layer.name, layer.neurons, layer.length) for layer in found.layers] == [
+        ("Conv_0.kernel", 8, 36),
+        ("half", 4, 5),
+    ]
+    rows = kernel.reshape(-1, 8).T
+    assert found.layers[0].energy().value == pytest.approx(oracle.energy(rows, 2), rel=1e-5)
+
+
+def test_large_layers_are_sampled_and_faults_are_noted():
+    found = inspect({"w": torch.randn(500, 8), "bad": torch.full((3, 3), math.nan), "one": torch.ones(1, 3)}, most=100)
+    (layer,) = found.layers
+    assert (layer.neurons, layer.sampled, sum(layer.angle_counts)) == (500, 100, 4950)
+    assert found.skipped == ("bad: not finite", "one: (1, 3), not two neurons of two numbers")
+
+
+def test_table_and_plot(tmp_path):
+    found = inspect({"first": weights(), "second": torch.randn(5, 2)})
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(found)
+    text = console.export_text()
+    assert "first" in text
+    assert "12 x 6" in text
+    assert "∞" in text
+    pytest.importorskip("matplotlib")
+    found.plot(tmp_path / "angles.png")
+    assert (tmp_path / "angles.png").stat().st_size > 5000
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("opened",)
+
+
+def test_no_unrestricted_pickle(tmp_path, capsys):
+    torch.save({"w": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        inspect(tmp_path / "evil.pt")
+    assert "opened" not in capsys.readouterr().out
+    (tmp_path / "evil.pkl").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(ValueError, match=r"model must be a .safetensors file or one of .pt"):
+        inspect(tmp_path / "evil.pkl")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({}, "model must be one with a matrix"),
+        ("nowhere.safetensors", "model must be a module, a state dict, or a path of a file that exists"),
+        (3, "model must be a module, a state dict, or a path"),
+    ],
+)
+def test_bad_input_names_itself(source, words):
+    with pytest.raises(ValueError, match=words):
+        inspect(source)
