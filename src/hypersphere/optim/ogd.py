@@ -1,0 +1,164 @@
+r"""Descent on the orthogonal group: each step is itself a rotation, so no map from free numbers is needed.
+
+With U orthogonal and M a descent direction, W = Ŵ − Ŵᵀ, Ŵ = M·Uᵀ − ½U(Uᵀ·M·Uᵀ), is skew, and the Cayley curve
+Y = U + (λ/2)·W·(U + Y) stays orthogonal (OPT, equations 3 and 4, where the sign of ∇f is to be read as that of M). In
+the frame of U it is Y = U + (λ/2)(U + Y)·Ω with Ω = ½(UᵀM − MᵀU), which needs four products for two fixed-point steps.
+
+Reference:
+    Li, Li and Todorovic, Efficient Riemannian Optimization on the Stiefel Manifold via the Cayley Transform, ICLR 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypersphere import sphere
+from hypersphere.functions.menu import require
+
+__all__ = ["OGD", "OGDAdam"]
+
+
+class _OnTheGroup(torch.optim.Optimizer):
+    """What both share: square matrices, a guarded Cayley step, and putting them back on the group."""
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
+        require(0 < defaults["lr"] < math.inf, "lr", "a positive number", defaults["lr"])
+        require(0 < defaults["guard"] <= 1, "guard", "a number in (0, 1]", defaults["guard"])
+        every = defaults["restore_every"]
+        require(every is None or every >= 1, "restore_every", "None or a number >= 1", every)
+        super().__init__(params, defaults)
+        for group in self.param_groups:
+            for p in group["params"]:
+                square = p.ndim >= 2 and p.shape[-1] == p.shape[-2]
+                require(square, "params", "square matrices, or batches of them (…, d, d)", tuple(p.shape))
+
+    def _direction(
+        self, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | float]:
+        """The averaged descent direction M, and what its skew part is to be divided by."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Move every matrix along its Cayley curve."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._move(p, group)
+        return loss
+
+    def _move(self, p: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[p]
+        if not state:
+            state["steps"] = 0
+            state["momentum"] = torch.zeros_like(sphere.widen(p.detach()))
+        state["steps"] += 1
+        u = sphere.widen(p.detach())
+        m, scale = self._direction(sphere.widen(p.grad), state, group)  # type: ignore[arg-type]
+        with sphere.full_precision(u):
+            a = u.mT @ m
+            omega = 0.5 * (a - a.mT) / scale
+            tangent = u @ omega
+            state["momentum"].copy_(tangent * scale)
+            length = torch.linalg.matrix_norm(omega).unsqueeze(-1).unsqueeze(-1)
+            rate = torch.clamp(2 * group["guard"] / length.masked_fill(length == 0, 1.0), max=group["lr"])
+            y = u + rate * tangent
+            for _ in range(2):
+                y = u + 0.5 * rate * ((u + y) @ omega)
+            every = group["restore_every"]
+            if every is not None and state["steps"] % every == 0:
+                y = 1.5 * y - 0.5 * y @ (y.mT @ y)
+        p.copy_(sphere.narrow(y, p.dtype))
+
+
+class OGD(_OnTheGroup):
+    r"""Gradient descent with momentum on orthogonal matrices: M ← μM − ∇f, then the Cayley step (OPT, section 3.5).
+
+    Args:
+        params: orthogonal matrices (…, d, d), such as `rotation_parameters(rotate_(model, "free"))`; the other
+            parameters of a model go to any other optimiser.
+        lr: λ, the length of a step.
+        momentum: μ.
+        guard: q, where λ·‖W‖ would be larger than 2q it is shortened, so that the fixed-point steps converge.
+        restore_every: after how many steps U ← U(3I − UᵀU)/2 removes what rounding and truncation left; None never.
+
+    Example:
+        >>> u = torch.nn.Parameter(torch.eye(3))
+        >>> target = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> optimizer = OGD([u], lr=0.1)
+        >>> for _ in range(100):
+        ...     u.grad = u.detach() - target
+        ...     optimizer.step()
+        >>> bool((u - target).abs().max() < 0.01)
+        True
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        *,
+        guard: float = 0.5,
+        restore_every: int | None = 10,
+    ) -> None:
+        require(0 <= momentum < 1, "momentum", "a number in [0, 1)", momentum)
+        super().__init__(params, {"lr": lr, "momentum": momentum, "guard": guard, "restore_every": restore_every})
+
+    def _direction(
+        self, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | float]:
+        return group["momentum"] * state["momentum"] - gradient, 1.0
+
+
+class OGDAdam(_OnTheGroup):
+    r"""The adaptive form: M ← β₁M − (1−β₁)∇f, divided by the root of a running mean of ‖∇f‖² of each matrix.
+
+    Args:
+        params: orthogonal matrices (…, d, d).
+        lr: λ, the length of a step.
+        betas: β₁ and β₂.
+        guard: as in `OGD`.
+        restore_every: as in `OGD`.
+
+    Example:
+        >>> u = torch.nn.Parameter(torch.eye(2))
+        >>> optimizer = OGDAdam([u], lr=0.05)
+        >>> for _ in range(100):
+        ...     u.grad = u.detach() - torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+        ...     optimizer.step()
+        >>> bool(u[1, 0] > 0.99)
+        True
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.99),
+        *,
+        guard: float = 0.5,
+        restore_every: int | None = 10,
+    ) -> None:
+        require(all(0 <= b < 1 for b in betas), "betas", "two numbers in [0, 1)", betas)
+        super().__init__(params, {"lr": lr, "betas": betas, "guard": guard, "restore_every": restore_every})
+
+    def _direction(
+        self, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | float]:
+        first, second = group["betas"]
+        square = gradient.square().sum((-2, -1), keepdim=True)
+        mean = second * state.get("square", torch.zeros_like(square)) + (1 - second) * square
+        state["square"] = mean
+        size = (mean / (1 - second ** state["steps"])).sqrt()
+        m = first * state["momentum"] - (1 - first) * gradient
+        return m, (1 - first ** state["steps"]) * size.masked_fill(size == 0, 1.0)

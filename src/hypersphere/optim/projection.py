@@ -1,0 +1,100 @@
+r"""What keeps the norm of a weight from slowing its learning, where the forward pass does not depend on it.
+
+The gradient of a decoupled operator with respect to w is perpendicular to w and shrinks as 1/‖w‖ (thesis, 4.17), so
+growing weights learn ever more slowly. Either put them back to a fixed norm, or multiply their gradient by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere import sphere
+from hypersphere.functions.menu import require
+
+__all__ = ["WeightedGradients", "project_weights_"]
+
+
+@torch.no_grad()
+def project_weights_(model: nn.Module, norm: float = 1.0) -> None:
+    r"""Put every filter of the unweighted decoupled operators on a sphere, w ← s·ŵ, in place (thesis, section 4.4.1).
+
+    Outputs do not change. Ordinary layers are left alone. Call it every so many steps, after the optimiser.
+
+    Args:
+        model: a model with decoupled operators (`hypersphere.layers`); a weighted one among them is an error.
+        norm: s > 0.
+
+    Example:
+        >>> from hypersphere.layers import DecoupledLinear
+        >>> layer = DecoupledLinear(5, 3)
+        >>> project_weights_(layer, norm=2.0)
+        >>> layer.weight.norm(dim=1)
+        tensor([2.0000, 2.0000, 2.0000], grad_fn=...)
+    """
+    require(0 < norm < math.inf, "norm", "a positive number", norm)
+    for weight in _unweighted(model):
+        rows = weight.flatten(1)
+        weight.copy_((sphere.polar(rows)[1] * norm).to(weight.dtype).view_as(weight))
+
+
+class WeightedGradients:
+    r"""Multiply the gradient of every filter by its norm, ∂w ← ‖w‖·∂w, from now on (thesis, 4.18).
+
+    Args:
+        model: a model with decoupled operators (`hypersphere.layers`); a weighted one among them is an error.
+
+    Example:
+        >>> from hypersphere.layers import DecoupledLinear
+        >>> layer = DecoupledLinear(5, 3)
+        >>> with WeightedGradients(layer):
+        ...     layer(torch.randn(2, 5)).sum().backward()
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._hooks = [weight.register_hook(_times_norm(weight)) for weight in _unweighted(model)]
+
+    def remove(self) -> None:
+        """Leave gradients as they are again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def __enter__(self) -> WeightedGradients:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def _times_norm(weight: nn.Parameter) -> Callable[[Tensor], Tensor]:
+    def hook(gradient: Tensor) -> Tensor:
+        norm = sphere.polar(weight.detach().flatten(1))[0].view(-1, *[1] * (weight.ndim - 1))
+        return (norm * gradient).to(gradient.dtype)
+
+    return hook
+
+
+def _unweighted(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of the decoupled operators of a model, each once; they are known by saying `uses_weight_norm`."""
+    weights: dict[int, nn.Parameter] = {}
+    for name, module in model.named_modules():
+        uses_weight_norm = getattr(module, "uses_weight_norm", None)
+        if uses_weight_norm is None:
+            continue
+        what = name or type(module).__name__
+        if uses_weight_norm:
+            raise ValueError(f"model must have unweighted operators only, but the output of {what!r} depends on ‖w‖")
+        weight = module._parameters.get("weight")
+        if weight is None:
+            raise ValueError(f"model must own the weights of its operators, but that of {what!r} is parametrised")
+        weights[id(weight)] = weight
+    if not weights:
+        raise ValueError("model must have decoupled operators (hypersphere.layers), but there is none")
+    return list(weights.values())

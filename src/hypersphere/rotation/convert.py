@@ -1,0 +1,253 @@
+"""Rotated models from plain ones, and back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hypersphere import sphere
+from hypersphere.functions.menu import choose, require
+from hypersphere.functions.orthogonal import ORTHOGONALS
+from hypersphere.functions.rowmap import RowMap
+from hypersphere.functions.transform import TRANSFORMS
+from hypersphere.rotation.inputs import InputRotation
+from hypersphere.rotation.layout import Layout
+from hypersphere.rotation.parametrization import Rotation, require_finite
+from hypersphere.rotation.refine import refined
+
+__all__ = ["Transformed", "fold_", "rotate_", "rotated_layers", "rotation_parameters", "select", "use"]
+
+METHODS: dict[str, type[RowMap]] = {**ORTHOGONALS, **TRANSFORMS}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NOT_NEURONS = (nn.Embedding, nn.EmbeddingBag, nn.Bilinear, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+Where = Callable[[str, nn.Module], bool]
+
+
+class Transformed(nn.Module):
+    """A user's transform of the rows V as a parametrisation, linear or not (G-OPT)."""
+
+    plain: tuple[bool, tuple[str, ...]]
+
+    def __init__(self, transform: nn.Module) -> None:
+        super().__init__()
+        self.transform = transform
+
+    def forward(self, neurons: Tensor) -> Tensor:
+        """Return the transformed neurons."""
+        return self.transform(neurons.flatten(1)).view_as(neurons)
+
+
+def rotate_(
+    model: nn.Module,
+    method: str | RowMap | Callable[[int], nn.Module] = "cayley",
+    *,
+    where: Where | None = None,
+    blocks: int = 1,
+    shared: bool = False,
+    factors: int = 1,
+    learn_neurons: bool = False,
+    normalize: bool = False,
+    refine: str | Callable[[Tensor], Tensor] | None = None,
+    output: bool = False,
+    spread: float | None = None,
+) -> nn.Module:
+    r"""Train layers by rotating their neurons: W = V·Rᵀ, V fixed, R learned (OPT, equation 1).
+
+    Args:
+        model: its Linear and Conv layers are changed in place; a filter is one neuron of C·k·k numbers.
+        method: a name or object of `hypersphere.orthogonal` or `hypersphere.transform`, or a callable that makes a
+            module (n, d) → (n, d) for a given d.
+        where: which layers, by name and module; all but the output layer if None.
+        blocks: k, to make R block diagonal, along the channels of a convolution (PE-OPT; OFT on trained neurons).
+        shared: whether the blocks are one matrix.
+        factors: more than one makes R a butterfly product of block-diagonal matrices (BOFT).
+        learn_neurons: whether V is trained too.
+        normalize: whether neurons are put on the unit sphere first.
+        refine: lower the energy of V first: "mhe", "half_space_mhe", "comhe", or your own energy of rows.
+        output: whether the output layer may be among the layers (CLS-OPT).
+        spread: start from free parameters of this standard deviation instead of from R = I (the paper draws with 1).
+
+    Returns:
+        The model. On an error it is untouched.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 2))
+        >>> sum(p.numel() for p in rotate_(model, "cayley")[0].parametrizations.parameters() if p.requires_grad)
+        28
+
+    Reference:
+        Liu et al., Orthogonal Over-Parameterized Training, CVPR 2021.
+    """
+    require(spread is None or spread >= 0, "spread", "None or a number >= 0", spread)
+    make = _maker(method)
+    layers = select(model, where, output=output)
+    plans: list[tuple[nn.Module, Rotation | Transformed, Tensor]] = []
+    for name, layer in layers:
+        weight = neurons_of(name, layer)
+        rows = weight.detach().flatten(1)
+        if isinstance(layer, _CONVOLUTIONS):
+            accepted = f"a divisor of {weight.shape[1]}, the channels of {name!r}"
+            require(weight.shape[1] % blocks == 0, "blocks", accepted, blocks)
+        layout = Layout(rows.shape[1], blocks, shared, factors)
+        turning = make(layout, rows)
+        if spread and isinstance(turning, Rotation):
+            nn.init.normal_(turning.parameter, std=spread)
+        rows = rows if refine is None else refined(rows, refine)
+        plans.append((layer, turning, sphere.normalize(rows) if normalize else rows))
+    for layer, turning, rows in plans:
+        attach(layer, turning, rows, learn_neurons=learn_neurons)
+    return model
+
+
+def attach(
+    layer: nn.Module, turning: Rotation | Transformed, rows: Tensor | None = None, *, learn_neurons: bool = False
+) -> None:
+    """Make `turning` the parametrisation of a layer's weight, with `rows` as its neurons if given."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    turning.plain = weight.requires_grad, tuple(layer._parameters)
+    with torch.no_grad():
+        if rows is not None and rows.data_ptr() != weight.data_ptr():
+            weight.copy_(rows.view_as(weight))
+    weight.requires_grad_(learn_neurons)
+    turning.train(layer.training)
+    parametrize.register_parametrization(layer, "weight", turning, unsafe=True)
+
+
+def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
+    """Make the rotated weights plain ones: the same outputs, the same `weight` parameter object as before `rotate_`.
+
+    Args:
+        model: its rotated layers become plain ones, in place; a model that is itself an `InputRotation` cannot, see
+            its `fold`.
+        keep: fold R into V and go on rotating from R = I, with the same parameters (progressive training).
+
+    Example:
+        >>> layer = rotate_(nn.Linear(8, 5))
+        >>> type(fold_(layer)).__name__, [name for name, _ in layer.named_parameters()]
+        ('Linear', ['weight', 'bias'])
+    """
+    layers = list(rotated_layers(model))
+    wrapped = [(parent, n, c) for parent in model.modules() for n, c in parent.named_children()]
+    wrapped = [(parent, n, c) for parent, n, c in wrapped if isinstance(c, InputRotation)]
+    for _, _, turning in layers:
+        if isinstance(turning, Rotation):
+            require_finite(turning.parameter)
+            require(not keep or len(turning.free) == 1, "keep", "False where there are several sets", keep)
+        else:
+            require(not keep, "keep", "False for a transform of your own", keep)
+    for _, layer, turning in layers:
+        if keep and isinstance(turning, Rotation):
+            turning.fold(original_of(layer))
+        else:
+            _give_its_own_class(layer)
+            parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+            trained, order = turning.plain
+            layer._parameters["weight"].requires_grad_(trained)  # type: ignore[union-attr]
+            for name in order:  # so that an optimiser's state finds the parameters in their places
+                layer._parameters[name] = layer._parameters.pop(name)
+    if not keep:
+        for parent, name, child in wrapped:
+            setattr(parent, name, child.fold())  # type: ignore[operator]
+    return model
+
+
+def _give_its_own_class(layer: nn.Module) -> None:
+    """Undo the sharing of a parametrised class by deep copies: removing a parametrisation takes the weight from all."""
+    shared = type(layer)
+    own = {name: value for name, value in vars(shared).items() if name not in ("__dict__", "__weakref__")}
+    layer.__class__ = type(shared.__name__, shared.__bases__, own)
+
+
+def original_of(layer: nn.Module) -> Tensor:
+    """Return the neurons V of a rotated layer."""
+    return cast(Tensor, layer.parametrizations.weight.original)  # type: ignore[union-attr]
+
+
+def use(model: nn.Module, name: str) -> None:
+    """Turn every rotated layer of `model` by the set of parameters `name`; a new name starts a set at R = I.
+
+    >>> layer = rotate_(nn.Linear(4, 3))
+    >>> use(layer, "second_task")
+    >>> sorted(layer.parametrizations.weight[0].free)
+    ['main', 'second_task']
+    """
+    turnings = [turning for _, _, turning in rotated_layers(model) if isinstance(turning, Rotation)]
+    require(bool(turnings), "model", "a rotated model", type(model).__name__)
+    for turning in turnings:
+        if name not in turning.free:
+            turning.add(name)
+        turning.use(name)
+
+
+def rotated_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rotation | Transformed]]:
+    """Yield name, layer and rotation of every rotated layer."""
+    for name, layer in model.named_modules():
+        if parametrize.is_parametrized(layer, "weight"):
+            turning = cast(nn.ModuleDict, layer.parametrizations)["weight"][0]  # type: ignore[index]
+            if isinstance(turning, (Rotation, Transformed)):
+                yield name, layer, turning
+
+
+def rotation_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the free parameters of all rotations, for an optimiser of their own such as `hypersphere.optim.OGD`."""
+    found = [p for _, _, t in rotated_layers(model) if isinstance(t, Rotation) for p in t.free.values()]
+    return found + [module.free for module in model.modules() if isinstance(module, InputRotation)]
+
+
+def select(model: nn.Module, where: Where | None, *, output: bool) -> list[tuple[str, nn.Module]]:
+    """Return the layers to rotate by name, checked: none rotated already, the output layer only if asked for."""
+    found = [(name, module) for name, module in model.named_modules() if _has_neurons(module)]
+    found = [(name, module) for name, module in found if ".parametrizations." not in f".{name}."]
+    inner = [(name, module) for name, module in found if name]
+    last = {name for name, module in inner if hasattr(module, "num_classes")} | {name for name, _ in inner[-1:]}
+    if where is None:
+        found = [(name, module) for name, module in found if output or name not in last]
+    else:
+        found = [(name, module) for name, module in found if where(name, module)]
+        asked = [name for name, _ in found if name in last]
+        if asked and not output:
+            raise ValueError(f"where selects the output layer {asked[0]!r}; pass output=True to rotate it all the same")
+    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    shared = [name for name, module in found if owners[id(module._parameters.get("weight"))] > 1]
+    if shared:
+        raise ValueError(f"layer {shared[0]!r} must have a weight of its own, but it shares it with another layer")
+    if not found:
+        raise ValueError("where must select at least one layer with neurons (the output layer counts if output=True)")
+    return found
+
+
+def neurons_of(name: str, layer: nn.Module) -> Tensor:
+    """Return the weight of a layer that can be rotated, or raise an error that says why it cannot."""
+    if parametrize.is_parametrized(layer, "weight"):
+        by = type(layer.parametrizations.weight[0]).__name__  # type: ignore[union-attr,index]
+        raise ValueError(f"layer {name!r} must have a plain weight, but it is parametrised already (by {by})")
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    sphere.require_finite_rows(f"the weight of layer {name!r}", weight)
+    return weight
+
+
+def _has_neurons(module: nn.Module) -> bool:
+    if isinstance(module, _NOT_NEURONS):
+        return False
+    if parametrize.is_parametrized(module, "weight"):
+        return True
+    weight = module._parameters.get("weight")
+    return weight is not None and not nn.parameter.is_lazy(weight) and weight.ndim >= 2 and weight.is_floating_point()
+
+
+def _maker(
+    method: str | RowMap | Callable[[int], nn.Module],
+) -> Callable[[Layout, Tensor], Rotation | Transformed]:
+    """How the parametrisation of one layer is made."""
+    if callable(method) and not isinstance(method, (str, RowMap)):
+        make = method
+        return lambda layout, rows: Transformed(make(layout.size))
+    chosen: RowMap = choose(METHODS, method, "method")
+    return lambda layout, rows: Rotation(chosen, layout, like=rows)

@@ -1,0 +1,79 @@
+"""What weight decay may touch."""
+
+import pytest
+import torch
+from torch import nn
+
+from hypersphere.optim import param_groups
+from hypersphere.rotation import InputRotation, Stochastic, rotate_, rotation_parameters
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3))
+
+
+class Directions(nn.Module):
+    decay_free_parameters = ("weight",)
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 8))
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [lambda m: rotate_(m, "cayley"), lambda m: rotate_(m, "gram_schmidt"), lambda m: Stochastic(m, 0.5)],
+    ids=["cayley", "gram_schmidt", "stochastic"],
+)
+def test_rotations_do_not_decay_and_the_rest_does(convert):
+    net = model()
+    convert(net)
+    with torch.no_grad():
+        for p in rotation_parameters(net):
+            p += 0.1 * torch.randn_like(p)
+    optimizer = torch.optim.SGD(param_groups(net, 0.5), lr=0.1)
+    turned = [p.detach().clone() for p in rotation_parameters(net)]
+    last = net[-1].weight.detach().clone()
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p) if p.requires_grad else None
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(turned, rotation_parameters(net), strict=True))
+    torch.testing.assert_close(net[-1].weight.detach(), 0.95 * last)
+
+
+def test_naive_weight_decay_does_change_a_rotation():
+    net = rotate_(model(), "cayley")
+    free = rotation_parameters(net)[0]
+    with torch.no_grad():
+        free += 0.1
+    before = net[0].weight.detach().clone()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.5)
+    free.grad = torch.zeros_like(free)
+    optimizer.step()
+    assert (net[0].weight - before).abs().max() > 1e-4
+
+
+def test_every_trained_parameter_is_in_exactly_one_group():
+    net = nn.Sequential(rotate_(model()), Directions(), InputRotation(nn.Linear(3, 4)))
+    groups = param_groups(net, 0.1)
+    ids = [id(p) for group in groups for p in group["params"]]
+    assert sorted(ids) == sorted(id(p) for p in net.parameters() if p.requires_grad)
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    spared = {id(p) for p in groups[1]["params"]}
+    assert id(net[1].weight) in spared
+    assert id(net[1].scale) not in spared
+    assert id(net[2].free) in spared
+
+
+def test_biases_and_normalisations_by_option():
+    def counts(**options):
+        return [len(group["params"]) for group in param_groups(model(), 0.1, **options)]
+
+    assert counts() == [3, 5]
+    assert counts(bias=True) == [6, 2]
+    assert counts(normalization=True) == [4, 4]
+    assert counts(bias=True, normalization=True) == [8, 0]
+    with pytest.raises(ValueError, match="weight_decay must be"):
+        param_groups(model(), -1)

@@ -1,0 +1,132 @@
+"""Descent on the orthogonal group."""
+
+import pytest
+import torch
+from torch import nn
+
+from hypersphere.optim import OGD, OGDAdam
+from hypersphere.rotation import fold_, orthogonality_error, rotate_, rotation_parameters
+
+
+def rotation(d, seed=0, dtype=torch.float32):
+    q, _ = torch.linalg.qr(torch.randn(d, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+    return (q * torch.linalg.det(q).sign() if d % 2 else q).to(dtype)
+
+
+def error(u):
+    return (u.double().mT @ u.double() - torch.eye(u.shape[-1], dtype=torch.float64)).abs().max().item()
+
+
+def test_a_step_is_the_cayley_curve_of_the_paper_downhill():
+    u0, g = rotation(6, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
+    rate = 1e-3
+    u = nn.Parameter(u0.clone())
+    u.grad = g.clone()
+    OGD([u], lr=rate, momentum=0.0, restore_every=None).step()
+    m = -g
+    w_hat = m @ u0.mT - 0.5 * u0 @ (u0.mT @ m @ u0.mT)
+    w = w_hat - w_hat.mT
+    eye = torch.eye(6, dtype=torch.float64)
+    curve = torch.linalg.solve(eye - rate / 2 * w, (eye + rate / 2 * w) @ u0)
+    torch.testing.assert_close(u.detach(), curve, atol=1e-9, rtol=0)
+    assert ((u.detach() - u0) * g).sum() < 0
+
+
+@pytest.mark.parametrize("make", [lambda p: OGD(p, lr=0.05), lambda p: OGDAdam(p, lr=0.02)], ids=["OGD", "OGDAdam"])
+def test_finds_a_rotation_and_stays_orthogonal_for_two_thousand_steps(make):
+    target = torch.matrix_exp(
+        0.4 * (lambda s: s - s.mT)(torch.randn(16, 16, generator=torch.Generator().manual_seed(2)))
+    )
+    u = nn.Parameter(torch.eye(16))
+    optimizer = make([u])
+    noise = torch.Generator().manual_seed(0)
+    for step in range(2000):
+        scale = 1.0 if step < 1500 else 0.0
+        u.grad = 2 * (u.detach() - target) + scale * torch.randn(16, 16, generator=noise)
+        optimizer.step()
+    assert error(u.detach()) <= 1e-4
+    assert (u.detach() - target).norm() < 0.05 * target.norm()
+
+
+def test_the_guard_keeps_wild_gradients_on_the_group_and_restoring_is_optional():
+    torch.manual_seed(0)
+    for every, bound in ((1, 1e-2), (None, 1.0)):
+        u = nn.Parameter(torch.eye(8))
+        optimizer = OGD([u], lr=10.0, restore_every=every, guard=0.25)
+        for _ in range(50):
+            u.grad = 1e4 * torch.randn(8, 8)
+            optimizer.step()
+        assert torch.isfinite(u).all()
+        assert error(u.detach()) < bound
+    u = nn.Parameter(torch.eye(4))
+    u.grad = torch.zeros(4, 4)
+    for optimizer in (OGD([u], lr=0.1), OGDAdam([u], lr=0.1)):
+        optimizer.step()
+        assert torch.equal(u.detach(), torch.eye(4))
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_batches_of_blocks_move_as_each_would_alone(adaptive):
+    make = (lambda p: OGDAdam(p, lr=0.1)) if adaptive else (lambda p: OGD(p, lr=0.1))
+    grads = torch.randn(5, 3, 4, 4)
+    together, alone = nn.Parameter(torch.eye(4).repeat(3, 1, 1)), nn.Parameter(torch.eye(4))
+    both, one = make([together]), make([alone])
+    for g in grads:
+        together.grad, alone.grad = g.clone(), g[1].clone()
+        both.step()
+        one.step()
+    torch.testing.assert_close(together[1], alone, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_trains_a_model_beside_another_optimiser_and_folds(blocks):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    rotate_(model, "free", blocks=blocks)
+    turning = rotation_parameters(model)
+    mine = {id(p) for p in turning}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in mine]
+    optimizers = OGD(turning, lr=0.05), torch.optim.Adam(rest, lr=1e-2)
+    x, y = torch.randn(64, 8), torch.randint(3, (64,))
+    losses = []
+    for _ in range(200):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+    assert orthogonality_error(model) <= 1e-4
+    out = model(x)
+    torch.testing.assert_close(fold_(model)(x), out, atol=1e-5, rtol=1e-5)
+
+
+def test_state_resumes():
+    def run(steps, state=None, start=0):
+        u = nn.Parameter(torch.eye(5) if state is None else state[0].clone())
+        optimizer = OGDAdam([u], lr=0.1)
+        if state is not None:
+            optimizer.load_state_dict(state[1])
+        for i in range(start, start + steps):
+            u.grad = torch.randn(5, 5, generator=torch.Generator().manual_seed(i))
+            optimizer.step()
+        return u.detach(), optimizer.state_dict()
+
+    torch.testing.assert_close(run(7, run(5), 5)[0], run(12)[0])
+
+
+def test_closures_and_bad_input():
+    u = nn.Parameter(torch.eye(3))
+    assert OGD([u], lr=0.1).step(lambda: 3.0) == 3.0
+    for make, words in (
+        (lambda: OGD([nn.Parameter(torch.zeros(3, 4))], lr=0.1), r"params must be square matrices.*not \(3, 4\)"),
+        (lambda: OGD([u], lr=0), "lr must be a positive number, not 0"),
+        (lambda: OGD([u], lr=0.1, momentum=1), "momentum must be a number in"),
+        (lambda: OGD([u], lr=0.1, guard=0), "guard must be"),
+        (lambda: OGD([u], lr=0.1, restore_every=0), "restore_every must be"),
+        (lambda: OGDAdam([u], lr=0.1, betas=(0.9, 1.0)), "betas must be"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make()

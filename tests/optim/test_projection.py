@@ -1,0 +1,74 @@
+"""Weight projection and weighted gradients against the formulas of the thesis."""
+
+import pytest
+import torch
+from torch import nn
+
+from hypersphere.layers import DecoupledConv2d, DecoupledLinear
+from hypersphere.optim.projection import WeightedGradients, project_weights_
+
+
+def network(**more):
+    torch.manual_seed(0)
+    return nn.Sequential(DecoupledConv2d(2, 4, 3, **more), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3))
+
+
+def test_projection_keeps_outputs_and_sets_norms():
+    model, x = network(magnitude="tanh"), torch.randn(2, 2, 3, 3)
+    before, plain = model(x), model[3].weight.detach().clone()
+    directions = nn.functional.normalize(model[0].weight.detach().flatten(1))
+    project_weights_(model, norm=2.5)
+    torch.testing.assert_close(model[0].weight.detach().flatten(1), 2.5 * directions)
+    torch.testing.assert_close(model(x), before, atol=1e-6, rtol=1e-5)
+    assert torch.equal(model[3].weight, plain)
+    assert model[0].weight.requires_grad
+    with torch.no_grad():
+        model[0].weight[1] = 0
+    project_weights_(model)
+    assert model[0].weight[1].abs().max() == 0
+
+
+def test_weighted_gradients_do_not_depend_on_the_norm():
+    x = torch.randn(5, 4, dtype=torch.float64)
+    updates = []
+    for size in (1.0, 7.0):
+        layer = DecoupledLinear(4, 1, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            layer.weight.copy_(size * torch.tensor([[0.5, -0.5, 0.5, 0.5]]))
+        with WeightedGradients(layer):
+            layer(x).sum().backward()
+            layer(x).sum().backward()  # accumulates
+        updates.append(layer.weight.grad / 2)
+        layer.weight.grad = None
+        layer(x).sum().backward()
+        torch.testing.assert_close(layer.weight.grad * size, updates[-1])
+    w_hat, x_hat = torch.tensor([0.5, -0.5, 0.5, 0.5], dtype=torch.float64), nn.functional.normalize(x)
+    expected = (x_hat - (x_hat @ w_hat)[:, None] * w_hat).sum(0, keepdim=True)  # (4.18)
+    torch.testing.assert_close(updates[0], expected)
+    torch.testing.assert_close(updates[1], expected)
+
+
+@pytest.mark.parametrize("tool", [project_weights_, WeightedGradients])
+def test_refusals(tool):
+    for weighted in ({"magnitude": "ball", "weighting": "linear"}, {"magnitude": "inner_product"}):
+        model = nn.Sequential(DecoupledLinear(2, 2), network(**weighted))
+        before = model[0].weight.detach().clone()
+        with pytest.raises(ValueError, match=r"unweighted operators only, but the output of '1\.0' depends on"):
+            tool(model)
+        assert torch.equal(model[0].weight, before)
+    with pytest.raises(ValueError, match="must have decoupled operators"):
+        tool(nn.Linear(2, 2))
+    layer = DecoupledLinear(3, 3)
+    nn.utils.parametrizations.orthogonal(layer)
+    with pytest.raises(ValueError, match="is parametrised"):
+        tool(layer)
+    with pytest.raises(ValueError, match="norm must be a positive number"):
+        project_weights_(network(), norm=0)
+
+
+def test_what_weight_decay_should_leave_alone():
+    assert DecoupledLinear(2, 2).decay_free_parameters == ("weight",)
+    assert DecoupledLinear(2, 2, magnitude="ball", weighting="linear").decay_free_parameters == ()
+    assert DecoupledLinear(2, 2, magnitude=lambda w, x: x).decay_free_parameters == ()
+    layer = DecoupledLinear(2, 2, magnitude="tanh", angular="sigmoid", learn_k="layer", learn_radius="layer")
+    assert layer.decay_free_parameters == ("weight", "log_k", "log_radius")

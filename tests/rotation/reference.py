@@ -1,0 +1,59 @@
+"""The orthogonalisations once more in float64 NumPy, from the definitions."""
+
+import numpy as np
+import scipy.linalg
+
+
+def gram_schmidt(p):
+    """Classical, column after column (thesis, F.1)."""
+    basis = []
+    for u in p.T:
+        e = u - sum((b @ u) * b for b in basis)
+        basis.append(e / np.linalg.norm(e))
+    return np.stack(basis, 1)
+
+
+def householder(p):
+    """Algorithm 3 of the thesis, and the sign of the last column that makes its diagonal positive."""
+    d = len(p)
+    r, q = p.copy(), np.eye(d)
+    for j in range(d - 1):
+        x = r[j:, j]
+        v = x.copy()
+        v[0] -= np.linalg.norm(x)
+        if np.linalg.norm(v) > 0:
+            h = np.eye(d)
+            h[j:, j:] -= 2 * np.outer(v, v) / (v @ v)
+            r, q = h @ r, q @ h
+    q[:, -1] *= np.sign(r[-1, -1])
+    return q
+
+
+def lowdin(p):
+    return p @ np.real(scipy.linalg.inv(scipy.linalg.sqrtm(p.T @ p)))
+
+
+def cayley(s):
+    eye = np.eye(len(s))
+    return (eye + s) @ np.linalg.inv(eye - s)
+
+
+ORTHOGONALS = {
+    "gram_schmidt": gram_schmidt,
+    "householder": householder,
+    "lowdin": lowdin,
+    "cayley": cayley,
+    "neumann": cayley,
+    "exponential": scipy.linalg.expm,
+    "free": lambda p: p,
+}
+
+
+def energy(w, power=2):
+    w = w / np.linalg.norm(w, axis=1, keepdims=True)
+    total = 0.0
+    for i in range(len(w)):
+        for j in range(len(w)):
+            if i != j:
+                total += np.linalg.norm(w[i] - w[j]) ** -power
+    return total / (len(w) * (len(w) - 1))

@@ -1,0 +1,402 @@
+"""Rotating a model and folding it."""
+
+import copy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hypersphere.functions.orthogonal import Cayley, GramSchmidt
+from hypersphere.heads import AngularHead
+from hypersphere.rotation import (
+    InputRotation,
+    Stochastic,
+    degrees_of_freedom,
+    fold_,
+    measure,
+    orthogonality_error,
+    rotate_,
+    rotated_layers,
+    rotation_parameters,
+    use,
+)
+
+from . import reference
+
+METHODS = ["gram_schmidt", "householder", "lowdin", "cayley", "neumann", "exponential", "free"]
+LAYERS = {
+    "linear": lambda: (nn.Linear(12, 7), (5, 12)),
+    "conv1d": lambda: (nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2), (2, 4, 15)),
+    "conv2d": lambda: (nn.Conv2d(4, 6, (3, 2), groups=2, stride=(1, 2), padding=1), (2, 4, 9, 8)),
+    "conv3d": lambda: (nn.Conv3d(2, 5, 2, padding="same", bias=False), (1, 2, 4, 5, 6)),
+    "depthwise": lambda: (nn.Conv2d(6, 6, 3, groups=6), (2, 6, 8, 8)),
+}
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def shake_(model, size=0.2):
+    random = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in rotation_parameters(model):
+            p += size * torch.randn(p.shape, generator=random).to(p)
+
+
+def cnn6(classes=100):
+    """CNN-6 of the OPT paper without biases (its Table 14)."""
+
+    def conv(i):
+        return nn.Conv2d(i, 64, 3, padding=1, bias=False)
+
+    body = [
+        conv(3),
+        conv(64),
+        nn.MaxPool2d(2),
+        conv(64),
+        conv(64),
+        nn.MaxPool2d(2),
+        conv(64),
+        conv(64),
+        nn.MaxPool2d(2),
+    ]
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(1024, 64, bias=False), nn.Linear(64, classes, bias=False))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_weight_is_each_neuron_turned_and_folding_changes_no_output(kind, method):
+    torch.manual_seed(1)
+    layer, shape = LAYERS[kind]()
+    x, v, parameter = torch.randn(shape), layer.weight.detach().clone(), layer.weight
+    names, trained = [n for n, _ in layer.named_parameters()], parameter.requires_grad
+    before = layer(x)
+    rotate_(layer, method)
+    torch.testing.assert_close(layer(x), before, atol=1e-6, rtol=0)
+    shake_(layer)
+    ((_, _, turning),) = rotated_layers(layer)
+    free = turning.parameter.detach().double()
+    square = turning.method.generator(free) if hasattr(turning.method, "generator") else free
+    r = reference.ORTHOGONALS[method](square.numpy())
+    expected = np.stack([r @ row for row in v.flatten(1).double().numpy()]).reshape(v.shape)
+    np.testing.assert_allclose(layer.weight.detach().numpy(), expected, atol=2e-5)
+    turned = layer(x)
+    assert (turned - before).abs().max() > 1e-3 or layer.weight.flatten(1).shape[1] == 1
+    assert fold_(layer) is layer
+    torch.testing.assert_close(layer(x), turned, atol=1e-6, rtol=0)
+    assert layer.weight is parameter
+    assert layer.weight.requires_grad is trained
+    assert [n for n, _ in layer.named_parameters()] == names
+    assert not hasattr(layer, "parametrizations")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_of_training_reaches_only_the_rotation_and_keeps_the_energy(method):
+    model = rotate_(mlp(), method)
+    frozen = [layer.parametrizations.weight.original for _, layer, _ in rotated_layers(model)]
+    copies = [v.clone() for v in frozen]
+    start = reference.energy(model[0].weight.detach().double().numpy())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y = torch.randn(32, 10), torch.randint(3, (32,))
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+    assert all(torch.equal(a, b) for a, b in zip(frozen, copies, strict=True))
+    drift = abs(reference.energy(model[0].weight.detach().double().numpy()) / start - 1)
+    assert measure(model)["0"].energy_drift == pytest.approx(drift, abs=1e-6)
+    if method == "free":
+        assert drift > 1e-3
+        assert orthogonality_error(model) > 1e-3
+    else:
+        assert drift < 1e-5
+        assert orthogonality_error(model) < 1e-5
+
+
+def test_the_output_layer_is_left_alone_unless_asked_for():
+    model = mlp()
+    rotate_(model)
+    assert [name for name, _, _ in rotated_layers(model)] == ["0", "2"]
+    plain = mlp()
+    with pytest.raises(ValueError, match="where selects the output layer '4'; pass output=True"):
+        rotate_(plain, where=lambda name, module: True)
+    assert not list(rotated_layers(plain))
+    rotate_(plain, where=lambda name, module: name == "4", output=True)
+    assert [name for name, _, _ in rotated_layers(plain)] == ["4"]
+    headed = nn.ModuleDict({"head": AngularHead(8, 3), "net": nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 8))})
+    rotate_(headed)
+    assert [name for name, _, _ in rotated_layers(headed)] == ["net.0"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: rotate_(rotate_(m)), "layer '0' must have a plain weight, but it is parametrised already"),
+        (lambda m: rotate_(m, blocks=3), "blocks must be a divisor of 10"),
+        (lambda m: rotate_(m, blocks=0), "blocks must be a divisor"),
+        (lambda m: rotate_(m, blocks=5, factors=2), "factors must be"),
+        (lambda m: rotate_(m, "twist"), "method must be one of 'gram_schmidt'.*not 'twist'"),
+        (lambda m: rotate_(m, where=lambda *_: False), "where must select at least one layer"),
+        (lambda m: rotate_(m, refine="max"), "refine must be None, a callable of rows or one of 'mhe'"),
+        (lambda m: rotate_(m, spread=-1), "spread must be"),
+        (lambda m: Stochastic(m, fraction=0.0), r"fraction must be a share in \(0, 1\], not 0.0"),
+        (lambda m: Stochastic(m, fraction=1.5), r"fraction must be a share in \(0, 1\], not 1.5"),
+        (lambda m: Stochastic(m, fraction=99), r"fraction must be a number of dimensions in \[2, 16\] of layer '2'"),
+        (lambda m: Stochastic(m, fraction={"0": 0.5}), "fraction must be a mapping with an entry for every layer"),
+        (lambda m: Stochastic(m, every=0), "every must be"),
+        (lambda m: use(m, "x"), "model must be a rotated model"),
+        (lambda m: orthogonality_error(m), "model must be a rotated model"),
+        (lambda m: InputRotation(m), "module must be a layer with a plain weight"),
+    ],
+)
+def test_bad_input_is_a_clear_error_and_the_model_untouched(change, words):
+    model = mlp()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=words):
+        change(model)
+    if "plain weight, but" not in words:
+        assert model.state_dict().keys() == before.keys()
+        assert all(torch.equal(model.state_dict()[k], before[k]) for k in before)
+        assert all(p.requires_grad for p in model.parameters())
+
+
+def test_non_finite_numbers_are_named():
+    model = mlp()
+    with torch.no_grad():
+        model[2].weight[3, 1] = float("nan")
+    with pytest.raises(ValueError, match="the weight of layer '2' must be finite, but row 3 is not"):
+        rotate_(model)
+    assert not list(rotated_layers(model))
+    model = rotate_(mlp())
+    with torch.no_grad():
+        rotation_parameters(model)[1][0] = float("inf")
+    with pytest.raises(ValueError, match="parameters of a rotation must be finite, but 1 of 120 are not"):
+        model(torch.randn(2, 10))
+    with pytest.raises(ValueError, match="must be finite"):
+        fold_(model)
+    assert len(list(rotated_layers(model))) == 2
+
+
+def test_a_shared_weight_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    model[1].weight = model[0].weight
+    with pytest.raises(ValueError, match="layer '0' must have a weight of its own"):
+        rotate_(model)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "lowdin", "exponential"])
+def test_blocks_turn_groups_of_channels(shared, method):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(8, 5, 3)
+    v = layer.weight.detach().clone()
+    rotate_(layer, method, blocks=4, shared=shared)
+    shake_(layer)
+    ((_, _, turning),) = rotated_layers(layer)
+    r = turning.matrices()
+    assert r.shape == ((18, 18) if shared else (4, 18, 18))
+    for k in range(4):
+        part = v[:, 2 * k : 2 * k + 2].flatten(1)
+        expected = part @ (r if shared else r[k]).mT
+        torch.testing.assert_close(layer.weight[:, 2 * k : 2 * k + 2].flatten(1), expected, atol=1e-5, rtol=0)
+    assert turning.degrees_of_freedom() == (1 if shared else 4) * 18 * 17 // 2
+    x = torch.randn(2, 8, 9, 9)
+    y = layer(x)
+    torch.testing.assert_close(fold_(layer)(x), y, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("factors", [1, 2, 3])
+def test_a_butterfly_is_a_product_of_permuted_block_diagonal_rotations(factors):
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 5).double()
+    v = layer.weight.detach().clone()
+    rotate_(layer, "cayley", blocks=4, factors=factors)
+    shake_(layer, 0.5)
+    ((_, _, turning),) = rotated_layers(layer)
+    blocks = turning.matrices().reshape(factors, 4, 2, 2)
+    whole = torch.eye(8, dtype=torch.float64)
+    for j in range(factors):
+        r, step = torch.eye(8, dtype=torch.float64), 2**j
+        firsts = [i for i in range(8) if not i // step % 2]  # pairs (i, i + step), as in a fast Fourier transform
+        for block, i in zip(blocks[j], firsts, strict=True):
+            pair = torch.tensor([i, i + step])
+            r[pair.unsqueeze(1), pair] = block
+        whole = r @ whole
+    torch.testing.assert_close(layer.weight.detach(), v @ whole.mT, atol=1e-12, rtol=0)
+    assert turning.degrees_of_freedom() == factors * 4
+    g = torch.randn_like(v)
+    (ours,) = torch.autograd.grad((layer.weight * g).sum(), turning.parameter)
+    numbers = turning.parameter.detach().clone().requires_grad_()
+
+    def value(numbers):
+        w = v
+        for j in range(factors):
+            free = numbers[j] if factors > 1 else numbers
+            w = turning.layout.join(Cayley()(free, turning.layout.split(w, j)), 5, j)
+        return (w * g).sum()
+
+    (theirs,) = torch.autograd.grad(value(numbers), numbers)
+    torch.testing.assert_close(ours, theirs)
+    if factors == 3:
+        assert (whole != 0).all()  # every number meets every other
+
+
+def test_counts_of_the_papers_table_10():
+    assert degrees_of_freedom(cnn6()) == 257_984  # 258K
+    assert degrees_of_freedom(rotate_(cnn6(), "gram_schmidt")) == 1_358_527  # 1.36M
+    model = cnn6()
+    Stochastic(model, 0.25, method="gram_schmidt")
+    assert degrees_of_freedom(model) == 90_871  # 90.9K
+    head = InputRotation(nn.Linear(512, 1000, bias=False))
+    assert degrees_of_freedom(head) == 130_816  # 131K of Table 12
+    one = nn.Conv2d(64, 64, 3, bias=False)
+    rotate_(one, "free", blocks=2, shared=True)
+    assert degrees_of_freedom(one) == 82_944  # 82.9K of Table 19
+    fold_(one)
+    rotate_(one, "free", blocks=2)
+    assert degrees_of_freedom(one) == 165_888  # 165.9K of Table 20
+
+
+def test_learned_normalized_and_refined_neurons():
+    torch.manual_seed(0)
+    layer = rotate_(nn.Linear(12, 20), learn_neurons=True, normalize=True)
+    torch.testing.assert_close(layer.weight.norm(dim=1), torch.ones(20))
+    assert degrees_of_freedom(layer) == 12 * 11 // 2 + 12 * 20 + 20
+    layer.weight.square().sum().backward()
+    assert layer.parametrizations.weight.original.grad is not None
+    with torch.no_grad():
+        layer.parametrizations.weight.original.data[0, 0] += 5  # behind the version counter
+    assert layer.weight[0].norm() > 2
+
+
+@pytest.mark.parametrize("energy", ["mhe", "half_space_mhe", "comhe", lambda w: -w.std()], ids=str)
+def test_refinement_lowers_what_it_is_told_to(energy):
+    from hypersphere.rotation.refine import REFINEMENTS, refined
+
+    rows = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    better = refined(rows, energy, steps=80)
+    torch.testing.assert_close(better.norm(dim=1), rows.norm(dim=1))
+    if callable(energy):
+        assert energy(torch.nn.functional.normalize(better)) < energy(torch.nn.functional.normalize(rows))
+    else:
+        measure_by = REFINEMENTS["mhe" if energy == "mhe" else "half_space_mhe"]
+        assert measure_by(better) < measure_by(rows)
+    if energy == "mhe":
+        ours = REFINEMENTS["mhe"](rows.double()).item()
+        assert ours == pytest.approx(reference.energy(rows.double().numpy()))
+
+
+def test_fold_and_go_on_keeps_outputs_and_parameters():
+    model = rotate_(mlp(), "lowdin")
+    shake_(model)
+    x, parameters = torch.randn(4, 10), rotation_parameters(model)
+    y = model(x)
+    fold_(model, keep=True)
+    torch.testing.assert_close(model(x), y, atol=1e-6, rtol=0)
+    assert all(a is b for a, b in zip(parameters, rotation_parameters(model), strict=True))
+    assert measure(model)["0"].energy_drift == 0
+    assert torch.equal(parameters[0].detach(), torch.eye(10))
+
+
+def test_several_rotation_sets_over_one_set_of_neurons():
+    model, x = rotate_(mlp()), torch.randn(4, 10)
+    start = model(x)
+    use(model, "other")
+    torch.testing.assert_close(model(x), start)
+    with torch.no_grad():
+        model[0].parametrizations.weight[0].parameter.add_(0.3)
+    turned = model(x)
+    assert (turned - start).abs().max() > 1e-3
+    use(model, "main")
+    assert torch.equal(model(x), start)
+    use(model, "other")
+    with pytest.raises(ValueError, match="keep must be False where there are several sets"):
+        fold_(model, keep=True)
+    torch.testing.assert_close(fold_(model)(x), turned, atol=1e-6, rtol=0)
+
+
+def test_a_users_transform_and_the_general_maps():
+    model, x = mlp(), torch.randn(4, 10)
+    rotate_(model, lambda d: nn.Sequential(nn.Linear(d, d), nn.Tanh()))
+    y = model(x)
+    y.sum().backward()
+    assert model[0].parametrizations.weight[0].transform[0].weight.grad.abs().sum() > 0
+    torch.testing.assert_close(fold_(model)(x), y, atol=1e-6, rtol=0)
+    for method in ("positive_definite", "triangular", "banded"):
+        model = rotate_(mlp(), method)
+        shake_(model)
+        y = model(x)
+        y.sum().backward()
+        torch.testing.assert_close(fold_(model)(x), y, atol=1e-6, rtol=0)
+
+
+def test_start_can_be_spread():
+    torch.manual_seed(0)
+    layer = nn.Linear(32, 20)
+    v = layer.weight.detach().clone()
+    rotate_(layer, "gram_schmidt", spread=1.0)
+    assert (layer.weight - v).abs().max() > 0.1
+    torch.testing.assert_close(layer.weight @ layer.weight.mT, v @ v.mT, atol=1e-5, rtol=0)
+
+
+def test_writing_into_a_rotated_weight_changes_nothing():
+    layer = rotate_(nn.Linear(5, 4))
+    shake_(layer)
+    weight = layer.weight.detach().clone()
+    with torch.no_grad():
+        nn.init.zeros_(layer.weight)
+    assert torch.equal(layer.weight, weight)
+
+
+FRESH = """
+import sys, torch
+sys.path.insert(0, sys.argv[2])
+from rotation.test_convert import mlp
+from hypersphere.rotation import Stochastic, fold_, rotate_
+saved = torch.load(sys.argv[1])
+for key, convert in {"whole": lambda m: rotate_(m, "gram_schmidt"), "partial": lambda m: Stochastic(m, 0.5, 3)}.items():
+    model = mlp()
+    convert(model)
+    model.load_state_dict(saved[key])
+    torch.testing.assert_close(model(saved["x"]), saved[key + "_y"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(fold_(model)(saved["x"]), saved[key + "_y"], atol=1e-6, rtol=0)
+print("same")
+"""
+
+
+def test_saved_trained_and_loaded_in_a_fresh_process_and_folded(tmp_path):
+    from pathlib import Path
+
+    saved = {"x": torch.randn(4, 10)}
+    whole, partial = rotate_(mlp(), "gram_schmidt"), mlp()
+    stochastic = Stochastic(partial, 0.5, 3)
+    for key, model in (("whole", whole), ("partial", partial)):
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        for _ in range(7):
+            optimizer.zero_grad()
+            model(saved["x"]).square().sum().backward()
+            optimizer.step()
+            if key == "partial":
+                stochastic.step(optimizer)
+        saved |= {key: model.state_dict(), key + "_y": model(saved["x"]).detach()}
+    torch.save(saved, tmp_path / "model.pt")
+    tests = str(Path(__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, str(tmp_path / "model.pt"), tests], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "same", done.stderr
+
+
+def test_objects_serve_as_methods():
+    model = rotate_(mlp(), GramSchmidt("iterative"))
+    assert "iterative" in repr(model)
