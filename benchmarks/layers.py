@@ -1,0 +1,95 @@
+"""Decoupled convolutions, forward and backward, as ratios to `torch.nn.Conv2d`; `--compile` does the same compiled.
+
+Prints the bytes kept for backward beside the times, as a share of the convolution's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from benchmarks.timing import compare, save
+from hypersphere.layers import DecoupledConv2d
+
+SHAPES = {
+    "64 × (64→64) @ 32": (64, 64, 64, 32),
+    "64 × (128→128) @ 16": (64, 128, 128, 16),
+    "64 × (256→256) @ 8": (64, 256, 256, 8),
+    "64 × (3→64) @ 32": (64, 3, 64, 32),
+}
+OPERATORS = {
+    "sphere": {},
+    "ball": {"magnitude": "ball"},
+    "tanh": {"magnitude": "tanh"},
+    "linear magnitude": {"magnitude": "linear"},
+    "seg": {"magnitude": "seg"},
+    "log": {"magnitude": "log"},
+    "mix": {"magnitude": "mix"},
+    "tanh, learned radius": {"magnitude": "tanh", "learn_radius": "layer"},
+    "square cosine": {"angular": "square_cosine"},
+    "linear angular": {"angular": "linear"},
+    "sigmoid angular": {"angular": "sigmoid"},
+    "sigmoid, learned k": {"angular": "sigmoid", "learn_k": "filter"},
+}
+TARGETS = {"sphere": 1.12, "linear angular": 1.35, "sigmoid angular": 1.35}
+TARGETS |= dict.fromkeys(("ball", "tanh", "linear magnitude", "seg", "log", "mix"), 1.2)
+
+
+def step(layer: nn.Module, x: torch.Tensor, pull: torch.Tensor) -> Callable[[], object]:
+    wanted = [x, *layer.parameters()]
+    return lambda: torch.autograd.grad(layer(x), wanted, pull)
+
+
+def kept(layer: nn.Module, x: torch.Tensor) -> int:
+    """Bytes that autograd keeps for backward, each storage once."""
+    seen: dict[int, int] = {}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        seen[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = layer(x)
+    del y
+    return sum(seen.values())
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="./run bench layers", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--only", default="", help="names of operators, separated by semicolons")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    names = [name for name in options.only.split(";") if name] or list(OPERATORS)
+    tables = {}
+    for size, (batch, channels, filters, side) in SHAPES.items():
+        x = torch.randn(batch, channels, side, side, requires_grad=True)
+        pull = torch.randn(batch, filters, side, side)
+        plain = nn.Conv2d(channels, filters, 3, padding=1, bias=False)
+        layers: dict[str, nn.Module] = {"Conv2d": plain}
+        for name in names:
+            layers[name] = DecoupledConv2d(channels, filters, 3, padding=1, bias=False, **OPERATORS[name])
+        shares = {name: kept(layer, x) / kept(plain, x) for name, layer in layers.items()}
+        print(f"{size}, kept for backward: " + ", ".join(f"{name} {share:.2f}" for name, share in shares.items()))
+        if options.compile:
+            torch._dynamo.reset()
+            layers = {name: torch.compile(layer) for name, layer in layers.items()}  # type: ignore[misc]
+        contenders = {name: step(layer, x, pull) for name, layer in layers.items()}
+        clock = time.process_time if options.threads == 1 else time.perf_counter
+        tables[size] = compare(contenders, baseline="Conv2d", rounds=options.rounds, clock=clock)
+    kind = "compiled" if options.compile else "eager"
+    title = f"Decoupled convolutions ({kind}), forward + backward, against `nn.Conv2d`"
+    save("layers_compiled" if options.compile else "layers", title, tables, TARGETS)
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(sys.argv[1:])

@@ -1,0 +1,35 @@
+"""Decoupled and sphere layers: convolutions and linear layers that respond by magnitude and angle."""
+
+from hypersphere.layers.conversion import convert_, revert_
+from hypersphere.layers.decoupled import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
+from hypersphere.layers.learned import shared_k
+from hypersphere.layers.norm import SphereNorm
+from hypersphere.layers.presets import (
+    PRESETS,
+    ball_conv2d,
+    linear_conv2d,
+    log_conv2d,
+    mix_conv2d,
+    seg_conv2d,
+    sphere_conv2d,
+    tanh_conv2d,
+)
+
+__all__ = [
+    "PRESETS",
+    "DecoupledConv1d",
+    "DecoupledConv2d",
+    "DecoupledConv3d",
+    "DecoupledLinear",
+    "SphereNorm",
+    "ball_conv2d",
+    "convert_",
+    "linear_conv2d",
+    "log_conv2d",
+    "mix_conv2d",
+    "revert_",
+    "seg_conv2d",
+    "shared_k",
+    "sphere_conv2d",
+    "tanh_conv2d",
+]

@@ -1,0 +1,193 @@
+"""Values and derivatives of every operator against the definition, over all arguments of a convolution."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck
+from torch.func import functional_call
+
+from hypersphere.functions import angular, magnitude
+from hypersphere.layers import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
+
+from . import reference
+
+OPERATORS = list(itertools.product(reference.MAGNITUDES, reference.ANGULARS, [None]))
+OPERATORS += [(h, g, "linear") for h in reference.MAGNITUDES if h != "inner_product" for g in ("cosine", "linear")]
+OPERATORS += [("tanh", g, w) for w in ("joint", "separate") for g in ("cosine", "sigmoid")]
+
+ARGUMENTS = {
+    "plain": (DecoupledConv2d, {}, (2, 4, 5, 6)),
+    "stride": (DecoupledConv2d, {"stride": (2, 1), "padding": (0, 1)}, (2, 4, 6, 5)),
+    "dilation": (DecoupledConv2d, {"dilation": 2, "padding": 2}, (2, 4, 5, 5)),
+    "groups": (DecoupledConv2d, {"groups": 2, "padding": 1, "stride": 2}, (2, 4, 5, 6)),
+    "depthwise": (DecoupledConv2d, {"groups": 4, "padding": 1, "out_channels": 8}, (2, 4, 4, 4)),
+    "same": (DecoupledConv2d, {"padding": "same", "kernel_size": (2, 3), "dilation": (1, 2)}, (2, 4, 5, 5)),
+    "valid": (DecoupledConv2d, {"padding": "valid", "bias": False}, (2, 4, 5, 5)),
+    "reflect": (DecoupledConv2d, {"padding": (1, 2), "padding_mode": "reflect"}, (2, 4, 5, 5)),
+    "circular": (DecoupledConv2d, {"padding": 1, "padding_mode": "circular", "groups": 2}, (2, 4, 4, 5)),
+    "replicate": (DecoupledConv2d, {"padding": "same", "padding_mode": "replicate"}, (2, 4, 4, 5)),
+    "pointwise": (DecoupledConv2d, {"kernel_size": 1, "stride": 2}, (2, 4, 5, 5)),
+    "one pixel": (DecoupledConv2d, {"padding": 1}, (2, 4, 1, 1)),
+    "1d": (DecoupledConv1d, {"padding": 1, "dilation": 2, "stride": 2}, (2, 4, 9)),
+    "1d even same": (DecoupledConv1d, {"padding": "same", "kernel_size": 4}, (2, 4, 7)),
+    "3d": (DecoupledConv3d, {"padding": (1, 0, 1), "groups": 2, "kernel_size": (3, 1, 2)}, (1, 4, 3, 4, 3)),
+}
+
+
+def build(kind, settings, **more):
+    settings = {"out_channels": 6, "kernel_size": 3} | settings | more
+    torch.manual_seed(3)
+    layer = kind(4, **settings, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.mul_(3)
+    return layer
+
+
+def batch(shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+
+
+def gradients(layer, x, y):
+    direction = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(2))
+    return torch.autograd.grad((y * direction).sum(), [x, *layer.parameters()])
+
+
+@pytest.mark.parametrize(("h", "g", "weighting"), OPERATORS)
+def test_every_operator_is_its_definition(h, g, weighting):
+    layer = build(*ARGUMENTS["groups"][:2], magnitude=h, angular=g, weighting=weighting)
+    x = batch(ARGUMENTS["groups"][2])
+    y, expected = layer(x), reference.convolve(x, layer, h, g, weighting)
+    torch.testing.assert_close(y, expected, atol=1e-10, rtol=0)
+    for ours, theirs in zip(gradients(layer, x, y), gradients(layer, x, expected), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+@pytest.mark.parametrize(("h", "g"), [("sphere", "cosine"), ("tanh", "linear")])
+def test_every_argument_of_a_convolution(case, h, g):
+    kind, settings, shape = ARGUMENTS[case]
+    layer, x = build(kind, settings, magnitude=h, angular=g), batch(shape)
+    y, expected = layer(x), reference.convolve(x, layer, h, g)
+    torch.testing.assert_close(y, expected, atol=1e-10, rtol=0)
+    for ours, theirs in zip(gradients(layer, x, y), gradients(layer, x, expected), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("h", "g", "weighting"),
+    [
+        ("sphere", "cosine", None),
+        ("log", "cosine", None),
+        ("tanh", "sigmoid", None),
+        ("sphere", "linear", None),
+        ("seg", "square_cosine", None),
+        ("tanh", "cosine", "joint"),
+        ("mix", "linear", "linear"),
+    ],
+)
+def test_derivatives(h, g, weighting):
+    layer = build(DecoupledConv2d, {"groups": 2, "kernel_size": 2}, magnitude=h, angular=g, weighting=weighting)
+    x = batch((1, 4, 3, 3))
+
+    def run(x, weight, bias):
+        return functional_call(layer, {"weight": weight, "bias": bias}, (x,))
+
+    assert gradcheck(run, (x, layer.weight, layer.bias))
+
+
+@pytest.mark.parametrize(("h", "g", "weighting"), OPERATORS)
+def test_linear_layers(h, g, weighting):
+    torch.manual_seed(0)
+    layer = DecoupledLinear(5, 3, bias=False, magnitude=h, angular=g, weighting=weighting, dtype=torch.float64)
+    x = batch((2, 4, 5))
+    y, expected = layer(x), reference.respond(x, layer.weight, h, g, weighting)
+    torch.testing.assert_close(y, expected, atol=1e-10, rtol=0)
+    for ours, theirs in zip(gradients(layer, x, y), gradients(layer, x, expected), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(layer(x[0, 0]), y[0, 0], atol=1e-12, rtol=0)
+    assert layer(x[:0]).shape == (0, 4, 3)
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_inner_product_with_cosine_is_the_convolution_exactly(case):
+    kind, settings, shape = ARGUMENTS[case]
+    ours = build(kind, settings, magnitude="inner_product").float()
+    names = ["kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"]
+    theirs = kind.__bases__[1](4, ours.out_channels, **{n: getattr(ours, n) for n in names}, bias=ours.bias is not None)
+    theirs.load_state_dict(ours.state_dict())
+    x = batch(shape).detach().float()
+    assert torch.equal(ours(x), theirs(x))
+
+
+def test_weighted_linear_with_cosine_is_the_convolution_too():
+    layer = build(DecoupledConv2d, {"padding": 1}, magnitude="linear", weighting="linear")
+    x = batch((2, 4, 5, 5))
+    assert torch.equal(layer(x), nn.functional.conv2d(x, layer.weight, layer.bias, padding=1))
+
+
+def test_callables_of_ones_own():
+    layer = build(DecoupledConv2d, {"padding": 1}, magnitude=lambda w, x: w * x.sqrt(), angular=lambda c: c**3)
+    x = batch((2, 4, 5, 5))
+    ours = build(DecoupledConv2d, {"padding": 1}, magnitude="sphere")
+    c = ours(x) - ours.bias.view(-1, 1, 1)
+    norm = nn.functional.conv2d(x.square(), torch.ones(1, 4, 3, 3, dtype=x.dtype), padding=1).sqrt()
+    w = layer.weight.flatten(1).norm(dim=1).view(-1, 1, 1)
+    torch.testing.assert_close(layer(x), w * norm.sqrt() * c**3 + layer.bias.view(-1, 1, 1))
+    torch.nn.init.normal_(layer.weight)
+    layer(x).sum().backward()
+    assert torch.isfinite(layer.weight.grad).all()
+
+
+def test_a_callable_with_parameters_learns():
+    class Cubic(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+
+        def forward(self, c):
+            return c + self.a * c**3
+
+    layer = build(DecoupledConv2d, {}, angular=Cubic())
+    layer(batch((2, 4, 5, 5))).sum().backward()
+    assert layer.angular.a.grad.abs() > 0
+    assert "angular.a" in layer.state_dict()
+
+
+@pytest.mark.parametrize("h", magnitude.MAGNITUDES)
+@pytest.mark.parametrize("g", angular.ANGULARS)
+def test_every_entry_of_the_menus_is_accepted_by_name(h, g):
+    layer = DecoupledConv2d(2, 3, 3, magnitude=h, angular=g)
+    assert torch.isfinite(layer(torch.randn(1, 2, 4, 4))).all()
+
+
+def test_a_gradient_of_the_gradient_is_refused_in_eager_mode_and_right_through_func():
+    layer, x = build(DecoupledConv2d, {}), batch((1, 4, 3, 3))
+    with pytest.raises(RuntimeError, match="no gradient of the gradient in eager mode"):
+        torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+
+    def penalty(respond):
+        return torch.func.grad(lambda x: torch.func.grad(lambda x: respond(x).square().sum())(x).square().sum())(x)
+
+    ours, theirs = penalty(layer), penalty(lambda x: reference.convolve(x, layer, "sphere", "cosine"))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: DecoupledConv2d(2, 3, 3, magnitude="cube"), "magnitude must be one of 'sphere'.*not 'cube'"),
+        (lambda: DecoupledConv2d(2, 3, 3, angular=3), "angular must be one of 'cosine'.*not 3"),
+        (lambda: DecoupledConv2d(2, 3, 3, weighting="joint"), "'joint' is defined for the magnitude Tanh"),
+        (lambda: DecoupledConv2d(2, 3, 3, learn_k="layer"), r"learn_k must be None for Cosine\(\)"),
+        (lambda: DecoupledConv2d(2, 3, 3, angular="sigmoid", learn_k="net"), "learn_k must be None, 'layer'"),
+        (lambda: DecoupledConv2d(2, 3, 3, learn_radius="layer"), "learn_radius must be None for Sphere"),
+        (lambda: DecoupledLinear(2, 3, magnitude="ball", learn_radius="net"), "learn_radius must be None, 'layer'"),
+        (lambda: DecoupledLinear(2, 3, momentum=0), r"momentum must be a number in \(0, 1\]"),
+        (lambda: DecoupledConv2d(2, 3, 3, padding_mode="wrap"), "padding_mode"),
+    ],
+)
+def test_bad_arguments_name_themselves(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
