@@ -11,9 +11,10 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,24 +72,32 @@ def environment() -> dict[str, str]:
     }
 
 
-def save(name: str, title: str, tables: Mapping[str, Mapping[str, Timing]], targets: Mapping[str, float] | None = None):
-    """Write `results/NAME.json` and `results/NAME.md`; `targets` are looked up by contender name."""
+def save(
+    name: str,
+    title: str,
+    tables: Mapping[str, Mapping[str, Timing]],
+    targets: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> None:
+    """Write `results/NAME.json` and `results/NAME.md`; `targets` by contender, or by table and contender."""
     RESULTS.mkdir(exist_ok=True)
     record = {
         "environment": environment(),
         "tables": {size: {n: asdict(t) for n, t in table.items()} for size, table in tables.items()},
         "targets": dict(targets or {}),
+        "notes": list(notes),
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     lines = [f"# {title}", "", ", ".join(f"{key} {value}" for key, value in environment().items()), ""]
     for size, table in tables.items():
         lines += [f"## {size}", "", "| contender | ratio | fastest | ms | target |", "|---|---|---|---|---|"]
         for contender, t in table.items():
-            target = (targets or {}).get(contender)
+            target = (targets or {}).get(size, targets or {}).get(contender)
             lines.append(
                 f"| {contender} | {t.ratio:.2f} | {t.fastest_ratio:.2f} | {t.milliseconds:.1f} | "
                 f"{'' if target is None else f'≤ {target:g}'} |"
             )
         lines.append("")
+    lines += [f"- {note}" for note in notes] + [""] * bool(notes)
     (RESULTS / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")
     print("\n".join(lines))

@@ -12,11 +12,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from hypersphere import data, energy, evaluation, functions, heads, models, recipes, report, sphere, training
-    from hypersphere.functions import angular, kernel, magnitude, margin
+    from hypersphere import (
+        data,
+        energy,
+        evaluation,
+        functions,
+        heads,
+        layers,
+        models,
+        optim,
+        recipes,
+        report,
+        rotation,
+        sphere,
+        training,
+    )
+    from hypersphere.functions import angular, kernel, magnitude, margin, orthogonal, projection, transform
 
-_MENUS = ("angular", "kernel", "magnitude", "margin")
-_ROOMS = ("data", "energy", "evaluation", "functions", "heads", "models", "recipes", "report", "sphere", "training")
+_MENUS = ("angular", "kernel", "magnitude", "margin", "orthogonal", "projection", "transform")
 
 __all__ = [
     "__version__",
@@ -27,13 +40,19 @@ __all__ = [
     "functions",
     "heads",
     "kernel",
+    "layers",
     "magnitude",
     "margin",
     "models",
+    "optim",
+    "orthogonal",
+    "projection",
     "recipes",
     "report",
+    "rotation",
     "sphere",
     "training",
+    "transform",
 ]
 
 
@@ -41,7 +60,7 @@ def __getattr__(name: str) -> Any:
     """Import a room or a menu at its first use."""
     if name in _MENUS:
         return importlib.import_module(f"hypersphere.functions.{name}")
-    if name in _ROOMS:
+    if name in __all__:
         return importlib.import_module(f"hypersphere.{name}")
     raise AttributeError(f"module 'hypersphere' has no attribute {name!r}")
 

@@ -9,14 +9,17 @@ import torch
 from torch.autograd import gradcheck
 
 from hypersphere.functions.kernel import Riesz
-from hypersphere.functions.repulsion import PairPotential, data_dependent_energy
+from hypersphere.functions.potential import PairPotential
+from hypersphere.functions.repulsion import data_dependent_energy
 from hypersphere.heads import PRESETS, AngularHead, Annealing, arcface
 from hypersphere.heads.cross_repulsion import cross_repulsion
 from hypersphere.heads.sharded import ShardedHead
 
-WORKER = str(Path(__file__).with_name("sharded_worker.py"))
+WORKER = ["-m", "heads.sharded.worker"]
 ANNEALING = Annealing(10, 1, 1, 0)
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+TESTS = str(Path(__file__).parents[1])
+SEARCHED = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), TESTS]))
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SEARCHED}
 CHECKS = (
     "equality",
     "float32",
@@ -33,7 +36,7 @@ CHECKS = (
 
 def run(folder, size, *checks):
     """Start `size` processes, and return the code and the last words of each."""
-    commands = [[sys.executable, WORKER, str(folder), str(rank), str(size), *checks] for rank in range(size)]
+    commands = [[sys.executable, *WORKER, str(folder), str(rank), str(size), *checks] for rank in range(size)]
     workers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) for command in commands]
     try:
         words = [worker.communicate(timeout=150)[1] for worker in workers]
@@ -43,22 +46,16 @@ def run(folder, size, *checks):
     return [(worker.returncode, said) for worker, said in zip(workers, words, strict=True)]
 
 
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    """Four processes that have run all checks, in groups of four, three and two: their folder and what they said."""
-    folder = tmp_path_factory.mktemp("four")
-    return folder, run(folder, 4, *CHECKS)
+def test_four_processes(tmp_path):
+    """All checks in one start of four processes, in groups of four, three and two of them."""
+    for code, said in run(tmp_path, 4, *CHECKS):
+        assert code == 0, said
+    assert all((tmp_path / f"{check}-{rank}").exists() for check in CHECKS for rank in range(4))
+    loads_in_one_process(tmp_path)
+    drawn_alike_in_one_process(tmp_path)
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_four_processes(four, check):
-    folder, ends = four
-    failed = [said for rank, (_, said) in enumerate(ends) if not (folder / f"{check}-{rank}").exists()]
-    assert not failed, "\n".join(failed)
-
-
-def test_a_checkpoint_of_four_processes_loads_in_one(four):
-    folder, _ = four
+def loads_in_one_process(folder):
     state = torch.load(folder / "head.pt")
     plain = AngularHead(6, 7, margin="multiplicative", annealing=ANNEALING, bias=True)
     plain.load_state_dict(state)
@@ -70,8 +67,7 @@ def test_a_checkpoint_of_four_processes_loads_in_one(four):
     assert alone.full_state_dict().keys() == state.keys()
 
 
-def test_class_vectors_drawn_in_blocks_do_not_depend_on_the_number_of_processes(four):
-    folder, _ = four
+def drawn_alike_in_one_process(folder):
     torch.manual_seed(0)
     with torch.device("meta"):
         annealed = AngularHead(6, 7, margin="multiplicative", annealing=ANNEALING, bias=True)
@@ -89,7 +85,7 @@ def test_class_vectors_drawn_in_blocks_do_not_depend_on_the_number_of_processes(
 def test_torchrun_with_a_data_parallel_backbone(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*launcher, WORKER, str(tmp_path), "ddp"], capture_output=True, text=True, env=ENVIRONMENT, timeout=150
+        [*launcher, *WORKER, str(tmp_path), "ddp"], capture_output=True, text=True, env=ENVIRONMENT, timeout=150
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "ddp-1").exists()

@@ -20,6 +20,7 @@ from hypersphere.heads.presets import (
     sphereface_r,
     w_softmax,
 )
+from hypersphere.heads.sharded import ShardedHead
 
 __all__ = [
     "PRESETS",
@@ -27,6 +28,7 @@ __all__ = [
     "Annealing",
     "BinaryHead",
     "Ramp",
+    "ShardedHead",
     "a_softmax",
     "adaface",
     "am_softmax",

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from hypersphere import sphere
 from hypersphere.functions.angular import ANGULARS, Angular, Cosine
-from hypersphere.functions.magnitude import InnerProduct, Linear, LinearlyWeighted, Magnitude, Sphere
 from hypersphere.functions.margin import MARGINS, Margin, NormAdaptive
 from hypersphere.functions.menu import choose, is_number, require
-from hypersphere.functions.repulsion import data_dependent_energy
 from hypersphere.heads.annealing import Annealing, Ramp
 from hypersphere.heads.batch import check_features, counted_rows
+from hypersphere.heads.classes import Classes
 from hypersphere.heads.cross_entropy import reduce_rows, row_losses
 from hypersphere.heads.gradients import normalized_correction, straight_through
-from hypersphere.heads.terms import LOG_SUM_EXP, Reduction, Terms, Wanted, class_terms
+from hypersphere.heads.settings import checked_class_weights, learned_fields, magnitude_of
+from hypersphere.heads.terms import LOG_SUM_EXP, Reduction, Terms, Wanted
 
 __all__ = ["AngularHead"]
 
@@ -61,6 +61,7 @@ class AngularHead(nn.Module):
     norm_std: Tensor
     class_weights: Tensor | None
     reduction_over_classes: Reduction = LOG_SUM_EXP
+    classes: Classes = Classes()
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class AngularHead(nn.Module):
         self.num_classes = num_classes
         self.radius = radius
         self.weight_norm = weight_norm
-        self.magnitude = _magnitude(radius, weight_norm)
+        self.magnitude = magnitude_of(radius, weight_norm)
         self.angular = choose(ANGULARS, angular, "angular")
         self.margin = None if margin is None else choose(MARGINS, margin, "margin")
         self.annealing = annealing
@@ -122,7 +123,8 @@ class AngularHead(nn.Module):
                 "'true' or 'detached' except for a margin on the target, feature radius, unit class vectors, cosine"
             )
             require(fits and not touched, "gradient", accepted, gradient)
-        self._register_learned_fields()
+        for name, parameter in learned_fields(self.angular, self.margin).items():
+            self.register_parameter(name, parameter)
         self.weight = nn.Parameter(torch.empty(num_classes, in_features))
         self.bias = nn.Parameter(torch.empty(self._bias_size())) if bias else None
         if annealing is not None or ramp is not None:
@@ -130,7 +132,7 @@ class AngularHead(nn.Module):
         if isinstance(self.margin, NormAdaptive):
             self.register_buffer("norm_mean", torch.empty(()))
             self.register_buffer("norm_std", torch.empty(()))
-        self.register_buffer("class_weights", self._checked_class_weights(class_weights), persistent=False)
+        self.register_buffer("class_weights", checked_class_weights(class_weights, num_classes), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -227,6 +229,7 @@ class AngularHead(nn.Module):
         wanted = Wanted(
             unit_rows=self.weight_norm,
             response=None if as_products else self._others_response,
+            slope=self.angular.slope if isinstance(self.angular, Angular) and not touched else None,
             detached=self.gradient == "detached",
             reduction=self.reduction_over_classes,
             total_weights=self._smoothing_weights(x_hat),
@@ -235,14 +238,24 @@ class AngularHead(nn.Module):
         weight, bias = sphere.widen(self.weight).to(x_hat.dtype), None
         if self.bias is not None:
             bias = self.bias.to(x_hat.dtype)
-        terms = class_terms(
-            features, weight, labels, None if as_products else rho, bias, wanted, fused=not self._learned_fields
+        terms = self.classes.terms(
+            features,
+            weight,
+            labels,
+            None if as_products else rho,
+            bias,
+            wanted,
+            fused=as_products or self._known_response(),
         )
         magnitude = rho if terms.target_norm is None else rho * terms.target_norm
         if not as_products:
             return terms, terms.target, magnitude
         nonzero = magnitude > 0
         return terms, torch.where(nonzero, terms.target / magnitude.masked_fill(~nonzero, 1), 0), magnitude
+
+    def _known_response(self) -> bool:
+        """Whether the other classes' response is ours and has nothing to learn, so that the fused pass may have it."""
+        return isinstance(self.angular, Angular) and not learned_fields(self.angular, self.margin)
 
     def _others_response(self, c: Tensor) -> Tensor:
         if isinstance(self.margin, Margin) and self.margin.touches_others:
@@ -271,11 +284,11 @@ class AngularHead(nn.Module):
                 score = (share * plain + score) / (1 + share)
         if self.bias is None or not with_bias:
             return score
-        return score + (self.bias if len(self.bias) == 1 else self.bias[labels]).to(score.dtype)
+        return score + (self.bias if self._bias_size() == 1 else self.classes.rows(self.bias, labels)).to(score.dtype)
 
     def _target_directions(self, labels: Tensor) -> Tensor:
         """Unit class vectors of the labels, without gradient."""
-        return sphere.polar(self.weight.detach()[labels])[1]
+        return sphere.polar(self.classes.rows(self.weight.detach(), labels))[1]
 
     def _psi(self, c: Tensor, x_norm: Tensor) -> Tensor:
         strength = self._strength(c)
@@ -305,7 +318,7 @@ class AngularHead(nn.Module):
         extra: Tensor | float = 0.0
         if self.energy_weight:
             chosen = labels if counted is None or not sphere.inspectable(counted) else labels[counted]
-            extra = extra + self.energy_weight * data_dependent_energy(self.weight, chosen).to(x_norm.dtype)
+            extra = extra + self.energy_weight * self.classes.energy(self.weight, chosen).to(x_norm.dtype)
         if self.norm_weight:
             away = (x_norm.squeeze(1) - self.norm_target).abs()
             share = torch.ones_like(away) if counted is None else counted.to(away.dtype)
@@ -323,30 +336,3 @@ class AngularHead(nn.Module):
         momentum = self.margin.momentum
         self.norm_mean = self.norm_mean.lerp(mean.to(self.norm_mean.dtype), momentum)
         self.norm_std = self.norm_std.lerp(deviation.to(self.norm_std.dtype), momentum)
-
-    def _checked_class_weights(self, weights: Tensor | None) -> Tensor | None:
-        if weights is None:
-            return None
-        fits = weights.shape == (self.num_classes,) and bool((weights >= 0).all()) and bool(weights.isfinite().all())
-        require(fits, "class_weights", f"{self.num_classes} finite numbers >= 0", tuple(weights.shape))
-        return weights.detach().clone().float()
-
-    def _register_learned_fields(self) -> None:
-        """Make parameters that g or ψ hold (a learned k) parameters of the head."""
-        self._learned_fields = False
-        for owner, entry in (("angular", self.angular), ("margin", self.margin)):
-            for name, value in vars(entry).items() if isinstance(entry, (Angular, Margin)) else ():
-                if isinstance(value, nn.Parameter):
-                    self.register_parameter(f"{owner}_{name}", value)
-                    self._learned_fields = True
-            self._learned_fields |= owner == "angular" and not isinstance(entry, Angular)
-
-
-def _magnitude(radius: str | float, weight_norm: bool) -> Magnitude:
-    """ρ(x)·ν(w) of the head as one of the magnitudes h that layers use."""
-    if radius == "feature":
-        return Linear() if weight_norm else InnerProduct()
-    accepted = "'feature' or a positive number"
-    require(is_number(radius, 0) and float(radius) > 0, "radius", accepted, radius)
-    fixed = Sphere(alpha=float(radius))
-    return fixed if weight_norm else LinearlyWeighted(fixed)

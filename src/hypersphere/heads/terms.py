@@ -3,9 +3,9 @@ r"""What a loss needs of the B×C scores, as a few numbers a sample, computed bl
 A margin touches the target's score alone. So a loss needs, of all other classes, only one sum a sample (and a second
 one for label smoothing), and of the target its cosine. Those B numbers come out of one pass over cache-sized blocks of
 class vectors: row norms, products and exponentials of a block while it is warm, and in backward the gradient of its
-class vectors, projected to the tangent of the sphere, likewise. Class vectors are never normalised as a tensor; products
-are divided by the row norms. Products are kept for backward while they are small, and computed again when they are not, so
-memory beyond the weight and its gradient need not grow with the number of classes.
+class vectors, projected to the tangent of the sphere, likewise. Class vectors are never normalised as a tensor;
+products are divided by the row norms. Products are kept for backward while they are small, and computed again when
+they are not, so memory beyond the weight and its gradient need not grow with the number of classes.
 
 The same numbers written plainly (`plain_terms`) serve wherever the fused pass cannot go: `torch.compile`, `torch.func`,
 second derivatives, and class vectors whose squares leave the range of floating point.
@@ -68,6 +68,7 @@ class Wanted:
     Args:
         unit_rows: whether class vectors count as unit vectors.
         response: the other classes' function of the cosine; None for the cosine itself, where scores are products.
+        slope: its derivative, a function of the cosine and the response; None to have it differentiated.
         detached: whether the response passes its gradient on as the bare cosine would.
         reduction: how other classes are summed up.
         total_weights: (C,) factors of the total of the other scores, or None if no total is needed.
@@ -75,6 +76,7 @@ class Wanted:
 
     unit_rows: bool
     response: Callable[[Tensor], Tensor] | None = None
+    slope: Callable[[Tensor, Tensor], Tensor] | None = None
     detached: bool = False
     reduction: Reduction = LOG_SUM_EXP
     total_weights: Tensor | None = None
@@ -246,9 +248,10 @@ def _backward(ctx: Any, grads: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
         response: Any = None
         leaf: Any = None
         if wanted.response is not None:
-            with torch.set_grad_enabled(not wanted.detached):
-                leaf = z if wanted.detached else z.detach().requires_grad_()
-                response = wanted.response(leaf)
+            by_graph = wanted.slope is None and not wanted.detached
+            with torch.set_grad_enabled(by_graph):
+                leaf = z.detach().requires_grad_() if by_graph else None
+                response = wanted.response(z if leaf is None else leaf)
             scores = rho.unsqueeze(1) * response.detach()
         if bias is not None:
             scores = scores + block.of(bias)
@@ -262,8 +265,10 @@ def _backward(ctx: Any, grads: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
         if d_rho is not None:
             d_rho += torch.linalg.vecdot(slope, response.detach(), dim=1)
         d_z = slope if response is None else slope.mul_(rho.unsqueeze(1))
-        if leaf is not None and not wanted.detached:
+        if leaf is not None:
             (d_z,) = torch.autograd.grad(response, leaf, d_z)
+        elif wanted.slope is not None and not wanted.detached:
+            d_z.mul_(wanted.slope(z, response))
         d_z[at] = d_target[block.rows]
         rows = w[block.classes]
         if norms is not None:

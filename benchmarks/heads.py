@@ -1,0 +1,153 @@
+"""Heads, forward and backward, as ratios to plain softmax (`F.linear` + `cross_entropy`) in the same run.
+
+Timed are the loss, the gradient of the features and that of the class vectors. Memory is the peak resident set of a
+step beyond what was there before, weight and gradient buffer included in "before", each in a fresh process (Linux).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+import hypersphere as hs
+from benchmarks.timing import compare, save
+
+BATCH, DIM = 128, 512
+COSINE = [
+    "softmax",
+    "modified_softmax",
+    "l_softmax",
+    "a_softmax",
+    "s_softmax",
+    "am_softmax",
+    "arcface",
+    "combined_margin",
+]
+OTHER = {
+    "w_softmax linear": lambda d, c: hs.heads.w_softmax(d, c, "linear"),
+    "w_softmax sigmoid": lambda d, c: hs.heads.w_softmax(d, c, "sigmoid"),
+    "ga_softmax linear": lambda d, c: hs.heads.ga_softmax(d, c, "linear"),
+    "sphereface2": hs.heads.sphereface2,
+    "sphereface_plus": hs.heads.sphereface_plus,
+}
+PEERS = {
+    "metric-learning ArcFace": ("ArcFaceLoss", {"margin": 28.6, "scale": 64}),
+    "metric-learning CosFace": ("CosFaceLoss", {"margin": 0.35, "scale": 64}),
+    "metric-learning SphereFace": ("SphereFaceLoss", {"margin": 4, "scale": 1}),
+    "metric-learning L-Softmax": ("LargeMarginSoftmaxLoss", {"margin": 4, "scale": 1}),
+}
+TARGETS = {1_000: 1.5, 10_000: 1.2, 100_000: 1.2}
+
+
+def losses(dim: int, classes: int) -> dict[str, tuple[Callable, torch.Tensor]]:
+    """Every contender: a function of features and labels, and the weight it trains."""
+    weight = torch.nn.Parameter(torch.randn(classes, dim, generator=torch.Generator().manual_seed(1)) / dim**0.5)
+    found = {"plain softmax": (lambda x, y: F.cross_entropy(F.linear(x, weight), y), weight)}
+    for name in COSINE:
+        head = hs.heads.PRESETS[name](dim, classes)
+        found[name] = (head, head.weight)
+    for name, make in OTHER.items():
+        head = make(dim, classes)
+        found[name] = (head, head.weight)
+    try:
+        from pytorch_metric_learning import losses as peers
+    except ImportError:
+        return found
+    for name, (loss, options) in PEERS.items():
+        peer = getattr(peers, loss)(num_classes=classes, embedding_size=dim, **options)
+        found[name] = (peer, peer.W)
+    return found
+
+
+def batch(batch: int, dim: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch, dim, generator=generator).requires_grad_()
+    return x, torch.randint(classes, (batch,), generator=generator)
+
+
+def step(loss: Callable, weight: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
+    def go() -> None:
+        x.grad = weight.grad = None
+        loss(x, y).backward()
+
+    return go
+
+
+def resident(field: str) -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
+
+
+def peak_of(name: str, size: tuple[int, int, int]) -> None:
+    """In a process of its own: print the peak beyond the start, and the peak in all, in MB."""
+    small = losses(size[1], 8)[name]
+    step(*small, *batch(4, size[1], 8))()
+    del small
+    x, y = batch(*size)
+    everything = losses(size[1], size[2]) if size[2] <= 100_000 else None
+    if everything is None:
+        head = hs.heads.PRESETS[name](size[1], size[2])
+        loss, weight = head, head.weight
+    else:
+        loss, weight = everything[name]
+        del everything
+    weight.grad, x.grad = torch.zeros_like(weight), torch.zeros_like(x)
+    weight.grad.add_(0)
+    with open("/proc/self/clear_refs", "w") as clear:
+        clear.write("5")
+    before = resident("VmRSS")
+    loss(x, y).backward()
+    print(json.dumps([(resident("VmHWM") - before) / 2**20, resident("VmHWM") / 2**20]))
+
+
+def measure_memory(size: tuple[int, int, int], names: list[str]) -> dict[str, list[float]]:
+    tight = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    found = {}
+    for name in names:
+        words = [sys.executable, "-m", "benchmarks", "heads", "--peak", name, "--size", ",".join(map(str, size))]
+        done = subprocess.run(words, capture_output=True, text=True, env=tight, check=True)
+        found[name] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="./run bench heads", description=__doc__)
+    parser.add_argument("--classes", type=int, nargs="*", default=list(TARGETS))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu-clock", action="store_true", help="process time; steadier with one thread when busy")
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    parser.add_argument("--size", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    if options.peak:
+        peak_of(options.peak, tuple(map(int, options.size.split(","))))
+        return
+    tables, targets = {}, {}
+    for classes in options.classes:
+        x, y = batch(BATCH, DIM, classes)
+        contenders = {name: step(loss, weight, x, y) for name, (loss, weight) in losses(DIM, classes).items()}
+        rounds = 40 if classes <= 1_000 else 15 if classes <= 10_000 else 7
+        clock = time.process_time if options.cpu_clock else time.perf_counter
+        size = f"{classes:,} classes, batch {BATCH}, dim {DIM}"
+        tables[size] = compare(contenders, baseline="plain softmax", rounds=rounds, clock=clock)
+        targets[size] = dict.fromkeys(COSINE, TARGETS.get(classes, 1.2)) | dict.fromkeys(list(OTHER)[:3], 2.0)
+    notes = []
+    if not options.no_memory:
+        names = ["plain softmax", "a_softmax", "arcface", "am_softmax", "metric-learning ArcFace"]
+        for name, (delta, _) in measure_memory((BATCH, DIM, 100_000), names).items():
+            notes.append(f"Peak of one step beyond weight and gradient, 100,000 classes: {name} {delta:.0f} MB.")
+        delta, peak = measure_memory((256, 128, 1_000_000), ["a_softmax"])["a_softmax"]
+        notes.append(
+            f"1,000,000 classes × 128, batch 256, a_softmax: {delta:.0f} MB beyond weight and gradient, "
+            f"{peak:.0f} MB resident in all (target: under 3,000)."
+        )
+    save("heads", "Heads against plain softmax", tables, targets, notes)

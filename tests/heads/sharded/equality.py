@@ -1,0 +1,131 @@
+"""Checks: the head of many processes is the head of one."""
+
+import copy
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hypersphere.heads.sharded import ShardedHead
+
+from .problem import DIM, HEADS, batch, close, made, mine_of
+
+
+def compare(make, group, dtype, tolerance):
+    """Two training steps beside the head of one process: losses, gradients, statistics, scores."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    reference = made(make, dtype)
+    head = ShardedHead(reference, group=group, backbone="summed")
+    for step in range(2):
+        x, y, parts = batch(size, dtype, seed=step)
+        theirs, ours = x.clone().requires_grad_(), x[parts[rank]].clone().requires_grad_()
+        expected, found = reference(theirs, y), head(ours, y[parts[rank]])
+        close(found, expected, tolerance)
+        reference.zero_grad()
+        head.zero_grad()
+        expected.backward()
+        found.backward()
+        close(ours.grad, theirs.grad[parts[rank]], tolerance)
+        close(head.weight.grad, reference.weight.grad[mine_of(head)], tolerance)
+        if reference.bias is not None:
+            one = len(reference.bias) == 1
+            close(head.head.bias.grad, reference.bias.grad if one else reference.bias.grad[mine_of(head)], tolerance)
+    close(head.scores(x[parts[rank]]), reference.scores(x)[parts[rank]].detach(), tolerance)
+    for (name, ours), (_, theirs) in zip(head.head.named_buffers(), reference.named_buffers(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def check_equality(folder, groups):
+    for group in groups:
+        for name, make in HEADS.items():
+            try:
+                compare(make, group, torch.float64, 1e-10)
+            except AssertionError as error:
+                raise AssertionError(f"{name} in {dist.get_world_size(group)} processes: {error}") from error
+
+
+def check_float32(folder, groups):
+    for name in ("arcface", "softmax", "sphereface_plus", "sphereface2"):
+        tolerance = 1e-5 if name == "sphereface_plus" else 1e-6  # the energy's own rounding
+        make = partial(HEADS[name], s=8.0) if name == "arcface" else HEADS[name]
+        compare(make, groups[0], torch.float32, tolerance)
+
+
+def check_half(folder, groups):
+    """Half precision features under autocast: what one process gives, and no cast of the parameters."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    reference = made(HEADS["arcface"], torch.float32)
+    head = ShardedHead(reference, backbone="summed")
+    x, y, parts = batch(size, torch.bfloat16)
+    theirs, ours = x.clone().requires_grad_(), x[parts[rank]].clone().requires_grad_()
+    with torch.autocast(x.device.type, torch.bfloat16):
+        expected, found = reference(theirs, y), head(ours, y[parts[rank]])
+    close(found, expected, 1e-5)
+    found.backward()
+    expected.backward()
+    close(ours.grad, theirs.grad[parts[rank]], 1e-2)
+    close(head.weight.grad, reference.weight.grad[mine_of(head)], 1e-5)
+
+
+def check_rows(folder, groups):
+    """Losses of one's own rows, used differently in each process; the objective is the sum over processes."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    reference = made(partial(HEADS["arcface"]))
+    reference.reduction = "none"
+    head = ShardedHead(reference, backbone="summed")
+    x, y, parts = batch(size)
+    factors = torch.linspace(-1, 2, len(y), dtype=x.dtype)
+    theirs, ours = x.clone().requires_grad_(), x[parts[rank]].clone().requires_grad_()
+    expected, found = reference(theirs, y), head(ours, y[parts[rank]])
+    close(found, expected[parts[rank]])
+    (expected * factors).sum().backward()
+    (found * factors[parts[rank]]).sum().backward()
+    close(ours.grad, theirs.grad[parts[rank]])
+    close(head.weight.grad, reference.weight.grad[mine_of(head)])
+
+
+def check_empty(folder, groups):
+    """Nobody has rows; then only the first has, and the others' features ask for no gradient."""
+    rank = dist.get_rank()
+    head = ShardedHead(made(HEADS["sphereface_plus"]))
+    none = torch.empty(0, DIM, dtype=torch.float64, requires_grad=True)
+    loss = head(none, torch.empty(0, dtype=torch.int64))
+    loss.backward()
+    assert loss.item() == 0
+    assert not head.weight.grad.any()
+    x, y, _ = batch(1)
+    own = slice(0, len(x) if rank == 0 else 0)
+    head(x[own].requires_grad_(rank == 0), y[own]).backward()
+    assert head.weight.grad.isfinite().all()
+
+
+def check_sizes(folder, groups):
+    """A plan of one's own."""
+    sizes = (1, 4, 1, 1)[: dist.get_world_size()]
+    reference = made(HEADS["biased"])
+    head = ShardedHead(reference, sizes=sizes)
+    assert len(head.weight) == len(head.head.bias) == sizes[dist.get_rank()]
+    x, y, parts = batch(len(sizes))
+    close(head(x[parts[dist.get_rank()]], y[parts[dist.get_rank()]]), reference(x, y))
+
+
+def check_ddp(folder, groups):
+    """A backbone in DistributedDataParallel and a sharded head train as one process does."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(3)
+    alone = torch.nn.Sequential(torch.nn.Linear(DIM, 8), torch.nn.Tanh(), torch.nn.Linear(8, DIM)).double()
+    reference = made(HEADS["am_softmax"])
+    head = ShardedHead(reference)
+    many = DistributedDataParallel(copy.deepcopy(alone))
+    slow = torch.optim.SGD([*alone.parameters(), *reference.parameters()], lr=0.1, momentum=0.9)
+    fast = torch.optim.SGD([*many.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
+    for step in range(4):
+        x, y, parts = batch(size, seed=step)
+        for optimizer, loss in ((slow, reference(alone(x), y)), (fast, head(many(x[parts[rank]]), y[parts[rank]]))):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    for ours, theirs in zip(many.parameters(), alone.parameters(), strict=True):
+        close(ours, theirs)
+    close(head.weight, reference.weight[mine_of(head)])

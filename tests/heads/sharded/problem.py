@@ -1,0 +1,60 @@
+"""Heads and batches that the checks of sharded heads share."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from hypersphere import margin
+from hypersphere.heads import PRESETS, AngularHead, Annealing, Ramp
+
+CLASSES, DIM = 7, 6
+ROWS = (5, 0, 3, 2)
+
+HEADS = {name: partial(preset, DIM, CLASSES) for name, preset in PRESETS.items()} | {
+    "biased": partial(AngularHead, DIM, CLASSES, weight_norm=False, bias=True),
+    "annealed": partial(AngularHead, DIM, CLASSES, margin="multiplicative", annealing=Annealing(10, 1, 1, 0)),
+    "ramped": partial(AngularHead, DIM, CLASSES, radius=8.0, margin="additive_angle", ramp=Ramp(3)),
+    "normalized": partial(AngularHead, DIM, CLASSES, margin="multiplicative", gradient="normalized"),
+    "detached": partial(AngularHead, DIM, CLASSES, radius=8.0, margin="additive_angle", gradient="detached"),
+    "smooth": partial(AngularHead, DIM, CLASSES, label_smoothing=0.2, bias=True),
+    "weighted": partial(AngularHead, DIM, CLASSES, class_weights=torch.arange(CLASSES) / 3, label_smoothing=0.1),
+    "ignoring": partial(AngularHead, DIM, CLASSES, ignore_index=2, energy_weight=0.5),
+    "summing": partial(AngularHead, DIM, CLASSES, angular="sigmoid", reduction="sum", norm_weight=0.1),
+    "linear": partial(AngularHead, DIM, CLASSES, angular="linear", weight_norm=False, margin=margin.Multiplicative(2)),
+    "callable": partial(AngularHead, DIM, CLASSES, angular=torch.tanh),
+}
+
+
+def batch(size, dtype=torch.float64, seed=0, rows=ROWS):
+    """Features and labels of all processes, and which rows belong to which."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = rows[:size]
+    x = 3 * torch.randn(sum(counts), DIM, generator=generator, dtype=torch.float64)
+    y = torch.randint(CLASSES, (sum(counts),), generator=generator)
+    starts = [sum(counts[:rank]) for rank in range(size)]
+    return x.to(dtype), y, [slice(start, start + count) for start, count in zip(starts, counts, strict=True)]
+
+
+def made(make, dtype=torch.float64):
+    torch.manual_seed(1)
+    head = make().to(dtype)
+    with torch.no_grad():
+        head.weight.mul_(1.5)
+        if head.bias is not None:
+            head.bias.add_(torch.linspace(-1, 1, len(head.bias), dtype=dtype))
+    return head
+
+
+def close(ours, theirs, tolerance=1e-10):
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def raises(action, *words, kind=ValueError):
+    with pytest.raises(kind) as caught:
+        action()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def mine_of(head):
+    return slice(head.first, head.first + len(head.weight))
