@@ -199,7 +199,7 @@ def test_overrides_of_the_right_type_are_taken(default, given, kept):
 )  # fmt: skip
 def test_overrides_of_another_type_name_the_setting(default, given):
     entry = recipe(1, settings={"extra": default})
-    with pytest.raises(ValueError, match="^extra must be a value like "):
+    with pytest.raises(ValueError, match=r"^extra must be a value like "):
         entry.settings_of(entry.rows[0], {"extra": given})
 
 
@@ -306,13 +306,13 @@ SMALL = {"epochs": 2, "widths": [8, 8]}
 
 def test_the_main_job_in_small(tmp_path):
     records = execute(RECIPES["digits"], tmp_path, overrides=SMALL)
-    assert [record.row for record in records] == ["Softmax", "A-Softmax (m=4)", "A-Softmax + energy"]
-    for record in records:
-        assert set(record.metrics) == {metric.key for metric in RECIPES["digits"].metrics}
-        tensors = read_tensors(tmp_path, record)
+    assert [one.row for one in records] == ["Softmax", "A-Softmax (m=4)", "A-Softmax + energy"]
+    for one in records:
+        assert set(one.metrics) == {metric.key for metric in RECIPES["digits"].metrics}
+        tensors = read_tensors(tmp_path, one)
         assert tensors["features"].shape == (500, 3)
         assert tensors["class_vectors"].shape == (10, 3)
-        assert len(record.curves["loss"]) == 2
+        assert len(one.curves["loss"]) == 2
 
 
 def test_the_energy_row_of_the_digits_is_trained_with_its_energy():
@@ -329,5 +329,5 @@ def test_the_energy_row_of_the_digits_is_trained_with_its_energy():
 
 
 def test_an_unknown_head_lists_the_choices(tmp_path):
-    with pytest.raises(ValueError, match="head must be one of softmax, .*arcface.*, not 'nonsense'"):
+    with pytest.raises(ValueError, match=r"head must be one of softmax, .*arcface.*, not 'nonsense'"):
         execute(RECIPES["digits"], tmp_path, overrides={**SMALL, "head": "nonsense"})

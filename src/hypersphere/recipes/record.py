@@ -113,7 +113,7 @@ def run_name(recipe: str, overrides: Mapping[str, Any]) -> str:
     """The folder of a run: the recipe's name, and a mark of their own for overrides.
 
     >>> run_name("digits", {}), run_name("digits", {"epochs": 1})
-    ('digits', 'digits@79ac5e4e')
+    ('digits', 'digits@f75a221d')
     """
     return _file_name(recipe) + (f"@{_mark(dict(overrides))}" if overrides else "")
 
