@@ -79,12 +79,14 @@ def test_the_seed_is_set_and_settings_that_differ_run_again(tmp_path):
     assert len(RUNS) == 8
 
 
-def test_overrides_win_over_rows_and_rows_over_the_recipe(tmp_path):
-    assert recipe(5).settings_of(recipe(5).rows[0], {}) == {"size": 5, "extra": 1}
-    (first, *_) = execute(recipe(5), tmp_path, overrides={"size": 6})
-    assert first.settings == {"size": 6, "extra": 1}
-    assert first.overrides == {"size": 6}
-    assert 6 <= first.metrics["value"] < 7
+def test_rows_win_over_the_recipe_and_may_not_be_overridden(tmp_path):
+    (first, *_) = execute(recipe(5), tmp_path, overrides={"extra": 6})
+    assert first.settings == {"size": 5, "extra": 6}
+    assert first.overrides == {"extra": 6}
+    with pytest.raises(
+        ValueError, match="overrides must be settings that row 'size 5' does not set itself, not 'size'"
+    ):
+        execute(recipe(5), tmp_path, overrides={"size": 6})
 
 
 def test_a_run_with_overrides_leaves_the_full_one_alone(tmp_path):
@@ -320,7 +322,7 @@ def test_the_energy_row_of_the_digits_is_trained_with_its_energy():
     outcomes = []
     for weight in (0.0, 10.0):
         torch.manual_seed(0)
-        settings = entry.settings_of(entry.rows[-1], {**SMALL, "epochs": 1, "energy_weight": weight})
+        settings = {**entry.settings_of(entry.rows[-1], {**SMALL, "epochs": 1}), "energy_weight": weight}
         outcomes.append(entry.run(settings, Trial(seed=0)))
     plain, repelled = outcomes
     assert repelled.metrics["energy"] < plain.metrics["energy"]
@@ -328,6 +330,7 @@ def test_the_energy_row_of_the_digits_is_trained_with_its_energy():
     assert entry.settings_of(entry.rows[-1], {})["energy_weight"] > 0
 
 
-def test_an_unknown_head_lists_the_choices(tmp_path):
+def test_an_unknown_head_lists_the_choices():
+    settings = {**RECIPES["digits"].settings, "head": "nonsense"}
     with pytest.raises(ValueError, match=r"head must be one of softmax, .*arcface.*, not 'nonsense'"):
-        execute(RECIPES["digits"], tmp_path, overrides={**SMALL, "head": "nonsense"})
+        RECIPES["digits"].run(settings, Trial(seed=0))

@@ -33,6 +33,7 @@ __all__ = [
     "polar",
     "rank_floor",
     "require_finite_rows",
+    "resolution",
     "safe_scale",
     "squared_distance_floor",
     "squares_are_safe",
@@ -85,6 +86,11 @@ def _zero_floor(dtype: torch.dtype) -> float:
     """The largest entry below which a vector counts as zero: below it entries are denormal, direction noise."""
     info = torch.finfo(dtype)
     return info.tiny if dtype == torch.float16 else info.tiny / info.eps
+
+
+def resolution(dtype: torch.dtype) -> float:
+    """The relative step from one number of the type to the next: what no sum or series need go below."""
+    return float(torch.finfo(dtype).eps)
 
 
 def distance_floor(dtype: torch.dtype) -> float:

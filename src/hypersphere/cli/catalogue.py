@@ -12,6 +12,9 @@ from hypersphere.functions.angular import ANGULARS
 from hypersphere.functions.kernel import KERNELS
 from hypersphere.functions.magnitude import MAGNITUDES, WEIGHTINGS
 from hypersphere.functions.margin import MARGINS
+from hypersphere.functions.orthogonal import ORTHOGONALS
+from hypersphere.functions.projection import PROJECTIONS
+from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.heads import PRESETS
 from hypersphere.recipes import RECIPES
 
@@ -24,6 +27,9 @@ MENUS: dict[str, Mapping[str, Any]] = {
     "magnitudes": MAGNITUDES,
     "weightings": WEIGHTINGS,
     "energy kernels": KERNELS,
+    "projections": PROJECTIONS,
+    "orthogonal maps": ORTHOGONALS,
+    "other transforms": TRANSFORMS,
     "data sets": DATASETS,
     "recipes": RECIPES,
 }

@@ -16,15 +16,29 @@ __all__ = ["summary_table", "write_report"]
 
 
 def write_report(recipe: Recipe, records: Sequence[Record], out: Path) -> Path:
-    """Write the page of a run beside its records in `out` and return its path."""
+    """Write the page of a run, and its table as Markdown, beside its records in `out`; return the page's path."""
     require(bool(records), "records", "at least one record", list(records))
+    folder = out / run_name(recipe.name, records[0].overrides)
+    table = summary_table(recipe, records)
+    lead = f"{recipe.note} ({recipe.reference[:1].upper()}{recipe.reference[1:]}.)"
+    with report.replacing(folder / "table.md") as draft:
+        words = [f"# {recipe.title}", lead, report.markdown(table), _settings(recipe, records).body]
+        draft.write_text("\n\n".join(words) + "\n", encoding="utf-8")
     return report.write_page(
-        out / run_name(recipe.name, records[0].overrides) / "report.html",
+        folder / "report.html",
         title=recipe.title,
-        lead=f"{recipe.note} ({recipe.reference[:1].upper()}{recipe.reference[1:]}.)",
-        sections=[summary_table(recipe, records), *_spheres(recipe, records, out)],
+        lead=lead,
+        sections=[table, *_spheres(recipe, records, out), _settings(recipe, records)],
         meta=_meta(records),
     )
+
+
+def _settings(recipe: Recipe, records: Sequence[Record]) -> report.Text:
+    """What all rows have in common, as it was run."""
+    own = {key for row in recipe.rows for key in row.settings}
+    common = {key: value for key, value in records[0].settings.items() if key not in own}
+    changed = f" Changed from the recipe: {', '.join(records[0].overrides)}." if records[0].overrides else ""
+    return report.Text("Settings", ", ".join(f"{key} {value}" for key, value in common.items()) + "." + changed)
 
 
 def summary_table(recipe: Recipe, records: Sequence[Record]) -> report.Table:

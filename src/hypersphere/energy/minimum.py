@@ -181,7 +181,7 @@ def _descend(x: Tensor, potential: Callable[[Tensor], Tensor], iterations: int, 
         ]
         gain = (value - new_value).max()
         x, value, slope = there, new_value, new_slope
-        resting = resting + 1 if gain <= torch.finfo(value.dtype).eps * value.abs().max() else 0
+        resting = resting + 1 if gain <= sphere.resolution(value.dtype) * value.abs().max() else 0
         if resting >= 3:
             break
     return x

@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from hypersphere import sphere
+
 __all__ = ["exponential_rows", "exponential_rows_gradient", "pack", "size_of", "spectral_radius", "unpack"]
 
 
@@ -66,7 +68,7 @@ def exponential_rows(
     has about r + 10 terms.
     """
     scaled = skew / radius
-    coefficients = _bessel(radius, torch.finfo(rows.dtype).eps)
+    coefficients = _bessel(radius, sphere.resolution(rows.dtype))
     terms = [rows, rows @ scaled]
     result = coefficients[0] * terms[0] + coefficients[1] * terms[1]
     for c in coefficients[2:]:
@@ -116,7 +118,7 @@ def _bessel(radius: float, tolerance: float) -> list[float]:
     while count * math.log(max(2 * count / (math.e * radius), 1.0)) < -math.log(tolerance * tolerance):
         count += 1
     values = [0.0] * (count + 2)
-    values[count] = 1e-300
+    values[count] = 2.0**-1000  # any small start; the sum below sets the scale
     for k in range(count, 0, -1):
         values[k - 1] = 2 * k / radius * values[k] - values[k + 1]
     total = values[0] + 2 * sum(values[2::2])

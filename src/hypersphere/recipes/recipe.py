@@ -83,10 +83,13 @@ class Recipe:
     note: str = ""
 
     def settings_of(self, row: Row, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """The recipe's settings, changed by the row's, changed by the overrides, as JSON would give them back.
+        """The recipe's settings, changed by the row's and by the overrides, as JSON would give them back.
 
-        A value has the type of the recipe's own; a whole number does for a fraction, and anything for None.
+        A value has the type of the recipe's own; a whole number does for a fraction, and anything for None. What makes
+        a row is the row's alone: overriding it would give one row another's numbers.
         """
+        own = ", ".join(key for key in overrides if key in row.settings)
+        require(not own, "overrides", f"settings that row {row.name!r} does not set itself", own)
         settings = dict(self.settings)
         for key, value in [*row.settings.items(), *overrides.items()]:
             require(key in settings, "overrides", f"settings of {self.name}: {', '.join(settings)}", key)

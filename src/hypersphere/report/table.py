@@ -90,6 +90,34 @@ def best_cells(table: Table) -> frozenset[tuple[int, int]]:
     return frozenset(best)
 
 
+def markdown(table: Table) -> str:
+    """Return the table as Markdown, the best of each column in bold and the caption under it.
+
+    >>> print(markdown(Table("", [Column("method"), Column("score", True, ".1f")], [["a", 1.0], ["b", (2.0, 0.1)]])))
+    | method | score ↑ |
+    |---|---|
+    | a | 1.0 |
+    | b | **2.0 ± 0.1** |
+    """
+    best = best_cells(table)
+    heads = [
+        column.name if column.higher_is_better is None else f"{column.name} {ARROWS[column.higher_is_better]}"
+        for column in table.columns
+    ]
+    lines = [
+        heads,
+        *([_markdown_cell(table, row, at, best) for at in range(len(heads))] for row in range(len(table.rows))),
+    ]
+    text = ["| " + " | ".join(line) + " |" for line in lines]
+    text.insert(1, "|" + "---|" * len(heads))
+    return "\n".join([*text, "", table.caption] if table.caption else text)
+
+
+def _markdown_cell(table: Table, row: int, at: int, best: frozenset[tuple[int, int]]) -> str:
+    shown = table.columns[at].show(table.rows[row][at]).replace("|", "\\|")
+    return f"**{shown}**" if (row, at) in best else shown
+
+
 def table_html(section: Table) -> str:
     """Return the table with a note that explains its marks; on a narrow screen each row becomes a card (page.css)."""
     best = best_cells(section)
