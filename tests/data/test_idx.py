@@ -45,7 +45,11 @@ def test_broken_files_are_named(tmp_path, write, images, labels, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [gzip.compress(IMAGES)[:-12], b"no gzip at all", b"", gzip.compress(IMAGES)[:5]])
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(IMAGES)[:-12], b"no gzip at all", b"", gzip.compress(IMAGES)[:5]],
+    ids=["cut", "words", "empty", "header"],
+)
 def test_broken_gzip_is_named(tmp_path, write, content):
     path = write("mnist/train-images-idx3-ubyte", b"")
     path.with_suffix(".gz").write_bytes(content)

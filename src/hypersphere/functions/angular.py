@@ -90,8 +90,8 @@ class Sigmoid(Angular):
     This is (3.4) rewritten without the exponentials that overflow for small k. `k` may be a tensor that broadcasts with
     the cosines, and may be learned.
 
-    >>> Sigmoid(k=0.5)(torch.tensor([1.0, 0.0, -1.0]))
-    tensor([ 1.,  0., -1.])
+    >>> Sigmoid(k=0.5)(torch.tensor([0.8, -0.8]))
+    tensor([ 0.7959, -0.7959])
     """
 
     k: float | Tensor = 0.5

@@ -25,7 +25,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
     console = console or Console()
     shown = [[_writable(cell, console) for cell in row] for row in _shown_cells(table)]
     words = [max(map(len, _heading(column, console).split()), default=0) for column in table.columns]
-    widths = [max(word, *map(len, cells)) for word, *cells in zip(words, *shown, strict=True)]
+    widths = [max(word, *map(len, cells), 0) for word, *cells in zip(words, *shown, strict=True)]
     if not console.is_terminal:
         _print_unfolded(_wide_grid(table, shown, widths, console), console)
     elif sum(widths) + 3 * len(widths) + 2 <= console.width:
