@@ -27,6 +27,7 @@ __all__ = [
     "from_cotangent",
     "full_precision",
     "inspectable",
+    "may_become_state",
     "narrow",
     "norm",
     "normalize",
@@ -50,12 +51,8 @@ SENSIBLE = (1e-6, 1e6)  # steepnesses and radii outside lose all digits in float
 def widen(x: Tensor) -> Tensor:
     """Return `x` in float32 if it is half precision, in the default type if it is an integer, else unchanged.
 
-    On its way back a gradient that float16 cannot hold saturates instead of becoming infinite.
+    On its way back a gradient that float16 cannot hold becomes infinite, which is what gradient scalers look for.
     """
-    if x.dtype == torch.float16 and x.requires_grad and torch.is_grad_enabled() and inspectable(x):
-        wide = x.float()
-        wide.register_hook(_saturated)
-        return wide
     if x.dtype in _HALF:
         return x.float()
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
@@ -66,13 +63,9 @@ def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype == dtype or not dtype.is_floating_point:
         return x
     if dtype == torch.float16:
-        x = _saturated(x.detach()) + (x - x.detach())
+        largest = torch.finfo(dtype).max
+        x = x.detach().clamp(-largest, largest) + (x - x.detach())
     return x.to(dtype)
-
-
-def _saturated(x: Tensor) -> Tensor:
-    largest = torch.finfo(torch.float16).max
-    return x.clamp(-largest, largest)
 
 
 def full_precision(x: Tensor) -> contextlib.AbstractContextManager[object]:
@@ -205,15 +198,22 @@ def angle_slope(c: Tensor) -> Tensor:
 
 def inspectable(*tensors: Tensor) -> bool:
     """Whether Python may look at the numbers: not while compiling or exporting, under `torch.func`, or on meta."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     return all(_is_plain(t) for t in tensors)
 
 
+def may_become_state(x: Tensor) -> bool:
+    """Whether a buffer may be made of `x`: not in inference mode, nor where a transform of `torch.func` owns it."""
+    if torch.compiler.is_compiling():
+        return True
+    return not (torch.is_inference_mode_enabled() or torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
 def _is_plain(t: Tensor) -> bool:
-    """A tensor with numbers of its own: no fake one of a tracer, no wrapper of `torch.func`, not on meta."""
+    """A tensor with numbers of its own: no fake one of a tracer, not on meta."""
     fake = type(t).__module__.startswith("torch._subclasses")
-    return not (fake or t.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(t))
+    return not (fake or t.is_meta)
 
 
 def require_finite_rows(name: str, x: Tensor) -> None:

@@ -204,6 +204,26 @@ def test_data_dependent_energy_differentiates_twice_and_in_blocks(monkeypatch):
         assert gradgradcheck(lambda w, p=power: data_dependent_energy(w, labels, power=p), (w,))
 
 
+def test_data_dependent_energy_of_the_rows_that_count_is_alike_eager_and_compiled():
+    w = neurons(7, 4).requires_grad_()
+    compiled = torch.compile(data_dependent_energy, backend="aot_eager", fullgraph=True, dynamic=False)
+    labels = torch.tensor([0, 3, 3, 6, 0])
+    for flags in ([1, 0, 1, 1, 0], [1] * 5, [0] * 5):
+        counted = torch.tensor(flags, dtype=torch.bool)
+        kept = labels[counted].tolist()
+        expected = reference.data_dependent(w.detach().numpy(), kept, 2, "euclidean") if kept else 0.0
+        (wanted,) = torch.autograd.grad(data_dependent_energy(w, labels[counted]), w)
+        for form in (data_dependent_energy, compiled):
+            value = form(w, labels, counted=counted)
+            assert value.item() == pytest.approx(expected)
+            torch.testing.assert_close(torch.autograd.grad(value, w)[0], wanted)
+    assert gradgradcheck(lambda w: data_dependent_energy(w, labels, counted=labels > 0), (w,))
+    with torch.no_grad():
+        assert data_dependent_energy(w, labels, counted=labels < 0).item() == 0
+    with pytest.raises(ValueError, match="counted must be 5 booleans"):
+        data_dependent_energy(w, labels, counted=torch.ones(5))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_data_dependent_energy_at_the_edges(dtype):
     w = torch.zeros(4, 3, dtype=dtype)

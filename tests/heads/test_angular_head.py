@@ -208,8 +208,8 @@ def test_bad_batches_name_themselves_and_change_nothing(change, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"num_classes": 1}, "num_classes must be a number >= 2"),
-        ({"in_features": 0}, "in_features must be a number >= 1"),
+        ({"num_classes": 1}, "num_classes must be a whole number >= 2"),
+        ({"in_features": 0}, "in_features must be a whole number >= 1"),
         ({"radius": -1.0}, "radius must be 'feature' or a positive number"),
         ({"radius": "huge"}, "radius must be 'feature' or a positive number"),
         ({"margin": "wide"}, "margin must be one of 'multiplicative'"),

@@ -182,6 +182,8 @@ def test_weights_that_are_not_finite_are_named():
         ({"reduction": "max"}, "reduction must be one of 'mean', 'sum', 'none'"),
         ({"energy_weight": -1}, "energy_weight must be a number >= 0"),
         ({"margin": "additive_angle", "annealing": 5}, "annealing must be a schedule or None, not 5"),
+        ({"ignore_index": "a"}, "ignore_index must be a whole number"),
+        ({"energy_weight": 1.0, "reduction": "none"}, "reduction must be 'mean' with an energy or norm weight"),
         ({"radius": True}, "radius must be 'feature' or a positive number"),
         ({"gradient": "normalized"}, "gradient must be 'true' or 'detached' except"),
     ],
@@ -189,3 +191,92 @@ def test_weights_that_are_not_finite_are_named():
 def test_bad_arguments_name_themselves(arguments, words):
     with pytest.raises(ValueError, match=words):
         AngularHead(5, 4, **arguments)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "sphereface2"])
+def test_every_preset_takes_the_options_of_a_loss(name):
+    x, y = problem()
+    y = y.index_fill(0, torch.tensor([1]), -1)
+    options = {"label_smoothing": 0.1, "ignore_index": -1, "class_weights": torch.tensor([0.5, 1.0, 2.0, 1.0])}
+    head = PRESETS[name](5, 4, **options).double().eval()
+    expected = F.cross_entropy(
+        head.logits(x, y), y, weight=options["class_weights"].double(), label_smoothing=0.1, ignore_index=-1
+    )
+    loss = head(x, y)
+    if head.energy_weight:
+        loss = loss - head.energy_weight * hs.energy.data_dependent_energy(head.weight, y[y >= 0])
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_sphereface2_takes_a_ramp_ignored_rows_and_reductions():
+    x, y = problem()
+    head = hs.heads.sphereface2(5, 4, ramp=Ramp(steps=2), ignore_index=-1, reduction="none").double()
+    rows = head(x, y.index_fill(0, torch.tensor([1]), -1))
+    assert rows.shape == (7,)
+    assert rows[1] == 0
+    with pytest.raises(TypeError, match="label_smoothing"):
+        hs.heads.sphereface2(5, 4, label_smoothing=0.1)
+
+
+def test_presets_tell_themselves_apart():
+    assert len({repr(make(5, 4)) for make in PRESETS.values()}) == len(PRESETS) - 1  # w_softmax(cosine) is the modified
+    assert repr(hs.heads.modified_softmax(5, 4)) == repr(hs.heads.w_softmax(5, 4))
+    assert "energy_weight=1.0" in repr(hs.heads.sphereface_plus(5, 4))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_refused_batch_changes_nothing_in_any_head(name):
+    x, y = problem()
+    head = PRESETS[name](5, 4).double()
+    before = copy.deepcopy(head.state_dict())
+    x[2, 1] = float("nan")
+    with pytest.raises(ValueError, match="x must be finite, but row 2"):
+        head(x, y)
+    assert all(torch.equal(before[key], value) for key, value in head.state_dict().items())
+
+
+def test_one_row_says_nothing_of_a_deviation():
+    x, y = problem()
+    head = hs.heads.adaface(5, 4).double()
+    head(x, y.index_fill(0, torch.arange(1, 7), -100))
+    assert (head.norm_mean.item(), head.norm_std.item()) == (20, 100)
+
+
+@pytest.mark.parametrize("name", ["adaface", "sphereface_plus", "sphereface_r", "sphereface2", "ga_softmax"])
+def test_compiled_losses_with_ignored_rows_are_the_eager_ones(name):
+    x, y = torch.randn(6, 8), torch.tensor([0, -100, 2, 3, -100, 1])
+    head = PRESETS[name](8, 5)
+    twin = copy.deepcopy(head)
+    compiled = torch.compile(head, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x, y), twin(x, y))
+    for key, value in head.state_dict().items():
+        torch.testing.assert_close(value, twin.state_dict()[key])
+
+
+def test_a_ramp_acts_on_a_margin_of_ones_own():
+    x, y = problem()
+    head = AngularHead(5, 4, radius=8.0, margin=lambda c: c - 0.4, ramp=Ramp(steps=4)).double()
+    gap = lambda: (head.scores(x) - head.logits(x, y)).sum().item() / len(x)  # noqa: E731
+    assert gap() == pytest.approx(0)
+    head.advance()
+    assert gap() == pytest.approx(8 * 0.1)
+
+
+def test_weights_that_are_not_finite_are_named_by_scores_and_logits_too():
+    x, y = problem()
+    head = hs.heads.arcface(5, 4).double()
+    with torch.no_grad():
+        head.weight[3, 0] = float("inf")
+    for call in (lambda: head.scores(x), lambda: head.logits(x, y)):
+        with pytest.raises(ValueError, match="weight must be finite, but row 3"):
+            call()
+
+
+def test_what_is_no_tensor_is_named():
+    x, y = problem()
+    head = hs.heads.softmax(5, 4).double()
+    with pytest.raises(ValueError, match="x must be a tensor of features, not 'ndarray'"):
+        head(x.numpy(), y)
+    with pytest.raises(ValueError, match="y must be a tensor of labels, not 'list'"):
+        head(x, y.tolist())

@@ -2,17 +2,19 @@ import copy
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
+from hypersphere import angular, margin
 from hypersphere.functions.kernel import Riesz
 from hypersphere.functions.potential import PairPotential
-from hypersphere.functions.repulsion import data_dependent_energy
+from hypersphere.functions.repulsion import cross_repulsion, data_dependent_energy
 from hypersphere.heads import PRESETS, AngularHead, Annealing, arcface
-from hypersphere.heads.cross_repulsion import cross_repulsion
+from hypersphere.heads.fingerprint import differences, fingerprint
 from hypersphere.heads.sharded import ShardedHead
 
 WORKER = ["-m", "heads.sharded.worker"]
@@ -30,6 +32,7 @@ CHECKS = (
     "checkpoint",
     "sampling",
     "sampling_alone",
+    "settings",
     "errors",
 )
 
@@ -108,7 +111,7 @@ def test_one_process_needs_no_group(preset):
     loss.backward()
     expected.backward()
     for found, wanted in ((loss, expected), (ours.grad, theirs.grad), (head.weight.grad, plain.weight.grad)):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
     assert torch.equal(head.scores(x), plain.scores(x))
 
 
@@ -123,6 +126,60 @@ def test_the_given_head_is_left_alone_and_copies_are_independent():
     assert plain.weight.any()
     assert twin.weight.any()
     assert twin.head.classes is twin.shard
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.SparseAdam, lr=0.1)],
+    ids=["SGD", "SparseAdam"],
+)
+def test_optimisers_that_fit_sampling_move_the_classes_drawn_and_no_others(optimiser):
+    torch.manual_seed(0)
+    head = ShardedHead(arcface(4, 60, s=4.0), sample=0.2)
+    rows_of, dense = set(), head.weight.detach().clone().requires_grad_()
+    ours, theirs = optimiser(head.parameters()), torch.optim.SGD([dense], lr=0.1)
+    x, y = torch.randn(5, 4), torch.arange(5)
+    first = head(x, y).item()
+    for _ in range(20):
+        before = head.weight.detach().clone()
+        ours.zero_grad()
+        head(x, y).backward()
+        drawn = set(head.weight.grad.coalesce().indices()[0].tolist())
+        dense.grad = head.weight.grad.to_dense()
+        ours.step()
+        theirs.step()
+        moved = set((head.weight != before).any(1).nonzero().flatten().tolist())
+        assert moved == drawn
+        rows_of |= drawn
+    if isinstance(ours, torch.optim.SGD):
+        torch.testing.assert_close(head.weight, dense)
+    assert len(rows_of) > 40
+    assert head.eval()(x, y).item() < first
+
+
+def test_the_size_of_the_whole_head_is_known():
+    head = ShardedHead(arcface(5, 4))
+    assert (head.in_features, head.num_classes) == (5, 4)
+
+
+def test_a_fingerprint_does_not_depend_on_addresses_and_sees_every_number():
+    def of(k, g):
+        return fingerprint(AngularHead(5, 4, angular=g, margin=margin.AdditiveAngle(k)), ["weight"])
+
+    assert of(0.1, lambda c: c) == of(0.1, lambda c: c)
+    assert differences([of(0.1, torch.tanh), of(0.5, torch.tanh)])["margin"] == [
+        "AdditiveAngle(m=0.1)",
+        "AdditiveAngle(m=0.5)",
+    ]
+    near = [angular.Sigmoid(k=torch.linspace(0.3, 0.5 + shift, 4)[:, None]) for shift in (0.0, 1e-6)]
+    assert "angular" in differences([of(0.1, g) for g in near])
+    assert of(0.1, partial(torch.clamp, min=-1)) != of(0.1, partial(torch.clamp, min=-0.5))
+    assert "object at" not in str(of(0.1, Callable()))
+
+
+class Callable:
+    def __call__(self, c):
+        return c
 
 
 def test_the_number_of_classes_drawn():
@@ -154,17 +211,26 @@ def test_a_learned_activation_is_refused():
         ShardedHead(AngularHead(5, 4, angular=torch.nn.PReLU()))
 
 
-def test_cross_repulsion_is_the_data_dependent_energy():
+@pytest.mark.parametrize("counted", [None, torch.tensor([True, False, True, True])], ids=["all", "some"])
+def test_cross_repulsion_in_parts_is_the_data_dependent_energy(counted):
     w = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([0, 3, 3, 8])
-    expected = data_dependent_energy(w, labels)
-    parts = [cross_repulsion(w[labels], w[half], place, PairPotential(Riesz(2))) for half, place in (
+    expected = data_dependent_energy(w, labels, counted=counted)
+    parts = [cross_repulsion(w[labels], w[half], place, PairPotential(Riesz(2)), counted) for half, place in (
         (slice(0, 5), torch.tensor([0, 3, 3, -1])), (slice(5, 9), torch.tensor([-1, -1, -1, 3])),
     )]  # fmt: skip
-    found = sum(parts) / (4 * 8)
+    found = sum(parts) / ((4 if counted is None else 3) * 8)
     torch.testing.assert_close(found, expected)
     (theirs,), (ours,) = torch.autograd.grad(expected, w), torch.autograd.grad(found, w)
     torch.testing.assert_close(ours, theirs)
-    rows = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    none = torch.full((3,), -1)
-    assert gradcheck(lambda r, v: cross_repulsion(r, v, none, PairPotential(Riesz(1), "angular")), (rows, w))
+    rows = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    none = torch.full((4,), -1)
+
+    def energy(r, v):
+        return cross_repulsion(r, v, none, PairPotential(Riesz(1), "angular"), counted)
+
+    assert gradcheck(energy, (rows, w))
+    assert gradgradcheck(energy, (rows, w))
+    assert gradcheck(lambda r: energy(r, w.detach()), (rows,))
+    with torch.no_grad():
+        torch.testing.assert_close(energy(rows, w), torch.func.vmap(energy, (None, 0))(rows, w[None])[0])

@@ -16,7 +16,9 @@ from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.projection import PROJECTIONS
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.heads import PRESETS
+from hypersphere.models import MODELS
 from hypersphere.recipes import RECIPES
+from hypersphere.robustness import ATTACKS
 
 __all__ = ["MENUS", "print_catalogue"]
 
@@ -30,6 +32,8 @@ MENUS: dict[str, Mapping[str, Any]] = {
     "projections": PROJECTIONS,
     "orthogonal maps": ORTHOGONALS,
     "other transforms": TRANSFORMS,
+    "networks": MODELS,
+    "attacks": ATTACKS,
     "data sets": DATASETS,
     "recipes": RECIPES,
 }
@@ -47,5 +51,5 @@ def print_catalogue() -> None:
 
 def summary(entry: Any) -> str:
     """The one line that an entry says of itself."""
-    text = getattr(entry, "title", None) or (entry.__doc__ or "").strip()
+    text = getattr(entry, "title", None) or (getattr(entry, "func", entry).__doc__ or "").strip()
     return str(text).splitlines()[0]

@@ -80,7 +80,11 @@ class Linear(Angular):
 
     def slope(self, c: Tensor, value: Tensor) -> Tensor:
         """Return (2/π)/√(1−c²)."""
-        return sphere.angle_slope(c).mul_(-2 / math.pi)
+        return sphere.angle_slope(c).mul_(self.angle_slope())
+
+    def angle_slope(self) -> float:
+        """Return dg/dθ = −2/π."""
+        return -2 / math.pi
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Sigmoid(Angular):
     the cosines, and may be learned.
 
     >>> Sigmoid(k=0.5)(torch.tensor([0.8, -0.8]))
-    tensor([ 0.7959, -0.7959])
+    tensor([ 0.7952, -0.7952])
     """
 
     k: float | Tensor = 0.5
@@ -115,9 +119,13 @@ class Sigmoid(Angular):
 
     def slope(self, c: Tensor, value: Tensor) -> Tensor:
         """Return (1 − (gT)²)/(2kT)/√(1−c²) with T = tanh(π/(4k))."""
-        k = torch.as_tensor(self.k, dtype=c.dtype, device=c.device)
-        scale = torch.tanh(math.pi / (4 * k))
-        return sphere.angle_slope(c) * (1 - (value * scale).square()).div_(-2 * k * scale)
+        return sphere.angle_slope(c) * self.angle_slope(value)
+
+    def angle_slope(self, value: Tensor) -> Tensor:
+        """Return dg/dθ = ((gT)² − 1)/(2kT) = T·g²/(2k) − 1/(2kT) at the value g."""
+        k = self.k
+        top = torch.tanh(math.pi / (4 * sphere.widen(k))) if isinstance(k, Tensor) else math.tanh(math.pi / (4 * k))
+        return value.square().mul_(top / (2 * k)).sub_(1 / (2 * k * top))
 
 
 @dataclass(frozen=True)

@@ -246,6 +246,8 @@ class NormAdaptive(Margin):
 
     q ∈ [−1, 1] says how long a feature is beside the others: q = clip(h·(‖x‖ − mean)/std). The head keeps the running
     mean and standard deviation (`momentum`) and asks `for_quality`; on its own the margin takes features as average.
+    Where AdaFace clips norms to [0.001, 100] and the angle to [0, π], norms are taken as they are and G is continued on
+    both sides, below 0 too (2 − cos φ), so that ψ stays monotone.
 
     >>> NormAdaptive(m=0.4)(torch.tensor(1.0))
     tensor(0.6000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -38,7 +39,7 @@ def is_number(value: object, low: float, high: float = math.inf) -> bool:
     >>> is_number(3, 1), is_number(True, 0), is_number("3", 1)
     (True, False, False)
     """
-    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return real and low <= value <= high and abs(value) < math.inf  # type: ignore[operator, arg-type]
 
 

@@ -2,13 +2,12 @@ r"""Schedules: from the plain softmax, which is easy to train, to the full margi
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 
 __all__ = ["Annealing", "Ramp"]
 
@@ -19,9 +18,11 @@ def _as_float(steps: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Annealing:
-    r"""The share λ of the plain target score after t steps: λ(t) = max(λ_end, λ_start·(1+γt)^−p)   (thesis, A.7).
+    r"""The share λ of the plain target score after t steps: λ(t) = max(λ_end, λ_start·(1+γt)^−p).
 
-    The target's score is (λ·plain + margin)/(1+λ). The defaults are SphereFace's; the original L-Softmax used
+    Thesis, section A.7; the form and the defaults are those of the public SphereFace code.
+
+    The target's score is (λ·plain + margin)/(1+λ). The original L-Softmax used
     ``Annealing(start=1000, gamma=2.5e-5, power=35, end=0)``.
 
     >>> Annealing()(torch.tensor([0, 100, 100_000]))
@@ -35,9 +36,10 @@ class Annealing:
 
     def __post_init__(self) -> None:
         """Refuse a schedule that rises or is negative."""
-        require(0 <= self.end <= self.start < math.inf, "end", f"a number in [0, start={self.start}]", self.end)
-        require(0 <= self.gamma < math.inf, "gamma", "a number >= 0", self.gamma)
-        require(0 <= self.power < math.inf, "power", "a number >= 0", self.power)
+        require(is_number(self.start, 0), "start", "a number >= 0", self.start)
+        require(is_number(self.end, 0, self.start), "end", f"a number in [0, start={self.start}]", self.end)
+        require(is_number(self.gamma, 0), "gamma", "a number >= 0", self.gamma)
+        require(is_number(self.power, 0), "power", "a number >= 0", self.power)
 
     def __call__(self, steps: Tensor) -> Tensor:
         """Return λ after that many training steps."""
@@ -59,8 +61,8 @@ class Ramp:
 
     def __post_init__(self) -> None:
         """Refuse a ramp that falls."""
-        require(self.steps >= 1, "steps", "a number >= 1", self.steps)
-        require(0 <= self.start <= 1, "start", "a number in [0, 1]", self.start)
+        require(is_number(self.steps, 1), "steps", "a number >= 1", self.steps)
+        require(is_number(self.start, 0, 1), "start", "a number in [0, 1]", self.start)
 
     def __call__(self, steps: Tensor) -> Tensor:
         """Return the strength after that many training steps."""

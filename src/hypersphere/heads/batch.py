@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
+from hypersphere.functions.menu import require
 
 __all__ = ["check_features", "counted_rows"]
 
 
 def check_features(x: Tensor, in_features: int) -> None:
     """Refuse what is not a matrix of features of the right length."""
+    require(isinstance(x, Tensor), "x", "a tensor of features", type(x).__name__)
     if x.ndim != 2 or x.shape[1] != in_features or not x.is_floating_point() or x.layout != torch.strided:
         raise ValueError(
             f"x must be dense floating-point features of shape (B, {in_features}), not {x.dtype} {tuple(x.shape)}"
@@ -23,6 +25,7 @@ def counted_rows(x: Tensor, y: Tensor, num_classes: int, ignore_index: int) -> t
 
     While compiling or tracing the numbers cannot be looked at, and only the type and shape are checked.
     """
+    require(isinstance(y, Tensor), "y", "a tensor of labels", type(y).__name__)
     if y.shape != x.shape[:1] or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"y must be {len(x)} integer labels, one a row of x, not {y.dtype} {tuple(y.shape)}")
     y = y.long()

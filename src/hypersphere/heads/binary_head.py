@@ -8,10 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from hypersphere import sphere
 from hypersphere.functions.angular import PowerCosine
 from hypersphere.functions.margin import Margin, TwoSided
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 from hypersphere.heads.angular_head import AngularHead
+from hypersphere.heads.annealing import Ramp
 from hypersphere.heads.terms import SOFTPLUS_SUM, Terms
 
 __all__ = ["BinaryHead", "sphereface2"]
@@ -31,6 +33,11 @@ class BinaryHead(AngularHead):
         angular: g.
         margin: ψ; TwoSided lowers the target and raises the others.
         gradient: "detached", as the source does, or "true".
+        ramp: a schedule of the strength of the margin.
+        ignore_index: a label whose rows do not count.
+        reduction: "mean", "sum" or "none".
+
+    The authors' code also multiplies the loss by 50, so learning rates do not carry over.
 
     Example:
         >>> head = BinaryHead(8, 3)
@@ -50,18 +57,35 @@ class BinaryHead(AngularHead):
         angular: str | Callable[[Tensor], Tensor] = PowerCosine(3.0),  # noqa: B008
         margin: str | Margin | None = TwoSided(0.4),  # noqa: B008
         gradient: str = "detached",
+        ramp: Ramp | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
     ) -> None:
-        require(0 < balance < 1, "balance", "a number in (0, 1)", balance)
+        require(is_number(balance, 0, 1) and 0 < balance < 1, "balance", "a number in (0, 1)", balance)
+        require(is_number(radius, 0) and radius > 0, "radius", "a positive number", radius)
         self.balance = balance  # the first bias depends on it
         super().__init__(
-            in_features, num_classes, radius=radius, angular=angular, margin=margin, bias=True, gradient=gradient
+            in_features,
+            num_classes,
+            radius=radius,
+            angular=angular,
+            margin=margin,
+            bias=True,
+            gradient=gradient,
+            ramp=ramp,
+            ignore_index=ignore_index,
+            reduction=reduction,
         )
+
+    def extra_repr(self) -> str:
+        """Show the sizes and every setting that is not the default."""
+        return f"{super().extra_repr()}, balance={self.balance}"
 
     def reset_parameters(self) -> None:
         """Draw class vectors uniformly, and the bias for which features at right angles to all cost least."""
         super().reset_parameters()
         assert self.bias is not None
-        if not self.bias.is_meta:
+        if sphere.inspectable(self.bias):
             nn.init.constant_(self.bias, self._least_bias())
 
     @torch.no_grad()
@@ -70,9 +94,11 @@ class BinaryHead(AngularHead):
         right = torch.zeros(1, dtype=torch.float64)
         radius = float(self.radius)
         own = radius * float(self._psi(right, right + radius) if self.margin is not None else self.angular(right))
-        others = radius * float(self._others_response(right))
+        others = radius * float(self._others_response(right, 1.0))
         odds = self.balance / ((1 - self.balance) * (self.num_classes - 1))
         root = math.sqrt((1 - odds) ** 2 + 4 * odds * math.exp(own - others))
+        if odds > 1:  # the same number, without the cancellation
+            return math.log((root + odds - 1) / 2) - own
         return math.log(2 * odds) - others - math.log(1 - odds + root)
 
     def _bias_size(self) -> int:
@@ -94,8 +120,11 @@ def sphereface2(
     balance: float = 0.7,
     margin: str | Margin | None = None,
     gradient: str = "detached",
+    ramp: Ramp | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
 ) -> BinaryHead:
-    """SphereFace2: C binary questions with a two-sided margin, a detached gradient and an analytic first bias."""
+    """SphereFace2: C binary questions with a two-sided margin and an analytic first bias (Wen et al., ICLR 2022)."""
     return BinaryHead(
         in_features,
         num_classes,
@@ -104,4 +133,7 @@ def sphereface2(
         angular=PowerCosine(t),
         margin=TwoSided(m) if margin is None else margin,
         gradient=gradient,
+        ramp=ramp,
+        ignore_index=ignore_index,
+        reduction=reduction,
     )

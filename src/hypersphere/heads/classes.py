@@ -23,6 +23,6 @@ class Classes:
         """Return the rows of a parameter that belong to the labels."""
         return values[labels]
 
-    def energy(self, w: Tensor, labels: Tensor) -> Tensor:
-        """Return the energy of the labels' class vectors against all others."""
-        return data_dependent_energy(w, labels)
+    def energy(self, w: Tensor, labels: Tensor, counted: Tensor | None = None) -> Tensor:
+        """Return the energy of the class vectors of the labels that count against all others."""
+        return data_dependent_energy(w, labels, counted=counted)

@@ -30,10 +30,12 @@ def normalized_correction(
         x_hat: (B, d) feature directions.
         w_hat: (B, d) directions of the target class vectors.
     """
-    with torch.enable_grad():
-        leaf = c.detach().requires_grad_()
-        value = psi(leaf, x_norm.detach().squeeze(1))
-        (slope,) = torch.autograd.grad(value.sum(), leaf)
+    if not torch.is_grad_enabled():
+        return torch.zeros_like(c)
+    norms = x_norm.detach().squeeze(1)
+    leaf = c.detach()
+    value = psi(leaf, norms).detach()
+    slope = torch.func.grad(lambda t: psi(t, norms).sum())(leaf).detach()
     with torch.no_grad():
         along_x = value - slope * leaf
         per_norm = torch.where(x_norm.squeeze(1) > 0, along_x / x_norm.squeeze(1), 0)
@@ -42,5 +44,5 @@ def normalized_correction(
             :, None
         ]
         turn = (wanted - w_hat).masked_fill(x_norm == 0, 0)
-    moving = (x_norm * x_hat * turn).sum(1)
-    return moving - moving.detach()
+    x = x_norm * x_hat
+    return ((x - x.detach()) * turn).sum(1)

@@ -1,8 +1,13 @@
-"""The named objectives: each is a way to set the one head."""
+"""The named objectives: each is a way to set the one head.
+
+All take the options of `HeadOptions` by keyword: `annealing`, `ramp`, `gradient`, `class_weights`, `label_smoothing`,
+`ignore_index` and `reduction`, as `AngularHead` documents them. Angles (the m of ArcFace) are in radians.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -17,8 +22,11 @@ from hypersphere.functions.margin import (
 )
 from hypersphere.functions.menu import require
 from hypersphere.heads.angular_head import AngularHead
-from hypersphere.heads.annealing import Annealing
 from hypersphere.heads.binary_head import sphereface2
+from hypersphere.heads.settings import HeadOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "PRESETS",
@@ -41,33 +49,41 @@ __all__ = [
 AngularChoice = str | Callable[[Tensor], Tensor]
 
 
-def softmax(in_features: int, num_classes: int, *, bias: bool = False) -> AngularHead:
+def softmax(in_features: int, num_classes: int, *, bias: bool = False, **options: Unpack[HeadOptions]) -> AngularHead:
     """Plain softmax: f_j = ‖w_j‖‖x‖ cos θ_j (thesis, 2.2)."""
-    return AngularHead(in_features, num_classes, weight_norm=False, bias=bias)
+    return AngularHead(in_features, num_classes, weight_norm=False, bias=bias, **options)
 
 
-def modified_softmax(in_features: int, num_classes: int, *, bias: bool = False) -> AngularHead:
-    """Softmax with unit class vectors: f_j = ‖x‖ cos θ_j (thesis, 2.18)."""
-    return AngularHead(in_features, num_classes, bias=bias)
-
-
-def l_softmax(in_features: int, num_classes: int, m: float = 4, *, annealing: Annealing | None = None) -> AngularHead:
-    """L-Softmax: both norms kept, the target angle multiplied by m (thesis, 2.4)."""
-    return AngularHead(in_features, num_classes, weight_norm=False, margin=Multiplicative(m), annealing=annealing)
-
-
-def a_softmax(
-    in_features: int, num_classes: int, m: float = 4, *, annealing: Annealing | None = None, gradient: str = "true"
+def modified_softmax(
+    in_features: int, num_classes: int, *, bias: bool = False, **options: Unpack[HeadOptions]
 ) -> AngularHead:
-    """A-Softmax (SphereFace): unit class vectors and the target angle multiplied by m (thesis, 2.20)."""
-    return AngularHead(in_features, num_classes, margin=Multiplicative(m), annealing=annealing, gradient=gradient)
+    """Softmax with unit class vectors: f_j = ‖x‖ cos θ_j (thesis, 2.18)."""
+    return AngularHead(in_features, num_classes, bias=bias, **options)
+
+
+def l_softmax(in_features: int, num_classes: int, m: float = 4, **options: Unpack[HeadOptions]) -> AngularHead:
+    """L-Softmax: both norms kept, the target angle multiplied by m (thesis, 2.4; Liu et al., ICML 2016)."""
+    return AngularHead(in_features, num_classes, weight_norm=False, margin=Multiplicative(m), **options)
+
+
+def a_softmax(in_features: int, num_classes: int, m: float = 4, **options: Unpack[HeadOptions]) -> AngularHead:
+    """A-Softmax, SphereFace: unit class vectors, target angle multiplied by m (thesis, 2.20; Liu et al., CVPR 2017).
+
+    Training from scratch wants ``annealing=Annealing()``.
+    """
+    return AngularHead(in_features, num_classes, margin=Multiplicative(m), **options)
 
 
 def w_softmax(
-    in_features: int, num_classes: int, angular: AngularChoice = "cosine", *, bias: bool = False
+    in_features: int,
+    num_classes: int,
+    angular: AngularChoice = "cosine",
+    *,
+    bias: bool = False,
+    **options: Unpack[HeadOptions],
 ) -> AngularHead:
-    """W-Softmax: unit class vectors and any g, f_j = ‖x‖ g(θ_j) (thesis, 3.10)."""
-    return AngularHead(in_features, num_classes, angular=angular, bias=bias)
+    """W-Softmax: unit class vectors and any g, f_j = ‖x‖ g(θ_j) (thesis, 3.10; Liu et al., NeurIPS 2017)."""
+    return AngularHead(in_features, num_classes, angular=angular, bias=bias, **options)
 
 
 def ga_softmax(
@@ -75,30 +91,35 @@ def ga_softmax(
     num_classes: int,
     angular: AngularChoice = "linear",
     m: float = 4,
-    *,
-    annealing: Annealing | None = None,
+    **options: Unpack[HeadOptions],
 ) -> AngularHead:
-    """GA-Softmax: W-Softmax with the target angle multiplied by m under any g (thesis, 3.11)."""
-    return AngularHead(in_features, num_classes, angular=angular, margin=Multiplicative(m), annealing=annealing)
+    """GA-Softmax: W-Softmax with the target angle multiplied by m, for any g (thesis, 3.11; Liu et al. 2017)."""
+    return AngularHead(in_features, num_classes, angular=angular, margin=Multiplicative(m), **options)
 
 
-def s_softmax(in_features: int, num_classes: int, s: float = 30.0, angular: AngularChoice = "cosine") -> AngularHead:
-    """S-Softmax: features on a sphere of radius s, f_j = s·g(θ_j) (thesis, section 3.4)."""
-    return AngularHead(in_features, num_classes, radius=s, angular=angular)
+def s_softmax(
+    in_features: int,
+    num_classes: int,
+    s: float = 30.0,
+    angular: AngularChoice = "cosine",
+    **options: Unpack[HeadOptions],
+) -> AngularHead:
+    """S-Softmax: features on a sphere of radius s, f_j = s·g(θ_j) (thesis, chapter 3)."""
+    return AngularHead(in_features, num_classes, radius=s, angular=angular, **options)
 
 
 def am_softmax(
-    in_features: int, num_classes: int, s: float = 30.0, m: float = 0.35, *, gradient: str = "true"
+    in_features: int, num_classes: int, s: float = 30.0, m: float = 0.35, **options: Unpack[HeadOptions]
 ) -> AngularHead:
-    """AM-Softmax (CosFace): the target's cosine lowered by m (thesis, D.11)."""
-    return AngularHead(in_features, num_classes, radius=s, margin=AdditiveCosine(m), gradient=gradient)
+    """AM-Softmax, CosFace: the target's cosine lowered by m (thesis, D.11; Wang et al. 2018, both)."""
+    return AngularHead(in_features, num_classes, radius=s, margin=AdditiveCosine(m), **options)
 
 
 def arcface(
-    in_features: int, num_classes: int, s: float = 64.0, m: float = 0.5, *, gradient: str = "true"
+    in_features: int, num_classes: int, s: float = 64.0, m: float = 0.5, **options: Unpack[HeadOptions]
 ) -> AngularHead:
-    """ArcFace: the target angle widened by m, continued monotone beyond π."""
-    return AngularHead(in_features, num_classes, radius=s, margin=AdditiveAngle(m), gradient=gradient)
+    """ArcFace: the target angle widened by m radians, continued monotone beyond π (Deng et al., CVPR 2019)."""
+    return AngularHead(in_features, num_classes, radius=s, margin=AdditiveAngle(m), **options)
 
 
 def combined_margin(
@@ -108,16 +129,22 @@ def combined_margin(
     m1: float = 1.0,
     m2: float = 0.3,
     m3: float = 0.2,
-    *,
-    gradient: str = "true",
+    **options: Unpack[HeadOptions],
 ) -> AngularHead:
-    """Combined margin: the target's response is cos(m₁θ + m₂) − m₃, continued monotone beyond π."""
-    return AngularHead(in_features, num_classes, radius=s, margin=Combined(m1, m2, m3), gradient=gradient)
+    """Combined margin: the target's response is cos(m₁θ + m₂) − m₃, continued monotone beyond π (Deng et al. 2019)."""
+    return AngularHead(in_features, num_classes, radius=s, margin=Combined(m1, m2, m3), **options)
 
 
-def adaface(in_features: int, num_classes: int, s: float = 64.0, m: float = 0.4, h: float = 0.333) -> AngularHead:
-    """AdaFace: a margin that depends on how long a feature is beside the others."""
-    return AngularHead(in_features, num_classes, radius=s, margin=NormAdaptive(m, h))
+def adaface(
+    in_features: int,
+    num_classes: int,
+    s: float = 64.0,
+    m: float = 0.4,
+    h: float = 0.333,
+    **options: Unpack[HeadOptions],
+) -> AngularHead:
+    """AdaFace: a margin that depends on how long a feature is beside the others (Kim et al., CVPR 2022)."""
+    return AngularHead(in_features, num_classes, radius=s, margin=NormAdaptive(m, h), **options)
 
 
 def sphereface_plus(
@@ -125,12 +152,11 @@ def sphereface_plus(
     num_classes: int,
     m: float = 4,
     energy_weight: float = 1.0,
-    *,
-    annealing: Annealing | None = None,
+    **options: Unpack[HeadOptions],
 ) -> AngularHead:
-    """SphereFace+: A-Softmax plus the data-dependent energy of the class vectors (thesis, 5.13)."""
+    """SphereFace+: A-Softmax plus the data-dependent energy of the class vectors (thesis, 5.8; Liu et al. 2018)."""
     margin = Multiplicative(m)
-    return AngularHead(in_features, num_classes, margin=margin, annealing=annealing, energy_weight=energy_weight)
+    return AngularHead(in_features, num_classes, margin=margin, energy_weight=energy_weight, **options)
 
 
 def sphereface_r(
@@ -142,9 +168,14 @@ def sphereface_r(
     s: float = 30.0,
     normalization: str = "hard",
     norm_weight: float = 0.01,
-    gradient: str = "detached",
+    **options: Unpack[HeadOptions],
 ) -> AngularHead:
-    """SphereFace-R: v1 multiplies the target angle up to π, v2 divides the others'; feature norm none, hard or soft."""
+    """SphereFace-R: v1 multiplies the target angle up to π, v2 divides the others' (Liu et al., TPAMI 2022).
+
+    The feature norm is kept ("none"), set to s ("hard"), or pulled towards s by a penalty ("soft", `norm_weight`). The
+    gradient is detached unless asked otherwise. The authors' code also multiplies the loss by 50/s, so learning rates
+    do not carry over.
+    """
     require(version in (1, 2), "version", "1 or 2", version)
     require(normalization in ("none", "hard", "soft"), "normalization", "'none', 'hard' or 'soft'", normalization)
     return AngularHead(
@@ -152,9 +183,9 @@ def sphereface_r(
         num_classes,
         radius=s if normalization == "hard" else "feature",
         margin=TruncatedMultiplicative(m) if version == 1 else DividedOthers(m),
-        gradient=gradient,
         norm_weight=norm_weight if normalization == "soft" else 0.0,
         norm_target=s,
+        **HeadOptions(gradient="detached") | options,
     )
 
 

@@ -14,9 +14,9 @@ from hypersphere import sphere
 from hypersphere.functions.kernel import Riesz
 from hypersphere.functions.menu import require
 from hypersphere.functions.potential import PairPotential
+from hypersphere.functions.repulsion import cross_repulsion
 from hypersphere.heads.classes import Classes
 from hypersphere.heads.collectives import Processes
-from hypersphere.heads.cross_repulsion import cross_repulsion
 from hypersphere.heads.terms import Terms, Wanted, class_terms
 
 __all__ = ["Shard", "numbered_blocks"]
@@ -97,16 +97,17 @@ class Shard(Classes):
         absent = (here < 0).view(-1, *[1] * (own.ndim - 1))
         return self.processes.summed(own.masked_fill(absent, 0))
 
-    def energy(self, w: Tensor, labels: Tensor) -> Tensor:
-        """Return the energy of the labels' class vectors against all others that are taken."""
+    def energy(self, w: Tensor, labels: Tensor, counted: Tensor | None = None) -> Tensor:
+        """Return the energy of the class vectors of the labels that count against all others that are taken."""
         wide = sphere.widen(w)
         (rows,) = self.processes.shared(self.rows(wide, labels))
-        assert rows is not None
         taken = self._taken(wide)
-        part = cross_repulsion(rows, taken, self._here(labels), PairPotential(Riesz(2)))
-        number = self.processes.add_(torch.tensor(len(taken), device=w.device)) if self.chosen is not None else None
-        others = sum(self.sizes) - 1 if number is None else max(int(number) - 1, 1)
-        return sphere.narrow(self.processes.summed(part) / (max(len(labels), 1) * others), w.dtype)
+        part = cross_repulsion(rows, taken, self._here(labels), PairPotential(Riesz(2)), counted)
+        others = sum(self.sizes) - 1
+        if self.chosen is not None:
+            others = max(int(self.processes.add_(torch.tensor(len(taken), device=w.device))) - 1, 1)
+        number = max(len(labels), 1) if counted is None else counted.sum().clamp_min(1)
+        return sphere.narrow(self.processes.summed(part) / (number * others), w.dtype)
 
     def _here(self, labels: Tensor) -> Tensor:
         """Which of the classes taken here each label is, −1 for none."""

@@ -15,6 +15,7 @@ from hypersphere.functions.menu import is_number, require
 from hypersphere.heads.angular_head import AngularHead
 from hypersphere.heads.batch import check_features, counted_rows
 from hypersphere.heads.collectives import Processes, problem_of
+from hypersphere.heads.fingerprint import differences, fingerprint
 from hypersphere.heads.shard import Shard, numbered_blocks
 
 __all__ = ["ShardedHead"]
@@ -33,6 +34,16 @@ class ShardedHead(nn.Module):
     The head's parameters differ from process to process and must not be given to `DistributedDataParallel`: wrap the
     backbone alone. If a process ends, the others raise at their next collective: at once where the connection breaks,
     and after the time-out that `torch.distributed.init_process_group` was given if it only falls silent.
+
+    Each process takes its rows from its own copy of the head. All settings are compared, and have to be the same; class
+    vectors are not: make the head with one seed, or load one state, everywhere, if it is to be that of one process.
+
+    A class that is not drawn (`sample`) has no row in the sparse gradient, and no update by an optimiser that takes the
+    gradient as all there is: `torch.optim.SGD` without momentum and weight decay, or `torch.optim.SparseAdam`. SGD with
+    momentum moves rows that were not drawn by what earlier steps left; most others refuse sparse gradients.
+
+    `full_state_dict` and `load_full_state_dict` make checkpoints for any number of processes. `state_dict` is that of
+    this process's part alone, and so is an optimiser's: it is not gathered, and fits only the same spread of classes.
 
     Args:
         head: any head; it is left as it is. If it lies on the meta device, no process ever holds all class vectors:
@@ -65,15 +76,18 @@ class ShardedHead(nn.Module):
         super().__init__()
         self.processes = Processes(group)
         self.processes.raise_any(problem_of(lambda: _check_plan(head, sizes, sample, backbone)))
-        size = (type(head).__name__, head.in_features, head.num_classes)
-        plan = (*size, None if sizes is None else tuple(sizes), sample, backbone)
-        plans = self.processes.objects(plan)
-        require(all(other == plan for other in plans), "head", "made with the same arguments in all processes", plans)
+        one_bias = head.bias is not None and len(head.bias) == 1
+        plan = fingerprint(head, ["weight"] if one_bias else ["weight", "bias"])
+        plan |= {"sizes": repr(sizes and tuple(sizes)), "sample": repr(sample), "backbone": backbone}
+        different = differences(self.processes.objects(plan))
+        require(not different, "head", "made with the same arguments in all processes", different)
         if sizes is None:
             each, rest = divmod(head.num_classes, self.processes.size)
             sizes = [each + (rank < rest) for rank in range(self.processes.size)]
-        self.shard = Shard(self.processes, sizes, one_bias=head.bias is not None and len(head.bias) == 1)
+        self.shard = Shard(self.processes, sizes, one_bias=one_bias)
         seed, sampling_seed = self.processes.objects(torch.randint(2**62, (2,)).tolist())[0]
+        self.in_features: int = head.in_features
+        self.num_classes: int = head.num_classes
         self.sample = sample
         self.backbone = backbone
         self.head = self._own_part(head, seed)
@@ -121,6 +135,16 @@ class ShardedHead(nn.Module):
         """Return the state of the one logical head to the first process, nothing to the others; all have to call it.
 
         It loads into any number of processes, and into the plain head (strictly, if nothing is sampled).
+
+        Example:
+            >>> import tempfile
+            >>> from hypersphere.heads import arcface
+            >>> head, folder = ShardedHead(arcface(8, 3)), tempfile.TemporaryDirectory()
+            >>> state = head.full_state_dict()  # in every process
+            >>> if head.processes.rank == 0:
+            ...     torch.save(state, f"{folder.name}/head.pt")
+            >>> dist.barrier() if dist.is_initialized() else None
+            >>> head.load_full_state_dict(torch.load(f"{folder.name}/head.pt", mmap=True))  # in every process
         """
         state: dict[str, Tensor] = {}
         for name, value in self.head.state_dict().items():
@@ -132,9 +156,12 @@ class ShardedHead(nn.Module):
         return state if self.processes.rank == 0 else {}
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take this process's part of a `full_state_dict`, or of a plain head's state dict."""
+        """Take this process's part of a `full_state_dict`, or of a plain head's state dict; each process needs all."""
         wanted = self.head.state_dict()
-        require(wanted.keys() == state.keys() - {"sampling"}, "state", f"a dict of {sorted(wanted)}", sorted(state))
+        accepted = f"a dict of {sorted(wanted)} in every process"
+        if not state:
+            accepted += " (full_state_dict gives it to the first alone: save it there, and load the file everywhere)"
+        require(wanted.keys() == state.keys() - {"sampling"}, "state", accepted, sorted(state))
         part = {}
         for name, value in wanted.items():
             spread = self._is_spread(name)

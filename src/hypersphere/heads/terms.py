@@ -105,7 +105,7 @@ def class_terms(
     """
     fused = fused and (wanted.response is None or wanted.unit_rows)
     with sphere.full_precision(x):
-        if fused and len(x) and sphere.inspectable(x, w):
+        if fused and len(x) and sphere.inspectable(x, w, y):
             try:
                 return Terms(*_Fused.apply(x, w, rho, bias, y, wanted))
             except _OutOfRange:
@@ -200,8 +200,8 @@ class _Fused(torch.autograd.Function):
         others = parts[0] if len(parts) == 1 else wanted.reduction.across(torch.stack(parts, 1))
         target_norm = None
         if not wanted.unit_rows:
-            target_norm = torch.linalg.vector_norm(w[y.clamp_min(0)], dim=1).masked_fill_(y < 0, 0)
-        ctx.save_for_backward(x, w, rho, bias, y, norms, others, target_norm)
+            target_norm = sphere.polar(w[y.clamp_min(0)])[0].squeeze(1).masked_fill(y < 0, 0)
+        ctx.save_for_backward(x, w, rho, bias, y, norms, others, target_norm, wanted.total_weights)
         ctx.wanted, ctx.blocks, ctx.kept = wanted, blocks, kept
         return others, total, target, target_norm
 
@@ -232,7 +232,7 @@ def _differentiable_backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> list
 
 
 def _backward(ctx: Any, grads: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
-    x, w, rho, bias, y, norms, others, target_norm = ctx.saved_tensors
+    x, w, rho, bias, y, norms, others, target_norm, total_weights = ctx.saved_tensors
     wanted, (d_others, d_total, d_target, d_norm) = ctx.wanted, grads
     need_x, need_w, need_rho, need_bias = ctx.needs_input_grad[:4]
     dx = torch.zeros_like(x) if need_x else None
@@ -256,8 +256,8 @@ def _backward(ctx: Any, grads: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
         if bias is not None:
             scores = scores + block.of(bias)
         slope = wanted.reduction.slope(scores, others).mul_(d_others.unsqueeze(1))
-        if d_total is not None and wanted.total_weights is not None:
-            slope.addcmul_(d_total.unsqueeze(1), block.of(wanted.total_weights))
+        if d_total is not None and total_weights is not None:
+            slope.addcmul_(d_total.unsqueeze(1), block.of(total_weights))
         slope[at] = 0
         if d_bias is not None:
             share = slope.sum(0)
@@ -286,5 +286,5 @@ def _backward(ctx: Any, grads: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
     if dw is not None and target_norm is not None:
         own = y.clamp_min(0)
         inverse = torch.where(target_norm > 0, target_norm, torch.inf).reciprocal()
-        dw.index_add_(0, own, w[own] * (d_norm * inverse).unsqueeze(1))
+        dw.index_add_(0, own, w[own] * inverse.unsqueeze(1) * d_norm.unsqueeze(1))
     return dx, dw, d_rho, d_bias

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -128,22 +127,21 @@ def _logistic_(c: Tensor, k: float) -> Tensor:
 def _slope(
     angular: Angular, c: Tensor, theta_slope: Tensor, gradient: Tensor, k: Tensor | None, k_slope: Tensor | None
 ) -> tuple[Tensor, Callable[[], Tensor]]:
-    """Return gradient·g′(c) of one chunk and a way to get g(c), and add the share of a learned k to `k_slope`."""
+    """Return gradient·g′(c) of one chunk and a way to get g(c), and add the share of a learned k to `k_slope`.
+
+    What has an angle's slope takes it from the cotangent, which is precise at the poles, where the cosine is not.
+    """
     if isinstance(angular, Linear):
-        return theta_slope.mul_(gradient).mul_(-2 / math.pi), lambda: _apply_(angular, c.clone())
-    if isinstance(angular, Sigmoid) and not isinstance(angular.k, Tensor):
-        top = math.tanh(math.pi / (4 * angular.k))
-        rise = _logistic_(c.clone(), angular.k)
-        slope = torch.ops.aten.sigmoid_backward(gradient, rise).mul_(theta_slope).mul_(-2 / (angular.k * top))
-        return slope, lambda: rise.mul_(2 / top).sub_(1 / top)
-    through_angle = isinstance(angular, Sigmoid)
-    variables = [(sphere.angle_(c.clone()) if through_angle else c.detach()).requires_grad_()]
-    if k is not None and isinstance(angular, Sigmoid):
-        variables.append(k.detach().requires_grad_())
-        angular = replace(angular, k=variables[1])
+        return theta_slope.mul_(gradient).mul_(angular.angle_slope()), lambda: _apply_(angular, c.clone())
+    if k_slope is None:
+        value = _apply_(angular, c.clone())
+        if isinstance(angular, Sigmoid):
+            return theta_slope.mul_(angular.angle_slope(value)).mul_(gradient), lambda: value
+        return angular.slope(c, value).mul_(gradient), lambda: value
+    assert k is not None
+    theta, steepness = sphere.angle_(c.clone()).requires_grad_(), k.detach().requires_grad_()
     with torch.enable_grad():
-        value = angular.at(variables[0]) if through_angle else angular(variables[0])
-        slope, *of_k = torch.autograd.grad(value, variables, gradient)
-    if k_slope is not None:
-        k_slope += of_k[0]
-    return theta_slope.mul_(slope) if through_angle else slope, value.detach
+        graph = Sigmoid(steepness).at(theta)
+        slope, of_k = torch.autograd.grad(graph, [theta, steepness], gradient)
+    k_slope += of_k
+    return theta_slope.mul_(slope), graph.detach

@@ -61,6 +61,7 @@ class EmbeddingCNN(nn.Module):
             was_training = self.stages.training
             flat = self.stages.eval()(torch.zeros(1, in_channels, *image_size)).numel()
             self.stages.train(was_training)
+        self.feature_dim = feature_dim
         self.feature = nn.Linear(flat, feature_dim)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ class ToyCNN(nn.Module):
             layers.append(nn.MaxPool2d(2))
             before = width
         self.stages = nn.Sequential(*layers)
+        self.feature_dim = feature_dim
         self.feature = linear(before * side * side, feature_dim)
 
     def forward(self, images: Tensor) -> Tensor:

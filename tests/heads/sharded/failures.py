@@ -4,14 +4,56 @@ import os
 import signal
 import time
 from datetime import timedelta
+from inspect import signature
 
 import torch
 import torch.distributed as dist
 
-from hypersphere.heads import AngularHead
+from hypersphere import margin
+from hypersphere.heads import AngularHead, Annealing, BinaryHead, Ramp
 from hypersphere.heads.sharded import ShardedHead
 
 from .problem import CLASSES, DIM, HEADS, batch, made, raises
+
+
+def varied(**options):
+    return AngularHead(DIM, CLASSES, **{"radius": 8.0, "margin": "additive_angle", "bias": True} | options)
+
+
+def check_settings(folder, groups):
+    """Every setting has to be the same in all processes, and the message names the one that is not."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+    different = {
+        "radius": 9.0,
+        "weight_norm": False,
+        "angular": "linear",
+        "margin": margin.AdditiveAngle(0.1),
+        "annealing": Annealing(),
+        "ramp": Ramp(7),
+        "bias": False,
+        "gradient": "detached",
+        "energy_weight": 0.5,
+        "norm_weight": 0.1,
+        "norm_target": 8.0,
+        "class_weights": torch.arange(CLASSES) / 3,
+        "label_smoothing": 0.1,
+        "ignore_index": 2,
+        "reduction": "sum",
+    }
+    assert different.keys() | {"self", "in_features", "num_classes"} == set(signature(AngularHead.__init__).parameters)
+    for name, value in different.items():
+        raises(lambda n=name, v=value: ShardedHead(varied(**{n: v} if last else {})), "same arguments", name)
+    weights = torch.ones(CLASSES) + (torch.arange(CLASSES) == 3) * (0.001 if last else 0)
+    raises(lambda: ShardedHead(varied(class_weights=weights)), "class_weights")
+    raises(lambda: ShardedHead(BinaryHead(DIM, CLASSES, balance=0.6 if last else 0.7)), "balance", "0.6", "0.7")
+    raises(lambda: ShardedHead(varied().to(torch.float64 if last else torch.float32)), "weight", "float64")
+    for options in ({"sample": 0.3 if last else 0.4}, {"backbone": "summed" if last else "averaged"}):
+        raises(lambda options=options: ShardedHead(varied(), **options), "same arguments", *options)
+    head = varied(annealing=Annealing())
+    if last:
+        head.advance()
+    raises(lambda: ShardedHead(head), "steps")
+    ShardedHead(varied(angular=lambda c: c, class_weights=torch.ones(CLASSES)))  # at another address in each
 
 
 def check_errors(folder, groups):

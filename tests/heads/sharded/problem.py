@@ -20,7 +20,8 @@ HEADS = {name: partial(preset, DIM, CLASSES) for name, preset in PRESETS.items()
     "smooth": partial(AngularHead, DIM, CLASSES, label_smoothing=0.2, bias=True),
     "weighted": partial(AngularHead, DIM, CLASSES, class_weights=torch.arange(CLASSES) / 3, label_smoothing=0.1),
     "ignoring": partial(AngularHead, DIM, CLASSES, ignore_index=2, energy_weight=0.5),
-    "summing": partial(AngularHead, DIM, CLASSES, angular="sigmoid", reduction="sum", norm_weight=0.1),
+    "summing": partial(AngularHead, DIM, CLASSES, angular="sigmoid", reduction="sum"),
+    "pulling": partial(AngularHead, DIM, CLASSES, angular="sigmoid", norm_weight=0.1, ignore_index=2),
     "linear": partial(AngularHead, DIM, CLASSES, angular="linear", weight_norm=False, margin=margin.Multiplicative(2)),
     "callable": partial(AngularHead, DIM, CLASSES, angular=torch.tanh),
 }

@@ -36,6 +36,8 @@ def check_checkpoint(folder, groups):
                 torch.save(everything, folder / "drawn.pt")
             else:
                 assert state == {}
+                words = ("every process", "full_state_dict gives it to the first alone", "load the file everywhere")
+                raises(lambda head=head: head.load_full_state_dict({}), *words)
             dist.barrier(group)
         else:
             head.load_full_state_dict(torch.load(saved, mmap=True))

@@ -1,0 +1,146 @@
+import io
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hypersphere.robustness import (
+    BIM,
+    FGSM,
+    DeepFool,
+    RobustAccuracy,
+    Strength,
+    accuracy_under,
+    adversarial_loss,
+    fooling_strength,
+    plot_accuracy,
+    plot_strength,
+)
+
+
+def linear(seed):
+    torch.manual_seed(seed)
+    return nn.Linear(6, 3)
+
+
+def data(model, n=40):
+    x = torch.rand(n, 6, generator=torch.Generator().manual_seed(2))
+    y = model(x).argmax(1)
+    y[:4] = (y[:4] + 1) % 3  # four that are wrong from the start
+    return [(x[:25], y[:25]), (x[25:], y[25:])]
+
+
+def test_accuracies_are_counted_over_all_batches():
+    model = linear(0)
+    batches = data(model)
+    result = accuracy_under(model, batches, BIM(steps=5, step=0.05), epsilons=(0.0, 0.02, 0.1, 0.5))
+    assert (result.attack, result.transferred, result.images) == ("BIM", False, 40)
+    assert result.clean == result.at(0.0) == 36 / 40
+    assert list(result.accuracies) == sorted(result.accuracies, reverse=True)
+    assert result.accuracies[-1] < 0.5
+    x, y = (torch.cat(part) for part in zip(*batches, strict=True))
+    by_hand = (model(BIM(0.1, 0.05, 5)(model, x, y)).argmax(1) == y).float().mean()
+    assert result.at(0.1) == pytest.approx(float(by_hand))
+    assert accuracy_under(model, batches).epsilons == (8 / 255,)
+
+
+def test_a_transferred_attack_is_made_on_its_source():
+    model, source = linear(0), linear(1)
+    batches = data(model)
+    result = accuracy_under(model, batches, FGSM(0.1), source=source)
+    hits = sum(int((model(FGSM(0.1)(source, x, y)).argmax(1) == y).sum()) for x, y in batches)
+    assert result.transferred
+    assert result.accuracies == (hits / 40,)
+    assert result.accuracies[0] >= accuracy_under(model, batches, FGSM(0.1)).accuracies[0]
+    assert all(p.grad is None for m in (model, source) for p in m.parameters())
+
+
+def test_strength_is_the_norm_of_the_perturbation():
+    model = linear(0)
+    batches = data(model)
+    for norm in ("l2", "linf"):
+        found = fooling_strength(model, batches, DeepFool(norm))
+        assert found.wrong.sum() == 4
+        assert found.fooled.double().mean() > 0.8  # a corner of the cube may be nearer than the boundary
+        assert (found.l2[found.wrong] == 0).all()
+        moved = torch.cat([DeepFool(norm)(model, x, y) - x for x, y in batches])
+        torch.testing.assert_close(found.l2, moved.square().sum(1).sqrt())
+        torch.testing.assert_close(found.linf, moved.abs().amax(1))
+        assert 0 < found.median("linf") < found.median("l2")
+    euclidean, largest = (fooling_strength(model, batches, DeepFool(norm)) for norm in ("l2", "linf"))
+    assert euclidean.median("l2") < largest.median("l2")  # each is better at its own
+    assert euclidean.median("linf") > largest.median("linf")
+    nothing = torch.zeros(2, dtype=torch.bool)
+    assert math.isnan(Strength(torch.zeros(2), torch.zeros(2), nothing, nothing).median())
+
+
+def test_the_adversarial_loss_mixes_two_losses():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    x, y = torch.rand(10, 6), torch.arange(10) % 3
+    moved = FGSM(0.1)(model, x, y)
+    clean, hard = F.cross_entropy(model(x), y), F.cross_entropy(model(moved), y)
+    for weight in (0.0, 0.3, 1.0):
+        mixed = adversarial_loss(model, x, y, attack=FGSM(0.1), weight=weight)
+        torch.testing.assert_close(mixed, (1 - weight) * clean + weight * hard)
+    mixed.backward()
+    expected = torch.autograd.grad(hard, list(model.parameters()))  # attacked images count as data
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_training_against_fgsm_helps_against_fgsm():
+    def trained(loss):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        for _ in range(80):
+            optimizer.zero_grad()
+            loss(model).backward()
+            optimizer.step()
+        return model
+
+    x = torch.rand(200, 6, generator=torch.Generator().manual_seed(0))
+    y = (x[:, :5].mean(1) > 0.5).long()
+    x[:, 5] = 0.5 + 0.02 * (2 * y - 1)  # a feature that is always right and easily turned
+    attack = FGSM(0.08)
+    natural = trained(lambda model: F.cross_entropy(model(x), y))
+    hardened = trained(lambda model: adversarial_loss(model, x, y, attack=attack))
+    accuracy = [accuracy_under(model, [(x, y)], attack).accuracies[0] for model in (natural, hardened)]
+    assert accuracy[1] > accuracy[0]
+
+
+def test_pictures_show_a_line_a_model():
+    pytest.importorskip("matplotlib", reason="matplotlib (extra 'report') is not installed")
+    result = RobustAccuracy("FGSM", True, 10, 0.9, (4 / 255, 8 / 255), (0.5, 0.2))
+    figure = plot_accuracy({"CNN": result, "sphere": result})
+    axes = figure.axes[0]
+    assert axes.get_legend_handles_labels()[1] == ["CNN", "sphere"]
+    assert axes.lines[0].get_xdata().tolist() == pytest.approx([0, 4, 8])
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx([90, 50, 20])
+    assert "transferred" in axes.get_title()
+    fooled = torch.tensor([True, True, False])
+    strength = Strength(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([0.1, 0.1, 0.1]), fooled, ~fooled)
+    lines = plot_strength({"CNN": strength}).axes[0].lines
+    assert lines[0].get_ydata().tolist() == pytest.approx([0.1, 0.3])
+    figure.savefig(io.BytesIO())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: accuracy_under(linear(0), []), "data must be something that yields at least one image"),
+        (lambda: accuracy_under(linear(0), [], DeepFool()), "attack must be a dataclass with a field epsilon"),
+        (lambda: accuracy_under(linear(0), [], epsilons=()), "epsilons must be numbers >= 0"),
+        (lambda: fooling_strength(linear(0), []), "data must be something that yields at least one batch"),
+        (lambda: RobustAccuracy("FGSM", False, 1, 1.0, (0.1,), (0.5,)).at(0.2), "epsilon must be one of 0.1, not 0.2"),
+        (lambda: adversarial_loss(linear(0), torch.rand(1, 6), torch.tensor([0]), weight=2), "weight must be a number"),
+        (lambda: plot_accuracy({}), "results must be at least one result"),
+        (lambda: plot_strength({}, "l1"), "norm must be 'l2' or 'linf'"),
+    ],
+)
+def test_bad_arguments_name_themselves(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
