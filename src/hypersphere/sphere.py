@@ -31,6 +31,7 @@ __all__ = [
     "narrow",
     "norm",
     "normalize",
+    "parallel_width",
     "polar",
     "rank_floor",
     "require_finite_rows",
@@ -42,6 +43,7 @@ __all__ = [
     "unit_scale",
     "vanishes",
     "widen",
+    "widen_weight",
 ]
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -56,6 +58,15 @@ def widen(x: Tensor) -> Tensor:
     if x.dtype in _HALF:
         return x.float()
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+
+
+def widen_weight(w: Tensor) -> Tensor:
+    """Widen a parameter; on its way back a gradient that float16 cannot hold saturates, since no scaler watches it."""
+    wide = widen(w)
+    if w.dtype == torch.float16 and wide.requires_grad and inspectable(w):
+        largest = torch.finfo(w.dtype).max
+        wide.register_hook(lambda gradient: gradient.clamp(-largest, largest))
+    return wide
 
 
 def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -319,3 +330,12 @@ def from_cotangent(t: Tensor) -> tuple[Tensor, Tensor]:
     t = t.clamp(-1 / eps, 1 / eps)
     sine = t.square().add_(1).rsqrt_()
     return t.mul_(sine), torch.threshold_(sine, 2 * eps, math.inf).reciprocal_().neg_()
+
+
+def parallel_width(dtype: torch.dtype) -> float:
+    r"""1 − cos of two vectors, taken in float64, below which they are one direction that was rounded to `dtype`.
+
+    It is α²/2 with α = 16·eps, and eps in half precision, but no less than float64's `tie_width`: 1.8e-12 in float32.
+    """
+    alpha = max(tie_width(dtype), resolution(dtype))
+    return max(alpha**2 / 2, tie_width(torch.float64))

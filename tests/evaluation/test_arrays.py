@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from hypersphere import sphere
-from hypersphere.evaluation.arrays import as_features, as_labels, blocks
+from hypersphere.evaluation.arrays import as_features, as_labels, blocks, is_whole
 
 CPU = torch.device("cpu")
 
@@ -33,6 +33,26 @@ def test_awkward_arrays_are_welcome():
 def test_what_is_no_array_of_numbers_is_named(bad):
     with pytest.raises(ValueError, match="x must be a"):
         as_features("x", bad)
+
+
+@pytest.mark.parametrize(
+    "names", [["ann", "bob"], ("ann", "bob"), np.array(["ann", "bob"]), np.array(["ann", 3], object)]
+)
+def test_names_for_labels_are_answered_with_advice(names):
+    with pytest.raises(
+        ValueError, match=r"y must be integers, not 'ann': number all names by np.unique\(names, return_inv"
+    ):
+        as_labels("y", names, 2, CPU)
+    numbers = np.unique(["ann", "bob", "ann"], return_inverse=True)[1]
+    assert as_labels("y", numbers, 3, CPU).tolist() == [0, 1, 0]
+
+
+def test_whole_numbers_of_any_library():
+    for five in (5, np.int64(5), np.uint8(5), np.array(5), torch.tensor(5)):
+        assert is_whole(five, 5)
+        assert not is_whole(five, 6)
+    for other in (5.0, True, np.True_, "5", None, [5], np.array([5]), torch.tensor([5]), np.float64(5)):
+        assert not is_whole(other, 1)
 
 
 def test_the_row_is_named_beyond_the_first_block():

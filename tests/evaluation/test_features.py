@@ -22,6 +22,7 @@ from hypersphere.evaluation import (
     smallest_angle,
     smallest_margin,
 )
+from hypersphere.training import Batches
 
 from . import reference
 
@@ -39,6 +40,10 @@ def test_fisher_score():
     tight = [[1.0, 0.0], [1.0, 0.01], [0.0, 1.0], [0.01, 1.0]]
     assert angular_fisher_score(tight, [0, 0, 1, 1]) < 0.01 < angular_fisher_score(tight, [0, 1, 0, 1])
     assert angular_fisher_score(np.ones((4, 2)), [0, 0, 1, 1]) == math.inf
+    for seed in range(5):
+        x, y = labelled(40, 3 + seed, 2 + seed, seed)
+        assert angular_fisher_score(x, y) == pytest.approx(reference.fisher(x, y))
+    x, y = labelled()
     for bad, words in (
         ((x, y[:3]), "60 integers"),
         ((x, y * 0), "at least two classes"),
@@ -46,6 +51,22 @@ def test_fisher_score():
     ):
         with pytest.raises(ValueError, match=words):
             angular_fisher_score(*bad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dim", [2, 64, 512])
+def test_the_fisher_score_of_collapsed_features_is_infinite_and_not_noise(dtype, dim):
+    generator = torch.Generator().manual_seed(dim)
+    for classes in (2, 10):
+        point = torch.randn(1, dim, generator=generator, dtype=torch.float64)
+        x = (point * torch.linspace(0.5, 2, 200, dtype=torch.float64)[:, None]).to(dtype)
+        labels = torch.randint(classes, (200,), generator=generator)
+        assert angular_fisher_score(x, labels) == math.inf
+        apart = point.expand(classes, dim) + 0.2 * torch.randn(classes, dim, generator=generator, dtype=torch.float64)
+        spread = 0.05 * torch.randn(200, dim, generator=generator, dtype=torch.float64)
+        near = (apart[labels] + spread).to(dtype)
+        expected = reference.fisher(near.double().numpy(), labels.numpy())
+        assert angular_fisher_score(near, labels) == pytest.approx(expected)
 
 
 def test_visual_hardness():
@@ -208,6 +229,21 @@ def test_mirror_images():
     # the cosine of two such embeddings does not change when an image is mirrored and both halves with it
     flipped = mirrored_features(model, images.flip(-1))
     torch.testing.assert_close(flipped, torch.cat([found[:, 6:], found[:, :6]], 1))
+
+
+def test_images_of_bytes_are_scaled_as_in_training_and_arrays_are_taken():
+    images = np.random.default_rng(0).integers(0, 256, (5, 1, 4, 6), dtype=np.uint8)
+    scaled = next(iter(Batches(torch.from_numpy(images), torch.zeros(5), 5)))[0]
+    model, boxes = nn.Flatten(), [(0, 0, 4, 4), (1, 1, 2, 4)]
+    for given in (images, torch.from_numpy(images), scaled, scaled.numpy()):
+        torch.testing.assert_close(
+            mirrored_features(model, given, batch=np.int64(2)), mirrored_features(model, scaled), rtol=0, atol=0
+        )
+        torch.testing.assert_close(
+            patch_features(model, given, boxes), patch_features(model, scaled, boxes), rtol=0, atol=0
+        )
+    with pytest.raises(ValueError, match="images must be a tensor or an array of numbers"):
+        mirrored_features(model, "faces")
 
 
 def test_a_model_that_fails_gets_its_mode_back():

@@ -126,17 +126,42 @@ def test_many_probes_and_a_read_only_half_precision_gallery(tmp_path):
     assert repr(found).startswith("Identification(2600 probes among 2600: rank-1 0.")
 
 
+@pytest.mark.parametrize("block", [1, 7, 2048])
+def test_neighbours_are_those_of_brute_force(block, monkeypatch):
+    monkeypatch.setattr("hypersphere.evaluation.identification.PROBES", 4)
+    rng = np.random.default_rng(0)
+    x, y = people(classes=10)
+    gallery, others = x[y < 8], rng.standard_normal((13, 5))
+    found = identify(x, y, gallery, y[y < 8], distractors=others, neighbours=np.int64(6), block=block)
+    order = np.argsort(-reference.unit(x) @ reference.unit(np.concatenate([gallery, others])).T, axis=1)
+    assert found.neighbours.tolist() == order[:, :6].tolist()  # also of the strangers
+    assert identify(x, y, gallery, y[y < 8]).neighbours is None
+    everyone = identify(x[:1], y[:1], gallery, y[y < 8], neighbours=len(gallery)).neighbours
+    assert sorted(everyone[0].tolist()) == list(range(len(gallery)))
+    for bad in (0, len(gallery) + 1, 1.5):
+        with pytest.raises(ValueError, match=f"neighbours must be a whole number from 1 to {len(gallery)}"):
+            identify(x, y, gallery, y[y < 8], neighbours=bad)
+
+
+def test_ranks_may_be_an_array():
+    found = identify(np.eye(3), [0, 1, 2], np.eye(3), [0, 1, 2], ranks=np.array([1, 2]))
+    assert found.accuracy == {1: 1.0, 2: 1.0}
+    assert found.accuracy_at(np.int64(1)) == found.cmc(np.int64(2))[0] == 1
+    assert all(type(rank) is int for rank in found.shown)
+
+
 def test_zero_and_huge_embeddings():
     gallery = torch.tensor([[0.0, 0.0], [3e30, 0.0], [1e-30, 1e-30], [-1.0, 0.0]])
     found = identify([[1.0, 0.0], [1.0, 1.0], [1.0, 0.0]], [1, 2, 0], gallery, [0, 1, 2, 3])
     assert found.ranks.tolist() == [1, 1, 3]  # the zero vector has cosine 0
 
 
-def test_memory_is_that_of_a_block():
+@pytest.mark.parametrize("neighbours", [None, 5])
+def test_memory_is_that_of_a_block(neighbours):
     x = torch.randn(40_000, 32)
     labels = torch.arange(40_000)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        identify(x[:500], labels[:500], x, labels, block=1024)
+        identify(x[:500], labels[:500], x, labels, block=1024, neighbours=neighbours)
     level = peak = 0
     for event in seen.profiler.kineto_results.events():
         if event.name() == "[memory]":

@@ -158,6 +158,7 @@ def test_bootstrap_takes_callables_and_names_bad_arguments():
     found = bootstrap(scores, same, lambda curve: curve.tar_at(0.1), samples=20)
     assert found.value == roc(scores, same).tar_at(0.1)
     for bad, words in (
+        ({"statistic": "tar"}, r"such as lambda roc: roc.tar_at\(1e-3\), not 'tar'"),
         ({"statistic": "auk"}, "statistic must be one of 'auc', 'eer', 'best_accuracy'"),
         ({"samples": 1}, "samples must be a whole number >= 2"),
         ({"level": 95}, r"level must be a share in \(0, 1\)"),

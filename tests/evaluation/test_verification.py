@@ -120,6 +120,19 @@ def test_a_zero_embedding_is_orthogonal_to_all_and_a_huge_one_keeps_its_directio
     assert scores.tolist() == pytest.approx([0.0, 1.0, 0.96])
 
 
+def test_numbers_of_numpy_are_numbers():
+    first, second, same = pairs()
+    plain = verify(first, second, same, folds=5, far=[0.25])
+    for folds, far in ((np.int64(5), np.array([0.25])), (np.array(5), np.array([0.25], np.float32))):
+        found = verify(first, second, same, folds=folds, far=far)
+        assert torch.equal(found.fold, plain.fold)
+        assert found.tar == plain.tar
+        assert torch.equal(make_folds(same, folds), plain.fold)
+    for bad in (True, 5.0, np.float64(5), "5"):
+        with pytest.raises(ValueError, match="folds must be a whole number >= 2, or the fold of each pair"):
+            verify(first, second, same, folds=bad)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.profiler import ProfilerActivity, profile
 
 import hypersphere as hs
 from hypersphere.heads import terms
@@ -73,12 +74,10 @@ def test_others_are_the_sum_over_all_but_the_target(blocks):
         assert out.target[i].item() == pytest.approx(target, abs=1e-12)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if not FORMS[form].detached])  # whose gradient is none
 def test_derivatives_twice(form, blocks):
     x, w, y, rho, bias = problem(4, 3, 40)
     wanted = FORMS[form]
-    if wanted.detached:
-        return  # its gradient is not a derivative; compared with the plain form above
 
     def loss(x, w, rho, bias):
         out = class_terms(x, w, y, rho if wanted.response else None, bias, wanted)
@@ -129,7 +128,12 @@ def test_memory_does_not_grow_with_the_number_of_classes(monkeypatch):
     monkeypatch.setattr(terms, "_WEIGHTS_AT_ONCE", 2**12)
     x, y = torch.randn(64, 4, requires_grad=True), torch.randint(50_000, (64,))
     w = torch.randn(50_000, 4, requires_grad=True)
-    with torch.profiler.profile(profile_memory=True) as profile:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         class_terms(x, w, y, None, None, Wanted(True)).others.sum().backward()
-    largest = max(event.self_cpu_memory_usage for event in profile.events())
-    assert largest <= w.numel() * 4 + 2**16  # the gradient of the weight, and blocks; one row of products is 12.8 MB
+    level = peak = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            peak = max(peak, level)
+    gradient, block = w.numel() * 4, 64 * 2**10 * 4
+    assert gradient <= peak < gradient + 6 * block  # all products would be 49 blocks

@@ -278,7 +278,9 @@ def test_learned_normalized_and_refined_neurons():
     assert layer.weight[0].norm() > 2
 
 
-@pytest.mark.parametrize("energy", ["mhe", "half_space_mhe", "comhe", lambda w: -w.std()], ids=["mhe", "half", "comhe", "own"])
+@pytest.mark.parametrize(
+    "energy", ["mhe", "half_space_mhe", "comhe", lambda w: -w.std()], ids=["mhe", "half", "comhe", "own"]
+)
 def test_refinement_lowers_what_it_is_told_to(energy):
     from hypersphere.rotation.refine import REFINEMENTS, refined
 

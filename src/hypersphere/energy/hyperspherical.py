@@ -60,7 +60,7 @@ def hyperspherical_energy(
         if sphere.inspectable(weights):
             positive = bool(((weights > 0) & weights.isfinite()).all())
             require(positive, "weights", "positive and finite", weights.tolist())
-    energy = stacked_energy(sphere.widen(w.flatten(1)), potential, weights)
+    energy = stacked_energy(sphere.widen_weight(w.flatten(1)), potential, weights)
     if sphere.inspectable(energy) and not math.isfinite(energy.item()):
         sphere.require_finite_rows("w", w)
     count = _pairs(len(w), half_space) if reduction == "sum" else 1
@@ -99,7 +99,7 @@ def random_batch_energy(
     drawn = torch.randperm(len(w), generator=generator)[:size].to(w.device)
     batch = w.index_select(0, drawn)
     sphere.require_finite_rows("w", batch)
-    return sphere.narrow(stacked_energy(sphere.widen(batch.flatten(1)), potential, of=len(w)), w.dtype)
+    return sphere.narrow(stacked_energy(sphere.widen_weight(batch.flatten(1)), potential, of=len(w)), w.dtype)
 
 
 def stacked_energy(

@@ -16,7 +16,8 @@ from hypersphere.evaluation.identification import Identification, identify
 from hypersphere.evaluation.open_set import OpenSet
 from hypersphere.evaluation.pca import Pca, fit_pca
 from hypersphere.evaluation.roc import FARS, OperatingPoint, Roc, roc
-from hypersphere.evaluation.verification import Verification, cosine_scores, make_folds, verify, verify_scores
+from hypersphere.evaluation.scores import cosine_scores
+from hypersphere.evaluation.verification import Verification, make_folds, verify, verify_scores
 
 __all__ = [
     "FARS",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
@@ -13,7 +14,7 @@ from torch import Tensor
 from hypersphere import sphere
 from hypersphere.functions.menu import require
 
-__all__ = ["Array", "as_features", "as_flags", "as_labels", "as_scores", "blocks"]
+__all__ = ["Array", "as_features", "as_flags", "as_labels", "as_scores", "as_tensor", "blocks", "is_whole"]
 
 Array: TypeAlias = Tensor | np.ndarray | Sequence[Any]
 ROWS = 65_536
@@ -30,6 +31,20 @@ def as_tensor(name: str, value: Array) -> Tensor:
             return torch.from_numpy(array if min(array.strides, default=0) >= 0 else array.copy())
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be a tensor or an array of numbers, not {type(value).__name__}") from error
+
+
+def is_whole(value: object, low: int) -> bool:
+    """Whether `value` is one whole number >= low, of Python, NumPy or torch; a truth value is none.
+
+    >>> is_whole(np.int64(5), 1), is_whole(5.0, 1), is_whole([5], 1)
+    (True, False, False)
+    """
+    if isinstance(value, (bool, np.bool_)) or getattr(value, "ndim", 0) != 0:
+        return False
+    try:
+        return operator.index(value) >= low  # type: ignore[arg-type]
+    except TypeError:
+        return False
 
 
 def as_features(name: str, value: Array, *, like: Tensor | None = None) -> Tensor:
@@ -59,7 +74,16 @@ def as_scores(name: str, value: Array) -> Tensor:
 
 
 def as_labels(name: str, value: Array, count: int | None, device: torch.device) -> Tensor:
-    """An int64 vector, of `count` entries where that is known."""
+    """An int64 vector, of `count` entries where that is known.
+
+    >>> as_labels("labels", ["ann", "bob"], 2, torch.device("cpu"))
+    Traceback (most recent call last):
+    ValueError: labels must be integers, not 'ann': number all names by np.unique(names, return_inverse=True)[1]
+    """
+    names = value.flat[:1] if isinstance(value, np.ndarray) else value[:1] if isinstance(value, (list, tuple)) else ()
+    if len(names) and isinstance(names[0], (str, bytes)):
+        advice = "number all names by np.unique(names, return_inverse=True)[1]"
+        raise ValueError(f"{name} must be integers, not {str(names[0])!r}: {advice}")
     x = as_tensor(name, value)
     whole = not x.is_floating_point() and not x.is_complex()
     wanted = "a non-empty vector of integers" if count is None else f"a vector of {count} integers"

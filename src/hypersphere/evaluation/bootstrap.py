@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hypersphere.evaluation.arrays import Array, as_flags, as_labels, as_scores
+from hypersphere.evaluation.arrays import Array, as_flags, as_labels, as_scores, is_whole
 from hypersphere.evaluation.roc import Ranked, Roc
 from hypersphere.functions.menu import require
 
@@ -69,9 +69,7 @@ def bootstrap(
         >>> interval.low < interval.value < interval.high
         True
     """
-    names = ", ".join(repr(name) for name in STATISTICS)
-    known = callable(statistic) or statistic in STATISTICS
-    require(known, "statistic", f"one of {names} or a callable of the curve", statistic)
+    check_statistic(statistic)
     measure = statistic if callable(statistic) else STATISTICS[statistic]
     values = as_scores("scores", scores)
     flags = as_flags("same", same, len(values), values.device)
@@ -87,6 +85,13 @@ def bootstrap(
     )
 
 
+def check_statistic(statistic: str | Callable[[Roc], float], *more: str) -> None:
+    """Refuse what is neither a callable nor a name of STATISTICS or of `more`."""
+    names = ", ".join(repr(name) for name in (*more, *STATISTICS))
+    accepted = f"one of {names} or a callable of the curve, such as lambda roc: roc.tar_at(1e-3)"
+    require(callable(statistic) or statistic in STATISTICS, "statistic", accepted, statistic)
+
+
 def interval(
     value: float,
     measure: Callable[[Tensor], float],
@@ -98,7 +103,7 @@ def interval(
     generator: torch.Generator | None,
 ) -> Interval:
     """The interval of what `measure` makes of the weights of the pairs."""
-    require(isinstance(samples, int) and samples >= 2, "samples", "a whole number >= 2", samples)
+    require(is_whole(samples, 2), "samples", "a whole number >= 2", samples)
     require(0 < level < 1, "level", "a share in (0, 1)", level)
     draws = _draw_pairs(same, generator) if identities is None else _draw_identities(same, identities, generator)
     found: list[float] = []

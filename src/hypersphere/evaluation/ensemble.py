@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.evaluation.arrays import Array, as_features, blocks
+from hypersphere.evaluation.arrays import Array, as_features, as_tensor, blocks, is_whole
 from hypersphere.functions.menu import require
 
 __all__ = ["concatenate", "mirrored_features", "patch_features"]
@@ -36,14 +36,15 @@ def concatenate(*features: Array, unit: bool = False) -> Tensor:
     return torch.cat([view.to(wide[0].device) for view in wide], dim=1)
 
 
-def mirrored_features(model: Embedding, images: Tensor, *, unit: bool = False, batch: int = 256) -> Tensor:
+def mirrored_features(model: Embedding, images: Array, *, unit: bool = False, batch: int = 256) -> Tensor:
     """Features of the images and of their mirror images side by side: (N, 2d), as the thesis tests faces (2.3.6).
 
     A module is in evaluation mode meanwhile, and no gradient is kept.
 
     Args:
         model: images (N, channels, height, width) -> features (N, d).
-        images: mirrored along their last dimension.
+        images: mirrored along their last dimension. Integers of 8 bits are scaled to [0, 1], as `training.Batches`
+            does; others come to the model as they are.
         unit: divide either half by its norm.
         batch: images at once.
 
@@ -51,12 +52,13 @@ def mirrored_features(model: Embedding, images: Tensor, *, unit: bool = False, b
         >>> mirrored_features(lambda images: images.flatten(1), torch.tensor([[[[1.0, 2.0]]]]))
         tensor([[1., 2., 2., 1.]])
     """
-    return concatenate(*(_embed(model, images, flip, batch) for flip in (False, True)), unit=unit)
+    pixels = as_tensor("images", images)
+    return concatenate(*(_embed(model, pixels, flip, batch) for flip in (False, True)), unit=unit)
 
 
 def patch_features(
     models: Embedding | Sequence[Embedding],
-    images: Tensor,
+    images: Array,
     boxes: Sequence[tuple[int, int, int, int]],
     *,
     mirror: bool = False,
@@ -66,7 +68,7 @@ def patch_features(
 
     Args:
         models: one for all patches, or one for each.
-        images: (N, channels, height, width).
+        images: (N, channels, height, width); integers of 8 bits are scaled to [0, 1].
         boxes: (top, left, height, width) of each patch.
         mirror: each patch gives its `mirrored_features`.
         batch: images at once.
@@ -79,13 +81,13 @@ def patch_features(
     require(len(boxes) >= 1, "boxes", "at least one (top, left, height, width)", boxes)
     each = [models] * len(boxes) if callable(models) else list(models)
     require(len(each) == len(boxes), "models", f"one model or one for each of the {len(boxes)} boxes", len(each))
-    views = []
+    views, pixels = [], as_tensor("images", images)
     for model, box in zip(each, boxes, strict=True):
         top, left, height, width = box
         fits = min(top, left) >= 0 and min(height, width) >= 1
-        fits = fits and top + height <= images.shape[-2] and left + width <= images.shape[-1]
-        require(fits, "boxes", f"(top, left, height, width) inside {tuple(images.shape[-2:])}", box)
-        patch = images[..., top : top + height, left : left + width]
+        fits = fits and top + height <= pixels.shape[-2] and left + width <= pixels.shape[-1]
+        require(fits, "boxes", f"(top, left, height, width) inside {tuple(pixels.shape[-2:])}", box)
+        patch = pixels[..., top : top + height, left : left + width]
         views.append(mirrored_features(model, patch, batch=batch) if mirror else _embed(model, patch, False, batch))
     return concatenate(*views, unit=True)
 
@@ -93,9 +95,13 @@ def patch_features(
 @torch.no_grad()
 def _embed(model: Embedding, images: Tensor, flip: bool, batch: int) -> Tensor:
     require(images.ndim >= 2 and len(images) > 0, "images", "a non-empty batch (N, …)", tuple(images.shape))
-    require(isinstance(batch, int) and batch >= 1, "batch", "a whole number >= 1", batch)
+    require(is_whole(batch, 1), "batch", "a whole number >= 1", batch)
     with _evaluating(model):
-        return torch.cat([model(rows.flip(-1) if flip else rows) for _, rows in blocks(images, batch)])
+        return torch.cat([model(_scaled(rows.flip(-1) if flip else rows)) for _, rows in blocks(images, batch)])
+
+
+def _scaled(images: Tensor) -> Tensor:
+    return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
 @contextlib.contextmanager

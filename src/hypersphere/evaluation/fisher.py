@@ -17,13 +17,15 @@ def angular_fisher_score(features: Array, labels: Array) -> float:
     r"""AFS = S_w/S_b; lower is more discriminative (thesis, A.1).
 
     S_w = Σ_i Σ_{x∈X_i} (1 − cos⟨x, m_i⟩) over the classes i with mean features m_i, and
-    S_b = Σ_i n_i (1 − cos⟨m_i, m⟩) with m the mean of all features. It is ∞ where all class means point one way.
+    S_b = Σ_i n_i (1 − cos⟨m_i, m⟩) with m the mean of all features. It is ∞ where all class means point one way, as
+    those of collapsed features do: where S_b is no more than the rounding of the features' type brings about.
 
     Example:
         >>> angular_fisher_score(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
         0.0
     """
-    x = as_features("features", features).double()
+    given = as_features("features", features)
+    x = given.double()
     y = as_labels("labels", labels, len(x), x.device)
     classes, index, counts = y.unique(return_inverse=True, return_counts=True)
     require(len(classes) >= 2, "labels", "labels of at least two classes", classes.tolist())
@@ -31,5 +33,5 @@ def angular_fisher_score(features: Array, labels: Array) -> float:
     means = sums / counts[:, None]
     within = (1 - sphere.cosine(x, means[index])).sum()
     between = float((counts * (1 - sphere.cosine(means, x.mean(0, keepdim=True).expand_as(means)))).sum())
-    apart = between > len(x) * sphere.tie_width(x.dtype)
+    apart = between > len(x) * sphere.parallel_width(given.dtype)
     return max(float(within) / between, 0.0) if apart else math.inf

@@ -14,7 +14,7 @@ __all__ = ["angular_visual_hardness"]
 
 @torch.no_grad()
 def angular_visual_hardness(features: Array, labels: Array, weight: Array) -> Tensor:
-    r"""AVH(x) = θ(w_y, x)/Σ_i θ(w_i, x) of each sample; smaller is easier (thesis, 1.1).
+    r"""AVH(x) = θ(w_y, x)/Σ_i θ(w_i, x) of each sample; smaller is easier (thesis, section 1.1, without number).
 
     Args:
         features: (N, d).

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.evaluation.arrays import Array, as_features, as_labels, blocks
+from hypersphere.evaluation.arrays import Array, as_features, as_labels, blocks, is_whole
 from hypersphere.evaluation.mates import Mates
+from hypersphere.evaluation.neighbours import nearest
 from hypersphere.evaluation.open_set import OpenSet, open_set
 from hypersphere.functions.menu import require
 
@@ -35,6 +36,8 @@ class Identification:
         top_scores: of each other probe, the highest cosine with anybody, for `open_set`.
         entries: gallery and distractors together.
         shown: the ranks that were asked for.
+        neighbours: (P, k) int64, the k best entries of each probe, best first, if they were asked for: the numbers of
+            gallery rows, and from G on of distractors. Of equal scores any may come first.
     """
 
     mated: Tensor
@@ -43,10 +46,11 @@ class Identification:
     top_scores: Tensor
     entries: int
     shown: tuple[int, ...]
+    neighbours: Tensor | None = None
 
     def accuracy_at(self, rank: int) -> float:
         """The share of mated probes whose person is among the first `rank` entries."""
-        require(isinstance(rank, int) and rank >= 1, "rank", "a whole number >= 1", rank)
+        require(is_whole(rank, 1), "rank", "a whole number >= 1", rank)
         return float((self.ranks <= rank).double().mean())
 
     @property
@@ -56,13 +60,13 @@ class Identification:
 
     def cmc(self, depth: int = 100) -> Tensor:
         """Cumulative match characteristic: `accuracy_at` 1, 2, … `depth`, as a float64 vector."""
-        require(isinstance(depth, int) and depth >= 1, "depth", "a whole number >= 1", depth)
+        require(is_whole(depth, 1), "depth", "a whole number >= 1", depth)
         found = self.ranks[self.ranks <= depth].bincount(minlength=depth + 1)
         return found[1:].cumsum(0).double() / len(self.ranks)
 
     def open_set(self, rank: int = 1) -> OpenSet:
         """TPIR over FPIR: who is found at `rank` or better above a threshold, and who is wrongly found above it."""
-        require(isinstance(rank, int) and rank >= 1, "rank", "a whole number >= 1", rank)
+        require(is_whole(rank, 1), "rank", "a whole number >= 1", rank)
         accepted = "probes of which some have nobody in the gallery"
         require(len(self.top_scores) > 0, "probes", accepted, f"{len(self.mated)} probes that all have")
         return open_set(self.mate_scores[self.ranks <= rank], self.top_scores, len(self.ranks))
@@ -85,7 +89,8 @@ def identify(
     gallery_labels: Array,
     *,
     distractors: Array | None = None,
-    ranks: Sequence[int] = (1, 5, 10),
+    ranks: Sequence[int] | Array = (1, 5, 10),
+    neighbours: int | None = None,
     block: int = 8192,
 ) -> Identification:
     r"""Search every probe in the gallery by cosine.
@@ -102,6 +107,7 @@ def identify(
         gallery_labels: (G,) integers.
         distractors: (D, d) entries of people that no probe shows.
         ranks: at which the accuracy is wanted.
+        neighbours: how many of the best entries of each probe to name, by a second search; None for no names.
         block: gallery rows searched at once; memory is that of block × min(P, 1024) scores, 32 MB in float32.
 
     Example:
@@ -111,6 +117,8 @@ def identify(
         Identification(2 probes among 6, 1 probes of strangers: rank-1 1.0000, rank-2 1.0000)
         >>> found.cmc(3)
         tensor([1., 1., 1.], dtype=torch.float64)
+        >>> identify([[3.0, 2.0, 1.0]], [0], gallery, [0, 1, 2], neighbours=2).neighbours
+        tensor([[0, 1]])
     """
     x = as_features("probes", probes)
     labels = as_labels("probe_labels", probe_labels, len(x), x.device)
@@ -118,9 +126,11 @@ def identify(
     theirs = as_labels("gallery_labels", gallery_labels, len(entries[0]), x.device)
     if distractors is not None:
         entries.append(as_features("distractors", distractors, like=x))
-    require(isinstance(block, int) and block >= 1, "block", "a whole number >= 1", block)
-    shown = tuple(ranks)
-    require(all(isinstance(k, int) and k >= 1 for k in shown), "ranks", "whole numbers >= 1", ranks)
+    require(is_whole(block, 1), "block", "a whole number >= 1", block)
+    require(all(is_whole(k, 1) for k in ranks), "ranks", "whole numbers >= 1", ranks)
+    shown, size = tuple(int(k) for k in ranks), sum(map(len, entries))
+    few = neighbours is None or (is_whole(neighbours, 1) and neighbours <= size)
+    require(few, "neighbours", f"a whole number from 1 to {size}, the entries, or None", neighbours)
     mated = torch.isin(labels, theirs)
     require(bool(mated.any()), "probe_labels", "labels of which some are in gallery_labels", "no such label")
 
@@ -132,7 +142,10 @@ def identify(
         mates = Mates(labels[mated], theirs)
         best = _best_mates(known, entries[0], mates, block)
         counts, top = _search(known, strangers, entries, mates, best - sphere.tie_width(wide), block)
-    return Identification(mated, counts + 1, best, top, sum(map(len, entries)), shown)
+        named = None
+        if neighbours is not None:
+            named = nearest(sphere.directions(x.to(wide)), entries, int(neighbours), block, PROBES)
+    return Identification(mated, counts + 1, best, top, size, shown, named)
 
 
 def _best_mates(x: Tensor, gallery: Tensor, mates: Mates, block: int) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -171,7 +172,8 @@ def read_curve(
     thresholds: Tensor, true: Tensor, false: Tensor, negatives: float, rate: float, argument: str, rule: str
 ) -> OperatingPoint:
     """Read a curve of ascending rates at a false rate, by the rules of `Roc.at`."""
-    require(isinstance(rate, (int, float)) and 0 < rate < 1, argument, "a rate in (0, 1)", rate)
+    require(isinstance(rate, Real) and 0 < rate < 1, argument, "a rate in (0, 1)", rate)
+    rate = float(rate)
     require(rule in ("step", "linear"), "rule", "'step' or 'linear'", rule)
     resolved = rate * negatives >= 1
     point = int((false <= rate).sum()) - 1

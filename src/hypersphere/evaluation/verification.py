@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
-from hypersphere.evaluation.arrays import Array, as_features, as_flags, as_labels, as_scores, blocks
-from hypersphere.evaluation.bootstrap import STATISTICS, Interval, bootstrap, interval
+from hypersphere.evaluation.arrays import Array, as_features, as_flags, as_labels, as_scores, blocks, is_whole
+from hypersphere.evaluation.bootstrap import Interval, bootstrap, check_statistic, interval
 from hypersphere.evaluation.roc import FARS, OperatingPoint, Ranked, Roc
+from hypersphere.evaluation.scores import cosine_scores
 from hypersphere.functions.menu import require
 
-__all__ = ["Verification", "cosine_scores", "make_folds", "verify", "verify_scores"]
+__all__ = ["Verification", "make_folds", "verify", "verify_scores"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,9 +73,7 @@ class Verification:
     ) -> Interval:
         """Bootstrap interval of "accuracy" (thresholds held as they are) or of a statistic of `bootstrap`."""
         if statistic != "accuracy":
-            names = ", ".join(repr(name) for name in ("accuracy", *STATISTICS))
-            known = callable(statistic) or statistic in STATISTICS
-            require(known, "statistic", f"one of {names} or a callable of the curve", statistic)
+            check_statistic(statistic, "accuracy")
             return bootstrap(
                 self.scores,
                 self.same,
@@ -181,25 +181,6 @@ def verify_scores(
     return _verification(lambda held_out: values, flags, _folds_of(folds, flags), far, rule)
 
 
-def cosine_scores(first: Array, second: Array, *, center: Array | None = None) -> Tensor:
-    """Cosines of corresponding rows in float64, computed in blocks, after `center` (d,) is subtracted if given.
-
-    >>> cosine_scores([[1.0, 0.0]], [[1.0, 1.0]])
-    tensor([0.7071], dtype=torch.float64)
-    """
-    one = as_features("first", first)
-    two = as_features("second", second, like=one).to(one.device)
-    require(len(one) == len(two), "second", f"{len(one)} rows, as many as first", len(two))
-    middle = torch.zeros(1, 1) if center is None else as_scores("center", center)[None]
-    require(center is None or middle.shape[1] == one.shape[1], "center", f"{one.shape[1]} numbers", middle.shape[1])
-    middle = middle.to(one.device)
-    scores = [
-        sphere.cosine(a.double() - middle, b.double() - middle)
-        for (_, a), (_, b) in zip(blocks(one, 8192), blocks(two, 8192), strict=True)
-    ]
-    return torch.cat(scores)
-
-
 def make_folds(same: Array, folds: int = 10) -> Tensor:
     """The fold of each pair: same pairs are cut, in their order, into `folds` equal runs, and so are different ones.
 
@@ -210,7 +191,8 @@ def make_folds(same: Array, folds: int = 10) -> Tensor:
     tensor([0, 0, 0, 0, 1, 1, 1, 1])
     """
     flags = as_flags("same", same, len(same), same.device if isinstance(same, Tensor) else torch.device("cpu"))
-    require(isinstance(folds, int) and folds >= 2, "folds", "a whole number >= 2, or the fold of each pair", folds)
+    require(is_whole(folds, 2), "folds", "a whole number >= 2, or the fold of each pair", folds)
+    folds = int(folds)
     fold = torch.zeros(len(flags), dtype=torch.int64, device=flags.device)
     for kind, name in ((flags, "same"), (~flags, "different")):
         count = int(kind.sum())
@@ -220,8 +202,8 @@ def make_folds(same: Array, folds: int = 10) -> Tensor:
 
 
 def _folds_of(folds: int | Array, same: Tensor) -> Tensor:
-    if isinstance(folds, int):
-        return make_folds(same, folds)
+    if isinstance(folds, int) or np.ndim(folds) == 0:
+        return make_folds(same, cast(int, folds))
     fold = as_labels("folds", folds, len(same), same.device)
     require(int(fold.min()) >= 0, "folds", "numbers 0, 1, …", int(fold.min()))
     count = int(fold.max()) + 1

@@ -22,6 +22,7 @@ def fingerprint(head: nn.Module, spread: Collection[str]) -> dict[str, str]:
     '3'
     """
     kept = {name: value for name, value in vars(head).items() if not name.startswith("_") and name != "training"}
+    kept |= {name: getattr(head, name) for name in ("angular", "margin") if hasattr(head, name)}
     kept |= dict(head.named_children()) | dict(head.named_buffers()) | dict(head.named_parameters())
     whole = {name: _words(value) for name, value in kept.items() if name not in spread}
     return {"head": _name(type(head)), **whole, **{name: str(getattr(kept[name], "dtype", None)) for name in spread}}
