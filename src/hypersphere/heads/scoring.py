@@ -62,7 +62,7 @@ class Scoring(nn.Module):
 
     def _polar(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Norms (B, 1) and directions of the features, in the wider of the features' and the weight's type."""
-        norm, direction = sphere.polar(x)
+        norm, direction = sphere.quick_polar(x)
         wide = torch.promote_types(direction.dtype, sphere.widen(self.weight).dtype)
         return norm.to(wide), direction.to(wide)
 

@@ -200,7 +200,7 @@ class _Fused(torch.autograd.Function):
         others = parts[0] if len(parts) == 1 else wanted.reduction.across(torch.stack(parts, 1))
         target_norm = None
         if not wanted.unit_rows:
-            target_norm = sphere.polar(w[y.clamp_min(0)])[0].squeeze(1).masked_fill(y < 0, 0)
+            target_norm = sphere.quick_polar(w[y.clamp_min(0)])[0].squeeze(1).masked_fill(y < 0, 0)
         ctx.save_for_backward(x, w, rho, bias, y, norms, others, target_norm, wanted.total_weights)
         ctx.wanted, ctx.blocks, ctx.kept = wanted, blocks, kept
         return others, total, target, target_norm

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hypersphere import data, evaluation, training
-from hypersphere.recipes.open_set import OBJECTIVES, OPEN_SET_METRICS, TRAINING, train_embedding
+from hypersphere.recipes.open_set import FAST, OPEN_SET_METRICS, TRAINING, objectives, train_embedding
 from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Trial
 
 __all__ = ["RECIPE"]
@@ -74,7 +74,7 @@ RECIPE = Recipe(
         "feature_dim": 128,
         "threshold_pairs": 1000,
     },
-    rows=OBJECTIVES,
+    rows=objectives(FAST),
     seeds=(0, 1, 2),
     metrics=(
         OPEN_SET_METRICS[0],
@@ -87,5 +87,6 @@ RECIPE = Recipe(
     "deviation is mostly that between folds. Features of image and mirror image concatenated, cosine scores. The "
     "threshold comes from pairs of the training people, who were seen, so it is pessimistic; the best threshold from "
     "the test pairs themselves. Fisher score of the images of the test pairs. The thesis trains on 0.49 million faces; "
-    "only the order of methods can be compared.",
+    "only the order of methods can be compared. Multiplicative margins are annealed faster than SphereFace's: λ is 5, "
+    "a sixth for the margin, from step 190 of 540 on.",
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hypersphere import data, evaluation, training
-from hypersphere.recipes.open_set import OBJECTIVES, OPEN_SET_METRICS, TRAINING, train_embedding
+from hypersphere.recipes.open_set import OPEN_SET_METRICS, SLOW, TRAINING, objectives, train_embedding
 from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Trial
 
 __all__ = ["RECIPE"]
@@ -44,7 +44,7 @@ RECIPE = Recipe(
     title="Open-set recognition of Omniglot's unseen characters",
     reference="the open-set protocol of section 2.3 of the thesis, on other data",
     settings={**TRAINING, "size": 28, "epochs": 5},
-    rows=OBJECTIVES,
+    rows=objectives(SLOW),
     seeds=(0, 1, 2),
     metrics=(
         *OPEN_SET_METRICS[:2],
@@ -56,5 +56,7 @@ RECIPE = Recipe(
     note="964 characters of 20 drawings for training, 5 epochs, three stages of 32, 64 and 64 channels, 64-d features. "
     "Verification: 6,000 pairs of 659 unseen characters in ten folds, the threshold from the other nine. "
     "Identification: 659 drawings as gallery, the other 12,521 as probes. Fisher score of the unseen characters' "
-    "features; the smallest angle is that of the class vectors.",
+    "features; the smallest angle is that of the class vectors. "
+    "Multiplicative margins are annealed as SphereFace's are; after the 755 steps here λ is 11, so the margin has a "
+    "twelfth of the target's score.",
 )

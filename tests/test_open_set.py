@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from hypersphere.evaluation import verify
+from hypersphere.models import EmbeddingCNN
+from hypersphere.recipes import RECIPES
+from hypersphere.recipes.open_set import SLOW, TRAINING, Shifted, make_head, objectives, train_embedding
+from hypersphere.training import Batches, embed
+
+
+def strokes(per_class=12, classes=6, seed=0):
+    """Classes of 8×8 images that differ in where a bar lies, under noise."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(classes).repeat_interleave(per_class)
+    images = torch.randint(0, 90, (len(labels), 1, 8, 8), generator=generator, dtype=torch.uint8)
+    for place, label in enumerate(labels.tolist()):
+        images[place, 0, label, :] = 255
+    return images, labels
+
+
+SMALL = {**TRAINING, "epochs": 12, "widths": [8, 8], "feature_dim": 8, "batch_size": 24, "shift": 0}
+
+
+@pytest.mark.parametrize("row", objectives(SLOW), ids=lambda row: row.name)
+def test_every_objective_learns_what_can_be_seen(row):
+    torch.manual_seed(0)
+    images, labels = strokes()
+    model, head, losses = train_embedding({**SMALL, **row.settings}, images, labels, 0, lambda part: None)
+    assert len(losses) == 12
+    assert losses[-1] < losses[0] or head.energy_weight or head.annealing  # a margin that grows raises its own loss
+    features, again = embed(model, Batches(*strokes(seed=1), 24))
+    first, second = torch.triu_indices(len(again), len(again), 1)
+    verified = verify(features[first], features[second], again[first] == again[second])
+    assert verified.auc > 0.8
+
+
+def test_shifts_move_whole_batches_and_lose_nothing():
+    images, labels = strokes()
+    generator = torch.Generator().manual_seed(0)
+    moved = [x for x, _ in Shifted(Batches(images, labels, 24), 2, generator)]
+    still = [x for x, _ in Batches(images, labels, 24)]
+    assert any(not torch.equal(a, b) for a, b in zip(moved, still, strict=True))
+    for a, b in zip(moved, still, strict=True):
+        assert torch.equal(a.flatten(1).sort().values, b.flatten(1).sort().values)
+
+
+def test_bad_settings_name_themselves():
+    with pytest.raises(ValueError, match="head must be one of softmax"):
+        make_head({"head": "nonsense", "options": {}}, 8, 6)
+    with pytest.raises(ValueError, match="image_size must be at least 8 high and wide"):
+        EmbeddingCNN(1, (4, 4))
+
+
+def test_records_that_are_kept_belong_to_the_recipes():
+    for name in ("omniglot", "lfw"):
+        recipe = RECIPES[name]
+        assert len({tuple(sorted(map(str, recipe.settings_of(row, {}).items()))) for row in recipe.rows}) == 8
