@@ -1,9 +1,11 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from hypersphere.evaluation import verify
 from hypersphere.models import EmbeddingCNN
-from hypersphere.recipes import RECIPES
+from hypersphere.recipes import RECIPES, read_records
 from hypersphere.recipes.open_set import SLOW, TRAINING, Shifted, make_head, objectives, train_embedding
 from hypersphere.training import Batches, embed
 
@@ -51,7 +53,12 @@ def test_bad_settings_name_themselves():
         EmbeddingCNN(1, (4, 4))
 
 
-def test_records_that_are_kept_belong_to_the_recipes():
+def test_kept_records_belong_to_their_recipes():
+    kept = Path(__file__).parent.parent / "results"
     for name in ("omniglot", "lfw"):
         recipe = RECIPES[name]
-        assert len({tuple(sorted(map(str, recipe.settings_of(row, {}).items()))) for row in recipe.rows}) == 8
+        records = read_records(kept, name)
+        assert {(r.row, r.seed) for r in records} == {(row.name, seed) for row in recipe.rows for seed in recipe.seeds}
+        for record in records:
+            (row,) = (row for row in recipe.rows if row.name == record.row)
+            assert record.settings == recipe.settings_of(row, {}), record.row
