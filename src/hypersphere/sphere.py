@@ -45,6 +45,7 @@ __all__ = [
     "vanishes",
     "widen",
     "widen_weight",
+    "widest",
 ]
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -345,3 +346,15 @@ def parallel_width(dtype: torch.dtype) -> float:
     """
     alpha = max(tie_width(dtype), resolution(dtype))
     return max(alpha**2 / 2, tie_width(torch.float64))
+
+
+def widest(x: Tensor) -> Tensor:
+    """Return `x` in float64: where it is if its device has that type, and else in the host's memory.
+
+    >>> widest(torch.tensor([1.0]))
+    tensor([1.], dtype=torch.float64)
+    """
+    try:
+        return x.double()
+    except (TypeError, RuntimeError):  # which of the two is up to the device
+        return x.cpu().double()

@@ -1,8 +1,6 @@
 """Rotating a model and folding it."""
 
 import copy
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -298,35 +296,6 @@ def test_refinement_lowers_what_it_is_told_to(energy):
         assert ours == pytest.approx(reference.energy(rows.double().numpy()))
 
 
-def test_fold_and_go_on_keeps_outputs_and_parameters():
-    model = rotate_(mlp(), "lowdin")
-    shake_(model)
-    x, parameters = torch.randn(4, 10), rotation_parameters(model)
-    y = model(x)
-    fold_(model, keep=True)
-    torch.testing.assert_close(model(x), y, atol=1e-6, rtol=0)
-    assert all(a is b for a, b in zip(parameters, rotation_parameters(model), strict=True))
-    assert measure(model)["0"].energy_drift == 0
-    assert torch.equal(parameters[0].detach(), torch.eye(10))
-
-
-def test_several_rotation_sets_over_one_set_of_neurons():
-    model, x = rotate_(mlp()), torch.randn(4, 10)
-    start = model(x)
-    use(model, "other")
-    torch.testing.assert_close(model(x), start)
-    with torch.no_grad():
-        model[0].parametrizations.weight[0].parameter.add_(0.3)
-    turned = model(x)
-    assert (turned - start).abs().max() > 1e-3
-    use(model, "main")
-    assert torch.equal(model(x), start)
-    use(model, "other")
-    with pytest.raises(ValueError, match="keep must be False where there are several sets"):
-        fold_(model, keep=True)
-    torch.testing.assert_close(fold_(model)(x), turned, atol=1e-6, rtol=0)
-
-
 def test_a_users_transform_and_the_general_maps():
     model, x = mlp(), torch.randn(4, 10)
     rotate_(model, lambda d: nn.Sequential(nn.Linear(d, d), nn.Tanh()))
@@ -358,45 +327,6 @@ def test_writing_into_a_rotated_weight_changes_nothing():
     with torch.no_grad():
         nn.init.zeros_(layer.weight)
     assert torch.equal(layer.weight, weight)
-
-
-FRESH = """
-import sys, torch
-sys.path.insert(0, sys.argv[2])
-from rotation.test_convert import mlp
-from hypersphere.rotation import Stochastic, fold_, rotate_
-saved = torch.load(sys.argv[1])
-for key, convert in {"whole": lambda m: rotate_(m, "gram_schmidt"), "partial": lambda m: Stochastic(m, 0.5, 3)}.items():
-    model = mlp()
-    convert(model)
-    model.load_state_dict(saved[key])
-    torch.testing.assert_close(model(saved["x"]), saved[key + "_y"], atol=1e-6, rtol=0)
-    torch.testing.assert_close(fold_(model)(saved["x"]), saved[key + "_y"], atol=1e-6, rtol=0)
-print("same")
-"""
-
-
-def test_saved_trained_and_loaded_in_a_fresh_process_and_folded(tmp_path):
-    from pathlib import Path
-
-    saved = {"x": torch.randn(4, 10)}
-    whole, partial = rotate_(mlp(), "gram_schmidt"), mlp()
-    stochastic = Stochastic(partial, 0.5, 3)
-    for key, model in (("whole", whole), ("partial", partial)):
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-        for _ in range(7):
-            optimizer.zero_grad()
-            model(saved["x"]).square().sum().backward()
-            optimizer.step()
-            if key == "partial":
-                stochastic.step(optimizer)
-        saved |= {key: model.state_dict(), key + "_y": model(saved["x"]).detach()}
-    torch.save(saved, tmp_path / "model.pt")
-    tests = str(Path(__file__).parent.parent)
-    done = subprocess.run(
-        [sys.executable, "-c", FRESH, str(tmp_path / "model.pt"), tests], capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.strip() == "same", done.stderr
 
 
 def test_objects_serve_as_methods():

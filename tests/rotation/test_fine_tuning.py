@@ -33,32 +33,88 @@ def test_the_constrained_form_stays_near_the_trained_weights():
     assert orthogonality_error(layer) < 1e-5
 
 
-def test_a_transformer_with_random_weights():
+FORMS = {
+    "block diagonal": ("cayley", {}),
+    "butterfly": ("cayley", {"factors": 2}),
+    "constrained": (Cayley(bound=0.2), {}),
+}
+
+
+def bert():
+    """Two layers of attention with random weights, 9 tokens, and its queries, keys and values in blocks of 4."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     model = transformers.BertModel(transformers.BertConfig(vocab_size=50, **size)).eval()
-    tokens = torch.randint(50, (2, 9))
-    before = model(tokens).last_hidden_state
-    rotate_(model, "cayley", blocks=8, where=lambda name, module: "attention.self" in name)
-    assert len(list(rotated_layers(model))) == 6
-    torch.testing.assert_close(model(tokens).last_hidden_state, before, atol=1e-6, rtol=0)
+    return model, torch.randint(50, (2, 9)), {"blocks": 8, "where": lambda name, module: "attention.self" in name}
+
+
+def resnet():
+    """A residual network with random weights, and its 3×3 convolutions over up to 64 patches in blocks of 9."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ResNetConfig(
+        embedding_size=9, hidden_sizes=[9, 9], depths=[1, 1], layer_type="basic", downsample_in_first_stage=False
+    )
+    model = transformers.ResNetModel(config).eval()
+    return model, torch.randn(2, 3, 32, 32), {"blocks": 9, "where": three_by_three, "output": True}
+
+
+def three_by_three(name, module):
+    return isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3)
+
+
+@pytest.mark.parametrize("make", [bert, resnet])
+@pytest.mark.parametrize("form", FORMS)
+def test_models_of_transformers_with_random_weights(make, form):
+    model, inputs, options = make()
+    method, more = FORMS[form]
+    before = model(inputs).last_hidden_state
+    rotate_(model, method, **options, **more)
+    torch.testing.assert_close(model(inputs).last_hidden_state, before, atol=0, rtol=0)
+    layers = list(rotated_layers(model))
+    assert len(layers) == (6 if make is bert else 4)
     for p in model.parameters():
         p.requires_grad_(False)
-    for _, _, turning in rotated_layers(model):
+    for _, _, turning in layers:
         turning.parameter.requires_grad_()
-    assert degrees_of_freedom(model) == 6 * 8 * 6
-    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=0.05)
-    losses = []
+    numbers = 6 * 8 * 6 if make is bert else 4 * 9 * 36
+    assert degrees_of_freedom(model) == numbers * more.get("factors", 1)
+    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=0.02)
+    losses, target = [], torch.randn_like(before)
     for _ in range(10):
         optimizer.zero_grad()
-        loss = -model(tokens).last_hidden_state[..., 0].mean()
+        loss = (model(inputs).last_hidden_state - target).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
-    tuned = model(tokens).last_hidden_state
-    torch.testing.assert_close(fold_(model)(tokens).last_hidden_state, tuned, atol=1e-5, rtol=0)
+    assert orthogonality_error(model) < 1e-5
+    tuned = model(inputs).last_hidden_state
+    assert (tuned - before).abs().max() > 1e-3
+    names = [name for name, _, _ in layers]
+    fold_(model)
+    assert all(type(model.get_submodule(name)) in (nn.Linear, nn.Conv2d) for name in names)
+    torch.testing.assert_close(model(inputs).last_hidden_state, tuned, atol=1e-5, rtol=0)
+
+
+def test_what_peft_does_to_three_by_three_convolutions():
+    peft = pytest.importorskip("peft")
+    model, inputs, _ = resnet()
+    before = model(inputs).last_hidden_state.detach()
+    names = [name for name, module in model.named_modules() if three_by_three(name, module)]
+    config = peft.OFTConfig(target_modules=names, oft_block_size=9, r=0, use_cayley_neumann=False, init_weights=True)
+    adapted = peft.get_peft_model(model, config).eval()
+    assert sum(p.numel() for p in adapted.parameters() if p.requires_grad) == 4 * 9 * 36  # the same numbers as ours
+    started = adapted(inputs).last_hidden_state.detach()
+    merged = adapted.merge_and_unload()(inputs).last_hidden_state.detach()
+    torch.testing.assert_close(merged, before, atol=1e-5, rtol=0)
+    if not torch.allclose(started, before, atol=1e-5):
+        change = ((started - before).norm() / before.norm()).item()
+        pytest.xfail(
+            f"PEFT {peft.__version__}: an adapter at the identity changes the output of 3×3 convolutions by "
+            f"{change:.0%}, and so differs from its merged form"
+        )
 
 
 def test_linear_layers_agree_with_peft():

@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from hypersphere.functions.orthogonal import Cayley
-from hypersphere.rotation import fold_, orthogonality_error, rotate_, rotation_parameters
+from hypersphere.functions.orthogonal import ORTHOGONALS, Cayley
+from hypersphere.functions.transform import TRANSFORMS
+from hypersphere.rotation import Stochastic, fold_, orthogonality_error, rotate_, rotation_parameters, use
 
 
 @dataclass(frozen=True)
@@ -174,29 +175,100 @@ def test_autocast_factorises_in_float32(method):
         y.float().square().sum().backward()
         optimizer.step()
     assert orthogonality_error(model) < 1e-5
+    found = []
+    for enabled in (True, False):
+        twin = copy.deepcopy(model)  # which remembers no weight
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            weight = twin[0].weight
+            (weight * model[0].bias).sum().backward()
+        found.append((weight.detach(), rotation_parameters(twin)[0].grad))
+    torch.testing.assert_close(found[0], found[1], atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("method", ["gram_schmidt", "lowdin", "cayley", "exponential"])
-def test_compiled_models_agree_with_eager_ones(method):
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    model = rotate_(nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 3)), method)
-    with torch.no_grad():
-        for p in rotation_parameters(model):
-            p += 0.1 * torch.randn_like(p)
-    twin = copy.deepcopy(model)
-    compiled = torch.compile(model, backend="aot_eager")
-    x = torch.randn(5, 2, 4, 4)
-    for _ in range(3):
+def train_both(run, model, twin, x, steps=2):
+    """Train both by plain gradient descent, and compare every gradient."""
+    for _ in range(steps):
         grads = []
-        for module, run in ((model, compiled), (twin, twin)):
-            run(x).square().sum().backward()
+        for module, call in ((model, run), (twin, twin)):
+            call(x).square().sum().backward()
             grads.append([p.grad.clone() for p in module.parameters() if p.requires_grad])
             with torch.no_grad():
                 for p in module.parameters():
                     if p.grad is not None:
                         p -= 0.05 * p.grad
                         p.grad = None
-        torch.testing.assert_close(grads[0], grads[1], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(grads[0], grads[1], atol=1e-5, rtol=1e-4)
+
+
+def pair(convert):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 3))
+    convert(model)
+    with torch.no_grad():
+        for p in rotation_parameters(model):
+            p += 0.1 * torch.randn_like(p)
+    return model, copy.deepcopy(model), torch.randn(5, 4, 4, 4)
+
+
+WAYS = {
+    **{name: lambda model, name=name: rotate_(model, name) for name in (*ORTHOGONALS, *TRANSFORMS)},
+    "bounded": lambda model: rotate_(model, Cayley(bound=0.3)),
+    "shared": lambda model: rotate_(model, "cayley", blocks=2, shared=True),
+    "butterfly": lambda model: rotate_(model, "cayley", blocks=4, factors=2, where=lambda name, layer: name == "2"),
+    "learned neurons": lambda model: rotate_(model, "exponential", blocks=2, learn_neurons=True),
+    "stochastic": lambda model: Stochastic(model, 0.5, method="lowdin"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_compiled_in_one_graph_and_trained_as_in_eager_mode(way):
+    model, twin, x = pair(WAYS[way])
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    train_both(compiled, model, twin, x)
     torch.testing.assert_close(compiled(x), twin(x), atol=1e-5, rtol=1e-5)
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), twin(x), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(torch.compile(fold_(model), backend="aot_eager", fullgraph=True)(x), twin(x))
+
+
+def test_compiled_for_real():
+    torch._dynamo.reset()
+    layer = rotate_(nn.Linear(6, 6, bias=False), "exponential")
+    train_both(torch.compile(layer, fullgraph=True), layer, copy.deepcopy(layer), torch.randn(3, 6))
+
+
+def test_the_exponential_is_a_proper_operator_of_torch():
+    free, v, g = torch.randn(2, 15), torch.randn(2, 4, 6), torch.randn(2, 6, 4).mT
+    operators = torch.ops.hypersphere
+    for operator, arguments in ((operators.exponential, (free, v)), (operators.exponential_pull, (free, v, g))):
+        assert set(torch.library.opcheck(operator.default, arguments).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("method", ["gram_schmidt", "householder", "lowdin", "exponential", "neumann"])
+def test_compiled_where_eager_mode_would_change_its_way(method):
+    """Ill-conditioned matrices and large generators: a graph cannot look, so it has to go the safe way."""
+    torch._dynamo.reset()
+    layer = rotate_(nn.Linear(8, 8, bias=False), method)
+    (free,) = rotation_parameters(layer)
+    with torch.no_grad():
+        if free.ndim == 1:
+            free.normal_(std=20.0, generator=torch.Generator().manual_seed(0))
+        else:
+            free.copy_(torch.diag(torch.logspace(0, -5, 8)) + torch.ones(8, 8).triu(1) * 1e-3)
+    weight = torch.compile(lambda: layer.weight, backend="aot_eager", fullgraph=True)()
+    v = layer.parametrizations.weight.original
+    torch.testing.assert_close(weight @ weight.mT, v @ v.mT, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(weight, layer.weight, atol=1e-3, rtol=0)
+
+
+def test_the_set_in_use_is_seen_by_a_compiled_model():
+    model, twin, x = pair(rotate_)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for m in (model, twin):
+        use(m, "other")
+    torch.testing.assert_close(compiled(x), twin(x), atol=1e-5, rtol=1e-5)
+    for m in (model, twin):
+        use(m, "main")
+    torch.testing.assert_close(compiled(x), twin(x), atol=1e-5, rtol=1e-5)

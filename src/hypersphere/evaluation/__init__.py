@@ -13,6 +13,7 @@ from hypersphere.evaluation.ensemble import concatenate, mirrored_features, patc
 from hypersphere.evaluation.fisher import angular_fisher_score
 from hypersphere.evaluation.hardness import angular_visual_hardness
 from hypersphere.evaluation.identification import Identification, identify
+from hypersphere.evaluation.landscape import Landscape, landscape
 from hypersphere.evaluation.open_set import OpenSet
 from hypersphere.evaluation.pca import Pca, fit_pca
 from hypersphere.evaluation.roc import FARS, OperatingPoint, Roc, roc
@@ -27,6 +28,7 @@ __all__ = [
     "AngleHistograms",
     "Identification",
     "Interval",
+    "Landscape",
     "OpenSet",
     "OperatingPoint",
     "Pca",
@@ -42,6 +44,7 @@ __all__ = [
     "identify",
     "inter_class_angle",
     "intra_class_angle",
+    "landscape",
     "make_folds",
     "mirrored_features",
     "pair_angles",

@@ -108,7 +108,8 @@ class Cayley(SkewMap):
 class Neumann(SkewMap):
     r"""The Cayley transform by a Neumann series: (I+S)⁻¹ ≈ Σ_k (−S)^k, products only.
 
-    The residual ‖Z(I+S) − V‖ is checked; where it is not small (‖S‖ near 1 and beyond) the exact solve takes over.
+    The residual ‖Z(I+S) − V‖ is checked; where it is not small (‖S‖ near 1 and beyond) the exact solve takes over, and
+    where nobody can look (in a compiled graph) as well.
 
     >>> Neumann(terms=8)(torch.tensor([0.01]))
     tensor([[ 0.9998, -0.0200],
@@ -147,12 +148,14 @@ class Neumann(SkewMap):
             z, before = rows - z @ s, z
         left = (z - before).square().sum().sqrt()
         small = left <= sphere.rotation_tolerance(rows.dtype) * rows.square().sum().sqrt()
-        return z, not sphere.inspectable(rows) or bool(small)
+        return z, sphere.inspectable(rows) and bool(small)
 
 
 @dataclass(frozen=True)
 class Exponential(SkewMap):
     r"""The matrix exponential: R = exp(S), S skew   (OPT, 3.4), by its action on V.
+
+    The series is as long as S is large, so a compiled graph holds it as one node, and computes it again to go back.
 
     >>> Exponential()(torch.tensor([1.0]))
     tensor([[ 0.5403, -0.8415],
@@ -161,6 +164,8 @@ class Exponential(SkewMap):
 
     def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
         """Return V·exp(−S)."""
+        if not sphere.inspectable(free, v):
+            return _exponential(free, v), (free, v)
         s = skew.unpack(free)
         radius = skew.spectral_radius(s)
         halvings = max(0, math.ceil(math.log2(radius / 16)))
@@ -177,6 +182,8 @@ class Exponential(SkewMap):
 
     def pull(self, memory: Memory, gradient: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return the gradient of the action, run backwards."""
+        if len(memory) == 2:
+            return _exponential_pull(*memory, gradient)
         v, powers, inner = memory
         if v is None:
             of_rows, s = skew.exponential_rows_gradient(inner, gradient)
@@ -186,6 +193,28 @@ class Exponential(SkewMap):
             gradient = gradient @ power.mT + power.mT @ gradient
         _, s = skew.exponential_rows_gradient(inner, gradient)
         return skew.pack(-s) / 2 ** (len(powers) - 1), of_rows
+
+
+@torch.library.custom_op("hypersphere::exponential", mutates_args=())
+def _exponential(free: Tensor, v: Tensor) -> Tensor:
+    return Exponential().apply(free, v)[0].contiguous()
+
+
+@torch.library.custom_op("hypersphere::exponential_pull", mutates_args=())
+def _exponential_pull(free: Tensor, v: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    of_free, of_rows = Exponential().pull(Exponential().apply(free, v)[1], gradient)
+    assert of_rows is not None
+    return of_free.contiguous(), of_rows.contiguous()
+
+
+@_exponential.register_fake
+def _(free: Tensor, v: Tensor) -> Tensor:
+    return v.new_empty(v.shape)
+
+
+@_exponential_pull.register_fake
+def _(free: Tensor, v: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    return free.new_empty(free.shape), v.new_empty(v.shape)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ class GramSchmidt(_TriangularFactor):
 
     "classical" takes T from the Cholesky factor of PᵀP, "iterative" does so twice, which makes Q orthogonal to working
     precision (Algorithm 2 of the thesis), "modified" removes one direction after the other (F.3). They agree in exact
-    arithmetic. Where "classical" loses digits (an ill-conditioned P), reflections take over.
+    arithmetic. Where "classical" loses digits (an ill-conditioned P), and where nobody can look whether it does (in a
+    compiled graph), reflections take over.
 
     >>> GramSchmidt()(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))
     tensor([[ 0.6000,  0.8000],
@@ -54,20 +55,17 @@ class GramSchmidt(_TriangularFactor):
 
     def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
         """Return V·Qᵀ."""
+        if not sphere.inspectable(free, v):
+            return _by_reflections(free, v)
         if self.form == "modified":
-            q, triangle, failed = *_modified(free), False
-        else:
-            q, triangle, failed = _by_cholesky(free)
-            if self.form == "iterative" and not failed:
-                q, again, failed = _by_cholesky(q)
-                triangle = again @ triangle
+            q, triangle = _modified(free)
+            return v @ q.mT, (q, triangle, v)
+        q, triangle, failed = _by_cholesky(free)
+        if self.form == "iterative" and not failed:
+            q, again, failed = _by_cholesky(q)
+            triangle = again @ triangle
         w = v @ q.mT
-        if failed or (self.form != "modified" and not keeps_norms(w, v)):
-            q, triangle = torch.linalg.qr(free)
-            signs = _signs(triangle)
-            q, triangle = q * signs.unsqueeze(-2), triangle * signs.unsqueeze(-1)
-            w = v @ q.mT
-        return w, (q, triangle, v)
+        return _by_reflections(free, v) if failed or not keeps_norms(w, v) else (w, (q, triangle, v))
 
     def pull(self, memory: Memory, gradient: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return Q·tril(A − Aᵀ, −1)·T⁻ᵀ and G·Q."""
@@ -90,6 +88,8 @@ class Householder(_TriangularFactor):
 
     def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
         """Return V·Qᵀ = (Q·Vᵀ)ᵀ."""
+        if not sphere.inspectable(free, v):
+            return _by_reflections(free, v)
         factor, tau = torch.geqrf(free)
         signs = _signs(factor)
         signed = v * signs.unsqueeze(-2)
@@ -97,6 +97,8 @@ class Householder(_TriangularFactor):
 
     def pull(self, memory: Memory, gradient: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return Q·tril(A − Aᵀ, −1)·T⁻ᵀ and G·Q."""
+        if len(memory) == 3:  # Q itself, as `GramSchmidt` has it
+            return GramSchmidt().pull(memory, gradient, rows=rows)
         factor, tau, signs, v = memory
         turned = torch.ormqr(factor, tau, gradient, left=False) * signs.unsqueeze(-2)
         triangle = factor.triu() * signs.unsqueeze(-1)
@@ -110,7 +112,7 @@ class Lowdin(RowMap):
 
     PᵀP = BΣ²Bᵀ gives the value, and in the basis B the gradient is U·X with X_ij = K_ij/(σ_i + σ_j): sums of singular
     values, never differences, so it is finite where they repeat and at P = I. An ill-conditioned P goes through its
-    singular values instead of their squares.
+    singular values instead of their squares, and so does every P in a compiled graph, where nobody can look.
 
     >>> Lowdin()(torch.tensor([[0.0, -2.0], [3.0, 0.0]]))
     tensor([[ 0., -1.],
@@ -123,14 +125,15 @@ class Lowdin(RowMap):
 
     def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
         """Return V·Uᵀ."""
-        squares, basis = torch.linalg.eigh(_lower_gram(free))
-        sigma = squares.clamp_min(0).sqrt()
-        sigma = sigma.masked_fill(sigma == 0, 1.0)  # a singular P has no nearest orthogonal matrix: stay finite
-        inverse = sigma.reciprocal().unsqueeze(-2)
-        inner = v @ basis
-        w = ((inner * inverse) @ basis.mT) @ free.mT
-        if keeps_norms(w, v):
-            return w, (free, basis, sigma, inverse, inner)
+        if sphere.inspectable(free, v):
+            squares, basis = torch.linalg.eigh(_lower_gram(free))
+            sigma = squares.clamp_min(0).sqrt()
+            sigma = sigma.masked_fill(sigma == 0, 1.0)  # a singular P has no nearest orthogonal matrix: stay finite
+            inverse = sigma.reciprocal().unsqueeze(-2)
+            inner = v @ basis
+            w = ((inner * inverse) @ basis.mT) @ free.mT
+            if keeps_norms(w, v):
+                return w, (free, basis, sigma, inverse, inner)
         outer, sigma, across = torch.linalg.svd(free)
         sigma = sigma.masked_fill(sigma == 0, 1.0)
         inner = v @ across.mT
@@ -170,8 +173,16 @@ def _times_lower(q: Tensor, lower: Tensor) -> Tensor:
 def _by_cholesky(p: Tensor) -> tuple[Tensor, Tensor, bool]:
     """Q and T of P = QT from TᵀT = PᵀP, and whether the factorisation failed."""
     lower, info = torch.linalg.cholesky_ex(_lower_gram(p))
-    failed = sphere.inspectable(p) and bool((info != 0).any())
+    failed = bool((info != 0).any())
     return torch.linalg.solve_triangular(lower.mT, p, upper=True, left=False), lower.mT, failed
+
+
+def _by_reflections(p: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
+    """V·Qᵀ, and Q, T and V, by torch's QR factorisation: stable for every P, and known to compilers."""
+    q, triangle = torch.linalg.qr(p)
+    signs = _signs(triangle)
+    q, triangle = q * signs.unsqueeze(-2), triangle * signs.unsqueeze(-1)
+    return v @ q.mT, (q, triangle, v)
 
 
 def _modified(p: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -81,7 +83,21 @@ class GCN(nn.Module):
                 nn.init.xavier_uniform_(layer.weight)
 
     def forward(self, nodes: Tensor, adjacency: Tensor) -> Tensor:
-        """Map nodes (N, F) and Â (N, N), dense or sparse, to features (N, hidden) or logits (N, num_classes)."""
-        hidden = self.activation(adjacency @ self.hidden(self.dropout(nodes)))
+        """Map nodes (N, F) and Â (N, N), each dense or sparse, to features (N, hidden) or logits (N, num_classes)."""
+        hidden = self.activation(adjacency @ self._first(nodes))
         features = adjacency @ self.dropout(hidden)
         return features if self.classifier is None else self.classifier(features)
+
+    def _first(self, nodes: Tensor) -> Tensor:
+        """The hidden layer after dropout; sparse nodes are made dense only for a layer that is not linear."""
+        if not nodes.is_sparse:
+            return self.hidden(self.dropout(nodes))
+        nodes = nodes.coalesce()
+        dropped = torch.sparse_coo_tensor(
+            nodes.indices(), self.dropout(nodes.values()), nodes.shape, is_coalesced=True, check_invariants=False
+        )
+        if type(self.hidden).forward is not nn.Linear.forward:
+            return self.hidden(dropped.to_dense())
+        weight, bias = self.hidden.weight, self.hidden.bias
+        product = torch.sparse.mm(dropped, cast(Tensor, weight).mT)
+        return product if bias is None else product + bias

@@ -10,6 +10,7 @@ Reference:
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -23,7 +24,7 @@ from hypersphere.functions.menu import require
 __all__ = ["OGD", "OGDAdam"]
 
 
-class _OnTheGroup(torch.optim.Optimizer):
+class _OnTheGroup(torch.optim.Optimizer, abc.ABC):
     """What both share: square matrices, a guarded Cayley step, and putting them back on the group."""
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
@@ -37,11 +38,11 @@ class _OnTheGroup(torch.optim.Optimizer):
                 square = p.ndim >= 2 and p.shape[-1] == p.shape[-2]
                 require(square, "params", "square matrices, or batches of them (…, d, d)", tuple(p.shape))
 
+    @abc.abstractmethod
     def _direction(
         self, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
     ) -> tuple[Tensor, Tensor | float]:
         """The averaged descent direction M, and what its skew part is to be divided by."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -1,6 +1,6 @@
 """Every table of the sources as one command: rows as data, one JSON record a row and seed."""
 
-from hypersphere.recipes import digits, lfw, omniglot
+from hypersphere.recipes import attacks, digits, energy_networks, graphs, imbalance, lfw, omniglot, sphere_networks
 from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
 from hypersphere.recipes.record import Record, execute, read_records, read_tensors, run_name
 
@@ -18,4 +18,25 @@ __all__ = [
     "run_name",
 ]
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (digits.RECIPE, omniglot.RECIPE, lfw.RECIPE)}
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        digits.RECIPE,
+        omniglot.RECIPE,
+        lfw.RECIPE,
+        sphere_networks.CONVERGENCE,
+        sphere_networks.OPERATORS,
+        sphere_networks.NORMS,
+        sphere_networks.LEARNED,
+        attacks.RECIPE,
+        energy_networks.MLP,
+        energy_networks.CNN,
+        energy_networks.WIDTH,
+        energy_networks.DEPTH,
+        energy_networks.SPHERENET,
+        imbalance.TOY,
+        imbalance.MANY,
+        graphs.ENERGIES,
+        graphs.ROTATIONS,
+    )
+}

@@ -1,25 +1,46 @@
 """The report: results as one self-contained HTML file, and its tables in the terminal."""
 
+from hypersphere.report.bars import Bars
+from hypersphere.report.curves import Curves
 from hypersphere.report.draft import replacing
+from hypersphere.report.filters import Filters
+from hypersphere.report.groups import Beside, Tabs
+from hypersphere.report.heatmap import HeatMap
+from hypersphere.report.histogram import Distribution, Histogram
+from hypersphere.report.landscape import Landscape
 from hypersphere.report.page import Page, Section, page_html, write_page
 from hypersphere.report.palette import class_colors
+from hypersphere.report.projection import Projection, project
+from hypersphere.report.series import Series
 from hypersphere.report.spheres import Sphere, Spheres
 from hypersphere.report.table import Column, Table, markdown
 from hypersphere.report.terminal import print_table
 from hypersphere.report.text import Text
 
 __all__ = [
+    "Bars",
+    "Beside",
     "Column",
+    "Curves",
+    "Distribution",
+    "Filters",
+    "HeatMap",
+    "Histogram",
+    "Landscape",
     "Page",
+    "Projection",
     "Section",
+    "Series",
     "Sphere",
     "Spheres",
     "Table",
+    "Tabs",
     "Text",
     "class_colors",
     "markdown",
     "page_html",
     "print_table",
+    "project",
     "replacing",
     "write_page",
 ]

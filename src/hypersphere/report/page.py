@@ -1,7 +1,7 @@
 """One self-contained HTML file made of sections.
 
 To add a kind of section, write a frozen dataclass with a `title`, a function from it to HTML, and list both, with the
-scripts they need, in SECTIONS.
+assets they need, in SECTIONS; one that holds other sections goes to GROUPS.
 """
 
 from __future__ import annotations
@@ -14,18 +14,40 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hypersphere.functions.menu import require
+from hypersphere.report.bars import Bars, bars_html
+from hypersphere.report.curves import Curves, curves_html
 from hypersphere.report.draft import replacing
 from hypersphere.report.embed import asset
+from hypersphere.report.filters import Filters, filters_html
+from hypersphere.report.groups import Beside, Render, Tabs, beside_html, tabs_html
+from hypersphere.report.heatmap import HeatMap, heatmap_html
+from hypersphere.report.histogram import Histogram, histogram_html
+from hypersphere.report.landscape import Landscape, landscape_html
 from hypersphere.report.spheres import Spheres, spheres_html
 from hypersphere.report.table import Table, table_html
 from hypersphere.report.text import Text, text_html
 
-Section: TypeAlias = "Text | Table | Spheres"
+Section: TypeAlias = (
+    "Text | Table | Spheres | Curves | Histogram | HeatMap | Landscape | Filters | Bars | Tabs | Beside"
+)
+
+CHART = ("chart.css", "chart.js")
 
 SECTIONS: dict[type, tuple[Callable[[Any], str], tuple[str, ...]]] = {
     Text: (text_html, ()),
     Table: (table_html, ()),
     Spheres: (spheres_html, ("trackball.js", "sphere.js", "spheres.js")),
+    Curves: (curves_html, CHART),
+    Histogram: (histogram_html, CHART),
+    HeatMap: (heatmap_html, CHART),
+    Landscape: (landscape_html, CHART),
+    Filters: (filters_html, CHART),
+    Bars: (bars_html, CHART),
+}
+
+GROUPS: dict[type, tuple[Callable[[Any, Render, int], str], tuple[str, ...]]] = {
+    Tabs: (tabs_html, ("groups.css", "tabs.js")),
+    Beside: (beside_html, ("groups.css",)),
 }
 
 # The browser itself refuses any request to the network.
@@ -48,17 +70,16 @@ class Page:
     meta: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for index, section in enumerate(self.sections):
-            accepted = f"one of {', '.join(kind.__name__ for kind in SECTIONS)}"
-            require(type(section) in SECTIONS, f"sections[{index}]", accepted, type(section).__name__)
+        _check(self.sections, "sections")
 
 
 def page_html(page: Page) -> str:
     """Return the whole document; it asks for nothing from the network."""
     numbered = list(enumerate(page.sections, start=1))
     sections = "".join(_section_html(number, section) for number, section in numbered)
-    needed = [name for section in page.sections for name in SECTIONS[type(section)][1]]
-    scripts = "\n".join(asset(name) for name in dict.fromkeys(needed))
+    needed = dict.fromkeys(name for section in page.sections for name in _assets(section))
+    styles = "".join(asset(name) for name in ("page.css", *(name for name in needed if name.endswith(".css"))))
+    scripts = "\n".join(asset(name) for name in needed if name.endswith(".js"))
     facts = "".join(
         f"<div><dt>{escape(key)}</dt><dd>{escape(str(value))}</dd></div>" for key, value in page.meta.items()
     )
@@ -69,7 +90,7 @@ def page_html(page: Page) -> str:
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         "<meta name='color-scheme' content='light dark'>"
         f"<link rel='icon' href='data:,'><title>{escape(page.title)}</title>\n"
-        f"<style>\n{asset('page.css')}</style>\n<script>\n{asset('theme.js')}</script></head>\n"
+        f"<style>\n{styles}</style>\n<script>\n{asset('theme.js')}</script></head>\n"
         f"<body><header><div class='brand'>{LOGO}<span>hypersphere</span></div>"
         "<button type='button' id='theme' aria-label='Dark theme' aria-pressed='false'></button>"
         f"<h1>{escape(page.title)}</h1><p class='lead'>{escape(page.lead)}</p>{_contents_html(numbered)}</header>\n"
@@ -97,7 +118,30 @@ def write_page(
 
 def _section_html(number: int, section: Section) -> str:
     heading = f"<h2>{escape(section.title)}</h2>" if section.title else ""
-    return f"<section id='section-{number}'>{heading}{SECTIONS[type(section)][0](section)}</section>\n"
+    return f"<section id='section-{number}'>{heading}{_body_html(section, 3)}</section>\n"
+
+
+def _body_html(section: Section, level: int) -> str:
+    """A section without its heading; headings inside it are of this level."""
+    if type(section) in GROUPS:
+        return GROUPS[type(section)][0](section, _body_html, min(level, 6))
+    return SECTIONS[type(section)][0](section)
+
+
+def _assets(section: Section) -> list[str]:
+    if not isinstance(section, (Tabs, Beside)):
+        return list(SECTIONS[type(section)][1])
+    inner = [name for part in section.sections for name in _assets(part)]
+    return [*inner, *GROUPS[type(section)][1]]
+
+
+def _check(sections: Sequence[Any], where: str) -> None:
+    for index, section in enumerate(sections):
+        accepted = f"one of {', '.join(kind.__name__ for kind in (*SECTIONS, *GROUPS))}"
+        known = type(section) in SECTIONS or type(section) in GROUPS
+        require(known, f"{where}[{index}]", accepted, type(section).__name__)
+        if type(section) in GROUPS:
+            _check(section.sections, f"{where}[{index}].sections")
 
 
 def _contents_html(numbered: Sequence[tuple[int, Section]]) -> str:

@@ -1,8 +1,11 @@
-"""Colours of classes: ten that most colour-blind readers can tell apart, then as many as are asked for."""
+"""Colours: ten for classes that most colour-blind readers can tell apart and more, some in an order, and a scale."""
 
 from __future__ import annotations
 
 import colorsys
+
+import numpy as np
+from numpy.typing import NDArray
 
 # Found by maximising the smallest OKLab distance between any two, as seen with normal, protan, deutan and tritan eyes,
 # over colours that stand out from white and from near-black paper alike.
@@ -19,6 +22,11 @@ TEN_COLORS = (
     "#00624e",
 )
 
+# From dark to light in equal steps of OKLab, from indigo to mint; the order is in the lightness, which all eyes see.
+SCALE = ("#1f1a38", "#2b2e64", "#27498e", "#116aa9", "#198cb6", "#21aec4", "#4ececb", "#9ce6d0", "#defae6")
+# From blue to amber, a little lighter all the way, none too near to white or near-black paper.
+ORDER = ("#2055be", "#7851c6", "#b450b0", "#e05785", "#f8704b", "#f09c18")
+
 GOLDEN_TURN = 0.6180339887498949  # successive hues fall into the largest gap left
 
 
@@ -31,6 +39,32 @@ def class_colors(count: int) -> tuple[str, ...]:
     100
     """
     return TEN_COLORS[:count] + tuple(_generated(index) for index in range(count - len(TEN_COLORS)))
+
+
+def ordered_colors(count: int) -> tuple[str, ...]:
+    """Return colours that run from blue to amber, for things in an order.
+
+    >>> ordered_colors(3)
+    ('#2055be', '#ca549a', '#f09c18')
+    """
+    return tuple(f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in _between(ORDER, count).tolist())
+
+
+def scale_colors(count: int) -> NDArray:
+    """Return (count, 3) bytes: colours of values from low (dark) to high (light).
+
+    >>> scale_colors(2)
+    array([[ 31,  26,  56],
+           [222, 250, 230]], dtype=uint8)
+    """
+    return _between(SCALE, count)
+
+
+def _between(anchors: tuple[str, ...], count: int) -> NDArray:
+    known = np.array([list(bytes.fromhex(anchor[1:])) for anchor in anchors], dtype=np.float64)
+    at = np.linspace(0, len(anchors) - 1, count)
+    channels = [np.interp(at, np.arange(len(anchors)), channel) for channel in known.T]
+    return np.stack(channels, axis=1).round().astype(np.uint8)
 
 
 def _generated(index: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -13,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hypersphere.functions.menu import require
+from hypersphere.report.arrays import Array, as_array
 from hypersphere.report.embed import json_script
 from hypersphere.report.palette import class_colors
 from hypersphere.sphere import polar, require_finite_rows
-
-Array: TypeAlias = "Tensor | NDArray | Sequence"
 
 MOST_POINTS = 5000  # a picture; more are thinned at random, and the page says so
 MOST_CLASSES = 256  # in one legend
@@ -167,18 +165,8 @@ def _directions(name: str, values: Array) -> tuple[NDArray, NDArray]:
     return rows.numpy(), (norms > 0).squeeze(1).numpy()
 
 
-def _array(name: str, values: Array) -> NDArray:
-    try:
-        if isinstance(values, Tensor):
-            values = values.detach().cpu()
-            return (values.double() if values.is_floating_point() else values).numpy()
-        return np.asarray(values)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a tensor or an array of numbers, not a {type(values).__name__}") from None
-
-
 def _rows(name: str, values: Array) -> Tensor:
-    rows = _array(name, values)
+    rows = as_array(name, values)
     require(rows.ndim == 2 and rows.shape[1] in (2, 3), name, "of shape (N, 2) or (N, 3)", rows.shape)
     require(rows.dtype.kind in "fiu", name, "real numbers", rows.dtype)
     wide = torch.from_numpy(rows.astype(np.float64))
@@ -187,7 +175,7 @@ def _rows(name: str, values: Array) -> Tensor:
 
 
 def _integers(name: str, values: Array) -> NDArray:
-    labels = _array(name, values)
+    labels = as_array(name, values)
     require(labels.ndim == 1, name, "of shape (N,)", labels.shape)
     require(labels.dtype.kind in "iu" or not len(labels), name, "integers", labels.dtype)
     return labels.astype(np.int64)

@@ -172,6 +172,8 @@ def original_of(layer: nn.Module) -> Tensor:
 def use(model: nn.Module, name: str) -> None:
     """Turn every rotated layer of `model` by the set of parameters `name`; a new name starts a set at R = I.
 
+    The state dict says which set is in use. To load it, call `use` with every name first, in any order.
+
     >>> layer = rotate_(nn.Linear(4, 3))
     >>> use(layer, "second_task")
     >>> sorted(layer.parametrizations.weight[0].free)

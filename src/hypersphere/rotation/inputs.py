@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hypersphere.functions.menu import choose, require
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.rowmap import RowMap
+from hypersphere.rotation.parametrization import direction_norms
 
 __all__ = ["InputRotation"]
 
@@ -49,6 +50,10 @@ class InputRotation(nn.Module):
             del module.weight
             module.register_buffer("weight", rows.to(weight), persistent=False)
         self.free = nn.Parameter(self.method.identity(weight.shape[1]).to(weight))
+
+    def direction_norms(self) -> dict[str, Tensor]:
+        """Return how long the rows of a random direction are, for landscapes."""
+        return {"free": direction_norms(self.method, self.free)}
 
     def turn(self, x: Tensor) -> Tensor:
         """Return x·R, row by row."""

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from hypersphere import sphere
 from hypersphere.functions.menu import require
 from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.rotation.convert import original_of, rotated_layers
@@ -108,15 +109,15 @@ def _squared_error(r: Tensor) -> Tensor:
 
 
 def _error(r: Tensor) -> float:
-    r = r.double()
+    r = sphere.widest(r)
     return float((r.mT @ r - torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)).abs().max())
 
 
 def _drift(before: Tensor, after: Tensor) -> float:
     if len(before) < 2:
         return 0.0
-    start = energy_of(before.detach().flatten(1)[:_ROWS].double())
-    return abs(float(energy_of(after.detach().flatten(1)[:_ROWS].double()) / start) - 1)
+    start, now = (float(energy_of(sphere.widest(w.detach().flatten(1)[:_ROWS]))) for w in (before, after))
+    return abs(now / start - 1)
 
 
 def _generator_norm(turning: Rotation) -> float | None:

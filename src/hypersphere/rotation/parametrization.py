@@ -2,6 +2,8 @@ r"""The parametrisation: a weight that is its own fixed neurons V, rotated, W = 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +12,13 @@ from torch import Tensor, nn
 
 from hypersphere import sphere
 from hypersphere.functions.menu import require
+from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.functions.rowmap import Memory, RowMap
 from hypersphere.rotation.layout import Layout
 
-__all__ = ["Rotation"]
+__all__ = ["Rotation", "direction_norms", "require_finite"]
+
+_ACTIVE = "active"  # the key of the state dict that says which set is in use, where there are several
 
 
 @dataclass
@@ -34,7 +39,9 @@ class Rotation(nn.Module):
 
     The weight is computed once and given out until its parameters change; they are compared by value, so that no way of
     writing to them goes unnoticed. The gradient keeps the factorisation and not autograd's saved tensors: a weight may
-    be read many times, under `no_grad` and outside, and be differentiated by several `backward` calls.
+    be read many times, under `no_grad` and outside, and be differentiated by several `backward` calls. A compiled graph
+    holds the rotation and computes it in every call, by the stablest factorisation, for it cannot look at the numbers:
+    fold before compiling for inference.
 
     Args:
         method: one of `hypersphere.orthogonal` or `hypersphere.transform`.
@@ -61,6 +68,10 @@ class Rotation(nn.Module):
         """The parameters that weight decay would pull away from a rotation."""
         return tuple(f"free.{name}" for name in self.free)
 
+    def direction_norms(self) -> dict[str, Tensor]:
+        """Return how long the rows of a random direction are, for landscapes."""
+        return {f"free.{name}": direction_norms(self.method, free) for name, free in self.free.items()}
+
     @property
     def parameter(self) -> nn.Parameter:
         """The free parameters in use."""
@@ -76,7 +87,7 @@ class Rotation(nn.Module):
         self.free[name] = nn.Parameter(self.identity())
 
     def use(self, name: str) -> None:
-        """Turn by this set of free parameters from now on."""
+        """Turn by this set of free parameters from now on; the state dict remembers which."""
         require(name in self.free, "name", "one of " + ", ".join(map(repr, self.free)), name)
         self.active = name
 
@@ -88,7 +99,6 @@ class Rotation(nn.Module):
         """Return the matrices of the set in use: (d, d), or one for each block and factor."""
         return self.method(self.parameter.detach())
 
-    @torch.compiler.disable
     def forward(self, neurons: Tensor) -> Tensor:
         """Return the rotated weight, of the shape and type of `neurons`."""
         free = self.parameter
@@ -104,16 +114,17 @@ class Rotation(nn.Module):
 
     def turn(self, free: Tensor, rows: Tensor) -> tuple[Tensor, list[Memory]]:
         """Return the turned rows (n, d) and the memories of the factors, outside autograd."""
-        picked = rows if self.dimensions is None else rows[:, self.dimensions]
+        dimensions = None if self.dimensions is None else self.dimensions.to(rows.device)
+        picked = rows if dimensions is None else rows[:, dimensions]
         memories = []
         for j in range(self.layout.factors):
             cut, memory = self.method.apply(self.layout.of_factor(free, j), self.layout.split(picked, j))
             picked = self.layout.join(cut, len(rows), j)
             memories.append(memory)
-        if self.dimensions is None:
+        if dimensions is None:
             return picked, memories
         turned = rows.clone()
-        turned[:, self.dimensions] = picked
+        turned[:, dimensions] = picked
         return turned, memories
 
     def turn_back(self, memories: list[Memory], gradient: Tensor, *, rows: bool) -> tuple[Tensor, Tensor | None]:
@@ -140,8 +151,8 @@ class Rotation(nn.Module):
         """Make the rotated neurons the neurons, in double precision, and start again from R = I."""
         require(len(self.free) == 1, "model", "rotated by one set of parameters to fold and go on", list(self.free))
         require_finite(self.parameter)
-        rows, _ = self.turn(self.parameter.double(), neurons.flatten(1).double())
-        neurons.copy_(rows.view_as(neurons))
+        rows, _ = self.turn(sphere.widest(self.parameter), sphere.widest(neurons.flatten(1)))
+        neurons.copy_(sphere.narrow(rows, neurons.dtype).view_as(neurons))
         self.parameter.copy_(self.identity())
 
     def _current(self, free: Tensor, neurons: Tensor) -> _Turned:
@@ -167,6 +178,34 @@ class Rotation(nn.Module):
             kept = tuple(tensor.detach().clone() for tensor in watched)
         self._turned = _Turned(neurons, stamps, kept, weight, weight._version, memories)
         return self._turned
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if len(self.free) > 1:  # as numbers, so that formats for tensors alone can hold it
+            destination[prefix + _ACTIVE] = torch.tensor(list(self.active.encode()), dtype=torch.uint8)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        saved = state_dict.pop(prefix + _ACTIVE, None)
+        active = self.active if saved is None else bytes(saved.tolist()).decode()
+        if active in self.free:
+            self.active = active
+        else:  # an error even where others are forgiven: the weight would silently be another
+            have, need = ", ".join(map(repr, self.free)), f"call use(model, {active!r}) before loading"
+            error_msgs.append(
+                f"{prefix}: saved with the set of rotations {active!r} in use, but there is only {have}: {need}"
+            )
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_turned": None}
@@ -198,6 +237,13 @@ class _Linked(torch.autograd.Function):
             rows = sphere.widen(gradient).flatten(1)
             free, v = ctx.rotation.turn_back(ctx.memories, rows, rows=ctx.needs_input_grad[3])
         return None, None, sphere.narrow(free, ctx.types[0]), None if v is None else v.view(ctx.shape).to(ctx.types[1])
+
+
+def direction_norms(method: RowMap, free: Tensor) -> Tensor:
+    """The lengths (…, 1) of the rows of a direction: those of P, and √(d/2) for the numbers of a skew S, ‖S‖_F = √d."""
+    if isinstance(method, SkewMap):
+        return free.new_full((*free.shape[:-1], 1), math.sqrt(method.size(free) / 2))
+    return sphere.norm(free.detach(), keepdim=True)
 
 
 def require_finite(free: Tensor) -> None:

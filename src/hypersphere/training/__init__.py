@@ -1,6 +1,29 @@
-"""The training loop and what it needs."""
+"""The training loop, what it needs, and jobs as plain data."""
 
 from hypersphere.training.batches import Batches
-from hypersphere.training.loop import Epoch, embed, fit, predict
+from hypersphere.training.checkpoint import Checkpoint, DamagedCheckpoint
+from hypersphere.training.checkpoints import Checkpoints
+from hypersphere.training.job import Assembly, Job
+from hypersphere.training.loop import Epoch, Progress, embed, fit, minimize, predict
+from hypersphere.training.objective import Objective
+from hypersphere.training.random_state import RandomState
+from hypersphere.training.task import Task, load_task
 
-__all__ = ["Batches", "Epoch", "embed", "fit", "predict"]
+__all__ = [
+    "Assembly",
+    "Batches",
+    "Checkpoint",
+    "Checkpoints",
+    "DamagedCheckpoint",
+    "Epoch",
+    "Job",
+    "Objective",
+    "Progress",
+    "RandomState",
+    "Task",
+    "embed",
+    "fit",
+    "load_task",
+    "minimize",
+    "predict",
+]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ __all__ = ["Batches"]
 class Batches:
     """Iterate over two tensors in batches, in a new order every time if a generator is given.
 
-    A data loader does as well wherever batches are asked for: anything that yields (inputs, labels).
+    A data loader does as well wherever batches are asked for: anything that yields (inputs, labels). One with the two
+    methods `state_dict` and `load_state_dict` can go on in the middle of an epoch, as this one does.
 
     Args:
         inputs: (N, …), uint8 images are scaled to [0, 1] batch by batch.
@@ -34,13 +36,69 @@ class Batches:
         require(len(inputs) == len(labels) > 0, "labels", f"one for each of the {len(inputs)} inputs", len(labels))
         require(batch_size >= 1, "batch_size", "a number >= 1", batch_size)
         self.inputs, self.labels, self.batch_size, self.generator = inputs, labels, batch_size, generator
+        self._place: tuple[Tensor | None, int] | None = None  # the state that drew the order, the batches handed out
+        self._resumes = False
 
     def __len__(self) -> int:
         return -(-len(self.inputs) // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        n = len(self.inputs)
-        order = torch.arange(n) if self.generator is None else torch.randperm(n, generator=self.generator)
-        for chosen in order.split(self.batch_size):
-            x = self.inputs[chosen]
-            yield (x.float() / 255 if x.dtype == torch.uint8 else x), self.labels[chosen]
+        resumed = self._place if self._resumes else None
+        self._resumes = False
+        start, done = resumed or (self._random_state(), 0)
+        chunks = self._order(start, again=resumed is not None).split(self.batch_size)
+        for at in range(done, len(chunks)):
+            self._place = start, at + 1
+            x = self.inputs[chunks[at]]
+            yield (x.float() / 255 if x.dtype == torch.uint8 else x), self.labels[chunks[at]]
+        self._place = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the iteration under way: every batch that was handed out counts as done.
+
+        Example:
+            >>> data = Batches(torch.zeros(6), torch.arange(6), 2, torch.Generator().manual_seed(0))
+            >>> for x, y in data:
+            ...     break
+            >>> again = Batches(torch.zeros(6), torch.arange(6), 2, torch.Generator())
+            >>> again.load_state_dict(data.state_dict())
+            >>> len(list(again)), len(list(again))
+            (2, 3)
+        """
+        now = self._random_state()
+        start, done = self._place or (now, 0)
+        return {
+            "samples": len(self.inputs),
+            "batch_size": self.batch_size,
+            "done": done,
+            "order": start,
+            "generator": now,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration the rest of the one that `state_dict` was taken in, or a new one if in none.
+
+        The rest is empty where all batches had been handed out, but the end had not been asked for yet.
+        """
+        theirs = {key: state[key] for key in ("samples", "batch_size")}
+        ours = {"samples": len(self.inputs), "batch_size": self.batch_size}
+        require(theirs == ours, "state", f"of the same data, with {ours}", theirs)
+        theirs, ours = {"shuffled": state["order"] is not None}, {"shuffled": self.generator is not None}
+        require(theirs == ours, "state", f"of batches with {ours}", theirs)
+        if self.generator is not None:
+            self.generator.set_state(state["generator"])
+        self._resumes = state["done"] > 0
+        self._place = (state["order"], state["done"]) if self._resumes else None
+
+    def _random_state(self) -> Tensor | None:
+        return None if self.generator is None else self.generator.get_state()
+
+    def _order(self, start: Tensor | None, again: bool) -> Tensor:
+        """A new order, or the one that was drawn in the state `start`, the generator left alone."""
+        generator = self.generator
+        if generator is None or start is None:
+            return torch.arange(len(self.inputs))
+        if again:
+            generator = torch.Generator(generator.device)
+            generator.set_state(start)
+        return torch.randperm(len(self.inputs), generator=generator)

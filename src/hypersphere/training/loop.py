@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere.functions.menu import require
+from hypersphere.training.objective import Objective
 
-__all__ = ["Epoch", "embed", "fit", "predict"]
+__all__ = ["Epoch", "Progress", "Steps", "embed", "fit", "minimize", "predict"]
 
 
 ADVICE = "a smaller learning rate may help"
@@ -26,6 +27,16 @@ class Scorer(Protocol):
         """Return the plain scores of features."""
 
 
+class Steps(Protocol):
+    """An optimiser, or several that step together."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+
+    def step(self) -> Any:
+        """Change the parameters."""
+
+
 @dataclass(frozen=True)
 class Epoch:
     """What one pass over the data gave: the mean loss, regularisers included, and the seconds it took."""
@@ -35,13 +46,24 @@ class Epoch:
     seconds: float
 
 
+@dataclass
+class Progress:
+    """How far training is: whole epochs, steps in all, and the summed loss and examples of the epoch under way."""
+
+    epoch: int = 0
+    step: int = 0
+    total: float = 0.0
+    seen: int = 0
+    loss: float = math.nan
+
+
 def fit(
     model: nn.Module,
     head: nn.Module,
     data: Iterable[tuple[Tensor, Tensor]],
     *,
     epochs: int,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Steps,
     scheduler: Any = None,
     regularizers: Sequence[Callable[[], Tensor]] = (),
     on_step: Callable[[int], None] | None = None,
@@ -69,34 +91,63 @@ def fit(
     """
     model.train()
     head.train()
-    history, step = [], 0
-    for number in range(1, epochs + 1):
-        began, total, seen, steps_before = time.perf_counter(), 0.0, 0, step
+    return minimize(
+        Objective(model, head, regularizers),
+        data,
+        epochs=epochs,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        on_step=None if on_step is None else lambda progress: on_step(progress.step),
+        on_epoch=on_epoch,
+    )
+
+
+def minimize(
+    objective: nn.Module,
+    data: Iterable[tuple[Tensor, Tensor]],
+    *,
+    epochs: int,
+    optimizer: Steps,
+    scheduler: Any = None,
+    on_step: Callable[[Progress], None] | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    progress: Progress | None = None,
+) -> list[Epoch]:
+    """Train anything that maps inputs and labels to a loss; `fit` is this for a model and its head.
+
+    Args:
+        objective: an `Objective`, also wrapped in DDP or compiled.
+        data, epochs, optimizer, scheduler, on_epoch: as in `fit`.
+        on_step: called after each step with how far training is.
+        progress: where to go on; `data` then yields what is left of the epoch under way first.
+    """
+    at = progress or Progress()
+    history: list[Epoch] = []
+    while at.epoch < epochs:
+        began, steps_before = time.perf_counter(), at.step
         for x, y in data:
-            features = model(x)
             try:
-                loss = head(features, y)
-                for regularizer in regularizers:
-                    loss = loss + regularizer()
+                loss = objective(x, y)
             except ValueError as error:
-                if not _finite(x) or _finite(features, *model.parameters(), *head.parameters()):
+                if not _finite(x) or _healthy(objective, x):
                     raise
-                raise FloatingPointError(f"training diverged in epoch {number}: {error}; {ADVICE}") from None
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                raise FloatingPointError(f"the loss became {value} in epoch {number}; {ADVICE}")
+                raise FloatingPointError(f"training diverged in epoch {at.epoch + 1}: {error}; {ADVICE}") from None
+            at.loss = float(loss.detach())
+            if not math.isfinite(at.loss):
+                raise FloatingPointError(f"the loss became {at.loss} in epoch {at.epoch + 1}; {ADVICE}")
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
-            step += 1
-            if on_step is not None:
-                on_step(step)
             if scheduler is not None:
                 scheduler.step()
-            total, seen = total + value * len(y), seen + len(y)
-        if step == steps_before:
-            raise ValueError(f"data must yield batches anew every epoch, but epoch {number} had none")
-        history.append(Epoch(number, total / max(seen, 1), time.perf_counter() - began))
+            at.step, at.total, at.seen = at.step + 1, at.total + at.loss * len(y), at.seen + len(y)
+            if on_step is not None:
+                on_step(at)
+        if at.step == steps_before and not at.seen:
+            raise ValueError(f"data must yield batches anew every epoch, but epoch {at.epoch + 1} had none")
+        at.epoch += 1
+        history.append(Epoch(at.epoch, at.total / max(at.seen, 1), time.perf_counter() - began))
+        at.total, at.seen = 0.0, 0
         if on_epoch is not None:
             on_epoch(history[-1])
     return history
@@ -124,3 +175,10 @@ def predict(head: Scorer, features: Tensor) -> Tensor:
 
 def _finite(*tensors: Tensor) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+@torch.no_grad()
+def _healthy(objective: nn.Module, x: Tensor) -> bool:
+    """Whether the parameters, and the features where there are any to be had, are finite."""
+    features = (objective.features(x),) if isinstance(objective, Objective) else ()
+    return _finite(*features, *objective.parameters())

@@ -1,0 +1,123 @@
+"""What the recipes that train a classifier share: a job whose parts are the settings, measured after every epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere import energy, training
+from hypersphere.recipes.recipe import Metric, Outcome, Trial
+
+__all__ = ["ENERGY", "ERROR", "IMAGES", "SECONDS", "assemble", "classify", "hidden_energy", "run", "settings_of"]
+
+SECONDS = Metric("seconds", "seconds of training", ".0f", None)
+ERROR = Metric("error", "test error %", ".2f", False)
+ENERGY = Metric("energy", "hidden energy", ".4f", False)
+_JOB = [one.name for one in fields(training.Job) if one.name != "seed"]
+
+# CIFAR-100's fifth at half its size, for networks that two cores train in a minute
+IMAGES: dict[str, Any] = {
+    "data": {"name": "cifar100_fifth", "pool": 2},
+    "augment": {"shift": 2, "mirror": True},
+    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
+    "batch_size": 128,
+    "epochs": 10,
+}
+
+
+def settings_of(**changes: Any) -> dict[str, Any]:
+    """Return all settings of a job but the seed, with these changes."""
+    return {key: value for key, value in training.Job.of(changes).settings().items() if key != "seed"}
+
+
+def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
+    """Train the job that the settings describe; the test error and the energy of the hidden neurons by epoch."""
+    return classify(assemble(settings, trial), trial)
+
+
+def assemble(settings: Mapping[str, Any], trial: Trial) -> training.Assembly:
+    """Return the objects of the job that the settings describe."""
+    job = training.Job.of({**{key: settings[key] for key in _JOB}, "seed": trial.seed})
+    return job.build(trial.data_root)
+
+
+def classify(
+    assembly: training.Assembly,
+    trial: Trial,
+    *,
+    more: Callable[[], Mapping[str, float]] = dict,
+    tensors: Callable[[], Mapping[str, Tensor]] = dict,
+    objective: nn.Module | None = None,
+    measure_every: int = 1,
+) -> Outcome:
+    """Train, and measure after every epoch; a run that diverges ends there, and its error is not a number.
+
+    Args:
+        assembly: what is trained.
+        trial: whom to tell.
+        more: further numbers, asked for at the end.
+        tensors: what to keep for pictures, asked for at the end.
+        objective: trained instead of the assembly's own.
+        measure_every: how many epochs between measurements of error and energy; always after the last.
+    """
+    curves: dict[str, list[float]] = {"loss": [], "error": [test_error(assembly)], "energy": [hidden_energy(assembly)]}
+    seconds = []
+
+    def measure(epoch: training.Epoch) -> None:
+        seconds.append(epoch.seconds)
+        if epoch.number % measure_every == 0 or epoch.number == assembly.job.epochs:
+            curves["loss"].append(epoch.loss)
+            curves["error"].append(test_error(assembly))
+            curves["energy"].append(hidden_energy(assembly))
+            trial.tell(epoch.number / assembly.job.epochs)
+
+    assembly.objective.train()
+    diverged = False
+    try:
+        training.minimize(
+            assembly.objective if objective is None else objective,
+            assembly.batches,
+            epochs=assembly.job.epochs,
+            optimizer=assembly.optimizer,
+            scheduler=assembly.scheduler,
+            on_step=lambda progress: assembly.after_step(progress.step),
+            on_epoch=measure,
+        )
+    except FloatingPointError:
+        diverged = True
+    metrics = {
+        "error": math.nan if diverged else curves["error"][-1],
+        "energy": hidden_energy(assembly),
+        "seconds": sum(seconds),
+        "diverged": float(diverged),
+    }
+    if diverged:
+        return Outcome(metrics, curves)
+    return Outcome({**metrics, **more()}, curves, tensors())
+
+
+def test_error(assembly: training.Assembly) -> float:
+    """The share of the test data that is not recognised, in per cent; NaN if the features are not finite."""
+    try:
+        features, labels = training.embed(assembly.network, assembly.test_batches())
+        return 100 * float((training.predict(assembly.head, features) != labels).double().mean())
+    except ValueError:
+        return math.nan
+
+
+@torch.no_grad()
+def hidden_energy(assembly: training.Assembly) -> float:
+    """The half-space energy (s = 2) of the hidden neurons, averaged over layers of two or more."""
+    weights = [
+        module.weight.detach().flatten(1)
+        for module in assembly.network.body.modules()
+        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Linear)) and len(module.weight) > 1
+    ]
+    finite = all(bool(torch.isfinite(weight).all()) for weight in weights)
+    values = [float(energy.hyperspherical_energy(w, half_space=True)) for w in weights] if finite else [math.nan]
+    return sum(values) / len(values)

@@ -1,0 +1,195 @@
+"""Three studies of training by rotation: class vectors that only turn, the energy it starts from, its landscape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere import data, energy, evaluation, models, rotation, training
+from hypersphere.recipes.classification import ENERGY, ERROR, IMAGES, assemble, classify, settings_of
+from hypersphere.recipes.opt_networks import CNN6, decaying_sgd
+from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
+from hypersphere.training.network import initialize_
+
+__all__ = ["INITIAL_ENERGY", "LANDSCAPE", "OMNIGLOT"]
+
+_SIZE = 28
+
+
+def run_open_set(settings: Mapping[str, Any], trial: Trial) -> Outcome:
+    """Train on the seen characters, then compare the unseen: 6,000 pairs, and one drawing each against all others."""
+    assembly = assemble(settings, trial)
+    numbers = rotation.degrees_of_freedom(assembly.head)
+
+    def more() -> dict[str, float]:
+        unseen = data.omniglot(trial.data_root, "evaluation", size=_SIZE)
+        return compare(*training.embed(assembly.network, training.Batches(unseen.images, unseen.labels, 500)))
+
+    outcome = classify(assembly, trial, more=more)
+    return Outcome({**outcome.metrics, "head_parameters": float(numbers)}, outcome.curves)
+
+
+def compare(features: Tensor, labels: Tensor) -> dict[str, float]:
+    """Verify 6,000 pairs in ten folds, and identify all against the first of each character."""
+    pairs = data.draw_pairs(labels, folds=10, per_fold=300, seed=0)
+    verified = evaluation.verify(features[pairs.first], features[pairs.second], pairs.same, folds=pairs.fold)
+    gallery = torch.zeros(len(labels), dtype=torch.bool)
+    gallery[[int((labels == label).nonzero()[0]) for label in labels.unique()]] = True
+    identified = evaluation.identify(features[~gallery], labels[~gallery], features[gallery], labels[gallery])
+    return {
+        "accuracy": 100 * verified.accuracy,
+        "eer": 100 * verified.eer,
+        "rank1": 100 * identified.accuracy[1],
+    }
+
+
+OMNIGLOT = Recipe(
+    name="opt-omniglot",
+    title="Random class vectors that only turn, on Omniglot's unseen characters",
+    reference="table 13 of the OPT paper, of faces: CASIA and LFW",
+    settings=settings_of(
+        data={"name": "omniglot", "size": _SIZE, "held_out": 1},
+        model={"name": "embedding_cnn", "image_size": [_SIZE, _SIZE], "widths": [32, 64, 64], "feature_dim": 64},
+        optimizer=decaying_sgd(0.1),
+        augment={"shift": 2},
+        batch_size=128,
+        epochs=5,
+    ),
+    rows=(
+        Row("learned class vectors", {}),
+        Row(
+            "CLS-OPT (CP)",
+            {
+                "rotation": {"name": "cayley", "hidden": False, "output": True, "normalize": True},
+                "optimizer": decaying_sgd(0.1, 0.1),
+            },
+        ),
+    ),
+    seeds=(0, 1),
+    metrics=(
+        Metric("accuracy", "verification %", ".2f", True),
+        Metric("eer", "EER %", ".2f", False),
+        Metric("rank1", "rank-1 %", ".2f", True),
+        Metric("error", "error % of seen characters", ".2f", False),
+        Metric("head_parameters", "trained numbers of the head", ".0f", None),
+    ),
+    run=run_open_set,
+    note="TODO",
+)
+
+
+def run_from_energy(settings: Mapping[str, Any], trial: Trial) -> Outcome:
+    """Train from neurons of some mean; and the energy that this mean gives CNN-6 in the source's size."""
+    full = source_energy(settings["model"]["init"], settings["model"]["init_mean"], trial.seed)
+    outcome = classify(assemble(settings, trial), trial)
+    start = {"source_energy": full, "start_energy": outcome.curves["energy"][0]}
+    return Outcome({**outcome.metrics, **start}, outcome.curves)
+
+
+@torch.no_grad()
+def source_energy(init: str, mean: float, seed: int) -> float:
+    """The half-space energy (s = 2) of CNN-6 before training, the mean over pairs and the sum over seven layers."""
+    torch.manual_seed(seed)
+    network = models.MODELS["opt_cnn6"]()
+    initialize_(network, init, mean)
+    weights = [m.weight.flatten(1) for m in network.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    return sum(float(energy.hyperspherical_energy(weight, half_space=True)) for weight in weights)
+
+
+def _of_mean(mean: float) -> dict[str, Any]:
+    return {"model": {**CNN6, "init": "he", "init_mean": mean}}
+
+
+_PRINTED = {  # mean: energy and error of table 7.2
+    0.0: {"source_energy": 3.5109, "error": 32.49},
+    1e-3: {"source_energy": 3.5117, "error": 33.11},
+    1e-2: {"source_energy": 3.5160, "error": 39.51},
+    2e-2: {"source_energy": 3.5531, "error": 53.89},
+    3e-2: {"source_energy": 3.6761},
+    5e-2: {"source_energy": 4.2776},
+}
+_TURNED = {"rotation": {"name": "cayley", "normalize": True}, "optimizer": decaying_sgd(0.1, 0.3)}
+INITIAL_ENERGY = Recipe(
+    name="opt-initial-energy",
+    title="The energy that training starts from, CNN-6 on a fifth of CIFAR-100",
+    reference="table 7.2 of the thesis, table 4 of the OPT paper",
+    settings=settings_of(**{**IMAGES, "epochs": 5}, **_of_mean(0.0)),
+    rows=(
+        *(Row(f"OPT (CP), mean {mean:g}", {**_of_mean(mean), **_TURNED}, own) for mean, own in _PRINTED.items()),
+        *(Row(f"plain, mean {mean:g}", _of_mean(mean)) for mean in (0.0, 1e-2, 2e-2, 5e-2)),
+    ),
+    seeds=(0,),
+    metrics=(
+        Metric("source_energy", "initial energy of CNN-6", ".4f", False),
+        Metric("start_energy", "initial hidden energy", ".4f", False),
+        ENERGY,
+        ERROR,
+    ),
+    run=run_from_energy,
+    note="TODO",
+)
+
+
+def run_landscape(settings: Mapping[str, Any], trial: Trial) -> Outcome:
+    """Train, then measure loss and error on a plane around what the hidden layers learned."""
+    assembly = assemble(settings, trial)
+    outcome = classify(assembly, trial)
+    if outcome.metrics["diverged"]:
+        return outcome
+    images, labels = next(assembly.test_batches(_IMAGES))
+
+    @torch.no_grad()
+    def measure() -> dict[str, Tensor]:
+        features = assembly.network(images)
+        missed = training.predict(assembly.head, features) != labels
+        return {"loss": assembly.head(features, labels), "error": 100 * missed.double().mean()}
+
+    assembly.objective.eval()
+    generator = torch.Generator().manual_seed(trial.seed)
+    around = evaluation.landscape(
+        assembly.network.body, measure, span=_SPAN, points=settings["points"], generator=generator
+    )
+    rings = {
+        f"{name}_at_{radius}": on_ring(around, name, radius) - around.centre[name]
+        for name in ("loss", "error")
+        for radius in (0.5, 1.0)
+    }
+    centre = {f"{name}_at_centre": value for name, value in around.centre.items()}
+    kept = {f"landscape_{name}": values for name, values in around.values.items()}
+    return Outcome({**outcome.metrics, **centre, **rings}, outcome.curves, {**kept, "coordinates": around.a})
+
+
+def on_ring(around: evaluation.Landscape, name: str, radius: float) -> float:
+    """The mean over the grid's points at this distance of the centre, to half a step of the grid."""
+    distance = (around.a[:, None].square() + around.b.square()).sqrt()
+    step = float(around.a[1] - around.a[0])
+    near = around.values[name][(distance - radius).abs() <= step / 2]
+    return float(near.mean()) if len(near) else math.nan
+
+
+_IMAGES, _SPAN = 500, 1.5
+LANDSCAPE = Recipe(
+    name="opt-landscape",
+    title="The landscape around CNN-6, trained plainly and by rotation",
+    reference="figures 4 and 5 of the OPT paper",
+    settings={**settings_of(**{**IMAGES, "epochs": 5}, model=CNN6), "points": 15},
+    rows=(
+        Row("plain", {}),
+        Row("OPT (CP)", {"rotation": {"name": "cayley"}, "optimizer": decaying_sgd(0.1, 0.3)}),
+    ),
+    seeds=(0,),
+    metrics=(
+        ERROR,
+        Metric("loss_at_centre", "loss", ".3f", False),
+        Metric("loss_at_0.5", "rise of the loss at 0.5", ".3f", False),
+        Metric("loss_at_1.0", "at 1", ".3f", False),
+        Metric("error_at_0.5", "rise of the error % at 0.5", ".2f", False),
+        Metric("error_at_1.0", "at 1", ".2f", False),
+    ),
+    run=run_landscape,
+    note="TODO",
+)

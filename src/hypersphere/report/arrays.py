@@ -1,0 +1,61 @@
+"""What comes in: tensors, arrays and lists as NumPy arrays, and the statistics of rows that have gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hypersphere.functions.menu import require
+
+Array: TypeAlias = "Tensor | NDArray | Sequence"
+
+LARGEST = 1e100  # beyond, differences and squares leave float64: as good as infinite to a picture
+
+
+def as_array(name: str, values: Array) -> NDArray:
+    """Return an array of whatever type the values have; floating tensors become float64."""
+    try:
+        if isinstance(values, Tensor):
+            values = values.detach().cpu()
+            return (values.double() if values.is_floating_point() else values).numpy()
+        return np.asarray(values)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a tensor or an array of numbers, not a {type(values).__name__}") from None
+
+
+def as_numbers(name: str, values: Array, *dimensions: int) -> NDArray:
+    """Return float64 of one of these numbers of dimensions; NaN where a value is None, not finite or beyond 1e100.
+
+    >>> as_numbers("values", [1, None, 1e300], 1)
+    array([ 1., nan, nan])
+    """
+    array = as_array(name, values)
+    if array.dtype.kind == "O":
+        known = all(value is None or isinstance(value, Real) for value in array.flat)
+        require(known, name, "real numbers", type(values).__name__)
+        array = array.astype(np.float64)  # None becomes NaN
+    require(array.dtype.kind in "fiu", name, "real numbers", array.dtype)
+    shapes = " or ".join(f"{count}-dimensional" for count in dimensions)
+    require(array.ndim in dimensions, name, shapes, array.shape)
+    size = np.abs(array.astype(np.float64))
+    tiny = size < 1 / LARGEST
+    return np.where(tiny, 0.0, np.where(size <= LARGEST, array, np.nan).astype(np.float64))
+
+
+def mean_and_spread(rows: NDArray) -> tuple[NDArray, NDArray]:
+    """Return mean and sample standard deviation of each column over its finite rows, NaN where there are too few.
+
+    >>> mean_and_spread(np.array([[1.0, 2.0], [3.0, np.nan]]))
+    (array([2., 2.]), array([1.41421356,        nan]))
+    """
+    there = np.isfinite(rows)
+    count = there.sum(axis=0)
+    nowhere = np.full(rows.shape[1:], np.nan)
+    mean = np.divide(np.where(there, rows, 0.0).sum(axis=0), count, out=nowhere.copy(), where=count > 0)
+    squares = (np.where(there, rows - mean, 0.0) ** 2).sum(axis=0)
+    return mean, np.sqrt(np.divide(squares, count - 1, out=nowhere, where=count > 1))

@@ -1,0 +1,60 @@
+"""Sections made of sections: behind tabs, or side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from hypersphere.functions.menu import require
+
+Render = Callable[[Any, int], str]  # a section and the level of headings inside it -> HTML
+
+
+@dataclass(frozen=True)
+class Tabs:
+    """Sections of which one is seen at a time; all of them in print, and where there is no JavaScript.
+
+    The tabs are named by the sections' titles. Arrow keys, Home and End go from tab to tab.
+    """
+
+    title: str
+    sections: Sequence[Any]
+
+    def __post_init__(self) -> None:
+        require(len(self.sections) > 0, "sections", "at least one section", 0)
+        for index, section in enumerate(self.sections):
+            title = getattr(section, "title", None)
+            known = title if isinstance(title, str) else type(section).__name__
+            good = isinstance(title, str) and title.strip() != ""
+            require(good, f"title of sections[{index}]", "a tab's name", known)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Sections side by side where there is room, one under the other where there is not."""
+
+    title: str
+    sections: Sequence[Any]
+    caption: str = ""
+
+
+def tabs_html(section: Tabs, render: Render, level: int) -> str:
+    """Return all panels under their headings; assets/tabs.js makes tabs of them."""
+    panels = "".join(
+        f"<div class='panel'><h{level}>{escape(inner.title)}</h{level}>{render(inner, level + 1)}</div>"
+        for inner in section.sections
+    )
+    return f"<div class='tabs' data-name='{escape(section.title)}'>{panels}</div>"
+
+
+def beside_html(section: Beside, render: Render, level: int) -> str:
+    """Return one cell a section."""
+    cells = "".join(
+        f"<div class='cell'>{f'<h{level}>{escape(inner.title)}</h{level}>' if inner.title else ''}"
+        f"{render(inner, level + 1)}</div>"
+        for inner in section.sections
+    )
+    caption = f"<p class='caption'>{escape(section.caption)}</p>" if section.caption else ""
+    return f"<div class='beside'>{cells}</div>{caption}"

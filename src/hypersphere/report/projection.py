@@ -1,0 +1,61 @@
+"""Features of many dimensions as seen on the sphere: their directions along the three that hold most of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hypersphere.functions.menu import require
+from hypersphere.report.arrays import Array, as_array
+from hypersphere.sphere import polar, require_finite_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """Points and class vectors in three dimensions, and the share of the features' squared length that is kept."""
+
+    points: NDArray
+    vectors: NDArray | None
+    kept: float
+
+
+def project(features: Array, vectors: Array | None = None) -> Projection:
+    """Project unit features, and class vectors with them, on three principal directions, for a `Sphere`.
+
+    The principal directions are those of the unit features about the origin, not about their mean, so that the origin,
+    from which angles are seen, stays where it is.
+
+    Args:
+        features: (N, d); rows of zeros have no direction and stay zeros.
+        vectors: (C, d), or None.
+
+    Example:
+        >>> seen = project(np.eye(4)[[0, 0, 1, 2]])
+        >>> seen.points.shape, round(seen.kept, 2)
+        ((4, 3), 1.0)
+    """
+    x = _unit_rows("features", features)
+    basis = np.linalg.eigh(x.T @ x)[1][:, ::-1][:, :3]
+    basis = basis * np.where(
+        basis[np.abs(basis).argmax(axis=0), np.arange(3)] < 0, -1, 1
+    )  # the largest entry is positive
+    points = x @ basis
+    total = float((x**2).sum())
+    kept = float((points**2).sum()) / total if total else 1.0
+    if vectors is None:
+        return Projection(points, None, kept)
+    w = _unit_rows("vectors", vectors)
+    require(w.shape[1] == x.shape[1], "vectors", f"{x.shape[1]} columns wide, as features", w.shape[1])
+    return Projection(points, w @ basis, kept)
+
+
+def _unit_rows(name: str, values: Array) -> NDArray:
+    rows = as_array(name, values)
+    require(rows.ndim == 2 and rows.shape[1] >= 3, name, "of shape (N, d), d >= 3", rows.shape)
+    require(rows.dtype.kind in "fiu", name, "real numbers", rows.dtype)
+    wide = torch.from_numpy(rows.astype(np.float64))
+    require_finite_rows(name, wide)
+    return polar(wide)[1].numpy()

@@ -1,0 +1,138 @@
+"""A folder of checkpoints: saved so that a kill at any moment leaves a good one, found again by their sums."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hypersphere.functions.menu import require
+from hypersphere.training.checkpoint import Checkpoint, DamagedCheckpoint, flush, read_checkpoint, write_checkpoint
+
+__all__ = ["Checkpoints"]
+
+
+class Checkpoints:
+    """The last checkpoints of one run, each a folder `step-00000123` (with `.1`, `.2`… if saved again).
+
+    A checkpoint is made under another name and renamed when all of it is on the disk. One process at a time may save.
+
+    Args:
+        folder: where they lie; made at the first save.
+        keep: how many of the last are kept.
+        on_damage: told in words of each damaged checkpoint that `latest` passes over.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> layer, folder = nn.Linear(2, 2), TemporaryDirectory()
+        >>> checkpoints = Checkpoints(folder.name)
+        >>> _ = checkpoints.save(10, {"layer": layer}, {"epoch": 1})
+        >>> again = nn.Linear(2, 2)
+        >>> checkpoint = checkpoints.latest()
+        >>> checkpoint.restore_({"layer": again})
+        >>> checkpoint.step, checkpoint.state(), bool((again.weight == layer.weight).all())
+        (10, {'epoch': 1}, True)
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 3, *, on_damage: Callable[[str], None] = warnings.warn) -> None:
+        require(keep >= 1, "keep", "a number >= 1", keep)
+        self.folder, self.keep, self.on_damage = Path(folder), keep, on_damage
+        self._damaged: set[Path] = set()  # those that were passed over; the next save removes them
+
+    def save(self, step: int, modules: Mapping[str, nn.Module], state: Mapping[str, Any] | None = None) -> Path:
+        """Save, remove what is older than the last `keep`, and return the new checkpoint's folder.
+
+        Args:
+            step: how many steps were made.
+            modules: everything with weights and buffers, by name: the model, the head, regularisers.
+            state: the rest by name: objects with a `state_dict` (optimiser, schedule, gradient scaler, `Batches`,
+                `RandomState`), or plain values.
+
+        Raises:
+            ValueError: something cannot be saved, or the folder has a good checkpoint of a later step.
+            OSError: the disk is full or not writable; what was there is untouched.
+        """
+        require(step >= 0, "step", "a number >= 0", step)
+        with self._telling(step):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for leftover in self.folder.glob(".step-*.tmp"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            before = self._all()
+            self._refuse_later(before, step)
+            attempt = max((attempt for at, attempt, _ in before if at == step), default=-1) + 1
+            draft = self._aside(f"step-{step:08d}")
+            try:
+                draft.mkdir()
+                write_checkpoint(draft, step, modules, state or {})
+                path = draft.rename(self.folder / (f"step-{step:08d}" + (f".{attempt}" if attempt else "")))
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+            flush(self.folder)
+            older = [old for at, _, old in before if at < step and old not in self._damaged]
+            kept = older[max(len(older) - self.keep + 1, 0) :]
+            for _, _, old in before:
+                if old not in kept:
+                    self._remove(old)
+            self._damaged.clear()
+        return path
+
+    def latest(self) -> Checkpoint | None:
+        """Return the last good checkpoint, or None if there is none at all.
+
+        Raises:
+            DamagedCheckpoint: there are some, and all are damaged.
+        """
+        damages = []
+        for step, _, path in reversed(self._all()):
+            try:
+                checkpoint = read_checkpoint(path, step)
+            except DamagedCheckpoint as error:
+                self._damaged.add(path)
+                damages.append(f"{path.name} is damaged: {error}")
+            else:
+                for damage in damages:
+                    self.on_damage(f"{damage}; using {path.name} instead")
+                return checkpoint
+        if damages:
+            raise DamagedCheckpoint(f"no good checkpoint in {self.folder}: {'; '.join(damages)}")
+        return None
+
+    def _all(self) -> list[tuple[int, int, Path]]:
+        """Step, attempt and folder of every checkpoint, the last one last."""
+        found = []
+        for path in self.folder.glob("step-*"):
+            if match := re.fullmatch(r"step-(\d{8,})(?:\.(\d+))?", path.name):
+                found.append((int(match[1]), int(match[2] or 0), path))
+        return sorted(found)
+
+    def _refuse_later(self, found: list[tuple[int, int, Path]], step: int) -> None:
+        for later, _, path in found:
+            if later > step and path not in self._damaged:
+                try:
+                    read_checkpoint(path, later)
+                except DamagedCheckpoint:
+                    continue
+                raise ValueError(f"step must be {later} or more, since {path} is there, not {step}")
+
+    def _aside(self, name: str) -> Path:
+        return self.folder / f".{name}.{uuid.uuid4().hex}.tmp"
+
+    def _remove(self, path: Path) -> None:
+        """Take away the name first, so that a kill leaves nothing that looks like a checkpoint."""
+        shutil.rmtree(path.rename(self._aside(path.name)), ignore_errors=True)
+
+    @contextmanager
+    def _telling(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = f"the checkpoint of step {step} cannot be saved in {self.folder}: {error.strerror or error}"
+            raise (OSError(error.errno, reason) if error.errno else OSError(reason)) from error

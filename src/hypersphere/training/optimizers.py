@@ -1,0 +1,100 @@
+"""Optimisers by name, over the right parameters: decay where it does no harm, rotations on their group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hypersphere.functions.menu import require
+from hypersphere.optim import OGD, param_groups
+from hypersphere.rotation import rotation_parameters
+from hypersphere.training.parts import Spec, make
+
+__all__ = ["OPTIMIZERS", "Together", "build_optimizer"]
+
+Groups = list[dict[str, Any]]
+
+
+def _sgd(groups: Groups, *, lr: float = 0.1, momentum: float = 0.9, nesterov: bool = False) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with momentum."""
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
+
+
+def _adam(groups: Groups, *, lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999)) -> torch.optim.Optimizer:
+    """Adam, its decay added to the gradient."""
+    return torch.optim.Adam(groups, lr=lr, betas=(betas[0], betas[1]))
+
+
+def _adamw(groups: Groups, *, lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999)) -> torch.optim.Optimizer:
+    """Adam with its decay apart from the gradient."""
+    return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]))
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": _sgd, "adam": _adam, "adamw": _adamw}
+
+
+class Together:
+    """Several optimisers that step as one, after gradients were shortened to the norm `clip` if they are longer."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], clip: float | None = None) -> None:
+        require(clip is None or clip > 0, "optimizer.clip", "None or a positive number", clip)
+        self.optimizers, self.clip = list(optimizers), clip
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The state of the first, by parameter."""
+        return self.optimizers[0].state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        """Take a step with each."""
+        if self.clip is not None:
+            groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+            nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], self.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each."""
+        return {str(place): optimizer.state_dict() for place, optimizer in enumerate(self.optimizers)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give each its state back."""
+        require(len(state) == len(self.optimizers), "state", f"of {len(self.optimizers)} optimisers", len(state))
+        for place, optimizer in enumerate(self.optimizers):
+            optimizer.load_state_dict(state[str(place)])
+
+
+def build_optimizer(modules: nn.Module, on_group: Sequence[nn.Parameter], spec: Spec) -> Together:
+    """Return the optimiser of all trained parameters.
+
+    Options beside the optimiser's own: `weight_decay`; `decay_everything`, biases and norms too; `clip`, the largest
+    norm of all gradients together; `rotation_lr`, of the parameters of rotations, and of `OGD` for those `on_group`.
+    """
+    options = dict(spec)
+    decay, turning_rate = options.pop("weight_decay", 0.0), options.pop("rotation_lr", None)
+    everything, clip = bool(options.pop("decay_everything", False)), options.pop("clip", None)
+    apart = {id(parameter) for parameter in on_group}
+    groups = param_groups(modules, decay, bias=everything, normalization=everything)
+    for group in groups:
+        group["params"] = [p for p in group["params"] if id(p) not in apart]
+    if turning_rate is not None:
+        turning = {id(p) for p in rotation_parameters(modules)} - apart
+        own = [p for group in groups for p in group["params"] if id(p) in turning]
+        for group in groups:
+            group["params"] = [p for p in group["params"] if id(p) not in turning]
+        groups.append({"params": own, "weight_decay": 0.0, "lr": turning_rate})
+    groups = [group for group in groups if group["params"]]
+    optimizers = [make("optimizer", OPTIMIZERS, options, None, groups)] if groups else []
+    if on_group:
+        rate = turning_rate if turning_rate is not None else options.get("lr", 0.1)
+        optimizers.append(OGD(list(on_group), lr=rate))
+    require(bool(optimizers), "model", "one with something to train", type(modules).__name__)
+    return Together(optimizers, clip)

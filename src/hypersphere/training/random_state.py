@@ -1,0 +1,97 @@
+"""The state of everything that training may draw random numbers from."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from hypersphere.functions.menu import require
+
+__all__ = ["RandomState"]
+
+
+class RandomState:
+    """The random generators of Python, NumPy and torch (of its accelerator too, once used), and named ones of yours.
+
+    Their state is tensors, numbers and text, so that a checkpoint can hold it; loading it goes on bit for bit.
+
+    Args:
+        generators: more of them, by name.
+
+    Example:
+        >>> state = RandomState()
+        >>> before = state.state_dict()
+        >>> drawn = float(torch.rand(())), random.random(), numpy.random.rand()
+        >>> state.load_state_dict(before)
+        >>> drawn == (float(torch.rand(())), random.random(), numpy.random.rand())
+        True
+    """
+
+    def __init__(self, generators: Mapping[str, torch.Generator] | None = None) -> None:
+        self.generators = dict(generators or {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all of them."""
+        version, words, gauss = random.getstate()
+        accelerator = _accelerator()
+        return {
+            "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
+            "numpy": _as_tensors(numpy.random.get_state(legacy=False)),  # noqa: NPY002
+            "torch": torch.get_rng_state(),
+            "accelerator": None if accelerator is None else _states_of(accelerator),
+            "generators": {name: generator.get_state() for name, generator in self.generators.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set all of them to where they were."""
+        saved, ours = sorted(state["generators"]), sorted(self.generators)
+        require(saved == ours, "state", f"of the generators {ours}", saved)
+        python = state["python"]
+        random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+        numpy.random.set_state(_as_arrays(state["numpy"]))  # noqa: NPY002
+        torch.set_rng_state(state["torch"])
+        for name, generator in self.generators.items():
+            generator.set_state(state["generators"][name])
+        if state["accelerator"] is not None:
+            _set_states(state["accelerator"])
+
+
+def _accelerator() -> Any:
+    """The part of torch that drives the accelerator, if there is one in use."""
+    if not torch.accelerator.is_available():
+        return None
+    driver = torch.get_device_module(torch.accelerator.current_accelerator())
+    return driver if not hasattr(driver, "is_initialized") or driver.is_initialized() else None
+
+
+def _states_of(driver: Any) -> list[Tensor]:
+    return driver.get_rng_state_all() if hasattr(driver, "get_rng_state_all") else [driver.get_rng_state()]
+
+
+def _set_states(states: list[Tensor]) -> None:
+    if not torch.accelerator.is_available() or torch.accelerator.device_count() != len(states):
+        warnings.warn("the random state of accelerators is not restored: there are not as many here", stacklevel=3)
+        return
+    driver = torch.get_device_module(torch.accelerator.current_accelerator())
+    if hasattr(driver, "set_rng_state_all"):
+        driver.set_rng_state_all(states)
+    else:
+        driver.set_rng_state(states[0])
+
+
+def _as_tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _as_tensors(item) for key, item in value.items()}
+    return torch.from_numpy(value.copy()) if isinstance(value, numpy.ndarray) else value
+
+
+def _as_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _as_arrays(item) for key, item in value.items()}
+    return value.numpy() if isinstance(value, Tensor) else value

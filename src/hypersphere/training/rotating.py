@@ -1,0 +1,124 @@
+"""Training by rotation as a part of a job: which layers turn, what turns them, and what has to be done each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere import rotation
+from hypersphere.functions.orthogonal import ORTHOGONALS
+from hypersphere.functions.transform import TRANSFORMS
+from hypersphere.rotation.convert import select
+from hypersphere.training.parts import Spec, accepted_options, make, split_spec
+
+__all__ = ["ROTATIONS", "Turning", "turn_"]
+
+
+@dataclass(frozen=True)
+class Turning:
+    """What a rotation brings to training: a penalty, parameters that descend on the group, an inner loop of folds."""
+
+    penalty: Callable[[], Tensor] | None = None
+    on_group: list[nn.Parameter] = field(default_factory=list)
+    stochastic: rotation.Stochastic | None = None
+
+
+def _none(modules: nn.ModuleDict) -> Turning:
+    """Train the weights themselves."""
+    return Turning()
+
+
+def _rotated(method: str) -> Callable[..., Turning]:
+    def turn(
+        modules: nn.ModuleDict,
+        *,
+        blocks: int = 1,
+        shared: bool = False,
+        factors: int = 1,
+        learn_neurons: bool = False,
+        normalize: bool = False,
+        refine: str | None = None,
+        spread: float | None = None,
+        output: bool = False,
+        hidden: bool = True,
+        whole_first: bool = False,
+        **options: Any,
+    ) -> Turning:
+        chosen = make("rotation", {**ORTHOGONALS, **TRANSFORMS}, {"name": method, **options})
+        which = None if hidden else _among(["head"])
+        names = [name for name, _ in select(modules, which, output=output)]
+        cut = {"blocks": blocks, "shared": shared, "factors": factors}
+        # the first layer of images has three channels, which few numbers of blocks divide
+        parts: list[tuple[list[str], dict[str, Any]]] = (
+            [(names[:1], {}), (names[1:], cut)] if whole_first else [(names, cut)]
+        )
+        for part, layout in parts:
+            rotation.rotate_(
+                modules,
+                chosen,
+                where=_among(part),
+                **layout,
+                learn_neurons=learn_neurons,
+                normalize=normalize,
+                refine=refine,
+                spread=spread,
+                output=output,
+            )
+        return Turning()
+
+    turn.__doc__ = {**ORTHOGONALS, **TRANSFORMS}[method].__doc__
+    return turn
+
+
+def _among(names: Sequence[str]) -> Callable[[str, nn.Module], bool]:
+    return lambda name, _: name in names
+
+
+def _penalized(
+    modules: nn.ModuleDict, *, weight: float = 1.0, normalize: bool = False, refine: str | None = None
+) -> Turning:
+    """Free matrices, kept near rotations by a penalty (OR)."""
+    _rotated("free")(modules, normalize=normalize, refine=refine)
+    return Turning(penalty=rotation.RotationPenalty(modules, weight))
+
+
+def _descent(modules: nn.ModuleDict, *, normalize: bool = False, refine: str | None = None) -> Turning:
+    """Rotations that descend on the orthogonal group themselves (OGD)."""
+    _rotated("free")(modules, normalize=normalize, refine=refine)
+    return Turning(on_group=rotation.rotation_parameters(modules))
+
+
+def _stochastic(
+    modules: nn.ModuleDict,
+    *,
+    fraction: float | int = 0.25,
+    every: int = 750,
+    method: str = "cayley",
+    whole_first: bool = True,
+) -> Turning:
+    """Rotations of some dimensions at a time, folded and drawn anew (S-OPT)."""
+    generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+    return Turning(
+        stochastic=rotation.Stochastic(modules, fraction, every, method, whole_first=whole_first, generator=generator)
+    )
+
+
+ROTATIONS: dict[str, Callable[..., Turning]] = {
+    "none": _none,
+    **{name: _rotated(name) for name in (*ORTHOGONALS, *TRANSFORMS)},
+    "penalized": _penalized,
+    "descent": _descent,
+    "stochastic": _stochastic,
+}
+
+
+def turn_(modules: nn.ModuleDict, spec: Spec) -> Turning:
+    """Rotate the hidden layers of `modules`, a network and its head, as `spec` says."""
+    name, _ = split_spec("rotation", ROTATIONS, spec)
+    entry = {**ORTHOGONALS, **TRANSFORMS}.get(name)
+    own = [] if entry is None else accepted_options(entry)
+    return make("rotation", ROTATIONS, spec, None, modules, more=own)

@@ -1,0 +1,183 @@
+"""What is learned: labelled inputs for training and for testing, from a data set by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hypersphere import data
+from hypersphere.functions.menu import require
+from hypersphere.training.parts import Spec, make
+
+__all__ = ["TASKS", "Task", "load_task"]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Inputs (N, …) and labels (N,) to train on and to test on, and the names of the classes.
+
+    Inputs are images as bytes, point clouds, or the numbers of the nodes of a `graph`.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    test_inputs: Tensor
+    test_labels: Tensor
+    classes: tuple[str, ...]
+    graph: data.Graph | None = None
+
+    def __post_init__(self) -> None:
+        require(len(self.inputs) > 0, "data", "some to train on", "none")
+        require(len(self.test_inputs) > 0, "data", "some to test on", "none")
+
+
+def load_task(spec: Spec | str, root: Path | None = None) -> Task:
+    """Return the task that `spec` names, a name of TASKS with options.
+
+    >>> task = load_task({"name": "digits", "limit": 200})
+    >>> task.inputs.shape, len(task.test_inputs), len(task.classes)
+    (torch.Size([200, 1, 8, 8]), 500, 10)
+    """
+    return make("data", TASKS, spec, None, root)
+
+
+def _classification(name: str) -> Callable[..., Task]:
+    loader = data.DATASETS[name]
+
+    def load(
+        root: Path | None,
+        *,
+        limit: int | None = None,
+        pool: int = 1,
+        keep: Mapping[str, float] | None = None,
+        rising: bool = False,
+        held_out: int = 0,
+        seed: int = 0,
+    ) -> Task:
+        """Read both splits; train on `limit` of them, images averaged over `pool` pixels each way.
+
+        `keep` leaves a share of a class, by its name or number; `rising` of class i of n the share (i+1)/n. `held_out`
+        takes so many from the training data to test on instead, for choices that must not see the test data.
+        """
+        one, other = (loader(split) if name == "digits" else loader(root, split) for split in ("train", "test"))
+        task = _of_splits(one, other)
+        task = replace(task, inputs=_pooled(task.inputs, pool), test_inputs=_pooled(task.test_inputs, pool))
+        return _fewer(_holding_out(task, held_out, seed), _shares(task, keep or {}, rising), limit, seed)
+
+    load.__doc__ = loader.__doc__
+    return load
+
+
+def _of_splits(train: Any, test: Any) -> Task:
+    field = "points" if isinstance(train, data.PointClouds) else "images"
+    return Task(getattr(train, field), train.labels, getattr(test, field), test.labels, train.classes)
+
+
+def _pooled(images: Tensor, pool: int) -> Tensor:
+    whole = isinstance(pool, int) and pool >= 1
+    require(whole and (pool == 1 or images.ndim == 4), "data.pool", "a number >= 1, and 1 unless of images", pool)
+    if pool == 1:
+        return images
+    return F.avg_pool2d(images.float(), pool).round().to(torch.uint8)
+
+
+def _holding_out(task: Task, count: int, seed: int) -> Task:
+    require(0 <= count < len(task.inputs), "data.held_out", f"in [0, {len(task.inputs)})", count)
+    if not count:
+        return task
+    order = torch.randperm(len(task.inputs), generator=torch.Generator().manual_seed(seed))
+    test, train = order[:count].sort().values, order[count:].sort().values
+    return replace(
+        task,
+        inputs=task.inputs[train],
+        labels=task.labels[train],
+        test_inputs=task.inputs[test],
+        test_labels=task.labels[test],
+    )
+
+
+def _shares(task: Task, keep: Mapping[str, float], rising: bool) -> Tensor:
+    count = len(task.classes)
+    shares = (torch.arange(count) + 1) / count if rising else torch.ones(count)
+    for name, share in keep.items():
+        known = name in task.classes or (name.isdigit() and int(name) < count)
+        require(known, "data.keep", f"classes among {', '.join(task.classes)}, or numbers below {count}", name)
+        require(0 <= share <= 1, "data.keep", "shares in [0, 1]", share)
+        shares[task.classes.index(name) if name in task.classes else int(name)] = share
+    return shares
+
+
+def _fewer(task: Task, shares: Tensor, limit: int | None, seed: int) -> Task:
+    """Leave a share of each class, and at most `limit` in all, drawn by the seed."""
+    require(limit is None or limit >= 1, "data.limit", "None or a number >= 1", limit)
+    generator = torch.Generator().manual_seed(seed)
+    if limit is None and bool((shares == 1).all()):
+        return task
+    order = torch.randperm(len(task.labels), generator=generator)
+    labels = task.labels[order]
+    kept = torch.zeros(len(labels), dtype=torch.bool)
+    for label, share in enumerate(shares.tolist()):
+        places = (labels == label).nonzero().flatten()
+        kept[places[: round(share * len(places))]] = True
+    chosen = order[kept][:limit].sort().values
+    return replace(task, inputs=task.inputs[chosen], labels=task.labels[chosen])
+
+
+def _omniglot(root: Path | None, *, size: int = 28, held_out: int = 4) -> Task:
+    """Drawings of 964 characters, of each of which the last `held_out` are for testing."""
+    return _last_of_each(data.omniglot(root, "background", size=size), held_out)
+
+
+def _lfw(root: Path | None, *, at_least: int = 10, held_out: int = 2) -> Task:
+    """Faces of the people with `at_least` so many photographs, of each of whom `held_out` are for testing."""
+    faces = data.lfw(root)
+    counts = torch.bincount(faces.labels, minlength=len(faces.classes))
+    many = [name for name, count in zip(faces.classes, counts.tolist(), strict=True) if count >= at_least]
+    return _last_of_each(faces.of_classes(many), held_out)
+
+
+def _image_folder(
+    root: Path | None, *, path: str, size: int | None = None, grey: bool | None = None, held_out: int = 1
+) -> Task:
+    """Your own images, a folder a class below `path`; the last `held_out` images of each are for testing."""
+    return _last_of_each(data.image_folder(path, size=size, grey=grey), held_out)
+
+
+def _last_of_each(images: data.LabelledImages, held_out: int) -> Task:
+    require(held_out >= 1, "data.held_out", "a number >= 1", held_out)
+    order = torch.argsort(images.labels, stable=True)
+    counts = torch.bincount(images.labels, minlength=len(images.classes))
+    accepted = f"less than {int(counts.min())}, the size of the smallest class"
+    require(held_out < int(counts.min()), "data.held_out", accepted, held_out)
+    rank = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    testing = rank >= (counts - held_out).repeat_interleave(counts)
+    train, test = order[~testing].sort().values, order[testing].sort().values
+    return Task(images.images[train], images.labels[train], images.images[test], images.labels[test], images.classes)
+
+
+def _graph(name: str) -> Callable[..., Task]:
+    def load(root: Path | None) -> Task:
+        graph: data.Graph = data.DATASETS[name](root)
+        train, test = (mask.nonzero().flatten() for mask in (graph.train, graph.test))
+        return Task(train, graph.labels[train], test, graph.labels[test], graph.classes, graph)
+
+    load.__doc__ = data.DATASETS[name].__doc__
+    return load
+
+
+TASKS: dict[str, Callable[..., Task]] = {
+    **{
+        name: _classification(name)
+        for name in ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "cifar100_fifth", "modelnet10")
+    },
+    "omniglot": _omniglot,
+    "lfw": _lfw,
+    "image_folder": _image_folder,
+    **{name: _graph(name) for name in ("cora", "citeseer", "pubmed")},
+}

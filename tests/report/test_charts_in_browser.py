@@ -1,0 +1,243 @@
+"""Charts and tabs as a reader meets them, in headless Chromium."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hypersphere.report import write_page
+
+from .browser import Browser
+from .charts import every_section
+
+LEFT, RIGHT, UP, DOWN, HOME, END, ESCAPE = "\ue012", "\ue014", "\ue013", "\ue015", "\ue011", "\ue010", "\ue00c"
+LOSS = "#section-2 .cell:nth-child(1)"
+ENERGY = "#section-2 .cell:nth-child(2)"
+ROC = "#section-3"
+GEOMETRY = "#section-4"
+LEARNED = "#section-5"
+
+# Words of the charts that are seen: those that touch one another in their group, and those outside their chart.
+FAULTS = """
+    const faults = [];
+    const seen = (e) => e.checkVisibility({ visibilityProperty: true }) && e.getBoundingClientRect().width > 0;
+    for (const group of document.querySelectorAll(".ticks, .ends, .written, .toggles")) {
+        const items = [...group.querySelectorAll("span:not(.swatch):not(.detail), button")].filter(seen);
+        const boxes = items.map((e) => e.getBoundingClientRect());
+        for (let i = 0; i < boxes.length; i++) for (let j = i + 1; j < boxes.length; j++) {
+            const [a, b] = [boxes[i], boxes[j]];
+            const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+            const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+            if (wide > 0.5 && high > 2.5) faults.push(["touch", items[i].textContent, items[j].textContent]);
+        }
+        const chart = group.closest(".chart").getBoundingClientRect();
+        items.forEach((e, i) => {
+            const b = boxes[i];
+            const beside = b.left < chart.left - 12 || b.right > chart.right + 12;  // the padding of a cell
+            if (beside || b.bottom > chart.bottom + 1 || b.top < chart.top - 6) faults.push(["outside", e.textContent]);
+        });
+    }
+    return faults;
+"""
+
+
+@pytest.fixture(scope="module")
+def charts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("charts") / "page.html"
+    return write_page(target, title="All of it", lead="Every kind of section.", sections=every_section())
+
+
+@pytest.fixture
+def opened(browser: Browser, charts: Path) -> Browser:
+    browser.resize(1280, 900)
+    browser.prefer(color_scheme="light", reduced_motion="reduce")
+    browser.open(charts)
+    browser.settle()
+    return browser
+
+
+def show(browser: Browser, selector: str) -> None:
+    browser.run("document.querySelector(arguments[0]).scrollIntoView({block: 'center', behavior: 'instant'})", selector)
+
+
+def focus(browser: Browser, selector: str) -> None:
+    browser.run("document.querySelector(arguments[0]).focus({focusVisible: true})", selector)
+
+
+def words(browser: Browser, selector: str) -> str:
+    return browser.run("const e = document.querySelector(arguments[0]); return e.hidden ? '' : e.innerText", selector)
+
+
+def visible(browser: Browser, selector: str) -> int:
+    return browser.run(
+        "return [...document.querySelectorAll(arguments[0])]"
+        ".filter((e) => e.checkVisibility({visibilityProperty: true}) && e.getClientRects().length).length",
+        selector,
+    )
+
+
+def shown_panels(browser: Browser, section: str) -> list[int]:
+    return browser.run(
+        "return [...document.querySelectorAll(arguments[0] + ' .panel')]"
+        ".flatMap((p, i) => p.checkVisibility({visibilityProperty: true}) ? [i] : [])",
+        section,
+    )
+
+
+def test_the_console_stays_silent_and_nothing_is_asked_of_the_network(opened: Browser) -> None:
+    for index in (2, 3, 4, 1):
+        opened.click(f"{GEOMETRY} [role=tab]:nth-child({index})")
+    opened.click("#theme")
+    opened.click("#theme")
+    opened.settle()
+    assert opened.console() == []
+    names = opened.run("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert [name for name in names if not name.startswith("data:")] == []
+
+
+def test_tabs_switch_by_click(opened: Browser) -> None:
+    assert shown_panels(opened, GEOMETRY) == [0]
+    assert shown_panels(opened, LEARNED) == [0]
+    opened.click(f"{GEOMETRY} [role=tab]:nth-child(3)")
+    assert shown_panels(opened, GEOMETRY) == [2]
+    assert shown_panels(opened, LEARNED) == [0]
+    chosen = "return document.querySelector(arguments[0] + ' [aria-selected=true]')"
+    assert opened.run(f"{chosen}.textContent", GEOMETRY) == "Class vectors"
+    assert (
+        opened.run(
+            f"const t = {chosen[7:]}; return document.getElementById(t.getAttribute('aria-controls')).hidden", GEOMETRY
+        )
+        is False
+    )
+
+
+def test_tabs_switch_by_keys(opened: Browser) -> None:
+    focus(opened, f"{GEOMETRY} [role=tab]")
+    for key, panel in ((RIGHT, 1), (RIGHT, 2), (LEFT, 1), (END, 3), (RIGHT, 0), (LEFT, 3), (HOME, 0)):
+        opened.press(key)
+        assert shown_panels(opened, GEOMETRY) == [panel]
+        assert opened.run("return document.activeElement.getAttribute('aria-selected')") == "true"
+    reachable = "return [...document.querySelectorAll(arguments[0] + ' [role=tab]')].map((t) => t.tabIndex)"
+    assert opened.run(reachable, GEOMETRY) == [0, -1, -1, -1]
+
+
+def test_the_sphere_behind_a_tab_turns_on_drag(opened: Browser) -> None:
+    canvas = f"{GEOMETRY} canvas"
+    picture = "return document.querySelector(arguments[0]).toDataURL()"
+    opened.click(f"{GEOMETRY} [role=tab]:nth-child(2)")
+    show(opened, canvas)
+    opened.settle()
+    before = opened.run(picture, canvas)
+    assert len(before) > 20_000
+    opened.drag(canvas, 60, 25)
+    opened.settle()
+    assert opened.run(picture, canvas) != before
+
+
+def test_a_toggle_hides_its_series_and_shows_it_again(opened: Browser) -> None:
+    assert visible(opened, f"{LOSS} g[data-series]") == 3
+    opened.click(f"{LOSS} [data-toggle='1']")
+    assert visible(opened, f"{LOSS} g[data-series]") == 2
+    assert visible(opened, f"{LOSS} [data-series='1']") == 0
+    pressed = "return document.querySelector(arguments[0]).getAttribute('aria-pressed')"
+    assert opened.run(pressed, f"{LOSS} [data-toggle='1']") == "false"
+    focus(opened, f"{LOSS} .area")
+    assert "A-Softmax (m=4)" not in words(opened, f"{LOSS} .readout")
+    assert "Softmax" in words(opened, f"{LOSS} .readout")
+    opened.click(f"{LOSS} [data-toggle='1']")
+    assert visible(opened, f"{LOSS} g[data-series]") == 3
+    assert visible(opened, f"{ENERGY} g[data-series]") == 9
+
+
+def test_the_pointer_reads_values(opened: Browser) -> None:
+    show(opened, f"{LOSS} .area")
+    opened.hover(f"{LOSS} .area")
+    read = words(opened, f"{LOSS} .readout")
+    assert read.startswith(("epoch 15", "epoch 16"))
+    assert read.count("±") == 3
+    assert visible(opened, f"{LOSS} .dot") == 3
+    opened.hover("h1")
+    assert words(opened, f"{LOSS} .readout") == ""
+    show(opened, f"{GEOMETRY} .area")
+    opened.hover(f"{GEOMETRY} .area", -300)
+    assert "angle in degrees" in words(opened, f"{GEOMETRY} .readout")
+
+
+def test_keys_read_curves(opened: Browser) -> None:
+    focus(opened, f"{LOSS} .area")
+    assert words(opened, f"{LOSS} .readout").startswith("epoch 30")
+    for key, head in (
+        (LEFT, "epoch 29"),
+        (LEFT, "epoch 28"),
+        (RIGHT, "epoch 29"),
+        (HOME, "epoch 1\n"),
+        (END, "epoch 30"),
+    ):
+        opened.press(key)
+        assert words(opened, f"{LOSS} .readout").startswith(head)
+    opened.press(ESCAPE)
+    assert words(opened, f"{LOSS} .readout") == ""
+    focus(opened, f"{ROC} .area")
+    opened.press(HOME)
+    assert "false accept rate 1e-05" in words(opened, f"{ROC} .readout")
+
+
+def test_keys_read_cells(opened: Browser) -> None:
+    opened.click(f"{GEOMETRY} [role=tab]:nth-child(3)")
+    area = f"{GEOMETRY} .panel:nth-of-type(4) .area"  # the list of tabs comes first
+    focus(opened, area)
+    for key, head in (
+        (RIGHT, "airplane · automobile"),
+        (DOWN, "automobile · automobile"),
+        (END, "automobile · truck"),
+        (UP, "airplane · truck"),
+    ):
+        opened.press(key)
+        assert words(opened, f"{area} .readout").startswith(head)
+
+
+@pytest.mark.parametrize("width", [360, 390, 620, 830, 1280])
+def test_words_neither_touch_nor_leave_their_charts(opened: Browser, width: int) -> None:
+    opened.resize(width, 900, mobile=width < 500)
+    for tab in range(4):
+        opened.run(
+            "for (const list of document.querySelectorAll('[role=tablist]')) "
+            "list.children[Math.min(arguments[0], list.children.length - 1)].click()",
+            tab,
+        )
+        opened.settle()
+        assert opened.run(FAULTS) == []
+        assert opened.run("return document.documentElement.scrollWidth") == width
+
+
+def test_both_themes_color_the_lines(opened: Browser) -> None:
+    stroke = "return getComputedStyle(document.querySelector(arguments[0] + ' .line')).stroke"
+    light = opened.run(stroke, f"{LOSS} svg")
+    opened.prefer(color_scheme="dark", reduced_motion="reduce")
+    opened.run("localStorage.clear()")
+    opened.settle()
+    dark = opened.run(stroke, f"{LOSS} svg")
+    assert light == "rgb(15, 91, 216)"
+    assert dark != light
+
+
+def test_print_shows_every_panel(opened: Browser) -> None:
+    opened.protocol("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert shown_panels(opened, GEOMETRY) == [0, 1, 2, 3]
+        assert visible(opened, f"{GEOMETRY} .panel > h3") == 4
+        assert visible(opened, "[role=tablist]") == 0
+    finally:
+        opened.protocol("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_without_scripts_all_is_there(opened: Browser, charts: Path) -> None:
+    opened.protocol("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        opened.open(charts)
+    finally:
+        opened.protocol("Emulation.setScriptExecutionDisabled", {"value": False})
+    assert shown_panels(opened, GEOMETRY) == [0, 1, 2, 3]
+    assert visible(opened, f"{GEOMETRY} .panel > h3") == 4
+    assert visible(opened, ".area") == 6
