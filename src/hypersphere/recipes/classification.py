@@ -26,7 +26,7 @@ IMAGES: dict[str, Any] = {
     "augment": {"shift": 2, "mirror": True},
     "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
     "batch_size": 128,
-    "epochs": 10,
+    "epochs": 6,
 }
 
 

@@ -46,13 +46,13 @@ MLP = Recipe(
         model={"name": "mlp"},
         optimizer={"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4},
         batch_size=128,
-        epochs=5,
+        epochs=3,
     ),
     rows=regularizers(0.05, {}),
     seeds=(0, 1, 2),
     metrics=(ERROR, ENERGY, SECONDS),
     run=run,
-    note="784-256-256-10 on all 60,000 digits, 5 epochs of SGD with one cycle of the learning rate. Hidden "
+    note="784-256-256-10 on all 60,000 digits, 3 epochs of SGD with one cycle of the learning rate. Hidden "
     "energy: half "
     "space, s = 2, the mean over pairs and layers.",
 )
@@ -80,7 +80,7 @@ CNN = Recipe(
     seeds=(0, 1, 2),
     metrics=(ERROR, ENERGY, SECONDS),
     run=run,
-    note="CNN-9 with 16, 32 and 64 filters (the source: 64, 128, 256) on 10,000 images of 16×16 pixels, 10 epochs, so "
+    note="CNN-9 with 16, 32 and 64 filters (the source: 64, 128, 256) on 10,000 images of 16×16 pixels, 6 epochs, so "
     "errors are far above the source's and only differences between rows compare.",
 )
 
@@ -98,10 +98,10 @@ WIDTH = Recipe(
         Row("t = 2, half-space MHE", {"model": _WIDE, "regularizer": _HALF}, {"error": 29.33}),
         Row("t = 2, RP-CoMHE", {"model": _WIDE, **_projected("random")}, {"error": 28.92}),
     ),
-    seeds=(0, 1),
+    seeds=(0,),
     metrics=(ERROR, ENERGY, SECONDS),
     run=run,
-    note="16t, 32t and 64t filters; 10,000 images of 16×16 pixels, 10 epochs.",
+    note="16t, 32t and 64t filters; 10,000 images of 16×16 pixels, 6 epochs.",
 )
 
 _DEEP = {"name": "mhe_cnn15", "widths": [16, 32, 64], "feature_dim": 64}
@@ -119,10 +119,10 @@ DEPTH = Recipe(
             {"model": {**_DEEP, "norm": "none"}, "regularizer": _HALF},
         ),
     ),
-    seeds=(0, 1),
+    seeds=(0,),
     metrics=(ERROR, ENERGY, SECONDS),
     run=run,
-    note="16, 32 and 64 filters, 10,000 images of 16×16 pixels, 10 epochs. An error of 99 is chance.",
+    note="16, 32 and 64 filters, 10,000 images of 16×16 pixels, 6 epochs. An error of 99 is chance.",
 )
 
 _SPHERE = {"name": "sphere", "angular": "cosine"}
@@ -137,8 +137,8 @@ SPHERENET = Recipe(
         Row("MHE", {"regularizer": _FULL}, {"error": 27.28}),
         Row("half-space MHE", {"regularizer": _HALF}, {"error": 27.17}),
     ),
-    seeds=(0, 1, 2),
+    seeds=(0, 1),
     metrics=(ERROR, ENERGY, SECONDS),
     run=run,
-    note="CNN-9 of cosine SphereConv with 16, 32 and 64 filters, 10,000 images of 16×16 pixels, 10 epochs.",
+    note="CNN-9 of cosine SphereConv with 16, 32 and 64 filters, 10,000 images of 16×16 pixels, 6 epochs.",
 )
