@@ -1,5 +1,7 @@
 """Descent on the orthogonal group."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -130,3 +132,25 @@ def test_closures_and_bad_input():
     ):
         with pytest.raises(ValueError, match=words):
             make()
+
+
+@pytest.mark.parametrize("kind", [OGD, OGDAdam])
+def test_a_resumed_half_precision_run_ends_where_the_other_does(kind):
+    start = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1)))[0].bfloat16()
+    goal = torch.eye(6).flip(0).bfloat16()
+
+    def go(p, optimizer, steps):
+        for _ in range(steps):
+            p.grad = p.detach() - goal
+            optimizer.step()
+
+    p = torch.nn.Parameter(start.clone())
+    optimizer = kind([p], 0.1)
+    go(p, optimizer, 5)
+    saved = copy.deepcopy((p.detach(), optimizer.state_dict()))
+    go(p, optimizer, 5)
+    q = torch.nn.Parameter(saved[0])
+    resumed = kind([q], 0.1)
+    resumed.load_state_dict(saved[1])
+    go(q, resumed, 5)
+    assert torch.equal(p, q)

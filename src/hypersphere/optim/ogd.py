@@ -57,6 +57,15 @@ class _OnTheGroup(torch.optim.Optimizer, abc.ABC):
                     self._move(p, group)
         return loss
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a state back as wide as it was, where torch would narrow it to the type of the parameters."""
+        super().load_state_dict(state_dict)
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for p, place in zip(group["params"], saved["params"], strict=True):
+                for key, value in state_dict["state"].get(place, {}).items():
+                    if isinstance(value, Tensor):
+                        self.state[p][key] = value.detach().to(p.device, copy=True)
+
     def _move(self, p: Tensor, group: dict[str, Any]) -> None:
         state = self.state[p]
         if not state:
