@@ -47,9 +47,10 @@ TOY = Recipe(
     title="Digit 0 with 2 % of its examples, and a 2-d feature",
     reference="figure 5.4 of the thesis",
     settings=settings_of(
-        data={"name": "mnist", "keep": {"0": 0.02}, "limit": 20000},
+        data={"name": "mnist", "keep": {"0": 0.02}, "pool": 2},
         model={"name": "mnist_cnn6", "widths": [8, 16, 32], "norm": "batch"},
-        optimizer=_OPTIMIZER,
+        head={"name": "modified_softmax"},
+        optimizer={**_OPTIMIZER, "lr": 0.1},
         batch_size=128,
         epochs=4,
     ),
@@ -58,12 +59,14 @@ TOY = Recipe(
         Row("MHE on the output", {"regularizer": {"name": "mhe", "hidden": 0.0, "half_space": False, "output": 1.0}}),
         Row("half-space MHE, and on the output", {"regularizer": {"name": "mhe"}}),
     ),
-    seeds=(0, 1),
+    seeds=(0, 1, 2),
     metrics=(ERROR, _RARE),
     run=run,
-    note="20,000 digits of which 2 % of the zeros are left, CNN-6 with 8, 16 and 32 filters of 5×5 and a 2-d feature, "
-    "4 epochs, gradients clipped to norm 5: class vectors that start near each other in 2-d repel each other strongly. "
-    "The pictures show the first 2,000 test digits.",
+    note="All digits of MNIST at 14×14 pixels but 98 % of the zeros, CNN-6 with 8, 16 and 32 filters of 5×5 and a 2-d "
+    "feature, unit class vectors, 4 epochs, gradients clipped to norm 5: class vectors that start near each other in 2-d "
+    "repel each other strongly. Chosen on 10,000 held-out training digits: with a plain softmax, whose class vectors have "
+    "norms of their own, digit 0 was never recognised in 3 epochs, with energy or without. The pictures show the first "
+    "2,000 test digits.",
 )
 
 _ONE = {"data": {"name": "mnist", "keep": {"0": 0.02}, "limit": 5000}}
