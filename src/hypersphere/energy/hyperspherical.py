@@ -28,8 +28,7 @@ def hyperspherical_energy(
 ) -> Tensor:
     r"""Energy of the directions of the rows of `w`, over ordered pairs (thesis, 5.1 and 5.5).
 
-    .. math:: E_s = \sum_{i \ne j} f_s(\mathrm{dist}(\hat w_i, \hat w_j)),
-              \quad f_s(z) = z^{-s} \ (s > 0), \ \log(1/z) \ (s = 0)
+        E_s = Σ_{i≠j} f_s(dist(ŵ_i, ŵ_j)),   f_s(z) = z^−s (s > 0), log(1/z) (s = 0)
 
     Memory does not grow with the number of pairs, except under `torch.compile`, `torch.func` and in second derivatives.
 

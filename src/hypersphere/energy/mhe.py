@@ -129,7 +129,9 @@ class MHE(nn.Module):
         """Show the layers and what is asked of them."""
         hidden = ", ".join(layer.name for layer in self.population.hidden)
         output = None if self.population.output is None else self.population.output.name
-        return f"hidden={self.hidden} of [{hidden}], output={self.output} of {output}, potential={self.potential!r}"
+        space = f"half space in [{', '.join(sorted(self.mirrored))}]" if self.mirrored else "full space"
+        kernel, distance = self.potential.kernel, self.potential.distance
+        return f"hidden={self.hidden} of [{hidden}], {space}, output={self.output} of {output}, {kernel}, {distance}"
 
 
 def _mirrored(self: MHE, half_space: bool | tuple[str, ...] | list[str]) -> frozenset[str]:

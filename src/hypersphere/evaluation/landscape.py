@@ -1,6 +1,6 @@
 r"""Landscapes: what is measured around the trained parameters θ*, on a plane through them.
 
-.. math:: f(a, b) = \mathcal{L}(θ^* + aδ + bη)
+    f(a, b) = L(θ* + aδ + bη)
 
 δ and η are random, and each of their filters is as long as the filter of θ* that it moves, so that models of different
 weights can be compared.

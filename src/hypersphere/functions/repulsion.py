@@ -299,7 +299,7 @@ def data_dependent_energy(
 ) -> Tensor:
     r"""Energy of the class vectors that a batch asks for, against all others (thesis, section 5.3.6).
 
-    .. math:: \frac{1}{B(N-1)} \sum_{i=1}^B \sum_{j \ne y_i} f_s(\mathrm{dist}(\hat w_{y_i}, \hat w_j))
+        1/(B(N−1))·Σ_{i≤B} Σ_{j≠y_i} f_s(dist(ŵ_{y_i}, ŵ_j))
 
     For labels drawn uniformly its mean is the mean energy of all N vectors. Classes are taken in blocks, so a million
     of them need no memory beyond one gradient of `w`.

@@ -62,7 +62,7 @@ def exponential_rows(
 
     S has its spectrum on i[−r, r], where exp is a fast Chebyshev series with Bessel coefficients:
 
-    .. math:: V e^S = J_0(r)\,φ_0 + 2 \sum_k J_k(r)\,φ_k, \quad φ_{k+1} = \tfrac{2}{r} φ_k S + φ_{k-1}, \quad φ_0 = V
+        V·exp(S) = J₀(r)·φ₀ + 2·Σ_k J_k(r)·φ_k,   φ_{k+1} = (2/r)·φ_k·S + φ_{k−1},   φ₀ = V
 
     The series of an entire function converges everywhere, so r need only be an estimate of the largest frequency; it
     has about r + 10 terms.

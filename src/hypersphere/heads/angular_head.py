@@ -33,8 +33,7 @@ __all__ = ["AngularHead"]
 class AngularHead(Scoring):
     r"""A classifier whose scores are magnitudes times functions of angles (thesis, 2.4, 2.18, 2.20, 3.10 and 3.11).
 
-    .. math:: f_j = h(\|w_j\|, \|x\|)\,g(\theta_j), \quad f_y = h(\|w_y\|, \|x\|)\,\psi(\theta_y), \quad
-              \mathrm{loss} = \mathrm{mean}\ \mathrm{cross\ entropy}(f, y)
+        f_j = h(‖w_j‖, ‖x‖)·g(θ_j),   f_y = h(‖w_y‖, ‖x‖)·ψ(θ_y),   loss = mean cross entropy(f, y)
 
     Args:
         in_features: d, the length of a feature.

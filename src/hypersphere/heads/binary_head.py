@@ -22,8 +22,7 @@ __all__ = ["BinaryHead", "sphereface2"]
 class BinaryHead(AngularHead):
     r"""C binary classifiers with one bias, instead of one softmax (Wen et al., SphereFace2, ICLR 2022, 5–7).
 
-    .. math:: \frac{\lambda}{s}\log(1+e^{-f_y}) + \frac{1-\lambda}{s}\sum_{j \ne y}\log(1+e^{f_j}),
-              \quad f_j = s\,g(\theta_j) + b
+        λ/s·log(1 + exp(−f_y)) + (1−λ)/s·Σ_{j≠y} log(1 + exp(f_j)),   f_j = s·g(θ_j) + b
 
     Args:
         in_features: d, the length of a feature.

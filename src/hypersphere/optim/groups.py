@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,7 @@ _NORMALIZATIONS = (
 
 
 def param_groups(
-    model: nn.Module, weight_decay: float, *, bias: bool = False, normalization: bool = False
+    model: nn.Module | Sequence[nn.Module], weight_decay: float, *, bias: bool = False, normalization: bool = False
 ) -> list[dict[str, Any]]:
     """Split the trained parameters into two groups for an optimiser: with weight decay, and without.
 
@@ -29,7 +30,7 @@ def param_groups(
     vectors of which only the direction counts.
 
     Args:
-        model: any module; parameters that are not trained are left out, shared ones are listed once.
+        model: any module, or several, such as a network and its head; parameters that are not trained are left out, shared ones are listed once.
         weight_decay: of the first group; that of the second is 0.
         bias: whether biases decay too.
         normalization: whether the parameters of batch, layer, group and instance normalisation decay too.
@@ -40,6 +41,11 @@ def param_groups(
         [2, 4]
     """
     require(weight_decay >= 0, "weight_decay", "a number >= 0", weight_decay)
+    if not isinstance(model, nn.Module):
+        modules = list(model)
+        fits = bool(modules) and all(isinstance(one, nn.Module) for one in modules)
+        require(fits, "model", "a module or a list of modules", model)
+        model = nn.ModuleList(modules)
     spared: set[int] = set()
     for module in model.modules():
         own = dict(module.named_parameters(recurse=False))

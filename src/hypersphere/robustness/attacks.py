@@ -52,7 +52,7 @@ class FGSM:
 class BIM:
     r"""Small steps of FGSM, kept within ε of the image in every pixel (thesis, C.1.2).
 
-    .. math:: \tilde x \leftarrow \mathrm{clip}_{x, \epsilon}(\tilde x + \tau\,\mathrm{sign}\,\nabla J(\tilde x, y))
+        x̃ ← clip_{x, ε}(x̃ + τ·sign ∇J(x̃, y))
 
     >>> import torch
     >>> images, labels = torch.full((1, 2), 0.5), torch.tensor([0])

@@ -67,7 +67,8 @@ def rotate_(
         shared: whether the blocks are one matrix.
         factors: more than one makes R a butterfly product of block-diagonal matrices (BOFT).
         learn_neurons: whether V is trained too.
-        normalize: whether neurons are put on the unit sphere first.
+        normalize: whether neurons are put on the unit sphere first; torch's default initialisation is much shorter, and
+            as rotations cannot lengthen neurons, such layers learn slowly without it.
         refine: lower the energy of V first: "mhe", "half_space_mhe", "comhe", or your own energy of rows.
         output: whether the output layer may be among the layers (CLS-OPT).
         spread: start from free parameters of this standard deviation instead of from R = I (the paper draws with 1).

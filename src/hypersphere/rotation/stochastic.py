@@ -31,6 +31,7 @@ class Stochastic:
         every: N_in, the steps between folds.
         method: a name or object of `hypersphere.orthogonal`.
         where: which layers, by name and module; all but the output layer if None.
+        output: whether the output layer may be among the layers.
         whole_first: whether the first layer is turned as a whole.
         generator: where the dimensions are drawn from; seeded from the global seed if None.
 
@@ -49,12 +50,13 @@ class Stochastic:
         method: str | RowMap = "cayley",
         *,
         where: Callable[[str, nn.Module], bool] | None = None,
+        output: bool = False,
         whole_first: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
         require(every >= 1, "every", "a number >= 1", every)
         chosen = choose(ORTHOGONALS, method, "method")
-        layers = select(model, where, output=False)
+        layers = select(model, where, output=output)
         counts = []
         for i, (name, layer) in enumerate(layers):
             size = neurons_of(name, layer).flatten(1).shape[1]
@@ -74,6 +76,10 @@ class Stochastic:
             attach(layer, turning)
             if dimensions is not None:
                 self.partial.append((layer, turning))
+
+    def __repr__(self) -> str:
+        turned = ", ".join(f"{len(t.dimensions)}" for _, t in self.partial if t.dimensions is not None)
+        return f"Stochastic(every={self.every}, steps={self.steps}, dimensions turned: [{turned}])"
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """Count a training step; fold and draw anew when it is time, and say whether that was so.

@@ -1,0 +1,34 @@
+"""A head prepared by Accelerate beside the model (extra: eval; pip install accelerate)."""
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch.utils.data import DataLoader
+
+import hypersphere as hs
+
+set_seed(0)
+accelerator = Accelerator(cpu=True)  # leave cpu=True out where there are devices
+model = hs.models.EmbeddingCNN(in_channels=1, image_size=(8, 8), feature_dim=16, widths=(16, 32))
+head = hs.heads.arcface(16, 10, s=30, m=0.3)
+optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], lr=3e-3)
+train = DataLoader(hs.data.digits("train"), batch_size=64, shuffle=True)
+test = DataLoader(hs.data.digits("test"), batch_size=100)
+model, head, optimizer, train, test = accelerator.prepare(model, head, optimizer, train, test)
+
+for _ in range(8):
+    for images, labels in train:
+        loss = head(model(images), labels)
+        optimizer.zero_grad()
+        accelerator.backward(loss)
+        optimizer.step()
+
+model.eval()
+scores = accelerator.unwrap_model(head).scores  # a wrapper knows `forward` alone
+right = total = 0
+with torch.no_grad():
+    for images, labels in test:
+        found = scores(model(images)).argmax(1)
+        found, labels = accelerator.gather_for_metrics((found, labels))
+        right, total = right + int((found == labels).sum()), total + len(labels)
+accelerator.print(f"accuracy {100 * right / total:.1f} %")
