@@ -1,36 +1,115 @@
-"""What is told of a run: its table, its pictures and its page, from the recipe and the records alone."""
+"""What is told of a recipe's run: its table, its pictures and its page, from the recipe and the records alone."""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hypersphere import report
+from hypersphere.cli.record_figures import figure_rows, record_sections
 from hypersphere.functions.menu import require
-from hypersphere.recipes import Metric, Recipe, Record, read_tensors, run_name
+from hypersphere.recipes import Metric, Recipe, Record, read_records, run_name
 
-__all__ = ["summary_table", "write_report"]
+__all__ = ["all_records", "record_page", "summary_table", "words_of", "write_report"]
 
 
 def write_report(recipe: Recipe, records: Sequence[Record], out: Path) -> Path:
-    """Write the page of a run, and its table as Markdown, beside its records in `out`; return the page's path."""
+    """Write the page of a run beside its records in `out`, with its table as Markdown and its figure; return its path.
+
+    The page tells of all records that the run has, also of rows and seeds that are not among those given.
+    """
     require(bool(records), "records", "at least one record", list(records))
     folder = out / run_name(recipe.name, records[0].overrides)
-    table = summary_table(recipe, records)
-    lead = f"{recipe.note} ({recipe.reference[:1].upper()}{recipe.reference[1:]}.)"
+    known = all_records(recipe, records, out)
+    page = record_page(recipe, known, out)
+    charts = figure_rows(recipe, known)
+    words = [f"# {recipe.title}", page.lead, report.markdown(summary_table(recipe, known))]
+    if charts:
+        with report.replacing(folder / "figure.svg") as draft:
+            draft.write_text(report.figure_svg(recipe.title, charts), encoding="utf-8")
+        words.append(f"![{recipe.title}: {', '.join(chart.y_name for chart in charts[0])} by epoch](figure.svg)")
     with report.replacing(folder / "table.md") as draft:
-        words = [f"# {recipe.title}", lead, report.markdown(table), _settings(recipe, records).body]
-        draft.write_text("\n\n".join(words) + "\n", encoding="utf-8")
+        draft.write_text("\n\n".join([*words, _settings(recipe, known).body]) + "\n", encoding="utf-8")
     return report.write_page(
-        folder / "report.html",
-        title=recipe.title,
-        lead=lead,
-        sections=[table, *_spheres(recipe, records, out), _settings(recipe, records)],
-        meta=_meta(records),
+        folder / "report.html", title=page.title, lead=page.lead, sections=page.sections, meta=page.meta
     )
+
+
+def record_page(recipe: Recipe, records: Sequence[Record], out: Path) -> report.Page:
+    """The page: the table, the pictures, the settings."""
+    return report.Page(
+        recipe.title,
+        f"{recipe.note} ({recipe.reference[:1].upper()}{recipe.reference[1:]}.)",
+        [summary_table(recipe, records), *record_sections(recipe, records, out), _settings(recipe, records)],
+        _meta(records),
+    )
+
+
+def all_records(recipe: Recipe, records: Sequence[Record], out: Path) -> list[Record]:
+    """The records given and those beside them in `out` that the recipe would give today, by row and seed."""
+    overrides = records[0].overrides
+    wanted = {row.name: _text(recipe.settings_of(row, overrides)) for row in recipe.rows}
+    given = {(record.row, record.seed): record for record in records}
+    for record in read_records(out, run_name(recipe.name, overrides)):
+        if record.overrides == overrides and wanted.get(record.row) == _text(record.settings):
+            given.setdefault((record.row, record.seed), record)
+    return [given[key] for key in sorted(given)]
+
+
+def summary_table(recipe: Recipe, records: Sequence[Record]) -> report.Table:
+    """The recipe's table: mean ± s.d. over seeds, the source's own numbers in a column beside ours where it has any.
+
+    Where rows have different numbers of seeds, a column says how many.
+    """
+    printed = {key for row in recipe.rows for key in row.paper}
+    of_rows = {row.name: [record for record in records if record.row == row.name] for row in recipe.rows}
+    counts = sorted({len(of_row) for of_row in of_rows.values() if of_row})
+    columns = [report.Column("method")]
+    if len(counts) > 1:
+        columns.append(report.Column("seeds", None, ".0f"))
+    for metric in recipe.metrics:
+        columns.append(report.Column(metric.heading, metric.higher_is_better, metric.format))
+        if metric.key in printed:
+            columns.append(report.Column(f"{metric.heading}, source", None, metric.format))
+    body: list[list[Any]] = []
+    for row in recipe.rows:
+        of_row = of_rows[row.name]
+        if not of_row:
+            continue
+        cells: list[Any] = [row.name] if len(counts) == 1 else [row.name, len(of_row)]
+        for metric in recipe.metrics:
+            cells.append(_mean_and_spread(_finite_values(of_row, metric)))
+            if metric.key in printed:
+                cells.append(row.paper.get(metric.key))
+        body.append(cells)
+    return report.Table("Results", columns, body, caption=_caption(counts, of_rows))
+
+
+def words_of(value: Any) -> str:
+    """A setting in words: a part by its name and its options.
+
+    >>> words_of({"name": "sgd", "lr": 0.1, "momentum": 0.9}), words_of([8, 16]), words_of({"shift": 2})
+    ('sgd (lr 0.1, momentum 0.9)', '[8, 16]', 'shift 2')
+    """
+    if isinstance(value, Mapping):
+        options = ", ".join(f"{key} {words_of(item)}" for key, item in value.items() if key != "name")
+        name = str(value.get("name", ""))
+        return f"{name} ({options})" if name and options else name or options or "none"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(words_of, value))}]"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _caption(counts: Sequence[int], of_rows: Mapping[str, Sequence[Record]]) -> str:
+    """How many seeds, and which of them diverged and are in no mean."""
+    many = f"{counts[0]} seeds, mean ± s.d." if len(counts) == 1 else "Mean ± s.d. over the seeds of each row."
+    lost = {row: sum(bool(record.metrics.get("diverged")) for record in of_row) for row, of_row in of_rows.items()}
+    told = [f"{row} ({count} of {len(of_rows[row])})" for row, count in lost.items() if count]
+    return ("One seed." if list(counts) == [1] else many) + (f" Diverged: {', '.join(told)}." if told else "")
 
 
 def _settings(recipe: Recipe, records: Sequence[Record]) -> report.Text:
@@ -38,32 +117,9 @@ def _settings(recipe: Recipe, records: Sequence[Record]) -> report.Text:
     own = {key for row in recipe.rows for key in row.settings}
     common = {key: value for key, value in records[0].settings.items() if key not in own}
     changed = f" Changed from the recipe: {', '.join(records[0].overrides)}." if records[0].overrides else ""
-    return report.Text("Settings", ", ".join(f"{key} {value}" for key, value in common.items()) + "." + changed)
-
-
-def summary_table(recipe: Recipe, records: Sequence[Record]) -> report.Table:
-    """The recipe's table: mean ± s.d. over seeds, the source's own numbers in a column beside ours where it has any."""
-    printed = {key for row in recipe.rows for key in row.paper}
-    columns = [report.Column("method")]
-    for metric in recipe.metrics:
-        columns.append(report.Column(metric.heading, metric.higher_is_better, metric.format))
-        if metric.key in printed:
-            columns.append(report.Column(f"{metric.heading}, source", None, metric.format))
-    body: list[list[Any]] = []
-    counts = set()
-    for row in recipe.rows:
-        of_row = [record for record in records if record.row == row.name]
-        if not of_row:
-            continue
-        counts.add(len(of_row))
-        cells: list[Any] = [row.name]
-        for metric in recipe.metrics:
-            cells.append(_mean_and_spread(_finite_values(of_row, metric)))
-            if metric.key in printed:
-                cells.append(row.paper.get(metric.key))
-        body.append(cells)
-    seeds = "One seed." if counts == {1} else f"{'–'.join(map(str, sorted(counts)))} seeds, mean ± s.d."
-    return report.Table("Results", columns, body, caption=seeds)
+    return report.Text(
+        "Settings", "; ".join(f"{key} {words_of(value)}" for key, value in common.items()) + "." + changed
+    )
 
 
 def _finite_values(records: Sequence[Record], metric: Metric) -> list[float]:
@@ -77,33 +133,16 @@ def _mean_and_spread(values: Sequence[float]) -> float | tuple[float, float] | N
     return values[0] if values else None
 
 
-def _spheres(recipe: Recipe, records: Sequence[Record], out: Path) -> list[report.Section]:
-    """One sphere a row, of its first seed, where the run kept features of two or three dimensions."""
-    pictures = []
-    for row in recipe.rows:
-        first = min((r for r in records if r.row == row.name), key=lambda r: r.seed, default=None)
-        tensors = {} if first is None else read_tensors(out, first)
-        if first is None or "features" not in tensors or tensors["features"].shape[1] not in (2, 3):
-            continue
-        numbers = ", ".join(
-            f"{metric.heading} {value:{metric.format}}"
-            for metric in recipe.metrics[:2]
-            for value in _finite_values([first], metric)
-        )
-        vectors = tensors.get("class_vectors")
-        pictures.append(report.Sphere(row.name, tensors["features"], tensors["labels"], vectors, caption=numbers))
-    if not pictures:
-        return []
-    caption = "Test features by direction, one colour a class; the spikes are the class vectors."
-    return [report.Spheres("Features on the unit sphere", pictures, caption=caption)]
-
-
 def _meta(records: Sequence[Record]) -> dict[str, str]:
     last = records[-1]
     return {
         **last.versions,
-        "commit": last.commit or "none",
+        "commit": ", ".join(sorted({record.commit or "none" for record in records})),
         "machine": f"{last.machine}, {last.threads} threads",
         "seconds in all": f"{sum(record.seconds for record in records):.0f}",
-        **{key: str(value) for key, value in last.overrides.items()},
+        **{key: words_of(value) for key, value in last.overrides.items()},
     }
+
+
+def _text(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True)

@@ -30,7 +30,8 @@ def param_groups(
     vectors of which only the direction counts.
 
     Args:
-        model: any module, or several, such as a network and its head; parameters that are not trained are left out, shared ones are listed once.
+        model: any module, or several, such as a network and its head;
+            parameters that are not trained are left out, shared ones are listed once.
         weight_decay: of the first group; that of the second is 0.
         bias: whether biases decay too.
         normalization: whether the parameters of batch, layer, group and instance normalisation decay too.

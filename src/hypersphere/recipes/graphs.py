@@ -61,6 +61,15 @@ ENERGIES = Recipe(
     "decay 5e-4 on all weights; the energy is that of the hidden neurons.",
 )
 
+
+def _turned(rotation: str, rate: float) -> dict[str, Any]:
+    return {
+        "model": {"name": "gcn", "init": "normal"},
+        "rotation": {"name": rotation},
+        "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 5e-4, "rotation_lr": rate},
+    }
+
+
 ROTATIONS = Recipe(
     name="opt-gcn",
     title="Graph convolutional networks trained by rotation",
@@ -71,21 +80,16 @@ ROTATIONS = Recipe(
         for name in ("cora", "pubmed")
         for words, own, paper in (
             ("", {}, {"cora": 81.3, "pubmed": 79.0}),
-            (", OPT (CP)", {"rotation": {"name": "cayley", "normalize": True}}, {"cora": 82.0, "pubmed": 79.4}),
-            (
-                ", OPT (OGD)",
-                {
-                    "rotation": {"name": "descent", "normalize": True},
-                    "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 5e-4, "rotation_lr": 0.1},
-                },
-                {"cora": 82.3, "pubmed": 79.5},
-            ),
+            (", OPT (CP)", _turned("cayley", 1e-4), {"cora": 82.0, "pubmed": 79.4}),
+            (", OPT (OGD)", _turned("descent", 0.03), {"cora": 82.3, "pubmed": 79.5}),
         )
     ),
     seeds=(0, 1, 2, 3, 4),
     metrics=_METRICS,
     run=run,
-    note="As the recipe energy-gcn; the 16 hidden neurons are random, of unit length and fixed, and turned by a "
-    "rotation "
-    "of all 1,433 (Cora) or 500 (Pubmed) dimensions; five seeds.",
+    note="As the recipe energy-gcn; the 16 hidden neurons are drawn from N(0, 1) and fixed, and turned by a "
+    "rotation of all 1,433 (Cora) or 500 (Pubmed) dimensions. Nodes are rows of sum one, so that neurons of "
+    "length 1.4, which plain training starts from and makes 8, cannot drive the second layer once their length "
+    "is fixed: 73 to 76 % of Cora's validation nodes. Chosen on the validation nodes: for plain training the "
+    "rate (0.01, 0.03), for rotations their own rate (1e-4, 1e-3) and the length of neurons (1.4, 38).",
 )

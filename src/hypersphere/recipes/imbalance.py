@@ -63,10 +63,10 @@ TOY = Recipe(
     metrics=(ERROR, _RARE),
     run=run,
     note="All digits of MNIST at 14×14 pixels but 98 % of the zeros, CNN-6 with 8, 16 and 32 filters of 5×5 and a 2-d "
-    "feature, unit class vectors, 4 epochs, gradients clipped to norm 5: class vectors that start near in 2-d "
+    "feature, unit class vectors, 4 epochs, gradients clipped to norm 5: class vectors that start near each other "
     "repel each other strongly. Chosen on 10,000 held-out training digits: with a plain softmax, whose class vectors "
-    "have norms of their own, digit 0 was never recognised in 3 epochs, with energy or without. The pictures show the first "
-    "2,000 test digits.",
+    "have norms of their own, digit 0 was never recognised in 3 epochs, with energy or without. The pictures show the "
+    "first 2,000 test digits.",
 )
 
 _ONE = {"data": {"name": "mnist", "keep": {"0": 0.02}, "limit": 5000}}

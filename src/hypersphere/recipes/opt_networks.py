@@ -42,23 +42,22 @@ def decaying_sgd(rate: float, turning: float | None = None) -> dict[str, Any]:
     return _sgd(rate, turning, weight_decay=5e-4)
 
 
-# table 7.3 of the thesis, by initialisation; the rates were chosen on held-out digits
-_DIGITS: dict[str, dict[str, tuple[float, float | None]]] = {  # name: (rate of rotations, error of the source)
+# by initialisation: the rate of rotations, chosen on held-out digits, and the error of table 7.3
+_DIGITS: dict[str, dict[str, tuple[float, float | None]]] = {
     "normal": {
-        "OPT (GS)": (1e-4, 5.11),
-        "OPT (HR)": (1e-4, 5.31),
+        "OPT (GS)": (1e-3, 5.11),
+        "OPT (HR)": (1e-3, 5.31),
         "OPT (LS)": (1e-4, 5.32),
         "OPT (CP)": (1e-4, 5.14),
-        "OPT (exponential)": (1e-4, None),
         "OPT (OGD)": (1e-4, 5.38),
         "OPT (OR)": (1e-4, 5.41),
         "S-OPT (CP)": (1e-4, None),
     },
     "xavier": {
-        "OPT (GS)": (0.1, 1.45),
-        "OPT (HR)": (0.1, 1.60),
+        "OPT (GS)": (0.3, 1.45),
+        "OPT (HR)": (0.3, 1.60),
         "OPT (LS)": (0.1, 1.54),
-        "OPT (CP)": (0.1, 1.49),
+        "OPT (CP)": (0.03, 1.49),
         "OPT (exponential)": (0.1, None),
         "OPT (OGD)": (0.1, 1.56),
         "OPT (OR)": (0.1, 1.78),
@@ -98,7 +97,13 @@ MLP = Recipe(
     seeds=(0, 1, 2, 3, 4),
     metrics=(ERROR, ENERGY, _NUMBERS, SECONDS),
     run=run,
-    note="TODO",
+    note="196-256-256-10 on all 60,000 digits of 14×14 pixels, 4 epochs of SGD in batches of 100 with one cycle of "
+    "the learning rate (the source: 28×28 pixels, 100 epochs). Rates were chosen on 10,000 digits held out "
+    "from training, 3 epochs of 20,000 others, one seed: for plain training of 0.01, 0.03, 0.1 and 0.3 "
+    "(normal: 1e-4 to 0.1), for rotations, with that rate for all else, of two to four values from 0.01 to 0.3 "
+    "(normal: 1e-6 to 1e-3); HR has the rate of GS, which it equals but for rounding and signs, and the "
+    "exponential twice that of CP or more. S-OPT turns a quarter of the dimensions, drawn anew every 100 "
+    "steps. Trained numbers: d(d−1)/2 for a rotation.",
 )
 
 CNN6 = {"name": "opt_cnn6", "widths": [32, 32, 32], "feature_dim": 64, "norm": "batch"}
@@ -125,9 +130,9 @@ CNN = Recipe(
         Row("HS-MHE", {"regularizer": {"name": "mhe"}}, {"error": 34.97}),
         Row("OPT (GS)", _turned(0.3, _OPTS["OPT (GS)"]), {"error": 33.02}),
         Row("OPT (CP)", _turned(0.3, _OPTS["OPT (CP)"]), {"error": 33.53}),
-        Row("OPT (OGD)", _turned(0.3, _OPTS["OPT (OGD)"]), {"error": 33.33}),
+        Row("OPT (OGD)", _turned(0.1, _OPTS["OPT (OGD)"]), {"error": 33.33}),
         Row("OPT (OR)", _turned(0.1, _OPTS["OPT (OR)"]), {"error": 34.70}),
-        Row("UPT", _turned(0.1, {"name": "free"}), {"error": 42.61}),
+        Row("UPT", _turned(0.03, {"name": "free"}), {"error": 42.61}),
         Row(
             "S-OPT (GS), p = d/4",
             _turned(0.3, {"name": "stochastic", "method": "gram_schmidt", "every": 40}),
@@ -144,7 +149,13 @@ CNN = Recipe(
     seeds=(0, 1),
     metrics=(ERROR, ENERGY, _NUMBERS, SECONDS),
     run=run,
-    note="TODO",
+    note="CNN-6 with 32 filters a layer (the source: 64) on 10,000 images of 16×16 pixels, 10 epochs, so errors are "
+    "far above the source's and only differences between rows compare. Rates were chosen on 2,000 images held "
+    "out from training, 4 epochs, one seed: for plain training of 0.03, 0.1 and 0.3 (without BatchNorm: 0.03 "
+    "and 0.1), for rotations, with that rate for all else, of two or three values from 0.03 to 1; PE-OPT has "
+    "the rate of CP, and GS without BatchNorm too. Weight decay is on what is not a rotation. S-OPT turns a "
+    "quarter of the dimensions, drawn anew every 40 steps; PE-OPT turns the first layer as a whole. Trained "
+    "numbers: d(d−1)/2 for a rotation.",
 )
 
 _ADAM = {"name": "adam", "lr": 1e-3}
@@ -175,5 +186,8 @@ POINTNET = Recipe(
     seeds=(0, 1),
     metrics=(Metric("accuracy", "test accuracy %", ".2f", True), ENERGY, _NUMBERS, SECONDS),
     run=run,
-    note="TODO",
+    note="PointNet without transforms and with narrow layers, on the 10 classes of ModelNet10; 8 epochs of "
+    "Adam. Rates of 1e-3 and 3e-3 were tried for plain training and for the rotations of CP, on 800 clouds "
+    "held out from training, 2 epochs of 1,500 others; GS has the rate of CP. The source's figures are of "
+    "ModelNet40; the thesis prints 87.86 for CP, which the paper prints for OGD.",
 )

@@ -60,13 +60,14 @@ OMNIGLOT = Recipe(
         epochs=5,
     ),
     rows=(
-        Row("learned class vectors", {}),
+        Row("learned class vectors", {}, {"accuracy": 95.7, "head_parameters": 5.41e6}),
         Row(
             "CLS-OPT (CP)",
             {
                 "rotation": {"name": "cayley", "hidden": False, "output": True, "normalize": True},
                 "optimizer": decaying_sgd(0.1, 0.1),
             },
+            {"accuracy": 94.9, "head_parameters": 1.31e5},
         ),
     ),
     seeds=(0, 1),
@@ -78,7 +79,11 @@ OMNIGLOT = Recipe(
         Metric("head_parameters", "trained numbers of the head", ".0f", None),
     ),
     run=run_open_set,
-    note="TODO",
+    note="The network of the recipe omniglot with a softmax: 964 characters of 19 drawings for training, 5 epochs, "
+    "64-d features; the error is that of the twentieth drawing of each. CLS-OPT: the class vectors are random, "
+    "of unit length and fixed, and a rotation of 64 dimensions turns them all; every other layer is trained "
+    "plainly. Verification and identification of 659 unseen characters as in omniglot. The source's figures "
+    "are of 512-d features of faces.",
 )
 
 
@@ -120,9 +125,9 @@ INITIAL_ENERGY = Recipe(
     settings=settings_of(**{**IMAGES, "epochs": 5}, **_of_mean(0.0)),
     rows=(
         *(Row(f"OPT (CP), mean {mean:g}", {**_of_mean(mean), **_TURNED}, own) for mean, own in _PRINTED.items()),
-        *(Row(f"plain, mean {mean:g}", _of_mean(mean)) for mean in (0.0, 1e-2, 2e-2, 5e-2)),
+        *(Row(f"plain, mean {mean:g}", _of_mean(mean)) for mean in (0.0, 2e-2, 5e-2)),
     ),
-    seeds=(0,),
+    seeds=(0, 1),
     metrics=(
         Metric("source_energy", "initial energy of CNN-6", ".4f", False),
         Metric("start_energy", "initial hidden energy", ".4f", False),
@@ -130,7 +135,12 @@ INITIAL_ENERGY = Recipe(
         ERROR,
     ),
     run=run_from_energy,
-    note="TODO",
+    note="The mean is added to weights drawn by He's rule. The initial energy of CNN-6 is that of the source's "
+    "size, 64 filters on images of 32×32: half space, s = 2, the mean over pairs and the sum over seven "
+    "layers, which is what gives the source's numbers. Trained is the network of the recipe opt-cnn, of half "
+    "the width, whose shorter neurons a mean moves less; 5 epochs. The source's errors are those of OPT (CP) "
+    "with unit neurons (its error at mean 0 is that of table 7.7), so these rows stand beside them; it does "
+    "not converge at means of 0.03 and 0.05.",
 )
 
 
@@ -191,5 +201,8 @@ LANDSCAPE = Recipe(
         Metric("error_at_1.0", "at 1", ".2f", False),
     ),
     run=run_landscape,
-    note="TODO",
+    note="The network of the recipe opt-cnn after 5 epochs. The hidden layers are moved along two random "
+    "directions, each filter of a direction as long as the filter it moves (a rotation's: as long as R "
+    "itself), to ±1.5; the head stays. Loss and error of the first 500 test images on 15×15 points; a rise is "
+    "the mean at that distance of the centre less the value at the centre.",
 )

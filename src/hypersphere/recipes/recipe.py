@@ -70,6 +70,7 @@ class Recipe:
         metrics: the columns, in order.
         run: one row with its settings, as a `Trial`.
         note: what to know when reading the table: the scale, and how it differs from the source.
+        figures: the curves of the outcomes that are worth a picture beside the table, as ("error", "energy").
     """
 
     name: str
@@ -81,6 +82,7 @@ class Recipe:
     metrics: tuple[Metric, ...]
     run: Callable[[Mapping[str, Any], Trial], Outcome]
     note: str = ""
+    figures: tuple[str, ...] = ()
 
     def settings_of(self, row: Row, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """The recipe's settings, changed by the row's and by the overrides, as JSON would give them back.

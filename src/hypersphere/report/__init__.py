@@ -3,8 +3,9 @@
 from hypersphere.report.bars import Bars
 from hypersphere.report.curves import Curves
 from hypersphere.report.draft import replacing
+from hypersphere.report.figure import figure_svg
 from hypersphere.report.filters import Filters
-from hypersphere.report.groups import Beside, Tabs
+from hypersphere.report.groups import Beside, Stack, Tabs
 from hypersphere.report.heatmap import HeatMap
 from hypersphere.report.histogram import Distribution, Histogram
 from hypersphere.report.landscape import Landscape
@@ -33,10 +34,12 @@ __all__ = [
     "Series",
     "Sphere",
     "Spheres",
+    "Stack",
     "Table",
     "Tabs",
     "Text",
     "class_colors",
+    "figure_svg",
     "markdown",
     "page_html",
     "print_table",

@@ -64,6 +64,11 @@ class Curves:
         """How values are written."""
         return Column(self.y_name or "value", self.higher_is_better, self.format)
 
+    @property
+    def named_values(self) -> str:
+        """The name of the values, with an arrow to the better end."""
+        return self.y_name + ("" if self.higher_is_better is None else f" {ARROWS[self.higher_is_better]}")
+
 
 @dataclass(frozen=True, eq=False)
 class Line:
@@ -87,8 +92,17 @@ class Line:
         return value if np.isnan(spread) else (value, spread)
 
 
-def curves_html(section: Curves) -> str:
-    """Return the chart."""
+@dataclass(frozen=True, eq=False)
+class Shapes:
+    """One line as outlines of SVG, each empty where there is none: its band, itself, its dots."""
+
+    band: str
+    line: str
+    spots: str
+
+
+def axes_and_lines(section: Curves) -> tuple[Axis, Axis, list[Line]]:
+    """Return the axes of x and of values, which hold all lines, and the lines."""
     colors = (ordered_colors if section.ordered else class_colors)(len(section.series))
     whole = [_line(section, series, color) for series, color in zip(section.series, colors, strict=True)]
     percent = section.format.endswith("%")
@@ -100,9 +114,14 @@ def curves_html(section: Curves) -> str:
         percent=percent,
         rounded=True,
     )
+    return x, y, whole
+
+
+def curves_html(section: Curves) -> str:
+    """Return the chart."""
+    x, y, whole = axes_and_lines(section)
     most = min(MOST_POINTS, MOST_DRAWN // len(whole))
     lines = [_thin(line, x, most) for line in whole]
-    arrow = "" if section.higher_is_better is None else f" {ARROWS[section.higher_is_better]}"
     ends = [
         End(
             line.name,
@@ -116,7 +135,7 @@ def curves_html(section: Curves) -> str:
     ]
     marks = "".join(_marks(index, line, x, y) for index, line in enumerate(lines))
     return chart_html(
-        plot_html(marks, _alt(section, whole), x, y, names=(section.x_name, section.y_name + arrow), ends=ends),
+        plot_html(marks, _alt(section, whole), x, y, names=(section.x_name, section.named_values), ends=ends),
         legend=[Entry(line.name, line.color, swatch="line dashed" if line.dashed else "line") for line in whole],
         notes=_notes(section, whole, lines),
         caption=section.caption,
@@ -148,31 +167,40 @@ def _reach(line: Line, log: bool) -> NDArray:
     return np.concatenate([line.y + spread, line.y if log else line.y - spread])
 
 
-def _marks(index: int, line: Line, x: Axis, y: Axis) -> str:
+def shapes(line: Line, x: Axis, y: Axis, size: tuple[float, float] = (WIDTH, HEIGHT)) -> Shapes:
+    """Return what is drawn of a line in a picture of this width and height."""
     across, up = x.place(line.x), y.place(line.y)
     low = line.y - line.spread
     floor = np.full_like(low, y.low)
-    band = ribbon(across, y.place(np.where(low > y.low, low, floor + 0 * low)), y.place(line.y + line.spread))
-    drawn = path(across, up)
+    band = ribbon(across, y.place(np.where(low > y.low, low, floor + 0 * low)), y.place(line.y + line.spread), size)
     lonely = np.flatnonzero(
         np.isfinite(up) & ~np.isfinite(np.r_[np.nan, up[:-1]]) & ~np.isfinite(np.r_[up[1:], np.nan])
     )
     dotted = slice(None) if len(line.there) <= MOST_DOTTED and not line.dashed else lonely
-    spots = dots(across[dotted], up[dotted])
+    return Shapes(band, path(across, up, size), dots(across[dotted], up[dotted], size))
+
+
+def _marks(index: int, line: Line, x: Axis, y: Axis) -> str:
+    drawn = shapes(line, x, y)
     return (
         f"<g class='hue' data-series='{index}' style='--class:{line.color}'>"
-        + (f"<path class='band' d='{band}'/>" if band else "")
-        + (f"<path class='line{' dashed' if line.dashed else ''}' d='{drawn}'/>" if drawn else "")
-        + (f"<path class='spots' d='{spots}'/>" if spots else "")
+        + (f"<path class='band' d='{drawn.band}'/>" if drawn.band else "")
+        + (f"<path class='line{' dashed' if line.dashed else ''}' d='{drawn.line}'/>" if drawn.line else "")
+        + (f"<path class='spots' d='{drawn.spots}'/>" if drawn.spots else "")
         + "</g>"
     )
 
 
+def about_bands(section: Curves) -> str:
+    """What bands mean, where there are any over seeds."""
+    seeds = sorted({len(series.rows) for series in section.series if len(series.rows) > 1})
+    return f"Bands: mean ± one standard deviation over {'–'.join(map(str, seeds))} seeds." if seeds else ""
+
+
 def _notes(section: Curves, whole: Sequence[Line], drawn: Sequence[Line]) -> list[str]:
     notes = []
-    seeds = {len(series.rows) for series in section.series if len(series.rows) > 1}
-    if seeds:
-        notes.append(f"Bands: mean ± one standard deviation over {'–'.join(map(str, sorted(seeds)))} seeds.")
+    if seeds := about_bands(section):
+        notes.append(seeds)
     gaps = sum(series.gaps for series in section.series)
     if gaps:
         notes.append(f"{counted(gaps, 'value')} not finite left out.")

@@ -130,24 +130,24 @@ def fitting(x: Axis) -> list[bool]:
     return kept
 
 
-def path(x: NDArray, y: NDArray) -> str:
-    """Return a polyline through places in [0, 1]², broken at NaN.
+def path(x: NDArray, y: NDArray, size: tuple[float, float] = (WIDTH, HEIGHT)) -> str:
+    """Return a polyline through places in [0, 1]², broken at NaN, in a picture of this width and height.
 
     >>> path(np.array([0, 0.5, 1]), np.array([0, 1, np.nan]))
     'M0 280L500 0'
     """
-    return "".join("M" + "L".join(_points(x[run], y[run])) for run in runs(y) if len(run) > 1)
+    return "".join("M" + "L".join(_points(x[run], y[run], size)) for run in runs(y) if len(run) > 1)
 
 
-def dots(x: NDArray, y: NDArray) -> str:
+def dots(x: NDArray, y: NDArray, size: tuple[float, float] = (WIDTH, HEIGHT)) -> str:
     """Return a path that draws every point, with round line ends, as a dot."""
     there = np.isfinite(y)
-    return "".join(f"M{point}h0" for point in _points(x[there], y[there]))
+    return "".join(f"M{point}h0" for point in _points(x[there], y[there], size))
 
 
-def ribbon(x: NDArray, low: NDArray, high: NDArray) -> str:
+def ribbon(x: NDArray, low: NDArray, high: NDArray, size: tuple[float, float] = (WIDTH, HEIGHT)) -> str:
     """Return the outline of what lies between two lines, broken at NaN."""
-    pieces = [(_points(x[run], high[run]), _points(x[run], low[run])) for run in runs(low + high)]
+    pieces = [(_points(x[run], high[run], size), _points(x[run], low[run], size)) for run in runs(low + high)]
     return "".join("M" + "L".join([*upper, *reversed(lower)]) + "Z" for upper, lower in pieces if len(upper) > 1)
 
 
@@ -175,8 +175,8 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _points(x: NDArray, y: NDArray) -> list[str]:
-    return [f"{_short(WIDTH * a)} {_down(b)}" for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+def _points(x: NDArray, y: NDArray, size: tuple[float, float]) -> list[str]:
+    return [f"{_short(size[0] * a)} {_short(size[1] * (1 - b))}" for a, b in zip(x.tolist(), y.tolist(), strict=True)]
 
 
 def _down(place: float) -> str:

@@ -1,4 +1,4 @@
-"""Sections made of sections: behind tabs, or side by side."""
+"""Sections made of sections: behind tabs, side by side, or one under the other."""
 
 from __future__ import annotations
 
@@ -40,6 +40,15 @@ class Beside:
     caption: str = ""
 
 
+@dataclass(frozen=True)
+class Stack:
+    """Sections one under the other, each under its heading: what a tab holds that holds several."""
+
+    title: str
+    sections: Sequence[Any]
+    caption: str = ""
+
+
 def tabs_html(section: Tabs, render: Render, level: int) -> str:
     """Return all panels under their headings; assets/tabs.js makes tabs of them."""
     panels = "".join(
@@ -58,3 +67,14 @@ def beside_html(section: Beside, render: Render, level: int) -> str:
     )
     caption = f"<p class='caption'>{escape(section.caption)}</p>" if section.caption else ""
     return f"<div class='beside'>{cells}</div>{caption}"
+
+
+def stack_html(section: Stack, render: Render, level: int) -> str:
+    """Return one block a section."""
+    blocks = "".join(
+        f"<div class='block'>{f'<h{level}>{escape(inner.title)}</h{level}>' if inner.title else ''}"
+        f"{render(inner, level + 1)}</div>"
+        for inner in section.sections
+    )
+    caption = f"<p class='caption'>{escape(section.caption)}</p>" if section.caption else ""
+    return f"<div class='stack'>{blocks}</div>{caption}"

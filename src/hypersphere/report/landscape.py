@@ -32,6 +32,7 @@ class Landscape:
         x_name, y_name, value_name: of the axes and of the colours.
         format: of the values, as that of a `Column`.
         log: whether colours are logarithmic, as losses that rise by magnitudes need.
+        limits: the ends of the colours, for several on one scale; the extremes if None.
         marks: names and places (x, y) of points, as the trained weights.
         caption: a sentence under the chart.
 
@@ -50,13 +51,14 @@ class Landscape:
     value_name: str = "loss"
     format: str = ".3g"
     log: bool = False
+    limits: tuple[float, float] | None = None
     marks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     caption: str = ""
 
     def __post_init__(self) -> None:
         values = self.numbers
         require(min(values.shape) > 1, "values", "of at least two rows and columns", values.shape)
-        for name, ends in (("x", self.x), ("y", self.y)):
+        for name, ends in (("x", self.x), ("y", self.y), ("limits", self.limits or (1.0, 2.0))):
             low, high = as_numbers(name, ends, 1).tolist() if len(ends) == 2 else (1.0, 0.0)
             require(low < high, name, "two finite numbers, low and high", ends)
         for name, place in self.marks.items():
@@ -80,7 +82,8 @@ def landscape_html(section: Landscape) -> str:
     values, blocks = shrunk(section.numbers)
     if section.log:
         values = np.where(values > 0, values, np.nan)
-    axis = fit_axis(values.ravel(), log=section.log, percent=section.format.endswith("%"), most=8)
+    known = values.ravel() if section.limits is None else np.array(section.limits, dtype=np.float64)
+    axis = fit_axis(known, log=section.log, percent=section.format.endswith("%"), most=8)
     x, y = (_spread(ends, count) for ends, count in zip((section.x, section.y), values.shape[::-1], strict=True))
     labels = [
         Label(x.place(tick), words, kept) for tick, words, kept in zip(x.ticks, x.labels, fitting(x), strict=True)

@@ -19,7 +19,7 @@ from hypersphere.report.curves import Curves, curves_html
 from hypersphere.report.draft import replacing
 from hypersphere.report.embed import asset
 from hypersphere.report.filters import Filters, filters_html
-from hypersphere.report.groups import Beside, Render, Tabs, beside_html, tabs_html
+from hypersphere.report.groups import Beside, Render, Stack, Tabs, beside_html, stack_html, tabs_html
 from hypersphere.report.heatmap import HeatMap, heatmap_html
 from hypersphere.report.histogram import Histogram, histogram_html
 from hypersphere.report.landscape import Landscape, landscape_html
@@ -28,7 +28,7 @@ from hypersphere.report.table import Table, table_html
 from hypersphere.report.text import Text, text_html
 
 Section: TypeAlias = (
-    "Text | Table | Spheres | Curves | Histogram | HeatMap | Landscape | Filters | Bars | Tabs | Beside"
+    "Text | Table | Spheres | Curves | Histogram | HeatMap | Landscape | Filters | Bars | Tabs | Beside | Stack"
 )
 
 CHART = ("chart.css", "chart.js")
@@ -47,6 +47,7 @@ SECTIONS: dict[type, tuple[Callable[[Any], str], tuple[str, ...]]] = {
 
 GROUPS: dict[type, tuple[Callable[[Any, Render, int], str], tuple[str, ...]]] = {
     Tabs: (tabs_html, ("groups.css", "tabs.js")),
+    Stack: (stack_html, ("groups.css",)),
     Beside: (beside_html, ("groups.css",)),
 }
 
@@ -129,7 +130,7 @@ def _body_html(section: Section, level: int) -> str:
 
 
 def _assets(section: Section) -> list[str]:
-    if not isinstance(section, (Tabs, Beside)):
+    if not isinstance(section, (Tabs, Beside, Stack)):
         return list(SECTIONS[type(section)][1])
     inner = [name for part in section.sections for name in _assets(part)]
     return [*inner, *GROUPS[type(section)][1]]

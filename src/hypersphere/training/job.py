@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hypersphere import energy, heads, optim
 from hypersphere.functions.menu import require
+from hypersphere.heads.collectives import Processes
 from hypersphere.heads.settings import HeadOptions
 from hypersphere.training.augment import Augmented
 from hypersphere.training.batches import Batches
@@ -26,6 +27,7 @@ from hypersphere.training.task import Task, load_task
 
 __all__ = ["PRECISIONS", "REGULARIZERS", "Assembly", "Job"]
 
+_PART = "dict[str, Any]"
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -53,7 +55,7 @@ class Job:
             "xavier" or "he" with an `init_mean`.
         operator: "none", "sphere_norm" or a magnitude, with an angular activation and what `convert_` takes;
             `project_every` and `weighted_gradients` keep the norms of its filters from mattering.
-        head: a preset of `hypersphere.heads`.
+        head: a preset of `hypersphere.heads`; `sharded` spreads its classes over the processes, if there are several.
         regularizer: an energy or an orthogonality.
         rotation: "none", a method, "descent", "penalized" or "stochastic".
         optimizer: its `weight_decay` leaves out what decay would harm; `decay_everything` also decays biases and norms.
@@ -93,8 +95,15 @@ class Job:
             require(type(value) is int and value >= 1, name, "a whole number >= 1", value)
         require(type(self.seed) is int and self.seed >= 0, "seed", "a whole number >= 0", self.seed)
         require(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", self.precision)
+        require(type(self.compile) is bool, "compile", "true or false", self.compile)
+        for one in fields(self):
+            named = "name" in getattr(self, one.name) if one.type == _PART and one.name != "augment" else True
+            require(named, one.name, "a mapping with a name and options", getattr(self, one.name))
         unknown = [key for key in self.augment if key not in ("shift", "mirror")]
         require(not unknown, "augment", "shift and mirror", unknown)
+        shift, mirror = self.augment.get("shift", 0), self.augment.get("mirror", False)
+        require(type(shift) is int and shift >= 0, "augment.shift", "a whole number >= 0", shift)
+        require(type(mirror) is bool, "augment.mirror", "true or false", mirror)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Job:
@@ -104,11 +113,14 @@ class Job:
         for key, value in settings.items():
             if key not in known:
                 raise ValueError(f"{key} is no setting of a job{nearest(key, known)}".removesuffix("."))
-            is_part = str(known[key].type).startswith("dict")
+            is_part = known[key].type == _PART
             values[key] = {"name": value} if is_part and isinstance(value, str) else value
             mapping = isinstance(values[key], Mapping)
             require(mapping == is_part, key, "a mapping with a name and options" if is_part else "a plain value", value)
-        return cls(**json.loads(json.dumps(values)))
+        try:
+            return cls(**json.loads(json.dumps(values)))
+        except TypeError as error:
+            raise ValueError(f"settings must be plain numbers, text and lists and mappings of them: {error}") from None
 
     def settings(self) -> dict[str, Any]:
         """What `of` makes this job of."""
@@ -136,24 +148,27 @@ class Assembly:
         self.job, self.task = job, task
         operator = dict(job.operator)
         self.project_every: int | None = operator.pop("project_every", None)
-        weighted = bool(operator.pop("weighted_gradients", False))
+        every = self.project_every
+        whole = every is None or (type(every) is int and every >= 1)
+        require(whole, "operator.project_every", "None or a whole number >= 1", every)
+        weighted = _truth("operator.weighted_gradients", operator.pop("weighted_gradients", False))
         model = dict(job.model)
         init, mean = model.pop("init", None), model.pop("init_mean", 0.0)
         self.network: Network = build_network(model, operator, task)
-        self.head: heads.AngularHead = make(
-            "head",
-            heads.PRESETS,
-            job.head,
-            None,
-            self.network.feature_dim,
-            len(task.classes),
-            more=HeadOptions.__annotations__,
-        )
-        modules = nn.ModuleDict({"network": self.network.body, "head": self.head})
+        options = dict(job.head)
+        sharded = _truth("head.sharded", options.pop("sharded", False)) and Processes().size > 1
+        sizes = self.network.feature_dim, len(task.classes)
+        head: heads.AngularHead = make("head", heads.PRESETS, options, None, *sizes, more=HeadOptions.__annotations__)
+        require(head.reduction != "none", "head.reduction", "'mean' or 'sum'", head.reduction)
+        modules = nn.ModuleDict({"network": self.network.body, "head": head})
         if init is not None:
             initialize_(modules, init, mean)
         self.turning: Turning = turn_(modules, job.rotation)
         regularizer = make("regularizer", REGULARIZERS, job.regularizer, None, modules)
+        accepted = "none, since no process has all class vectors (head.sharded); a head's own energy_weight serves"
+        require(not sharded or regularizer is None, "regularizer", accepted, job.regularizer["name"])
+        with torch.random.fork_rng(devices=[]):  # so that all that follows draws as without processes
+            self.head: heads.AngularHead | heads.ShardedHead = heads.ShardedHead(head) if sharded else head
         if weighted:
             optim.WeightedGradients(self.network)
         self.objective = Objective(
@@ -185,3 +200,8 @@ class Assembly:
             self.turning.stochastic.step(self.optimizer.optimizers[0])
         if self.project_every is not None and step % self.project_every == 0:
             optim.project_weights_(self.network)
+
+
+def _truth(name: str, value: Any) -> bool:
+    require(type(value) is bool, name, "true or false", value)
+    return bool(value)
