@@ -1,6 +1,17 @@
 """Every table of the sources as one command: rows as data, one JSON record a row and seed."""
 
-from hypersphere.recipes import attacks, digits, energy_networks, graphs, imbalance, lfw, omniglot, sphere_networks
+from hypersphere.recipes import (
+    attacks,
+    digits,
+    energy_networks,
+    graphs,
+    imbalance,
+    lfw,
+    omniglot,
+    opt_networks,
+    opt_studies,
+    sphere_networks,
+)
 from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
 from hypersphere.recipes.record import Record, execute, read_records, read_tensors, run_name
 
@@ -37,6 +48,12 @@ RECIPES: dict[str, Recipe] = {
         imbalance.TOY,
         imbalance.MANY,
         graphs.ENERGIES,
+        opt_networks.MLP,
+        opt_networks.CNN,
         graphs.ROTATIONS,
+        opt_networks.POINTNET,
+        opt_studies.OMNIGLOT,
+        opt_studies.INITIAL_ENERGY,
+        opt_studies.LANDSCAPE,
     )
 }
