@@ -22,6 +22,10 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             _end("interrupted; finished rows are kept", 130)
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # which errors of the command line itself have
+                raise
+            _end(error.format_message(), 2)
 
 
 app = typer.Typer(
@@ -282,6 +286,25 @@ def cite(
     run(folder, everything=everything)
 
 
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Runs of `train`, or folders of records of `reproduce`.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The HTML file; report.html in the folder, or here if there are several.")
+    ] = None,
+    landscape: Annotated[
+        bool, typer.Option("--landscape", help="Measure loss and error around the trained weights too.")
+    ] = False,
+    data_root: Annotated[Path | None, typer.Option(help="Where data sets lie; HYPERSPHERE_DATA if left out.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.")] = None,
+) -> None:
+    """Write one HTML file of one or several runs: curves, features on the sphere, angles, layers."""
+    from hypersphere.cli.report import report as run
+
+    _use_threads(threads)
+    run(folders, out, landscape=landscape, data_root=data_root)
+
+
 @app.command("list")
 def list_(
     menu: Annotated[str | None, typer.Argument(help="Only this menu, as heads or recipes.")] = None,
@@ -302,8 +325,8 @@ def _use_threads(threads: int | None) -> None:
 def main() -> None:
     """Run the command line; whatever ends it early is told in one line.
 
-    Misuse ends with code 2, damaged data or checkpoints with 3, a run that fails (it diverged, the disk is full) with 1, an interrupt
-    with 130; a reader that closes the pipe ends it silently with 1.
+    Misuse ends with code 2, damaged data or checkpoints with 3, a run that fails (it diverged, the disk is full) with 1,
+    an interrupt with 130; a reader that closes the pipe ends it silently with 1.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -14,7 +14,7 @@ from hypersphere.cli.record_figures import figure_rows, record_sections
 from hypersphere.functions.menu import require
 from hypersphere.recipes import Metric, Recipe, Record, read_records, run_name
 
-__all__ = ["all_records", "record_page", "summary_table", "words_of", "write_report"]
+__all__ = ["current_records", "record_page", "summary_table", "words_of", "write_report"]
 
 
 def write_report(recipe: Recipe, records: Sequence[Record], out: Path) -> Path:
@@ -24,7 +24,13 @@ def write_report(recipe: Recipe, records: Sequence[Record], out: Path) -> Path:
     """
     require(bool(records), "records", "at least one record", list(records))
     folder = out / run_name(recipe.name, records[0].overrides)
-    known = all_records(recipe, records, out)
+    known = {(record.row, record.seed): record for record in current_records(recipe, read_records(out, folder.name))}
+    known |= {(record.row, record.seed): record for record in records}
+    return _written(recipe, [known[key] for key in sorted(known)], out)
+
+
+def _written(recipe: Recipe, known: Sequence[Record], out: Path) -> Path:
+    folder = out / run_name(recipe.name, known[0].overrides)
     page = record_page(recipe, known, out)
     charts = figure_rows(recipe, known)
     words = [f"# {recipe.title}", page.lead, report.markdown(summary_table(recipe, known))]
@@ -49,15 +55,18 @@ def record_page(recipe: Recipe, records: Sequence[Record], out: Path) -> report.
     )
 
 
-def all_records(recipe: Recipe, records: Sequence[Record], out: Path) -> list[Record]:
-    """The records given and those beside them in `out` that the recipe would give today, by row and seed."""
-    overrides = records[0].overrides
-    wanted = {row.name: _text(recipe.settings_of(row, overrides)) for row in recipe.rows}
-    given = {(record.row, record.seed): record for record in records}
-    for record in read_records(out, run_name(recipe.name, overrides)):
-        if record.overrides == overrides and wanted.get(record.row) == _text(record.settings):
-            given.setdefault((record.row, record.seed), record)
-    return [given[key] for key in sorted(given)]
+def current_records(recipe: Recipe, records: Sequence[Record]) -> list[Record]:
+    """Those of the records that the recipe would give today: it has their row, with the same settings."""
+    rows = {row.name: row for row in recipe.rows}
+
+    def is_current(record: Record) -> bool:
+        try:
+            wanted = recipe.settings_of(rows[record.row], record.overrides)
+        except (KeyError, ValueError):
+            return False
+        return _text(wanted) == _text(record.settings)
+
+    return [record for record in records if is_current(record)]
 
 
 def summary_table(recipe: Recipe, records: Sequence[Record]) -> report.Table:

@@ -99,8 +99,10 @@ class Job:
         for one in fields(self):
             named = "name" in getattr(self, one.name) if one.type == _PART and one.name != "augment" else True
             require(named, one.name, "a mapping with a name and options", getattr(self, one.name))
-        unknown = [key for key in self.augment if key not in ("shift", "mirror")]
-        require(not unknown, "augment", "shift and mirror", unknown)
+        known = ["shift", "mirror"]
+        for key in self.augment:
+            if key not in known:
+                raise ValueError(f"augment.{key} is no option{nearest(key, known)} It has {', '.join(known)}")
         shift, mirror = self.augment.get("shift", 0), self.augment.get("mirror", False)
         require(type(shift) is int and shift >= 0, "augment.shift", "a whole number >= 0", shift)
         require(type(mirror) is bool, "augment.mirror", "true or false", mirror)

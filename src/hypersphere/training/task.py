@@ -151,8 +151,11 @@ def _image_folder(
 
 def _last_of_each(images: data.LabelledImages, held_out: int) -> Task:
     require(held_out >= 1, "data.held_out", "a number >= 1", held_out)
+    require(bool(images.classes), "data", "at least one class of enough images", "none")
     order = torch.argsort(images.labels, stable=True)
     counts = torch.bincount(images.labels, minlength=len(images.classes))
+    smallest = f"{int(counts.min())} of {images.classes[int(counts.argmin())]}"
+    require(int(counts.min()) >= 2, "data", "two images or more of each class, to train on and to test on", smallest)
     accepted = f"less than {int(counts.min())}, the size of the smallest class"
     require(held_out < int(counts.min()), "data.held_out", accepted, held_out)
     rank = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)

@@ -1,0 +1,128 @@
+"""`hypersphere attack`: how many test images a run still gets right under attack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hypersphere import report
+from hypersphere.cli.embed import takes_images
+from hypersphere.cli.target import check_target, write_json
+from hypersphere.data.errors import require_package
+from hypersphere.functions.menu import require
+from hypersphere.robustness import (
+    ATTACKS,
+    Classifier,
+    RobustAccuracy,
+    Strength,
+    accuracy_under,
+    fooling_strength,
+    plot_accuracy,
+    plot_strength,
+)
+from hypersphere.training import Batches
+from hypersphere.training.job import Assembly
+from hypersphere.training.run import Run
+
+__all__ = ["attack"]
+
+BATCH = 250
+
+
+def attack(
+    folder: Path,
+    name: str,
+    *,
+    epsilons: tuple[float, ...],
+    norm: str,
+    source: Path | None,
+    limit: int | None,
+    plot: Path | None,
+    json_file: Path | None,
+    data_root: Path | None,
+) -> None:
+    """Attack the first test images of a run, by itself or by the run `source`; print a table, write what is asked."""
+    require(name in ATTACKS, "--attack", f"one of {', '.join(ATTACKS)}", name)
+    check_target("--plot", plot, [".png"])
+    check_target("--json", json_file, [".json"])
+    if plot is not None:
+        require_package("matplotlib", "matplotlib", "report")
+    assembly = _open(folder, data_root)
+    other = None if source is None else _open(source, data_root)
+    if other is not None:
+        ours, theirs = (one.task.inputs.shape[1:] for one in (assembly, other))
+        require(ours == theirs, "--source", f"a run on inputs {tuple(ours)}", tuple(theirs))
+        same = assembly.task.classes == other.task.classes
+        require(same, "--source", f"a run on the same {len(assembly.task.classes)} classes", str(source))
+    model = Classifier(assembly.network, assembly.head)
+    victim = None if other is None else Classifier(other.network, other.head)
+    data = _images(assembly, limit)
+    if name == "deepfool":
+        strength = fooling_strength(model, data, ATTACKS[name](norm=norm), source=victim)  # type: ignore[call-arg]
+        table, found = _strength_table(strength, norm, source), _plain_strength(strength)
+        draw = partial(plot_strength, {str(folder): strength}, norm)
+    else:
+        result = accuracy_under(model, data, ATTACKS[name](), epsilons=epsilons, source=victim)
+        table, found = _accuracy_table(result, source), asdict(result)
+        draw = partial(plot_accuracy, {str(folder): result})
+    if json_file is not None:
+        write_json(json_file, {"run": str(folder), "attack": name, "source": source and str(source), **found})
+    if plot is not None:
+        with report.replacing(plot) as draft:
+            draw().savefig(draft, format="png", dpi=150)
+    report.print_table(table)
+    if plot is not None:
+        print(f"\nPlot: {plot}")
+
+
+def _open(folder: Path, data_root: Path | None) -> Assembly:
+    assembly = Run.open(folder).assembly(data_root)
+    require(takes_images(assembly), "run", "one on images, whose pixels can be attacked", str(folder))
+    return assembly
+
+
+def _images(assembly: Assembly, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    task = assembly.task
+    return iter(Batches(task.test_inputs[:limit], task.test_labels[:limit], BATCH))
+
+
+def _accuracy_table(result: RobustAccuracy, source: Path | None) -> report.Table:
+    columns = [report.Column("attack"), report.Column("epsilon x 255", format=".4g")]
+    columns.append(report.Column("accuracy", format=".2%"))
+    strengths = zip(result.epsilons, result.accuracies, strict=True)
+    rows: list[list[Any]] = [["none", 0.0, result.clean]]
+    rows += [[result.attack, 255 * epsilon, accuracy] for epsilon, accuracy in strengths]
+    return report.Table("Accuracy under attack", columns, rows, _caption(result.images, source))
+
+
+def _strength_table(result: Strength, norm: str, source: Path | None) -> report.Table:
+    share, number = report.Column("", format=".2%"), report.Column("", format=".4g")
+    found = _plain_strength(result)
+    rows = [
+        ["accuracy without attack", share.show(found["clean"])],
+        ["wrong or fooled in the end", share.show(found["fooled"])],
+        ["median strength, l2", number.show(found["median_l2"])],
+        ["median strength, linf", number.show(found["median_linf"])],
+    ]
+    columns = [report.Column(f"DeepFool ({norm})"), report.Column("value")]
+    return report.Table("Strength that fools", columns, rows, _caption(len(result.fooled), source))
+
+
+def _plain_strength(result: Strength) -> dict[str, Any]:
+    return {
+        "images": len(result.fooled),
+        "clean": 1 - float(result.wrong.double().mean()),
+        "fooled": float(result.fooled.double().mean()),
+        "median_l2": result.median("l2"),
+        "median_linf": result.median("linf"),
+    }
+
+
+def _caption(images: int, source: Path | None) -> str:
+    by = "made on the run itself" if source is None else f"transferred from {source}"
+    return f"{images} test images; attacks {by}."

@@ -1,0 +1,109 @@
+"""`hypersphere export`: the network and head of a run as ONNX or as a torch.export program, checked before it is there.
+
+One graph maps inputs (N, …), with N free, to two outputs: `features` (N, d) and the plain `scores` (N, C). Images go in
+as numbers in [0, 1]; standardisation is inside. Rotations are folded first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere import report, rotation
+from hypersphere.cli.compare import FeaturesAndScores, Probe, largest_difference
+from hypersphere.cli.target import check_target
+from hypersphere.data.errors import require_package
+from hypersphere.functions.menu import require
+from hypersphere.training.run import Run
+
+__all__ = ["FORMS", "export"]
+
+TOLERANCE = 1e-4  # of the largest output
+Outputs = tuple[Tensor, ...]
+NAMES = ["features", "scores"]
+
+
+def export(folder: Path, to: str, out: Path | None, *, data_root: Path | None) -> None:
+    """Write the file if it computes what the run does; name it at the end."""
+    require(to in FORMS, "--to", f"one of {', '.join(FORMS)}", to)
+    suffix, write, reader = FORMS[to]
+    target = out or folder / f"model{suffix}"
+    check_target("--out", target, [suffix])
+    if to == "onnx":
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            require_package(package, package, "onnx")
+    assembly = Run.open(folder).assembly(data_root)
+    require(assembly.task.graph is None, "run", "one on images or points: a graph has no inputs to export", str(folder))
+    probe = Probe.of(assembly)
+    expected = probe.outputs(assembly)
+    rotation.fold_(nn.ModuleDict({"network": assembly.network, "head": assembly.head}))
+    model = FeaturesAndScores(assembly.objective).eval()
+    with report.replacing(target) as draft:
+        with _quiet():
+            write(model, probe.batches[0], draft)
+            run = reader(draft)
+            difference = largest_difference(expected, [run(batch) for batch in probe.batches])
+        accepted = f"within {TOLERANCE:g} of those of the run"
+        require(difference <= TOLERANCE, "exported outputs", accepted, difference)
+    shape = " x ".join(map(str, probe.batches[0].shape[1:]))
+    print(f"{target}: inputs N x {shape} to features and scores, within {difference:.1e} of the run's largest outputs")
+
+
+def _write_onnx(model: nn.Module, example: Tensor, path: Path) -> None:
+    program = torch.onnx.export(
+        model,
+        (example,),
+        dynamo=True,
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        input_names=["inputs"],
+        output_names=NAMES,
+        verbose=False,
+    )
+    assert program is not None
+    program.save(path, external_data=False)
+
+
+def _onnx_reader(path: Path) -> Callable[[Tensor], Outputs]:
+    runtime = require_package("onnxruntime", "onnxruntime", "onnx")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda batch: tuple(map(torch.from_numpy, session.run(NAMES, {"inputs": batch.numpy()})))
+
+
+def _write_program(model: nn.Module, example: Tensor, path: Path) -> None:
+    with torch.no_grad():
+        program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    path.write_bytes(content.getvalue())
+
+
+def _program_reader(path: Path) -> Callable[[Tensor], Outputs]:
+    return torch.export.load(io.BytesIO(path.read_bytes())).module()
+
+
+FORMS: dict[
+    str, tuple[str, Callable[[nn.Module, Tensor, Path], None], Callable[[Path], Callable[[Tensor], Outputs]]]
+] = {
+    "onnx": (".onnx", _write_onnx, _onnx_reader),
+    "torch": (".pt2", _write_program, _program_reader),
+}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporters' own words from the terminal; what goes wrong is raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,54 @@
+"""Pictures that the pages of recipes and of runs share: learned numbers, and landscapes on one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hypersphere import report
+
+__all__ = ["LEARNED", "landscape_maps", "learned_histogram"]
+
+LEARNED = {"k": ("Learned k", "k"), "radius_factor": ("Learned factor of ρ", "factor of ρ")}
+LANDSCAPES = {"loss": ("Loss", "loss", ".3f"), "error": ("Test error", "test error %", ".1f")}
+STEEP = 20  # highest value by the lowest, from which on colours are logarithmic
+
+
+def learned_histogram(key: str, values: Mapping[str, Tensor], start: float | None = None) -> report.Histogram:
+    """All learned k, or factors of ρ, by the name of what learned them, and where they started."""
+    title, name = LEARNED[key]
+    drawn = [report.Distribution(of, numbers) for of, numbers in values.items()]
+    return report.Histogram(title, drawn, x_name=name, marks={} if start is None else {"start": start})
+
+
+def landscape_maps(key: str, grids: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> report.Beside:
+    """Landscapes of "loss" or "error" side by side in the same colours.
+
+    Args:
+        key: which.
+        grids: by name, (P, P); entry [i, j] belongs to the i-th coordinate of the first direction.
+        coordinates: by name, (P,), those of both directions.
+    """
+    title, name, form = LANDSCAPES[key]
+    known = torch.cat([grid[grid.isfinite()].double() for grid in grids.values()])
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    maps = []
+    for of, grid in grids.items():
+        ends = float(coordinates[of][0]), float(coordinates[of][-1])
+        maps.append(
+            report.Landscape(
+                of,
+                grid.T,  # the first direction goes to the right
+                x=ends,
+                y=ends,
+                value_name=name,
+                format=form,
+                log=low > 0 and high / low > STEEP,
+                limits=(low, high) if low < high else None,
+                marks={"trained": (0.0, 0.0)},
+            )
+        )
+    caption = "Around the trained weights, along two random directions whose filters are as long as those they move."
+    return report.Beside(f"{title} around the trained weights", maps, caption=caption)

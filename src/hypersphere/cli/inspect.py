@@ -1,0 +1,180 @@
+"""`hypersphere inspect`: how redundant the neurons of every layer are, as a table and as a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hypersphere import report
+from hypersphere.cli.target import check_target, write_json
+from hypersphere.data import DamagedData, MissingData
+from hypersphere.energy.checkpoint import weights_of
+from hypersphere.energy.inspection import Inspection, LayerInspection
+from hypersphere.energy.inspection import inspect as inspect_neurons
+from hypersphere.energy.uniform import angle_density
+from hypersphere.training.run import CONFIG, Run
+
+__all__ = ["inspect"]
+
+MOST_DRAWN = 60  # layers with a histogram of their own
+
+
+def inspect(
+    source: Path,
+    *,
+    pairs: int,
+    most: int,
+    seed: int,
+    html: Path | None,
+    json_file: Path | None,
+    data_root: Path | None,
+) -> None:
+    """Inspect a run, a file of weights or a folder of such files; print one line a layer, and write what is asked."""
+    check_target("--html", html, [".html"])
+    check_target("--json", json_file, [".json"])
+    found = _inspection(_opened(source, data_root), pairs=pairs, most=most, seed=seed)
+    if json_file is not None:
+        write_json(json_file, _plain(found, source))
+    if html is not None:
+        write_inspection(html, found, source)
+    report.print_table(layer_table(found))
+    if html is not None:
+        print(f"\nReport: {html}")
+
+
+def _opened(source: Path, data_root: Path | None) -> nn.Module | Path:
+    """The network and head of a run; anything else is left to the reader of files."""
+    if not source.exists():
+        raise MissingData(f"{source} not found")
+    if not (source / CONFIG).is_file():
+        return source
+    assembly = Run.open(source).assembly(data_root)
+    return nn.ModuleDict({"network": assembly.network.body, "head": assembly.head})
+
+
+def _inspection(model: nn.Module | Path, *, pairs: int, most: int, seed: int) -> Inspection:
+    if isinstance(model, Path):
+        for file in sorted(model.glob("*.safetensors")) if model.is_dir() else [model]:
+            _check_readable(file)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = inspect_neurons(model, pairs=pairs, most=most, seed=seed)
+    return dataclasses.replace(found, skipped=(*found.skipped, *(str(warning.message) for warning in told)))
+
+
+def _check_readable(file: Path) -> None:
+    try:
+        next(weights_of(file), None)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # a broken or foreign file can fail in any way
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise DamagedData(f"{file} cannot be opened as a file of weights, without running code: {reason}") from None
+
+
+def layer_table(found: Inspection) -> report.Table:
+    """Return one line a layer: energies beside those of random neurons, angles in degrees."""
+    columns = [
+        report.Column("layer"),
+        report.Column("neurons"),
+        report.Column("energy", format=".4g"),
+        report.Column("random", format=".4g"),
+        report.Column("factor", format=".3f"),
+        report.Column("half space", format=".4g"),
+        report.Column("random", format=".4g"),
+        report.Column("factor", format=".3f"),
+        report.Column("nearest", format=".1f", unit="°"),
+        report.Column("covering", format=".1f", unit="°"),
+        report.Column("rank", format=".1f"),
+    ]
+    rows: list[list[Any]] = []
+    for layer in found.layers:
+        cells: list[Any] = [layer.name, f"{layer.neurons} x {layer.length}{'*' if _is_sampled(layer) else ''}"]
+        for half_space in (False, True):
+            energy = layer.energy(half_space=half_space)
+            cells += [energy.value, energy.random_mean, energy.excess]
+        cells += [math.degrees(layer.separation), math.degrees(layer.covering_radius), layer.effective_rank]
+        rows.append(cells)
+    return report.Table("Neurons of every layer", columns, rows, _caption(found))
+
+
+def _caption(found: Inspection) -> str:
+    lines = ["Energies are means over pairs with s = 2; a factor above 1 is more redundant than random neurons."]
+    if any(map(_is_sampled, found.layers)):
+        lines.append("* Pairs are of a sample of the neurons.")
+    if found.skipped:
+        lines.append(f"Left out: {'; '.join(found.skipped)}.")
+    return " ".join(lines)
+
+
+def _is_sampled(layer: LayerInspection) -> bool:
+    return layer.sampled < layer.neurons
+
+
+def write_inspection(path: Path, found: Inspection, source: Path) -> Path:
+    """Write the page: the table, how much more redundant than random each layer is, angles, and the nearest pairs."""
+    drawn = found.layers[:MOST_DRAWN]
+    names = [layer.name for layer in drawn]
+    factors = report.Bars(
+        "Energy beside that of random neurons",
+        names,
+        [
+            report.Series("full space", [layer.energy().excess for layer in drawn]),
+            report.Series("half space", [layer.energy(half_space=True).excess for layer in drawn]),
+        ],
+        value_name="factor",
+        caption="1 is what random directions have; more is redundancy. s = 2, Euclidean.",
+    )
+    sections: list[Any] = [layer_table(found), factors]
+    sections.append(report.Tabs("Angles between neurons", [_angles(layer) for layer in drawn]))
+    sections.append(_pair_table(found))
+    title = f"Neurons of {source.name or source}"
+    lead = f"{len(found.layers)} layers, {sum(layer.neurons for layer in found.layers)} neurons."
+    return report.write_page(path, title=title, lead=lead, sections=sections, meta={"source": str(source)})
+
+
+def _angles(layer: LayerInspection) -> report.Histogram:
+    bins = len(layer.angle_counts)
+    width = 180 / bins
+    theta, share = angle_density(layer.length)
+    expected = torch.zeros(bins, dtype=share.dtype).index_add_(0, (theta / math.pi * bins).long(), share)
+    return report.Histogram(
+        layer.name,
+        [
+            report.Distribution("these neurons", counts=layer.angle_counts),
+            report.Distribution("random neurons", counts=(expected * sum(layer.angle_counts)).tolist()),
+        ],
+        x_name="angle, degrees",
+        edges=[width * edge for edge in range(bins + 1)],
+    )
+
+
+def _pair_table(found: Inspection) -> report.Table:
+    columns = [report.Column("layer"), report.Column("nearest pair"), report.Column("angle", format=".2f", unit="°")]
+    columns += [report.Column("most opposite pair"), report.Column("angle", format=".2f", unit="°")]
+    rows: list[list[Any]] = []
+    for layer in found.layers:
+        for near, far in zip(layer.nearest, layer.most_opposite, strict=True):
+            cells = [(f"{pair.first} and {pair.second}", math.degrees(pair.angle)) for pair in (near, far)]
+            rows.append([layer.name, *cells[0], *cells[1]])
+    return report.Table("Pairs that stand out", columns, rows, "Neurons by their row, from 0.")
+
+
+def _plain(found: Inspection, source: Path) -> Mapping[str, Any]:
+    """All that was found, for JSON."""
+    layers = []
+    for layer in found.layers:
+        words = dataclasses.asdict(layer)
+        words["energies"] = [
+            {"power": power, "distance": distance, "half_space": half, **dataclasses.asdict(energy)}
+            for (power, distance, half), energy in layer.energies.items()
+        ]
+        layers.append(words)
+    return {"source": str(source), "layers": layers, "skipped": found.skipped}

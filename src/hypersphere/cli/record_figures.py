@@ -1,0 +1,155 @@
+"""Pictures of a recipe's records: curves by epoch, learned numbers, landscapes, features on the sphere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hypersphere import report
+from hypersphere.cli.figures import LEARNED, landscape_maps, learned_histogram
+from hypersphere.cli.row_groups import group_rows
+from hypersphere.recipes import Metric, Recipe, Record, read_tensors
+
+__all__ = ["figure_rows", "record_sections"]
+
+CURVES = {  # how those are called that are no column of the table
+    "loss": Metric("loss", "training loss", ".3f", False),
+    "error": Metric("error", "test error %", ".2f", False),
+    "energy": Metric("energy", "hidden energy", ".4f", False),
+}
+FIRST = ("error", "accuracy", "loss", "energy")  # the order of curves; others follow
+
+Kept = Mapping[str, Sequence[tuple[Record, Mapping[str, Tensor]]]]  # by row: the tensors of every seed
+
+
+def record_sections(recipe: Recipe, records: Sequence[Record], out: Path) -> list[report.Section]:
+    """All pictures that the records, and the tensors kept with them in `out`, are good for."""
+    kept = {row: [(record, read_tensors(out, record)) for record in of] for row, of in _by_row(recipe, records).items()}
+    return [*_curves(recipe, records), *_learned(kept), *_landscapes(kept), *_spheres(recipe, kept)]
+
+
+def figure_rows(recipe: Recipe, records: Sequence[Record]) -> list[list[report.Curves]]:
+    """The charts of the curves that the recipe names in `figures`, a row of them for each group of rows."""
+    groups = group_rows(list(_by_row(recipe, records)))
+    charts = [
+        [chart for key in recipe.figures for chart in _chart(recipe, records, key, title, names)]
+        for title, names in groups.items()
+    ]
+    return [row for row in charts if row]
+
+
+def _by_row(recipe: Recipe, records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records of each row of the table that has any, by seed."""
+    ordered = sorted(records, key=lambda record: record.seed)
+    found = {row.name: [record for record in ordered if record.row == row.name] for row in recipe.rows}
+    return {name: of_row for name, of_row in found.items() if of_row}
+
+
+def _curves(recipe: Recipe, records: Sequence[Record]) -> list[report.Section]:
+    keys = {key for record in records for key in record.curves}
+    groups = group_rows(list(_by_row(recipe, records)))
+    kinds: list[report.Section] = []
+    for key in sorted(keys, key=lambda key: (FIRST.index(key) if key in FIRST else len(FIRST), key)):
+        charts = [chart for title, names in groups.items() for chart in _chart(recipe, records, key, title, names)]
+        if len(groups) == 1:
+            kinds += charts
+        elif charts:
+            kinds.append(report.Tabs(_metric(recipe, key).heading, charts))
+    return [report.Tabs("By epoch", kinds)] if kinds else []
+
+
+def _chart(
+    recipe: Recipe, records: Sequence[Record], key: str, title: str, names: Mapping[str, str]
+) -> list[report.Curves]:
+    """One curve a row, mean and deviation over its seeds; nothing where no row has any."""
+    metric = _metric(recipe, key)
+    series = []
+    for row, of_row in _by_row(recipe, records).items():
+        curves = [record.curves[key] for record in of_row if record.curves.get(key)]
+        if row in names and curves:
+            padded = [list(values) for values in zip(*zip_longest(*curves), strict=True)]  # some may have diverged
+            series.append(report.Series(names[row], padded, x=_epochs(of_row, key, len(padded[0]))))
+    if not series:
+        return []
+    return [
+        report.Curves(
+            title or metric.heading,
+            series,
+            y_name=metric.heading,
+            format=metric.format,
+            higher_is_better=metric.higher_is_better,
+        )
+    ]
+
+
+def _metric(recipe: Recipe, key: str) -> Metric:
+    named = {metric.key: metric for metric in recipe.metrics}
+    return named.get(key) or CURVES.get(key) or Metric(key, key.replace("_", " "), ".4g")
+
+
+def _epochs(records: Sequence[Record], key: str, count: int) -> list[float]:
+    """Where the values lie: evenly up to the last epoch; a curve with one more value than the loss starts before it."""
+    losses = max(len(record.curves.get("loss", ())) for record in records)
+    before = int(count == losses + 1)
+    total = records[0].settings.get("epochs")
+    diverged = all(record.metrics.get("diverged") for record in records)
+    step = total / (count - before) if isinstance(total, int) and count > before and not diverged else 1.0
+    return [step * (index + 1 - before) for index in range(count)]
+
+
+def _learned(kept: Kept) -> list[report.Section]:
+    """Histograms of learned numbers, those of all seeds together."""
+    sections: list[report.Section] = []
+    for key in LEARNED:
+        able = {row: of_row for row, of_row in kept.items() if any(key in tensors for _, tensors in of_row)}
+        values = {
+            row: torch.cat([tensors[key] for _, tensors in of_row if key in tensors]) for row, of_row in able.items()
+        }
+        starts = {_start(key, record) for of_row in able.values() for record, _ in of_row}
+        if values:
+            sections.append(learned_histogram(key, values, starts.pop() if len(starts) == 1 else None))
+    return sections
+
+
+def _start(key: str, record: Record) -> float | None:
+    """Where training started from: 1 for a factor, for k what the operator of the record says."""
+    angular = record.settings.get("operator", {}).get("angular")
+    return 1.0 if key == "radius_factor" else angular.get("k") if isinstance(angular, Mapping) else None
+
+
+def _landscapes(kept: Kept) -> list[report.Section]:
+    """Pictures side by side, of the first seed of each row."""
+    sections: list[report.Section] = []
+    for key in ("loss", "error"):
+        first = {row: of_row[0][1] for row, of_row in kept.items() if f"landscape_{key}" in of_row[0][1]}
+        grids = {row: tensors[f"landscape_{key}"] for row, tensors in first.items()}
+        if grids:
+            sections.append(landscape_maps(key, grids, {row: tensors["coordinates"] for row, tensors in first.items()}))
+    return sections
+
+
+def _spheres(recipe: Recipe, kept: Kept) -> list[report.Section]:
+    """One sphere a row, of its first seed, where the run kept features of two or three dimensions."""
+    pictures = []
+    for row, of_row in kept.items():
+        record, tensors = of_row[0]
+        if "features" not in tensors or tensors["features"].shape[1] not in (2, 3):
+            continue
+        values = [(metric, record.metrics.get(metric.key)) for metric in recipe.metrics[:2]]
+        numbers = ", ".join(
+            f"{metric.heading} {value:{metric.format}}"
+            for metric, value in values
+            if value is not None and math.isfinite(value)
+        )
+        vectors = tensors.get("class_vectors")
+        pictures.append(report.Sphere(row, tensors["features"], tensors["labels"], vectors, caption=numbers))
+    if not pictures:
+        return []
+    flat = all(len(picture.points[0]) == 2 for picture in pictures)
+    caption = "Test features by direction, one colour a class; the spikes are the class vectors."
+    return [report.Spheres(f"Features on the unit {'circle' if flat else 'sphere'}", pictures, caption=caption)]

@@ -1,0 +1,214 @@
+"""Tabs of a page of runs: features on the sphere, verification, angles of class vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hypersphere import report, sphere
+from hypersphere.cli.run_groups import Group
+from hypersphere.cli.run_study import Study
+
+__all__ = ["class_vector_tab", "feature_tab", "verification_tab"]
+
+MOST_CLASSES, SHOWN_CLASSES = 20, 10  # that have colours of their own on the sphere, and how many of more are shown
+MOST_VECTORS = 400  # in a map of angles
+RATES = 300  # places at which a ROC curve is drawn
+DEPTH = 20  # ranks of a CMC curve
+FARS = (0.1, 0.01, 0.001)
+
+
+def feature_tab(groups: Sequence[Group]) -> report.Stack:
+    """Test features on the sphere, those of networks with the same classes under one legend."""
+    by_classes: dict[tuple[str, ...], list[report.Sphere]] = {}
+    for group in groups:
+        if group.first.features.shape[1] > 1:
+            picture = _sphere(group)
+            by_classes.setdefault(tuple(picture.classes), []).append(picture)
+    caption = "Test features by direction, one colour a class; the spikes are the class vectors."
+    return report.Stack("Features", [report.Spheres("", spheres, caption) for spheres in by_classes.values()])
+
+
+def _sphere(group: Group) -> report.Sphere:
+    study = group.first
+    shown, names = _shown_classes(study), study.task.classes
+    place = torch.full((len(names),), -1)
+    place[shown] = torch.arange(len(shown))
+    kept = place[study.labels] >= 0
+    points, vectors = study.features[kept], study.class_vectors[shown]
+    words = []
+    if points.shape[1] > 3:
+        seen = report.project(points, vectors)
+        words.append(f"{points.shape[1]}-d, seen along the three directions that hold {seen.kept:.0%} of them")
+        points, vectors = torch.from_numpy(seen.points), torch.from_numpy(seen.vectors)
+    if len(shown) < len(names):
+        words.append(f"{len(shown)} of {len(names):,} classes")
+    words.append(f"{study.accuracy:.1%} recognised")
+    chosen = [names[index] for index in shown.tolist()]
+    return report.Sphere(group.name, points, place[study.labels][kept], vectors, chosen, "; ".join(words))
+
+
+def _shown_classes(study: Study) -> Tensor:
+    """All classes where they are few, else some with the most test examples."""
+    counts = study.labels.bincount(minlength=len(study.task.classes))
+    if len(counts) <= MOST_CLASSES:
+        return torch.arange(len(counts))
+    return counts.argsort(descending=True, stable=True)[:SHOWN_CLASSES].sort().values
+
+
+def verification_tab(groups: Sequence[Group]) -> report.Stack:
+    """Angles of pairs, ROC and CMC of test examples; nothing for runs without pairs of both kinds."""
+    able = [group for group in groups if all(study.verified is not None for study in group.studies)]
+    if not able:
+        return report.Stack("Verification", [])
+    compared = len(able[0].first.sample)
+    caption = (
+        f"All pairs of {compared:,} test examples, by the angle of their features. Their classes were trained on, "
+        "so this is no open-set protocol."
+    )
+    angles = [_angles(group) for group in able]
+    curves = report.Beside("Receiver and rank curves", [_roc(able), _cmc(able)])
+    pairs = angles[0] if len(angles) == 1 else report.Beside("Angles of pairs", angles)
+    return report.Stack("Verification", [pairs, curves, _rates(able)], caption=caption)
+
+
+def _angles(group: Group) -> report.Histogram:
+    verified = group.first.verified
+    assert verified is not None
+    return report.Histogram(
+        group.name,
+        [
+            report.Distribution("positive", counts=verified.angles.positive.histogram),
+            report.Distribution("negative", counts=verified.angles.negative.histogram),
+        ],
+        x_name="angle in degrees",
+        edges=verified.angles.edges.rad2deg(),
+        format=".1f",
+        marks={"best threshold": verified.threshold},
+    )
+
+
+def _roc(groups: Sequence[Group]) -> report.Curves:
+    rocs = [[study.verified.roc for study in group.studies if study.verified] for group in groups]
+    least = 1 / min(roc.negatives for of_group in rocs for roc in of_group)
+    rates = torch.logspace(math.log10(least), 0, RATES, dtype=torch.float64)
+    series = [
+        report.Series(
+            group.name,
+            torch.stack([roc.tar[torch.searchsorted(roc.far, rates, right=True) - 1] for roc in of_group]),
+            x=rates,
+        )
+        for group, of_group in zip(groups, rocs, strict=True)
+    ]
+    return report.Curves(
+        "ROC",
+        series,
+        x_name="false accept rate",
+        y_name="true accept rate",
+        format=".1%",
+        log_x=True,
+        higher_is_better=True,
+    )
+
+
+def _cmc(groups: Sequence[Group]) -> report.Curves:
+    found = [[study.verified.found for study in group.studies if study.verified] for group in groups]
+    depth = min(DEPTH, min(one.entries for of_group in found for one in of_group))
+    series = [
+        report.Series(group.name, torch.stack([one.cmc(depth) for one in of_group]))
+        for group, of_group in zip(groups, found, strict=True)
+    ]
+    return report.Curves(
+        "CMC",
+        series,
+        x_name="rank",
+        y_name="found among the first",
+        format=".1%",
+        higher_is_better=True,
+        caption="The first test example of each class is the gallery, the others are searched in it.",
+    )
+
+
+def _rates(groups: Sequence[Group]) -> report.Table:
+    columns = [
+        report.Column("run"),
+        report.Column("EER", False, ".2%"),
+        report.Column("AUC", True, ".4f"),
+        *(report.Column(f"TAR at FAR {far:g}", True, ".1%") for far in FARS),
+        report.Column("positive pairs", False, ".1f", "°"),
+        report.Column("negative pairs", True, ".1f", "°"),
+        report.Column("overlap", False, ".1%"),
+    ]
+    rows = []
+    for group in groups:
+        verified = group.first.verified
+        assert verified is not None
+        roc, angles = verified.roc, verified.angles
+        tars = [point.true_rate if point.resolved else None for point in map(roc.at, FARS)]
+        means = [math.degrees(kind.mean) for kind in (angles.positive, angles.negative)]
+        rows.append([group.name, roc.eer, roc.auc, *tars, *means, angles.overlap])
+    return report.Table("Rates", columns, rows, caption="Of the first seed; pairs by their mean angle.")
+
+
+def class_vector_tab(groups: Sequence[Group]) -> report.Stack:
+    """Angles between class vectors, and of the features of each class to all class vectors."""
+    able = [group for group in groups if len(group.first.class_vectors) > 1]
+    if not able:
+        return report.Stack("Class vectors", [])
+    between = _maps("Angles between class vectors", able, [_between(group.first) for group in able], "class vector")
+    confused = _maps("Test features and class vectors", able, [_confused(group.first) for group in able], "features of")
+    return report.Stack("Class vectors", [_spread(able), between, confused])
+
+
+def _spread(groups: Sequence[Group]) -> report.Histogram:
+    """All angles between class vectors, and where a simplex would have them if that fits into the space."""
+    drawn = []
+    for group in groups:
+        angles = _between(group.first)
+        drawn.append(report.Distribution(group.name, angles[angles.isfinite()]))
+    count, dim = groups[0].first.class_vectors.shape
+    simplex = float(sphere.angle(torch.tensor(-1 / (count - 1), dtype=torch.float64)).rad2deg())
+    marks = {"regular simplex": simplex} if count <= dim + 1 else {}
+    title = "How far class vectors are apart"
+    return report.Histogram(title, drawn, x_name="angle in degrees", format=".1f", marks=marks)
+
+
+def _between(study: Study) -> Tensor:
+    vectors = study.class_vectors[:MOST_VECTORS].double()
+    return sphere.angle(sphere.cosines(vectors, vectors)).rad2deg().fill_diagonal_(math.nan)
+
+
+def _confused(study: Study) -> Tensor:
+    """Mean angle of the test features of each class (rows) to each class vector (columns)."""
+    kept = study.labels < MOST_VECTORS
+    vectors, labels = study.class_vectors[:MOST_VECTORS].double(), study.labels[kept]
+    angles = sphere.angle(sphere.cosines(study.features[kept].double(), vectors)).rad2deg()
+    sums = torch.zeros(len(vectors), len(vectors), dtype=torch.float64).index_add_(0, labels, angles)
+    return sums / labels.bincount(minlength=len(vectors))[:, None]  # NaN for a class without test examples
+
+
+def _maps(title: str, groups: Sequence[Group], angles: Sequence[Tensor], rows: str) -> report.Section:
+    """One map a group, all in the same colours."""
+    known = torch.cat([values[values.isfinite()] for values in angles])
+    limits = (float(known.min()), float(known.max())) if len(known) and known.min() < known.max() else None
+    maps = []
+    for group, values in zip(groups, angles, strict=True):
+        names = group.first.task.classes
+        some = f"The first {MOST_VECTORS} of {len(names):,} classes." if len(values) < len(names) else ""
+        maps.append(
+            report.HeatMap(
+                title if len(groups) == 1 else group.name,
+                values,
+                names[: len(values)],
+                row_name=rows,
+                column_name="class vector",
+                value_name="angle in degrees",
+                format=".0f",
+                limits=limits,
+                caption=some,
+            )
+        )
+    return maps[0] if len(maps) == 1 else report.Beside(title, maps)

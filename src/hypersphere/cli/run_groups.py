@@ -1,0 +1,113 @@
+"""Runs that differ in nothing but their seed, as one line of a table; and what tells the lines apart."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from hypersphere import report
+from hypersphere.cli.run_study import Study
+from hypersphere.cli.summary import words_of
+from hypersphere.recipes import Metric
+
+__all__ = ["Group", "common_settings", "differences", "grouped", "run_table"]
+
+METRICS = (
+    Metric("accuracy", "test accuracy %", ".2f", True),
+    Metric("loss", "training loss", ".3f", None),
+    Metric("fisher", "Fisher score", ".4f", False),
+    Metric("eer", "EER %", ".2f", False),
+    Metric("rank1", "rank-1 %", ".2f", True),
+    Metric("separation", "min angle °", ".1f", True),
+    Metric("energy", "hidden energy", ".4f", False),
+    Metric("seconds", "seconds", ".1f", None),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A name and its runs, by seed; pictures are of the first."""
+
+    name: str
+    studies: Sequence[Study]
+
+    @property
+    def first(self) -> Study:
+        """The run with the smallest seed."""
+        return self.studies[0]
+
+
+def grouped(studies: Sequence[Study]) -> list[Group]:
+    """Gather the runs that differ in seed only, in the order given, under names that no two share."""
+    found: dict[str, list[Study]] = {}
+    for study in studies:
+        found.setdefault(json.dumps(_settings(study), sort_keys=True), []).append(study)
+    groups = [sorted(group, key=lambda study: study.run.job.seed) for group in found.values()]
+    names = [folder_name([study.run.folder.resolve().name for study in group]) for group in groups]
+    if "" in names or len(set(names)) < len(names):
+        names = [f"{name or 'run'} {number}" for number, name in enumerate(names, 1)]
+    return [Group(name, group) for name, group in zip(names, groups, strict=True)]
+
+
+def folder_name(names: Sequence[str]) -> str:
+    """What the folders of one group are called together.
+
+    >>> folder_name(["arcface"]), folder_name(["softmax-seed0", "softmax-seed1"]), folder_name(["a", "b"])
+    ('arcface', 'softmax', '')
+    """
+    if len(names) == 1:
+        return names[0]
+    shared = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    prefix = "".join(letters[0] for letters in shared)
+    return prefix.rstrip("0123456789").rstrip("-_. ").removesuffix("seed").rstrip("-_. ")
+
+
+def run_table(groups: Sequence[Group]) -> report.Table:
+    """The summary: one line a group, mean ± s.d. over its seeds."""
+    metrics = [metric for metric in METRICS if any(metric.key in s.numbers for group in groups for s in group.studies)]
+    counts = {len(group.studies) for group in groups}
+    columns = [report.Column("run")]
+    if len(counts) > 1:
+        columns.append(report.Column("seeds", None, ".0f"))
+    columns += [report.Column(metric.heading, metric.higher_is_better, metric.format) for metric in metrics]
+    rows: list[list[Any]] = []
+    for group in groups:
+        cells: list[Any] = [group.name] if len(counts) == 1 else [group.name, len(group.studies)]
+        for metric in metrics:
+            values = [study.numbers[metric.key] for study in group.studies if metric.key in study.numbers]
+            several = len(values) > 1
+            spread = (statistics.fmean(values), statistics.stdev(values)) if several else None
+            cells.append(spread or (values[0] if values else None))
+        rows.append(cells)
+    caption = (
+        "Of the last checkpoint, on the test data. Fisher score, EER and rank-1 compare test features with one "
+        "another; the smallest angle is that of the class vectors."
+    )
+    return report.Table("Summary", columns, rows, caption=caption)
+
+
+def differences(groups: Sequence[Group]) -> report.Table | None:
+    """The settings in which the groups differ; None for a single group."""
+    settings = [_settings(group.first) for group in groups]
+    keys = [key for key in settings[0] if len({json.dumps(one[key], sort_keys=True) for one in settings}) > 1]
+    if not keys:
+        return None
+    rows = [[group.name, *(words_of(one[key]) for key in keys)] for group, one in zip(groups, settings, strict=True)]
+    return report.Table("What differs", [report.Column("run"), *map(report.Column, keys)], rows)
+
+
+def common_settings(groups: Sequence[Group]) -> report.Text:
+    """The settings that all have, in words."""
+    settings = [_settings(group.first) for group in groups]
+    shared = {key: value for key, value in settings[0].items() if all(one[key] == value for one in settings)}
+    seeds = sorted({study.run.job.seed for group in groups for study in group.studies})
+    words = [*(f"{key} {words_of(value)}" for key, value in shared.items()), f"seeds {', '.join(map(str, seeds))}"]
+    return report.Text("Settings", "; ".join(words) + ".")
+
+
+def _settings(study: Study) -> dict[str, Any]:
+    return {key: value for key, value in study.run.job.settings().items() if key != "seed"}

@@ -1,0 +1,81 @@
+"""Tabs of a page of runs: the neurons of every layer, what was learned beside weights, and the landscape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hypersphere import report
+from hypersphere.cli.figures import LEARNED, landscape_maps, learned_histogram
+from hypersphere.cli.inspect import layer_table
+from hypersphere.cli.run_groups import Group
+from hypersphere.cli.run_study import LANDSCAPE_EXAMPLES, Study
+
+__all__ = ["landscape_tab", "layer_tab"]
+
+MOST_BARS = 180  # of all groups together
+
+
+def layer_tab(groups: Sequence[Group]) -> report.Stack:
+    """Energy beside that of random neurons, learned numbers, filters of the first layer, and the table of layers."""
+    parts: list[report.Section] = list(_excess(groups))
+    for key in LEARNED:
+        values = {
+            group.name: torch.cat([study.learned[key] for study in group.studies])
+            for group in groups
+            if key in group.first.learned
+        }
+        if values:
+            parts.append(learned_histogram(key, values, 1.0 if key == "radius_factor" else None))
+    seen = [(group.name, group.first.filters) for group in groups if group.first.filters is not None]
+    if len(seen) == 1:
+        parts.append(report.Filters("Filters of the first layer", seen[0][1]))
+    elif seen:
+        parts.append(report.Beside("Filters of the first layer", [report.Filters(name, of) for name, of in seen]))
+    if len(groups) == 1:
+        parts.append(layer_table(groups[0].first.layers))
+    return report.Stack("Layers", parts)
+
+
+def _excess(groups: Sequence[Group]) -> list[report.Section]:
+    """By how much the energy of each layer is above that of random neurons, groups of equal layers in one chart."""
+    by_names: dict[tuple[str, ...], list[Group]] = {}
+    for group in groups:
+        by_names.setdefault(tuple(layer.name for layer in group.first.layers.layers), []).append(group)
+    charts = []
+    for names, alike in by_names.items():
+        shown = names[: MOST_BARS // len(alike)]
+        series = [
+            report.Series(group.name, [_above_random(study)[: len(shown)] for study in group.studies])
+            for group in alike
+        ]
+        charts.append(
+            report.Bars(
+                "Energy above that of random neurons",
+                [name.removeprefix("network.") for name in shown],
+                series,
+                value_name="above random neurons",
+                format="+.2%",
+                caption="Mean over pairs, s = 2; hidden layers in half space, the head in full space. Below 0 is more "
+                "evenly spread than random directions; in 3 dimensions or fewer these have no finite mean.",
+            )
+        )
+    return charts
+
+
+def _above_random(study: Study) -> list[float]:
+    return [layer.energy(half_space=layer.name != "head").excess - 1 for layer in study.layers.layers]
+
+
+def landscape_tab(groups: Sequence[Group]) -> report.Stack:
+    """Loss and error around the trained weights, where that was computed."""
+    found = {group.name: group.first.landscape for group in groups if group.first.landscape is not None}
+    places = {name: one.a for name, one in found.items()}
+    maps = [
+        landscape_maps(key, {name: one.values[key] for name, one in found.items()}, places)
+        for key in ("loss", "error")
+        if found
+    ]
+    caption = f"Of the first {LANDSCAPE_EXAMPLES} test examples; the head stays." if maps else ""
+    return report.Stack("Landscape", maps, caption=caption)

@@ -1,0 +1,128 @@
+"""The page of one or several runs: tabs of training, features, verification, class vectors and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypersphere import report
+from hypersphere.cli.run_features import class_vector_tab, feature_tab, verification_tab
+from hypersphere.cli.run_groups import Group, common_settings, differences, grouped, run_table
+from hypersphere.cli.run_layers import landscape_tab, layer_tab
+from hypersphere.cli.run_study import Study
+from hypersphere.cli.summary import words_of
+
+__all__ = ["run_page"]
+
+MOST_LINES = 16  # layers drawn as curves; more as a map
+
+
+def run_page(studies: Sequence[Study]) -> report.Page:
+    """The page of these runs; those that differ in seed only share a line, a curve and a colour."""
+    groups = grouped(studies)
+    makers = (_training_tab, feature_tab, verification_tab, class_vector_tab, layer_tab, landscape_tab)
+    tabs = [tab for tab in (make(groups) for make in makers) if tab.sections]
+    differ = differences(groups)
+    sections: list[report.Section] = [run_table(groups), *([] if differ is None else [differ])]
+    sections += [report.Tabs("Measurements", tabs), common_settings(groups)]
+    return report.Page(_title(groups), _lead(groups), sections, _meta(studies))
+
+
+def _title(groups: Sequence[Group]) -> str:
+    jobs = [group.first.run.job for group in groups]
+    data = " and ".join(sorted({job.data["name"] for job in jobs}))
+    return f"{words_of(jobs[0].head)} on {data}" if len(groups) == 1 else f"{len(groups)} runs on {data}"
+
+
+def _lead(groups: Sequence[Group]) -> str:
+    first, jobs = groups[0].first, [group.first.run.job for group in groups]
+    models = " and ".join(sorted({words_of({"name": job.model["name"]}) for job in jobs}))
+    sizes = _span(sorted({group.first.features.shape[1] for group in groups}))
+    epochs = _span(sorted({job.epochs for job in jobs}))
+    reached = _span(
+        [f"{value:.1%}" for value in sorted({study.accuracy for group in groups for study in group.studies})]
+    )
+    return (
+        f"{models} with {sizes}-d features, {epochs} {'epoch' if epochs == '1' else 'epochs'} on "
+        f"{len(first.task.inputs):,} examples of {len(first.task.classes):,} classes; "
+        f"{reached} of the {len(first.task.test_inputs):,} test examples are recognised."
+    )
+
+
+def _span(values: Sequence[object]) -> str:
+    ends = list(dict.fromkeys(map(str, values)))
+    return ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
+
+
+def _meta(studies: Sequence[Study]) -> dict[str, str]:
+    folders = ", ".join(study.run.folder.resolve().name for study in studies)
+    return {**{key: str(value) for key, value in studies[0].run.made_with.items()}, "runs": folders}
+
+
+def _training_tab(groups: Sequence[Group]) -> report.Stack:
+    charts = [
+        *_over(groups, "epoch", "loss", "training loss", ".3f", False),
+        *_over(groups, "epoch", "test_accuracy", "test accuracy", ".1%", True),
+        *_over(groups, "step", "loss", "loss of a batch", ".3f", None),
+        *_over(groups, "step", "rate", "learning rate", ".3g", None),
+    ]
+    energies = [*(section for group in groups for section in _energy(group)), *_head_energy(groups)]
+    parts: list[report.Section] = []
+    if charts:
+        parts.append(report.Beside("By epoch and by step", charts))
+    if energies:
+        caption = "Mean over pairs of neurons, s = 2; hidden layers in half space. Lower is more evenly spread."
+        parts.append(report.Beside("Hyperspherical energy by epoch", energies, caption=caption))
+    return report.Stack("Training", parts)
+
+
+def _over(
+    groups: Sequence[Group], kind: str, key: str, name: str, form: str, better: bool | None
+) -> list[report.Curves]:
+    """One curve a group over epochs or steps; nothing where no run wrote any."""
+    series = [
+        one for group in groups for one in _series(group.name, [study.over(kind, key) for study in group.studies])
+    ]
+    title = name[0].upper() + name[1:]
+    if not series:
+        return []
+    return [report.Curves(title, series, x_name=kind, y_name=name, format=form, higher_is_better=better)]
+
+
+def _series(name: str, seeds: Sequence[tuple[list[float], list[Any]]]) -> list[report.Series]:
+    """The values of all seeds at the places that any of them has."""
+    known = [dict(zip(places, values, strict=True)) for places, values in seeds]
+    places = sorted({place for of_seed in known for place in of_seed})
+    if not places:
+        return []
+    return [report.Series(name, [[of_seed.get(place) for place in places] for of_seed in known], x=places)]
+
+
+def _energy(group: Group) -> list[report.Section]:
+    """The hidden layers of one group over time, in the order of the network."""
+    found = [study.energies for study in group.studies]
+    names = [name for name in found[0][1] if name != "head"]
+    series = [
+        one
+        for name in names
+        for one in _series(name, [(epochs, layers.get(name, [None] * len(epochs))) for epochs, layers in found])
+    ]
+    if not series:
+        return []
+    title = f"Hidden layers, {group.name}"
+    if len(series) <= MOST_LINES:
+        return [report.Curves(title, series, y_name="energy", format=".4f", ordered=True)]
+    epochs = [f"{place:g}" for place in series[0].places]
+    values = [one.mean.tolist() for one in series]
+    return [report.HeatMap(title, values, names, epochs, column_name="epoch", value_name="energy", format=".4f")]
+
+
+def _head_energy(groups: Sequence[Group]) -> list[report.Section]:
+    series = [
+        one for group in groups for one in _series(group.name, [(e, layers["head"]) for e, layers in _with_head(group)])
+    ]
+    return [report.Curves("Class vectors", series, y_name="energy", format=".4f")] if series else []
+
+
+def _with_head(group: Group) -> list[tuple[list[float], dict[str, list[Any]]]]:
+    return [study.energies for study in group.studies if "head" in study.energies[1]]

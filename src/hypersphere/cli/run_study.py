@@ -1,0 +1,185 @@
+"""What a report tells of one run: its numbers over time, its features, class vectors and layers, measured once."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere import energy, evaluation, sphere, training
+from hypersphere.layers.learned import Learned
+from hypersphere.training.run import Run
+
+__all__ = ["Study", "study"]
+
+MOST_COMPARED = 1500  # test examples of which all pairs are compared
+LANDSCAPE_EXAMPLES, LANDSCAPE_POINTS = 500, 11
+
+
+@dataclass(frozen=True, eq=False)
+class Verified:
+    """All pairs of test examples: their angles, the ROC curve and, where a class has several, the search for mates."""
+
+    angles: evaluation.AngleHistograms
+    roc: evaluation.Roc
+    found: evaluation.Identification
+
+    @property
+    def threshold(self) -> float:
+        """The angle in degrees that parts the pairs best."""
+        return math.degrees(float(sphere.angle(torch.tensor(self.roc.best_threshold, dtype=torch.float64))))
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A run, measured after its last checkpoint.
+
+    Attributes:
+        run: the folder and the job.
+        task: the data.
+        features, labels: of the test data, (N, d) and (N,).
+        class_vectors: (C, d).
+        accuracy: the share of the test data that is recognised.
+        layers: of the network and the head.
+        filters: (N, 1 or 3, H, W), those of the first layer if they can be seen; else None.
+        learned: all learned k and factors of ρ, by "k" and "radius_factor".
+        landscape: loss and error around the trained weights, if it was asked for.
+    """
+
+    run: Run
+    task: training.Task
+    features: Tensor
+    labels: Tensor
+    class_vectors: Tensor
+    accuracy: float
+    layers: energy.Inspection
+    filters: Tensor | None
+    learned: Mapping[str, Tensor]
+    landscape: evaluation.Landscape | None
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """The numbers that were written while training."""
+        return self.run.metrics()
+
+    def over(self, kind: str, key: str) -> tuple[list[float], list[Any]]:
+        """Steps or epochs, as `kind` says, and the values there."""
+        known = [line for line in self.lines if line.get("kind", "step") == kind and key in line and kind in line]
+        return [line[kind] for line in known], [line[key] for line in known]
+
+    @property
+    def energies(self) -> tuple[list[float], dict[str, list[float | None]]]:
+        """Epochs, and by layer its energy after each."""
+        epochs, values = self.over("epoch", "energy")
+        names = dict.fromkeys(name for value in values if isinstance(value, Mapping) for name in value)
+        return epochs, {
+            name: [value.get(name) if isinstance(value, Mapping) else None for value in values] for name in names
+        }
+
+    @cached_property
+    def sample(self) -> Tensor:
+        """Which test examples are compared with one another."""
+        count = len(self.labels)
+        if count <= MOST_COMPARED:
+            return torch.arange(count)
+        return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:MOST_COMPARED].sort().values
+
+    @cached_property
+    def verified(self) -> Verified | None:
+        """All pairs of the sample; None where there are not pairs of both kinds."""
+        x, y = self.features[self.sample], self.labels[self.sample]
+        counts = y.bincount()
+        if len(counts.nonzero()) < 2 or int(counts.max()) < 2:
+            return None
+        first, second = torch.triu_indices(len(x), len(x), 1)
+        roc = evaluation.roc(sphere.cosines(x.double(), x.double())[first, second], y[first] == y[second])
+        gallery = torch.zeros(len(y), dtype=torch.bool)
+        gallery[[int((y == label).nonzero()[0]) for label in y.unique()]] = True
+        found = evaluation.identify(x[~gallery], y[~gallery], x[gallery], y[gallery])
+        return Verified(evaluation.class_angles(x, y), roc, found)
+
+    @cached_property
+    def numbers(self) -> dict[str, float]:
+        """What the summary table shows, by key; what there is not is left out."""
+        known = {"accuracy": 100 * self.accuracy}
+        losses = [value for value in self.over("epoch", "loss")[1] if value is not None]
+        if losses:
+            known["loss"] = losses[-1]
+        if len(self.labels.unique()) > 1:
+            known["fisher"] = evaluation.angular_fisher_score(self.features, self.labels)
+        if self.verified is not None:
+            known |= {"eer": 100 * self.verified.roc.eer, "rank1": 100 * self.verified.found.accuracy_at(1)}
+        if len(self.class_vectors) > 1:
+            known["separation"] = math.degrees(evaluation.smallest_angle(self.class_vectors))
+        hidden = [layer.energy(half_space=True).value for layer in self.layers.layers if layer.name != "head"]
+        if hidden:
+            known["energy"] = sum(hidden) / len(hidden)
+        seconds = [value for value in self.over("epoch", "seconds")[1] if value is not None]
+        if seconds:
+            known["seconds"] = seconds[-1]
+        return {key: value for key, value in known.items() if math.isfinite(value)}
+
+
+@torch.no_grad()
+def study(run: Run, data_root: Path | None = None, *, landscape: bool = False) -> Study:
+    """Measure a run; a `ValueError` names one whose features or class vectors are not finite."""
+    assembly = run.assembly(data_root)
+    features, labels = training.embed(assembly.network, assembly.test_batches())
+    vectors = assembly.head.weight.detach()
+    if not (bool(features.isfinite().all()) and bool(vectors.isfinite().all())):
+        raise ValueError(f"{run.folder} has diverged: its features or class vectors are not finite")
+    hits = training.predict(assembly.head, features) == labels
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of layers with one neuron, which have no pairs
+        layers = energy.inspect(nn.ModuleDict({"network": assembly.network.body, "head": assembly.head}), probes=256)
+    return Study(
+        run,
+        assembly.task,
+        features,
+        labels,
+        vectors,
+        float(hits.double().mean()),
+        layers,
+        _filters(assembly.network.body),
+        _learned(assembly.network.body),
+        _landscape(assembly, run.job.seed) if landscape else None,
+    )
+
+
+def _filters(body: nn.Module) -> Tensor | None:
+    """The weights of the first layer, where they are pictures in grey or in colour."""
+    for module in body.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim >= 2:
+            seen = weight.ndim == 4 and weight.shape[1] in (1, 3) and min(weight.shape[2:]) > 1
+            return weight.detach() if seen else None
+    return None
+
+
+def _learned(body: nn.Module) -> dict[str, Tensor]:
+    layers = [module for module in body.modules() if isinstance(module, Learned)]
+    found = {
+        "k": {layer.log_k for layer in layers if layer.log_k is not None},
+        "radius_factor": {layer.log_radius for layer in layers if layer.log_radius is not None},
+    }
+    return {key: torch.cat([one.exp().flatten() for one in of]) for key, of in found.items() if of}
+
+
+def _landscape(assembly: training.Assembly, seed: int) -> evaluation.Landscape:
+    """Loss and error of the first test examples on a small grid around the weights of the network."""
+    inputs, labels = next(assembly.test_batches(LANDSCAPE_EXAMPLES))
+
+    def measure() -> dict[str, Tensor]:
+        features = assembly.network(inputs)
+        missed = training.predict(assembly.head, features) != labels
+        return {"loss": assembly.head(features, labels), "error": 100 * missed.double().mean()}
+
+    generator = torch.Generator().manual_seed(seed)
+    return evaluation.landscape(assembly.network.body, measure, points=LANDSCAPE_POINTS, generator=generator)

@@ -1,0 +1,80 @@
+"""What is measured of a network while it trains: how many it gets right, and how evenly its neurons lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere.energy import hyperspherical_energy
+from hypersphere.energy.neurons import Neurons
+from hypersphere.heads.collectives import Processes
+from hypersphere.training.objective import Objective
+from hypersphere.training.parallel import part_of
+
+__all__ = ["accuracy", "layer_energies", "mean_energy"]
+
+MOST = 2048
+_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+
+
+@torch.no_grad()
+def accuracy(objective: Objective, data: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Return the share of the data that is recognised, each process looking at a part; all get the same number.
+
+    Raises:
+        FloatingPointError: features are not finite.
+    """
+    processes, where = Processes(), next(objective.parameters()).device
+    right, seen, sound = 0, 0, 1
+    objective.eval()
+    try:
+        for inputs, labels in data:
+            x, y = (part.to(where) for part in part_of(inputs, labels, processes, -1))
+            features = objective.features(x)
+            sound &= int(torch.isfinite(features).all())
+            scores: Tensor = objective.head.scores(features.nan_to_num(0.0, 0.0, 0.0))  # type: ignore[operator]
+            right, seen = right + int((scores.argmax(1) == y).sum()), seen + int((y >= 0).sum())
+    finally:
+        objective.train()
+    totals = processes.add_(torch.tensor([right, seen, 1 - sound], device=where)).tolist()
+    if totals[2]:
+        raise FloatingPointError("training diverged: the features of test data are not finite")
+    return totals[0] / totals[1]
+
+
+@torch.no_grad()
+def layer_energies(body: nn.Module, head: Tensor) -> dict[str, float]:
+    """Return the mean energy (s = 2) of each layer: hidden ones in half space, the class vectors in full space.
+
+    Of layers with more than 2,048 neurons so many, evenly spaced, stand for all; layers of one neuron are left out.
+
+    >>> energies = layer_energies(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), torch.eye(3))
+    >>> list(energies), energies["head"]
+    (['0', 'head'], 0.5)
+    """
+    found = {}
+    for name, module in body.named_modules():
+        if isinstance(module, _LAYERS):
+            sets = Neurons(name, module, getattr(module, "groups", 1)).rows()
+            if sets.shape[1] > 1:
+                values = [hyperspherical_energy(_some(rows), half_space=True) for rows in sets]
+                found[name] = float(torch.stack(values).mean())
+    return {**found, "head": float(hyperspherical_energy(_some(head)))}
+
+
+def _some(rows: Tensor) -> Tensor:
+    if len(rows) <= MOST:
+        return rows
+    return rows[torch.linspace(0, len(rows) - 1, MOST, device=rows.device).long()]
+
+
+def mean_energy(energies: Mapping[str, float]) -> float:
+    """The average over hidden layers, or the head's where there is none.
+
+    >>> mean_energy({"a": 1.0, "b": 2.0, "head": 9.0})
+    1.5
+    """
+    hidden = [value for name, value in energies.items() if name != "head"]
+    return sum(hidden) / len(hidden) if hidden else energies["head"]

@@ -1,0 +1,80 @@
+from collections import Counter
+
+import pytest
+import torch
+
+from hypersphere.training import Batches
+from hypersphere.training.augment import Augmented, moved
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def slowly(image, down, right, mirror):
+    """The image with its contents moved, pixel by pixel, zeros moving in, then mirrored."""
+    channels, height, width = image.shape
+    out = torch.zeros_like(image)
+    for c in range(channels):
+        for i in range(height):
+            for j in range(width):
+                if 0 <= i - down < height and 0 <= j - right < width:
+                    out[c, i, width - 1 - j if mirror else j] = image[c, i - down, j - right]
+    return out
+
+
+@pytest.mark.parametrize(("shift", "mirror"), [(0, True), (1, False), (2, True)])
+def test_every_image_is_moved_in_one_of_the_ways_and_all_ways_occur(shift, mirror):
+    image = torch.randn(2, 4, 5, generator=seeded())
+    places = range(-shift, shift + 1)
+    ways = [(down, right, turned) for down in places for right in places for turned in ([False, True] if mirror else [False])]
+    known = {tuple(slowly(image, *way).flatten().tolist()): way for way in ways}
+    assert len(known) == len(ways)
+    count = 60 * len(ways)
+    found = Counter(known[tuple(one.flatten().tolist())] for one in moved(
+        image.expand(count, -1, -1, -1), seeded(1), shift=shift, mirror=mirror
+    ))  # a key that is missing is a way that should not be
+    assert set(found) == set(ways)
+    assert sum((number - 60) ** 2 / 60 for number in found.values()) < 3 * len(ways)
+
+
+def test_images_move_by_themselves_and_bytes_stay_bytes():
+    images = torch.randint(256, (50, 1, 6, 6), dtype=torch.uint8, generator=seeded())
+    out = moved(images, seeded(3), shift=2, mirror=True)
+    assert out.dtype == torch.uint8
+    ways = [(down, right, turned) for down in range(-2, 3) for right in range(-2, 3) for turned in (False, True)]
+    for before, after in zip(images, out, strict=True):
+        assert any(torch.equal(slowly(before, *way), after) for way in ways)
+    assert torch.equal(moved(images, seeded(3), shift=2, mirror=True), out)
+    assert not torch.equal(moved(images, seeded(4), shift=2, mirror=True), out)
+
+
+def test_nothing_asked_nothing_changed():
+    images = torch.randn(3, 1, 4, 4)
+    assert torch.equal(moved(images, seeded()), images)
+    with pytest.raises(ValueError, match="images must be of four dimensions"):
+        moved(torch.zeros(2, 3), seeded())
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3, 4])
+def test_batches_go_on_bit_for_bit(stop):
+    images, labels = torch.randn(17, 1, 5, 5, generator=seeded()), torch.arange(17)
+
+    def made(seed):
+        generator = seeded(seed)
+        return Augmented(Batches(images, labels, 4, generator), generator, shift=2, mirror=True)
+
+    whole, first, second = made(1), made(1), made(2)
+    expected = [batch for _ in range(2) for batch in whole]
+    assert len(whole) == 5
+    seen = []
+    for at, batch in enumerate(first):
+        seen.append(batch)
+        if at == stop:
+            break
+    second.load_state_dict(first.state_dict())
+    seen += [batch for _ in range(2) for batch in second]
+    assert len(seen) == len(expected)
+    for (x, y), (a, b) in zip(seen, expected, strict=True):
+        assert torch.equal(x, a)
+        assert torch.equal(y, b)
