@@ -138,7 +138,7 @@ def test_a_forward_of_ones_own_and_attention():
     model = nn.ModuleDict(layers)
     convert_(model)
     assert isinstance(model["in"], DecoupledLinear)
-    with pytest.raises(ValueError, match="where chooses none"):
+    with pytest.raises(ValueError, match="is chosen"):
         convert_(model)
     assert type(model["own"]) is Own
     assert not isinstance(model["attention"].out_proj, DecoupledLinear)

@@ -143,6 +143,12 @@ class Browser:
             "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)))"
         )
 
+    def until(self, condition: str) -> None:
+        """Wait until an expression of JavaScript holds, as after a change of media features, which is told later."""
+        self.run_async(
+            f"const done = arguments[0]; const poll = () => ({condition}) ? done(true) : setTimeout(poll, 20); poll()"
+        )
+
     def console(self) -> list[str]:
         """What the page complained of since the last call."""
         entries = self._call("POST", "/se/log", {"type": "browser"})

@@ -216,7 +216,7 @@ def test_both_themes_color_the_lines(opened: Browser) -> None:
     light = opened.run(stroke, f"{LOSS} svg")
     opened.prefer(color_scheme="dark", reduced_motion="reduce")
     opened.run("localStorage.clear()")
-    opened.settle()
+    opened.until("document.documentElement.dataset.theme === 'dark'")
     dark = opened.run(stroke, f"{LOSS} svg")
     assert light == "rgb(15, 91, 216)"
     assert dark != light

@@ -84,7 +84,7 @@ def test_the_theme_follows_the_system_then_the_reader(opened: Browser) -> None:
     light = picture(opened)
     assert theme(opened) == "light"
     opened.prefer(color_scheme="dark", reduced_motion="reduce")
-    opened.settle()
+    opened.until("document.documentElement.dataset.theme === 'dark'")
     assert theme(opened) == "dark"
     assert picture(opened) != light
     opened.click("#theme")

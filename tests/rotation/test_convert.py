@@ -332,3 +332,26 @@ def test_writing_into_a_rotated_weight_changes_nothing():
 def test_objects_serve_as_methods():
     model = rotate_(mlp(), GramSchmidt("iterative"))
     assert "iterative" in repr(model)
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_turned_head_counts_as_output(seed):
+    model = nn.ModuleDict({"net": mlp(), "head": InputRotation(AngularHead(3, 4), seed=seed)})
+    rotate_(model)
+    assert [name for name, _, _ in rotated_layers(model)] == ["net.0", "net.2", "net.4"]
+
+
+def test_only_layers_with_neurons_are_rotated():
+    class Mine(nn.Module):
+        def __init__(self, *shape, **sides):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(*shape))
+            for name, value in sides.items():
+                setattr(self, name, value)
+
+    norm = nn.LayerNorm([4, 8])
+    model = nn.Sequential(Mine(6, 4, in_features=4, out_features=6), Mine(6, 4), norm, nn.Embedding(3, 4), mlp())
+    rotate_(model)
+    assert [name for name, _, _ in rotated_layers(model)] == ["0", "4.0", "4.2"]
+    with pytest.raises(ValueError, match=r"layer '0' \(Mine\) holds its weight as \(in, out\): leave it out"):
+        rotate_(nn.Sequential(Mine(4, 6, nx=4, nf=6), mlp()))

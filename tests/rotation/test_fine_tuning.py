@@ -98,6 +98,15 @@ def test_models_of_transformers_with_random_weights(make, form):
     torch.testing.assert_close(model(inputs).last_hidden_state, tuned, atol=1e-5, rtol=0)
 
 
+def test_a_model_that_checkpoints_its_activations_trains():
+    model, inputs, options = bert()
+    rotate_(model, "cayley", **options)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    before = model.train()(inputs).last_hidden_state
+    before.square().sum().backward()
+    assert all(turning.parameter.grad.abs().sum() > 0 for _, _, turning in rotated_layers(model))
+
+
 def test_what_peft_does_to_three_by_three_convolutions():
     peft = pytest.importorskip("peft")
     model, inputs, _ = resnet()

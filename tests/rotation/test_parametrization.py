@@ -147,6 +147,19 @@ def test_two_losses_two_backwards_and_a_checkpoint(counted):
     torch.testing.assert_close(both, free.grad, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("method", [*ORTHOGONALS, *TRANSFORMS])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_may_be_the_first_to_read_a_weight(method, reentrant):
+    torch.manual_seed(0)
+    model = rotate_(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), method, learn_neurons=True)
+    x, found = torch.randn(4, 6, requires_grad=True), []
+    for run in (lambda m: checkpoint(m, x, use_reentrant=reentrant), lambda m: m(x)):
+        twin = copy.deepcopy(model)  # which remembers no weight
+        run(twin).sum().backward()
+        found.append([p.grad for p in twin.parameters()])
+    torch.testing.assert_close(found[0], found[1])
+
+
 def test_torchs_own_cache_and_functional_call_work_too(counted):
     layer, free, _ = counted
     with parametrize.cached():

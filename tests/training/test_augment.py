@@ -27,13 +27,19 @@ def slowly(image, down, right, mirror):
 def test_every_image_is_moved_in_one_of_the_ways_and_all_ways_occur(shift, mirror):
     image = torch.randn(2, 4, 5, generator=seeded())
     places = range(-shift, shift + 1)
-    ways = [(down, right, turned) for down in places for right in places for turned in ([False, True] if mirror else [False])]
+    ways = [
+        (down, right, turned)
+        for down in places
+        for right in places
+        for turned in ([False, True] if mirror else [False])
+    ]
     known = {tuple(slowly(image, *way).flatten().tolist()): way for way in ways}
     assert len(known) == len(ways)
     count = 60 * len(ways)
-    found = Counter(known[tuple(one.flatten().tolist())] for one in moved(
-        image.expand(count, -1, -1, -1), seeded(1), shift=shift, mirror=mirror
-    ))  # a key that is missing is a way that should not be
+    found = Counter(
+        known[tuple(one.flatten().tolist())]
+        for one in moved(image.expand(count, -1, -1, -1), seeded(1), shift=shift, mirror=mirror)
+    )  # a key that is missing is a way that should not be
     assert set(found) == set(ways)
     assert sum((number - 60) ** 2 / 60 for number in found.values()) < 3 * len(ways)
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hypersphere import report
-from hypersphere.cli.embed import takes_images
+from hypersphere.cli.embed import require_images
 from hypersphere.cli.target import check_target, write_json
 from hypersphere.data.errors import require_package
 from hypersphere.functions.menu import require
@@ -82,7 +82,7 @@ def attack(
 
 def _open(folder: Path, data_root: Path | None) -> Assembly:
     assembly = Run.open(folder).assembly(data_root)
-    require(takes_images(assembly), "run", "one on images, whose pixels can be attacked", str(folder))
+    require_images(assembly, "an attack")
     return assembly
 
 

@@ -325,8 +325,8 @@ def _use_threads(threads: int | None) -> None:
 def main() -> None:
     """Run the command line; whatever ends it early is told in one line.
 
-    Misuse ends with code 2, damaged data or checkpoints with 3, a run that fails (it diverged, the disk is full) with 1,
-    an interrupt with 130; a reader that closes the pipe ends it silently with 1.
+    Misuse ends with code 2, damaged data or checkpoints with 3, a run that fails (it diverged, the disk is full) with
+    1, an interrupt with 130; a reader that closes the pipe ends it silently with 1.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -134,7 +135,7 @@ def _json(text: str) -> Any:
 
 def _yaml(text: str) -> Any:
     try:
-        import yaml
+        yaml: Any = importlib.import_module("yaml")
     except ImportError:
         raise ImportError("a YAML file needs PyYAML: pip install pyyaml, or write the settings as JSON") from None
 

@@ -17,14 +17,15 @@ from hypersphere.training import Batches
 from hypersphere.training.job import Assembly
 from hypersphere.training.run import Run
 
-__all__ = ["embed", "features_of", "takes_images"]
+__all__ = ["embed", "features_of", "read_images", "require_images"]
 
 
 def embed(
     folder: Path, images: Path | None, *, out: Path | None, mirror: bool, batch: int, data_root: Path | None
 ) -> None:
     """Write the embeddings of a folder of images, or of the run's own test data; name the files at the end."""
-    require(images is None or out is not None, "--out", "given with a folder of images", out)
+    if images is not None and out is None:
+        raise ValueError("--out must be given with a folder of images: a .npy or .safetensors file")
     target = out or folder / "embeddings.safetensors"
     check_target("--out", target, SUFFIXES)
     assembly = Run.open(folder).assembly(data_root)
@@ -33,7 +34,7 @@ def embed(
         features = features_of(assembly, task.test_inputs, mirror=mirror, batch=batch)
         found = Embeddings(features, task.test_labels, None, task.classes)
     else:
-        require(takes_images(assembly), "images", "left out: the run was not trained on images", str(images))
+        require_images(assembly, "a folder of images")
         channels, height, width = task.inputs.shape[1:]
         read, flat = read_images(images, (height, width), grey=channels == 1)
         features = features_of(assembly, read.images, mirror=mirror, batch=batch)
@@ -47,16 +48,17 @@ def embed(
 def features_of(assembly: Assembly, inputs: Tensor, *, mirror: bool = False, batch: int = 500) -> Tensor:
     """Return the features (N, d) of inputs as the task has them, or (N, 2d) with those of the mirror images."""
     if mirror:
-        require(takes_images(assembly), "--mirror", "left out: the run was not trained on images", mirror)
+        require_images(assembly, "--mirror")
         return mirrored_features(assembly.objective.features, inputs, batch=batch)
     size = len(inputs) if assembly.task.graph is not None else batch
     batches = Batches(inputs, torch.zeros(len(inputs)), size)
     return torch.cat([assembly.objective.features(x) for x, _ in batches])
 
 
-def takes_images(assembly: Assembly) -> bool:
-    """Whether the run was trained on images, not on points or on nodes of a graph."""
-    return assembly.task.inputs.ndim == 4
+def require_images(assembly: Assembly, what: str) -> None:
+    """Refuse `what` for a run that was trained on points or on nodes of a graph."""
+    if assembly.task.inputs.ndim != 4:
+        raise ValueError(f"{what} needs a run on images, not on {assembly.job.data['name']}")
 
 
 def read_images(folder: Path, size: tuple[int, int], *, grey: bool) -> tuple[LabelledImages, bool]:

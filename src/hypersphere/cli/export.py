@@ -40,16 +40,23 @@ def export(folder: Path, to: str, out: Path | None, *, data_root: Path | None) -
         for package in ("onnx", "onnxscript", "onnxruntime"):
             require_package(package, package, "onnx")
     assembly = Run.open(folder).assembly(data_root)
-    require(assembly.task.graph is None, "run", "one on images or points: a graph has no inputs to export", str(folder))
+    if assembly.task.graph is not None:
+        raise ValueError("export needs a run on images or points: a graph has no inputs of its own")
     probe = Probe.of(assembly)
     expected = probe.outputs(assembly)
     rotation.fold_(nn.ModuleDict({"network": assembly.network, "head": assembly.head}))
     model = FeaturesAndScores(assembly.objective).eval()
     with report.replacing(target) as draft:
-        with _quiet():
-            write(model, probe.batches[0], draft)
-            run = reader(draft)
-            difference = largest_difference(expected, [run(batch) for batch in probe.batches])
+        try:
+            with _quiet():
+                write(model, probe.batches[0], draft)
+                run = reader(draft)
+                difference = largest_difference(expected, [run(batch) for batch in probe.batches])
+        except OSError:
+            raise
+        except Exception as error:  # an exporter can fail in any way
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ValueError(f"{folder} cannot be exported to {to}: {reason}") from error
         accepted = f"within {TOLERANCE:g} of those of the run"
         require(difference <= TOLERANCE, "exported outputs", accepted, difference)
     shape = " x ".join(map(str, probe.batches[0].shape[1:]))

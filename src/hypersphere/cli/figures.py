@@ -9,11 +9,12 @@ from torch import Tensor
 
 from hypersphere import report
 
-__all__ = ["LEARNED", "landscape_maps", "learned_histogram"]
+__all__ = ["ABOUT_DIRECTIONS", "LEARNED", "landscape_maps", "learned_histogram"]
 
 LEARNED = {"k": ("Learned k", "k"), "radius_factor": ("Learned factor of ρ", "factor of ρ")}
-LANDSCAPES = {"loss": ("Loss", "loss", ".3f"), "error": ("Test error", "test error %", ".1f")}
-STEEP = 20  # highest value by the lowest, from which on colours are logarithmic
+LANDSCAPES = {"loss": ("loss", ".3f"), "error": ("test error %", ".1f")}
+ABOUT_DIRECTIONS = "Along two random directions, each of whose filters is as long as the filter that it moves."
+STEEP = 10  # highest value by the lowest, from which on colours are logarithmic
 
 
 def learned_histogram(key: str, values: Mapping[str, Tensor], start: float | None = None) -> report.Histogram:
@@ -23,15 +24,15 @@ def learned_histogram(key: str, values: Mapping[str, Tensor], start: float | Non
     return report.Histogram(title, drawn, x_name=name, marks={} if start is None else {"start": start})
 
 
-def landscape_maps(key: str, grids: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> report.Beside:
-    """Landscapes of "loss" or "error" side by side in the same colours.
+def landscape_maps(key: str, grids: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> list[report.Landscape]:
+    """Landscapes of "loss" or "error", all in the same colours.
 
     Args:
         key: which.
         grids: by name, (P, P); entry [i, j] belongs to the i-th coordinate of the first direction.
         coordinates: by name, (P,), those of both directions.
     """
-    title, name, form = LANDSCAPES[key]
+    name, form = LANDSCAPES[key]
     known = torch.cat([grid[grid.isfinite()].double() for grid in grids.values()])
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
     maps = []
@@ -45,10 +46,9 @@ def landscape_maps(key: str, grids: Mapping[str, Tensor], coordinates: Mapping[s
                 y=ends,
                 value_name=name,
                 format=form,
-                log=low > 0 and high / low > STEEP,
+                log=key == "loss" and low > 0 and high / low > STEEP,
                 limits=(low, high) if low < high else None,
                 marks={"trained": (0.0, 0.0)},
             )
         )
-    caption = "Around the trained weights, along two random directions whose filters are as long as those they move."
-    return report.Beside(f"{title} around the trained weights", maps, caption=caption)
+    return maps

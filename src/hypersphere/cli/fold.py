@@ -41,12 +41,11 @@ def fold(folder: Path, out: Path | None, *, data_root: Path | None) -> None:
     probe = Probe.of(assembly)
     before = probe.outputs(assembly)
     rotated = [name for name, _, _ in rotation.rotated_layers(assembly.objective)]
-    operator = run.job.operator["name"]
+    rotation.fold_(nn.ModuleDict({"network": assembly.network, "head": assembly.head}))
     folds_operator = fold_operator_(assembly.network)
-    kept = sum(isinstance(module, Learned) for module in assembly.network.modules())
+    kept, operator = sum(map(_is_decoupled, assembly.network.modules())), run.job.operator["name"]
     if not rotated and not folds_operator:
         raise ValueError(f"{folder} has nothing to fold: {_why(operator, kept)}")
-    rotation.fold_(nn.ModuleDict({"network": assembly.network, "head": assembly.head}))
     plain = _plain_assembly(run.job, assembly, folds_operator)
     difference = largest_difference(before, probe.outputs(plain))
     require(difference <= TOLERANCE, "folded outputs", f"within {TOLERANCE:g} of those before", difference)
@@ -102,7 +101,8 @@ def _plain_assembly(job: Job, folded: Assembly, folds_operator: int) -> Assembly
 def _write(target: Path, plain: Assembly, step: int) -> None:
     """Write the run aside and give it its name when it is whole."""
     modules = nn.ModuleDict({"network": plain.network, "head": plain.head})
-    weights = {name: value.detach().clone() for name, value in modules.state_dict().items()}
+    state = modules.state_dict().items()
+    weights = {name: value.detach().clone().contiguous() for name, value in state if isinstance(value, Tensor)}
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
         written = Run.create(draft, plain.job)
@@ -111,6 +111,10 @@ def _write(target: Path, plain: Assembly, step: int) -> None:
         draft.replace(target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _is_decoupled(module: nn.Module) -> bool:
+    return isinstance(module, Learned)
 
 
 def _why(operator: str, kept: int) -> str:

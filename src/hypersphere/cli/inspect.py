@@ -130,6 +130,7 @@ def write_inspection(path: Path, found: Inspection, source: Path) -> Path:
             report.Series("half space", [layer.energy(half_space=True).excess for layer in drawn]),
         ],
         value_name="factor",
+        format=".3f",
         caption="1 is what random directions have; more is redundancy. s = 2, Euclidean.",
     )
     sections: list[Any] = [layer_table(found), factors]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hypersphere import report
-from hypersphere.cli.figures import LEARNED, landscape_maps, learned_histogram
+from hypersphere.cli.figures import ABOUT_DIRECTIONS, LEARNED, landscape_maps, learned_histogram
 from hypersphere.cli.row_groups import group_rows
 from hypersphere.recipes import Metric, Recipe, Record, read_tensors
 
@@ -22,6 +24,7 @@ CURVES = {  # how those are called that are no column of the table
     "error": Metric("error", "test error %", ".2f", False),
     "energy": Metric("energy", "hidden energy", ".4f", False),
 }
+STEEP = {"error": 10.0, "loss": 10.0}  # greatest value by the least, from which on the axis is logarithmic
 FIRST = ("error", "accuracy", "loss", "energy")  # the order of curves; others follow
 
 Kept = Mapping[str, Sequence[tuple[Record, Mapping[str, Tensor]]]]  # by row: the tensors of every seed
@@ -37,7 +40,11 @@ def figure_rows(recipe: Recipe, records: Sequence[Record]) -> list[list[report.C
     """The charts of the curves that the recipe names in `figures`, a row of them for each group of rows."""
     groups = group_rows(list(_by_row(recipe, records)))
     charts = [
-        [chart for key in recipe.figures for chart in _chart(recipe, records, key, title, names)]
+        [
+            replace(chart, title=", ".join(filter(None, (chart.y_name, title))))
+            for key in recipe.figures
+            for chart in _chart(recipe, records, key, title, names)
+        ]
         for title, names in groups.items()
     ]
     return [row for row in charts if row]
@@ -76,12 +83,16 @@ def _chart(
             series.append(report.Series(names[row], padded, x=_epochs(of_row, key, len(padded[0]))))
     if not series:
         return []
+    means = np.concatenate([one.mean[np.isfinite(one.mean)] for one in series])
+    steep = key in STEEP and len(means) > 0 and means.min() > 0 and means.max() > STEEP[key] * means.min()
     return [
         report.Curves(
             title or metric.heading,
             series,
             y_name=metric.heading,
             format=metric.format,
+            log_y=bool(steep),
+            limits=(0.0, 100.0) if metric.heading.endswith("%") else None,
             higher_is_better=metric.higher_is_better,
         )
     ]
@@ -125,11 +136,12 @@ def _start(key: str, record: Record) -> float | None:
 def _landscapes(kept: Kept) -> list[report.Section]:
     """Pictures side by side, of the first seed of each row."""
     sections: list[report.Section] = []
-    for key in ("loss", "error"):
+    for key, title in (("loss", "Loss"), ("error", "Test error")):
         first = {row: of_row[0][1] for row, of_row in kept.items() if f"landscape_{key}" in of_row[0][1]}
         grids = {row: tensors[f"landscape_{key}"] for row, tensors in first.items()}
         if grids:
-            sections.append(landscape_maps(key, grids, {row: tensors["coordinates"] for row, tensors in first.items()}))
+            maps = landscape_maps(key, grids, {row: tensors["coordinates"] for row, tensors in first.items()})
+            sections.append(report.Beside(f"{title} around the trained weights", maps, caption=ABOUT_DIRECTIONS))
     return sections
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ MOST_CLASSES, SHOWN_CLASSES = 20, 10  # that have colours of their own on the sp
 MOST_VECTORS = 400  # in a map of angles
 RATES = 300  # places at which a ROC curve is drawn
 DEPTH = 20  # ranks of a CMC curve
+FEW_DEGREES = 10
 FARS = (0.1, 0.01, 0.001)
 
 
@@ -66,13 +68,15 @@ def verification_tab(groups: Sequence[Group]) -> report.Stack:
         return report.Stack("Verification", [])
     compared = len(able[0].first.sample)
     caption = (
-        f"All pairs of {compared:,} test examples, by the angle of their features. Their classes were trained on, "
-        "so this is no open-set protocol."
+        f"All pairs of {compared:,} test examples, of one class (positive) and of two (negative). These classes were "
+        "trained on: it is no open-set protocol."
     )
-    angles = [_angles(group) for group in able]
-    curves = report.Beside("Receiver and rank curves", [_roc(able), _cmc(able)])
-    pairs = angles[0] if len(angles) == 1 else report.Beside("Angles of pairs", angles)
-    return report.Stack("Verification", [pairs, curves, _rates(able)], caption=caption)
+    title, angles = "Angles of pairs of test features", [_angles(group) for group in able]
+    pairs: report.Section = report.Beside(title, angles, caption)
+    if len(angles) == 1:
+        pairs = replace(angles[0], title=title, caption=caption)
+    curves = report.Beside("Accepted and found", [_roc(able), _cmc(able)])
+    return report.Stack("Verification", [pairs, curves, _rates(able)])
 
 
 def _angles(group: Group) -> report.Histogram:
@@ -87,7 +91,7 @@ def _angles(group: Group) -> report.Histogram:
         x_name="angle in degrees",
         edges=verified.angles.edges.rad2deg(),
         format=".1f",
-        marks={"best threshold": verified.threshold},
+        marks={"equal error": verified.threshold},
     )
 
 
@@ -110,6 +114,7 @@ def _roc(groups: Sequence[Group]) -> report.Curves:
         y_name="true accept rate",
         format=".1%",
         log_x=True,
+        limits=(0.0, 1.0),
         higher_is_better=True,
     )
 
@@ -127,6 +132,7 @@ def _cmc(groups: Sequence[Group]) -> report.Curves:
         x_name="rank",
         y_name="found among the first",
         format=".1%",
+        limits=(0.0, 1.0),
         higher_is_better=True,
         caption="The first test example of each class is the gallery, the others are searched in it.",
     )
@@ -158,9 +164,14 @@ def class_vector_tab(groups: Sequence[Group]) -> report.Stack:
     able = [group for group in groups if len(group.first.class_vectors) > 1]
     if not able:
         return report.Stack("Class vectors", [])
-    between = _maps("Angles between class vectors", able, [_between(group.first) for group in able], "class vector")
-    confused = _maps("Test features and class vectors", able, [_confused(group.first) for group in able], "features of")
-    return report.Stack("Class vectors", [_spread(able), between, confused])
+    between = _maps(able, [_between(group.first) for group in able], "class vector")
+    confused = _maps(able, [_confused(group.first) for group in able], "features of")
+    titles = ("Angles between class vectors", "Mean angle of test features to class vectors")
+    maps = [report.Beside(title, of) for title, of in zip(titles, (between, confused), strict=True)]
+    if len(able) == 1:
+        both = zip(titles, (*between, *confused), strict=True)
+        maps = [report.Beside("", [replace(one, title=title) for title, one in both])]
+    return report.Stack("Class vectors", [*maps, _spread(able)])
 
 
 def _spread(groups: Sequence[Group]) -> report.Histogram:
@@ -168,12 +179,18 @@ def _spread(groups: Sequence[Group]) -> report.Histogram:
     drawn = []
     for group in groups:
         angles = _between(group.first)
-        drawn.append(report.Distribution(group.name, angles[angles.isfinite()]))
+        drawn.append(report.Distribution(group.name, angles[torch.ones_like(angles).triu(1).bool()]))
     count, dim = groups[0].first.class_vectors.shape
     simplex = float(sphere.angle(torch.tensor(-1 / (count - 1), dtype=torch.float64)).rad2deg())
     marks = {"regular simplex": simplex} if count <= dim + 1 else {}
-    title = "How far class vectors are apart"
-    return report.Histogram(title, drawn, x_name="angle in degrees", format=".1f", marks=marks)
+    return report.Histogram(
+        "All angles between class vectors",
+        drawn,
+        x_name="angle in degrees",
+        edges=range(0, 181, FEW_DEGREES) if count <= MOST_CLASSES else None,  # few pairs want wide bins
+        format=".1f",
+        marks=marks,
+    )
 
 
 def _between(study: Study) -> Tensor:
@@ -190,7 +207,7 @@ def _confused(study: Study) -> Tensor:
     return sums / labels.bincount(minlength=len(vectors))[:, None]  # NaN for a class without test examples
 
 
-def _maps(title: str, groups: Sequence[Group], angles: Sequence[Tensor], rows: str) -> report.Section:
+def _maps(groups: Sequence[Group], angles: Sequence[Tensor], rows: str) -> list[report.HeatMap]:
     """One map a group, all in the same colours."""
     known = torch.cat([values[values.isfinite()] for values in angles])
     limits = (float(known.min()), float(known.max())) if len(known) and known.min() < known.max() else None
@@ -200,7 +217,7 @@ def _maps(title: str, groups: Sequence[Group], angles: Sequence[Tensor], rows: s
         some = f"The first {MOST_VECTORS} of {len(names):,} classes." if len(values) < len(names) else ""
         maps.append(
             report.HeatMap(
-                title if len(groups) == 1 else group.name,
+                group.name,
                 values,
                 names[: len(values)],
                 row_name=rows,
@@ -211,4 +228,4 @@ def _maps(title: str, groups: Sequence[Group], angles: Sequence[Tensor], rows: s
                 caption=some,
             )
         )
-    return maps[0] if len(maps) == 1 else report.Beside(title, maps)
+    return maps

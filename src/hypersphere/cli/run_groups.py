@@ -105,7 +105,10 @@ def common_settings(groups: Sequence[Group]) -> report.Text:
     settings = [_settings(group.first) for group in groups]
     shared = {key: value for key, value in settings[0].items() if all(one[key] == value for one in settings)}
     seeds = sorted({study.run.job.seed for group in groups for study in group.studies})
-    words = [*(f"{key} {words_of(value)}" for key, value in shared.items()), f"seeds {', '.join(map(str, seeds))}"]
+    words = [
+        *(f"{key} {words_of(value)}" for key, value in shared.items()),
+        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}",
+    ]
     return report.Text("Settings", "; ".join(words) + ".")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from hypersphere import report
-from hypersphere.cli.figures import LEARNED, landscape_maps, learned_histogram
+from hypersphere.cli.figures import ABOUT_DIRECTIONS, LEARNED, landscape_maps, learned_histogram
 from hypersphere.cli.inspect import layer_table
 from hypersphere.cli.run_groups import Group
 from hypersphere.cli.run_study import LANDSCAPE_EXAMPLES, Study
@@ -26,8 +27,9 @@ def layer_tab(groups: Sequence[Group]) -> report.Stack:
             for group in groups
             if key in group.first.learned
         }
+        starts = {group.first.starts.get(key) for group in groups if group.name in values}
         if values:
-            parts.append(learned_histogram(key, values, 1.0 if key == "radius_factor" else None))
+            parts.append(learned_histogram(key, values, starts.pop() if len(starts) == 1 else None))
     seen = [(group.name, group.first.filters) for group in groups if group.first.filters is not None]
     if len(seen) == 1:
         parts.append(report.Filters("Filters of the first layer", seen[0][1]))
@@ -38,7 +40,7 @@ def layer_tab(groups: Sequence[Group]) -> report.Stack:
     return report.Stack("Layers", parts)
 
 
-def _excess(groups: Sequence[Group]) -> list[report.Section]:
+def _excess(groups: Sequence[Group]) -> list[report.Bars]:
     """By how much the energy of each layer is above that of random neurons, groups of equal layers in one chart."""
     by_names: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:
@@ -71,11 +73,15 @@ def _above_random(study: Study) -> list[float]:
 def landscape_tab(groups: Sequence[Group]) -> report.Stack:
     """Loss and error around the trained weights, where that was computed."""
     found = {group.name: group.first.landscape for group in groups if group.first.landscape is not None}
+    if not found:
+        return report.Stack("Landscape", [])
     places = {name: one.a for name, one in found.items()}
-    maps = [
-        landscape_maps(key, {name: one.values[key] for name, one in found.items()}, places)
-        for key in ("loss", "error")
-        if found
-    ]
-    caption = f"Of the first {LANDSCAPE_EXAMPLES} test examples; the head stays." if maps else ""
-    return report.Stack("Landscape", maps, caption=caption)
+    maps = {
+        title: landscape_maps(key, {name: one.values[key] for name, one in found.items()}, places)
+        for title, key in (("Loss", "loss"), ("Test error", "error"))
+    }
+    parts = [report.Beside(title, pictures) for title, pictures in maps.items()]
+    if len(found) == 1:
+        parts = [report.Beside("", [replace(pictures[0], title=title) for title, pictures in maps.items()])]
+    caption = f"{ABOUT_DIRECTIONS} Of the first {LANDSCAPE_EXAMPLES} test examples; the class vectors stay."
+    return report.Stack("Landscape", parts, caption=caption)

@@ -11,15 +11,21 @@ from hypersphere.cli.run_groups import Group, common_settings, differences, grou
 from hypersphere.cli.run_layers import landscape_tab, layer_tab
 from hypersphere.cli.run_study import Study
 from hypersphere.cli.summary import words_of
+from hypersphere.functions.menu import require
+from hypersphere.report.curves import MOST_CURVES
 
 __all__ = ["run_page"]
 
+MOST_NAMED = 4  # in the title
 MOST_LINES = 16  # layers drawn as curves; more as a map
 
 
 def run_page(studies: Sequence[Study]) -> report.Page:
     """The page of these runs; those that differ in seed only share a line, a curve and a colour."""
     groups = grouped(studies)
+    require(
+        len(groups) <= MOST_CURVES, "folders", f"at most {MOST_CURVES} runs that differ in more than seeds", len(groups)
+    )
     makers = (_training_tab, feature_tab, verification_tab, class_vector_tab, layer_tab, landscape_tab)
     tabs = [tab for tab in (make(groups) for make in makers) if tab.sections]
     differ = differences(groups)
@@ -31,7 +37,11 @@ def run_page(studies: Sequence[Study]) -> report.Page:
 def _title(groups: Sequence[Group]) -> str:
     jobs = [group.first.run.job for group in groups]
     data = " and ".join(sorted({job.data["name"] for job in jobs}))
-    return f"{words_of(jobs[0].head)} on {data}" if len(groups) == 1 else f"{len(groups)} runs on {data}"
+    if len(groups) == 1:
+        return f"{words_of(jobs[0].head)} on {data}"
+    names = [group.name for group in groups]
+    listed = f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"{listed if len(names) <= MOST_NAMED else f'{len(names)} kinds of runs'} on {data}"
 
 
 def _lead(groups: Sequence[Group]) -> str:
@@ -56,7 +66,8 @@ def _span(values: Sequence[object]) -> str:
 
 def _meta(studies: Sequence[Study]) -> dict[str, str]:
     folders = ", ".join(study.run.folder.resolve().name for study in studies)
-    return {**{key: str(value) for key, value in studies[0].run.made_with.items()}, "runs": folders}
+    made = {key: str(value) for key, value in studies[0].run.made_with.items() if value is not None}
+    return {**made, "runs": folders}
 
 
 def _training_tab(groups: Sequence[Group]) -> report.Stack:
@@ -66,7 +77,10 @@ def _training_tab(groups: Sequence[Group]) -> report.Stack:
         *_over(groups, "step", "loss", "loss of a batch", ".3f", None),
         *_over(groups, "step", "rate", "learning rate", ".3g", None),
     ]
-    energies = [*(section for group in groups for section in _energy(group)), *_head_energy(groups)]
+    energies = [
+        *(section for group in groups for section in _energy(group, alone=len(groups) == 1)),
+        *_head_energy(groups),
+    ]
     parts: list[report.Section] = []
     if charts:
         parts.append(report.Beside("By epoch and by step", charts))
@@ -83,10 +97,10 @@ def _over(
     series = [
         one for group in groups for one in _series(group.name, [study.over(kind, key) for study in group.studies])
     ]
-    title = name[0].upper() + name[1:]
     if not series:
         return []
-    return [report.Curves(title, series, x_name=kind, y_name=name, format=form, higher_is_better=better)]
+    title, limits = name[0].upper() + name[1:], (0.0, 1.0) if form.endswith("%") else None
+    return [report.Curves(title, series, x_name=kind, y_name=name, format=form, limits=limits, higher_is_better=better)]
 
 
 def _series(name: str, seeds: Sequence[tuple[list[float], list[Any]]]) -> list[report.Series]:
@@ -98,7 +112,7 @@ def _series(name: str, seeds: Sequence[tuple[list[float], list[Any]]]) -> list[r
     return [report.Series(name, [[of_seed.get(place) for place in places] for of_seed in known], x=places)]
 
 
-def _energy(group: Group) -> list[report.Section]:
+def _energy(group: Group, *, alone: bool) -> list[report.Section]:
     """The hidden layers of one group over time, in the order of the network."""
     found = [study.energies for study in group.studies]
     names = [name for name in found[0][1] if name != "head"]
@@ -109,7 +123,7 @@ def _energy(group: Group) -> list[report.Section]:
     ]
     if not series:
         return []
-    title = f"Hidden layers, {group.name}"
+    title = "Hidden layers" if alone else f"Hidden layers, {group.name}"
     if len(series) <= MOST_LINES:
         return [report.Curves(title, series, y_name="energy", format=".4f", ordered=True)]
     epochs = [f"{place:g}" for place in series[0].places]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import energy, evaluation, sphere, training
+from hypersphere.functions.angular import Sigmoid
 from hypersphere.layers.learned import Learned
 from hypersphere.training.run import Run
 
@@ -25,7 +26,7 @@ LANDSCAPE_EXAMPLES, LANDSCAPE_POINTS = 500, 11
 
 @dataclass(frozen=True, eq=False)
 class Verified:
-    """All pairs of test examples: their angles, the ROC curve and, where a class has several, the search for mates."""
+    """All pairs of test examples: their angles, the ROC curve, and the search of each in one of every class."""
 
     angles: evaluation.AngleHistograms
     roc: evaluation.Roc
@@ -33,8 +34,9 @@ class Verified:
 
     @property
     def threshold(self) -> float:
-        """The angle in degrees that parts the pairs best."""
-        return math.degrees(float(sphere.angle(torch.tensor(self.roc.best_threshold, dtype=torch.float64))))
+        """The angle in degrees at which as many positive pairs are refused as negative ones are accepted."""
+        at = int((self.roc.far >= 1 - self.roc.tar).nonzero()[0])
+        return math.degrees(float(sphere.angle(self.roc.thresholds[at])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,7 @@ class Study:
         layers: of the network and the head.
         filters: (N, 1 or 3, H, W), those of the first layer if they can be seen; else None.
         learned: all learned k and factors of ρ, by "k" and "radius_factor".
+        starts: where these started, if all of them at one place.
         landscape: loss and error around the trained weights, if it was asked for.
     """
 
@@ -62,6 +65,7 @@ class Study:
     layers: energy.Inspection
     filters: Tensor | None
     learned: Mapping[str, Tensor]
+    starts: Mapping[str, float]
     landscape: evaluation.Landscape | None
 
     @cached_property
@@ -103,7 +107,7 @@ class Study:
         gallery = torch.zeros(len(y), dtype=torch.bool)
         gallery[[int((y == label).nonzero()[0]) for label in y.unique()]] = True
         found = evaluation.identify(x[~gallery], y[~gallery], x[gallery], y[gallery])
-        return Verified(evaluation.class_angles(x, y), roc, found)
+        return Verified(evaluation.class_angles(x, y, bins=90), roc, found)
 
     @cached_property
     def numbers(self) -> dict[str, float]:
@@ -148,7 +152,7 @@ def study(run: Run, data_root: Path | None = None, *, landscape: bool = False) -
         float(hits.double().mean()),
         layers,
         _filters(assembly.network.body),
-        _learned(assembly.network.body),
+        *_learned(assembly.network.body),
         _landscape(assembly, run.job.seed) if landscape else None,
     )
 
@@ -163,13 +167,18 @@ def _filters(body: nn.Module) -> Tensor | None:
     return None
 
 
-def _learned(body: nn.Module) -> dict[str, Tensor]:
+def _learned(body: nn.Module) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """All learned numbers, those that layers share once, and where they started."""
     layers = [module for module in body.modules() if isinstance(module, Learned)]
-    found = {
-        "k": {layer.log_k for layer in layers if layer.log_k is not None},
-        "radius_factor": {layer.log_radius for layer in layers if layer.log_radius is not None},
+    k = {
+        layer.log_k: layer.angular.k
+        for layer in layers
+        if layer.log_k is not None and isinstance(layer.angular, Sigmoid)
     }
-    return {key: torch.cat([one.exp().flatten() for one in of]) for key, of in found.items() if of}
+    radius = {layer.log_radius: 1.0 for layer in layers if layer.log_radius is not None}
+    found = {key: of for key, of in (("k", k), ("radius_factor", radius)) if of}
+    values = {key: torch.cat([one.exp().flatten() for one in of]) for key, of in found.items()}
+    return values, {key: float(next(iter(of.values()))) for key, of in found.items() if len(set(of.values())) == 1}
 
 
 def _landscape(assembly: training.Assembly, seed: int) -> evaluation.Landscape:

@@ -58,27 +58,47 @@ def train(
     require(resume in RESUME, "--resume", f"one of {', '.join(RESUME)}", resume)
     require(log_every >= 1, "--log-every", "a number >= 1", log_every)
     require(save_every >= 0, "--save-every", "a number >= 0", save_every)
-    goes_on = resume == "auto" or _restarted()
+    if tensorboard:
+        require_package("tensorboard", "tensorboard", "track")
+    goes_on = resume == "auto" or _restarts() > 0
     job = _job(out, config, options or {}, dotted_words(words, names), goes_on)
     if threads is not None:
         torch.set_num_threads(threads)
+    first = int(os.environ.get("RANK", 0)) == 0
     with ExitStack() as stack:
-        signals = stack.enter_context(_signals())
-        where = stack.enter_context(_processes(device))
         try:
+            signals = stack.enter_context(_signals())
+            where = stack.enter_context(_processes(device))
             assembly = _built(job, data_root, where)
-            run = _run(out, job, goes_on)
-            first = Processes().rank == 0
-            code = _trained(run, assembly, stack, signals, where, goes_on, save_every, log_every, tensorboard)
+            session = Session(
+                _run(out, job, goes_on),
+                assembly,
+                device=where,
+                save_every=save_every,
+                log_every=log_every,
+                stop=lambda: signals.came,
+                on_damage=_say if first else lambda words: None,
+            )
+            if goes_on:
+                _go_on(session, first)
+            if first:
+                session.on_step = stack.enter_context(View(Console(highlight=False)))
+                if tensorboard:
+                    session.log = stack.enter_context(_tensorboard(session))
+            signals.deferred = True
+            session.train()
         except KeyboardInterrupt:
-            return _interrupted(f"nothing new is saved in {out}")
+            return _interrupted(f"nothing new is saved in {out}", first)
         except RuntimeError as error:
-            if Processes().size > 1 and not isinstance(error, torch.OutOfMemoryError) and _is_broken(error):
-                raise ConnectionError(f"another process of this run has ended: {str(error).splitlines()[0]}") from None
+            if Processes().size > 1 and _is_broken(error):
+                raise ConnectionError(f"another process of this run has ended: {_line(error)}") from None
             raise
-    if first and code == 0:
+    if not session.finished:
+        again = "the same command with --resume auto goes on"
+        return _interrupted(f"step {session.progress.step} is saved in {out}; {again}", first)
+    if first:
         print(f"Run: {out}", flush=True)
-    return code
+    return 0
 
 
 def _job(out: Path, config: Path | None, options: Mapping[str, Any], words: Any, goes_on: bool) -> Job:
@@ -100,10 +120,11 @@ def _built(job: Job, data_root: Path | None, where: torch.device) -> Assembly:
         assembly = job.build(data_root)
     except (TypeError, RuntimeError) as error:  # what torch and Python make of options that do not fit
         raise ValueError(f"the job cannot be built: {_line(error)}") from None
-    several = Processes().size > 1
-    require(not (several and assembly.task.graph is not None), "data.name", "no graph in several processes", job.data)
-    clip = job.optimizer.get("clip")
-    require(not (several and clip and job.head.get("sharded")), "optimizer.clip", "None with head.sharded", clip)
+    if Processes().size > 1:
+        if assembly.task.graph is not None:
+            raise ValueError(f"data {job.data['name']} is one graph, which processes cannot divide; start one process")
+        clip = job.optimizer.get("clip")
+        require(not (clip and job.head.get("sharded")), "optimizer.clip", "None with head.sharded", clip)
     objective, inputs = assembly.objective.to(where), assembly.task.inputs
     objective.eval()
     try:
@@ -129,52 +150,18 @@ def _run(out: Path, job: Job, goes_on: bool) -> Run:
     return Run.open(out)
 
 
-def _trained(
-    run: Run,
-    assembly: Assembly,
-    stack: ExitStack,
-    signals: _Signals,
-    where: torch.device,
-    goes_on: bool,
-    save_every: float,
-    log_every: int,
-    tensorboard: bool,
-) -> int:
-    first = Processes().rank == 0
-    logs: list[Callable[[Mapping[str, Any]], None]] = [run.log]
-    console = Console(highlight=False)
-    session = Session(
-        run,
-        assembly,
-        device=where,
-        save_every=save_every,
-        log_every=log_every,
-        stop=lambda: signals.came,
-        log=lambda line: [log(line) for log in logs] and None,
-        on_step=View(console) if first else None,
-        on_damage=_say if first else lambda words: None,
-    )
-    checkpoint = session.resume() if goes_on else None
+def _go_on(session: Session, first: bool) -> None:
+    checkpoint = session.resume()
     if checkpoint is not None and first:
         print(f"going on from step {checkpoint.step} of {session.steps}", flush=True)
         threads = checkpoint.made_with.get("threads")
         if threads != torch.get_num_threads():
             _say(f"saved with {threads} threads, now {torch.get_num_threads()}: the last bits may differ")
-    if tensorboard and first:
-        logs.append(stack.enter_context(_tensorboard(run.folder, session.progress.step)))
-    if first and isinstance(session.on_step, View):
-        stack.enter_context(session.on_step)
-    signals.deferred = True
-    done = session.train()
-    signals.deferred = False
-    if not done:
-        again = "the same command with --resume auto goes on"
-        return _interrupted(f"step {session.progress.step} is saved in {run.folder}; {again}") if first else 130
-    return 0
 
 
-def _interrupted(words: str) -> int:
-    _say(f"interrupted; {words}")
+def _interrupted(words: str, first: bool) -> int:
+    if first:
+        _say(f"interrupted; {words}")
     return 130
 
 
@@ -210,9 +197,9 @@ def _signals() -> Iterator[_Signals]:
             signal.signal(number, handler)
 
 
-def _restarted() -> bool:
-    """Whether torchrun started this process again after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+def _restarts() -> int:
+    """How many times torchrun has started the processes again after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 @contextmanager
@@ -227,7 +214,12 @@ def _processes(device: str | None) -> Iterator[torch.device]:
     if number == 1:
         yield chosen
         return
-    dist.init_process_group(dist.get_default_backend_for_device(chosen))
+    from torch.distributed.rendezvous import rendezvous
+
+    # torchrun keeps its store when it starts workers again: they must not find the addresses of those before them
+    store, rank, _ = next(rendezvous("env://"))
+    own = dist.PrefixStore(f"start-{_restarts()}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(dist.get_default_backend_for_device(chosen), store=own, rank=rank, world_size=number)
     try:
         yield chosen
     finally:
@@ -251,16 +243,17 @@ def _is_broken(error: RuntimeError) -> bool:
 
 
 @contextmanager
-def _tensorboard(folder: Path, step: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    require_package("tensorboard", "tensorboard", "track")
+def _tensorboard(session: Session) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A log that writes events too, from the session's step on."""
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None) as writer:
+    step = session.progress.step
+    with SummaryWriter(str(session.run.folder / "tensorboard"), purge_step=step + 1 if step else None) as writer:
 
         def log(line: Mapping[str, Any]) -> None:
+            session.run.log(line)
             for key, value in line.items():
-                numbers = value if isinstance(value, Mapping) else {"": value}
-                for name, number in numbers.items():
+                for name, number in (value if isinstance(value, Mapping) else {"": value}).items():
                     if isinstance(number, int | float) and key not in ("step", "epoch"):
                         writer.add_scalar("/".join(filter(None, (line["kind"], key, name))), number, line["step"])
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from hypersphere import sphere
 from hypersphere.functions.menu import require
@@ -22,126 +24,202 @@ Source = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 class Neurons:
     """The neurons of one layer, read anew at every call, so that moves, copies and parametrisations are seen.
 
-    Filters of different groups look at different channels and are kept in different sets.
+    Filters of different groups look at different channels and are kept in different sets. `shape` has sets, neurons in
+    a set, channels and taps of a neuron; it is found once, from `size` or a look at the weight.
     """
 
     name: str
     source: nn.Module | Tensor
     groups: int = 1
     transposed: bool = False
+    size: tuple[int, ...] | None = None
+    shape: tuple[int, int, int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find the shape."""
+        size = self.size
+        if size is None:
+            look = self.source if isinstance(self.source, Tensor) else _look(self.source)
+            assert look is not None
+            size = look.shape
+        first, second, *kernel = size
+        n, channels = (second, first // self.groups) if self.transposed else (first // self.groups, second)
+        object.__setattr__(self, "shape", (self.groups, n, channels, math.prod(kernel)))
 
     @property
     def weight(self) -> Tensor:
-        """The layer's tensor as it is now."""
+        """The layer's tensor as it is now; a parametrisation is evaluated."""
         return self.source if isinstance(self.source, Tensor) else self.source.weight  # type: ignore[return-value]
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Sets, neurons in a set, channels and taps of a neuron."""
-        first, second, *kernel = self.weight.shape
-        taps = math.prod(kernel)
-        if self.transposed:
-            return self.groups, second, first // self.groups, taps
-        return self.groups, first // self.groups, second, taps
+    def anchor(self) -> Tensor:
+        """A tensor of the layer that tells device and type; no parametrisation is evaluated."""
+        if isinstance(self.source, Tensor):
+            return self.source
+        own = self.source._parameters.get("weight")
+        own = next(self.source.parameters(), None) if own is None else own
+        return self.weight if own is None else own
+
+    @property
+    def length(self) -> int:
+        """How many numbers a neuron has."""
+        return self.shape[2] * self.shape[3]
 
     def rows(self) -> Tensor:
         """Return the neurons as (sets, N, d), in float32 or wider."""
         sets, n, channels, taps = self.shape
-        w = sphere.widen(self.weight)
+        w = sphere.widen_weight(self.weight)
         if self.transposed:
             w = w.reshape(sets, channels, n, taps).transpose(1, 2)
         return w.reshape(sets, n, channels * taps)
 
+    def placed(self, x: Tensor) -> Tensor:
+        """Return `x` on the layer's device and in the type of its rows; on meta as it is."""
+        anchor = self.anchor.detach()
+        return x if anchor.is_meta else x.to(anchor.device, sphere.widen(anchor[:0]).dtype)
+
+
+def _look(module: nn.Module) -> Tensor | None:
+    """The weight of a module; one that is parametrised is evaluated as in evaluation, which leaves no trace."""
+    if not parametrize.is_parametrized(module, "weight"):
+        return getattr(module, "weight", None)
+    parts = list(module.parametrizations["weight"].modules())  # type: ignore[index, union-attr, operator]
+    modes = [part.training for part in parts]
+    try:
+        for part in parts:
+            part.training = False
+        with torch.no_grad():
+            return cast(Tensor, module.weight)
+    finally:
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode
+
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """The layers of a network: hidden ones, the output or None, and the names of those with one neuron."""
+    """The layers of a network: hidden ones, outputs, and the names of those left out."""
 
     hidden: tuple[Neurons, ...]
-    output: Neurons | None
+    outputs: tuple[Neurons, ...]
     skipped: tuple[str, ...]
 
     @property
+    def output(self) -> Neurons | None:
+        """The last output, or None."""
+        return self.outputs[-1] if self.outputs else None
+
+    @property
     def layers(self) -> tuple[Neurons, ...]:
-        """Hidden layers, then the output."""
-        return self.hidden if self.output is None else (*self.hidden, self.output)
+        """Hidden layers, then outputs."""
+        return *self.hidden, *self.outputs
 
     def require_finite(self, value: Tensor) -> None:
-        """Blame the first layer with a NaN or an infinity, if that is what made `value` one."""
+        """Blame the first layer with a NaN or an infinity if `value` is one, or the size of what is finite."""
         if sphere.inspectable(value) and not math.isfinite(value.detach().item()):
             for layer in self.layers:
                 sphere.require_finite_rows(f"weight of {layer.name}", layer.weight.detach())
+            largest = max(self.layers, key=lambda layer: float(layer.weight.detach().abs().amax()))
+            raise ValueError(
+                f"the regulariser is {value.item()} though all weights are finite: those of {largest.name} are too large"
+            )
 
 
 def find_neurons(
-    source: Source, *, output: str | None = "last", where: Callable[[str, nn.Module], bool] | None = None
+    source: Source,
+    *,
+    output: str | None = "last",
+    where: Callable[[str, nn.Module], bool] | None = None,
+    shortest: int = 1,
 ) -> Population:
     """Find the layers of a model, or take named tensors whose first dimension counts neurons.
 
     Args:
         source: a module, a mapping of names to tensors, or pairs of them (such as `model.named_parameters()`).
-        output: which layer is the output: "last" (a head if there is one, else the last layer of a model; none of named
-            tensors), the name of a layer, or None.
+        output: which layer is the output: "last" (the heads if there are any, else the last layer of a model; none of
+            named tensors), the name of a layer (beside the heads), or None for none at all.
         where: which of a model's layers to take, by name and module; all by default.
+        shortest: neurons of fewer numbers are left out.
 
     Example:
         >>> found = find_neurons(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 10)))
         >>> [layer.name for layer in found.hidden], found.output.name
         (['0'], '2')
     """
-    heads: list[Neurons] = []
-    if isinstance(source, nn.Module):
-        found, heads = _of_module(source, where)
-    else:
-        pairs = source.items() if isinstance(source, Mapping) else source
-        found = [Neurons(name, tensor) for name, tensor in pairs]
-        for layer in found:
-            rows = isinstance(layer.source, Tensor) and layer.source.ndim >= 2 and layer.source.is_floating_point()
-            require(rows, layer.name, "a floating-point tensor (N, ...) of neurons", type(layer.source).__name__)
+    found, heads = _of_module(source, where) if isinstance(source, nn.Module) else (_of_tensors(source), [])
     require(bool(found), "model", "a module with linear, convolution or head layers, or named tensors", "without any")
-    chosen: Neurons | None = None
+    outputs = [] if output is None else list(heads)
     if output == "last":
-        chosen = heads[-1] if heads else found[-1] if isinstance(source, nn.Module) else None
+        outputs = outputs or (found[-1:] if isinstance(source, nn.Module) else [])
     elif output is not None:
         by_name = {layer.name: layer for layer in found}
-        require(output in by_name, "output_layer", f"None, 'last' or one of {', '.join(map(repr, by_name))}", output)
-        chosen = by_name[output]
+        accepted = f"None, 'last' or one of {', '.join(map(repr, by_name))}"
+        require(isinstance(output, str) and output in by_name, "output_layer", accepted, output)
+        outputs += [by_name[output]] if by_name[output] not in outputs else []
     alone = [layer for layer in found if layer.shape[1] < 2]
-    if alone:
-        names = ", ".join(layer.name or "the model itself" for layer in alone)
-        warnings.warn(f"left out, with one neuron to a set: {names}", stacklevel=3)
-    kept = [layer for layer in found if layer not in alone]
+    short = [layer for layer in found if layer.length < shortest and layer not in alone]
+    for left_out, why in ((alone, "one neuron to a set"), (short, "neurons of one number")):
+        if left_out:
+            names = ", ".join(layer.name or "the model itself" for layer in left_out)
+            warnings.warn(f"left out, with {why}: {names}", stacklevel=3)
+    kept = [layer for layer in found if layer not in alone and layer not in short]
     require(bool(kept), "model", "a module with a layer of two neurons or more", "without any")
     return Population(
-        tuple(layer for layer in kept if layer is not chosen),
-        chosen if chosen in kept else None,
-        tuple(layer.name for layer in alone),
+        tuple(layer for layer in kept if layer not in outputs),
+        tuple(layer for layer in outputs if layer in kept),
+        tuple(layer.name for layer in (*alone, *short)),
     )
+
+
+def _of_tensors(source: object) -> list[Neurons]:
+    """Named tensors as layers."""
+    accepted = "a module, a mapping of names to tensors, or pairs of both"
+    listed = isinstance(source, Iterable) and not isinstance(source, (str, bytes, Tensor))
+    require(listed, "model", accepted, source if isinstance(source, str) else type(source).__name__)
+    pairs = list(source.items() if isinstance(source, Mapping) else cast(Iterable[object], source))
+    found, names = [], set()
+    for pair in pairs:
+        named = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
+        require(named, "model", accepted, f"with {type(pair).__name__}")
+        name, tensor = cast(tuple[str, Tensor], pair)
+        rows = isinstance(tensor, Tensor) and tensor.ndim >= 2 and tensor.is_floating_point()
+        require(rows, name, "a floating-point tensor (N, ...) of neurons", type(tensor).__name__)
+        require(name not in names, "model", "pairs with different names", f"with {name!r} twice")
+        names.add(name)
+        found.append(Neurons(name, tensor))
+    return found
 
 
 def _of_module(model: nn.Module, where: Callable[[str, nn.Module], bool] | None) -> tuple[list[Neurons], list[Neurons]]:
     """All layers and those of them that are heads; a tensor that several layers share counts once."""
-    found, heads, seen = [], [], set()
+    found: dict[object, Neurons] = {}
+    heads: list[object] = []
     for name, module in model.named_modules():
         linear = hasattr(module, "in_features")
-        if not (linear or hasattr(module, "kernel_size")) or (where is not None and not where(name, module)):
+        if not (linear or hasattr(module, "kernel_size")) or _is_adapter(name):
             continue
-        weight = getattr(module, "weight", None)
+        if where is not None and not where(name, module):
+            continue
+        weight = _look(module)
         if not isinstance(weight, Tensor):
             continue
         uninitialised = nn.parameter.is_lazy(weight)
         require(not uninitialised, f"weight of {name}", "initialised (run a batch first)", "lazy")
         if weight.ndim < (2 if linear else 3):
             continue
-        own = module._parameters.get("weight")
-        if own is not None and id(own) in seen:
+        spread = getattr(getattr(module, "processes", None), "size", 1)
+        together = "a head whose class vectors are all in one process (of a sharded one, its own energy_weight serves)"
+        require(spread == 1, name or "model", together, f"spread over {spread}")
+        parametrised = parametrize.is_parametrized(module, "weight")
+        key: object = module if parametrised else id(weight)
+        forwards = not parametrised and module._parameters.get("weight") is not weight
+        if key in found and not _forwards(found[key]):
             continue
-        seen.add(id(own))
-        layer = Neurons(name, module, getattr(module, "groups", 1), getattr(module, "transposed", False))
-        found.append(layer)
+        del forwards
+        groups, transposed = getattr(module, "groups", 1), getattr(module, "transposed", False)
+        found[key] = Neurons(name, module, groups, transposed, tuple(weight.shape))
         if hasattr(module, "num_classes"):
-            heads.append(layer)
-    return found, heads
+            heads.append(key)
+    return list(found.values()), [found[key] for key in dict.fromkeys(heads)]
 
 
 def stack_equal_shapes(sets: Iterable[Tensor]) -> list[Tensor]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from hypersphere.functions.menu import require
 from hypersphere.layers.decoupled import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
 from hypersphere.layers.learned import Learned
 
@@ -64,6 +67,7 @@ def convert_(
         >>> type(model[3]).__name__
         'Linear'
     """
+    require(where is None or callable(where), "where", "None or a function of a name and a module", where)
     bypassed = _bypassed(model)
     candidates = [(name, module) for name, module in model.named_modules() if _is_layer(module)]
     if where is None:
@@ -75,14 +79,17 @@ def convert_(
     for name, module in chosen:
         _require_convertible(name or type(module).__name__, module, bypassed)
     if not chosen:
-        raise ValueError(
-            "model must have a layer to convert, but where chooses none of its convolutions and linear layers"
-        )
+        decoupled = any(isinstance(module, Learned) for module in model.modules())
+        reason = "its layers are decoupled already: revert_ them first" if decoupled and not candidates else None
+        reason = reason or "none of its convolutions and linear layers is chosen"
+        raise ValueError(f"model must have a layer to convert, but {reason}")
     settings = (magnitude, angular, weighting, learn_k, learn_radius, momentum)
     converted: list[nn.Module] = []
     try:
         for _, module in chosen:
             module._converted_from = type(module)
+            if _plain_class(module) is nn.Linear and not hasattr(module, "in_features"):
+                module.in_features, module.out_features = module.in_channels, module.out_channels
             module.__class__ = DECOUPLED[_plain_class(module)]
             converted.append(module)
             module._choose(*settings)
@@ -96,14 +103,20 @@ def convert_(
 def revert_(model: Model) -> Model:
     """Make every decoupled layer of a model the ordinary layer it was again, in place; weights and biases are kept.
 
+    Layers inside a `SphereNorm` are its own, and stay. A parametrised layer is a `ValueError`, and nothing is changed.
+
     >>> revert_(convert_(nn.Sequential(nn.Conv2d(3, 8, 3)), magnitude="ball"))
     Sequential(
       (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
     )
     """
-    for module in model.modules():
-        if isinstance(module, Learned):
-            _revert(module)
+    found = [(n, m) for n, m in model.named_modules() if isinstance(m, Learned) and not hasattr(m, "_of_norm")]
+    for name, module in found:
+        if parametrize.is_parametrized(module):
+            advice = "fold it (hypersphere.rotation.fold_) or remove its parametrisation first"
+            raise ValueError(f"model must have plain decoupled layers, but {name!r} is parametrised: {advice}")
+    for _, module in found:
+        _revert(module)
     return model
 
 
@@ -124,7 +137,20 @@ def _linear_elsewhere(module: nn.Module) -> bool:
     if weight is None or isinstance(weight, UninitializedParameter) or "bias" not in module._parameters:
         return False
     sizes = (getattr(module, "out_channels", None), getattr(module, "in_channels", None))
-    return weight.ndim == 2 and tuple(weight.shape) == sizes and not module._modules
+    return weight.ndim == 2 and tuple(weight.shape) == sizes and not module._modules and _computes_linear(module)
+
+
+@torch.no_grad()
+def _computes_linear(module: nn.Module) -> bool:
+    """Whether a module gives what a linear layer of its weight and bias gives, tried on one row."""
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    assert weight is not None
+    row = torch.linspace(-1, 1, weight.shape[1], dtype=weight.dtype, device=weight.device).unsqueeze(0)
+    try:
+        found = module(row)
+        return bool(torch.allclose(found, F.linear(row, weight, bias), rtol=1e-2, atol=1e-3))
+    except Exception:
+        return False
 
 
 def _plain_class(module: nn.Module) -> type[nn.Module]:

@@ -1,6 +1,7 @@
 r"""Decoupled layers: f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)) in place of the inner product (thesis, 4.3).
 
-Each is torch's layer of the same arguments, parameters and state dict; only what a filter does to a patch differs.
+Each is torch's layer of the same arguments, parameters and state dict (and more of both where k or a radius is learned:
+load a plain checkpoint into such a layer with strict=False); only what a filter does to a patch differs.
 """
 
 from __future__ import annotations
@@ -36,16 +37,19 @@ class _Operator(Learned):
 
     def _operate(self, x: Tensor) -> Tensor:
         """Return f (N, filters, …) for a batch (N, channels, …)."""
+        if not x.is_floating_point():
+            raise ValueError(f"x must be of a floating type, not {x.dtype}")
         plain = isinstance(self.angular, Cosine)
+        dtype = _product_type(x, self.weight)
+        x = x.to(dtype)
         if plain and isinstance(self.magnitude, InnerProduct):
-            return self._inner_product(x, self.weight, self.bias)
+            return self._inner_product(x, self.weight.to(dtype), _cast(self.bias, dtype))
         if plain and isinstance(self.magnitude, Linear) and self.weighting == "linear":
-            return self._inner_product(x, self.weight * self.magnitude.alpha, self.bias)
+            return self._inner_product(x, (self.weight * self.magnitude.alpha).to(dtype), _cast(self.bias, dtype))
         w_norm, w_hat = direction(self.weight)
         if plain and isinstance(self.magnitude, Linear):
-            return self._inner_product(x, w_hat * self.magnitude.alpha, self.bias)
-        dtype = _product_type(x)
-        x, walk = self._walk(x.to(dtype))
+            return self._inner_product(x, (w_hat * self.magnitude.alpha).to(dtype), _cast(self.bias, dtype))
+        x, walk = self._walk(x)
         with sphere.full_precision(x):
             before = None
             if dtype == torch.float16:  # products of entries up to 1 do not overflow
@@ -74,12 +78,16 @@ def _by_channel(value: Tensor, like: Tensor) -> Tensor:
     return value.to(like.dtype).reshape(-1, *[1] * (like.ndim - 2))
 
 
-def _product_type(x: Tensor) -> torch.dtype:
-    """The type that autocast, if it is on, computes products of `x` in."""
+def _cast(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if value is None else value.to(dtype)
+
+
+def _product_type(x: Tensor, weight: Tensor) -> torch.dtype:
+    """The type of products: autocast's if that is on, which leaves float64 alone, or the wider of both."""
     device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
-    return x.dtype
+    return torch.promote_types(x.dtype, weight.dtype)
 
 
 class _Convolution(_Operator):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hypersphere import sphere
 from hypersphere.functions.angular import ANGULARS, Sigmoid
 from hypersphere.functions.magnitude import MAGNITUDES, Ball, Magnitude, Seg, Tanh, weighted
-from hypersphere.functions.menu import choose, require
+from hypersphere.functions.menu import choose, is_number, require
 
 __all__ = ["Learned", "shared_k"]
 
@@ -26,7 +26,7 @@ def shared_k(k: float = 0.5) -> nn.Parameter:
     >>> shared_k().exp()
     tensor(0.5000, grad_fn=<ExpBackward0>)
     """
-    require(0 < k < math.inf, "k", "a positive number", k)
+    require(is_number(k, 0) and k > 0, "k", "a positive number", k)
     return nn.Parameter(torch.tensor(float(k)).log())
 
 
@@ -35,7 +35,8 @@ class Learned(nn.Module):
 
     `log_k` holds log k, `log_radius` the logarithm of the factor of ρ = factor·(running mean of ‖x‖), thesis (C.1). The
     mean is kept as BatchNorm keeps its own: it moves by `momentum` with every training batch (the first one sets it),
-    rests in evaluation, and is saved.
+    rests in evaluation, and is saved. A layer whose forward is computed again for its gradient (activation
+    checkpointing) moves it twice, and its gradient is then that of the second mean.
     """
 
     weight: Tensor
@@ -62,7 +63,7 @@ class Learned(nn.Module):
         chosen = choose(MAGNITUDES, magnitude, "magnitude")
         response = choose(ANGULARS, angular, "angular")
         weighted(chosen, weighting)
-        require(0 < momentum <= 1, "momentum", "a number in (0, 1]", momentum)
+        require(is_number(momentum, 0, 1) and momentum > 0, "momentum", "a number in (0, 1]", momentum)
         log_k = self._start_k(response, learn_k)
         log_radius = self._start_radius(chosen, learn_radius)
         self.magnitude, self.angular, self.weighting, self.momentum = chosen, response, weighting, momentum
@@ -85,7 +86,7 @@ class Learned(nn.Module):
         filters = len(self.weight)
         accepted = f"None, 'layer', 'filter' or a parameter of 1 or {filters} numbers"
         if isinstance(learn_k, nn.Parameter):
-            require(learn_k.shape in ((), (filters,)), "learn_k", accepted, learn_k)
+            require(learn_k.shape in ((), (filters,)), "learn_k", accepted, tuple(learn_k.shape))
         else:
             require(learn_k in ("layer", "filter"), "learn_k", accepted, learn_k)
         if not isinstance(angular, Sigmoid):
@@ -108,13 +109,13 @@ class Learned(nn.Module):
         return nn.Parameter(value.expand(len(weight)).clone() if per == "filter" else value.clone())
 
     def _current_angular(self, x_norm: Tensor) -> AngularFunction:
-        """G with the present k."""
+        """The angular activation with the present k."""
         if self.log_k is None or not isinstance(self.angular, Sigmoid):
             return self.angular
         return replace(self.angular, k=self._by_filter(sphere.widen(self.log_k).exp(), x_norm))
 
     def _current_magnitude(self, x_norm: Tensor) -> MagnitudeFunction:
-        """H with the present radius; a training batch moves the mean first."""
+        """The magnitude with the present radius; a training batch moves the mean first."""
         magnitude = self.magnitude
         if self.log_radius is not None and isinstance(magnitude, (Ball, Tanh, Seg)):
             if self.training and x_norm.numel():
@@ -124,11 +125,31 @@ class Learned(nn.Module):
         return weighted(magnitude, self.weighting)
 
     def _track(self, mean: Tensor) -> None:
-        seen = (mean > 0).to(self.mean_norm.dtype)  # a batch of nothing but zeros says nothing
-        first = (self.batches == 0).to(self.mean_norm.dtype)
-        share = seen * (first + (1 - first) * self.momentum)
-        self.mean_norm.copy_(torch.lerp(self.mean_norm, mean.to(self.mean_norm.dtype), share))
+        seen = (mean > 0) & torch.isfinite(mean)  # a batch of zeros, or one that overflowed, says nothing
+        share = torch.where(self.batches == 0, 1.0, self.momentum).to(self.mean_norm.dtype)
+        moved = torch.lerp(self.mean_norm, mean.to(self.mean_norm.dtype), share)
+        self.mean_norm.copy_(torch.where(seen, moved, self.mean_norm))
         self.batches += seen.to(self.batches.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move and cast as torch does, but keep the running mean in float32 or wider, where it does not stall."""
+        before = self._buffers.get("mean_norm")
+        super()._apply(fn, recurse)
+        after = self._buffers.get("mean_norm")
+        if before is not None and after is not None and after.dtype in (torch.float16, torch.bfloat16):
+            self.mean_norm = before.to(after.device)
+        return self
+
+    def reset_parameters(self) -> None:
+        """Draw the weight anew, and start k, the radius and its running mean again."""
+        super().reset_parameters()  # type: ignore[misc]
+        with torch.no_grad():
+            if self._parameters.get("log_k") is not None and isinstance(self.angular, Sigmoid):
+                self.log_k.copy_(torch.as_tensor(self.angular.k).log())  # type: ignore[union-attr]
+            if self._parameters.get("log_radius") is not None and isinstance(self.magnitude, (Ball, Tanh, Seg)):
+                self.log_radius.copy_(torch.as_tensor(self.magnitude.radius).log())  # type: ignore[union-attr]
+                self.mean_norm.fill_(1)
+                self.batches.zero_()
 
     def _by_filter(self, value: Tensor, like: Tensor) -> Tensor:
         """Shape numbers of filters (K,) to broadcast with (N, groups, filters of a group, …); a single one as it is."""

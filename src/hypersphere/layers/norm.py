@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hypersphere.functions.menu import require
 from hypersphere.layers.conversion import convert_
+from hypersphere.layers.learned import Learned
 
 __all__ = ["SphereNorm"]
 
@@ -38,11 +39,14 @@ class SphereNorm(nn.Module):
         rescale: str | tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
+        known = isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)) and not isinstance(layer, Learned)
+        require(known, "layer", "a plain Conv1d, Conv2d, Conv3d or Linear layer", type(layer).__name__)
         fixed = isinstance(rescale, tuple) and len(rescale) == 2
         require(
             rescale is None or fixed or rescale == "learned", "rescale", "None, (beta, gamma) or 'learned'", rescale
         )
         self.layer = convert_(layer, magnitude="sphere", angular=angular, where=lambda name, module: module is layer)
+        layer._of_norm = True  # type: ignore[assignment]  # so that revert_ leaves it
         self.rescale = rescale
         weight = layer.weight
         assert isinstance(weight, Tensor)

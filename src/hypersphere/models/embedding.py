@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hypersphere.functions.menu import require
+from hypersphere.models.units import two_sides
 
 __all__ = ["EmbeddingCNN"]
 
@@ -17,7 +17,7 @@ class EmbeddingCNN(nn.Module):
 
     Args:
         in_channels: channels of the image.
-        image_size: (height, width).
+        image_size: (height, width), or one number for both.
         feature_dim: length of the feature.
         widths: channels of each stage.
         first_stride: stride of the first convolution, for larger images.
@@ -33,7 +33,7 @@ class EmbeddingCNN(nn.Module):
     def __init__(
         self,
         in_channels: int,
-        image_size: tuple[int, int],
+        image_size: int | tuple[int, int],
         feature_dim: int = 64,
         widths: tuple[int, ...] = (32, 64, 64),
         *,
@@ -43,23 +43,22 @@ class EmbeddingCNN(nn.Module):
         activation: Callable[[int], nn.Module] = nn.PReLU,
     ) -> None:
         super().__init__()
+        height, width = two_sides(image_size, first_stride * 2 ** len(widths))
         layers: list[nn.Module] = []
         before = in_channels
-        for stage, width in enumerate(widths):
+        for stage, channels in enumerate(widths):
             stride = first_stride if stage == 0 else 1
             layers += [
-                conv(before, width, 3, stride=stride, padding=1),
-                norm(width),
-                activation(width),
+                conv(before, channels, 3, stride=stride, padding=1),
+                norm(channels),
+                activation(channels),
                 nn.MaxPool2d(2),
             ]
-            before = width
-        side = min(image_size) // first_stride // 2 ** len(widths)
-        require(side >= 1, "image_size", f"at least {first_stride * 2 ** len(widths)} high and wide", image_size)
+            before = channels
         self.stages = nn.Sequential(*layers)
         with torch.no_grad():
             was_training = self.stages.training
-            flat = self.stages.eval()(torch.zeros(1, in_channels, *image_size)).numel()
+            flat = self.stages.eval()(torch.zeros(1, in_channels, height, width)).numel()
             self.stages.train(was_training)
         self.feature_dim = feature_dim
         self.feature = nn.Linear(flat, feature_dim)

@@ -1,6 +1,7 @@
 """Every network of the sources by name, with the depths and widths of its table.
 
-An entry is its class with the table's arguments set; all others are still to be chosen, and these may be chosen anew:
+An entry is its class with the table's arguments set; all others are still to be chosen, and these may be chosen anew.
+Names say where a network comes from, not what it is made of: layers are plain unless `conv` says otherwise.
 
 >>> MODELS["opt_cnn6"](num_classes=100).feature_dim
 64

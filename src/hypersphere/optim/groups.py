@@ -50,7 +50,10 @@ def param_groups(
     spared: set[int] = set()
     for module in model.modules():
         own = dict(module.named_parameters(recurse=False))
-        spared |= {id(module.get_parameter(name)) for name in getattr(module, "decay_free_parameters", ())}
+        free = set(getattr(module, "decay_free_parameters", ()))
+        spared |= {
+            id(p) for name, p in module.named_parameters() if name in free
+        }  # a parametrised one has another name
         if not normalization and isinstance(module, _NORMALIZATIONS):
             spared |= {id(p) for p in own.values()}
         if not bias and own.get("bias") is not None:

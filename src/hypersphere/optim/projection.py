@@ -6,7 +6,6 @@ growing weights learn ever more slowly. Either put them back to a fixed norm, or
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from types import TracebackType
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 
 __all__ = ["WeightedGradients", "project_weights_"]
 
@@ -36,7 +35,7 @@ def project_weights_(model: nn.Module, norm: float = 1.0) -> None:
         >>> layer.weight.norm(dim=1)
         tensor([2.0000, 2.0000, 2.0000], grad_fn=...)
     """
-    require(0 < norm < math.inf, "norm", "a positive number", norm)
+    require(is_number(norm, 0) and norm > 0, "norm", "a positive number", norm)
     for weight in _unweighted(model):
         rows = weight.flatten(1)
         weight.copy_((sphere.polar(rows)[1] * norm).to(weight.dtype).view_as(weight))
@@ -46,7 +45,8 @@ class WeightedGradients:
     r"""Multiply the gradient of every filter by its norm, ∂w ← ‖w‖·∂w, from now on (thesis, 4.18).
 
     Args:
-        model: a model with decoupled operators (`hypersphere.layers`); a weighted one among them is an error.
+        model: a model with decoupled operators (`hypersphere.layers`); a weighted one among them is an error, frozen
+            ones are left out.
 
     Example:
         >>> from hypersphere.layers import DecoupledLinear
@@ -56,13 +56,20 @@ class WeightedGradients:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._hooks = [weight.register_hook(_times_norm(weight)) for weight in _unweighted(model)]
+        self._weights = [weight for weight in _unweighted(model) if weight.requires_grad]
+        twice = any(getattr(weight, "_times_its_norm", False) for weight in self._weights)
+        require(not twice, "model", "one whose gradients are not weighted already", type(model).__name__)
+        self._hooks = [weight.register_hook(_times_norm(weight)) for weight in self._weights]
+        for weight in self._weights:
+            weight._times_its_norm = True  # type: ignore[attr-defined]
 
     def remove(self) -> None:
         """Leave gradients as they are again."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
+        for weight in self._weights:
+            weight._times_its_norm = False  # type: ignore[attr-defined]
+        self._hooks, self._weights = [], []
 
     def __enter__(self) -> WeightedGradients:
         return self

@@ -80,6 +80,7 @@ CNN = Recipe(
     seeds=(0, 1, 2),
     metrics=(ERROR, ENERGY, SECONDS),
     run=run,
+    figures=("error", "energy"),
     note="CNN-9 with 16, 32 and 64 filters (the source: 64, 128, 256) on 10,000 images of 16×16 pixels, 6 epochs, so "
     "errors are far above the source's and only differences between rows compare.",
 )
@@ -101,6 +102,7 @@ WIDTH = Recipe(
     seeds=(0,),
     metrics=(ERROR, ENERGY, SECONDS),
     run=run,
+    figures=("error", "energy"),
     note="16t, 32t and 64t filters; 10,000 images of 16×16 pixels, 6 epochs.",
 )
 
@@ -122,6 +124,7 @@ DEPTH = Recipe(
     seeds=(0,),
     metrics=(ERROR, ENERGY, SECONDS),
     run=run,
+    figures=("error", "energy"),
     note="16, 32 and 64 filters, 10,000 images of 16×16 pixels, 6 epochs. An error of 99 is chance.",
 )
 
@@ -140,5 +143,6 @@ SPHERENET = Recipe(
     seeds=(0, 1),
     metrics=(ERROR, ENERGY, SECONDS),
     run=run,
+    figures=("error", "energy"),
     note="CNN-9 of cosine SphereConv with 16, 32 and 64 filters, 10,000 images of 16×16 pixels, 6 epochs.",
 )

@@ -97,6 +97,7 @@ MLP = Recipe(
     seeds=(0, 1, 2, 3, 4),
     metrics=(ERROR, ENERGY, _NUMBERS, SECONDS),
     run=run,
+    figures=("error", "energy"),
     note="196-256-256-10 on all 60,000 digits of 14×14 pixels, 4 epochs of SGD in batches of 100 with one cycle of "
     "the learning rate (the source: 28×28 pixels, 100 epochs). Rates were chosen on 10,000 digits held out "
     "from training, 3 epochs of 20,000 others, one seed: four for plain training, and for the rotations of CP "
@@ -149,6 +150,7 @@ CNN = Recipe(
     seeds=(0, 1),
     metrics=(ERROR, ENERGY, _NUMBERS, SECONDS),
     run=run,
+    figures=("error", "energy"),
     note="CNN-6 with 32 filters a layer (the source: 64) on 10,000 images of 16×16 pixels, 6 epochs, so errors are "
     "far above the source's and only differences between rows compare. Rates were chosen on 2,000 images held "
     "out from training, 4 epochs, one seed: of three for plain training and for the rotations of CP, of two "

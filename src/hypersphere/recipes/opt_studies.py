@@ -135,6 +135,7 @@ INITIAL_ENERGY = Recipe(
         ERROR,
     ),
     run=run_from_energy,
+    figures=("error", "energy"),
     note="The mean is added to weights drawn by He's rule. The initial energy of CNN-6 is that of the source's "
     "size, 64 filters on images of 32×32: half space, s = 2, the mean over pairs and the sum over seven "
     "layers, which is what gives the source's numbers. Trained is the network of the recipe opt-cnn, of half "

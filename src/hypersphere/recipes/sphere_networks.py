@@ -55,6 +55,7 @@ CONVERGENCE = Recipe(
     seeds=(0, 1),
     metrics=(Metric("early", "error % after 2 epochs", ".2f", False), ERROR, SECONDS),
     run=_with_early,
+    figures=("error",),
     note=f"{_SIZE}, 6 epochs of batches of 128 (one epoch of batches of 4), one cycle of the learning rate up to 0.1 "
     "(0.01).",
 )
@@ -103,6 +104,7 @@ OPERATORS = Recipe(
     seeds=(0, 1),
     metrics=(ERROR, SECONDS),
     run=run,
+    figures=("error",),
     note=f"{_SIZE}, 4 epochs; BatchNorm everywhere, weights projected to the unit sphere after every step as in the "
     "source, radii learned, one a layer. Errors are far above the source's: only differences between rows compare.",
 )
@@ -124,6 +126,7 @@ NORMS = Recipe(
     seeds=(0, 1),
     metrics=(ERROR, SECONDS),
     run=run,
+    figures=("error",),
     note=f"{_SIZE}, 6 epochs; cosine TanhConv, radii learned, one a layer, but for the product of tanhs, where "
     "ρ = 1: learned, its radii grow without end (to 50 times the mean patch norm in 40 steps) and outputs vanish.",
 )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hypersphere.functions.menu import require
+from hypersphere.report.arrays import as_numbers
 from hypersphere.report.axis import Axis, fit_axis
 from hypersphere.report.frame import HEIGHT, WIDTH, End, Entry, chart_html, counted, dots, path, plot_html, ribbon
 from hypersphere.report.palette import class_colors, ordered_colors
@@ -19,12 +20,13 @@ MOST_CURVES = 40
 MOST_DRAWN = 8000  # points of all curves together
 MOST_DOTTED = 16  # curves of so few points show each as a dot
 MOST_CELLS = 240  # in the table under the chart; larger ones are told by their ends and extremes
+MOST_BANDED = 6  # curves whose bands can be told apart
 MOST_TOLD = 8  # curves in the words for those who cannot see them
 
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Curves over one axis; bands are one standard deviation over seeds.
+    """Curves over one axis; bands are one standard deviation over seeds, drawn where curves are few.
 
     Args:
         title: the heading.
@@ -32,6 +34,7 @@ class Curves:
         x_name, y_name: of the axes.
         format: of the values, as that of a `Column`; with `".1%"` the axis is in per cent too.
         log_x, log_y: logarithmic axes; what is not above 0 has no place there and is left out.
+        limits: what no value can go beyond, as 0 and 1 for a rate: bands end there, and the axis does not go further.
         higher_is_better: which value is called the best; neither if None.
         ordered: colours that run from one end to the other, for series in an order, as the layers of a network.
         caption: a sentence under the chart.
@@ -48,6 +51,7 @@ class Curves:
     format: str = ".4g"
     log_x: bool = False
     log_y: bool = False
+    limits: tuple[float, float] | None = None
     higher_is_better: bool | None = None
     ordered: bool = False
     caption: str = ""
@@ -57,6 +61,9 @@ class Curves:
             require(isinstance(series, Series), f"series[{index}]", "a Series", type(series).__name__)
         count = len(self.series)
         require(1 <= count <= MOST_CURVES, "series", f"1 to {MOST_CURVES} Series", count)
+        if self.limits is not None:
+            low, high = as_numbers("limits", self.limits, 1).tolist() if len(self.limits) == 2 else (1.0, 0.0)
+            require(low < high, "limits", "two finite numbers, low and high", self.limits)
         _ = self.column  # refuses a bad format
 
     @property
@@ -109,7 +116,7 @@ def axes_and_lines(section: Curves) -> tuple[Axis, Axis, list[Line]]:
     places = np.concatenate([line.x for line in whole])
     x = fit_axis(places, log=section.log_x, most=9, whole=bool((places == np.round(places)).all()))
     y = fit_axis(
-        np.concatenate([_reach(line, section.log_y) for line in whole]),
+        np.concatenate([_reach(line, section) for line in whole]).clip(*(section.limits or (None, None))),
         log=section.log_y,
         percent=percent,
         rounded=True,
@@ -133,7 +140,8 @@ def curves_html(section: Curves) -> str:
         for index, line in enumerate(lines)
         if len(line.there)
     ]
-    marks = "".join(_marks(index, line, x, y) for index, line in enumerate(lines))
+    banded = len(lines) <= MOST_BANDED
+    marks = "".join(_marks(index, line, x, y, banded) for index, line in enumerate(lines))
     return chart_html(
         plot_html(marks, _alt(section, whole), x, y, names=(section.x_name, section.named_values), ends=ends),
         legend=[Entry(line.name, line.color, swatch="line dashed" if line.dashed else "line") for line in whole],
@@ -161,27 +169,27 @@ def _thin(line: Line, x: Axis, most: int) -> Line:
     return Line(line.name, line.color, line.dashed, line.x[kept], line.y[kept], line.spread[kept])
 
 
-def _reach(line: Line, log: bool) -> NDArray:
+def _reach(line: Line, section: Curves) -> NDArray:
     """All that the axis of values has to hold; a band may run out at the bottom of a log axis."""
-    spread = np.nan_to_num(line.spread)
-    return np.concatenate([line.y + spread, line.y if log else line.y - spread])
+    spread = np.nan_to_num(line.spread) if len(section.series) <= MOST_BANDED else 0.0
+    return np.concatenate([line.y + spread, line.y if section.log_y else line.y - spread])
 
 
-def shapes(line: Line, x: Axis, y: Axis, size: tuple[float, float] = (WIDTH, HEIGHT)) -> Shapes:
-    """Return what is drawn of a line in a picture of this width and height."""
+def shapes(line: Line, x: Axis, y: Axis, *, banded: bool, size: tuple[float, float] = (WIDTH, HEIGHT)) -> Shapes:
+    """Return what is drawn of a line in a picture of this width and height, with its band or without."""
     across, up = x.place(line.x), y.place(line.y)
-    low = line.y - line.spread
+    low, high = line.y - line.spread, np.minimum(line.y + line.spread, y.high)
     floor = np.full_like(low, y.low)
-    band = ribbon(across, y.place(np.where(low > y.low, low, floor + 0 * low)), y.place(line.y + line.spread), size)
+    band = ribbon(across, y.place(np.where(low > y.low, low, floor + 0 * low)), y.place(high), size)
     lonely = np.flatnonzero(
         np.isfinite(up) & ~np.isfinite(np.r_[np.nan, up[:-1]]) & ~np.isfinite(np.r_[up[1:], np.nan])
     )
     dotted = slice(None) if len(line.there) <= MOST_DOTTED and not line.dashed else lonely
-    return Shapes(band, path(across, up, size), dots(across[dotted], up[dotted], size))
+    return Shapes(band if banded else "", path(across, up, size), dots(across[dotted], up[dotted], size))
 
 
-def _marks(index: int, line: Line, x: Axis, y: Axis) -> str:
-    drawn = shapes(line, x, y)
+def _marks(index: int, line: Line, x: Axis, y: Axis, banded: bool) -> str:
+    drawn = shapes(line, x, y, banded=banded)
     return (
         f"<g class='hue' data-series='{index}' style='--class:{line.color}'>"
         + (f"<path class='band' d='{drawn.band}'/>" if drawn.band else "")
@@ -192,9 +200,12 @@ def _marks(index: int, line: Line, x: Axis, y: Axis) -> str:
 
 
 def about_bands(section: Curves) -> str:
-    """What bands mean, where there are any over seeds."""
+    """What curves and bands are, where there are several seeds."""
     seeds = sorted({len(series.rows) for series in section.series if len(series.rows) > 1})
-    return f"Bands: mean ± one standard deviation over {'–'.join(map(str, seeds))} seeds." if seeds else ""
+    if not seeds:
+        return ""
+    over = f"over {'–'.join(map(str, seeds))} seeds."
+    return f"Bands: mean ± one standard deviation {over}" if len(section.series) <= MOST_BANDED else f"Means {over}"
 
 
 def _notes(section: Curves, whole: Sequence[Line], drawn: Sequence[Line]) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hypersphere.functions.menu import require
 from hypersphere.report.axis import Axis
-from hypersphere.report.curves import Curves, Line, about_bands, axes_and_lines, shapes
+from hypersphere.report.curves import MOST_BANDED, Curves, Line, about_bands, axes_and_lines, shapes
 from hypersphere.report.frame import shortened
 from hypersphere.report.palette import class_colors
 
@@ -79,7 +79,8 @@ def figure_svg(title: str, rows: Sequence[Sequence[Curves]]) -> str:
 def _plot(section: Curves, place: Place, colors: dict[str, str]) -> str:
     x, y, lines = axes_and_lines(section)
     size = (place.width, float(HEIGHT))
-    marks = "".join(_marks(replace(line, color=colors[line.name]), x, y, size) for line in lines)
+    banded = len(lines) <= MOST_BANDED
+    marks = "".join(_marks(replace(line, color=colors[line.name]), x, y, banded, size) for line in lines)
     name = section.title or section.named_values
     return (
         f'<g transform="translate({place.left:.1f} {place.top:.1f})">'
@@ -103,10 +104,10 @@ def _axes(x: Axis, y: Axis, size: tuple[float, float]) -> str:
     return "".join(parts)
 
 
-def _marks(line: Line, x: Axis, y: Axis, size: tuple[float, float]) -> str:
+def _marks(line: Line, x: Axis, y: Axis, banded: bool, size: tuple[float, float]) -> str:
     if not np.isfinite(line.y).any():
         return ""
-    drawn = shapes(line, x, y, size)
+    drawn = shapes(line, x, y, banded=banded, size=size)
     kind = "line dashed" if line.dashed else "line"
     return (
         (f'<path class="band" d="{drawn.band}" fill="{line.color}"/>' if drawn.band else "")

@@ -25,7 +25,7 @@ from hypersphere.report.histogram import Histogram, histogram_html
 from hypersphere.report.landscape import Landscape, landscape_html
 from hypersphere.report.spheres import Spheres, spheres_html
 from hypersphere.report.table import Table, table_html
-from hypersphere.report.text import Text, text_html
+from hypersphere.report.text import Text, text_html, unbroken
 
 Section: TypeAlias = (
     "Text | Table | Spheres | Curves | Histogram | HeatMap | Landscape | Filters | Bars | Tabs | Beside | Stack"
@@ -94,7 +94,7 @@ def page_html(page: Page) -> str:
         f"<style>\n{styles}</style>\n<script>\n{asset('theme.js')}</script></head>\n"
         f"<body><header><div class='brand'>{LOGO}<span>hypersphere</span></div>"
         "<button type='button' id='theme' aria-label='Dark theme' aria-pressed='false'></button>"
-        f"<h1>{escape(page.title)}</h1><p class='lead'>{escape(page.lead)}</p>{_contents_html(numbered)}</header>\n"
+        f"<h1>{unbroken(page.title)}</h1><p class='lead'>{escape(page.lead)}</p>{_contents_html(numbered)}</header>\n"
         f"<main>{sections}</main>\n"
         f"<footer>{f'<dl>{facts}</dl>' if facts else ''}</footer>\n"
         f"{f'<script type=module>{chr(10)}{scripts}</script>' if scripts else ''}</body></html>\n"

@@ -10,10 +10,12 @@ from numbers import Real
 from typing import TypeAlias
 
 from hypersphere.functions.menu import require
+from hypersphere.report.text import unbroken
 
 Cell: TypeAlias = "str | float | tuple[float, float] | None"  # words, a number, (mean, standard deviation), or nothing
 
 MISSING = "–"
+MOST_WIDE = 7  # columns with generous space between them
 ARROWS = {True: "↑", False: "↓"}
 DIRECTIONS = {True: "higher is better", False: "lower is better"}
 
@@ -47,7 +49,7 @@ class Column:
             return MISSING
         shown = self._digits(value)
         if not math.isnan(spread):
-            shown += f" ± {self._digits(spread)}"
+            shown += f" ± {self._digits(spread).removeprefix('+')}"
         return shown + ("%" if self.format.endswith("%") else "") + self.unit
 
     def _digits(self, value: float) -> str:
@@ -130,7 +132,8 @@ def table_html(section: Table) -> str:
     )
     paragraphs = [escape(section.caption), " · ".join(_notes_html(section, bool(best)))]
     notes = "".join(f"<p class='note'>{paragraph}</p>" for paragraph in paragraphs if paragraph)
-    return f"<div class='table'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{notes}"
+    dense = " dense" if len(section.columns) > MOST_WIDE else ""
+    return f"<div class='table{dense}'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{notes}"
 
 
 def _is_cell(cell: object) -> bool:
@@ -169,11 +172,11 @@ def is_numeric(table: Table, at: int) -> bool:
 
 
 def _head_html(column: Column, numeric: bool) -> str:
-    name, arrow = escape(column.name), ""
+    name, arrow = unbroken(column.name), ""
     if column.higher_is_better is not None:
         direction = DIRECTIONS[column.higher_is_better]
         *first, last = column.name.split(" ")
-        name = escape("".join(f"{word} " for word in first))  # the arrow stays on the line of the last word
+        name = unbroken("".join(f"{word} " for word in first))  # the arrow stays on the line of the last word
         arrow = (
             f"<span class='whole'>{escape(last)} <span class='direction' title='{direction}' role='img' "
             f"aria-label='{direction}'>{ARROWS[column.higher_is_better]}</span></span>"

@@ -24,7 +24,6 @@ __all__ = ["Transformed", "fold_", "rotate_", "rotated_layers", "rotation_parame
 
 METHODS: dict[str, type[RowMap]] = {**ORTHOGONALS, **TRANSFORMS}
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NOT_NEURONS = (nn.Embedding, nn.EmbeddingBag, nn.Bilinear, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 Where = Callable[[str, nn.Module], bool]
 
 
@@ -59,10 +58,13 @@ def rotate_(
     r"""Train layers by rotating their neurons: W = V·Rᵀ, V fixed, R learned (OPT, equation 1).
 
     Args:
-        model: its Linear and Conv layers are changed in place; a filter is one neuron of C·k·k numbers.
+        model: its Linear and Conv layers and heads, and other linear layers with a weight (out_features, in_features),
+            are changed in place; a filter is one neuron of C·k·k numbers.
         method: a name or object of `hypersphere.orthogonal` or `hypersphere.transform`, or a callable that makes a
             module (n, d) → (n, d) for a given d.
-        where: which layers, by name and module; all but the output layer if None.
+        where: which layers, by name and module; all but the output layer if None. Output is every head (a module with
+            `num_classes`), what an `InputRotation` holds, and the layer that was registered last, whatever order
+            `forward` has; a model that is one layer has no output layer.
         blocks: k, to make R block diagonal, along the channels of a convolution (PE-OPT; OFT on trained neurons).
         shared: whether the blocks are one matrix.
         factors: more than one makes R a butterfly product of block-diagonal matrices (BOFT).
@@ -91,7 +93,7 @@ def rotate_(
     for name, layer in layers:
         weight = neurons_of(name, layer)
         rows = weight.detach().flatten(1)
-        if isinstance(layer, _CONVOLUTIONS):
+        if weight.ndim > 2:
             accepted = f"a divisor of {weight.shape[1]}, the channels of {name!r}"
             require(weight.shape[1] % blocks == 0, "blocks", accepted, blocks)
         layout = Layout(rows.shape[1], blocks, shared, factors)
@@ -124,9 +126,10 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
     """Make the rotated weights plain ones: the same outputs, the same `weight` parameter object as before `rotate_`.
 
     Args:
-        model: its rotated layers become plain ones, in place; a model that is itself an `InputRotation` cannot, see
-            its `fold`.
-        keep: fold R into V and go on rotating from R = I, with the same parameters (progressive training).
+        model: its rotated layers become plain ones, in place, and each `InputRotation` gives way to its module; a model
+            that is itself one cannot, see its `fold`.
+        keep: fold R into V and go on rotating from R = I, with the same parameters (progressive training); not where
+            the model holds an `InputRotation`.
 
     Example:
         >>> layer = rotate_(nn.Linear(8, 5))
@@ -134,8 +137,14 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
         ('Linear', ['weight', 'bias'])
     """
     layers = list(rotated_layers(model))
-    wrapped = [(parent, n, c) for parent in model.modules() for n, c in parent.named_children()]
-    wrapped = [(parent, n, c) for parent, n, c in wrapped if isinstance(c, InputRotation)]
+    places = [(parent, name, child) for parent in model.modules() for name, child in parent._modules.items()]
+    wrapped = [(parent, name, child) for parent, name, child in places if isinstance(child, InputRotation)]
+    require(not keep or not wrapped, "keep", "False where a model holds an InputRotation", keep)
+    owners = _owners(model)
+    for parent, name, child in wrapped:
+        require_finite(child.free)
+        if owners[id(child.module._parameters.get("weight"))] > 1:
+            raise ValueError(f"the rows of {name!r} must be its own to be folded, but another layer shares them")
     for _, _, turning in layers:
         if isinstance(turning, Rotation):
             require_finite(turning.parameter)
@@ -152,9 +161,8 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
             layer._parameters["weight"].requires_grad_(trained)  # type: ignore[union-attr]
             for name in order:  # so that an optimiser's state finds the parameters in their places
                 layer._parameters[name] = layer._parameters.pop(name)
-    if not keep:
-        for parent, name, child in wrapped:
-            setattr(parent, name, child.fold())  # type: ignore[operator]
+    for parent, name, child in wrapped:  # one that stands in several places is at R = I after the first
+        setattr(parent, name, child.fold())
     return model
 
 
@@ -205,10 +213,13 @@ def rotation_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 def select(model: nn.Module, where: Where | None, *, output: bool) -> list[tuple[str, nn.Module]]:
     """Return the layers to rotate by name, checked: none rotated already, the output layer only if asked for."""
-    found = [(name, module) for name, module in model.named_modules() if _has_neurons(module)]
-    found = [(name, module) for name, module in found if ".parametrizations." not in f".{name}."]
-    inner = [(name, module) for name, module in found if name]
-    last = {name for name, module in inner if hasattr(module, "num_classes")} | {name for name, _ in inner[-1:]}
+    named = [(n, m) for n, m in model.named_modules() if ".parametrizations." not in f".{n}."]
+    found = [(name, module) for name, module in named if _has_neurons(module)]
+    for name, module in named:
+        if _is_transposed(module) and (where is None or where(name, module)):
+            kind = type(module).__name__
+            raise ValueError(f"layer {name!r} ({kind}) holds its weight as (in, out): leave it out by `where`")
+    last = _outputs(named)
     if where is None:
         found = [(name, module) for name, module in found if output or name not in last]
     else:
@@ -216,7 +227,7 @@ def select(model: nn.Module, where: Where | None, *, output: bool) -> list[tuple
         asked = [name for name, _ in found if name in last]
         if asked and not output:
             raise ValueError(f"where selects the output layer {asked[0]!r}; pass output=True to rotate it all the same")
-    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    owners = _owners(model)
     shared = [name for name, module in found if owners[id(module._parameters.get("weight"))] > 1]
     if shared:
         raise ValueError(f"layer {shared[0]!r} must have a weight of its own, but it shares it with another layer")
@@ -236,13 +247,37 @@ def neurons_of(name: str, layer: nn.Module) -> Tensor:
     return weight
 
 
+def _outputs(named: list[tuple[str, nn.Module]]) -> set[str]:
+    """The names of what counts as output: all heads, and the layer that is registered last."""
+    inner = [(name, module) for name, module in named if name and _has_neurons(module)]
+    turned = [name for name, module in named if name and isinstance(module, InputRotation)]
+    last = [name for name, module in named if name and (_has_neurons(module) or isinstance(module, InputRotation))][-1:]
+    heads = [name for name, module in inner if hasattr(module, "num_classes")]
+    return {*heads, *last, *(name for name, _ in inner if any(name.startswith(f"{t}.") for t in turned))}
+
+
+def _owners(model: nn.Module) -> Counter[int]:
+    """How many modules hold each parameter, by identity."""
+    return Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+
+
 def _has_neurons(module: nn.Module) -> bool:
-    if isinstance(module, _NOT_NEURONS):
-        return False
+    """Whether the rows of `weight` are neurons: Linear, ConvNd, heads, and others' linear layers of shape (out, in)."""
     if parametrize.is_parametrized(module, "weight"):
-        return True
+        return isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or hasattr(module, "num_classes")
     weight = module._parameters.get("weight")
-    return weight is not None and not nn.parameter.is_lazy(weight) and weight.ndim >= 2 and weight.is_floating_point()
+    if weight is None or nn.parameter.is_lazy(weight) or weight.ndim < 2 or not weight.is_floating_point():
+        return False
+    if isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or hasattr(module, "num_classes"):
+        return True
+    sides = getattr(module, "out_features", None), getattr(module, "in_features", None)
+    return tuple(weight.shape) == sides
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """Whether this is a linear layer with its neurons as columns, such as the Conv1D of transformers."""
+    weight = module._parameters.get("weight")
+    return weight is not None and tuple(weight.shape) == (getattr(module, "nx", None), getattr(module, "nf", None))
 
 
 def _maker(

@@ -247,7 +247,8 @@ def direction_norms(method: RowMap, free: Tensor) -> Tensor:
 
 
 def require_finite(free: Tensor) -> None:
-    """Raise unless the parameters of a rotation are finite."""
+    """Raise unless the parameters of a rotation are finite; autograd must not see it, or checkpoints count it."""
+    free = free.detach()
     if sphere.inspectable(free) and not bool(torch.isfinite(free).all()):
         bad = int((~torch.isfinite(free)).sum())
         raise ValueError(f"the parameters of a rotation must be finite, but {bad} of {free.numel()} are not")

@@ -17,10 +17,10 @@ from hypersphere.heads.collectives import Processes
 from hypersphere.heads.settings import HeadOptions
 from hypersphere.training.augment import Augmented
 from hypersphere.training.batches import Batches
-from hypersphere.training.network import Network, build_network, initialize_
+from hypersphere.training.network import OPERATORS, Network, build_network, initialize_
 from hypersphere.training.objective import Objective
 from hypersphere.training.optimizers import Together, build_optimizer
-from hypersphere.training.parts import make, nearest
+from hypersphere.training.parts import make, nearest, split_spec
 from hypersphere.training.rotating import Turning, turn_
 from hypersphere.training.schedule import SCHEDULES, Scheduler
 from hypersphere.training.task import Task, load_task
@@ -154,6 +154,9 @@ class Assembly:
         whole = every is None or (type(every) is int and every >= 1)
         require(whole, "operator.project_every", "None or a whole number >= 1", every)
         weighted = _truth("operator.weighted_gradients", operator.pop("weighted_gradients", False))
+        name, choices = split_spec("operator", OPERATORS, operator)
+        if name == "none" and choices:
+            raise ValueError(f"operator.{next(iter(choices))} is no option of none. It has none")
         model = dict(job.model)
         init, mean = model.pop("init", None), model.pop("init_mean", 0.0)
         self.network: Network = build_network(model, operator, task)
@@ -167,8 +170,9 @@ class Assembly:
             initialize_(modules, init, mean)
         self.turning: Turning = turn_(modules, job.rotation)
         regularizer = make("regularizer", REGULARIZERS, job.regularizer, None, modules)
-        accepted = "none, since no process has all class vectors (head.sharded); a head's own energy_weight serves"
-        require(not sharded or regularizer is None, "regularizer", accepted, job.regularizer["name"])
+        if sharded and regularizer is not None:
+            spread = "needs all class vectors in one process, but head.sharded spreads them"
+            raise ValueError(f"regularizer {job.regularizer['name']} {spread}; leave one of the two out")
         with torch.random.fork_rng(devices=[]):  # so that all that follows draws as without processes
             self.head: heads.AngularHead | heads.ShardedHead = heads.ShardedHead(head) if sharded else head
         if weighted:

@@ -152,8 +152,8 @@ class Session:
 
     def _after_step(self, progress: Progress) -> None:
         self.assembly.after_step(progress.step)
-        first, since = self.processes.rank == 0, time.perf_counter() - self._saved
-        stop, due = self._agreed(self.stop(), first and since >= self.save_every)
+        within = progress.step % len(self.assembly.batches) != 0  # else the end of the epoch saves
+        stop, due = self._agreed(self.stop(), within and self._is_due())
         if progress.step % self.log_every == 0 or progress.step == 1:
             self._log_step()
         self._rate = self._next_rate()
@@ -197,12 +197,15 @@ class Session:
         self._log(line)
         if self.on_step is not None:
             self.on_step(self)
-        first, last = self.processes.rank == 0, epoch.number == self.run.job.epochs
-        cheap = self._cost <= SAVING_SHARE * (time.perf_counter() - self._saved)
-        (due,) = self._agreed(last or (first and cheap))
+        (due,) = self._agreed(epoch.number == self.run.job.epochs or self._is_due(self._cost / SAVING_SHARE))
         if due:
             self._save()
         self._mark(self.seen)
+
+    def _is_due(self, patience: float = math.inf) -> bool:
+        """Whether the first process, whose clock counts, has not saved for so long."""
+        waited = time.perf_counter() - self._saved
+        return self.processes.rank == 0 and waited >= min(self.save_every, patience)
 
     def _save(self) -> None:
         began = time.perf_counter()

@@ -1,0 +1,113 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hypersphere.cli.catalogue import MENUS
+from hypersphere.cli.cite import OPTIONS, SOURCES, works_of
+from hypersphere.cli.references import REFERENCES
+from hypersphere.heads import PRESETS
+from hypersphere.robustness import ATTACKS
+from hypersphere.training.job import REGULARIZERS
+from hypersphere.training.network import NETWORKS, OPERATORS
+from hypersphere.training.rotating import ROTATIONS
+from hypersphere.training.task import TASKS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("part", "menu"),
+    [
+        ("data", TASKS),
+        ("model", NETWORKS),
+        ("operator", OPERATORS),
+        ("head", PRESETS),
+        ("regularizer", REGULARIZERS),
+        ("rotation", ROTATIONS),
+        ("attack", ATTACKS),
+    ],
+)
+def test_every_part_says_where_it_comes_from(part, menu):
+    assert set(SOURCES[part]) == set(menu)
+
+
+def test_every_work_is_cited_and_known():
+    cited = {key for by_name in SOURCES.values() for keys in by_name.values() for key in keys}
+    cited |= {key for keys in OPTIONS.values() for key in keys.values()}
+    assert cited == set(REFERENCES)
+
+
+def test_works_are_those_of_the_citation_file():
+    """Titles, first authors, numbers of authors and years, as the file says them."""
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8").split("references:")[1]
+    works = {}
+    for entry in text.split("- type:")[1:]:
+        title = re.search(r"title: \"?(.*?)\"?$", entry, re.M)[1]
+        names = re.findall(r"family-names: ([^,]+), given-names: ([^}]+)", entry)
+        works[title] = (
+            " and ".join(f"{family}, {given}" for family, given in names),
+            int(re.search(r"year: (\d+)", entry)[1]),
+        )
+    ours = {reference.title: (reference.author, reference.year) for reference in REFERENCES.values()}
+    assert works == {title: ours[title] for title in works}
+    assert len(works) >= 6
+
+
+def test_a_run(rotated, succeeds):
+    out = succeeds("cite", rotated.folder)
+    keys = re.findall(r"^@\w+\{(\w+),$", out, re.M)
+    assert keys == [
+        "liu2020thesis", "alpaydin1998cascading", "liu2017sphereface", "liu2018energy", "liu2021orthogonal",
+    ]  # fmt: skip
+    assert "% regularizer mhe\n@inproceedings{liu2018energy," in out
+
+
+def test_options_are_works_too():
+    settings = {
+        "rotation": {"name": "cayley", "factors": 2, "bound": None},
+        "head": {"name": "arcface", "gradient": "true"},
+    }
+    assert set(works_of(settings)) == {"liu2020thesis", "liu2021orthogonal", "liu2024boft", "deng2019arcface"}
+    found = works_of({"regularizer": {"name": "mhe"}, "rotation": {"name": "cayley", "bound": 0.1, "refine": "mhe"}})
+    assert set(found) == {"liu2020thesis", "liu2021orthogonal", "qiu2023controlling", "liu2018energy"}
+    assert found["liu2018energy"] == ["regularizer mhe", "rotation.refine mhe"]
+
+
+def test_all(succeeds):
+    out = succeeds("cite", "--all")
+    assert len(re.findall(r"^@", out, re.M)) == len(REFERENCES)
+    for entry in out.split("\n\n"):
+        assert entry.count("{") == entry.count("}")
+    out.encode("ascii")  # BibTeX of any age reads it
+
+
+def test_misuse(plain, fails, tmp_path):
+    assert "cite needs a run, or --all" in fails(2, "cite")
+    assert "cite needs a run, or --all" in fails(2, "cite", plain.folder, "--all")
+    assert "is no run of `hypersphere train`" in fails(2, "cite", tmp_path)
+
+
+def test_list_has_a_line_for_everything(succeeds, fails):
+    out = succeeds("list")
+    for title, menu in MENUS.items():
+        assert f"{title}\n" in out
+        for name in menu:
+            assert name == "none" or re.search(rf"^  {re.escape(name)} +\S", out, re.M), (title, name)
+    assert succeeds("list", "heads").splitlines() == out.splitlines()[: len(PRESETS) + 1]
+    assert "menu must be one of heads" in fails(2, "list", "nonsense")
+
+
+def test_help_needs_no_torch():
+    names = ["evaluate", "embed", "inspect", "fold", "export", "attack", "cite", "list"]
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from hypersphere.cli.commands import app\n"
+        f"for name in {names}:\n"
+        "    assert 'Usage' in CliRunner().invoke(app, [name, '--help']).output, name\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,204 @@
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from hypersphere.cli.evaluate import drawn_pairs
+
+from .conftest import train
+
+PEOPLE, EACH = 12, 4
+
+
+@pytest.fixture
+def faces(tmp_path):
+    """Features and labels of some people as two files, and the arrays."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(PEOPLE), EACH)
+    features = rng.normal(size=(PEOPLE, 8))[labels] + 0.8 * rng.normal(size=(PEOPLE * EACH, 8))
+    np.save(tmp_path / "features.npy", features)
+    np.save(tmp_path / "labels.npy", labels)
+    return tmp_path, features, labels
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def rank_one(features, labels):
+    """The share of samples, but the first of each class, whose nearest first sample is of their class."""
+    first = np.array([np.flatnonzero(labels == label)[0] for label in np.unique(labels)])
+    rest = np.setdiff1d(np.arange(len(labels)), first)
+    best = first[(unit(features[rest]) @ unit(features[first]).T).argmax(1)]
+    return (labels[best] == labels[rest]).mean()
+
+
+def area(features, labels, pairs):
+    scores = (unit(features[pairs.first.numpy()]) * unit(features[pairs.second.numpy()])).sum(1)
+    return roc_auc_score(labels[pairs.first.numpy()] == labels[pairs.second.numpy()], scores)
+
+
+def test_a_run(plain, succeeds, tmp_path):
+    out = succeeds("evaluate", plain.folder, "--json", tmp_path / "new" / "found.json", "--ranks", "1,3")
+    found = json.loads((tmp_path / "new" / "found.json").read_text())
+    for word in ("classification accuracy", "verification accuracy", "identification at rank 3", "Fisher", "hardness"):
+        assert word in out
+    assert "\x1b" not in out
+    assembly = plain.assembly()
+    labels = assembly.task.test_labels.numpy()
+    with torch.no_grad():
+        features = assembly.network(assembly.task.test_inputs.float() / 255).double().numpy()
+    w = assembly.head.weight.detach().double().numpy()
+    assert found["classification"]["accuracy"] == pytest.approx(((features @ w.T).argmax(1) == labels).mean())
+    assert found["classification"]["accuracy"] > 0.3  # of ten classes
+    assert found["identification"]["rank"]["1"] == pytest.approx(rank_one(features, labels), abs=0.01)
+    pairs = drawn_pairs(torch.from_numpy(labels), None, 0)
+    assert found["verification"]["auc"] == pytest.approx(area(features, labels, pairs), abs=1e-4)
+    assert (found["verification"]["same"], found["verification"]["different"]) == (3000, 3000)
+    angles = np.arccos(np.clip(unit(features) @ unit(w).T, -1, 1))
+    hardness = angles[np.arange(len(labels)), labels] / angles.sum(1)
+    assert found["hardness"]["mean"] == pytest.approx(hardness.mean(), rel=1e-4)
+    assert found["hardness"]["deviation"] == pytest.approx(hardness.std(), rel=1e-4)
+
+
+def test_features_and_labels(faces, succeeds):
+    folder, features, labels = faces
+    words = ["--json", folder / "found.json", "--pairs", "40", "--folds", "4", "--seed", "3", "--far", "0.1,1/1000"]
+    out = succeeds("evaluate", folder / "features.npy", folder / "labels.npy", *words)
+    found = json.loads((folder / "found.json").read_text())
+    assert "not resolved by 40 different pairs" in out
+    assert "classification" not in out
+    assert found["verification"]["auc"] == pytest.approx(
+        area(features, labels, drawn_pairs(torch.from_numpy(labels), 40, 3))
+    )
+    assert [point["far"] for point in found["verification"]["tar"]] == [0.1, 0.001]
+    assert found["identification"]["rank"]["1"] == pytest.approx(rank_one(features, labels))
+
+
+def test_two_sides_of_pairs(faces, succeeds, fails):
+    folder, features, labels = faces
+    first, second = np.random.default_rng(1).integers(len(labels), size=(2, 200))
+    for name, array in (("a", features[first]), ("b", features[second]), ("same", labels[first] == labels[second])):
+        np.save(folder / f"{name}.npy", array)
+    succeeds(
+        "evaluate", folder / "a.npy", folder / "b.npy", "--same", folder / "same.npy", "--folds", "5",
+        "--json", folder / "found.json",
+    )  # fmt: skip
+    found = json.loads((folder / "found.json").read_text())
+    scores = (unit(features[first]) * unit(features[second])).sum(1)
+    assert found["verification"]["auc"] == pytest.approx(roc_auc_score(labels[first] == labels[second], scores))
+    assert "--same must be given" in fails(2, "evaluate", folder / "a.npy", folder / "b.npy")
+
+
+def test_a_list_of_pairs_by_name_and_by_number(faces, succeeds):
+    folder, _, labels = faces
+    drawn = np.random.default_rng(2).integers(len(labels), size=(300, 2))
+    rows = [(i, j, int(labels[i] == labels[j]), k % 3) for k, (i, j) in enumerate(drawn)]
+    names = [f"person {label}/{n}.png" for n, label in enumerate(labels)]
+    (folder / "features.json").write_text(json.dumps({"names": names, "labels": None, "classes": None}))
+    (folder / "names.csv").write_text("\n".join(f"{names[i]},{names[j]},{same},{fold}" for i, j, same, fold in rows))
+    out = succeeds("evaluate", folder / "features.npy", "--pairs", folder / "names.csv")
+    assert "3 folds" in out
+    assert "identification" not in out  # there are no labels
+    (folder / "features.json").unlink()
+    (folder / "numbers.txt").write_text("\n".join(f"{i} {j} {same}" for i, j, same, _ in rows))
+    by_number = succeeds("evaluate", folder / "features.npy", "--pairs", folder / "numbers.txt", "--folds", "3")
+    for line in ("area under the ROC curve", "equal error rate"):
+        assert [x.split("|")[2] for x in out.splitlines() if line in x] == [
+            x.split("|")[2] for x in by_number.splitlines() if line in x
+        ]
+
+
+def test_what_embed_wrote_is_enough(plain, succeeds, tmp_path):
+    succeeds("embed", plain.folder, "--out", tmp_path / "e.safetensors")
+    succeeds("embed", plain.folder, "--out", tmp_path / "e2.npy")
+    tables = [succeeds("evaluate", tmp_path / name) for name in ("e.safetensors", "e2.npy")]
+    assert tables[0].splitlines()[1:] == tables[1].splitlines()[1:]
+    assert "identification at rank 1 " in tables[0]
+
+
+def test_one_test_sample_a_class_leaves_pairs_out(draw_images, succeeds, tmp_path):
+    names = {f"{kind}/{n}.png": 30 * n + shade for kind, shade in (("a", 10), ("b", 120)) for n in range(4)}
+    draw_images(tmp_path / "images", names)
+    run = train(tmp_path / "run", data={"name": "image_folder", "path": str(tmp_path / "images"), "size": 8}, epochs=1)
+    out = succeeds("evaluate", run.folder)
+    assert "classification accuracy" in out
+    assert "Left out: verification and identification need a class with two samples" in out
+    assert "verification accuracy" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["features.npy"], "labels must be given, as a second .npy file, or pairs by --pairs FILE"),
+        (["nothing.npy"], "nothing.npy not found"),
+        (["features.npy", "nothing.npy"], "nothing.npy not found"),
+        (["features.npy", "short.npy"], "labels must be a whole number for each of the 48 embeddings"),
+        (["features.npy", "float.npy"], "labels must be a whole number for each of the 48 embeddings"),
+        (["labels.npy", "labels.npy"], "must be a non-empty matrix (N, d)"),
+        (["features.npy", "alone.npy"], "need a class with two samples, and there is none"),
+        (["features.npy", "one.npy"], "labels must be labels of at least two classes"),
+        (["nan.npy", "labels.npy"], "must be finite, but row 3 is not"),
+        (["features.npy", "labels.npy", "--pairs", "100"], "there are 72 same and 1056 different pairs"),
+        (["features.npy", "labels.npy", "--pairs", "pairs.txt"], "pairs.txt not found"),
+        (["features.npy", "labels.npy", "--ranks", "first"], "--ranks must be numbers with commas"),
+        (["features.npy", "labels.npy", "--ranks", "0"], "ranks must be whole numbers >= 1"),
+        (["features.npy", "labels.npy", "--far", "2"], "far must be a rate in (0, 1)"),
+        (["features.npy", "labels.npy", "--far", "1/0"], "--far must be numbers with commas"),
+        (["features.npy", "labels.npy", "--json", "."], "--json must be a file that ends in .json"),
+        (["features.npy", "labels.npy", "--mirror"], "--mirror must be left out, unless of a run"),
+        (["features.txt", "labels.npy"], "embeddings must be a file that ends in .npy or .safetensors"),
+        (["."], "is no run of `hypersphere train`"),
+    ],
+)
+def test_misuse(words, message, faces, fails, monkeypatch):
+    folder, features, labels = faces
+    np.save(folder / "short.npy", labels[1:])
+    np.save(folder / "float.npy", labels + 0.5)
+    np.save(folder / "alone.npy", np.arange(len(labels)))
+    np.save(folder / "one.npy", np.zeros_like(labels))
+    np.save(folder / "nan.npy", np.where(np.arange(len(labels))[:, None] == 3, np.nan, features))
+    before = set(folder.iterdir())
+    monkeypatch.chdir(folder)
+    out = [] if "--json" in words else ["--json", "found.json"]
+    assert message in fails(2, "evaluate", *words, *out)
+    assert set(folder.iterdir()) == before
+
+
+class Evil:
+    def __reduce__(self):
+        return (open, ("ran", "w"))
+
+
+def test_damaged_files_and_pickles(faces, fails, monkeypatch):
+    folder, *_ = faces
+    monkeypatch.chdir(folder)
+    np.save("objects.npy", np.array([Evil()], dtype=object), allow_pickle=True)
+    (folder / "pickle.npy").write_bytes(pickle.dumps(Evil()))
+    (folder / "half.npy").write_bytes((folder / "features.npy").read_bytes()[:500])
+    (folder / "empty.npy").write_bytes(b"")
+    (folder / "half.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+    for name in ("objects.npy", "pickle.npy", "half.npy", "empty.npy"):
+        fails(3, "evaluate", name, "labels.npy")
+        fails(3, "evaluate", "features.npy", name)
+    fails(3, "evaluate", "half.safetensors", "labels.npy")
+    assert not (folder / "ran").exists()
+    (folder / "pairs.txt").write_text("0 1 1\n0 nobody 0\n")
+    assert "line 2 must name two of the 48 images" in fails(3, "evaluate", "features.npy", "--pairs", "pairs.txt")
+    (folder / "features.json").write_text('{"names": ["a"], "labels": null, "classes": null}')
+    assert "must have 48 names" in fails(3, "evaluate", "features.npy", "labels.npy")
+
+
+def test_a_damaged_or_unfinished_run(plain, fails, tmp_path):
+    broken = shutil.copytree(plain.folder, tmp_path / "broken")
+    weights = next(broken.rglob("weights.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert "no good checkpoint" in fails(3, "evaluate", broken)
+    shutil.rmtree(broken / "checkpoints")
+    assert "has no checkpoint yet" in fails(2, "evaluate", broken)
+    (broken / "config.json").write_text("{")
+    assert "damaged" in fails(3, "evaluate", broken)
