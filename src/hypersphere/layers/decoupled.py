@@ -168,7 +168,7 @@ class DecoupledConv1d(_Convolution, nn.Conv1d):
 class DecoupledConv2d(_Convolution, nn.Conv2d):
     r"""A convolution whose filters respond by magnitude and angle (thesis, 4.3; SphereConv is 3.1).
 
-    .. math:: f(w, x) = h(\|w\|, \|x\|)\,g(\theta(w, x)), \quad x \text{ a patch}
+        f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)),   x a patch
 
     The first eight arguments, `padding_mode`, `device` and `dtype` are those of `torch.nn.Conv2d`, and so are the
     parameters; a bias is added to f. With `InnerProduct` and cosine this is `torch.nn.Conv2d`, exactly.
@@ -182,8 +182,11 @@ class DecoupledConv2d(_Convolution, nn.Conv2d):
             magnitude's radius, times a running mean of the patch norm.
         momentum: the share of a new batch in that running mean.
 
-    A zero patch gives h·g(π/2), with zero gradient through its direction. Norms and angles are computed in float32 or
-    wider. In eager mode a gradient of the gradient is not available; through `torch.func` it is.
+    A zero patch gives h·g(π/2), with zero gradient through its direction. Norms, and angles from the products of
+    patches and filters, are computed in float32 or wider; the products themselves in the type of the input, so in half
+    precision a cosine is as good as that type. Patches 10¹⁶ times shorter than the largest number of their sample
+    count as zero, and where h has no bound gradients are finite for patches up to a norm of 10¹⁹ in float32. In eager
+    mode a gradient of the gradient is not available; through `torch.func` it is.
 
     Example:
         >>> layer = DecoupledConv2d(3, 16, 3, padding=1, magnitude="tanh", learn_radius="layer")

@@ -3,8 +3,10 @@ r"""From an inner product to a response: h·g(c) with c = ⟨ŵ, x⟩/‖x‖, i
 Eager mode works in place on the product and keeps a private copy of the cosines alone, so that an activation may work
 in place in turn (for a g other than cosine it keeps the cotangents of the angles, which half precision holds to 0.05 %
 from a right angle to the poles). They are kept in 16 bits unless the numbers have 64, because they only tell backward
-how much of a gradient runs along the patch: it is rounded by parts in 10⁵ of its size. While compiling, exporting or
-under `torch.func` the same is written in plain operations, for the compiler to fuse.
+how much of a gradient runs along the patch. A layer's gradient is so rounded by some parts in 10⁵ of its size; that of
+one filter that lies within a tenth of a radian of its patch, where the rest of the gradient cancels, by up to 1 %, and
+those of a learned k or radius by up to 0.5 %. While compiling, exporting or under `torch.func` the same is written in
+plain operations, for the compiler to fuse.
 """
 
 from __future__ import annotations
