@@ -17,20 +17,20 @@ from torch import Tensor
 
 __all__ = [
     "angle",
-    "angle_",
     "angle_slope",
     "cosine",
     "cosines",
     "cotangent",
     "directions",
     "distance_floor",
-    "from_cotangent",
+    "elevation_",
     "full_precision",
     "inspectable",
     "may_become_state",
     "narrow",
     "norm",
     "normalize",
+    "off_poles",
     "parallel_width",
     "polar",
     "quick_polar",
@@ -38,6 +38,7 @@ __all__ = [
     "require_finite_rows",
     "resolution",
     "safe_scale",
+    "sine_",
     "squared_distance_floor",
     "squares_are_safe",
     "tie_width",
@@ -313,32 +314,6 @@ def vanishes(squared_norm: Tensor) -> Tensor:
     return squared_norm < _zero_floor(squared_norm.dtype)
 
 
-def angle_(c: Tensor) -> Tensor:
-    """The same angle written over cosines, for callers with a derivative of their own: no masks, so much faster."""
-    return c.clamp_(-1, 1).acos_()
-
-
-def cotangent(c: Tensor) -> Tensor:
-    r"""cot θ = c/√(1−c²): near a right angle it is c, near a pole 1/θ, so few bits of it say much at either end.
-
-    >>> cotangent(torch.tensor([0.6, -1.0]))
-    tensor([0.7500,   -inf])
-    """
-    return (1 - c).mul_(1 + c).relu_().rsqrt_().mul_(c)
-
-
-def from_cotangent(t: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The cosine and the derivative dθ/dc = −1/sin θ, which is zero at the poles, as it is in `angle`.
-
-    >>> from_cotangent(torch.tensor([0.75, -torch.inf]))
-    (tensor([ 0.6000, -1.0000]), tensor([-1.2500, -0.0000]))
-    """
-    eps = torch.finfo(t.dtype).eps
-    t = t.clamp(-1 / eps, 1 / eps)
-    sine = t.square().add_(1).rsqrt_()
-    return t.mul_(sine), torch.threshold_(sine, 2 * eps, math.inf).reciprocal_().neg_()
-
-
 def parallel_width(dtype: torch.dtype) -> float:
     r"""1 − cos of two vectors, taken in float64, below which they are one direction that was rounded to `dtype`.
 
@@ -358,3 +333,44 @@ def widest(x: Tensor) -> Tensor:
         return x.double()
     except (TypeError, RuntimeError):  # which of the two is up to the device
         return x.cpu().double()
+
+
+def elevation_(c: Tensor) -> Tensor:
+    r"""π/2 − θ = arcsin c, the angle from the right angle, written over cosines; for callers with their own derivative.
+
+    >>> elevation_(torch.tensor([1.0000001, 0.0, -2.0]))
+    tensor([ 1.5708,  0.0000, -1.5708])
+    """
+    return c.clamp_(-1, 1).asin_()
+
+
+def _pole(dtype: torch.dtype) -> float:
+    """What stands for the cotangent of a pole: beyond that of any cosine but ±1, and within half precision."""
+    return float(torch.finfo(dtype).eps ** (-2 / 3))
+
+
+def cotangent(c: Tensor) -> Tensor:
+    r"""cot θ = c/√(1−c²): near a right angle it is c, near a pole 1/θ, so few bits of it say much at either end.
+
+    >>> cotangent(torch.tensor([0.6, -1.0]))
+    tensor([ 7.5000e-01, -4.1285e+04])
+    """
+    one = torch.ones((), dtype=c.dtype, device=c.device)
+    return torch.addcmul(one, c, c, value=-1).clamp_min_(_pole(c.dtype) ** -2).rsqrt_().mul_(c)
+
+
+def off_poles(gradient: Tensor, t: Tensor) -> Tensor:
+    """Gradients where the cotangent `t` is not that of a pole; zero at the poles, as in `angle`."""
+    limit = _pole(t.dtype) / 2
+    masked: Tensor = torch.ops.aten.hardtanh_backward(gradient, t, -limit, limit)
+    return masked
+
+
+def sine_(t: Tensor) -> Tensor:
+    r"""sin θ = 1/√(1+t²), written over cotangents.
+
+    >>> sine_(torch.tensor([0.75, 0.0]))
+    tensor([0.8000, 1.0000])
+    """
+    one = torch.ones((), dtype=t.dtype, device=t.device)
+    return torch.addcmul(one, t, t, out=t).rsqrt_()

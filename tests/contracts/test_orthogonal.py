@@ -113,8 +113,10 @@ def test_identity_is_the_identity(name):
         torch.diag(torch.tensor([1.0, 1, -1, 1, 2, 1])),
         torch.eye(6).flip(0),
         torch.diag(torch.tensor([1.0, 1e-4, 1, 1e3, 1, 1])) + 1e-3 * torch.ones(6, 6).triu(),
+        1e20 * torch.eye(6),
+        1e-20 * torch.eye(6),
     ],
-    ids=["identity", "scaled", "repeated", "reflection", "flip", "ill-conditioned"],
+    ids=["identity", "scaled", "repeated", "reflection", "flip", "ill-conditioned", "huge", "tiny"],
 )
 def test_finite_and_orthogonal_at_hard_places(name, p):
     method = VARIANTS[name]
@@ -122,9 +124,32 @@ def test_finite_and_orthogonal_at_hard_places(name, p):
     w = method(free, torch.eye(6))
     (gradient,) = torch.autograd.grad((w * rows_of(6, 6, dtype=torch.float32)).sum(), free)
     assert torch.isfinite(gradient).all()
-    atol = 1e-3 if name == "modified" else 1e-5  # which loses what the condition number takes
-    torch.testing.assert_close(w @ w.mT, torch.eye(6), atol=atol, rtol=0)
+    torch.testing.assert_close(w @ w.mT, torch.eye(6), atol=2e-5, rtol=0)
     np.testing.assert_allclose(w.mT.detach().numpy(), numpy_of(name, p.double()), atol=1e-3)
+
+
+HILBERT = 1 / (torch.arange(10.0).unsqueeze(1) + torch.arange(10.0) + 1)
+
+
+@pytest.mark.parametrize("name", ["gram_schmidt", "householder", "lowdin", "modified", "iterative"])
+@pytest.mark.parametrize(
+    "p",
+    [
+        torch.zeros(6, 6),
+        torch.eye(6).index_fill(1, torch.tensor([2]), 0.0),
+        torch.eye(6)[:, [0, 0, 2, 3, 4, 5]],
+        HILBERT,
+    ],
+    ids=["zero", "zero column", "equal columns", "Hilbert"],
+)
+def test_a_singular_matrix_gives_finite_gradients_and_what_is_nearly_so_a_rotation(name, p):
+    d, free = len(p), p.clone().requires_grad_()
+    w = VARIANTS[name](free, rows_of(7, d, dtype=torch.float32))
+    (gradient,) = torch.autograd.grad((w * rows_of(7, d, dtype=torch.float32).flip(0)).sum(), free)
+    assert torch.isfinite(gradient).all()
+    if p is HILBERT or name != "lowdin":  # a singular P has no nearest orthogonal matrix
+        r = VARIANTS[name](p)
+        torch.testing.assert_close(r @ r.mT, torch.eye(d), atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("diagonal", [[1.0, 1, 1, 1], [2.0, 2, 2, 2], [1.0, 1, -1, 1], [1.0, 1, 3, 3]])
@@ -172,6 +197,43 @@ def test_exponential_agrees_with_torch_for_small_and_large_generators(spread):
             w = compute(leaf)
             grads.append((w, *torch.autograd.grad((w * torch.linspace(-1, 1, 11)).sum(), leaf)))
         torch.testing.assert_close(grads[0], grads[1], atol=1e-10, rtol=1e-9)
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 4.0, 30.0])
+def test_exponential_of_a_generator_whose_radius_the_estimate_misses(size):
+    axis = torch.tensor([[0.0, -3, 2], [3, 0, -1], [-2, 1, 0]])  # which turns about where the power iteration starts
+    free = skew.pack(size * axis) / 2
+    r = orthogonal.Exponential()(free)
+    torch.testing.assert_close(r, torch.linalg.matrix_exp(size * axis.double()).float(), atol=1e-4, rtol=0)
+    compiled = torch.compile(lambda f: orthogonal.Exponential()(f), backend="aot_eager")(free)
+    torch.testing.assert_close(compiled, r)
+
+
+@pytest.mark.parametrize("name", ["exponential", "bounded"])
+@pytest.mark.parametrize("spread", [1e7, 1e20, 1e30])
+def test_huge_generators_give_rotations_and_finite_gradients(name, spread):
+    free = free_of(VARIANTS[name], 11, spread=spread, dtype=torch.float32).requires_grad_()
+    r = VARIANTS[name](free)
+    (gradient,) = torch.autograd.grad((r * rows_of(11, 11, dtype=torch.float32)).sum(), free)
+    assert torch.isfinite(gradient).all()
+    torch.testing.assert_close(r @ r.mT, torch.eye(11), atol=1e-5, rtol=0)
+    assert (r - torch.eye(11)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("spread", [1e4, 1e7, 1e10])
+def test_cayley_of_a_large_generator_of_odd_size_keeps_lengths(spread):
+    free = free_of(orthogonal.Cayley(), 11, spread=spread, dtype=torch.float32).requires_grad_()
+    r = orthogonal.Cayley()(free)
+    torch.testing.assert_close(r @ r.mT, torch.eye(11), atol=2e-5, rtol=0)
+    (gradient,) = torch.autograd.grad((r * rows_of(11, 11, dtype=torch.float32)).sum(), free)
+    assert gradient.dtype == torch.float32
+    assert torch.isfinite(gradient).all()
+
+
+def test_neumann_looks_at_every_block():
+    free = torch.stack([torch.zeros(28), torch.full((28,), 0.2)])
+    v = torch.stack([1e4 * torch.ones(5, 8), 1e-3 * rows_of(5, 8, dtype=torch.float32)])
+    torch.testing.assert_close(orthogonal.Neumann()(free, v)[1], orthogonal.Cayley()(free, v)[1], atol=1e-9, rtol=1e-5)
 
 
 def test_exponential_of_an_enormous_generator_is_still_a_rotation():
@@ -228,8 +290,11 @@ def test_every_field_matters(method, field, value):
     [
         (lambda: orthogonal.GramSchmidt("fast"), "form must be 'classical', 'modified' or 'iterative', not 'fast'"),
         (lambda: orthogonal.Cayley(bound=0), "bound must be None or a positive number"),
-        (lambda: orthogonal.Neumann(terms=0), "terms must be a number >= 1"),
-        (lambda: transform.Banded(width=-1), "width must be a number >= 0"),
+        (lambda: orthogonal.Neumann(terms=0), "terms must be a whole number >= 1"),
+        (lambda: transform.Banded(width=-1), "width must be a whole number >= 0"),
+        (lambda: orthogonal.Cayley(bound="a"), "bound must be None or a positive number, not 'a'"),
+        (lambda: orthogonal.Neumann(terms=1.5), "terms must be a whole number >= 1, not 1.5"),
+        (lambda: transform.Banded(width=1.5), "width must be a whole number >= 0, not 1.5"),
         (lambda: choose(MENU, "nonsense", "method"), "method must be one of 'gram_schmidt'"),
     ],
 )

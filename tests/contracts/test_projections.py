@@ -146,14 +146,14 @@ def test_groups_divide_the_channels():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Random(dim=1), "dim must be a number >= 2"),
-        (lambda: Random(views=0), "views must be a number >= 1"),
+        (lambda: Random(dim=1), "dim must be an integer >= 2"),
+        (lambda: Random(views=0), "views must be an integer >= 1"),
         (lambda: Random(construction="fourier"), "construction must be one of 'gaussian'"),
         (lambda: Random(aggregate="median"), "aggregate must be 'mean' or 'max'"),
         (lambda: AnglePreserving(method="direct"), "method must be 'unrolled' or 'alternating'"),
         (lambda: AnglePreserving(form="sine"), "form must be 'cosine' or 'angle'"),
         (lambda: AnglePreserving(rate=0), "rate must be a positive number"),
-        (lambda: Group(channels=0), "channels must be a number >= 1"),
+        (lambda: Group(channels=0), "channels must be an integer >= 1"),
     ],
 )
 def test_bad_fields_name_themselves(make, words):

@@ -130,7 +130,7 @@ class Evil:
 
 def test_no_unrestricted_pickle(tmp_path, capsys):
     torch.save({"w": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(ValueError, match=r"evil.pt cannot be opened as a file of weights, without running code"):
         inspect(tmp_path / "evil.pt")
     assert "opened" not in capsys.readouterr().out
     (tmp_path / "evil.pkl").write_bytes(pickle.dumps(Evil()))
@@ -149,3 +149,62 @@ def test_no_unrestricted_pickle(tmp_path, capsys):
 def test_bad_input_names_itself(source, words):
     with pytest.raises(ValueError, match=words):
         inspect(source)
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e-25, 0.0])
+def test_layers_of_extreme_scale(scale):
+    (layer,) = inspect({"w": weights() * scale}).layers
+    if scale:
+        (one,) = inspect({"w": weights()}).layers
+        assert layer.effective_rank == pytest.approx(one.effective_rank, rel=1e-3)
+        norms = weights().double().norm(dim=1)
+        found = layer.norms.mean, layer.norms.least, layer.norms.largest
+        assert found == pytest.approx([scale * float(v) for v in (norms.mean(), norms.min(), norms.max())], rel=1e-5)
+    else:
+        assert (layer.effective_rank, layer.zero_neurons, layer.norms.largest) == (0, 12, 0)
+
+
+def test_holes_and_orthogonality():
+    axes = torch.cat([torch.eye(3), -torch.eye(3)])
+    (layer,) = inspect({"axes": axes}).layers
+    assert layer.hole_radius == pytest.approx(math.acos(3**-0.5))
+    assert layer.orthogonality_error == pytest.approx((3 / 15) ** 0.5)
+    flat = torch.tensor([[1.0, 0], [0, 1], [0.6, 0.8]])
+    (layer,) = inspect({"flat": flat}).layers
+    assert layer.hole_radius == pytest.approx(math.pi - math.pi / 4)
+    cap = torch.nn.functional.normalize(torch.tensor([[0.1, 0, 1], [-0.1, 0, 1], [0, 0.02, 1]]), dim=1)
+    (layer,) = inspect({"cap": cap}, probes=50_000).layers
+    assert layer.covering_radius <= layer.hole_radius == pytest.approx(layer.covering_radius, abs=0.02)
+    assert inspect({"long": torch.randn(4, 5)}).layers[0].hole_radius is None
+
+
+def test_what_is_left_out_is_told(tmp_path):
+    w = torch.randn(4, 3)
+    linear = nn.Linear(3, 4)
+    optimiser = torch.optim.Adam(linear.parameters())
+    linear(w).sum().backward()
+    optimiser.step()
+    found = inspect(
+        {
+            "w": w,
+            "optimizer": optimiser.state_dict(),
+            "words": np.array([["a", "b"]]),
+            "things": np.array([[None, 1]], dtype=object),
+            "thin": w.to_sparse(),
+            "nowhere": w.to("meta"),
+        }
+    )
+    assert [layer.name for layer in found.layers] == ["w"]
+    assert [line.split(":")[0] for line in found.skipped] == ["optimizer", "words", "things", "thin", "nowhere"]
+    assert inspect(nn.Sequential(linear, nn.Linear(4, 1))).skipped == ("1: one neuron to a set",)
+    torch.save({"w": w}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    assert inspect(tmp_path / "old.pt").layers[0].neurons == 4
+    save_file({"w": w}, tmp_path / "cut.safetensors")
+    for name, content in (
+        ("cut.safetensors", (tmp_path / "cut.safetensors").read_bytes()[:-8]),
+        ("cut.pt", (tmp_path / "old.pt").read_bytes()[:40]),
+        ("empty.pt", b""),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name} cannot be opened as a file of weights"):
+            inspect(tmp_path / name)

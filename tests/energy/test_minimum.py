@@ -78,7 +78,7 @@ def test_a_generator_repeats():
         ({"n": 1}, "n must be at least 2"),
         ({"d": 1}, "d must be at least 2"),
         ({"power": -1}, "power must be a number >= 0"),
-        ({"restarts": 0}, "restarts must be None or a number >= 1"),
+        ({"restarts": 0}, "restarts must be an integer >= 1"),
     ],
 )
 def test_bad_input_names_itself(arguments, words):

@@ -53,7 +53,7 @@ def test_mhe_is_the_sum_of_the_layers():
         hidden = sum(oracle.energy(w, power, distance, half_space) for w in weights[:-1])
         expected = 0.5 * hidden + 3 * oracle.energy(weights[-1], power, distance)
         assert ours.item() == pytest.approx(expected, rel=1e-5)
-    named = MHE(net, half_space=["3"], output_layer="4")()
+    named = MHE(net, hidden=1, half_space=["3"], output_layer="4")()
     full = [oracle.energy(w, 2) for w in weights]
     assert named.item() == pytest.approx(
         full[0] + oracle.energy(weights[1], 2, half_space=True) + full[2] + full[3], rel=1e-5
@@ -84,7 +84,7 @@ def test_groups_transposed_and_single_neurons():
         }
     )
     with pytest.warns(UserWarning, match="left out, with one neuron to a set: depthwise, score"):
-        ours = MHE(net, half_space=False, output_layer=None)
+        ours = MHE(net, hidden=1, half_space=False, output_layer=None)
     assert ours.skipped == ("depthwise", "score")
     grouped = [oracle.energy(part.flatten(1).detach().numpy(), 2) for part in net["grouped"].weight.chunk(2)]
     up = [oracle.energy(np.array(s), 2) for s in reference.neurons_of_transposed(net["up"].weight.detach().numpy(), 2)]
@@ -256,7 +256,7 @@ def test_data_parallel_and_compiled():
     projected = CoMHE(net, projection=Random(dim=4))
     expected = [projected().item() for _ in range(2)]
     compiled = torch.compile(CoMHE(net, projection=Random(dim=4)), backend="aot_eager")
-    assert [compiled().item() for _ in range(2)] == pytest.approx(expected)
+    assert [compiled().item() for _ in range(2)] == pytest.approx(expected, rel=1e-4)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         parallel = nn.parallel.DistributedDataParallel(net)
@@ -277,7 +277,7 @@ def test_low_rank_neurons():
     torch.testing.assert_close(net[3].weight, expected, atol=1e-4, rtol=1e-3)
     MHE(found)().backward()
     assert all(y.grad.abs().sum() > 0 for y in found.values())
-    with pytest.raises(ValueError, match="rank must be a number from 1 to 6"):
+    with pytest.raises(ValueError, match=r"rank must be an integer from 1 to 6, .* in 0"):
         low_rank_(network(), rank=7)
 
 
@@ -287,11 +287,17 @@ def test_low_rank_neurons():
     [
         (lambda: MHE(nn.ReLU()), "model must be a module with linear, convolution or head layers"),
         (lambda: MHE({}), "model must be a module with"),
-        (lambda: MHE(nn.Linear(3, 4)), "half_space must be False here: the only layer, 'the model itself'"),
+        (
+            lambda: MHE(nn.Linear(3, 4), half_space=True),
+            "half_space must be False here: the only layer",
+        ),
         (lambda: MHE(network(), half_space=["5"]), "half_space must not name the output layer '5'"),
-        (lambda: MHE(network(), half_space=["conv"]), "half_space must be a bool or some of the hidden layers"),
+        (
+            lambda: MHE(network(), half_space=["conv"]),
+            "half_space must be None, a bool or a list of some",
+        ),
         (lambda: MHE(network(), output_layer="conv"), "output_layer must be None, 'last' or one of '0'"),
-        (lambda: MHE(network(), hidden=-1), "hidden must be a number >= 0"),
+        (lambda: MHE(network(), hidden=-1), "hidden must be None or a number >= 0"),
         (lambda: MHE({"w": torch.ones(3)}), "w must be a floating-point tensor"),
         (lambda: MHE(nn.Sequential(nn.LazyLinear(3))), "weight of 0 must be initialised"),
         (lambda: CoMHE(network(), projection=Random(dim=50)), "projection must be at most as wide as .* 36"),

@@ -258,6 +258,21 @@ def test_bad_input_is_a_clear_error(options, words):
         landscape(nn.Linear(3, 2), lambda: 0.0, **options)
 
 
+@pytest.mark.parametrize(
+    ("model", "measure", "words"),
+    [
+        (nn.Linear(3, 2), 3, "measure must be a callable without arguments, not 3"),
+        (nn.Linear(3, 2), lambda: None, "measure must be a function that returns one number"),
+        (nn.Linear(3, 2), lambda: torch.ones(3), "measure must be a function that returns one number"),
+        (3, lambda: 1.0, "model must be a module or several, not 'int'"),
+        (nn.Linear(3, 2).parameters(), lambda: 1.0, "model must be a module or several"),
+    ],
+)
+def test_what_is_no_model_and_what_measures_nothing_is_refused(model, measure, words):
+    with pytest.raises(ValueError, match=words):
+        landscape(model, measure, points=3)
+
+
 def test_a_measure_that_changes_its_names_is_refused():
     names = iter("abcdefghijkl")
     with pytest.raises(ValueError, match="measure must be a function that returns the same names"):

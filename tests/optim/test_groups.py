@@ -75,5 +75,9 @@ def test_biases_and_normalisations_by_option():
     assert counts(bias=True) == [6, 2]
     assert counts(normalization=True) == [4, 4]
     assert counts(bias=True, normalization=True) == [8, 0]
-    with pytest.raises(ValueError, match="weight_decay must be"):
-        param_groups(model(), -1)
+    for decay in (-1, "x", None, float("inf")):
+        with pytest.raises(ValueError, match="weight_decay must be"):
+            param_groups(model(), decay)
+    for nothing in (None, 3, [], model().parameters()):
+        with pytest.raises(ValueError, match="model must be a module or a list of modules"):
+            param_groups(nothing, 0.1)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hypersphere.optim import OGD, OGDAdam
-from hypersphere.rotation import fold_, orthogonality_error, rotate_, rotation_parameters
+from hypersphere.rotation import fold_, measure, orthogonality_error, rotate_, rotation_parameters
 
 
 def rotation(d, seed=0, dtype=torch.float32):
@@ -65,6 +65,29 @@ def test_the_guard_keeps_wild_gradients_on_the_group_and_restoring_is_optional()
     for optimizer in (OGD([u], lr=0.1), OGDAdam([u], lr=0.1)):
         optimizer.step()
         assert torch.equal(u.detach(), torch.eye(4))
+
+
+@pytest.mark.parametrize("kind", [OGD, OGDAdam])
+def test_long_steps_stay_on_the_group_at_every_step(kind):
+    torch.manual_seed(0)
+    u = nn.Parameter(torch.eye(12).repeat(3, 1, 1))
+    optimizer = kind([u], lr=0.3)
+    for scale in (1.0, 0.1, 1e4, 0.02, 3.0) * 3:
+        u.grad = scale * torch.randn(3, 12, 12)
+        optimizer.step()
+        assert error(u.detach()) < 1e-4
+
+
+def test_the_energy_of_a_small_network_stays_while_its_loss_runs_away():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+    rotate_(model, "free")
+    optimizer, x = OGD(rotation_parameters(model), lr=0.1), torch.randn(64, 16)
+    for _ in range(23):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        assert all(state.energy_drift < 1e-5 for state in measure(model).values())
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -129,6 +152,12 @@ def test_closures_and_bad_input():
         (lambda: OGD([u], lr=0.1, guard=0), "guard must be"),
         (lambda: OGD([u], lr=0.1, restore_every=0), "restore_every must be"),
         (lambda: OGDAdam([u], lr=0.1, betas=(0.9, 1.0)), "betas must be"),
+        (lambda: OGDAdam([u], lr=0.1, betas=0.9), "betas must be two numbers"),
+        (lambda: OGDAdam([u], lr=0.1, betas=(0.9, 0.9, 0.9)), "betas must be two numbers"),
+        (lambda: OGD([u], lr=None), "lr must be a positive number, not None"),
+        (lambda: OGD([u], lr=0.1, restore_every=2.5), "restore_every must be None or a whole number >= 1, not 2.5"),
+        (lambda: OGD([nn.Parameter(torch.ones(3, 3))], lr=0.1), r"params must be orthogonal matrices, but max .* is 3"),
+        (lambda: OGD([u], lr=0.1).add_param_group({"params": nn.Parameter(torch.ones(2, 3))}), "params must be square"),
     ):
         with pytest.raises(ValueError, match=words):
             make()

@@ -11,6 +11,7 @@ from hypersphere.functions.orthogonal import Cayley, GramSchmidt
 from hypersphere.heads import AngularHead
 from hypersphere.rotation import (
     InputRotation,
+    RotationPenalty,
     Stochastic,
     degrees_of_freedom,
     fold_,
@@ -140,7 +141,21 @@ def test_the_output_layer_is_left_alone_unless_asked_for():
     [
         (lambda m: rotate_(rotate_(m)), "layer '0' must have a plain weight, but it is parametrised already"),
         (lambda m: rotate_(m, blocks=3), "blocks must be a divisor of 10"),
-        (lambda m: rotate_(m, blocks=0), "blocks must be a divisor"),
+        (lambda m: rotate_(m, blocks=0), "blocks must be a whole number >= 1, not 0"),
+        (lambda m: rotate_(m, blocks=2.0), "blocks must be a whole number >= 1, not 2.0"),
+        (lambda m: rotate_(m, blocks="2"), "blocks must be a whole number >= 1, not '2'"),
+        (lambda m: rotate_(m, factors=1.0), "factors must be a whole number >= 1, not 1.0"),
+        (lambda m: rotate_(m, spread="a"), "spread must be None or a number >= 0, not 'a'"),
+        (lambda m: rotate_(m, where="0"), "where must be None or a callable of name and module, not '0'"),
+        (lambda m: rotate_(m, Cayley), "method must be one of 'gram_schmidt'"),
+        (lambda m: rotate_(m, lambda d: 3), "method must be a callable that makes a module for a given d, not 3"),
+        (lambda m: rotate_(m, lambda d: nn.Linear(d, 3)), r"method must be a module from and to rows \(16, 10\)"),
+        (lambda m: rotate_(m, lambda d: nn.Linear(d, d), blocks=2), "method must be a name or an object of ours for"),
+        (lambda m: rotate_(m, refine="mhe", refine_steps=0), "steps must be a whole number >= 1"),
+        (lambda m: Stochastic(m, 1), r"fraction must be .* a share of them as a float in \(0, 1\], not 1"),
+        (lambda m: Stochastic(m, every=2.5), "every must be a whole number >= 1, not 2.5"),
+        (lambda m: Stochastic(m, {"0": 0.5, "2": 0.5, "x": 2}), r"fraction must be a mapping from names .*not \['x'\]"),
+        (lambda m: Stochastic(m, method=lambda d: nn.Linear(d, d)), "method must be a name or an object"),
         (lambda m: rotate_(m, blocks=5, factors=2), "factors must be"),
         (lambda m: rotate_(m, "twist"), "method must be one of 'gram_schmidt'.*not 'twist'"),
         (lambda m: rotate_(m, where=lambda *_: False), "where must select at least one layer"),
@@ -355,3 +370,57 @@ def test_only_layers_with_neurons_are_rotated():
     assert [name for name, _, _ in rotated_layers(model)] == ["0", "4.0", "4.2"]
     with pytest.raises(ValueError, match=r"layer '0' \(Mine\) holds its weight as \(in, out\): leave it out"):
         rotate_(nn.Sequential(Mine(4, 6, nx=4, nf=6), mlp()))
+
+
+@pytest.mark.parametrize("name", ["values", "training", "_keys", "a b", "", 3])
+def test_a_set_of_rotations_needs_a_name_of_its_own(name):
+    model = rotate_(mlp())
+    before = list(model.state_dict())
+    with pytest.raises(ValueError, match="name must be an identifier that is not yet in use"):
+        use(model, name)
+    assert list(model.state_dict()) == before
+    assert model(torch.randn(2, 10)).shape == (2, 3)
+
+
+def test_a_folded_model_has_no_steps_left():
+    model = mlp()
+    stochastic = Stochastic(model, 0.5, every=1)
+    fold_(model)
+    with pytest.raises(ValueError, match="model must be rotated still"):
+        stochastic.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", ["cayley", "exponential", "lowdin", "free"])
+def test_half_precision_is_measured_as_it_is_computed(method, dtype):
+    model = rotate_(mlp().to(dtype), method)
+    if method != "free":
+        shake_(model)
+    assert orthogonality_error(model) < 1e-5
+    state = measure(model)["0"]
+    assert state.orthogonality_error < 1e-5
+    assert (state.generator_norm is None) == (method in ("lowdin", "free"))
+    if method == "free":
+        shake_(model)
+        (free, _), penalty = rotation_parameters(model), RotationPenalty(model)
+        value = penalty()
+        assert value.dtype == torch.float32
+        exact = sum(torch.dist(p.mT.double() @ p.double(), torch.eye(len(p))) ** 2 for p in rotation_parameters(model))
+        assert value.item() == pytest.approx(exact.item(), rel=1e-5)
+        value.backward()
+        assert free.grad.dtype == dtype
+    with pytest.raises(ValueError, match="weight must be a number >= 0, not 'a'"):
+        RotationPenalty(model, "a")
+
+
+def test_only_trained_rotations_count_and_input_rotations_are_measured():
+    model = nn.Sequential(rotate_(nn.Linear(6, 4, bias=False)), InputRotation(nn.Linear(4, 5, bias=False)))
+    shake_(model)
+    assert degrees_of_freedom(model) == 15 + 6
+    states = measure(model)
+    assert list(states) == ["0", "1"]
+    assert states["1"].energy_drift < 1e-5
+    assert states["1"].degrees_of_freedom == 6
+    for p in rotation_parameters(model):
+        p.requires_grad_(False)
+    assert degrees_of_freedom(model) == 0

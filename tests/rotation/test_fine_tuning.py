@@ -102,9 +102,18 @@ def test_a_model_that_checkpoints_its_activations_trains():
     model, inputs, options = bert()
     rotate_(model, "cayley", **options)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    before = model.train()(inputs).last_hidden_state
-    before.square().sum().backward()
+    model.train()(inputs).last_hidden_state.square().sum().backward()
     assert all(turning.parameter.grad.abs().sum() > 0 for _, _, turning in rotated_layers(model))
+
+
+def test_a_layer_with_its_neurons_as_columns_is_refused():
+    kind = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    model = nn.Sequential(kind(6, 4), nn.Linear(6, 6), nn.Linear(6, 2))
+    for where in (None, lambda name, module: name == "0"):
+        with pytest.raises(ValueError, match=r"layer '0' \(Conv1D\) holds its weight as \(in, out\)"):
+            rotate_(model, where=where)
+    rotate_(model, where=lambda name, module: name == "1")
+    assert [name for name, _, _ in rotated_layers(model)] == ["1"]
 
 
 def test_what_peft_does_to_three_by_three_convolutions():

@@ -285,3 +285,74 @@ def test_the_set_in_use_is_seen_by_a_compiled_model():
     for m in (model, twin):
         use(m, "main")
     torch.testing.assert_close(compiled(x), twin(x), atol=1e-5, rtol=1e-5)
+
+
+def test_the_gradient_is_that_of_the_dimensions_turned_in_the_forward_pass():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 2))
+    stochastic = Stochastic(model, 0.5, every=1, whole_first=False)
+    (free,) = rotation_parameters(model)
+    with torch.no_grad():
+        free.normal_()
+    x, found = torch.randn(5, 12), []
+    for redraw in (False, True):
+        out = model(x).square().sum()
+        if redraw:
+            stochastic.step()
+        out.backward()
+        found.append(free.grad.clone())
+        free.grad = None
+    torch.testing.assert_close(found[0], found[1], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("method", ["free", "lowdin", Cayley(bound=0.2), "positive_definite"])
+def test_a_step_between_forward_and_backward_gives_the_old_gradient_and_a_fold_an_error(method):
+    torch.manual_seed(0)
+    layer = rotate_(nn.Linear(6, 5), method)
+    (free,), x = rotation_parameters(layer), torch.randn(3, 6)
+    with torch.no_grad():
+        free += 0.3 * torch.randn_like(free)
+    layer(x).square().sum().backward()
+    expected, free.grad = free.grad.clone(), None
+    out = layer(x).square().sum()
+    with torch.no_grad():
+        free += 1.0
+    out.backward()
+    torch.testing.assert_close(free.grad, expected, atol=0, rtol=0)
+    out = layer(x).square().sum()
+    fold_(layer, keep=True)
+    with pytest.raises(RuntimeError, match=r"changed .* between forward and backward"):
+        out.backward()
+
+
+def test_other_dimensions_are_noticed():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 2))
+    Stochastic(model, 3, whole_first=False)
+    turning = model[0].parametrizations.weight[0]
+    with torch.no_grad():
+        turning.parameter.normal_()
+    before = model[0].weight.detach().clone()
+    turning.dimensions = (turning.dimensions + 1) % 12
+    assert not torch.equal(model[0].weight, before)
+
+
+def test_inference_keeps_the_weight_alone():
+    layer = rotate_(nn.Linear(6, 5), "exponential").eval()
+    turning = layer.parametrizations.weight[0]
+    with torch.no_grad():
+        layer(torch.randn(2, 6))
+        assert turning._turned.memory is None
+        layer.train()(torch.randn(2, 6))
+    assert turning._turned.memory is not None
+
+
+def test_the_memory_format_of_a_convolution_is_kept():
+    conv = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
+    rotate_(conv, "cayley", spread=0.3)
+    assert conv.weight.is_contiguous(memory_format=torch.channels_last)
+    y = conv(torch.ones(1, 4, 5, 5))
+    y.sum().backward()
+    fold_(conv)
+    assert conv.weight.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(conv(torch.ones(1, 4, 5, 5)), y)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 
@@ -10,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.energy.draws import seeded
+from hypersphere.energy.draws import require_seed, seeded
 from hypersphere.energy.hyperspherical import stacked_energy
 from hypersphere.energy.neurons import Neurons, Source, find_neurons, stack_equal_shapes
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 from hypersphere.functions.potential import PairPotential
 from hypersphere.functions.projection import PROJECTIONS, Learned, Projection
 
@@ -71,30 +70,34 @@ class CoMHE(nn.Module):
     ) -> None:
         super().__init__()
         for name, factor in (("hidden", hidden), ("output", output)):
-            require(0 <= factor < math.inf, name, "a number >= 0", factor)
+            require(is_number(factor, 0), name, "a number >= 0", factor)
+        for name, flag in (("half_space", half_space), ("shared", shared)):
+            require(isinstance(flag, bool), name, "a bool", flag)
+        require_seed(seed)
         if isinstance(projection, str) and projection in PROJECTIONS:
             projection = PROJECTIONS[projection]()
         accepted = f"one of {', '.join(map(repr, PROJECTIONS))} or an object of those classes"
         require(isinstance(projection, Projection), "projection", accepted, projection)
         assert isinstance(projection, Projection)
         self.projection = projection
-        self.population = find_neurons(model, output=output_layer, where=where)
+        self.population = find_neurons(model, output=output_layer, where=where, shortest=2)
         self.hidden, self.output, self.shared = hidden, output, shared
         self.potential = PairPotential(kernel_of(power), distance, half_space)
         self.plain = PairPotential(kernel_of(power), distance)
         self.projected, self.short = self._split()
-        self._drawn: tuple[tuple[int, int], dict[str, Tensor]] = ((-1, -1), {})
         self.register_buffer("seed", torch.tensor(seed))
         self.register_buffer("steps", torch.tensor(0))
+        self._drawn: tuple[tuple[int, int], dict[str, Tensor]] = (seed, 0), self._draw(0)
         if isinstance(projection, Learned):
-            for key, basis in self._draw(0).items():
-                self.register_buffer(f"basis_{key}", basis)
+            first = {self._key(layer): layer for layer in reversed(self.projected)}
+            for key, basis in self._drawn[1].items():
+                self.register_buffer(f"basis_{key}", first[key].placed(basis))
 
     def _split(self) -> tuple[tuple[Neurons, ...], tuple[Neurons, ...]]:
         """Which hidden layers are projected, and which have neurons too short for that."""
         hidden = self.population.hidden
-        fits = [self.projection.fits(layer.shape[1], layer.shape[2] * layer.shape[3]) for layer in hidden]
-        longest = max((layer.shape[2] * layer.shape[3] for layer in hidden), default=0)
+        fits = [self.projection.fits(layer.shape[1], layer.length) for layer in hidden]
+        longest = max((layer.length for layer in hidden), default=0)
         require(
             bool(hidden), "model", "one with a hidden layer (output_layer=None makes the last one hidden)", "without"
         )
@@ -107,13 +110,13 @@ class CoMHE(nn.Module):
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """The layers left out because they have one neuron."""
+        """The layers left out because they have one neuron, or neurons of one number."""
         return self.population.skipped
 
     def forward(self) -> Tensor:
         """Return the regulariser, and count a step while training."""
-        first = self.population.layers[0].weight
-        with sphere.full_precision(first):
+        anchor = self.population.layers[0].anchor
+        with sphere.full_precision(anchor):
             rows = {layer.name: layer.rows() for layer in self.projected}
             bases = self._bases(rows)
             terms = []
@@ -126,17 +129,27 @@ class CoMHE(nn.Module):
                     energies = stacked_energy(stack, self.potential)
                     views = energies.amax(1) if self.projection.aggregate == "max" else energies.mean(1)
                     terms.append(self.hidden * views.mean(-1).sum())
-            if self.population.output is not None and self.output:
-                terms.append(self.output * stacked_energy(self.population.output.rows(), self.plain).mean())
-            total = torch.stack([term.to(terms[0]) for term in terms]).sum() if terms else first.new_zeros(())
-        self.population.require_finite(total)
+            for layer in self.population.outputs if self.output else ():
+                terms.append(self.output * stacked_energy(layer.rows(), self.plain).mean())
+            total = torch.stack([term.to(terms[0]) for term in terms]).sum() if terms else anchor.new_zeros(())
+        self._keep(total, bases)
         return total
+
+    @torch.compiler.disable
+    def _keep(self, total: Tensor, bases: dict[str, Tensor]) -> None:
+        """Count the step and keep learned bases, unless numbers are not finite."""
+        self.population.require_finite(total)
+        if self.training:
+            self.steps += 1
+        if isinstance(self.projection, Learned):
+            for key, basis in bases.items():
+                setattr(self, f"basis_{key}", basis.detach())
 
     def _key(self, layer: Neurons) -> str:
         """What layers that share a basis have in common."""
         _, _, channels, taps = layer.shape
         if not self.shared or self.projection.scope == "layer":
-            return layer.name.replace(".", "_")
+            return layer.name.replace("~", "~0").replace(".", "~1")  # a buffer's name has no dot
         return f"{channels}x{taps}" if self.projection.scope == "channels" else str(channels * taps)
 
     def _draw(self, number: int) -> dict[str, Tensor]:
@@ -152,8 +165,6 @@ class CoMHE(nn.Module):
     def _bases(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
         """The basis of every key at this step: drawn, or moved along its slope."""
         step = int(self.steps)
-        if self.training:
-            self.steps += 1
         if isinstance(self.projection, Learned):
             return self._learn(self.projection, rows, step)
         draw = (int(self.seed), step // self.projection.every)
@@ -170,7 +181,6 @@ class CoMHE(nn.Module):
             with torch.set_grad_enabled(torch.is_grad_enabled() and projection.unrolled):
                 for _ in range(projection.updates if moves else 0):
                     basis = basis - projection.rate * sum(projection.slope(w, basis, self.potential) for w in equal)
-            setattr(self, f"basis_{key}", basis.detach())
             bases[key] = basis
         return bases
 

@@ -131,6 +131,8 @@ def _pairs(n: int, half_space: bool) -> int:
 
 
 def _check_rows(w: Tensor, half_space: bool) -> None:
+    require(isinstance(w, Tensor), "w", "a floating-point matrix (N, d)", type(w).__name__)
+    require(isinstance(half_space, bool), "half_space", "a bool", half_space)
     require(w.ndim >= 2 and w.is_floating_point(), "w", "a floating-point matrix (N, d)", f"{w.dtype} {tuple(w.shape)}")
     accepted = "a matrix with at least two rows (one in half space)"
     require(len(w) >= (1 if half_space else 2), "w", accepted, tuple(w.shape))

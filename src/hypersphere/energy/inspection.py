@@ -13,17 +13,18 @@ from torch import Tensor, nn
 
 from hypersphere import sphere
 from hypersphere.energy.checkpoint import weights_of
+from hypersphere.energy.holes import hole_radius
 from hypersphere.energy.hyperspherical import stacked_energy
 from hypersphere.energy.uniform import random_energy
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 from hypersphere.functions.potential import PairPotential
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-__all__ = ["Energy", "Inspection", "LayerInspection", "Pair", "inspect", "inspect_layers"]
+__all__ = ["Energy", "Inspection", "LayerInspection", "Norms", "Pair", "inspect", "inspect_layers"]
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,21 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Norms:
+    """Of the neurons of a layer."""
+
+    mean: float
+    least: float
+    largest: float
+
+
+@dataclass(frozen=True)
 class LayerInspection:
-    """What one layer shows; pair statistics are of `sampled` neurons where there are more."""
+    """What one layer shows; pair statistics are of `sampled` neurons where there are more.
+
+    The `orthogonality_error` is the root of the mean squared cosine of pairs. The `hole_radius` is the covering radius
+    without estimate, in the plane and in space (d ≤ 3) for at most 128 neurons.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -59,9 +73,12 @@ class LayerInspection:
     length: int
     sampled: int
     zero_neurons: int
+    norms: Norms
     energies: dict[tuple[float, str, bool], Energy] = field(repr=False)
     separation: float
     covering_radius: float
+    hole_radius: float | None
+    orthogonality_error: float
     effective_rank: float
     nearest: tuple[Pair, ...] = field(repr=False)
     most_opposite: tuple[Pair, ...] = field(repr=False)
@@ -123,9 +140,8 @@ def inspect(
         >>> [(layer.name, layer.neurons, layer.length) for layer in found.layers]
         [('0', 16, 8), ('1', 4, 16)]
     """
-    for name, number in (("pairs", pairs), ("bins", bins), ("probes", probes)):
-        require(number >= 1, name, "a number >= 1", number)
-    require(most >= 2, "most", "a number >= 2", most)
+    for name, number, low in (("pairs", pairs, 1), ("bins", bins, 1), ("probes", probes, 1), ("most", most, 2)):
+        require(isinstance(number, int) and is_number(number, low), name, f"an integer >= {low}", number)
     found = list(inspect_layers(model, pairs=pairs, bins=bins, most=most, probes=probes, seed=seed))
     layers = tuple(layer for layer in found if isinstance(layer, LayerInspection))
     require(bool(layers), "model", "one with a matrix of two finite neurons or more", "without any")
@@ -137,6 +153,9 @@ def inspect_layers(
 ) -> Iterator[LayerInspection | str]:
     """Yield a layer after the other, or the name and the fault of one that cannot be inspected."""
     for name, tensor in weights_of(model):
+        if isinstance(tensor, str):
+            yield f"{name}: {tensor}"
+            continue
         w = tensor.flatten(1)
         if w.shape[0] < 2 or w.shape[1] < 2:
             yield f"{name}: {tuple(tensor.shape)}, not two neurons of two numbers"
@@ -182,23 +201,34 @@ def _inspect_rows(
 
     nearest = listed(True)
     directions = sphere.normalize(torch.randn(probes, d, generator=generator).to(rows))
-    values = torch.linalg.eigvalsh(rows @ rows.mT if len(rows) <= d else rows.mT @ rows).clamp_min(0).sqrt()
-    share = values / values.sum()
+    norms = torch.cat([sphere.widest(sphere.polar(block)[0]) for block in w.split(1 << 14)])
     return LayerInspection(
         name=name,
         shape=shape,
         neurons=n,
         length=d,
         sampled=len(rows),
-        zero_neurons=int((unit == 0).all(1).sum()),
+        zero_neurons=int((norms == 0).sum()),
+        norms=Norms(*(float(v) for v in (norms.mean(), norms.min(), norms.max()))),
         energies=energies,
         separation=nearest[0].angle,
         covering_radius=float(sphere.angle((directions @ unit.mT).amax(1).amin())),
-        effective_rank=float(torch.exp(-torch.special.xlogy(share, share).sum())),
+        hole_radius=hole_radius(unit[(unit != 0).any(1)]),
+        orthogonality_error=float(c.square().mean().sqrt()),
+        effective_rank=_effective_rank(rows),
         nearest=nearest,
         most_opposite=listed(False),
         angle_counts=tuple(torch.histc(sphere.angle(c).float(), bins, 0, math.pi).long().tolist()),
     )
+
+
+def _effective_rank(rows: Tensor) -> float:
+    """The exponential of the entropy of the singular values' shares; 0 of zeros."""
+    rows = rows * sphere.unit_scale(rows.abs().amax())
+    gram = rows @ rows.mT if len(rows) <= rows.shape[1] else rows.mT @ rows
+    values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
+    share = values / values.sum()
+    return float(torch.exp(-torch.special.xlogy(share, share).sum())) if values.any() else 0.0
 
 
 def _exact_angles(a: Tensor, b: Tensor) -> Tensor:

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hypersphere import sphere
-from hypersphere.energy.draws import seeded
 from hypersphere.energy.neurons import find_neurons
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 
 __all__ = ["LowRank", "factors", "low_rank_"]
 
@@ -19,28 +18,24 @@ __all__ = ["LowRank", "factors", "low_rank_"]
 class LowRank(nn.Module):
     r"""A parametrisation W̃ = Y₂(P₁Y₂)⁻¹Y₁ of rank r, here with neurons as rows: Y₁ᵀ(Y₂ᵀP₁ᵀ)⁻¹Y₂ᵀ   (thesis, E.23).
 
-    P₁ is drawn once and stays; Y₁ (N, r) and Y₂ (r, d) are learned, from P₁W and WP₂ of the layer as it was.
+    Y₁ (N, r) and Y₂ (r, d) are learned; P₁ stays. All start from the singular vectors UΣVᵀ of the layer as it was, as
+    Y₁ = UΣ, Y₂ = P₁ = Vᵀ of the r largest: the layer's best approximation of that rank, and the best conditioned P₁Y₂.
 
     Args:
-        neurons: N.
-        length: d, the numbers of one neuron.
-        rank: r, at most the smaller of both.
-        shape: of the layer's tensor.
-        generator: where P₁ and P₂ come from.
+        weight: the layer's tensor, (N, …).
+        rank: r, at most N and the length of a neuron.
     """
 
     left: Tensor
-    right: Tensor
 
-    def __init__(
-        self, neurons: int, length: int, rank: int, shape: tuple[int, ...], generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
-        smaller = min(neurons, length)
-        require(1 <= rank <= smaller, "rank", f"a number from 1 to {smaller}, of {neurons} x {length} neurons", rank)
-        self.shape = shape
-        self.register_buffer("left", torch.randn(rank, length, generator=generator) / length**0.5)
-        self.register_buffer("right", torch.randn(rank, neurons, generator=generator) / neurons**0.5, persistent=False)
+        rows = sphere.widen(weight.detach()).flatten(1)
+        smaller = min(rows.shape)
+        accepted = f"an integer from 1 to {smaller}, of {rows.shape[0]} x {rows.shape[1]} neurons"
+        require(isinstance(rank, int) and is_number(rank, 1, smaller), "rank", accepted, rank)
+        self.shape = tuple(weight.shape)
+        self.register_buffer("left", torch.linalg.svd(rows, full_matrices=False).Vh[:rank].contiguous())
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the layer's tensor from Y₁ (N, r) and Y₂ (r, d)."""
@@ -50,32 +45,37 @@ class LowRank(nn.Module):
         return w.reshape(self.shape).to(first.dtype)
 
     def right_inverse(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Return P₁W and WP₂ of a layer's tensor, as rows."""
-        rows = w.flatten(1)
-        return rows @ self.left.to(rows).mT, self.right.to(rows) @ rows
+        """Return WP₁ᵀ and P₁ for a layer's tensor, which is met where its rows lie in the span of P₁."""
+        p1 = self.left.to(sphere.widen(w).dtype)
+        return (sphere.widen(w).flatten(1) @ p1.mT).to(w.dtype), p1.to(w.dtype, copy=True)
 
 
-def low_rank_(
-    model: nn.Module, rank: int, *, where: Callable[[str, nn.Module], bool] | None = None, seed: int = 0
-) -> nn.Module:
+def low_rank_(model: nn.Module, rank: int, *, where: Callable[[str, nn.Module], bool] | None = None) -> nn.Module:
     """Make the hidden layers of `model` products of two learned factors of rank `rank`, in place, and return it.
 
     `MHE(factors(model))` is the regulariser of low-rank BP-CoMHE. `parametrize.remove_parametrizations` folds a layer.
+    If a layer cannot be changed, none is.
 
     Example:
         >>> net = low_rank_(nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4)), rank=3)
         >>> torch.linalg.matrix_rank(net[0].weight).item()
         3
     """
-    generator = seeded(seed, 0)
-    for layer in find_neurons(model, where=where).hidden:
-        sets, n, channels, taps = layer.shape
-        require(sets == 1 and not layer.transposed, layer.name, "a layer without groups, not transposed", layer.source)
+    hidden = find_neurons(model, where=where).hidden
+    require(bool(hidden), "model", "one with a hidden layer", "without")
+    made: list[tuple[nn.Module, LowRank]] = []
+    for layer in hidden:
         assert isinstance(layer.source, nn.Module)
-        shape = tuple(layer.weight.shape)
-        parametrize.register_parametrization(
-            layer.source, "weight", LowRank(n, channels * taps, rank, shape, generator), unsafe=True
-        )
+        plain = layer.groups == 1 and not layer.transposed
+        require(plain, layer.name, "a layer without groups, not transposed", type(layer.source).__name__)
+        parametrised = parametrize.is_parametrized(layer.source, "weight")
+        require(not parametrised, layer.name, "a layer whose weight has no parametrisation yet", "parametrised")
+        try:
+            made.append((layer.source, LowRank(layer.weight, rank)))
+        except ValueError as error:
+            raise ValueError(f"{error} in {layer.name}") from None
+    for module, parametrisation in made:
+        parametrize.register_parametrization(module, "weight", parametrisation, unsafe=True)
     return model
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.energy.draws import seeded
+from hypersphere.energy.draws import require_seed, seeded
 from hypersphere.energy.hyperspherical import stacked_energy
-from hypersphere.energy.neurons import Source, find_neurons, stack_equal_shapes
+from hypersphere.energy.neurons import Population, Source, find_neurons, stack_equal_shapes
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 from hypersphere.functions.potential import PairPotential
 from hypersphere.functions.repulsion import data_dependent_energy
 
@@ -28,12 +27,13 @@ class MHE(nn.Module):
 
     Args:
         model: a module (linear, convolution and head layers are found, parametrised ones too), or named tensors.
-        hidden: λ_h; the sources use 1 in half space and 10 in full space.
+        hidden: λ_h; None for what the sources use, 1 for layers in half space and 10 for those in full space.
         output: λ_o.
-        half_space: whether hidden neurons repel the opposites of the others too; or the names of the layers where so.
+        half_space: whether hidden neurons repel the opposites of the others too, or the names of the layers where so;
+            None for all hidden layers, if there are any.
         power: s ≥ 0, a kernel or a callable of the distance.
         distance: "euclidean" or "angular" (A-MHE).
-        output_layer: "last" (a head if there is one, else the last layer; none of named tensors), a name, or None.
+        output_layer: "last" (all heads, else the last layer; none of named tensors), a name (beside heads), or None.
         where: which layers to take, by name and module.
         batch: how many neurons of each larger hidden layer to draw at each step, or None for all.
         seed: of those draws, which are the same on every rank.
@@ -54,9 +54,9 @@ class MHE(nn.Module):
         self,
         model: Source,
         *,
-        hidden: float = 1.0,
+        hidden: float | None = None,
         output: float = 1.0,
-        half_space: bool | tuple[str, ...] | list[str] = True,
+        half_space: bool | tuple[str, ...] | list[str] | None = None,
         power: float | str | Callable[[Tensor], Tensor] = 2,
         distance: str = "euclidean",
         output_layer: str | None = "last",
@@ -65,89 +65,106 @@ class MHE(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, factor in (("hidden", hidden), ("output", output)):
-            require(0 <= factor < math.inf, name, "a number >= 0", factor)
-        require(batch is None or batch >= 2, "batch", "None or a number >= 2", batch)
-        self.population = find_neurons(model, output=output_layer, where=where)
+        require(hidden is None or is_number(hidden, 0), "hidden", "None or a number >= 0", hidden)
+        require(is_number(output, 0), "output", "a number >= 0", output)
+        whole = isinstance(batch, int) and is_number(batch, 2)
+        require(batch is None or whole, "batch", "None or an integer >= 2", batch)
+        require_seed(seed)
+        self.population = find_neurons(model, output=output_layer, where=where, shortest=2)
         self.hidden, self.output, self.batch = hidden, output, batch
         self.potential = PairPotential(kernel_of(power), distance)
-        self.mirrored = _mirrored(self, half_space)
+        self.mirrored = _mirrored(self.population, half_space)
         if batch is not None:
             self.register_buffer("seed", torch.tensor(seed))
             self.register_buffer("steps", torch.tensor(0))
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """The layers left out because they have one neuron."""
+        """The layers left out because they have one neuron, or neurons of one number."""
         return self.population.skipped
 
     def forward(self, labels: Tensor | None = None) -> Tensor:
         """Return the regulariser; with the `labels` of a batch, the output's energy is the data-dependent one."""
-        device = self.population.layers[0].weight.device
-        generator = self._advance() if self.batch is not None else None
-        total = torch.zeros((), device=device)
-        with sphere.full_precision(total):
-            if self.hidden:
-                total = total + self.hidden * self._hidden_energy(generator)
-            layer = self.population.output
-            if layer is not None and self.output:
+        outputs = self.population.outputs
+        if labels is not None:
+            one = len(outputs) == 1 and outputs[0].shape[0] == 1
+            require(one, "labels", "None without one output layer of one group", f"given, with {len(outputs)} outputs")
+        generator = None if self.batch is None else self._generator()
+        anchor = self.population.layers[0].anchor
+        with sphere.full_precision(anchor):
+            terms = self._hidden_energies(generator)
+            for layer in outputs if self.output else ():
+                w = layer.rows()
                 if labels is None:
-                    total = total + self.output * stacked_energy(layer.rows(), self.potential).mean()
+                    energy = stacked_energy(w, self.potential).mean()
                 else:
-                    power, distance = self.potential.kernel, self.potential.distance
-                    weight = sphere.widen(layer.weight).flatten(1)
-                    total = total + self.output * data_dependent_energy(weight, labels, power=power, distance=distance)
+                    kernel, distance = self.potential.kernel, self.potential.distance
+                    energy = data_dependent_energy(w[0], labels, power=kernel, distance=distance)
+                terms.append(self.output * energy)
+            total = torch.stack([term.to(anchor.device) for term in terms]).sum() if terms else _nothing(anchor)
         self.population.require_finite(total)
+        if generator is not None and self.training:
+            self.steps += 1
         return total
 
-    def _hidden_energy(self, generator: torch.Generator | None) -> Tensor:
+    def _hidden_energies(self, generator: torch.Generator | None) -> list[Tensor]:
+        """The energies of hidden layers times λ_h, those of one shape together."""
         energies: list[Tensor] = []
         for mirrored in (False, True):
+            factor = (1.0 if mirrored else 10.0) if self.hidden is None else self.hidden
             potential = PairPotential(self.potential.kernel, self.potential.distance, mirrored)
             layers = [layer for layer in self.population.hidden if (layer.name in self.mirrored) == mirrored]
+            if not factor:
+                continue
             whole = [layer.rows() for layer in layers if not self._is_large(layer.shape[1])]
-            energies += [stacked_energy(stack, potential).mean(-1).sum() for stack in stack_equal_shapes(whole)]
+            energies += [
+                factor * stacked_energy(stack, potential).mean(-1).sum() for stack in stack_equal_shapes(whole)
+            ]
             for layer in layers:
                 n = layer.shape[1]
                 if self._is_large(n):
                     drawn = torch.randperm(n, generator=generator)[: self.batch]
                     rows = layer.rows()
-                    energies.append(stacked_energy(rows[:, drawn.to(rows.device)], potential, of=n).mean())
-        return torch.stack([e.to(energies[0]) for e in energies]).sum() if energies else torch.zeros(())
+                    energies.append(factor * stacked_energy(rows[:, drawn.to(rows.device)], potential, of=n).mean())
+        return energies
 
     def _is_large(self, n: int) -> bool:
         return self.batch is not None and n > self.batch
 
     @torch.compiler.disable
-    def _advance(self) -> torch.Generator:
-        generator = seeded(int(self.seed), int(self.steps))
-        if self.training:
-            self.steps += 1
-        return generator
+    def _generator(self) -> torch.Generator:
+        return seeded(int(self.seed), int(self.steps))
 
     def extra_repr(self) -> str:
         """Show the layers and what is asked of them."""
         hidden = ", ".join(layer.name for layer in self.population.hidden)
-        output = None if self.population.output is None else self.population.output.name
+        output = ", ".join(layer.name for layer in self.population.outputs) or None
         space = f"half space in [{', '.join(sorted(self.mirrored))}]" if self.mirrored else "full space"
         kernel, distance = self.potential.kernel, self.potential.distance
-        return f"hidden={self.hidden} of [{hidden}], {space}, output={self.output} of {output}, {kernel}, {distance}"
+        factor = "1 in half space, 10 in full space," if self.hidden is None else self.hidden
+        return f"hidden={factor} of [{hidden}], {space}, output={self.output} of {output}, {kernel}, {distance}"
 
 
-def _mirrored(self: MHE, half_space: bool | tuple[str, ...] | list[str]) -> frozenset[str]:
+def _nothing(anchor: Tensor) -> Tensor:
+    return torch.zeros((), device=anchor.device)
+
+
+def _mirrored(population: Population, half_space: bool | tuple[str, ...] | list[str] | None) -> frozenset[str]:
     """The names of the hidden layers in half space."""
-    population = self.population
     hidden = [layer.name for layer in population.hidden]
-    output = population.output
-    if isinstance(half_space, bool):
-        if half_space and not hidden and output is not None:
+    outputs = [layer.name for layer in population.outputs]
+    if half_space is None or isinstance(half_space, bool):
+        if half_space and not hidden:
             raise ValueError(
-                f"half_space must be False here: the only layer, {output.name or 'the model itself'!r}, is the output "
+                f"half_space must be False here: the only layer, {outputs[0] or 'the model itself'!r}, is the output "
                 "layer, whose energy is always that of the full space (output_layer=None makes it a hidden one)"
             )
-        return frozenset(hidden if half_space else ())
-    if output is not None and output.name in half_space:
-        raise ValueError(f"half_space must not name the output layer {output.name!r}: opposite classes are far apart")
-    unknown = sorted(set(half_space) - set(hidden))
-    require(not unknown, "half_space", f"a bool or some of the hidden layers {', '.join(hidden)}", unknown)
+        return frozenset(() if half_space is False else hidden)
+    accepted = f"None, a bool or a list of some of the hidden layers {', '.join(hidden)}"
+    require(isinstance(half_space, (tuple, list)), "half_space", accepted, half_space)
+    for name in half_space:
+        if name in outputs:
+            raise ValueError(f"half_space must not name the output layer {name!r}: opposite classes are far apart")
+    unknown = [name for name in half_space if name not in hidden]
+    require(not unknown, "half_space", accepted, unknown)
     return frozenset(half_space)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 
 __all__ = ["Minimum", "minimize"]
 
@@ -58,12 +58,16 @@ def minimize(
     Reference:
         Thomson, On the Structure of the Atom, 1904; Saff and Kuijlaars, Distributing Many Points on a Sphere, 1997.
     """
+    require(isinstance(half_space, bool), "half_space", "a bool", half_space)
+    for name, value in (("n", n), ("d", d)):
+        require(isinstance(value, int) and not isinstance(value, bool), name, "an integer", value)
     require(n >= (1 if half_space else 2), "n", "at least 2 (1 in half space)", n)
-    require(d >= 2 or (d == 1 and n <= 2), "d", "at least 2 (1 for two points)", d)
-    require(power >= 0, "power", "a number >= 0", power)
+    on_line = n <= (1 if half_space else 2)
+    require(d >= 2 or (d == 1 and on_line), "d", "at least 2 (1 for two points, or one in half space)", d)
+    require(power == math.inf or is_number(power, 0), "power", "a number >= 0", power)
     restarts = (128 if power == math.inf else 32) if restarts is None else restarts
-    require(restarts >= 1, "restarts", "None or a number >= 1", restarts)
-    require(iterations >= 1, "iterations", "a number >= 1", iterations)
+    for name, value in (("restarts", restarts), ("iterations", iterations)):
+        require(isinstance(value, int) and is_number(value, 1), name, "an integer >= 1", value)
     if n <= (d if half_space else d + 1):
         points = torch.eye(n, d, dtype=torch.float64) if half_space else _simplex(n, d)
         return Minimum(points, float(_energies(points[None], power, half_space)[0]))

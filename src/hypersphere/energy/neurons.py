@@ -83,13 +83,12 @@ def _look(module: nn.Module) -> Tensor | None:
     """The weight of a module; one that is parametrised is evaluated as in evaluation, which leaves no trace."""
     if not parametrize.is_parametrized(module, "weight"):
         return getattr(module, "weight", None)
-    parts = list(module.parametrizations["weight"].modules())  # type: ignore[index, union-attr, operator]
+    parts = list(module.parametrizations["weight"].modules())  # type: ignore[index, union-attr]
     modes = [part.training for part in parts]
     try:
         for part in parts:
             part.training = False
-        with torch.no_grad():
-            return cast(Tensor, module.weight)
+        return cast(Tensor, module.weight)
     finally:
         for part, mode in zip(parts, modes, strict=True):
             part.training = mode
@@ -119,9 +118,8 @@ class Population:
             for layer in self.layers:
                 sphere.require_finite_rows(f"weight of {layer.name}", layer.weight.detach())
             largest = max(self.layers, key=lambda layer: float(layer.weight.detach().abs().amax()))
-            raise ValueError(
-                f"the regulariser is {value.item()} though all weights are finite: those of {largest.name} are too large"
-            )
+            reason = f"though all weights are finite: those of {largest.name} are too large"
+            raise ValueError(f"the regulariser must be finite, but is {value.item()} {reason}")
 
 
 def find_neurons(
@@ -190,36 +188,42 @@ def _of_tensors(source: object) -> list[Neurons]:
 
 
 def _of_module(model: nn.Module, where: Callable[[str, nn.Module], bool] | None) -> tuple[list[Neurons], list[Neurons]]:
-    """All layers and those of them that are heads; a tensor that several layers share counts once."""
-    found: dict[object, Neurons] = {}
-    heads: list[object] = []
-    for name, module in model.named_modules():
-        linear = hasattr(module, "in_features")
-        if not (linear or hasattr(module, "kernel_size")) or _is_adapter(name):
-            continue
-        if where is not None and not where(name, module):
-            continue
-        weight = _look(module)
-        if not isinstance(weight, Tensor):
-            continue
-        uninitialised = nn.parameter.is_lazy(weight)
-        require(not uninitialised, f"weight of {name}", "initialised (run a batch first)", "lazy")
-        if weight.ndim < (2 if linear else 3):
-            continue
-        spread = getattr(getattr(module, "processes", None), "size", 1)
-        together = "a head whose class vectors are all in one process (of a sharded one, its own energy_weight serves)"
-        require(spread == 1, name or "model", together, f"spread over {spread}")
-        parametrised = parametrize.is_parametrized(module, "weight")
-        key: object = module if parametrised else id(weight)
-        forwards = not parametrised and module._parameters.get("weight") is not weight
-        if key in found and not _forwards(found[key]):
-            continue
-        del forwards
-        groups, transposed = getattr(module, "groups", 1), getattr(module, "transposed", False)
-        found[key] = Neurons(name, module, groups, transposed, tuple(weight.shape))
-        if hasattr(module, "num_classes"):
-            heads.append(key)
-    return list(found.values()), [found[key] for key in dict.fromkeys(heads)]
+    """All layers and those of them that are heads; a tensor of several modules counts once, for one that owns it."""
+    with parametrize.cached():
+        seen = [
+            (name, module, weight)
+            for name, module in model.named_modules()
+            if not {"lora_A", "lora_B"} & set(name.split(".")) and (where is None or where(name, module))
+            if (weight := _layer_weight(name, module)) is not None
+        ]
+    heads = {id(weight) for _, module, weight in seen if hasattr(module, "num_classes")}
+    owners: dict[int, Neurons] = {}
+    for forwarded in (False, True):
+        for name, module, weight in seen:
+            groups, transposed = getattr(module, "groups", 1), getattr(module, "transposed", False)
+            if _is_forwarded(module) == forwarded and id(weight) not in owners:
+                owners[id(weight)] = Neurons(name, module, groups, transposed, tuple(weight.shape))
+    found = list(dict.fromkeys(owners[id(weight)] for _, _, weight in seen))
+    return found, [layer for layer in found if any(owners.get(key) is layer for key in heads)]
+
+
+def _layer_weight(name: str, module: nn.Module) -> Tensor | None:
+    """The weight of a linear, convolution or head layer, None of another module."""
+    linear = hasattr(module, "in_features")
+    weight = _look(module) if linear or hasattr(module, "kernel_size") else None
+    if not isinstance(weight, Tensor):
+        return None
+    require(not nn.parameter.is_lazy(weight), f"weight of {name}", "initialised (run a batch first)", "lazy")
+    spread = getattr(getattr(module, "processes", None), "size", 1)
+    together = "a head whose class vectors are all in one process (of a sharded one, its own energy_weight serves)"
+    require(spread == 1, name or "model", together, f"spread over {spread}")
+    return weight if weight.ndim >= (2 if linear else 3) else None
+
+
+def _is_forwarded(module: nn.Module) -> bool:
+    """Whether the weight is a property that may be another module's, as of wrappers."""
+    own = parametrize.is_parametrized(module, "weight")
+    return not own and isinstance(getattr(type(module), "weight", None), property)
 
 
 def stack_equal_shapes(sets: Iterable[Tensor]) -> list[Tensor]:

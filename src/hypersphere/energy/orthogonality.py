@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.energy.draws import seeded
+from hypersphere.energy.draws import require_seed, seeded
 from hypersphere.energy.neurons import Source, find_neurons, stack_equal_shapes
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 
 __all__ = ["SRIP", "Orthogonal", "Orthonormal"]
 
@@ -23,7 +23,7 @@ class _GramRegulariser(nn.Module):
         self, model: Source, weight: float = 1e-4, *, where: Callable[[str, nn.Module], bool] | None = None
     ) -> None:
         super().__init__()
-        require(0 <= weight < math.inf, "weight", "a number >= 0", weight)
+        require(is_number(weight, 0), "weight", "a number >= 0", weight)
         self.weight = weight
         self.population = find_neurons(model, output=None, where=where)
 
@@ -34,8 +34,7 @@ class _GramRegulariser(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the regulariser."""
-        first = self.population.layers[0].weight
-        with sphere.full_precision(first):
+        with sphere.full_precision(self.population.layers[0].anchor):
             rows = [layer.rows() for layer in self.population.layers]
             terms = [self.of(stack) for stack in stack_equal_shapes(rows)]
             total = self.weight * torch.stack([term.to(terms[0]) for term in terms]).sum()
@@ -118,32 +117,38 @@ class SRIP(_GramRegulariser):
         seed: int = 0,
     ) -> None:
         super().__init__(model, weight, where=where)
-        require(iterations >= 1, "iterations", "a number >= 1", iterations)
+        whole = isinstance(iterations, int) and is_number(iterations, 1)
+        require(whole, "iterations", "an integer >= 1", iterations)
+        require_seed(seed)
         self.iterations = iterations
         for at, layer in enumerate(self.population.layers):
             sets, n, _, _ = layer.shape
             vector = torch.randn(sets, n, 1, generator=seeded(seed, at))
-            self.register_buffer(f"vector_{at}", vector / math.sqrt(n))
+            self.register_buffer(f"vector_{at}", layer.placed(vector / math.sqrt(n)))
 
     def forward(self) -> Tensor:
         """Return the regulariser and, while training, keep the vectors for the next step."""
-        first = self.population.layers[0].weight
-        with sphere.full_precision(first):
-            terms = []
+        with sphere.full_precision(self.population.layers[0].anchor):
+            terms, vectors = [], []
             for at, layer in enumerate(self.population.layers):
                 w = layer.rows()
-                terms.append(self._largest(w, getattr(self, f"vector_{at}").to(w), at).to(first.device))
+                v = self._reached(w.detach(), getattr(self, f"vector_{at}").to(w))
+                terms.append(sphere.norm(_excess(w, v), dim=-2).sum())
+                vectors.append(v)
             total = self.weight * torch.stack([term.to(terms[0]) for term in terms]).sum()
         self.population.require_finite(total)
+        if self.training:
+            for at, v in enumerate(vectors):
+                setattr(self, f"vector_{at}", v.clone())
         return total
 
-    def _largest(self, w: Tensor, v: Tensor, at: int) -> Tensor:
-        with torch.no_grad():
-            for _ in range(self.iterations):
-                v = sphere.normalize(_excess(w, v), dim=-2)
-        if self.training:
-            setattr(self, f"vector_{at}", v.clone())
-        return sphere.norm(_excess(w, v), dim=-2).sum()
+    @torch.no_grad()
+    def _reached(self, w: Tensor, v: Tensor) -> Tensor:
+        """Where the iteration comes to from v; it stays where the excess vanishes, as at an orthonormal layer."""
+        for _ in range(self.iterations):
+            moved = sphere.normalize(_excess(w, v), dim=-2)
+            v = torch.where((moved == 0).all(-2, keepdim=True), v, moved)
+        return v
 
 
 def _excess(w: Tensor, v: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hypersphere.functions.kernel import Kernel, Logarithmic, Riesz, kernel_of
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 
 __all__ = ["angle_density", "random_energy"]
 
@@ -27,7 +27,7 @@ def angle_density(d: int, points: int = _POINTS) -> tuple[Tensor, Tensor]:
     >>> round(float((share * theta.cos().square()).sum()), 6)  # 1/d
     0.333333
     """
-    require(d >= 2, "d", "a number >= 2", d)
+    require(isinstance(d, int) and is_number(d, 2), "d", "an integer >= 2", d)
     theta = (torch.arange(points, dtype=torch.float64) + 0.5) * (math.pi / points)
     return theta, torch.softmax((d - 2) * theta.sin().log(), 0)
 
@@ -45,7 +45,10 @@ def random_energy(
     (0.5106, 0.00109)
     """
     kernel = kernel_of(power)
+    require(isinstance(kernel, Kernel), "power", "a number >= 0 or a kernel", power)
     assert isinstance(kernel, Kernel)
+    require(isinstance(n, int) and is_number(n, 1 if half_space else 2), "n", "at least 2 (1 in half space)", n)
+    require(distance in ("euclidean", "angular"), "distance", "'euclidean' or 'angular'", distance)
     singular = kernel.power if isinstance(kernel, Riesz) else 0
     theta, share = angle_density(d)
 
@@ -55,7 +58,7 @@ def random_energy(
     pairs = n * (n - 1) / 2
     values = repulsion(theta) + repulsion(math.pi - theta) if half_space else repulsion(theta)
     mean = float((share * values).sum())
-    deviation = math.sqrt(float((share * (values - mean).square()).sum()) / pairs)
+    deviation = math.sqrt(float((share * (values - mean).square()).sum()) / pairs) if pairs else 0.0
     if half_space:  # 4 ordered signed pairs a pair hold `values` twice; each of n vectors meets its opposite
         opposite = float(repulsion(torch.tensor(math.pi, dtype=torch.float64)))
         whole = 2 * n * (2 * n - 1)

@@ -93,7 +93,9 @@ def landscape(
     require(is_whole(points, 2), "points", "a whole number >= 2", points)
     require(directions in DRAWS, "directions", "one of " + ", ".join(map(repr, DRAWS)), directions)
     require(normalize in ("filter", "layer", None), "normalize", "'filter', 'layer' or None", normalize)
-    root = model if isinstance(model, nn.Module) else nn.ModuleList(model)
+    require(callable(measure), "measure", "a callable without arguments", measure)
+    require(only is None or callable(only), "only", "None or a callable of name and parameter", only)
+    root = model if isinstance(model, nn.Module) else _together(model)
     moved = _moved(root, only)
     require(bool(moved), "model", "a module with trained parameters that have rows (and that `only` selects)", "none")
     plane = [_directions(moved, DRAWS[directions], normalize, generator) for _ in range(2)]
@@ -118,6 +120,14 @@ def landscape(
     require(same, "measure", f"a function that returns the same names at every point, {list(centre)}", "other names")
     values = {n: torch.tensor([point[n] for point in table], dtype=torch.float64).view(points, points) for n in centre}
     return Landscape(axis, axis.clone(), values, centre)
+
+
+def _together(models: object) -> nn.ModuleList:
+    """Several modules as one."""
+    modules = list(models) if isinstance(models, Iterable) else []
+    fits = bool(modules) and all(isinstance(one, nn.Module) for one in modules)
+    require(fits, "model", "a module or several", type(models).__name__)
+    return nn.ModuleList(modules)
 
 
 def _moved(root: nn.Module, only: Callable[[str, nn.Parameter], bool] | None) -> list[tuple[nn.Parameter, Tensor]]:
@@ -168,4 +178,6 @@ def _measured(measure: Measure, buffers: list[tuple[Tensor, Tensor]]) -> dict[st
     finally:
         _restore(buffers)
     named = result if isinstance(result, Mapping) else {"value": result}
+    single = all(v.numel() == 1 if isinstance(v, Tensor) else hasattr(v, "__float__") for v in named.values())
+    require(single, "measure", "a function that returns one number or a mapping of names to numbers", result)
     return {n: float(v.item() if isinstance(v, Tensor) else v) for n, v in named.items()}

@@ -8,14 +8,13 @@ To add one, write a frozen dataclass and list it in KERNELS.
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.functions.menu import choose, require
+from hypersphere.functions.menu import choose, is_number, require
 
 __all__ = ["KERNELS", "Kernel", "Logarithmic", "Riesz", "kernel_of"]
 
@@ -51,7 +50,8 @@ class Riesz(Kernel):
 
     def __post_init__(self) -> None:
         """Refuse a power that is not positive."""
-        require(0 < self.power < math.inf, "power", "a positive number (0 is the logarithmic kernel)", self.power)
+        positive = is_number(self.power, 0) and self.power > 0
+        require(positive, "power", "a positive number (0 is the logarithmic kernel)", self.power)
 
     def at_square(self, u: Tensor) -> Tensor:
         """Return u^(−s/2)."""
@@ -89,6 +89,6 @@ def kernel_of(power: float | str | Callable[[Tensor], Tensor]) -> Callable[[Tens
     (Logarithmic(), Riesz(power=2))
     """
     if isinstance(power, (int, float)):
-        require(0 <= power < math.inf, "power", "a number >= 0, a kernel or a callable of the distance", power)
+        require(is_number(power, 0), "power", "a number >= 0, a kernel or a callable of the distance", power)
         return Logarithmic() if power == 0 else Riesz(power)
     return choose(KERNELS, power, "power")

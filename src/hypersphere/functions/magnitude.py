@@ -26,6 +26,7 @@ __all__ = [
     "Log",
     "Magnitude",
     "Mix",
+    "Radial",
     "Seg",
     "Sphere",
     "Tanh",
@@ -45,6 +46,14 @@ class Magnitude(abc.ABC):
         """Return h(‖w‖, ‖x‖) for norms that broadcast against each other."""
 
 
+class Radial(Magnitude):
+    """An h of ‖x‖ alone."""
+
+    @abc.abstractmethod
+    def slope(self, x_norm: Tensor) -> Tensor:
+        """Return dh/d‖x‖, for engines that differentiate by hand."""
+
+
 def _check_radius(radius: float | Tensor) -> None:
     """Refuse a radius that is not positive; a tensor (a learned one) is kept positive by its owner."""
     if not isinstance(radius, Tensor):
@@ -52,7 +61,7 @@ def _check_radius(radius: float | Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Sphere(Magnitude):
+class Sphere(Radial):
     r"""The same everywhere: h = α   (thesis, 4.4).
 
     >>> Sphere()(torch.tensor(2.0), torch.tensor(3.0))
@@ -65,9 +74,13 @@ class Sphere(Magnitude):
         """Return α in the shape of ‖x‖."""
         return torch.full_like(x_norm, self.alpha)
 
+    def slope(self, x_norm: Tensor) -> Tensor:
+        """Return 0."""
+        return torch.zeros_like(x_norm)
+
 
 @dataclass(frozen=True)
-class Ball(Magnitude):
+class Ball(Radial):
     r"""Grows up to the radius, then stays: h = α·min(‖x‖, ρ)/ρ   (thesis, 4.5).
 
     >>> Ball(radius=2.0)(torch.tensor(1.0), torch.tensor([1.0, 3.0]))
@@ -85,9 +98,13 @@ class Ball(Magnitude):
         """Return α·min(‖x‖/ρ, 1)."""
         return (self.alpha * (sphere.widen(x_norm) / self.radius).clamp(max=1)).to(x_norm.dtype)
 
+    def slope(self, x_norm: Tensor) -> Tensor:
+        """Return α/ρ up to the radius, then 0."""
+        return (x_norm <= self.radius).to(x_norm.dtype) * (self.alpha / self.radius)
+
 
 @dataclass(frozen=True)
-class Tanh(Magnitude):
+class Tanh(Radial):
     r"""A smooth ball: h = α·tanh(‖x‖/ρ)   (thesis, 4.6).
 
     >>> Tanh()(torch.tensor(1.0), torch.tensor(0.0))
@@ -105,9 +122,13 @@ class Tanh(Magnitude):
         """Return α·tanh(‖x‖/ρ)."""
         return (self.alpha * torch.tanh(sphere.widen(x_norm) / self.radius)).to(x_norm.dtype)
 
+    def slope(self, x_norm: Tensor) -> Tensor:
+        """Return α(1 − tanh²(‖x‖/ρ))/ρ."""
+        return (1 - torch.tanh(x_norm / self.radius).square()) * (self.alpha / self.radius)
+
 
 @dataclass(frozen=True)
-class Linear(Magnitude):
+class Linear(Radial):
     r"""Proportional to the input: h = α‖x‖   (thesis, 4.7).
 
     >>> Linear()(torch.tensor(2.0), torch.tensor(3.0))
@@ -120,9 +141,13 @@ class Linear(Magnitude):
         """Return α‖x‖."""
         return sphere.narrow(self.alpha * sphere.widen(x_norm), x_norm.dtype)
 
+    def slope(self, x_norm: Tensor) -> Tensor:
+        """Return α."""
+        return torch.full_like(x_norm, self.alpha)
+
 
 @dataclass(frozen=True)
-class Seg(Magnitude):
+class Seg(Radial):
     r"""Two slopes that meet at the radius: h = α‖x‖ up to ρ, then β‖x‖ + (α−β)ρ   (thesis, 4.8).
 
     >>> Seg()(torch.tensor(1.0), torch.tensor([1.0, 3.0]))
@@ -143,9 +168,13 @@ class Seg(Magnitude):
         radius = torch.as_tensor(self.radius, dtype=wide.dtype, device=wide.device)
         return sphere.narrow(self.beta * wide + (self.alpha - self.beta) * torch.minimum(wide, radius), x_norm.dtype)
 
+    def slope(self, x_norm: Tensor) -> Tensor:
+        """Return α up to the radius, then β."""
+        return self.beta + (x_norm <= self.radius).to(x_norm.dtype) * (self.alpha - self.beta)
+
 
 @dataclass(frozen=True)
-class Log(Magnitude):
+class Log(Radial):
     r"""Grows without bound, ever more slowly: h = α·log(1+‖x‖)   (thesis, 4.9).
 
     >>> Log()(torch.tensor(1.0), torch.tensor(0.0))
@@ -158,9 +187,13 @@ class Log(Magnitude):
         """Return α·log(1+‖x‖)."""
         return (self.alpha * sphere.widen(x_norm).log1p()).to(x_norm.dtype)
 
+    def slope(self, x_norm: Tensor) -> Tensor:
+        """Return α/(1+‖x‖)."""
+        return self.alpha / (1 + x_norm)
+
 
 @dataclass(frozen=True)
-class Mix(Magnitude):
+class Mix(Radial):
     r"""Linear and logarithmic together: h = α‖x‖ + β·log(1+‖x‖)   (thesis, 4.10).
 
     >>> Mix()(torch.tensor(1.0), torch.tensor(1.0))
@@ -174,6 +207,10 @@ class Mix(Magnitude):
         """Return α‖x‖ + β·log(1+‖x‖)."""
         wide = sphere.widen(x_norm)
         return sphere.narrow(self.alpha * wide + self.beta * wide.log1p(), x_norm.dtype)
+
+    def slope(self, x_norm: Tensor) -> Tensor:
+        """Return α + β/(1+‖x‖)."""
+        return self.alpha + self.beta / (1 + x_norm)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ class _TriangularFactor(RowMap):
         """tril(A − Aᵀ, −1)·T⁻ᵀ, with `turned` = G·Q."""
         a = turned.mT @ v
         below = (a - a.mT).tril(-1)
+        lost = sphere.vanishes(triangle.diagonal(dim1=-2, dim2=-1))  # a singular P has no unique Q: stay finite
+        triangle = triangle + torch.diag_embed(lost.to(triangle))
         return torch.linalg.solve_triangular(triangle.mT, below, upper=False, left=False)
 
 
@@ -38,8 +40,8 @@ class GramSchmidt(_TriangularFactor):
 
     "classical" takes T from the Cholesky factor of PᵀP, "iterative" does so twice, which makes Q orthogonal to working
     precision (Algorithm 2 of the thesis), "modified" removes one direction after the other (F.3). They agree in exact
-    arithmetic. Where "classical" loses digits (an ill-conditioned P), and where nobody can look whether it does (in a
-    compiled graph), reflections take over.
+    arithmetic. Where digits are lost (an ill-conditioned P), and where nobody can look whether they are (in a compiled
+    graph), reflections take over.
 
     >>> GramSchmidt()(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))
     tensor([[ 0.6000,  0.8000],
@@ -59,7 +61,7 @@ class GramSchmidt(_TriangularFactor):
             return _by_reflections(free, v)
         if self.form == "modified":
             q, triangle = _modified(free)
-            return v @ q.mT, (q, triangle, v)
+            return (v @ q.mT, (q, triangle, v)) if _is_orthogonal(q) else _by_reflections(free, v)
         q, triangle, failed = _by_cholesky(free)
         if self.form == "iterative" and not failed:
             q, again, failed = _by_cholesky(q)
@@ -145,8 +147,14 @@ class Lowdin(RowMap):
         turned = gradient @ left if inverse is None else ((gradient @ left) @ basis) * inverse
         a = turned.mT @ inner
         x = (a - a.mT).div_(sigma.unsqueeze(-1) + sigma.unsqueeze(-2)) @ basis.mT
-        free = left @ x if inverse is None else left @ ((basis * inverse) @ x)
+        free = left @ x if inverse is None else (left @ (basis * inverse)) @ x
         return free, turned @ basis.mT if rows else None
+
+
+def _is_orthogonal(q: Tensor) -> bool:
+    """Whether QᵀQ = I; the columns have length one in any case, so the lengths of rows of V would not tell."""
+    off = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+    return bool((off.abs() <= sphere.rotation_tolerance(q.dtype)).all())
 
 
 def _signs(triangle: Tensor) -> Tensor:
@@ -187,7 +195,9 @@ def _by_reflections(p: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
 
 def _modified(p: Tensor) -> tuple[Tensor, Tensor]:
     """Q and T of P = QT, one direction after the other."""
-    rest, triangle = p.clone(), torch.zeros_like(p)
+    peak = p.abs().amax((-2, -1), keepdim=True) if p.numel() else p.new_ones(1, 1)
+    peak = peak.masked_fill(peak == 0, 1.0)  # so that no length over- or underflows
+    rest, triangle = p / peak, torch.zeros_like(p)
     for j in range(p.shape[-1]):
         column = rest[..., :, j : j + 1]
         length = column.norm(dim=-2, keepdim=True)
@@ -196,4 +206,4 @@ def _modified(p: Tensor) -> tuple[Tensor, Tensor]:
         rest[..., :, j:] -= column @ along
         rest[..., :, j : j + 1] = column
         triangle[..., j : j + 1, j:] = along
-    return rest, triangle
+    return rest, triangle * peak

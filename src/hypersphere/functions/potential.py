@@ -58,10 +58,22 @@ class PairPotential:
             )
         squared = 2 - 2 * c
         if rows is not None and columns is not None:
-            squared = (rows - columns).square() + rows * columns * squared
+            return self._weighted(squared, rows, columns)
         if isinstance(self.kernel, Kernel):
             return self.kernel.of_square(squared)
         return self.kernel(squared.clamp_min(sphere.squared_distance_floor(squared.dtype)).sqrt())
+
+    def _weighted(self, squared: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """f of ‖βᵢŵᵢ − βⱼŵⱼ‖² = βᵢβⱼ·((√(βᵢ/βⱼ) − √(βⱼ/βᵢ))² + ‖ŵᵢ − ŵⱼ‖²), whose last factor alone has a floor."""
+        ratio = (rows / columns).sqrt()
+        relative = (ratio - 1 / ratio).square() + squared
+        if isinstance(self.kernel, Riesz):
+            half = -self.kernel.power / 2
+            return self.kernel.of_square(relative) * rows.pow(half) * columns.pow(half)
+        if isinstance(self.kernel, Logarithmic):
+            return self.kernel.of_square(relative) - (rows.log() + columns.log()) / 2
+        floored = relative.clamp_min(sphere.squared_distance_floor(relative.dtype))
+        return self.kernel(floored.sqrt() * rows.sqrt() * columns.sqrt())
 
 
 def _chord_jet(kernel: Riesz | Logarithmic, c: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,14 +8,13 @@ acts on w itself: P ŵ/‖P ŵ‖ = P w/‖P w‖. To add one, write a frozen da
 from __future__ import annotations
 
 import abc
-import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 from hypersphere.functions.potential import PairPotential
 from hypersphere.functions.repulsion import mutual_repulsion
 
@@ -50,7 +49,7 @@ class Projection(abc.ABC):
 
     def fits(self, neurons: int, d: int) -> bool:
         """Whether `neurons` rows of `d` numbers are large enough to be projected."""
-        return d >= getattr(self, "dim", 1)
+        return d >= getattr(self, "dim", 2)
 
 
 class Drawn(Projection):
@@ -69,8 +68,8 @@ class Learned(Projection):
     def __post_init__(self) -> None:
         """Refuse empty shapes and steps."""
         _require_shape(self.dim, self.views, self.every)
-        require(0 < self.rate < math.inf, "rate", "a positive number", self.rate)
-        require(self.updates >= 1, "updates", "a number >= 1", self.updates)
+        require(is_number(self.rate, 0) and self.rate > 0, "rate", "a positive number", self.rate)
+        _require_whole("updates", self.updates, 1)
 
     def basis(self, neurons: int, channels: int, taps: int, generator: torch.Generator) -> Tensor:
         """Draw the Gaussian that learning starts from."""
@@ -125,10 +124,15 @@ def _pairs(w: Tensor) -> int:
     return max(w.shape[-2] * (w.shape[-2] - 1), 1)
 
 
+def _require_whole(name: str, value: object, low: int) -> None:
+    whole = isinstance(value, int) and is_number(value, low)
+    require(whole, name, f"an integer >= {low}", value)
+
+
 def _require_shape(dim: int, views: int, every: int, d: int | None = None) -> None:
-    require(dim >= 2, "dim", "a number >= 2", dim)
-    require(views >= 1, "views", "a number >= 1", views)
-    require(every >= 1, "every", "a number >= 1", every)
+    _require_whole("dim", dim, 2)
+    _require_whole("views", views, 1)
+    _require_whole("every", every, 1)
     if d is not None:
         require(dim <= d, "dim", f"at most {d}, the length of the neurons", dim)
 
@@ -265,7 +269,8 @@ class Adversarial(Learned):
 class Group(Drawn):
     r"""Some channels at a time: P_c keeps `channels` of them, the energies of the groups are averaged   (thesis, 6.9).
 
-    Groups are consecutive, or drawn anew every `every` steps; if they do not divide the channels, the last is smaller.
+    Groups are consecutive, or drawn anew every `every` steps; if they do not divide the channels, the last is smaller,
+    or, where it would have one number, joins the group before. A group of one number has no direction to speak of.
 
     >>> p = Group(channels=4)
     >>> p(torch.randn(1, 7, 12), p.basis(7, 12, 1, torch.Generator()))[0].shape
@@ -279,17 +284,22 @@ class Group(Drawn):
 
     def __post_init__(self) -> None:
         """Refuse empty groups."""
-        require(self.channels >= 1, "channels", "a number >= 1", self.channels)
-        require(self.every >= 1, "every", "a number >= 1", self.every)
+        _require_whole("channels", self.channels, 1)
+        _require_whole("every", self.every, 1)
 
     def basis(self, neurons: int, channels: int, taps: int, generator: torch.Generator) -> Tensor:
         """Return which of d numbers are in each group, (groups, size); d stands for none."""
         order = torch.randperm(channels, generator=generator) if self.random else torch.arange(channels)
         places = order[:, None] * taps + torch.arange(taps)
         size = min(self.channels, channels)
-        missing = -channels % size
-        places = torch.cat([places, places.new_full((missing, taps), channels * taps)])
-        return places.reshape(-1, size * taps)
+        require(size * taps >= 2, "channels", "at least 2 where a channel has one number", self.channels)
+        groups = list(places.split(size))
+        if groups[-1].numel() < 2:
+            groups[-2:] = [torch.cat(groups[-2:])]
+        widest = max(len(group) for group in groups)
+        none = channels * taps
+        filled = [nn.functional.pad(group, (0, 0, 0, widest - len(group)), value=none) for group in groups]
+        return torch.stack(filled).flatten(1)
 
     def __call__(self, w: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
         """Return the numbers of each group; a place that stands for none is zero."""

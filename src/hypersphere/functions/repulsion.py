@@ -62,8 +62,8 @@ def _mutual(
 ) -> tuple[Tensor, Tensor | None]:
     """The sums and their gradients: sets in chunks, and a set of too many pairs in blocks."""
     if _is_small(w):
-        total, left, right = _mutual_at_once(w, potential, weights, with_gradient=with_gradient)
-        return total, None if left is None else left @ right
+        total, left, right, last = _mutual_at_once(w, potential, weights, with_gradient=with_gradient)
+        return total, None if left is None else _scaled_(left @ right, last)
     n, d = w.shape[-2:]
     if w.ndim == 2:
         return _mutual_in_blocks(w, potential, weights, with_gradient=with_gradient)
@@ -85,18 +85,20 @@ def _is_small(w: Tensor) -> bool:
 
 def _mutual_at_once(
     w: Tensor, potential: PairPotential, weights: Tensor | None, *, with_gradient: bool
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The sums, and two factors whose product is the gradient: all that is not a product has the size of the pairs."""
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """The sums, and two factors whose product is the gradient: all that is not a product has the size of the pairs.
+
+    Where rows are zero, tiny or huge, a last factor 1/‖w‖ waits, since with it the others could overflow.
+    """
     c = _gram(w)
     length = c.diagonal(dim1=-2, dim2=-1).sqrt()
     if w.numel() and sphere.squares_are_safe(length):
-        inverse, right = 1 / length, w
-        outer = inverse.unsqueeze(-1), inverse.unsqueeze(-2)
-        c.mul_(outer[0]).mul_(outer[1])
+        inverse, right, last = 1 / length, w, None
+        c.mul_(inverse.unsqueeze(-1)).mul_(inverse.unsqueeze(-2))
     else:
         careful, right = sphere.polar(w)
         c = _gram(right)
-        outer = _inverse(careful), torch.ones_like(careful).mT
+        inverse, last = None, _inverse(careful)
     b, d = (None, None) if weights is None else (weights[..., :, None], weights[..., None, :])
     value, slope = potential.with_slope(c, b, d) if with_gradient else (potential(c, b, d), None)
     value.diagonal(dim1=-2, dim2=-1).zero_()
@@ -104,8 +106,16 @@ def _mutual_at_once(
         diagonal = slope.diagonal(dim1=-2, dim2=-1)
         diagonal.zero_()
         diagonal.copy_(-(slope * c).sum(-1))  # projects to the tangent
-        slope.mul_(2 * outer[0]).mul_(outer[1])
-    return value.sum((-2, -1)), slope, right
+        slope.mul_(2)
+        if inverse is not None:
+            slope.mul_(inverse.unsqueeze(-1)).mul_(inverse.unsqueeze(-2))
+    return value.sum((-2, -1)), slope, right, last
+
+
+def _scaled_(gradient: Tensor, last: Tensor | None) -> Tensor:
+    """A gradient times 1/‖w‖ in place; what the type cannot hold saturates."""
+    largest = torch.finfo(gradient.dtype).max
+    return gradient if last is None else gradient.mul_(last).clamp_(-largest, largest)
 
 
 def _polar(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +173,7 @@ def _blocks(n: int, size: int, start: int = 0) -> Iterator[slice]:
 
 def _tangent_(gradient: Tensor, radial: Tensor, unit: Tensor, length: Tensor) -> Tensor:
     """Turn a gradient with respect to ŵ, whose product with ŵ is `radial`, into that with respect to w, in place."""
-    return gradient.addcmul_(radial, unit, value=-1).mul_(_inverse(length))
+    return _scaled_(gradient.addcmul_(radial, unit, value=-1), _inverse(length))
 
 
 def _inverse(length: Tensor) -> Tensor:
@@ -186,12 +196,13 @@ class _Mutual(torch.autograd.Function):
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
         w, weights, *kept = ctx.saved_tensors
         outer = outer[..., None, None]
-        if torch.is_grad_enabled():  # someone will differentiate once more
-            total = _plain_mutual(w, ctx.potential, weights)
-            return outer * torch.autograd.grad(total.sum(), w, create_graph=True)[0], None, None
-        if ctx.small:
-            return (outer * kept[0]) @ kept[1], None, None
-        return outer * kept[0], None, None
+        with sphere.full_precision(w):
+            if torch.is_grad_enabled():  # someone will differentiate once more
+                total = _plain_mutual(w, ctx.potential, weights)
+                return outer * torch.autograd.grad(total.sum(), w, create_graph=True)[0], None, None
+            if ctx.small:
+                return _scaled_((outer * kept[0]) @ kept[1], kept[2]), None, None
+            return outer * kept[0], None, None
 
 
 def cross_repulsion(
@@ -282,9 +293,10 @@ class _Cross(torch.autograd.Function):
         rows, w, own, counted, *gradients = ctx.saved_tensors
         needed = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # someone will differentiate once more
-            total = _plain_cross(rows, w, own, ctx.potential, counted)
-            variables = [t for t, need in zip((rows, w), needed, strict=True) if need]
-            found = iter(torch.autograd.grad(total, variables, create_graph=True))
+            with sphere.full_precision(w):
+                total = _plain_cross(rows, w, own, ctx.potential, counted)
+                variables = [t for t, need in zip((rows, w), needed, strict=True) if need]
+                found = iter(torch.autograd.grad(total, variables, create_graph=True))
             gradients = [next(found) if need else None for need in needed]
         return *(outer * g if need else None for g, need in zip(gradients, needed, strict=True)), None, None, None
 
@@ -324,12 +336,16 @@ def data_dependent_energy(
     potential = PairPotential(kernel_of(power), distance)
     _check_classes(w, labels, counted)
     total = cross_repulsion(None, sphere.widen(w), labels.long(), potential, counted)
+    if sphere.inspectable(total) and not math.isfinite(total.detach().item()):
+        sphere.require_finite_rows("w", w)
     number = max(len(labels), 1) if counted is None else counted.sum().clamp_min(1)
     return sphere.narrow(total / (number * (len(w) - 1)), w.dtype)
 
 
 def _check_classes(w: Tensor, labels: Tensor, counted: Tensor | None) -> None:
     accepted = "a floating-point matrix (N, d) with N >= 2"
+    for name, tensor in (("w", w), ("labels", labels)):
+        require(isinstance(tensor, Tensor), name, "a tensor", type(tensor).__name__)
     require(w.ndim == 2 and len(w) >= 2 and w.is_floating_point(), "w", accepted, f"{w.dtype} {tuple(w.shape)}")
     integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     require(labels.ndim == 1 and integers, "labels", "a vector of integers", f"{labels.dtype} {tuple(labels.shape)}")

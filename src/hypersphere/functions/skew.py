@@ -13,7 +13,15 @@ from torch import Tensor
 
 from hypersphere import sphere
 
-__all__ = ["exponential_rows", "exponential_rows_gradient", "pack", "size_of", "spectral_radius", "unpack"]
+__all__ = [
+    "exponential_rows",
+    "exponential_rows_gradient",
+    "pack",
+    "radius_bound",
+    "size_of",
+    "spectral_radius",
+    "unpack",
+]
 
 
 def size_of(numbers: int) -> int:
@@ -99,8 +107,12 @@ def exponential_rows_gradient(
 
 
 def spectral_radius(skew: Tensor) -> float:
-    """Estimate the largest ‖S‖₂ of a batch by a few steps of power iteration, and add a tenth."""
+    """Estimate the largest ‖S‖₂ of a batch by a few steps of power iteration, and add a tenth; it may be too small."""
     d = skew.shape[-1]
+    peak = float(skew.abs().amax()) if skew.numel() else 0.0
+    if not 0 < peak < math.inf:
+        return 1.0
+    skew = skew / peak
     x = torch.linspace(0.5, 1.5, d, dtype=skew.dtype, device=skew.device).unsqueeze(-1)
     x = x.expand(*skew.shape[:-1], 1) / x.norm()
     size = x.new_zeros(())
@@ -108,8 +120,18 @@ def spectral_radius(skew: Tensor) -> float:
         x = skew @ x
         size = x.norm(dim=-2, keepdim=True)
         x = x / size.masked_fill(size == 0, 1.0)
-    largest = float(size.max())
-    return max(1.1 * largest, 0.1) if math.isfinite(largest) else 1.0
+    return max(1.1 * peak * float(size.max()), 0.1)
+
+
+def radius_bound(skew: Tensor) -> float:
+    """Return a number that the largest ‖S‖₂ of a batch is never above: the smaller of ‖S‖₁ and ‖S‖_F/√2.
+
+    >>> radius_bound(unpack(torch.tensor([3.0])))
+    3.0
+    """
+    frobenius = sphere.norm(skew.flatten(-2)) / math.sqrt(2)  # singular values come in pairs
+    bound = float(torch.minimum(skew.abs().sum(-1).amax(-1), frobenius).amax())
+    return max(bound, 0.1) if math.isfinite(bound) else 1.0
 
 
 def _bessel(radius: float, tolerance: float) -> list[float]:

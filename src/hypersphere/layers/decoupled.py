@@ -6,6 +6,7 @@ load a plain checkpoint into such a layer with strict=False); only what a filter
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,26 +15,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.functions.angular import Cosine
-from hypersphere.functions.magnitude import InnerProduct, Linear, LinearlyWeighted, Sphere
+from hypersphere.functions.angular import ANGULARS, Angular, Cosine
+from hypersphere.functions.magnitude import InnerProduct, Linear, LinearlyWeighted, Radial, Sphere
+from hypersphere.layers.by_hand import opaque
 from hypersphere.layers.direction import direction
 from hypersphere.layers.learned import Learned
-from hypersphere.layers.product import Walk, patch_norms, products_and_squares, sample_peak
+from hypersphere.layers.operation import operate
+from hypersphere.layers.patches import patch_norms, plain_squares, sample_peak, squares
 from hypersphere.layers.response import respond
+from hypersphere.layers.walk import Walk
 
 __all__ = ["DecoupledConv1d", "DecoupledConv2d", "DecoupledConv3d", "DecoupledLinear"]
 
 
-class _Operator(Learned):
+class _Operator(Learned, abc.ABC):
     """The operator itself; the layers below say what an inner product is and how the input is gone over."""
 
     bias: Any
 
+    @abc.abstractmethod
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        raise NotImplementedError
+        """Return ⟨w, x⟩ + b as the plain layer does."""
 
+    @abc.abstractmethod
     def _walk(self, x: Tensor) -> tuple[Tensor, Walk]:
-        raise NotImplementedError
+        """Return the input, padded if the walk cannot, and the walk over it."""
 
     def _operate(self, x: Tensor) -> Tensor:
         """Return f (N, filters, …) for a batch (N, channels, …)."""
@@ -53,25 +59,46 @@ class _Operator(Learned):
         with sphere.full_precision(x):
             before = None
             if dtype == torch.float16:  # products of entries up to 1 do not overflow
-                before = sphere.unit_scale(sample_peak(x))
-                x = (x * before).to(dtype)
-            product, squares, scale = products_and_squares(x, w_hat.to(dtype), walk)
-            x_norm, reciprocal = patch_norms(walk.window_sum(squares), scale)
-            if before is not None:
-                x_norm = x_norm / before.unsqueeze(1)
-            return self._response(product, w_norm, x_norm, reciprocal)
+                before = sphere.unit_scale(sample_peak(x)).unsqueeze(1)
+                x = (x * before.squeeze(1)).to(dtype)
+            return self._respond(x, w_hat.to(dtype), w_norm, walk, before)
 
-    def _response(self, product: Tensor, w_norm: Tensor, x_norm: Tensor, reciprocal: Tensor) -> Tensor:
+    def _respond(self, x: Tensor, w_hat: Tensor, w_norm: Tensor, walk: Walk, before: Tensor | None) -> Tensor:
+        """Return f, given directions and norms of filters, and what `x` was multiplied by before it came here."""
+        fused = self._is_radial and opaque(x)
+        squared, scale = (squares if fused else plain_squares)(x, walk.groups)
+        norm, reciprocal = patch_norms(walk.window_sum(squared), scale)
+        x_norm = norm if before is None else norm / before
         w_norm = self._by_filter(w_norm, x_norm)
-        magnitude = self._current_magnitude(x_norm)
+        magnitude, angular = self._current_magnitude(x_norm), self._current_angular(x_norm)
         linearly = isinstance(magnitude, LinearlyWeighted)
         if isinstance(magnitude, LinearlyWeighted):
             magnitude = magnitude.magnitude
         unit = isinstance(magnitude, Sphere) and magnitude.alpha == 1
-        y = respond(product, reciprocal, None if unit else magnitude(w_norm, x_norm), self._current_angular(x_norm))
+        h = None if unit else magnitude(w_norm, x_norm)
+        if fused:
+            assert isinstance(angular, Angular)
+            assert isinstance(magnitude, Radial)
+            slope = magnitude.slope(x_norm).detach() if h is not None and x.requires_grad else None
+            if before is not None and slope is not None:
+                slope = slope / before
+            y = operate(x, w_hat, walk, scale, reciprocal, h, slope, angular)
+        else:
+            y = respond(walk.product(x, w_hat), reciprocal, h, angular)
         if linearly:
             y = y * _by_channel(w_norm, y)
-        return y if self.bias is None else y + _by_channel(self.bias, y)
+        if self.bias is None:
+            return y
+        return y.add_(_by_channel(self.bias, y)) if fused else y + _by_channel(self.bias, y)
+
+    @property
+    def _is_radial(self) -> bool:
+        """Whether h is one number a patch, and g the library's: what the operator by hand takes."""
+        k = getattr(self.angular, "k", None) if self.log_k is None else None
+        radius = getattr(self.magnitude, "radius", None) if self.log_radius is None else self.log_radius
+        single = all(not isinstance(number, Tensor) or number.ndim == 0 for number in (k, radius))
+        known = isinstance(self.magnitude, Radial) and type(self.angular) in ANGULARS.values()
+        return known and single and self.weighting in (None, "linear")
 
 
 def _by_channel(value: Tensor, like: Tensor) -> Tensor:

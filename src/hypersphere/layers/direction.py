@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.layers.product import by_hand, require_first_order
+from hypersphere.layers.by_hand import by_hand, on_accelerator, require_first_order
 
 __all__ = ["direction"]
 
@@ -18,7 +18,8 @@ class _Direction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
-        norm, unit = sphere.polar(rows.detach())
+        split = sphere.polar if on_accelerator(rows) else sphere.quick_polar  # which looks at the numbers
+        norm, unit = split(rows.detach())
         ctx.save_for_backward(norm, unit)
         ctx.dtype = rows.dtype
         return norm, unit
@@ -28,8 +29,8 @@ class _Direction(torch.autograd.Function):
         require_first_order()
         norm, unit = ctx.saved_tensors
         reciprocal = norm.reciprocal().masked_fill(norm == 0, 0.0)
-        along = (to_unit * unit).sum(1, keepdim=True) * reciprocal
-        return torch.addcmul(to_unit * reciprocal, unit, to_norm - along).to(ctx.dtype)
+        along = torch.bmm(to_unit.unsqueeze(1), unit.unsqueeze(2)).squeeze(2)
+        return (to_unit * reciprocal).addcmul_(unit, torch.addcmul(to_norm, along, reciprocal, value=-1)).to(ctx.dtype)
 
 
 def direction(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
 
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 
 __all__ = ["param_groups"]
 
@@ -16,7 +16,6 @@ _NORMALIZATIONS = (
     nn.GroupNorm,
     nn.LayerNorm,
     nn.RMSNorm,
-    nn.LocalResponseNorm,
 )
 
 
@@ -41,9 +40,9 @@ def param_groups(
         >>> [len(group["params"]) for group in param_groups(model, 5e-4)]
         [2, 4]
     """
-    require(weight_decay >= 0, "weight_decay", "a number >= 0", weight_decay)
+    require(is_number(weight_decay, 0), "weight_decay", "a number >= 0", weight_decay)
     if not isinstance(model, nn.Module):
-        modules = list(model)
+        modules = list(model) if isinstance(model, Iterable) else []
         fits = bool(modules) and all(isinstance(one, nn.Module) for one in modules)
         require(fits, "model", "a module or a list of modules", model)
         model = nn.ModuleList(modules)

@@ -11,7 +11,6 @@ Reference:
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,7 +18,8 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
+from hypersphere.functions.rowmap import is_whole
 
 __all__ = ["OGD", "OGDAdam"]
 
@@ -28,15 +28,21 @@ class _OnTheGroup(torch.optim.Optimizer, abc.ABC):
     """What both share: square matrices, a guarded Cayley step, and putting them back on the group."""
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
-        require(0 < defaults["lr"] < math.inf, "lr", "a positive number", defaults["lr"])
-        require(0 < defaults["guard"] <= 1, "guard", "a number in (0, 1]", defaults["guard"])
-        every = defaults["restore_every"]
-        require(every is None or every >= 1, "restore_every", "None or a number >= 1", every)
+        require(is_number(defaults["lr"], 0) and defaults["lr"] > 0, "lr", "a positive number", defaults["lr"])
+        guard, every = defaults["guard"], defaults["restore_every"]
+        require(is_number(guard, 0, 1) and guard > 0, "guard", "a number in (0, 1]", guard)
+        require(every is None or is_whole(every, 1), "restore_every", "None or a whole number >= 1", every)
         super().__init__(params, defaults)
-        for group in self.param_groups:
-            for p in group["params"]:
-                square = p.ndim >= 2 and p.shape[-1] == p.shape[-2]
-                require(square, "params", "square matrices, or batches of them (…, d, d)", tuple(p.shape))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add matrices, once they are known to be square and orthogonal."""
+        super().add_param_group(param_group)
+        try:
+            for p in self.param_groups[-1]["params"]:
+                _require_orthogonal(p.detach())
+        except ValueError:
+            self.param_groups.pop()
+            raise
 
     @abc.abstractmethod
     def _direction(
@@ -84,10 +90,43 @@ class _OnTheGroup(torch.optim.Optimizer, abc.ABC):
             y = u + rate * tangent
             for _ in range(2):
                 y = u + 0.5 * rate * ((u + y) @ omega)
-            every = group["restore_every"]
-            if every is not None and state["steps"] % every == 0:
-                y = 1.5 * y - 0.5 * y @ (y.mT @ y)
+            if group["restore_every"] is not None:
+                due = state["steps"] % group["restore_every"] == 0
+                y = _restored(y, due=due, turned=rate * length)
         p.copy_(sphere.narrow(y, p.dtype))
+
+
+def _restored(y: Tensor, *, due: bool, turned: Tensor) -> Tensor:
+    """U ← U(3I − UᵀU)/2: once where it is due, and after a long step λ‖Ω‖ until what truncation left is gone."""
+    tolerance = sphere.rotation_tolerance(y.dtype)
+    if due:
+        y = 1.5 * y - 0.5 * y @ (y.mT @ y)
+    far = turned**5 / 16 > tolerance  # more than which two fixed-point steps leave, matrix by matrix
+    for _ in range(6):  # each squares the error
+        if not bool(far.any()):
+            break
+        gram = y.mT @ y
+        far = far & (_off(gram) > tolerance)
+        y = torch.where(far, 1.5 * y - 0.5 * y @ gram, y)
+    return y
+
+
+def _off(gram: Tensor) -> Tensor:
+    """How far each UᵀU is from I, (…, 1, 1)."""
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    return (gram - eye).abs().amax((-2, -1), keepdim=True)
+
+
+def _require_orthogonal(p: Tensor) -> None:
+    """Raise unless p is a square orthogonal matrix or a batch of them, up to the rounding of a narrow type."""
+    square = p.ndim >= 2 and p.shape[-1] == p.shape[-2]
+    require(square, "params", "square matrices, or batches of them (…, d, d)", tuple(p.shape))
+    if p.numel() and sphere.inspectable(p):
+        wide = sphere.widen(p)
+        error = float(_off(wide.mT @ wide).max())
+        allowed = max(sphere.resolution(p.dtype), sphere.resolution(torch.float32)) ** 0.5
+        if not error <= allowed:
+            raise ValueError(f"params must be orthogonal matrices, but max |UᵀU − I| is {error:.2g}")
 
 
 class OGD(_OnTheGroup):
@@ -99,7 +138,8 @@ class OGD(_OnTheGroup):
         lr: λ, the length of a step.
         momentum: μ.
         guard: q, where λ·‖W‖ would be larger than 2q it is shortened, so that the fixed-point steps converge.
-        restore_every: after how many steps U ← U(3I − UᵀU)/2 removes what rounding and truncation left; None never.
+        restore_every: after how many steps U ← U(3I − UᵀU)/2 removes what rounding left; what two fixed-point steps
+            leave of a long step is removed at once. None does neither.
 
     Example:
         >>> u = torch.nn.Parameter(torch.eye(3))
@@ -121,7 +161,7 @@ class OGD(_OnTheGroup):
         guard: float = 0.5,
         restore_every: int | None = 10,
     ) -> None:
-        require(0 <= momentum < 1, "momentum", "a number in [0, 1)", momentum)
+        require(is_number(momentum, 0) and momentum < 1, "momentum", "a number in [0, 1)", momentum)
         super().__init__(params, {"lr": lr, "momentum": momentum, "guard": guard, "restore_every": restore_every})
 
     def _direction(
@@ -159,7 +199,8 @@ class OGDAdam(_OnTheGroup):
         guard: float = 0.5,
         restore_every: int | None = 10,
     ) -> None:
-        require(all(0 <= b < 1 for b in betas), "betas", "two numbers in [0, 1)", betas)
+        two = isinstance(betas, (tuple, list)) and len(betas) == 2 and all(is_number(b, 0) and b < 1 for b in betas)
+        require(two, "betas", "two numbers in [0, 1)", betas)
         super().__init__(params, {"lr": lr, "betas": betas, "guard": guard, "restore_every": restore_every})
 
     def _direction(

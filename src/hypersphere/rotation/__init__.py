@@ -4,14 +4,15 @@ from hypersphere.rotation.convert import fold_, rotate_, rotated_layers, rotatio
 from hypersphere.rotation.inputs import InputRotation
 from hypersphere.rotation.layout import Layout
 from hypersphere.rotation.measure import (
-    RotationPenalty,
     RotationState,
     degrees_of_freedom,
     measure,
     orthogonality_error,
 )
 from hypersphere.rotation.parametrization import Rotation
+from hypersphere.rotation.penalty import RotationPenalty
 from hypersphere.rotation.refine import refined
+from hypersphere.rotation.selection import select
 from hypersphere.rotation.stochastic import Stochastic
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "rotate_",
     "rotated_layers",
     "rotation_parameters",
+    "select",
     "use",
 ]

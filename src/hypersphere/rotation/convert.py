@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -11,20 +10,19 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hypersphere import sphere
-from hypersphere.functions.menu import choose, require
+from hypersphere.functions.menu import choose, is_number, require
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.functions.rowmap import RowMap
+from hypersphere.functions.rowmap import RowMap, is_whole
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.rotation.inputs import InputRotation
 from hypersphere.rotation.layout import Layout
 from hypersphere.rotation.parametrization import Rotation, require_finite
 from hypersphere.rotation.refine import refined
+from hypersphere.rotation.selection import Where, neurons_of, owners_of, select
 
 __all__ = ["Transformed", "fold_", "rotate_", "rotated_layers", "rotation_parameters", "select", "use"]
 
 METHODS: dict[str, type[RowMap]] = {**ORTHOGONALS, **TRANSFORMS}
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-Where = Callable[[str, nn.Module], bool]
 
 
 class Transformed(nn.Module):
@@ -52,6 +50,7 @@ def rotate_(
     learn_neurons: bool = False,
     normalize: bool = False,
     refine: str | Callable[[Tensor], Tensor] | None = None,
+    refine_steps: int = 5000,
     output: bool = False,
     spread: float | None = None,
 ) -> nn.Module:
@@ -72,6 +71,7 @@ def rotate_(
         normalize: whether neurons are put on the unit sphere first; torch's default initialisation is much shorter, and
             as rotations cannot lengthen neurons, such layers learn slowly without it.
         refine: lower the energy of V first: "mhe", "half_space_mhe", "comhe", or your own energy of rows.
+        refine_steps: how many steps that takes; see `refined`.
         output: whether the output layer may be among the layers (CLS-OPT).
         spread: start from free parameters of this standard deviation instead of from R = I (the paper draws with 1).
 
@@ -86,8 +86,11 @@ def rotate_(
     Reference:
         Liu et al., Orthogonal Over-Parameterized Training, CVPR 2021.
     """
-    require(spread is None or spread >= 0, "spread", "None or a number >= 0", spread)
-    make = _maker(method)
+    require(spread is None or is_number(spread, 0), "spread", "None or a number >= 0", spread)
+    require(is_whole(blocks, 1), "blocks", "a whole number >= 1", blocks)
+    require(is_whole(factors, 1), "factors", "a whole number >= 1", factors)
+    plain = blocks == 1 and factors == 1 and not shared and spread is None
+    make = _maker(method, plain=plain)
     layers = select(model, where, output=output)
     plans: list[tuple[nn.Module, Rotation | Transformed, Tensor]] = []
     for name, layer in layers:
@@ -100,7 +103,7 @@ def rotate_(
         turning = make(layout, rows)
         if spread and isinstance(turning, Rotation):
             nn.init.normal_(turning.parameter, std=spread)
-        rows = rows if refine is None else refined(rows, refine)
+        rows = rows if refine is None else refined(rows, refine, steps=refine_steps)
         plans.append((layer, turning, sphere.normalize(rows) if normalize else rows))
     for layer, turning, rows in plans:
         attach(layer, turning, rows, learn_neurons=learn_neurons)
@@ -140,8 +143,8 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
     places = [(parent, name, child) for parent in model.modules() for name, child in parent._modules.items()]
     wrapped = [(parent, name, child) for parent, name, child in places if isinstance(child, InputRotation)]
     require(not keep or not wrapped, "keep", "False where a model holds an InputRotation", keep)
-    owners = _owners(model)
-    for parent, name, child in wrapped:
+    owners = owners_of(model)
+    for _, name, child in wrapped:
         require_finite(child.free)
         if owners[id(child.module._parameters.get("weight"))] > 1:
             raise ValueError(f"the rows of {name!r} must be its own to be folded, but another layer shares them")
@@ -181,7 +184,10 @@ def original_of(layer: nn.Module) -> Tensor:
 def use(model: nn.Module, name: str) -> None:
     """Turn every rotated layer of `model` by the set of parameters `name`; a new name starts a set at R = I.
 
-    The state dict says which set is in use. To load it, call `use` with every name first, in any order.
+    The state dict says which set is in use. To load it, call `use` with every name first, in any order. Every set is
+    trained unless you freeze it: give the new parameters to the optimiser, and set `requires_grad_(False)` on the
+    others, which get no gradient; `DistributedDataParallel` wants that done before it wraps the model. An
+    `InputRotation` has one set, which serves under every name.
 
     >>> layer = rotate_(nn.Linear(4, 3))
     >>> use(layer, "second_task")
@@ -211,81 +217,25 @@ def rotation_parameters(model: nn.Module) -> list[nn.Parameter]:
     return found + [module.free for module in model.modules() if isinstance(module, InputRotation)]
 
 
-def select(model: nn.Module, where: Where | None, *, output: bool) -> list[tuple[str, nn.Module]]:
-    """Return the layers to rotate by name, checked: none rotated already, the output layer only if asked for."""
-    named = [(n, m) for n, m in model.named_modules() if ".parametrizations." not in f".{n}."]
-    found = [(name, module) for name, module in named if _has_neurons(module)]
-    for name, module in named:
-        if _is_transposed(module) and (where is None or where(name, module)):
-            kind = type(module).__name__
-            raise ValueError(f"layer {name!r} ({kind}) holds its weight as (in, out): leave it out by `where`")
-    last = _outputs(named)
-    if where is None:
-        found = [(name, module) for name, module in found if output or name not in last]
-    else:
-        found = [(name, module) for name, module in found if where(name, module)]
-        asked = [name for name, _ in found if name in last]
-        if asked and not output:
-            raise ValueError(f"where selects the output layer {asked[0]!r}; pass output=True to rotate it all the same")
-    owners = _owners(model)
-    shared = [name for name, module in found if owners[id(module._parameters.get("weight"))] > 1]
-    if shared:
-        raise ValueError(f"layer {shared[0]!r} must have a weight of its own, but it shares it with another layer")
-    if not found:
-        raise ValueError("where must select at least one layer with neurons (the output layer counts if output=True)")
-    return found
-
-
-def neurons_of(name: str, layer: nn.Module) -> Tensor:
-    """Return the weight of a layer that can be rotated, or raise an error that says why it cannot."""
-    if parametrize.is_parametrized(layer, "weight"):
-        by = type(layer.parametrizations.weight[0]).__name__  # type: ignore[union-attr,index]
-        raise ValueError(f"layer {name!r} must have a plain weight, but it is parametrised already (by {by})")
-    weight = layer.weight
-    assert isinstance(weight, Tensor)
-    sphere.require_finite_rows(f"the weight of layer {name!r}", weight)
-    return weight
-
-
-def _outputs(named: list[tuple[str, nn.Module]]) -> set[str]:
-    """The names of what counts as output: all heads, and the layer that is registered last."""
-    inner = [(name, module) for name, module in named if name and _has_neurons(module)]
-    turned = [name for name, module in named if name and isinstance(module, InputRotation)]
-    last = [name for name, module in named if name and (_has_neurons(module) or isinstance(module, InputRotation))][-1:]
-    heads = [name for name, module in inner if hasattr(module, "num_classes")]
-    return {*heads, *last, *(name for name, _ in inner if any(name.startswith(f"{t}.") for t in turned))}
-
-
-def _owners(model: nn.Module) -> Counter[int]:
-    """How many modules hold each parameter, by identity."""
-    return Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-
-
-def _has_neurons(module: nn.Module) -> bool:
-    """Whether the rows of `weight` are neurons: Linear, ConvNd, heads, and others' linear layers of shape (out, in)."""
-    if parametrize.is_parametrized(module, "weight"):
-        return isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or hasattr(module, "num_classes")
-    weight = module._parameters.get("weight")
-    if weight is None or nn.parameter.is_lazy(weight) or weight.ndim < 2 or not weight.is_floating_point():
-        return False
-    if isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or hasattr(module, "num_classes"):
-        return True
-    sides = getattr(module, "out_features", None), getattr(module, "in_features", None)
-    return tuple(weight.shape) == sides
-
-
-def _is_transposed(module: nn.Module) -> bool:
-    """Whether this is a linear layer with its neurons as columns, such as the Conv1D of transformers."""
-    weight = module._parameters.get("weight")
-    return weight is not None and tuple(weight.shape) == (getattr(module, "nx", None), getattr(module, "nf", None))
-
-
 def _maker(
-    method: str | RowMap | Callable[[int], nn.Module],
+    method: str | RowMap | Callable[[int], nn.Module], *, plain: bool
 ) -> Callable[[Layout, Tensor], Rotation | Transformed]:
-    """How the parametrisation of one layer is made."""
-    if callable(method) and not isinstance(method, (str, RowMap)):
-        make = method
-        return lambda layout, rows: Transformed(make(layout.size))
-    chosen: RowMap = choose(METHODS, method, "method")
-    return lambda layout, rows: Rotation(chosen, layout, like=rows)
+    """How the parametrisation of one layer is made; a module of the user's own knows no blocks and no spread."""
+    ours = isinstance(method, (str, RowMap)) or (isinstance(method, type) and issubclass(method, RowMap))
+    if ours or not callable(method):
+        chosen: RowMap = choose(METHODS, cast(RowMap, method), "method")
+        return lambda layout, rows: Rotation(chosen, layout, like=rows)
+    require(plain, "method", "a name or an object of ours for blocks, shared, factors or spread", method)
+    make = cast(Callable[[int], nn.Module], method)
+
+    def transformed(layout: Layout, rows: Tensor) -> Transformed:
+        made = make(layout.size)
+        require(isinstance(made, nn.Module), "method", "a callable that makes a module for a given d", made)
+        mode = made.training
+        with torch.no_grad():
+            shape = tuple(made.to(rows).eval()(rows).shape)
+        made.train(mode)
+        require(shape == tuple(rows.shape), "method", f"a module from and to rows {tuple(rows.shape)}", shape)
+        return Transformed(made)
+
+    return transformed

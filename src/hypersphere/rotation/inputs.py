@@ -64,6 +64,10 @@ class InputRotation(nn.Module):
         """Return how long the rows of a random direction are, for landscapes."""
         return {"free": direction_norms(self.method, self.free)}
 
+    def degrees_of_freedom(self) -> int:
+        """Return how many numbers R depends on, none if it is frozen."""
+        return self.method.degrees_of_freedom(cast(Tensor, self.module.weight).shape[1]) * self.free.requires_grad
+
     def turn(self, x: Tensor) -> Tensor:
         """Return x·R, row by row."""
         return x @ self.method(self.free).to(x.dtype)
@@ -120,7 +124,7 @@ class InputRotation(nn.Module):
         self.module.weight = rows.to(self.free)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InputRotation:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self._draw()
         return self
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hypersphere.functions.menu import require
+from hypersphere.functions.rowmap import is_whole
 
 __all__ = ["Layout"]
 
@@ -14,6 +15,8 @@ __all__ = ["Layout"]
 @dataclass(frozen=True)
 class Layout:
     r"""R = Diag(R₁…R_k), or a product of `factors` such matrices whose blocks take every b^j-th number.
+
+    `shared` makes all blocks of a factor one matrix; of a single block it says nothing.
 
     >>> Layout(size=8, blocks=4, factors=3).block
     2
@@ -27,10 +30,11 @@ class Layout:
     def __post_init__(self) -> None:
         """Refuse blocks that do not divide the neuron."""
         accepted = f"a divisor of {self.size}, the length of a neuron"
-        require(self.blocks >= 1 and self.size % self.blocks == 0, "blocks", accepted, self.blocks)
+        require(is_whole(self.blocks, 1) and self.size % self.blocks == 0, "blocks", accepted, self.blocks)
+        require(is_whole(self.factors, 1), "factors", "a whole number >= 1", self.factors)
         reach = self.block**self.factors
         accepted = f"a number >= 1 with (d/blocks)^factors = {self.block}^factors dividing d = {self.size}"
-        require(self.factors >= 1 and (self.factors == 1 or self.size % reach == 0), "factors", accepted, self.factors)
+        require(self.factors == 1 or self.size % reach == 0, "factors", accepted, self.factors)
 
     @property
     def block(self) -> int:

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from hypersphere import sphere
 from hypersphere.functions.menu import require
 from hypersphere.functions.orthogonal import SkewMap
+from hypersphere.functions.rowmap import RowMap
 from hypersphere.rotation.convert import original_of, rotated_layers
 from hypersphere.rotation.inputs import InputRotation
 from hypersphere.rotation.parametrization import Rotation
 from hypersphere.rotation.refine import energy_of
 
-__all__ = ["RotationPenalty", "RotationState", "degrees_of_freedom", "measure", "orthogonality_error"]
+__all__ = ["RotationState", "degrees_of_freedom", "measure", "orthogonality_error"]
 
 _ROWS = 1024  # an energy takes all pairs, so of a very large layer only the first rows are compared
 
@@ -33,7 +34,7 @@ class RotationState:
 
 @torch.no_grad()
 def measure(model: nn.Module) -> dict[str, RotationState]:
-    """Return the state of every rotated layer by name.
+    """Return the state of every rotated layer and every `InputRotation` by name.
 
     >>> from hypersphere.rotation import rotate_
     >>> measure(rotate_(nn.Linear(6, 4)))[""].degrees_of_freedom
@@ -42,12 +43,19 @@ def measure(model: nn.Module) -> dict[str, RotationState]:
     states = {}
     for name, layer, turning in rotated_layers(model):
         if isinstance(turning, Rotation):
+            free = sphere.widen(turning.parameter.detach())
             states[name] = RotationState(
-                _error(turning.matrices()),
+                _error(turning.method(free)),
                 _drift(original_of(layer), cast(Tensor, layer.weight)),
-                _generator_norm(turning),
+                _generator_norm(turning.method, free),
                 turning.degrees_of_freedom(),
             )
+    for name, module in model.named_modules():
+        if isinstance(module, InputRotation):
+            free, rows = sphere.widen(module.free.detach()), sphere.widen(cast(Tensor, module.module.weight).detach())
+            drift = _drift(rows, module.method(free, rows))
+            norm = _generator_norm(module.method, free)
+            states[name] = RotationState(_error(module.method(free)), drift, norm, module.degrees_of_freedom())
     return states
 
 
@@ -59,14 +67,18 @@ def orthogonality_error(model: nn.Module) -> float:
     >>> orthogonality_error(rotate_(nn.Linear(6, 4), "gram_schmidt"))
     0.0
     """
-    errors = [_error(t.matrices()) for _, _, t in rotated_layers(model) if isinstance(t, Rotation)]
-    errors += [_error(m.method(m.free)) for m in model.modules() if isinstance(m, InputRotation)]
+    errors = [
+        _error(t.method(sphere.widen(t.parameter.detach())))
+        for _, _, t in rotated_layers(model)
+        if isinstance(t, Rotation)
+    ]
+    errors += [_error(m.method(sphere.widen(m.free.detach()))) for m in model.modules() if isinstance(m, InputRotation)]
     require(bool(errors), "model", "a rotated model", type(model).__name__)
     return max(errors)
 
 
 def degrees_of_freedom(model: nn.Module) -> int:
-    """Return how many numbers training can change: d(d−1)/2 for a rotation, and every other trained parameter.
+    """Return how many numbers training can change: d(d−1)/2 for a trained rotation, and every other trained parameter.
 
     The OPT paper counts so in its Table 10: d² numbers behind Gram–Schmidt are d(d−1)/2.
 
@@ -80,32 +92,9 @@ def degrees_of_freedom(model: nn.Module) -> int:
             total += module.degrees_of_freedom()
             counted |= {id(p) for p in module.free.values()}
         elif isinstance(module, InputRotation):
-            total += module.method.degrees_of_freedom(module.method.size(module.free))
+            total += module.degrees_of_freedom()
             counted.add(id(module.free))
     return total + sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in counted)
-
-
-class RotationPenalty:
-    r"""β·Σ‖RᵀR − I‖²_F over the layers rotated by "free": the relaxation OR (OPT, equation 5).
-
-    >>> from hypersphere.rotation import rotate_
-    >>> RotationPenalty(rotate_(nn.Linear(6, 4), "free"), 0.1)()
-    tensor(0., grad_fn=<MulBackward0>)
-    """
-
-    def __init__(self, model: nn.Module, weight: float = 1.0) -> None:
-        require(weight >= 0, "weight", "a number >= 0", weight)
-        self.weight = weight
-        self.turnings = [t for _, _, t in rotated_layers(model) if isinstance(t, Rotation) and not t.method.exact]
-        require(bool(self.turnings), "model", "rotated by 'free' or another inexact map", type(model).__name__)
-
-    def __call__(self) -> Tensor:
-        """Return the penalty to add to the loss."""
-        return self.weight * torch.stack([_squared_error(t.method(t.parameter)) for t in self.turnings]).sum()
-
-
-def _squared_error(r: Tensor) -> Tensor:
-    return (r.mT @ r - torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)).square().sum()
 
 
 def _error(r: Tensor) -> float:
@@ -120,7 +109,7 @@ def _drift(before: Tensor, after: Tensor) -> float:
     return abs(now / start - 1)
 
 
-def _generator_norm(turning: Rotation) -> float | None:
-    if not isinstance(turning.method, SkewMap):
+def _generator_norm(method: RowMap, free: Tensor) -> float | None:
+    if not isinstance(method, SkewMap):
         return None
-    return float(torch.linalg.matrix_norm(turning.method.generator(turning.parameter), 2).max())
+    return float(torch.linalg.matrix_norm(method.generator(free), 2).max())

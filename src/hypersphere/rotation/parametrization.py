@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,13 @@ __all__ = ["Rotation", "direction_norms", "require_finite"]
 _ACTIVE = "active"  # the key of the state dict that says which set is in use, where there are several
 
 
+class TurnMemory(NamedTuple):
+    """What a gradient needs: the dimensions that were turned, as they were then, and the memories of the factors."""
+
+    dimensions: Tensor | None
+    factors: list[Memory]
+
+
 @dataclass
 class _Turned:
     """A rotated weight, what it was made from, and what its gradient needs."""
@@ -30,16 +37,20 @@ class _Turned:
     parameters: tuple[Tensor, ...]
     weight: Tensor
     version: int
-    memories: list[Memory]
+    memory: TurnMemory | None
     linked: dict[tuple[bool, bool], Tensor] = field(default_factory=dict)
 
 
 class Rotation(nn.Module):
     r"""Turns the neurons of one layer: W = V·Rᵀ, R from free parameters (OPT, section 3).
 
-    The weight is computed once and given out until its parameters change; they are compared by value, so that no way of
-    writing to them goes unnoticed. The gradient keeps the factorisation and not autograd's saved tensors: a weight may
-    be read many times, under `no_grad` and outside, and be differentiated by several `backward` calls. A compiled graph
+    The weight is computed once and given out until what it is made of changes. The free parameters, drawn dimensions
+    and neurons that are trained are compared by value, so that no way of writing to them goes unnoticed. Fixed neurons
+    V are compared by identity, address and version: writes through `.data` or NumPy are not noticed, in-place
+    operations and assignment are. The weight given out is shared: in-place operations on it are noticed and undone at
+    the next reading, writes to it through `.data` are not. In `eval` mode under `no_grad` only the weight is kept, and
+    not what its gradient needs. The gradient keeps the factorisation and not autograd's saved tensors: a weight may be
+    read many times, under `no_grad` and outside, and be differentiated by several `backward` calls. A compiled graph
     holds the rotation and computes it in every call, by the stablest factorisation, for it cannot look at the numbers:
     fold before compiling for inference.
 
@@ -83,7 +94,8 @@ class Rotation(nn.Module):
 
     def add(self, name: str) -> None:
         """Add a set of free parameters, R = I."""
-        require(name.isidentifier() and name not in self.free, "name", "an identifier that is not yet in use", name)
+        fits = isinstance(name, str) and name.isidentifier() and not hasattr(self.free, name)
+        require(fits, "name", "an identifier that is not yet in use, nor an attribute of ParameterDict", name)
         self.free[name] = nn.Parameter(self.identity())
 
     def use(self, name: str) -> None:
@@ -92,8 +104,12 @@ class Rotation(nn.Module):
         self.active = name
 
     def degrees_of_freedom(self) -> int:
-        """Return how many numbers R depends on, over all sets."""
-        return len(self.free) * self.layout.matrices * self.method.degrees_of_freedom(self.layout.block)
+        """Return how many numbers R depends on, over all sets that are trained."""
+        return (
+            sum(p.requires_grad for p in self.free.values())
+            * self.layout.matrices
+            * self.method.degrees_of_freedom(self.layout.block)
+        )
 
     def matrices(self) -> Tensor:
         """Return the matrices of the set in use: (d, d), or one for each block and factor."""
@@ -104,17 +120,18 @@ class Rotation(nn.Module):
         free = self.parameter
         if not sphere.inspectable(free, neurons):
             return _Linked.apply(self, None, free, neurons)
-        turned = self._current(free, neurons)
         wanted = (free.requires_grad, neurons.requires_grad)
-        if not torch.is_grad_enabled() or not any(wanted):
+        linked = torch.is_grad_enabled() and any(wanted)
+        turned = self._current(free, neurons, remember=linked or self.training)
+        if not linked:
             return turned.weight
         if wanted not in turned.linked:
             turned.linked[wanted] = _Linked.apply(self, turned, free, neurons)
         return turned.linked[wanted]
 
-    def turn(self, free: Tensor, rows: Tensor) -> tuple[Tensor, list[Memory]]:
-        """Return the turned rows (n, d) and the memories of the factors, outside autograd."""
-        dimensions = None if self.dimensions is None else self.dimensions.to(rows.device)
+    def turn(self, free: Tensor, rows: Tensor) -> tuple[Tensor, TurnMemory]:
+        """Return the turned rows (n, d) and what `turn_back` needs, outside autograd."""
+        dimensions = None if self.dimensions is None else self.dimensions.to(rows.device, copy=True)
         picked = rows if dimensions is None else rows[:, dimensions]
         memories = []
         for j in range(self.layout.factors):
@@ -122,14 +139,15 @@ class Rotation(nn.Module):
             picked = self.layout.join(cut, len(rows), j)
             memories.append(memory)
         if dimensions is None:
-            return picked, memories
+            return picked, TurnMemory(None, memories)
         turned = rows.clone()
         turned[:, dimensions] = picked
-        return turned, memories
+        return turned, TurnMemory(dimensions, memories)
 
-    def turn_back(self, memories: list[Memory], gradient: Tensor, *, rows: bool) -> tuple[Tensor, Tensor | None]:
+    def turn_back(self, memory: TurnMemory, gradient: Tensor, *, rows: bool) -> tuple[Tensor, Tensor | None]:
         """Return the gradients of the free parameters and of the rows (None unless `rows`)."""
-        picked = gradient if self.dimensions is None else gradient[:, self.dimensions]
+        dimensions, memories = memory
+        picked = gradient if dimensions is None else gradient[:, dimensions]
         pulled: list[Tensor] = []
         for j in reversed(range(self.layout.factors)):
             cut = self.layout.split(picked, j)
@@ -140,10 +158,10 @@ class Rotation(nn.Module):
         of_free = torch.stack(pulled) if self.layout.factors > 1 else pulled[0]
         if not rows:
             return of_free, None
-        if self.dimensions is None:
+        if dimensions is None:
             return of_free, picked
         of_rows = gradient.clone()
-        of_rows[:, self.dimensions] = picked
+        of_rows[:, dimensions] = picked
         return of_free, of_rows
 
     @torch.no_grad()
@@ -155,17 +173,18 @@ class Rotation(nn.Module):
         neurons.copy_(sphere.narrow(rows, neurons.dtype).view_as(neurons))
         self.parameter.copy_(self.identity())
 
-    def _current(self, free: Tensor, neurons: Tensor) -> _Turned:
-        """What is remembered, or made anew if any of its parameters has changed."""
-        stamps: tuple[int, ...] = (neurons._version, neurons.data_ptr())
+    def _current(self, free: Tensor, neurons: Tensor, *, remember: bool) -> _Turned:
+        """What is at hand, or made anew if anything it is made of has changed, or if its memory is wanted and gone."""
+        stamps = (neurons._version, neurons.data_ptr())
+        watched: tuple[Tensor, ...] = (free, neurons) if neurons.requires_grad else (free,)
         if self.dimensions is not None:
-            stamps += (self.dimensions._version,)
-        watched = (free, neurons) if neurons.requires_grad else (free,)
+            watched += (self.dimensions,)
         old = self._turned
         if (
             old is not None
             and old.neurons is neurons
             and old.stamps == stamps
+            and (old.memory is not None or not remember)
             and old.weight._version == old.version  # nobody has written into what was given out
             and len(old.parameters) == len(watched)
             and all(torch.equal(a, b) for a, b in zip(old.parameters, watched, strict=True))
@@ -173,10 +192,11 @@ class Rotation(nn.Module):
             return old
         require_finite(free)
         with torch.inference_mode(False), torch.no_grad(), sphere.full_precision(neurons):
-            rows, memories = self.turn(sphere.widen(free.detach()), sphere.widen(neurons.detach()).flatten(1))
-            weight = sphere.narrow(rows, neurons.dtype).view_as(neurons)
-            kept = tuple(tensor.detach().clone() for tensor in watched)
-        self._turned = _Turned(neurons, stamps, kept, weight, weight._version, memories)
+            kept = tuple(tensor.detach().clone() for tensor in watched)  # which a later step cannot write to
+            v = kept[1] if neurons.requires_grad else neurons.detach()
+            rows, memory = self.turn(sphere.widen(kept[0]), sphere.widen(v).flatten(1))
+            weight = _shaped(rows, neurons)
+        self._turned = _Turned(neurons, stamps, kept, weight, weight._version, memory if remember else None)
         return self._turned
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -220,23 +240,35 @@ class _Linked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rotation: Rotation, turned: _Turned | None, free: Tensor, neurons: Tensor) -> Tensor:
+        ctx.fixed = None
         if turned is None:
             with sphere.full_precision(neurons):
-                rows, memories = rotation.turn(sphere.widen(free.detach()), sphere.widen(neurons.detach()).flatten(1))
-            weight = sphere.narrow(rows, neurons.dtype).view_as(neurons)
+                rows, memory = rotation.turn(sphere.widen(free.detach()), sphere.widen(neurons.detach()).flatten(1))
+            weight = _shaped(rows, neurons)
         else:
-            weight, memories = turned.weight.detach(), turned.memories
-        ctx.rotation, ctx.memories = rotation, memories
+            assert turned.memory is not None
+            weight, memory = turned.weight.detach(), turned.memory
+            if memory.dimensions is None and not neurons.requires_grad:  # the memory then holds V itself
+                ctx.fixed = neurons.detach(), turned.stamps[0]
+        ctx.rotation, ctx.memory = rotation, memory
         ctx.shape, ctx.types = neurons.shape, (free.dtype, neurons.dtype)
         return weight
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, Tensor | None]:
+        if ctx.fixed is not None and ctx.fixed[0]._version != ctx.fixed[1]:
+            raise RuntimeError("the neurons of a rotated layer were changed (folded?) between forward and backward")
         with sphere.full_precision(gradient):
             rows = sphere.widen(gradient).flatten(1)
-            free, v = ctx.rotation.turn_back(ctx.memories, rows, rows=ctx.needs_input_grad[3])
+            free, v = ctx.rotation.turn_back(ctx.memory, rows, rows=ctx.needs_input_grad[3])
         return None, None, sphere.narrow(free, ctx.types[0]), None if v is None else v.view(ctx.shape).to(ctx.types[1])
+
+
+def _shaped(rows: Tensor, neurons: Tensor) -> Tensor:
+    """Rows in the shape, type and memory format of the neurons."""
+    weight = sphere.narrow(rows, neurons.dtype).view(neurons.shape)
+    return weight if neurons.is_contiguous() else torch.empty_like(neurons).copy_(weight)
 
 
 def direction_norms(method: RowMap, free: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from hypersphere import sphere
 from hypersphere.functions.kernel import Kernel, Riesz
 from hypersphere.functions.menu import require
+from hypersphere.functions.rowmap import is_whole
 
 __all__ = ["REFINEMENTS", "energy_of", "refined"]
 
@@ -71,7 +72,7 @@ def refined(
         require(energy in REFINEMENTS, "refine", names, energy)
         energy = REFINEMENTS[energy]
     require(callable(energy), "refine", "a name or a callable of rows", energy)
-    require(steps >= 1, "steps", "a number >= 1", steps)
+    require(is_whole(steps, 1), "steps", "a whole number >= 1", steps)
     require(rate > 0, "rate", "a positive number", rate)
     norms, now = sphere.polar(rows.detach())
     for t in range(steps):

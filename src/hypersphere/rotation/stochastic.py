@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from hypersphere.functions.menu import choose, require
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.functions.rowmap import RowMap
-from hypersphere.rotation.convert import attach, neurons_of, original_of, select
+from hypersphere.functions.rowmap import RowMap, is_whole
+from hypersphere.rotation.convert import attach, original_of, rotated_layers
 from hypersphere.rotation.layout import Layout
 from hypersphere.rotation.parametrization import Rotation
+from hypersphere.rotation.selection import neurons_of, select
 
 __all__ = ["Stochastic"]
 
@@ -54,9 +55,13 @@ class Stochastic:
         whole_first: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
-        require(every >= 1, "every", "a number >= 1", every)
+        require(is_whole(every, 1), "every", "a whole number >= 1", every)
         chosen = choose(ORTHOGONALS, method, "method")
+        require(isinstance(chosen, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
         layers = select(model, where, output=output)
+        if isinstance(fraction, Mapping):
+            unknown, names = set(fraction) - {name for name, _ in layers}, ", ".join(repr(name) for name, _ in layers)
+            require(not unknown, "fraction", f"a mapping from names of layers, {names}", sorted(unknown, key=str))
         counts = []
         for i, (name, layer) in enumerate(layers):
             size = neurons_of(name, layer).flatten(1).shape[1]
@@ -91,6 +96,8 @@ class Stochastic:
         if self.steps % self.every:
             return False
         for layer, turning in self.partial:
+            rotated = any(t is turning for _, _, t in rotated_layers(layer))
+            require(rotated, "model", "rotated still to go on, but a layer of it was folded", type(layer).__name__)
             neurons = original_of(layer)
             turning.fold(neurons)
             assert turning.dimensions is not None
@@ -118,7 +125,7 @@ def _count(fraction: float | int | Mapping[str, float | int], name: str, size: i
         require(name in fraction, "fraction", f"a mapping with an entry for every layer, {name!r} among them", fraction)
         fraction = fraction[name]
     if isinstance(fraction, int) and not isinstance(fraction, bool):
-        accepted = f"a number of dimensions in [2, {size}] of layer {name!r}, or a share of them in (0, 1]"
+        accepted = f"a number of dimensions in [2, {size}] of layer {name!r}, or a share of them as a float in (0, 1]"
         require(2 <= fraction <= size, "fraction", accepted, fraction)
         return fraction
     require(isinstance(fraction, float) and 0 < fraction <= 1, "fraction", "a share in (0, 1]", fraction)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hypersphere.heads import ShardedHead
 from hypersphere.heads.collectives import Processes
@@ -190,7 +190,7 @@ class Session:
             "step": self.progress.step,
             "loss": epoch.loss,
             "test_accuracy": accuracy(self.assembly.objective, self.assembly.test_batches()),
-            "energy": layer_energies(self.assembly.network.body, self._class_vectors()),
+            "energy": self._energies(),
             "seconds": round(self.seconds, 3),
         }
         self.measured = line
@@ -230,17 +230,14 @@ class Session:
     def _same_buffers(self) -> None:
         """Give all processes the buffers of the first, which are those that are saved."""
         if self.processes.size > 1:
-            for buffer in self.assembly.network.buffers():
-                if buffer.layout == torch.strided:
-                    torch.distributed.broadcast(buffer, 0)
+            for buffer in self.assembly.objective.buffers():
+                torch.distributed.broadcast(buffer, 0)
 
-    def _class_vectors(self) -> Tensor:
-        head: nn.Module = self.assembly.head
-        if isinstance(head, ShardedHead):
-            return head.full_state_dict().get("weight", head.weight)
-        weight = head.weight
-        assert isinstance(weight, Tensor)
-        return weight
+    def _energies(self) -> dict[str, float]:
+        """The energies of all layers, in the first process."""
+        head: Any = self.assembly.head
+        vectors = head.full_state_dict().get("weight") if isinstance(head, ShardedHead) else head.weight
+        return layer_energies(self.assembly.network.body, vectors) if self.processes.rank == 0 else {}
 
     def _agreed(self, *flags: bool) -> list[bool]:
         """Which flags any process raised."""

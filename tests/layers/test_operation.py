@@ -1,0 +1,175 @@
+"""The operator by hand: block by block as in one piece, at the poles, as an operator of torch, and what it keeps."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.library import opcheck
+
+from hypersphere.functions.magnitude import MAGNITUDES, Radial
+from hypersphere.layers import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
+from hypersphere.layers.blockwise import PRODUCT
+from hypersphere.layers.by_hand import blocks
+from hypersphere.layers.walk import Walk
+
+KINDS = {
+    "sphere": {},
+    "tanh": {"magnitude": "tanh", "learn_radius": "layer"},
+    "square cosine": {"magnitude": "log", "angular": "square_cosine"},
+    "linear angle": {"magnitude": "seg", "angular": "linear"},
+    "sigmoid": {"angular": "sigmoid", "learn_k": "filter", "magnitude": "mix"},
+    "weighted": {"angular": "sigmoid", "learn_k": "layer", "weighting": "linear", "magnitude": "ball"},
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def randn(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def gradients(layer, x):
+    y = layer(x)
+    return y, torch.autograd.grad((y * randn(*y.shape, seed=2)).sum(), [x, *layer.parameters()])
+
+
+@every_kind
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_batch_of_several_blocks_is_its_plain_operations(kind, memory_format):
+    samples, side = 33, 16
+    assert len(blocks(PRODUCT, 64 * side**2, torch.empty(samples))) == 2
+    layer = DecoupledConv2d(4, 64, 3, padding=1, groups=2, dtype=torch.float64, **KINDS[kind])
+    layer = layer.to(memory_format=memory_format).eval()
+    x = randn(samples, 4, side, side).to(memory_format=memory_format).requires_grad_()
+    y, ours = gradients(layer, x)
+    assert y.is_contiguous(memory_format=memory_format)
+    names = [name for name, _ in layer.named_parameters()]
+
+    def plain(x, *parameters):
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+
+    expected, pull = torch.func.vjp(plain, x.detach(), *[p.detach() for p in layer.parameters()])
+    torch.testing.assert_close(y, expected, atol=1e-11, rtol=0)
+    for a, b in zip(ours, pull(randn(*y.shape, seed=2)), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "walk",
+    [
+        Walk((3, 2), (1, 1), (1, 0), (1, 1)),
+        Walk((3, 3), (2, 3), (2, 1), (1, 1)),
+        Walk((2, 3), (3, 1), (0, 2), (2, 2)),
+        Walk((1, 1), (2, 2), (0, 0), (1, 1)),
+    ],
+)
+def test_spreading_over_windows_is_the_transpose_of_summing(walk):
+    x = randn(2, 3, 7, 8).requires_grad_()
+    y = walk.window_sum(x)
+    s = randn(*y.shape, seed=3)
+    (expected,) = torch.autograd.grad(y, x, s)
+    torch.testing.assert_close(walk.window_spread(s, x.shape[2:]), expected)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in MAGNITUDES.items() if issubclass(kind, Radial)])
+def test_slopes_of_magnitudes(name):
+    x = torch.tensor([0.2, 0.7, 1.3, 4.0], dtype=torch.float64, requires_grad=True)
+    kind = MAGNITUDES[name]
+    for h in (kind(), kind(alpha=3.0), *([kind(radius=2.5)] if hasattr(kind, "radius") else [])):
+        value = h(torch.ones_like(x), x) + 0 * x
+        torch.testing.assert_close(h.slope(x.detach()), torch.autograd.grad(value.sum(), x)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("g", ["linear", "sigmoid"])
+def test_at_the_poles_the_angle_has_no_gradient(g, dtype):
+    layer = DecoupledLinear(3, 1, bias=False, angular=g, dtype=dtype)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[2.0, 0.0, 0.0]]))
+    x = torch.tensor([[3.0, 0, 0], [-5.0, 0, 0], [0, 1.0, 0]], dtype=dtype, requires_grad=True)
+    y = layer(x)
+    assert y.flatten().tolist() == pytest.approx([1, -1, 0], abs=1e-6)
+    (to_x,) = torch.autograd.grad(y.sum(), x)
+    assert to_x[:2].abs().max() == 0
+    assert to_x[2, 0] > 0
+
+
+@pytest.mark.parametrize("learn_k", [None, "filter"])
+@pytest.mark.parametrize("angle", [0.01, 0.1, 1.0, 3.13])
+def test_slopes_near_the_poles_in_float32(angle, learn_k):
+    layer = DecoupledLinear(2, 1, bias=False, angular="sigmoid", learn_k=learn_k)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.0, 0.0]]))
+    x = torch.tensor([[math.cos(angle), math.sin(angle)]], requires_grad=True)
+    (ours,) = torch.autograd.grad(layer(x).sum(), x)
+    wide = x.detach().double().requires_grad_()
+    (theirs,) = torch.autograd.grad(layer.double()(wide).sum(), wide)
+    assert (ours - theirs).norm() < 2e-3 * theirs.norm()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (DecoupledConv1d(4, 6, 3, bias=False), (2, 4, 7)),
+        (DecoupledConv2d(4, 6, 3, bias=False, angular="linear"), (2, 4, 5, 5)),
+        (DecoupledConv3d(4, 6, 2, bias=False, magnitude="tanh"), (2, 4, 3, 3, 3)),
+        (DecoupledLinear(4, 6, bias=False, angular="sigmoid"), (5, 4)),
+        (DecoupledLinear(4, 6, weighting="linear"), (5, 4)),
+    ],
+)
+def test_an_inplace_activation_may_follow_any_layer(layer, shape):
+    x = randn(*shape).float().requires_grad_()
+    ours = torch.autograd.grad(F.relu(layer(x), inplace=True).sum(), [x, layer.weight])
+    theirs = torch.autograd.grad(F.relu(layer(x)).sum(), [x, layer.weight])
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_what_learns_alone_learns_the_same():
+    x = randn(2, 4, 6, 6)
+    for kind in KINDS.values():
+        layer = DecoupledConv2d(4, 6, 3, dtype=torch.float64, **kind).eval()
+        whole = gradients(layer, x.clone().requires_grad_())[1][1:]
+        y = layer(x)
+        alone = torch.autograd.grad((y * randn(*y.shape, seed=2)).sum(), list(layer.parameters()))
+        for a, b in zip(alone, whole, strict=True):
+            torch.testing.assert_close(a, b)
+        layer.requires_grad_(False)
+        some = x.clone().requires_grad_()
+        (to_x,) = torch.autograd.grad((layer(some) * randn(*y.shape, seed=2)).sum(), some)
+        torch.testing.assert_close(to_x, gradients(layer.requires_grad_(), some)[1][0])
+
+
+def test_torch_accepts_the_operator():
+    walk = Walk((3, 3), (1, 1), (1, 1), (1, 1)).numbers()
+    x, weight, ones = torch.randn(2, 2, 4, 4), torch.randn(3, 2, 3, 3), torch.ones(2, 1, 1, 1)
+    reciprocal = torch.rand(2, 1, 1, 4, 4) / 10
+    h, k = torch.rand(2, 1, 1, 4, 4), torch.rand(1, 3, 1, 1)
+    for learned in (x, weight, h, k):
+        learned.requires_grad_()
+    forward = torch.ops.hypersphere.decoupled.default
+    opcheck(forward, (x, weight, None, None, ones, reciprocal, None, walk, "cosine", [], True))
+    opcheck(forward, (x, weight, h, k, ones, reciprocal, reciprocal, walk, "sigmoid", [], True))
+
+
+@pytest.mark.parametrize("g", ["cosine", "linear", "sigmoid"])
+def test_compiled_layers_keep_as_little(g):
+    torch._dynamo.reset()
+    x = torch.randn(4, 64, 16, 16, requires_grad=True)
+    layer = DecoupledConv2d(64, 64, 3, padding=1, bias=False, angular=g)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    compiled(x)
+    weights = layer.weight.nbytes  # of which the sphere keeps the directions
+    assert kept(compiled, x) - 2 * weights <= 1.6 * (kept(nn.Conv2d(64, 64, 3), x) - weights)
+
+
+def kept(layer, x):
+    seen = {}
+
+    def pack(t):
+        seen[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = layer(x)
+    return sum(seen.values()) + 0 * len(y)
