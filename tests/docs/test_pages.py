@@ -125,7 +125,8 @@ def test_commands_of_the_pages_exist():
                 word, *rest = line.split()
                 assert word in commands, f"{page.name}: hypersphere {word}"
                 known = {option for parameter in commands[word].params for option in parameter.opts}
-                assert {option for option in rest if option.startswith("-")} <= known, f"{page.name}: {line}"
+                given = {option.split(".")[0].split("=")[0] for option in rest if option.startswith("-")}
+                assert given <= known, f"{page.name}: {line}"
 
 
 def test_symbols_have_names_that_exist():

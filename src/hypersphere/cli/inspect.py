@@ -15,7 +15,7 @@ from torch import nn
 from hypersphere import report
 from hypersphere.cli.target import check_target, write_json
 from hypersphere.data import DamagedData, MissingData
-from hypersphere.energy.checkpoint import weights_of
+from hypersphere.energy.checkpoint import UnreadableWeights, weights_of
 from hypersphere.energy.inspection import Inspection, LayerInspection
 from hypersphere.energy.inspection import inspect as inspect_neurons
 from hypersphere.energy.uniform import angle_density
@@ -72,11 +72,8 @@ def _inspection(model: nn.Module | Path, *, pairs: int, most: int, seed: int) ->
 def _check_readable(file: Path) -> None:
     try:
         next(weights_of(file), None)
-    except (ValueError, OSError):
-        raise
-    except Exception as error:  # a broken or foreign file can fail in any way
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise DamagedData(f"{file} cannot be opened as a file of weights, without running code: {reason}") from None
+    except UnreadableWeights as error:
+        raise DamagedData(str(error)) from None
 
 
 def layer_table(found: Inspection) -> report.Table:

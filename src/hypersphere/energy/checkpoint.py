@@ -14,9 +14,13 @@ from torch import Tensor, nn
 from hypersphere.energy.neurons import find_neurons
 from hypersphere.functions.menu import require
 
-__all__ = ["weights_of"]
+__all__ = ["UnreadableWeights", "weights_of"]
 
 _TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
+
+
+class UnreadableWeights(ValueError):
+    """A file that is no file of weights, or a broken one."""
 
 
 def weights_of(source: nn.Module | Mapping[str, Any] | str | Path) -> Iterator[tuple[str, Tensor | str]]:
@@ -105,7 +109,8 @@ def _told(file: Path) -> Iterator[None]:
         yield
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ValueError(f"{file} cannot be opened as a file of weights, without running code: {reason}") from None
+        words = f"{file} cannot be opened as a file of weights, without running code: {reason}"
+        raise UnreadableWeights(words) from None
 
 
 def _nested(mapping: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Tensor | str]]:
