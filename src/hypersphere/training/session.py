@@ -236,7 +236,7 @@ class Session:
     def _energies(self) -> dict[str, float]:
         """The energies of all layers, in the first process."""
         head: Any = self.assembly.head
-        vectors = head.full_state_dict().get("weight") if isinstance(head, ShardedHead) else head.weight
+        vectors: Any = head.full_state_dict().get("weight") if isinstance(head, ShardedHead) else head.weight
         return layer_energies(self.assembly.network.body, vectors) if self.processes.rank == 0 else {}
 
     def _agreed(self, *flags: bool) -> list[bool]:
