@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 
@@ -63,9 +64,9 @@ def by_loop(job: Job, task: Task) -> None:
 
 
 def by_session(job: Job, task: Task) -> None:
-    """All that `hypersphere train` does once the data are read."""
+    """All that `hypersphere train` does once the data are read and the settings written."""
     with tempfile.TemporaryDirectory() as folder:
-        Session(Run.create(folder, job), Assembly(job, task)).train()
+        Session(Run(Path(folder), job, {}), Assembly(job, task)).train()
 
 
 def main(arguments: list[str]) -> None:
