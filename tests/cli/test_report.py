@@ -282,10 +282,7 @@ def browser(tmp_path_factory):
 
 
 def opened(browser, path):
-    browser.resize(1280, 900)
-    browser.prefer(color_scheme="light", reduced_motion="reduce")
-    browser.open(Path(path))
-    browser.settle()
+    browser.visit(Path(path))
     return browser
 
 

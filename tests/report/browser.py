@@ -88,6 +88,15 @@ class Browser:
     def open(self, path: Path) -> None:
         self._call("POST", "/url", {"url": path.resolve().as_uri()})
 
+    def visit(self, path: Path) -> None:
+        """Open a page as one who never saw it: light, still, wide, nothing remembered from an earlier test."""
+        self.resize(1280, 900)
+        self.prefer(color_scheme="light", reduced_motion="reduce")
+        self.open(path)
+        self.run("localStorage.clear()")
+        self.open(path)
+        self.settle()
+
     def run(self, script: str, *arguments: object) -> Any:
         return self._call("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 

@@ -50,10 +50,7 @@ def charts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(browser: Browser, charts: Path) -> Browser:
-    browser.resize(1280, 900)
-    browser.prefer(color_scheme="light", reduced_motion="reduce")
-    browser.open(charts)
-    browser.settle()
+    browser.visit(charts)
     return browser
 
 
@@ -215,7 +212,6 @@ def test_both_themes_color_the_lines(opened: Browser) -> None:
     stroke = "return getComputedStyle(document.querySelector(arguments[0] + ' .line')).stroke"
     light = opened.run(stroke, f"{LOSS} svg")
     opened.prefer(color_scheme="dark", reduced_motion="reduce")
-    opened.run("localStorage.clear()")
     opened.until("document.documentElement.dataset.theme === 'dark'")
     dark = opened.run(stroke, f"{LOSS} svg")
     assert light == "rgb(15, 91, 216)"

@@ -24,12 +24,7 @@ def theme(browser: Browser) -> str:
 
 @pytest.fixture
 def opened(browser: Browser, page: Path) -> Browser:
-    browser.resize(1280, 900)
-    browser.prefer(color_scheme="light", reduced_motion="reduce")
-    browser.open(page)
-    browser.run("localStorage.clear()")
-    browser.open(page)
-    browser.settle()
+    browser.visit(page)
     return browser
 
 

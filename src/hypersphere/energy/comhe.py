@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.energy.draws import require_seed, seeded
+from hypersphere.energy.draws import require_seed, seeded, uncompiled
 from hypersphere.energy.hyperspherical import stacked_energy
 from hypersphere.energy.neurons import Neurons, Source, find_neurons, stack_equal_shapes
 from hypersphere.functions.kernel import kernel_of
@@ -135,7 +135,7 @@ class CoMHE(nn.Module):
         self._keep(total, bases)
         return total
 
-    @torch.compiler.disable
+    @uncompiled
     def _keep(self, total: Tensor, bases: dict[str, Tensor]) -> None:
         """Count the step and keep learned bases, unless numbers are not finite."""
         self.population.require_finite(total)
@@ -161,7 +161,7 @@ class CoMHE(nn.Module):
                 bases[key] = self.projection.basis(*layer.shape[1:], generator)
         return bases
 
-    @torch.compiler.disable
+    @uncompiled
     def _bases(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
         """The basis of every key at this step: drawn, or moved along its slope."""
         step = int(self.steps)

@@ -1,14 +1,20 @@
-"""Random draws that are the same on every rank and after a restart."""
+"""Random draws that are the same on every rank and after a restart, and made by Python in compiled programs."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import torch
 
 from hypersphere.functions.menu import require
 
-__all__ = ["require_seed", "seeded"]
+__all__ = ["require_seed", "seeded", "uncompiled"]
 
 _WORD = 2**64
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def seeded(seed: int, draw: int) -> torch.Generator:
@@ -41,3 +47,15 @@ def require_seed(seed: object) -> None:
     """
     whole = isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 2**63
     require(whole, "seed", "an integer of 64 bits", seed)
+
+
+def uncompiled(method: Callable[P, T]) -> Callable[P, T]:
+    """Leave a method to Python in a compiled caller; unlike torch's own decorator, import no compiler before that."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(method)(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    return call

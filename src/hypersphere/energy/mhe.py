@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.energy.draws import require_seed, seeded
+from hypersphere.energy.draws import require_seed, seeded, uncompiled
 from hypersphere.energy.hyperspherical import stacked_energy
 from hypersphere.energy.neurons import Population, Source, find_neurons, stack_equal_shapes
 from hypersphere.functions.kernel import kernel_of
@@ -131,7 +131,7 @@ class MHE(nn.Module):
     def _is_large(self, n: int) -> bool:
         return self.batch is not None and n > self.batch
 
-    @torch.compiler.disable
+    @uncompiled
     def _generator(self) -> torch.Generator:
         return seeded(int(self.seed), int(self.steps))
 
