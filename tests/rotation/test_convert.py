@@ -266,6 +266,8 @@ def test_a_butterfly_is_a_product_of_permuted_block_diagonal_rotations(factors):
 def test_counts_of_the_papers_table_10():
     assert degrees_of_freedom(cnn6()) == 257_984  # 258K
     assert degrees_of_freedom(rotate_(cnn6(), "gram_schmidt")) == 1_358_527  # 1.36M
+    model = rotate_(cnn6(), "free")  # descends on the group: as many
+    assert degrees_of_freedom(model, on_group=rotation_parameters(model)) == 1_358_527
     model = cnn6()
     Stochastic(model, 0.25, method="gram_schmidt")
     assert degrees_of_freedom(model) == 90_871  # 90.9K

@@ -26,7 +26,7 @@ _OPTS: dict[str, dict[str, Any]] = {
 def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     """Train, by rotation or not; error, accuracy, energy, and how many numbers training can change."""
     assembly = assemble(settings, trial)
-    numbers = rotation.degrees_of_freedom(assembly.objective)
+    numbers = rotation.degrees_of_freedom(assembly.objective, on_group=assembly.turning.on_group)
     outcome = classify(assembly, trial)
     more = {"accuracy": 100 - outcome.metrics["error"], "parameters": float(numbers)}
     return Outcome({**outcome.metrics, **more}, outcome.curves, outcome.tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -77,15 +78,21 @@ def orthogonality_error(model: nn.Module) -> float:
     return max(errors)
 
 
-def degrees_of_freedom(model: nn.Module) -> int:
+def degrees_of_freedom(model: nn.Module, *, on_group: Iterable[Tensor] = ()) -> int:
     """Return how many numbers training can change: d(d−1)/2 for a trained rotation, and every other trained parameter.
 
     The OPT paper counts so in its Table 10: d² numbers behind Gram–Schmidt are d(d−1)/2.
+
+    Args:
+        model: any, rotated or not.
+        on_group: those of its parameters that the optimiser keeps orthogonal (`hs.optim.OGD`), which nothing in the
+            model says; each d×d matrix of them counts d(d−1)/2 too.
 
     >>> from hypersphere.rotation import rotate_
     >>> degrees_of_freedom(rotate_(nn.Linear(6, 4), "gram_schmidt"))
     19
     """
+    kept = {id(p): p for p in on_group}
     total, counted = 0, set()
     for module in model.modules():
         if isinstance(module, Rotation):
@@ -94,7 +101,9 @@ def degrees_of_freedom(model: nn.Module) -> int:
         elif isinstance(module, InputRotation):
             total += module.degrees_of_freedom()
             counted.add(id(module.free))
-    return total + sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in counted)
+    total += sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in counted)
+    bound = sum(p.numel() // p.shape[-1] * (p.shape[-1] + 1) // 2 for p in kept.values() if p.requires_grad)
+    return total - bound
 
 
 def _error(r: Tensor) -> float:
