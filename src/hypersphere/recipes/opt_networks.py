@@ -161,7 +161,8 @@ CNN = Recipe(
     "for a rotation.",
 )
 
-_ADAM = {"name": "adam", "lr": 1e-3}
+_ADAM = {"name": "adam", "lr": 3e-3}
+_TURNING_ADAM = {**_ADAM, "rotation_lr": 0.01}
 POINTNET = Recipe(
     name="opt-pointnet",
     title="PointNet on ModelNet10, trained by rotation",
@@ -175,21 +176,15 @@ POINTNET = Recipe(
     ),
     rows=(
         Row("baseline", {}, {"accuracy": 87.1}),
-        Row(
-            "OPT (GS)",
-            {"rotation": _OPTS["OPT (GS)"], "optimizer": {**_ADAM, "rotation_lr": 1e-3}},
-            {"accuracy": 87.23},
-        ),
-        Row(
-            "OPT (CP)",
-            {"rotation": _OPTS["OPT (CP)"], "optimizer": {**_ADAM, "rotation_lr": 1e-3}},
-            {"accuracy": 87.81},
-        ),
+        Row("OPT (GS)", {"rotation": _OPTS["OPT (GS)"], "optimizer": _TURNING_ADAM}, {"accuracy": 87.23}),
+        Row("OPT (CP)", {"rotation": _OPTS["OPT (CP)"], "optimizer": _TURNING_ADAM}, {"accuracy": 87.81}),
     ),
     seeds=(0, 1),
     metrics=(Metric("accuracy", "test accuracy %", ".2f", True), ENERGY, _NUMBERS, SECONDS),
     run=run,
     note="PointNet without transforms and with narrow layers on the 10 classes of ModelNet10; 6 epochs of Adam in "
-    "batches of 32 at the source's rate, 1e-3, for all parameters of all rows; nothing was chosen. The "
-    "source's figures are of ModelNet40; the thesis prints 87.86 for CP, which the paper prints for OGD.",
+    "batches of 32. Rates were chosen on 800 shapes held out from training, 2 epochs of 1,500 others, one seed: of "
+    "three for plain training (0.003), of four for the rotations of CP and of three for GS (0.01), all else at "
+    "0.003. The source has 0.001 for everything; its figures are of ModelNet40, and the thesis "
+    "prints 87.86 for CP, which the paper prints for OGD.",
 )
