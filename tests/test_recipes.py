@@ -21,6 +21,7 @@ from hypersphere.recipes import (
     record,
     run_name,
 )
+from hypersphere.training.origin import commit_of, made_with
 
 RUNS = []
 
@@ -271,14 +272,14 @@ def test_the_commit_is_ours_or_none(tmp_path, monkeypatch):
     file.touch()
     git(tmp_path, "init")
     git(tmp_path, "commit", "--allow-empty", "-m", "theirs")
-    assert record._commit(file) is None  # the checkout is there, but it does not hold the package
+    assert commit_of(file) is None  # the checkout is there, but it does not hold the package
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "ours")
-    assert len(record._commit(file)) == 12
+    assert len(commit_of(file)) == 12
     (tmp_path / "package" / "other.py").touch()
-    assert record._commit(file).endswith("+changes")
+    assert commit_of(file).endswith("+changes")
     asked = []
-    monkeypatch.setattr(record, "_commit", lambda: asked.append(1))
+    monkeypatch.setattr(record, "made_with", lambda: asked.append(1) or made_with())
     execute(recipe(1, 2), tmp_path / "out")
     assert len(asked) == 1
 

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from hypersphere import sphere
-from hypersphere.evaluation.arrays import as_features, as_labels, blocks, is_whole
+from hypersphere.evaluation.arrays import as_features, as_labels, blocks
+from hypersphere.functions.menu import is_whole
 
 CPU = torch.device("cpu")
 

@@ -148,8 +148,10 @@ def main():
                     break
         if mode == "train":
             tell(wait_for(child(train, folder / "whole")))
-            for _ in range(200):
-                word = killed_after(one * moments.uniform(1, 7), train, folder / "run")
+            for attempt in range(
+                200
+            ):  # ever more patient, so that it ends also where the machine became slow meanwhile
+                word = killed_after(one * moments.uniform(1, 7) * 1.05**attempt, train, folder / "run")
                 tell(word)
                 if word != "killed":
                     break

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["require_seed", "seeded", "uncompiled"]
 
@@ -45,7 +45,7 @@ def require_seed(seed: object) -> None:
     Traceback (most recent call last):
     ValueError: seed must be an integer of 64 bits, not 1.5
     """
-    whole = isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 2**63
+    whole = is_whole(seed, -(2**63), 2**63 - 1)
     require(whole, "seed", "an integer of 64 bits", seed)
 
 

@@ -17,7 +17,7 @@ from hypersphere.energy.holes import hole_radius
 from hypersphere.energy.hyperspherical import stacked_energy
 from hypersphere.energy.uniform import random_energy
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.menu import is_number, require
+from hypersphere.functions.menu import is_whole, require
 from hypersphere.functions.potential import PairPotential
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def inspect(
         [('0', 16, 8), ('1', 4, 16)]
     """
     for name, number, low in (("pairs", pairs, 1), ("bins", bins, 1), ("probes", probes, 1), ("most", most, 2)):
-        require(isinstance(number, int) and is_number(number, low), name, f"an integer >= {low}", number)
+        require(is_whole(number, low), name, f"an integer >= {low}", number)
     found = list(inspect_layers(model, pairs=pairs, bins=bins, most=most, probes=probes, seed=seed))
     layers = tuple(layer for layer in found if isinstance(layer, LayerInspection))
     require(bool(layers), "model", "one with a matrix of two finite neurons or more", "without any")

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 
 from hypersphere import sphere
 from hypersphere.energy.neurons import find_neurons
-from hypersphere.functions.menu import is_number, require
+from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["LowRank", "factors", "low_rank_"]
 
@@ -33,7 +33,7 @@ class LowRank(nn.Module):
         rows = sphere.widen(weight.detach()).flatten(1)
         smaller = min(rows.shape)
         accepted = f"an integer from 1 to {smaller}, of {rows.shape[0]} x {rows.shape[1]} neurons"
-        require(isinstance(rank, int) and is_number(rank, 1, smaller), "rank", accepted, rank)
+        require(is_whole(rank, 1, smaller), "rank", accepted, rank)
         self.shape = tuple(weight.shape)
         self.register_buffer("left", torch.linalg.svd(rows, full_matrices=False).Vh[:rank].contiguous())
 

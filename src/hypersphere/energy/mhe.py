@@ -12,7 +12,7 @@ from hypersphere.energy.draws import require_seed, seeded, uncompiled
 from hypersphere.energy.hyperspherical import stacked_energy
 from hypersphere.energy.neurons import Population, Source, find_neurons, stack_equal_shapes
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.menu import is_number, require
+from hypersphere.functions.menu import is_number, is_whole, require
 from hypersphere.functions.potential import PairPotential
 from hypersphere.functions.repulsion import data_dependent_energy
 
@@ -67,7 +67,7 @@ class MHE(nn.Module):
         super().__init__()
         require(hidden is None or is_number(hidden, 0), "hidden", "None or a number >= 0", hidden)
         require(is_number(output, 0), "output", "a number >= 0", output)
-        whole = isinstance(batch, int) and is_number(batch, 2)
+        whole = is_whole(batch, 2)
         require(batch is None or whole, "batch", "None or an integer >= 2", batch)
         require_seed(seed)
         self.population = find_neurons(model, output=output_layer, where=where, shortest=2)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.functions.menu import is_number, require
+from hypersphere.functions.menu import is_number, is_whole, require
 
 __all__ = ["Minimum", "minimize"]
 
@@ -60,14 +60,14 @@ def minimize(
     """
     require(isinstance(half_space, bool), "half_space", "a bool", half_space)
     for name, value in (("n", n), ("d", d)):
-        require(isinstance(value, int) and not isinstance(value, bool), name, "an integer", value)
+        require(is_whole(value, -math.inf), name, "an integer", value)
     require(n >= (1 if half_space else 2), "n", "at least 2 (1 in half space)", n)
     on_line = n <= (1 if half_space else 2)
     require(d >= 2 or (d == 1 and on_line), "d", "at least 2 (1 for two points, or one in half space)", d)
     require(power == math.inf or is_number(power, 0), "power", "a number >= 0", power)
     restarts = (128 if power == math.inf else 32) if restarts is None else restarts
     for name, value in (("restarts", restarts), ("iterations", iterations)):
-        require(isinstance(value, int) and is_number(value, 1), name, "an integer >= 1", value)
+        require(is_whole(value, 1), name, "an integer >= 1", value)
     if n <= (d if half_space else d + 1):
         points = torch.eye(n, d, dtype=torch.float64) if half_space else _simplex(n, d)
         return Minimum(points, float(_energies(points[None], power, half_space)[0]))

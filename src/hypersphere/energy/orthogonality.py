@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hypersphere import sphere
 from hypersphere.energy.draws import require_seed, seeded
 from hypersphere.energy.neurons import Source, find_neurons, stack_equal_shapes
-from hypersphere.functions.menu import is_number, require
+from hypersphere.functions.menu import is_number, is_whole, require
 
 __all__ = ["SRIP", "Orthogonal", "Orthonormal"]
 
@@ -117,7 +117,7 @@ class SRIP(_GramRegulariser):
         seed: int = 0,
     ) -> None:
         super().__init__(model, weight, where=where)
-        whole = isinstance(iterations, int) and is_number(iterations, 1)
+        whole = is_whole(iterations, 1)
         require(whole, "iterations", "an integer >= 1", iterations)
         require_seed(seed)
         self.iterations = iterations

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.evaluation.arrays import Array, as_features, as_flags, as_labels, blocks, is_whole
+from hypersphere.evaluation.arrays import Array, as_features, as_flags, as_labels, blocks
 from hypersphere.evaluation.scores import cosine_scores
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["AngleDistribution", "AngleHistograms", "class_angles", "pair_angles", "smallest_angle"]
 

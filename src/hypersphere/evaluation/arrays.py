@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
@@ -14,7 +13,7 @@ from torch import Tensor
 from hypersphere import sphere
 from hypersphere.functions.menu import require
 
-__all__ = ["Array", "as_features", "as_flags", "as_labels", "as_scores", "as_tensor", "blocks", "is_whole"]
+__all__ = ["Array", "as_features", "as_flags", "as_labels", "as_scores", "as_tensor", "blocks"]
 
 Array: TypeAlias = Tensor | np.ndarray | Sequence[Any]
 ROWS = 65_536
@@ -31,20 +30,6 @@ def as_tensor(name: str, value: Array) -> Tensor:
             return torch.from_numpy(array if min(array.strides, default=0) >= 0 else array.copy())
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be a tensor or an array of numbers, not {type(value).__name__}") from error
-
-
-def is_whole(value: object, low: int) -> bool:
-    """Whether `value` is one whole number >= low, of Python, NumPy or torch; a truth value is none.
-
-    >>> is_whole(np.int64(5), 1), is_whole(5.0, 1), is_whole([5], 1)
-    (True, False, False)
-    """
-    if isinstance(value, (bool, np.bool_)) or getattr(value, "ndim", 0) != 0:
-        return False
-    try:
-        return operator.index(value) >= low  # type: ignore[arg-type]
-    except TypeError:
-        return False
 
 
 def as_features(name: str, value: Array, *, like: Tensor | None = None) -> Tensor:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hypersphere.evaluation.arrays import Array, as_flags, as_labels, as_scores, is_whole
+from hypersphere.evaluation.arrays import Array, as_flags, as_labels, as_scores
 from hypersphere.evaluation.roc import Ranked, Roc
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["STATISTICS", "Interval", "bootstrap"]
 

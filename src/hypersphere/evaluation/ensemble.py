@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.evaluation.arrays import Array, as_features, as_tensor, blocks, is_whole
-from hypersphere.functions.menu import require
+from hypersphere.evaluation.arrays import Array, as_features, as_tensor, blocks
+from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["concatenate", "mirrored_features", "patch_features"]
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.evaluation.arrays import Array, as_features, as_labels, blocks, is_whole
+from hypersphere.evaluation.arrays import Array, as_features, as_labels, blocks
 from hypersphere.evaluation.mates import Mates
 from hypersphere.evaluation.neighbours import nearest
 from hypersphere.evaluation.open_set import OpenSet, open_set
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["Identification", "identify"]
 

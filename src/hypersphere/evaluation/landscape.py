@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.evaluation.arrays import is_whole
-from hypersphere.functions.menu import is_number, require
+from hypersphere.functions.menu import is_number, is_whole, require
 
 __all__ = ["Landscape", "landscape"]
 

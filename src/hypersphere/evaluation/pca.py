@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hypersphere import sphere
 from hypersphere.evaluation.arrays import Array, as_features, blocks
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["Pca", "fit_pca"]
 
@@ -108,5 +108,5 @@ def _count(components: int | float | None, variances: Tensor) -> int:
     if isinstance(components, float) and 0 < components < 1:
         return min(int((variances.cumsum(0) < components * variances.sum()).sum()) + 1, most)
     accepted = f"a whole number from 1 to {most}, a share in (0, 1) or None"
-    require(isinstance(components, int) and 1 <= components <= most, "components", accepted, components)
+    require(is_whole(components, 1, most), "components", accepted, components)
     return int(components)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hypersphere.evaluation.arrays import Array, as_features, as_flags, as_labels, as_scores, blocks, is_whole
+from hypersphere.evaluation.arrays import Array, as_features, as_flags, as_labels, as_scores, blocks
 from hypersphere.evaluation.bootstrap import Interval, bootstrap, check_statistic, interval
 from hypersphere.evaluation.roc import FARS, OperatingPoint, Ranked, Roc
 from hypersphere.evaluation.scores import cosine_scores
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["Verification", "make_folds", "verify", "verify_scores"]
 

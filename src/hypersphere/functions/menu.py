@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-__all__ = ["choose", "is_number", "require"]
+__all__ = ["choose", "is_number", "is_whole", "require"]
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
@@ -41,6 +42,20 @@ def is_number(value: object, low: float, high: float = math.inf) -> bool:
     """
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return real and low <= value <= high and abs(value) < math.inf  # type: ignore[operator, arg-type]
+
+
+def is_whole(value: object, low: float, high: float = math.inf) -> bool:
+    """Whether `value` is one whole number (of Python, NumPy or torch, no truth value) in [low, high].
+
+    >>> is_whole(2, 1), is_whole(2.0, 1), is_whole(True, 1), is_whole([2], 1)
+    (True, False, False, False)
+    """
+    if isinstance(value, bool) or getattr(value, "ndim", 0) != 0 or not hasattr(value, "__index__"):
+        return False
+    try:
+        return low <= operator.index(value) <= high
+    except (TypeError, RuntimeError):  # a number of NumPy's or torch's that is not whole
+        return False
 
 
 def require(holds: bool, argument: str, accepted: str, value: object) -> None:

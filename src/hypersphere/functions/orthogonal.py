@@ -19,9 +19,9 @@ from torch import Tensor
 
 from hypersphere import sphere
 from hypersphere.functions import skew
-from hypersphere.functions.menu import is_number, require
+from hypersphere.functions.menu import is_number, is_whole, require
 from hypersphere.functions.orthogonalize import GramSchmidt, Householder, Lowdin
-from hypersphere.functions.rowmap import Memory, RowMap, is_whole, keeps_norms
+from hypersphere.functions.rowmap import Memory, RowMap, keeps_norms
 
 __all__ = [
     "ORTHOGONALS",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.functions.menu import is_number, require
+from hypersphere.functions.menu import is_number, is_whole, require
 from hypersphere.functions.potential import PairPotential
 from hypersphere.functions.repulsion import mutual_repulsion
 
@@ -125,7 +125,7 @@ def _pairs(w: Tensor) -> int:
 
 
 def _require_whole(name: str, value: object, low: int) -> None:
-    whole = isinstance(value, int) and is_number(value, low)
+    whole = is_whole(value, low)
     require(whole, name, f"an integer >= {low}", value)
 
 

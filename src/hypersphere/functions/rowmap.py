@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hypersphere import sphere
 
-__all__ = ["Memory", "RowMap", "is_whole", "keeps_norms"]
+__all__ = ["Memory", "RowMap", "keeps_norms"]
 
 Memory = tuple[Any, ...]
 
@@ -73,12 +73,3 @@ def keeps_norms(w: Tensor, v: Tensor) -> bool:
         return True
     before, after = v.square().sum(-1), w.square().sum(-1)
     return bool(((after - before).abs() <= sphere.rotation_tolerance(v.dtype) * before).all())
-
-
-def is_whole(value: object, low: int) -> bool:
-    """Whether `value` is an int (no bool) and not below `low`.
-
-    >>> is_whole(2, 1), is_whole(2.0, 1), is_whole(True, 1)
-    (True, False, False)
-    """
-    return isinstance(value, int) and not isinstance(value, bool) and value >= low

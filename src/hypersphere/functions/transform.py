@@ -15,8 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hypersphere.functions.menu import require
-from hypersphere.functions.rowmap import Memory, RowMap, is_whole
+from hypersphere.functions.menu import is_whole, require
+from hypersphere.functions.rowmap import Memory, RowMap
 
 __all__ = ["TRANSFORMS", "Banded", "PositiveDefinite", "Transform", "Triangular"]
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.functions.menu import is_number, require
-from hypersphere.functions.rowmap import is_whole
+from hypersphere.functions.menu import is_number, is_whole, require
 
 __all__ = ["OGD", "OGDAdam"]
 

@@ -82,6 +82,10 @@ _UNIT = {
     "optimizer": _sgd(0.1, 0.01),
     "rotation": {"name": "cayley", "normalize": True},
 }
+_AT_ITS_RATE = (
+    Row("xavier, baseline at 0.01", {"optimizer": _sgd(0.01)}, {"error": 2.14}),
+    Row("xavier, OPT (CP) at 0.01", {"optimizer": _sgd(0.01, 0.01), "rotation": _OPTS["OPT (CP)"]}, {"error": 1.49}),
+)
 MLP = Recipe(
     name="opt-mlp",
     title="A multilayer perceptron on MNIST, trained by rotation",
@@ -93,7 +97,12 @@ MLP = Recipe(
         batch_size=100,
         epochs=4,
     ),
-    rows=(*_digit_rows("normal", 6.05), Row("normal, OPT (CP), unit neurons", _UNIT), *_digit_rows("xavier", 2.14)),
+    rows=(
+        *_digit_rows("normal", 6.05),
+        Row("normal, OPT (CP), unit neurons", _UNIT),
+        *_digit_rows("xavier", 2.14),
+        *_AT_ITS_RATE,
+    ),
     seeds=(0, 1, 2, 3, 4),
     metrics=(ERROR, ENERGY, _NUMBERS, SECONDS),
     run=run,
@@ -103,7 +112,8 @@ MLP = Recipe(
     "from training, 3 epochs of 20,000 others, one seed: four for plain training, and for the rotations of CP "
     "four, of all others two or three, all else at the rate of plain training; with unit neurons all else at "
     "0.1, and of three. HR has the rate of GS, which it equals but for rounding and signs. S-OPT turns a quarter "
-    "of the dimensions, drawn anew every 100 steps. Trained numbers: d(d−1)/2 for a rotation.",
+    "of the dimensions, drawn anew every 100 steps. The last two rows have the source's rate, 0.01, for everything. "
+    "Trained numbers: d(d−1)/2 for a rotation.",
 )
 
 CNN6 = {"name": "opt_cnn6", "widths": [32, 32, 32], "feature_dim": 64, "norm": "batch"}

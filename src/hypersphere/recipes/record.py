@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import platform
 import reprlib
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +15,15 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-import numpy
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hypersphere import __version__
 from hypersphere.functions.menu import require
 from hypersphere.recipes.recipe import Recipe, Row, Trial
 from hypersphere.report.draft import replacing
+from hypersphere.training.origin import made_with
 
 __all__ = ["Record", "execute", "read_records", "read_tensors", "record_path", "run_name"]
 
@@ -93,7 +90,7 @@ def execute(
     require(set(rows or known) <= set(known), "rows", f"names among {', '.join(known)}", rows)
     chosen = [row for row in recipe.rows if rows is None or row.name in rows]
     planned = [(row, recipe.settings_of(row, changes)) for row in chosen]  # all of them before any is run
-    commit, records = _commit(), []
+    origin, records = made_with(), []
     for row, settings in planned:
         for seed in map(int, recipe.seeds if seeds is None else seeds):
             asked: dict[str, Any] = {"recipe": recipe.name, "row": row.name, "seed": seed, "settings": settings}
@@ -102,7 +99,7 @@ def execute(
             record = _finished(path, asked)
             if record is None:
                 trial = Trial(seed, partial(_tell, on_progress, row, seed), data_root)
-                record = _run(recipe, asked, trial, path, commit)
+                record = _run(recipe, asked, trial, path, origin)
             records.append(record)
             if on_progress is not None:
                 on_progress(row, seed, 1.0)
@@ -151,7 +148,7 @@ def _finished(path: Path, asked: Mapping[str, Any]) -> Record | None:
     return record if _text({key: getattr(record, key) for key in asked}) == _text(asked) else None
 
 
-def _run(recipe: Recipe, asked: Mapping[str, Any], trial: Trial, path: Path, commit: str | None) -> Record:
+def _run(recipe: Recipe, asked: Mapping[str, Any], trial: Trial, path: Path, origin: Mapping[str, Any]) -> Record:
     _require_writable(path.parent)
     kept = path.with_suffix(".safetensors")
     for old in (path, kept):  # the record first: it promises that its tensors are there
@@ -165,15 +162,10 @@ def _run(recipe: Recipe, asked: Mapping[str, Any], trial: Trial, path: Path, com
         metrics={key: _finite(value) for key, value in outcome.metrics.items()},
         seconds=round(time.perf_counter() - began, 3),
         curves={key: [_finite(f"{value:.6g}") for value in values] for key, values in outcome.curves.items()},
-        commit=commit,
-        versions={
-            "hypersphere": __version__,
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "numpy": numpy.__version__,
-        },
-        machine=f"{platform.system()} {platform.machine()}",
-        threads=torch.get_num_threads(),
+        commit=origin["commit"],
+        versions={name: origin[name] for name in ("hypersphere", "python", "torch", "numpy")},
+        machine=origin["machine"],
+        threads=origin["threads"],
     )
     if outcome.tensors:
         own = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in outcome.tensors.items()}
@@ -219,21 +211,3 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(_fits(item, parts[1]) for item in value.values())
     return kind is Any or type(value) is kind or (kind is float and type(value) is int)
-
-
-def _commit(file: Path = Path(__file__)) -> str | None:
-    """The commit of the source tree, marked if the package has changes; None if this file is in nobody's checkout."""
-
-    def git(*words: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", *words], cwd=file.parent, capture_output=True, text=True, timeout=10, check=True
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip()
-
-    if git("ls-files", "--error-unmatch", file.name) is None:  # installed inside somebody else's checkout, perhaps
-        return None
-    commit = git("rev-parse", "--short=12", "HEAD")
-    return commit and commit + ("+changes" if git("status", "--porcelain", "--", str(file.parent.parent)) else "")

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hypersphere import sphere
-from hypersphere.functions.menu import choose, is_number, require
+from hypersphere.functions.menu import choose, is_number, is_whole, require
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.functions.rowmap import RowMap, is_whole
+from hypersphere.functions.rowmap import RowMap
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.rotation.inputs import InputRotation
 from hypersphere.rotation.layout import Layout

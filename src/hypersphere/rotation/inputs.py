@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.functions.menu import choose, require
+from hypersphere.functions.menu import choose, is_whole, require
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.rowmap import RowMap
 from hypersphere.rotation.parametrization import direction_norms, require_finite
@@ -45,7 +45,7 @@ class InputRotation(nn.Module):
         accepted = "a layer with a plain weight of rows (n, d), such as Linear or a head"
         require(weight is not None and weight.ndim == 2, "module", accepted, type(module).__name__)
         assert weight is not None
-        whole = seed is None or (isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 2**63)
+        whole = seed is None or (is_whole(seed, -(2**63), 2**63 - 1))
         require(whole, "seed", "None or a whole number", seed)
         self.method = choose(ORTHOGONALS, method, "method")
         require(isinstance(self.method, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)

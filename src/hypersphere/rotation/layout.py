@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hypersphere.functions.menu import require
-from hypersphere.functions.rowmap import is_whole
+from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["Layout"]
 

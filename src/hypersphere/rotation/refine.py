@@ -9,8 +9,7 @@ from torch import Tensor
 
 from hypersphere import sphere
 from hypersphere.functions.kernel import Kernel, Riesz
-from hypersphere.functions.menu import require
-from hypersphere.functions.rowmap import is_whole
+from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["REFINEMENTS", "energy_of", "refined"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypersphere.functions.menu import choose, require
+from hypersphere.functions.menu import choose, is_whole, require
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.functions.rowmap import RowMap, is_whole
+from hypersphere.functions.rowmap import RowMap
 from hypersphere.rotation.convert import attach, original_of, rotated_layers
 from hypersphere.rotation.layout import Layout
 from hypersphere.rotation.parametrization import Rotation

@@ -7,6 +7,8 @@ from hypersphere.training.job import Assembly, Job
 from hypersphere.training.loop import Epoch, Progress, embed, fit, minimize, predict
 from hypersphere.training.objective import Objective
 from hypersphere.training.random_state import RandomState
+from hypersphere.training.run import Run
+from hypersphere.training.session import Session
 from hypersphere.training.task import Task, load_task
 
 __all__ = [
@@ -20,6 +22,8 @@ __all__ = [
     "Objective",
     "Progress",
     "RandomState",
+    "Run",
+    "Session",
     "Task",
     "embed",
     "fit",

@@ -93,7 +93,6 @@ def write_checkpoint(folder: Path, step: int, modules: Mapping[str, nn.Module], 
         if isinstance(known, OSError):
             raise OSError(known.errno, known.strerror) from error
         raise OSError(str(error).splitlines()[0]) from error
-    _load_state(folder / STATE, mmap=True)
     manifest = {
         "format": FORMAT,
         "step": step,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypersphere import data
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_whole, require
 from hypersphere.training.parts import Spec, make
 
 __all__ = ["TASKS", "Task", "load_task"]
@@ -80,7 +80,7 @@ def _of_splits(train: Any, test: Any) -> Task:
 
 
 def _pooled(images: Tensor, pool: int) -> Tensor:
-    whole = isinstance(pool, int) and pool >= 1
+    whole = is_whole(pool, 1)
     require(whole and (pool == 1 or images.ndim == 4), "data.pool", "a number >= 1, and 1 unless of images", pool)
     if pool == 1:
         return images
