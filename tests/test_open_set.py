@@ -1,11 +1,8 @@
-from pathlib import Path
-
 import pytest
 import torch
 
 from hypersphere.evaluation import verify
 from hypersphere.models import EmbeddingCNN
-from hypersphere.recipes import RECIPES, read_records
 from hypersphere.recipes.open_set import SLOW, TRAINING, Shifted, make_head, objectives, train_embedding
 from hypersphere.training import Batches, embed
 
@@ -51,14 +48,3 @@ def test_bad_settings_name_themselves():
         make_head({"head": "nonsense", "options": {}}, 8, 6)
     with pytest.raises(ValueError, match="image_size must be at least 8 high and wide"):
         EmbeddingCNN(1, (4, 4))
-
-
-def test_kept_records_belong_to_their_recipes():
-    kept = Path(__file__).parent.parent / "results"
-    for name in ("omniglot", "lfw"):
-        recipe = RECIPES[name]
-        records = read_records(kept, name)
-        assert {(r.row, r.seed) for r in records} == {(row.name, seed) for row in recipe.rows for seed in recipe.seeds}
-        for record in records:
-            (row,) = (row for row in recipe.rows if row.name == record.row)
-            assert record.settings == recipe.settings_of(row, {}), record.row

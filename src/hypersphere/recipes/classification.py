@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypersphere import energy, training
+from hypersphere import training
 from hypersphere.recipes.recipe import Metric, Outcome, Trial
+from hypersphere.training.measure import accuracy, layer_energies, mean_energy
 
 __all__ = ["ENERGY", "ERROR", "IMAGES", "SECONDS", "assemble", "classify", "hidden_energy", "run", "settings_of"]
 
@@ -104,20 +105,14 @@ def classify(
 def test_error(assembly: training.Assembly) -> float:
     """The share of the test data that is not recognised, in per cent; NaN if the features are not finite."""
     try:
-        features, labels = training.embed(assembly.network, assembly.test_batches())
-        return 100 * float((training.predict(assembly.head, features) != labels).double().mean())
-    except ValueError:
+        return 100 * (1 - accuracy(assembly.objective, assembly.test_batches()))
+    except FloatingPointError:
         return math.nan
 
 
-@torch.no_grad()
 def hidden_energy(assembly: training.Assembly) -> float:
-    """The half-space energy (s = 2) of the hidden neurons, averaged over layers of two or more."""
-    weights = [
-        module.weight.detach().flatten(1)
-        for module in assembly.network.body.modules()
-        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Linear)) and len(module.weight) > 1
-    ]
-    finite = all(bool(torch.isfinite(weight).all()) for weight in weights)
-    values = [float(energy.hyperspherical_energy(w, half_space=True)) for w in weights] if finite else [math.nan]
-    return sum(values) / len(values)
+    """The half-space energy (s = 2) of the hidden neurons, averaged over layers of two or more; NaN if not finite."""
+    network, head = assembly.network.body, assembly.head
+    if not all(bool(torch.isfinite(p).all()) for p in (*network.parameters(), *head.parameters())):
+        return math.nan
+    return mean_energy(layer_energies(network, head.weight))

@@ -26,7 +26,7 @@ _SETTINGS = settings_of(
     epochs=200,
 )
 _METRICS = (Metric("accuracy", "test accuracy %", ".2f", True), ENERGY)
-_PAPERS = {  # Citeseer, Cora, Pubmed
+_PAPERS = {  # plain, half-space MHE, RP-CoMHE
     "citeseer": (70.3, 71.5, 72.1),
     "cora": (81.3, 82.0, 82.7),
     "pubmed": (79.0, 79.0, 79.5),

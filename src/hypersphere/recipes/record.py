@@ -20,8 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hypersphere.data import DamagedData
 from hypersphere.functions.menu import require
-from hypersphere.recipes.recipe import Recipe, Row, Trial
+from hypersphere.recipes.recipe import Outcome, Recipe, Row, Trial
 from hypersphere.report.draft import replacing
 from hypersphere.training.origin import made_with
 
@@ -52,14 +53,14 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read a record; a damaged one is a `ValueError` that names the file."""
+        """Read a record; what is none is `DamagedData` that names the file."""
         try:
             record = cls(**json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None))
             for name, kind in get_type_hints(cls).items():
                 if not _fits(getattr(record, name), kind):
                     raise ValueError(f"{name} must be {kind}, not {reprlib.repr(getattr(record, name))}")
         except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path} is not a record: {error}") from None
+            raise DamagedData(f"{path} is not a record: {error}") from None
         return record
 
 
@@ -80,8 +81,8 @@ def execute(
         out: folder of the records; `out/NAME/ROW/seed-K.json`, tensors beside it as safetensors.
         seeds: instead of the recipe's own.
         rows: names of the rows to run; all if None.
-        overrides: settings instead of the recipe's and the rows', for a smaller or larger scale; they become part of
-            the record, and their records lie apart, in `out/NAME@MARK/`.
+        overrides: settings instead of the recipe's, for a smaller or larger scale, but none that rows set themselves;
+            they become part of the record, and their records lie apart, in `out/NAME@MARK/`.
         data_root: where data sets lie; None leaves it to the data room.
         on_progress: told the row, the seed and the part of it that is done (1 when it is finished or was before).
     """
@@ -132,7 +133,7 @@ def read_tensors(out: Path, record: Record) -> dict[str, Tensor]:
     try:
         return load_file(path) if path.exists() else {}
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a file of tensors: {error}") from None
+        raise DamagedData(f"{path} is not a file of tensors: {error}") from None
 
 
 def _tell(on_progress: Callable[[Row, int, float], None] | None, row: Row, seed: int, part: float) -> None:
@@ -151,12 +152,15 @@ def _finished(path: Path, asked: Mapping[str, Any]) -> Record | None:
 def _run(recipe: Recipe, asked: Mapping[str, Any], trial: Trial, path: Path, origin: Mapping[str, Any]) -> Record:
     _require_writable(path.parent)
     kept = path.with_suffix(".safetensors")
-    for old in (path, kept):  # the record first: it promises that its tensors are there
+    for old in (path, kept):  # of other settings; the record first: it promises that its tensors are there
         old.unlink(missing_ok=True)
     trial.tell(0.0)
     torch.manual_seed(trial.seed)
     began = time.perf_counter()
-    outcome = recipe.run(asked["settings"], trial)
+    try:
+        outcome = recipe.run(asked["settings"], trial)
+    except FloatingPointError:
+        outcome = Outcome({"diverged": 1.0})
     record = Record(
         **asked,
         metrics={key: _finite(value) for key, value in outcome.metrics.items()},
