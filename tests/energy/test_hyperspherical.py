@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import oracle
 from hypersphere.energy import data_dependent_energy, hyperspherical_energy, random_batch_energy
 from hypersphere.energy.hyperspherical import stacked_energy
-from hypersphere.functions import repulsion
+from hypersphere.functions import cross_repulsion, repulsion
 from hypersphere.functions.potential import PairPotential
 
 from . import reference
@@ -136,7 +136,7 @@ def test_blocks_give_what_a_whole_matrix_gives(monkeypatch):
         (slope,) = torch.autograd.grad(whole, w)
         with monkeypatch.context() as small:
             small.setattr(repulsion, "_PAIRS_AT_ONCE", 100)
-            small.setattr(repulsion, "_PAIRS_IN_CACHE", 400)
+            small.setattr(repulsion, "PAIRS_IN_CACHE", 400)
             blocked = hyperspherical_energy(w, **choice)
             torch.testing.assert_close(blocked, whole, rtol=1e-12, atol=0)
             torch.testing.assert_close(torch.autograd.grad(blocked, w)[0], slope, rtol=1e-9, atol=1e-14)
@@ -197,7 +197,7 @@ def test_data_dependent_energy_agrees_with_the_reference_and_is_unbiased():
 
 def test_data_dependent_energy_differentiates_twice_and_in_blocks(monkeypatch):
     w, labels = neurons(9, 3).requires_grad_(), torch.tensor([1, 1, 8])
-    monkeypatch.setattr(repulsion, "_PAIRS_IN_CACHE", 1)
+    monkeypatch.setattr(cross_repulsion, "PAIRS_IN_CACHE", 1)
     monkeypatch.setattr(repulsion, "max", lambda a, b: 4 if a == 256 else max(a, b), raising=False)
     for power in (0, 2):
         assert gradcheck(lambda w, p=power: data_dependent_energy(w, labels, power=p), (w,))

@@ -8,7 +8,7 @@ from hypersphere.energy.mhe import MHE
 from hypersphere.energy.minimum import Minimum, minimize
 from hypersphere.energy.orthogonality import SRIP, Orthogonal, Orthonormal
 from hypersphere.energy.uniform import random_energy
-from hypersphere.functions.repulsion import data_dependent_energy
+from hypersphere.functions.cross_repulsion import data_dependent_energy
 
 __all__ = [
     "MHE",

@@ -11,10 +11,10 @@ from hypersphere import sphere
 from hypersphere.energy.draws import require_seed, seeded, uncompiled
 from hypersphere.energy.hyperspherical import stacked_energy
 from hypersphere.energy.neurons import Population, Source, find_neurons, stack_equal_shapes
+from hypersphere.functions.cross_repulsion import data_dependent_energy
 from hypersphere.functions.kernel import kernel_of
 from hypersphere.functions.menu import is_number, is_whole, require
 from hypersphere.functions.potential import PairPotential
-from hypersphere.functions.repulsion import data_dependent_energy
 
 __all__ = ["MHE"]
 

@@ -125,8 +125,7 @@ def _pairs(w: Tensor) -> int:
 
 
 def _require_whole(name: str, value: object, low: int) -> None:
-    whole = is_whole(value, low)
-    require(whole, name, f"an integer >= {low}", value)
+    require(is_whole(value, low), name, f"an integer >= {low}", value)
 
 
 def _require_shape(dim: int, views: int, every: int, d: int | None = None) -> None:

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hypersphere import sphere
+from hypersphere.functions.cross_repulsion import cross_repulsion
 from hypersphere.functions.kernel import Riesz
 from hypersphere.functions.menu import require
 from hypersphere.functions.potential import PairPotential
-from hypersphere.functions.repulsion import cross_repulsion
 from hypersphere.heads.classes import Classes
 from hypersphere.heads.collectives import Processes
 from hypersphere.heads.terms import Terms, Wanted, class_terms
