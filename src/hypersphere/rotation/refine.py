@@ -8,28 +8,25 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.functions.kernel import Kernel, Riesz
 from hypersphere.functions.menu import is_whole, require
+from hypersphere.functions.potential import PairPotential
+from hypersphere.functions.repulsion import mutual_repulsion
 
 __all__ = ["REFINEMENTS", "energy_of", "refined"]
 
 
-def energy_of(rows: Tensor, *, half_space: bool = False, kernel: Kernel | None = None) -> Tensor:
-    r"""Mean of f over the ordered pairs of directions; z^−2 unless told otherwise. In half space, over ±ŵᵢ.
+def energy_of(rows: Tensor, *, half_space: bool = False) -> Tensor:
+    r"""Mean of ‖ŵᵢ − ŵⱼ‖^−2 over the ordered pairs of directions; in half space, over those of ±ŵᵢ.
 
     >>> energy_of(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
     tensor(0.2500)
     """
-    f = (kernel or Riesz(power=2)).of_square
     n = len(rows)
     require(n >= 2, "rows", "at least two neurons", n)
-    cosines = sphere.cosines(rows, rows)
-    off = ~torch.eye(n, dtype=torch.bool, device=rows.device)
-    near = (f(2 - 2 * cosines) * off).sum()
+    pairs = mutual_repulsion(sphere.widen(rows), PairPotential(half_space=half_space))
     if not half_space:
-        return near / (n * (n - 1))
-    far = (f(2 + 2 * cosines) * off).sum() + n * f(torch.full_like(near, 4.0))
-    return 2 * (near + far) / (2 * n * (2 * n - 1))
+        return pairs / (n * (n - 1))
+    return (pairs + n / 4) / (n * (2 * n - 1))  # a direction and its mirror image are 2 apart
 
 
 def _half_space(rows: Tensor) -> Tensor:
