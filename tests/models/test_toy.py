@@ -24,6 +24,10 @@ def test_makers_decide_what_the_toy_network_is_made_of():
     assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 2)
 
 
+def test_images_may_be_wider_than_high():
+    assert ToyCNN(1, (8, 12))(torch.zeros(2, 1, 8, 12)).shape == (2, 3)
+
+
 def test_a_toy_network_of_spheres():
     torch.manual_seed(0)
     model = ToyCNN(1, 8, 3, (4,), conv=DecoupledConv2d, linear=DecoupledLinear)

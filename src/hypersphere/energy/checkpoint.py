@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypersphere.functions.menu import require
 
 __all__ = ["UnreadableWeights", "weights_of"]
 
+_COLORS = re.compile("\x1b\\[[0-9;]*m")
 _TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -108,7 +110,7 @@ def _told(file: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = _COLORS.sub("", str(error)).strip().partition("\n")[0].rstrip(": ") or type(error).__name__
         words = f"{file} cannot be opened as a file of weights, without running code: {reason}"
         raise UnreadableWeights(words) from None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from hypersphere.functions.menu import require
+from hypersphere.models.units import two_sides
 
 __all__ = ["ToyCNN"]
 
@@ -31,7 +32,7 @@ class ToyCNN(nn.Module):
     def __init__(
         self,
         in_channels: int,
-        image_size: int,
+        image_size: int | tuple[int, int],
         feature_dim: int = 3,
         widths: tuple[int, ...] = (32, 64),
         *,
@@ -41,18 +42,24 @@ class ToyCNN(nn.Module):
         super().__init__()
         require(feature_dim >= 1, "feature_dim", "a number >= 1", feature_dim)
         require(all(width >= 1 for width in widths), "widths", "numbers >= 1", widths)
-        side, left_over = divmod(image_size, 2 ** len(widths))
-        require(side >= 1 and left_over == 0, "image_size", f"a multiple of {2 ** len(widths)}", image_size)
+        step = 2 ** len(widths)
+        height, width = two_sides(image_size, 1)
+        require(
+            height % step == width % step == 0,
+            "image_size",
+            f"a multiple of {step}, or two of them (height, width)",
+            image_size,
+        )
         layers: list[nn.Module] = []
         before = in_channels
-        for width in widths:
-            for channels in (before, width):
-                layers += [conv(channels, width, 3, padding=1), nn.PReLU(width)]
+        for filters in widths:
+            for channels in (before, filters):
+                layers += [conv(channels, filters, 3, padding=1), nn.PReLU(filters)]
             layers.append(nn.MaxPool2d(2))
-            before = width
+            before = filters
         self.stages = nn.Sequential(*layers)
         self.feature_dim = feature_dim
-        self.feature = linear(before * side * side, feature_dim)
+        self.feature = linear(before * (height // step) * (width // step), feature_dim)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) to features (B, feature_dim)."""
