@@ -2,8 +2,11 @@ import sys
 
 import pytest
 from PIL import Image
+from report.browser import MISSING, Browser, find_chromium
 
 from hypersphere.cli import commands
+from hypersphere.cli import report as reporting
+from hypersphere.cli.train import train as train_by_command
 from hypersphere.training import Job, minimize
 from hypersphere.training.run import Run
 
@@ -13,6 +16,10 @@ SETTINGS = {
     "optimizer": {"name": "adamw", "lr": 0.02},
     "epochs": 8,
 }
+
+SMALL = {"epochs": 4, "batch_size": 50}
+WORDS = ("--data.limit=300", "--model.widths=[4,4]", "--optimizer.lr=0.02")
+SIGMOID = ("--operator.angular=sigmoid", "--operator.learn_k=filter", "--model.feature_dim=5")
 
 
 def train(folder, **settings):
@@ -104,3 +111,37 @@ def draw_images():
         return folder
 
     return draw
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """Runs of the command: two that differ in their seed, one of another operator and more dimensions, and one in
+    bfloat16."""
+    root = tmp_path_factory.mktemp("runs")
+    for name, options, words in (
+        ("softmax-0", {}, ()),
+        ("softmax-1", {"seed": 1}, ()),
+        ("sigmoid", {"operator": "sphere"}, SIGMOID),
+        ("half", {"precision": "bfloat16"}, ("--model.feature_dim=8",)),
+    ):
+        assert train_by_command(root / name, options=SMALL | options, words=[*WORDS, *words], log_every=2) == 0
+    return root
+
+
+@pytest.fixture(scope="session")
+def page(runs):
+    return reporting.report([runs / "sigmoid"], landscape=True)
+
+
+@pytest.fixture(scope="session")
+def comparison(runs, tmp_path_factory):
+    folders = [runs / name for name in ("softmax-0", "softmax-1", "sigmoid")]
+    return reporting.report(folders, tmp_path_factory.mktemp("pages") / "all.html")
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    if find_chromium() is None:
+        pytest.skip(MISSING)
+    with Browser(tmp_path_factory.mktemp("chromium")) as opened:
+        yield opened

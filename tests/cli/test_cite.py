@@ -1,11 +1,8 @@
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from hypersphere.cli.catalogue import MENUS
 from hypersphere.cli.cite import OPTIONS, SOURCES, works_of
 from hypersphere.cli.references import REFERENCES
 from hypersphere.heads import PRESETS
@@ -88,26 +85,3 @@ def test_misuse(plain, fails, tmp_path):
     assert "cite needs a run, or --all" in fails(2, "cite")
     assert "cite needs a run, or --all" in fails(2, "cite", plain.folder, "--all")
     assert "is no run of `hypersphere train`" in fails(2, "cite", tmp_path)
-
-
-def test_list_has_a_line_for_everything(succeeds, fails):
-    out = succeeds("list")
-    for title, menu in MENUS.items():
-        assert f"{title}\n" in out
-        for name in menu:
-            assert name == "none" or re.search(rf"^  {re.escape(name)} +\S", out, re.M), (title, name)
-    assert succeeds("list", "heads").splitlines() == out.splitlines()[: len(PRESETS) + 1]
-    assert "menu must be one of heads" in fails(2, "list", "nonsense")
-
-
-def test_help_needs_no_torch():
-    names = ["evaluate", "embed", "inspect", "fold", "export", "attack", "cite", "list"]
-    code = (
-        "import sys\n"
-        "from typer.testing import CliRunner\n"
-        "from hypersphere.cli.commands import app\n"
-        f"for name in {names}:\n"
-        "    assert 'Usage' in CliRunner().invoke(app, [name, '--help']).output, name\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,7 +8,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from hypersphere.cli import embeddings
-from hypersphere.cli.embed import features_of
+from hypersphere.cli.opening import Opened
 
 
 def features(run, pixels):
@@ -83,8 +83,8 @@ def test_a_full_disk_leaves_nothing(plain, fails, monkeypatch, tmp_path):
 
 
 def test_points_have_no_mirror_image():
-    points = SimpleNamespace(
-        task=SimpleNamespace(inputs=torch.zeros(2, 1024, 3)), job=SimpleNamespace(data={"name": "modelnet10"})
-    )
+    job = SimpleNamespace(data={"name": "modelnet10"})
+    task = SimpleNamespace(inputs=torch.zeros(2, 1024, 3), graph=None)
+    opened = Opened(SimpleNamespace(job=job), SimpleNamespace(task=task), 1, torch.device("cpu"))
     with pytest.raises(ValueError, match="--mirror needs a run on images, not on modelnet10"):
-        features_of(points, points.task.inputs, mirror=True)
+        opened.features(task.inputs, mirror=True)

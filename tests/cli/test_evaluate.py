@@ -1,3 +1,4 @@
+import io
 import json
 import pickle
 import shutil
@@ -5,9 +6,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
+from hypersphere.cli import evaluate
 from hypersphere.cli.evaluate import drawn_pairs
+from hypersphere.cli.evaluation_table import evaluation_table
+from hypersphere.report import print_table
 
 from .conftest import train
 
@@ -48,6 +53,9 @@ def test_a_run(plain, succeeds, tmp_path):
     for word in ("classification accuracy", "verification accuracy", "identification at rank 3", "Fisher", "hardness"):
         assert word in out
     assert "\x1b" not in out
+    assert "3,000 same and 3,000 different, drawn, in 10 folds" in out
+    assert "The page of `report` has rates of all pairs of up to 1,500 test samples, so they differ." in out
+    assert "draws of the pairs" in out  # its classes are those it was trained on
     assembly = plain.assembly()
     labels = assembly.task.test_labels.numpy()
     with torch.no_grad():
@@ -70,13 +78,73 @@ def test_features_and_labels(faces, succeeds):
     words = ["--json", folder / "found.json", "--pairs", "40", "--folds", "4", "--seed", "3", "--far", "0.1,1/1000"]
     out = succeeds("evaluate", folder / "features.npy", folder / "labels.npy", *words)
     found = json.loads((folder / "found.json").read_text())
-    assert "not resolved by 40 different pairs" in out
+    assert "not resolved" in out
+    assert "Not resolved: by 40 different pairs." in out
     assert "classification" not in out
     assert found["verification"]["auc"] == pytest.approx(
         area(features, labels, drawn_pairs(torch.from_numpy(labels), 40, 3))
     )
     assert [point["far"] for point in found["verification"]["tar"]] == [0.1, 0.001]
     assert found["identification"]["rank"]["1"] == pytest.approx(rank_one(features, labels))
+
+
+def resampled_people(features, labels, pairs, draws):
+    """Area under the curve in draws of people with replacement, pair by pair from the definition."""
+    one, two = pairs.first.numpy(), pairs.second.numpy()
+    scores = (unit(features[one]) * unit(features[two])).sum(1)
+    same = labels[one] == labels[two]
+    rng, found = np.random.default_rng(0), []
+    for _ in range(draws):
+        times = np.bincount(rng.integers(PEOPLE, size=PEOPLE), minlength=PEOPLE)
+        weights = np.where(same, times[labels[one]], times[labels[one]] * times[labels[two]])
+        found.append(roc_auc_score(same, scores, sample_weight=weights))
+    return np.quantile(found, [0.025, 0.975])
+
+
+def test_intervals_of_embeddings_are_over_people(faces, succeeds):
+    folder, features, labels = faces
+    words = [folder / "features.npy", folder / "labels.npy", "--pairs", "60", "--json", folder / "found.json"]
+    out = succeeds("evaluate", *words)
+    found = json.loads((folder / "found.json").read_text())["verification"]
+    assert (found["draws"], found["drawn"]) == (1000, "classes")
+    assert "95 %: percentiles over 1,000 draws of the classes." in out
+    for key, (low, high) in found["intervals"].items():
+        assert low <= found[key] <= high
+        assert low < high
+    expected = resampled_people(features, labels, drawn_pairs(torch.from_numpy(labels), 60, 0), 1000)
+    assert found["intervals"]["auc"] == pytest.approx(expected, abs=0.02)
+    tenth = found["tar"][0]
+    assert tenth["interval"][0] <= tenth["tar"] <= tenth["interval"][1]
+    assert "interval" not in found["tar"][2]  # 60 pairs do not resolve one in a thousand
+    assert succeeds("evaluate", *words) == out  # the draws are those of the seed
+
+
+def test_intervals_can_be_left_out_or_asked_for(faces, succeeds, fails):
+    folder, *_ = faces
+    words = [folder / "features.npy", folder / "labels.npy", "--json", folder / "found.json", "--bootstrap"]
+    assert "95 %" not in succeeds("evaluate", *words, "0")
+    assert "intervals" not in json.loads((folder / "found.json").read_text())["verification"]
+    succeeds("evaluate", *words, "50")
+    assert json.loads((folder / "found.json").read_text())["verification"]["draws"] == 50
+    assert "--bootstrap must be 0, or a number of draws >= 2, not 1" in fails(2, "evaluate", *words, "1")
+
+
+def test_the_table_fits_a_terminal(plain, succeeds, tmp_path):
+    succeeds("evaluate", plain.folder, "--json", tmp_path / "found.json", "--bootstrap", 100)
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, no_color=True, color_system=None)
+    print_table(evaluation_table(json.loads((tmp_path / "found.json").read_text())), console)
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    (line,) = [line for line in out.getvalue().splitlines() if "area under the ROC curve" in line]
+    assert line.count("0.") == 3  # the value and both ends in one line
+
+
+def test_many_pairs_have_no_intervals_unless_asked_for(faces, succeeds, monkeypatch):
+    folder, *_ = faces
+    monkeypatch.setattr(evaluate, "MOST_RESAMPLED", 50)
+    words = [folder / "features.npy", folder / "labels.npy", "--pairs", "30"]
+    assert "95 %" not in succeeds("evaluate", *words)
+    assert "95 %" in succeeds("evaluate", *words, "--bootstrap", "20")
 
 
 def test_two_sides_of_pairs(faces, succeeds, fails):
@@ -103,6 +171,7 @@ def test_a_list_of_pairs_by_name_and_by_number(faces, succeeds):
     (folder / "names.csv").write_text("\n".join(f"{names[i]},{names[j]},{same},{fold}" for i, j, same, fold in rows))
     out = succeeds("evaluate", folder / "features.npy", "--pairs", folder / "names.csv")
     assert "3 folds" in out
+    assert "listed" in out
     assert "identification" not in out  # there are no labels
     (folder / "features.json").unlink()
     (folder / "numbers.txt").write_text("\n".join(f"{i} {j} {same}" for i, j, same, _ in rows))
@@ -116,7 +185,7 @@ def test_a_list_of_pairs_by_name_and_by_number(faces, succeeds):
 def test_what_embed_wrote_is_enough(plain, succeeds, tmp_path):
     succeeds("embed", plain.folder, "--out", tmp_path / "e.safetensors")
     succeeds("embed", plain.folder, "--out", tmp_path / "e2.npy")
-    tables = [succeeds("evaluate", tmp_path / name) for name in ("e.safetensors", "e2.npy")]
+    tables = [succeeds("evaluate", tmp_path / name, "--bootstrap", 20) for name in ("e.safetensors", "e2.npy")]
     rows = [[line for line in table.splitlines() if line.startswith("|")] for table in tables]
     assert rows[0] == rows[1]
     assert "identification at rank 1 " in tables[0]
@@ -152,6 +221,8 @@ def test_one_test_sample_a_class_leaves_pairs_out(draw_images, succeeds, tmp_pat
         (["features.npy", "labels.npy", "--far", "1/0"], "--far must be numbers with commas"),
         (["features.npy", "labels.npy", "--json", "."], "--json must be a file that ends in .json"),
         (["features.npy", "labels.npy", "--mirror"], "--mirror must be left out, unless of a run"),
+        (["features.npy", "labels.npy", "--step", "3"], "--step must be left out, unless of a run"),
+        (["features.npy", "labels.npy", "--device", "cpu"], "--device must be left out, unless of a run"),
         (["features.txt", "labels.npy"], "embeddings must be a file that ends in .npy or .safetensors"),
         (["."], "is no run of `hypersphere train`"),
     ],

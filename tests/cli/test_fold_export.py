@@ -33,8 +33,8 @@ def test_a_rotated_run_becomes_plain(rotated, succeeds, tmp_path):
     assert weights["network.body.stages.0.weight"].shape == (4, 1, 3, 3)
     assert "5 rotated and 0 decoupled layers are plain now" in out
     assert (
-        succeeds("evaluate", tmp_path / "plain").splitlines()[1:]
-        == succeeds("evaluate", rotated.folder).splitlines()[1:]
+        succeeds("evaluate", tmp_path / "plain", "--bootstrap", 0).splitlines()[1:]
+        == succeeds("evaluate", rotated.folder, "--bootstrap", 0).splitlines()[1:]
     )
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 

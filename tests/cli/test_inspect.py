@@ -4,8 +4,15 @@ import re
 import numpy as np
 import pytest
 import torch
+from report.document import Checker
+from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
+
+from hypersphere import energy
+from hypersphere.cli.inspect import layer_table
+from hypersphere.energy import checkpoint
+from hypersphere.report import print_table
 
 
 def mean_energy(w, half_space):
@@ -35,8 +42,8 @@ def weights():
 def test_a_file_of_weights(weights, succeeds, tmp_path):
     save_file(weights, tmp_path / "w.safetensors")
     out = succeeds("inspect", tmp_path / "w.safetensors", "--json", tmp_path / "w.json", "--pairs", "2")
-    assert re.search(r"wide.weight +\| 6 x 5", out)
-    assert re.search(r"conv.weight +\| 4 x 12", out)
+    assert re.search(r"wide.weight +\| 6×5", out)
+    assert re.search(r"conv.weight +\| 4×12", out)
     assert "broken: not finite" in out
     found = {layer["name"]: layer for layer in json.loads((tmp_path / "w.json").read_text())["layers"]}
     for name, layer in found.items():
@@ -74,6 +81,54 @@ def test_a_run_shows_its_rotated_weights(rotated, succeeds, tmp_path):
         energies = {tuple(e[k] for k in ("power", "distance", "half_space")): e for e in found[name]["energies"]}
         assert energies[2, "euclidean", False]["value"] == pytest.approx(mean_energy(w, False), rel=1e-4)
         assert found[name]["separation"] == pytest.approx(nearest_angle(w), rel=1e-3)
+
+
+def test_the_table_fits_a_terminal_and_names_no_infinity(capsys):
+    """As toy_cnn has it: 3-d features, whose random energy is infinite, and names as long as they come."""
+    sizes = {"stages.0": (32, 9), "stages.10": (32, 288), "stages.12": (128, 1152), "feature": (3, 1024)}
+    layers = {f"network.{name}": torch.randn(size, generator=torch.Generator()) for name, size in sizes.items()}
+    found = energy.inspect({**layers, "head": torch.randn(10, 3, generator=torch.Generator())})
+    print_table(layer_table(found), Console(width=80, force_terminal=True, no_color=True))
+    lines = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = [line for line in lines if "stages.10" in line]
+    assert "32×288" in row
+    assert "°" in row
+    (head,) = [line for line in lines if line.strip().startswith("head")]
+    assert head.count("–") == 2
+    assert not any("inf" in line for line in lines if "finite" not in line)
+
+
+def test_the_page_shows_norms_holes_and_orthogonality(succeeds, tmp_path):
+    w = torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 5.0], [0.0, 3.0, 4.0]])
+    save_file({"few": w}, tmp_path / "w.safetensors")
+    succeeds("inspect", tmp_path / "w.safetensors", "--html", tmp_path / "w.html", "--json", tmp_path / "w.json")
+    html = (tmp_path / "w.html").read_text(encoding="utf-8")
+    texts = Checker(html).texts
+    for heading in ("largest hole", "orthogonality error", "mean norm", "least norm", "largest norm"):
+        assert any(heading in words for words in texts["th"])
+    assert texts["th"].count("random") == 0  # headings that say nothing on a card of a phone
+    for cell in ("4.250", "3.000", "5.000"):  # of the norms
+        assert cell in texts["td"]
+    error = np.sqrt((0.6**2 + 0.8**2) / 6)
+    assert f"{error:.3f}" in texts["td"]
+    hole = json.loads((tmp_path / "w.json").read_text())["layers"][0]["hole_radius"]
+    assert f"{np.degrees(hole):.1f}°" in texts["td"]
+    save_file({"wide": torch.eye(4)}, tmp_path / "v.safetensors")
+    succeeds("inspect", tmp_path / "v.safetensors", "--html", tmp_path / "v.html")
+    assert "largest hole" not in (tmp_path / "v.html").read_text(encoding="utf-8")
+
+
+def test_damage_in_a_later_tensor_is_damage(weights, fails, monkeypatch, tmp_path):
+    save_file(weights, tmp_path / "w.safetensors")
+    whole = checkpoint._of_safetensors
+
+    def broken(file):
+        yield next(iter(whole(file)))
+        raise checkpoint.UnreadableWeights(f"{file} cannot be opened as a file of weights")
+
+    monkeypatch.setattr(checkpoint, "_of_safetensors", broken)
+    assert "cannot be opened" in fails(3, "inspect", tmp_path / "w.safetensors")
 
 
 class Evil:

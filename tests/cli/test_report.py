@@ -1,66 +1,23 @@
-"""`hypersphere report`, and the pages of `hypersphere reproduce`: what is told, and how it is in a browser."""
+"""`hypersphere report` of runs: what is measured, and what is told of it."""
 
+import json
 import re
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
-from report.browser import MISSING, Browser, find_chromium
 from report.document import Checker
 
-from hypersphere.cli import record_figures, summary
-from hypersphere.cli import report as module
-from hypersphere.cli.row_groups import MOST_ROWS, group_rows
 from hypersphere.cli.run_groups import Group, folder_name
 from hypersphere.cli.run_page import _energy, run_page
 from hypersphere.cli.run_study import study
-from hypersphere.cli.train import train
-from hypersphere.recipes import RECIPES, Metric, Outcome, Recipe, Record, Row, execute, read_records
-from hypersphere.report import HeatMap, page_html
+from hypersphere.report import HeatMap, page_html, project
 from hypersphere.training.run import Run
 
-SMALL = {"epochs": 4, "batch_size": 50}
-WORDS = ("--data.limit=300", "--model.widths=[4,4]", "--optimizer.lr=0.02")
-SIGMOID = ("--operator=sphere", "--operator.angular=sigmoid", "--operator.learn_k=filter", "--model.feature_dim=5")
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Two runs that differ in their seed, and one of another operator and more dimensions."""
-    root = tmp_path_factory.mktemp("runs")
-    for name, seed, words in (("softmax-0", 0, ()), ("softmax-1", 1, ()), ("sigmoid", 0, SIGMOID)):
-        options = {"operator": "sphere"} if words else {}
-        own = [word for word in words if not word.startswith("--operator=")]
-        assert train(root / name, options={**SMALL, "seed": seed, **options}, words=[*WORDS, *own], log_every=2) == 0
-    return root
-
-
-@pytest.fixture(scope="module")
-def page(runs):
-    return module.report([runs / "sigmoid"], landscape=True)
-
-
-@pytest.fixture(scope="module")
-def comparison(runs, tmp_path_factory):
-    folders = [runs / name for name in ("softmax-0", "softmax-1", "sigmoid")]
-    return module.report(folders, tmp_path_factory.mktemp("pages") / "all.html")
-
-
-def logged(runs, name):
-    """The test accuracy that training itself wrote last, in per cent."""
-    return 100 * [line for line in Run.open(runs / name).metrics() if line["kind"] == "epoch"][-1]["test_accuracy"]
-
-
-def cells(html, section=1):
-    """The table of a section as rows of words."""
-    body = re.search(rf"<section id='section-{section}'>.*?</section>", html, re.S)[0]
-    rows = re.findall("<tr>(.*?)</tr>", body, re.S)[1:]
-    words = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in rows]
-    return [[re.sub("<span class='unseen'>.*?</span>|<.*?>", "", cell) for cell in row] for row in words]
+from .pages import cells, logged
 
 
 def test_one_run_has_all_its_tabs(runs, page):
@@ -79,11 +36,12 @@ def test_one_run_has_all_its_tabs(runs, page):
         "Mean angle of test features to class vectors",
         "Learned k",
         "Filters of the first layer",
-        "Neurons of every layer",
+        "Energy of every layer",
+        "Angles and norms of every layer",
         "Test error",
     ):
         assert words in [*document.texts["h4"], *document.texts["h5"]], words
-    assert re.search("5-d, seen along the three directions that hold [0-9]+% of them", html)
+    assert re.search("5-d, seen along the three directions that hold [0-9]+% of them; angles are in 5-d", html)
     assert not re.search(r"""(src|href)=["']?https?:""", html)
     assert cells(html)[0][:2] == ["sigmoid", f"{logged(runs, 'sigmoid'):.2f}"]
 
@@ -134,6 +92,63 @@ def test_many_classes_few_examples_and_many_layers(runs):
     assert map_of_layers.numbers.shape == (30, 2)
 
 
+def angles_in_the_page(html):
+    """By sphere of the page, the angles that its points are said to have."""
+    scripts = re.findall('<script type="application/json">(.*?)</script>', html)
+    found = [json.loads(script.replace("\\u003c", "<")) for script in scripts]
+    return [sphere.get("angles") for one in found if "spheres" in one for sphere in one["spheres"]]
+
+
+def test_angles_under_the_pointer_are_those_of_all_dimensions(runs, page, comparison):
+    of = study(Run.open(runs / "sigmoid"))
+    x, w = (rows.double().numpy() for rows in (of.features, of.class_vectors[of.labels]))
+    cosines = (x * w).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(w, axis=1)
+    (angles,) = angles_in_the_page(page.read_text(encoding="utf-8"))
+    assert np.allclose(angles, np.degrees(np.arccos(cosines)), atol=0.051)
+    flat = project(of.features, of.class_vectors)
+    seen = (flat.points * flat.vectors[of.labels]).sum(1)
+    seen /= np.linalg.norm(flat.points, axis=1) * np.linalg.norm(flat.vectors[of.labels], axis=1)
+    assert np.abs(np.degrees(np.arccos(seen)) - angles).max() > 5  # what the picture alone would say
+    assert angles_in_the_page(comparison.read_text(encoding="utf-8"))[0] is None  # 3-d points are as they are
+
+
+def test_runs_on_other_data_have_words_of_their_own(runs):
+    one = study(Run.open(runs / "softmax-0"))
+    other = study(Run.open(runs / "sigmoid"))
+    job = replace(other.run.job, data={"name": "mnist"})
+    made = {**other.run.made_with, "torch": "1.2.3", "machine": "elsewhere"}
+    names = tuple(map(str, range(4)))
+    kept = other.labels < 4
+    changed = replace(
+        other,
+        run=replace(other.run, job=job, made_with=made),
+        task=replace(other.task, classes=names, test_inputs=other.task.test_inputs[kept]),
+        features=other.features[kept],
+        labels=other.labels[kept],
+        class_vectors=other.class_vectors[:4],
+    )
+    page = run_page([one, changed])
+    assert "on 300 examples of 10 classes of digits (limit 300);" in page.lead
+    assert "on 300 examples of 4 classes of mnist;" in page.lead
+    assert f"of the {int(kept.sum())} test examples are recognised." in page.lead
+    assert page.meta["torch"].endswith(", 1.2.3")
+    assert page.meta["machine"].endswith(", elsewhere")
+    html = page_html(page)
+    assert f"All pairs of {int(kept.sum())} to 500 test examples" in html
+    assert ">simplex of 4 " in html
+    assert "simplex of 10" not in html  # ten vectors in 3-d are none
+    alike = page_html(run_page([changed]))
+    assert ">regular simplex " in alike
+    assert "simplex of" not in alike
+    assert "classes of mnist" not in run_page([changed]).lead
+
+
+def test_rates_say_which_pairs_they_are_of(page):
+    html = page.read_text(encoding="utf-8")
+    assert "EER and rank-1 up to 1,500 of them" in html
+    assert "The command `evaluate` draws up to 3,000 pairs of either kind, so its rates differ." in html
+
+
 def test_a_run_without_numbers_of_training_is_told_of(plain, rotated, succeeds, tmp_path):
     out = succeeds("report", plain.folder, rotated.folder, "--out", tmp_path / "both.html")
     assert out.endswith(f"Report: {tmp_path / 'both.html'}\n")
@@ -160,177 +175,3 @@ def test_misuse_is_one_line(fails, runs, tmp_path):
 )
 def test_folders_of_one_kind_are_called_by_what_they_share(names, together):
     assert folder_name(names) == together
-
-
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
-def test_every_recipe_has_groups_that_a_chart_can_hold(recipe):
-    names = [row.name for row in recipe.rows]
-    groups = group_rows(names)
-    assert sorted(name for group in groups.values() for name in group) == sorted(names)
-    for group in groups.values():
-        assert len(group) <= MOST_ROWS
-        assert len(set(group.values())) == len(group)
-
-
-def toy(rows=("a", "b"), **options):
-    def run(settings, trial):
-        error = [90.0, 50.0 + trial.seed, 20.0 - 2 * trial.seed]
-        grid = torch.linspace(1, 3, 9).view(3, 3) + settings["shift"]
-        tensors = {"k": torch.rand(20), "landscape_loss": grid, "coordinates": torch.linspace(-1, 1, 3)}
-        curves = {"loss": [2.0, 1.0], "error": error, "energy": [0.6, 0.55, 0.5]}
-        return Outcome({"error": error[-1]}, curves, tensors)
-
-    metrics = (Metric("error", "test error %", ".1f", False),)
-    made = tuple(Row(name, {"shift": float(place)}) for place, name in enumerate(rows))
-    return Recipe("toy", "A toy", "nowhere", {"shift": 0.0, "epochs": 2}, made, (0, 1), metrics, run, **options)
-
-
-def test_one_row_does_not_take_the_others_off_the_page(tmp_path):
-    recipe = toy(figures=("error", "energy"))
-    execute(recipe, tmp_path)
-    (one,) = execute(recipe, tmp_path, rows=["b"], seeds=[0])
-    html = summary.write_report(recipe, [one], tmp_path).read_text(encoding="utf-8")
-    assert [row[0] for row in cells(html)] == ["a", "b"]
-    assert cells(html)[0][1] == "19.0 ± 1.4"
-    table = (tmp_path / "toy" / "table.md").read_text(encoding="utf-8")
-    assert "| a | 19.0 ± 1.4 |\n| b | 19.0 ± 1.4 |" in table
-    assert "![A toy: test error %, hidden energy by epoch](figure.svg)" in table
-    root = ElementTree.parse(tmp_path / "toy" / "figure.svg").getroot()
-    words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"test error %", "hidden energy", "a", "b", "0", "1", "2", "epoch"} <= set(words)
-
-
-def test_records_of_other_settings_are_left_out(tmp_path):
-    recipe = toy(("a", "b", "c"))
-    execute(recipe, tmp_path)
-    changed = replace(recipe, rows=(recipe.rows[0], replace(recipe.rows[1], settings={"shift": 9.0})))
-    records = read_records(tmp_path, "toy")
-    assert {record.row for record in summary.current_records(changed, records)} == {"a"}
-    html = summary.write_report(changed, records[:1], tmp_path).read_text(encoding="utf-8")
-    assert [row[0] for row in cells(html)] == ["a"]
-    assert not (tmp_path / "toy" / "figure.svg").exists()  # the recipe names no figures
-
-
-def test_the_page_of_a_recipe_shows_curves_learned_numbers_and_landscapes(tmp_path):
-    recipe = toy()
-    html = summary.write_report(recipe, execute(recipe, tmp_path), tmp_path).read_text(encoding="utf-8")
-    document = Checker(html)
-    assert document.texts["h2"] == ["Results", "By epoch", "Learned k", "Loss around the trained weights", "Settings"]
-    assert document.texts["h3"][:3] == ["test error %", "training loss", "hidden energy"]
-    assert "epoch 0" in html
-    bars = re.findall(r"scale-bar.*?</div></div>", html)
-    assert len(bars) == 2
-    assert bars[0] == bars[1]  # both landscapes in the same colours
-
-
-def test_long_tables_have_tabs_of_curves(tmp_path):
-    names = [f"{letter}, {kind}" for kind in ("cold", "hot") for letter in "abcdefg"]
-    recipe = toy(names, figures=("error",))
-    html = summary.write_report(recipe, execute(recipe, tmp_path), tmp_path).read_text(encoding="utf-8")
-    assert Checker(html).texts["h4"][:2] == ["cold", "hot"]
-    svg = (tmp_path / "toy" / "figure.svg").read_text(encoding="utf-8")
-    assert ">test error %, cold<" in svg
-    assert "Means over 2 seeds." in svg
-
-
-def made(row, seed, *, diverged=False, **curves):
-    metrics = {"error": None if diverged else 10.0 + seed, "diverged": float(diverged)}
-    return Record("toy", row, seed, {"shift": 0.0, "epochs": 4}, metrics, 1.0, curves=curves)
-
-
-def test_rows_say_how_many_seeds_they_have_and_which_diverged():
-    recipe = toy()
-    records = [made("a", 0), made("a", 1), made("b", 0), made("a", 2, diverged=True)]
-    table = summary.summary_table(recipe, records)
-    assert [column.name for column in table.columns] == ["method", "seeds", "test error %"]
-    assert [row[:2] for row in table.rows] == [["a", 3], ["b", 1]]
-    assert table.caption == "Mean ± s.d. over the seeds of each row. Diverged: a (1 of 3)."
-
-
-def test_curves_lie_at_their_epochs():
-    recipe = replace(toy(("a",)), settings={"shift": 0.0, "epochs": 4})
-    records = [
-        made("a", 0, loss=[2.0, 1.0], error=[90.0, 40.0, 20.0], energy=[0.5, 0.4, 0.3]),  # measured every second epoch
-        made("a", 1, loss=[3.0], error=[80.0, 60.0], energy=[0.5, 0.4], diverged=True),
-    ]
-    (tabs,) = record_figures._curves(recipe, records)
-    error, loss, energy = tabs.sections
-    assert error.series[0].places.tolist() == energy.series[0].places.tolist() == [0, 2, 4]
-    assert loss.series[0].places.tolist() == [2, 4]
-    assert error.series[0].mean.tolist() == [85.0, 50.0, 20.0]
-    assert error.series[0].gaps == 1
-
-
-def test_a_report_of_records_beside_a_run(runs, tmp_path, monkeypatch, succeeds):
-    recipe = toy()
-    monkeypatch.setitem(RECIPES, "toy", recipe)
-    execute(recipe, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    succeeds("report", "toy")
-    assert cells((tmp_path / "toy" / "report.html").read_text(encoding="utf-8"))[0][0] == "a"
-    succeeds("report", "toy", runs / "softmax-0")
-    document = Checker((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert document.texts["h2"] == ["softmax on digits", "A toy"]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if find_chromium() is None:
-        pytest.skip(MISSING)
-    with Browser(tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
-
-
-def opened(browser, path):
-    browser.visit(Path(path))
-    return browser
-
-
-def picture(browser):
-    browser.settle()
-    return browser.run("return document.querySelector('canvas').toDataURL()")
-
-
-def shown(browser):
-    return browser.run(
-        "return [...document.querySelectorAll('main .tabs > .panel:not([hidden]) > h3')].map((h) => h.textContent)"
-    )
-
-
-def test_in_a_browser_tabs_switch_and_the_sphere_turns(browser, page):
-    opened(browser, page)
-    assert browser.console() == []
-    assert shown(browser) == ["Training"]
-    browser.click("[role=tab]:nth-child(2)")
-    assert shown(browser) == ["Features"]
-    browser.run("document.querySelector('canvas').scrollIntoView({block: 'center', behavior: 'instant'})")
-    before = picture(browser)
-    browser.drag("canvas", 60, 25)
-    assert picture(browser) != before
-    browser.run("document.querySelector('[role=tab][aria-selected=true]').focus()")
-    for name in ("Verification", "Class vectors", "Layers", "Landscape"):
-        browser.press("\ue014")  # the right arrow
-        assert shown(browser) == [name]
-        browser.settle()
-    assert browser.console() == []
-    assert browser.run("return performance.getEntriesByType('resource').length") == 0
-
-
-@pytest.mark.parametrize("width", [375, 1280])
-def test_in_a_browser_nothing_is_wider_than_the_window(browser, page, comparison, width):
-    for path in (page, comparison):
-        opened(browser, path)
-        browser.resize(width, 800, mobile=width < 500)
-        for tab in range(browser.run("return document.querySelectorAll('[role=tab]').length")):
-            browser.run("document.querySelectorAll('[role=tab]')[arguments[0]].click()", tab)
-            browser.settle()
-            assert browser.run("return document.documentElement.scrollWidth") == width
-
-
-def test_every_picture_has_words(page, comparison):
-    for path in (page, comparison):
-        for tag, attributes in Checker(path.read_text(encoding="utf-8")).elements:
-            if attributes.get("role") == "img" or tag == "canvas":
-                assert attributes.get("aria-label"), attributes
-            if tag == "img":
-                assert "alt" in attributes

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from hypersphere.report import Sphere, Spheres, write_page
 
 from .browser import Browser
 
@@ -97,6 +101,23 @@ def test_a_legend_entry_highlights_its_class(opened: Browser) -> None:
     opened.click("#section-2 [data-class='3']")
     opened.hover("h1")
     assert picture(opened) == before
+
+
+@pytest.mark.parametrize("angles", [None, np.full(3000, 123.4)], ids=["seen", "projected"])
+def test_pointing_at_a_feature_tells_its_angle(browser: Browser, tmp_path: Path, angles: np.ndarray | None) -> None:
+    """Of projected features that which is given, of others that which is seen."""
+    points = np.random.default_rng(0).normal(size=(3000, 3))
+    labels = np.zeros(3000, dtype=int)
+    sphere = Sphere("many", points, labels, np.array([[1.0, 0.0, 0.0]]), ("one",), angles=angles)
+    browser.visit(write_page(tmp_path / "p.html", title="t", lead="l", sections=[Spheres("", [sphere])]))
+    browser.run("document.querySelector('canvas').scrollIntoView({block: 'center', behavior: 'instant'})")
+    browser.hover("canvas")
+    tip = browser.run("const tip = document.querySelector('.tip'); return tip.hidden ? '' : tip.textContent")
+    found = re.fullmatch(r"one · ([0-9.]+)° from its vector", tip)
+    assert found, tip
+    middle = np.degrees(np.arccos(np.cos(0.42) * np.sin(0.5)))  # of what faces the reader as the page is opened
+    assert float(found[1]) == pytest.approx(123.4) if angles is not None else abs(float(found[1]) - middle) < 5
+    assert browser.console() == []
 
 
 def test_the_slow_turn_runs_only_where_motion_is_welcome(opened: Browser, page: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hypersphere.report import Column, Sphere, Spheres, Table, Text, draft, write_page
+from hypersphere import files
+from hypersphere.report import Column, Sphere, Spheres, Table, Text, write_page
 
 from .document import HOSTILE, Checker
 
@@ -77,7 +78,7 @@ def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.Monke
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(draft.os, "replace", fail)
+    monkeypatch.setattr(files.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         write_page(target, title="new", lead="", sections=[])
     assert target.read_text(encoding="utf-8") == old

@@ -36,6 +36,16 @@ def test_any_floating_type_is_accepted(dtype: torch.dtype) -> None:
     assert drawings(Sphere("a", torch.eye(3, dtype=dtype), torch.arange(3)))["spheres"][0]["labels"] == [0, 1, 2]
 
 
+def test_angles_of_projected_features_go_with_their_points() -> None:
+    points = np.array([[1.0, 0, 0], [0, 0, 0], [0, 1, 0]])
+    drawn = drawings(Sphere("a", points, [0, 1, 1], np.eye(3)[:2], angles=[12.34, 50.0, 90.06]))["spheres"][0]
+    assert drawn["angles"] == [12.3, 90.1]  # the second has no place in the picture
+    assert "angles" not in drawings(Sphere("a", points, [0, 1, 1]))["spheres"][0]
+    many = np.arange(2 * MOST_POINTS)
+    thinned = drawings(Sphere("a", np.ones((len(many), 3)), many % 10, angles=many % 10 * 1.0))["spheres"][0]
+    assert thinned["angles"] == thinned["labels"]
+
+
 def test_an_empty_picture_is_drawn() -> None:
     assert drawings(Sphere("a", np.zeros((0, 3)), []))["spheres"][0]["points"] == []
     assert drawings()["spheres"] == []
@@ -85,6 +95,9 @@ def test_a_legend_without_end_is_refused() -> None:
         ({"labels": [0, -1]}, r"labels must be from 0 to 1, not \[-1\]"),
         ({"labels": [0, -1], "vectors": None, "classes": ()}, r"labels must be 0 or more, not \[-1\]"),
         ({"labels": [0, 2]}, r"labels must be from 0 to 1, not \[2\]"),
+        ({"angles": [1.0]}, r"angles must be one for each of the 2 points, not \(1,\)"),
+        ({"angles": [1.0, 181.0]}, r"angles must be degrees in \[0, 180\], not \[181.0\]"),
+        ({"angles": [np.nan, 1.0]}, r"angles must be degrees in \[0, 180\], not \[nan\]"),
         ({"vectors": np.ones((2, 2))}, "vectors must be 3 columns wide, as points, not 2"),
         ({"vectors": np.full((2, 3), np.nan)}, "vectors must be finite"),
         ({"vectors": np.ones((3, 3))}, "classes must be one name for each of the 3 vectors, not 2"),

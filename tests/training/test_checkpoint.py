@@ -1,3 +1,5 @@
+import contextlib
+import errno
 import json
 import os
 import pickle
@@ -289,7 +291,8 @@ def test_a_good_checkpoint_of_a_later_step_is_never_lost(tmp_path):
     assert steps(tmp_path) == ["step-00000009"]
     (tmp_path / "step-00000009" / FILES[1]).unlink()
     silent(tmp_path, 1).save(3, *small())
-    assert steps(tmp_path) == ["step-00000003"]
+    assert steps(tmp_path) == ["damaged-step-00000009", "step-00000003"]
+    assert silent(tmp_path).steps() == [3]
 
 
 # --- damage
@@ -324,8 +327,8 @@ def test_a_damaged_checkpoint_is_passed_over_in_words(tmp_path, file, how):
     assert words[0].endswith("; using step-00000002 instead")
     with pytest.warns(UserWarning, match="step-00000003 is damaged"):
         Checkpoints(tmp_path).latest()
-    checkpoints.save(4, *small(4))  # what was found damaged does not take the place of a good one
-    assert steps(tmp_path) == ["step-00000001", "step-00000002", "step-00000004"]
+    checkpoints.save(4, *small(4))  # what was found damaged does not take the place of a good one, and is kept
+    assert steps(tmp_path) == ["damaged-step-00000003", "step-00000001", "step-00000002", "step-00000004"]
     for step in (1, 2, 4):
         damaged(tmp_path / f"step-{step:08d}" / file, how)
     with pytest.raises(DamagedCheckpoint, match=r"no good checkpoint in .*00000004 is damaged.*00000001 is damaged"):
@@ -401,9 +404,104 @@ def test_foreign_weights_and_manifests_are_damage_too(tmp_path):
         (path / FILES[2]).write_text(text)
         with pytest.raises(DamagedCheckpoint):
             silent(tmp_path).latest()
-    (path / FILES[2]).write_text(_sealed({"format": 2}))
-    with pytest.raises(DamagedCheckpoint, match="the format is 2, not 1"):
+
+
+def test_a_checkpoint_of_another_format_is_named_and_never_deleted(tmp_path):
+    for step in (1, 2):
+        path = silent(tmp_path).save(step, *small())
+    theirs = {"format": 2, "step": 2, "made_with": {"hypersphere": "9.0"}}
+    (path / FILES[2]).write_text(_sealed(theirs))
+    with pytest.raises(ValueError, match=r"step-00000002 is of format 2, not 1: .* that wrote it, 9\.0") as raised:
         silent(tmp_path).latest()
+    assert not isinstance(raised.value, DamagedCheckpoint)
+    with pytest.raises(ValueError, match="is of format 2, not 1"):
+        silent(tmp_path, 1).save(1, *small())
+    assert steps(tmp_path) == ["step-00000001", "step-00000002"]
+    for step in (2, 5, 6):  # nor by age
+        silent(tmp_path, 1).save(step, *small())
+    assert steps(tmp_path) == ["step-00000002", "step-00000006"]
+
+
+def refused(monkeypatch, number):
+    """Have the system refuse to open anything for reading."""
+
+    def refuse(path, *_, **__):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.EACCES, errno.ENOMEM])
+def test_what_cannot_be_read_is_no_damage_and_nothing_is_passed_over_or_deleted(tmp_path, monkeypatch, number):
+    checkpoints = silent(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, *small(step))
+    with monkeypatch.context() as patch:
+        refused(patch, number)
+        words = rf"step-00000002 cannot be read: {os.strerror(number)}"
+        with pytest.raises(OSError, match=words) as raised:
+            checkpoints.latest()
+        assert raised.value.errno == number
+        with pytest.raises(OSError, match=f"the checkpoint of step 1 cannot be saved in .*{words}"):
+            checkpoints.save(1, *small())
+    assert checkpoints.latest().step == 2
+    checkpoints.save(3, *small())
+    assert steps(tmp_path) == ["step-00000001", "step-00000002", "step-00000003"]
+
+
+def test_too_many_open_files_are_no_damage(tmp_path):
+    """Safetensors then call a file missing, and torch has an error of its own."""
+    resource = pytest.importorskip("resource")
+    silent(tmp_path).save(1, *small())
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, limits[1]))
+    said = set()
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        while True:  # with none free, with one, with two…
+            try:
+                silent(tmp_path).latest()
+            except OSError as error:
+                said.add(str(error.errno) if error.errno else str(error))
+            else:
+                break
+            os.close(held.pop())
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert str(errno.EMFILE) in said
+    assert steps(tmp_path) == ["step-00000001"]
+
+
+def test_the_last_of_the_damaged_are_kept_and_never_used(tmp_path):
+    words = []
+    checkpoints = Checkpoints(tmp_path, 2, on_damage=words.append)
+    checkpoints.save(1, *small())
+    for step in (2, 3, 3, 4):
+        (checkpoints.save(step, *small()) / FILES[1]).write_bytes(b"")
+        assert checkpoints.latest().step == 1
+    checkpoints.save(5, *small())
+    assert steps(tmp_path) == ["damaged-step-00000003.1", "damaged-step-00000004", "step-00000001", "step-00000005"]
+    assert silent(tmp_path).latest().step == 5
+
+
+def test_weights_alone_say_so(tmp_path):
+    layer = nn.Linear(2, 2)
+    silent(tmp_path).save(1, {"layer": layer})
+    with pytest.raises(ValueError, match=r"step-00000001 holds weights only, so .* hypersphere train --from"):
+        silent(tmp_path).latest().restore_({"layer": layer}, {"optimizer": torch.optim.SGD(layer.parameters())})
+    silent(tmp_path).latest().restore_({"layer": layer})
+
+
+def test_a_new_folder_of_checkpoints_is_on_the_disk_with_those_above(tmp_path, monkeypatch):
+    flushed, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (flushed.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+    silent(tmp_path / "run" / "checkpoints").save(1, *small())
+    assert {str(tmp_path), str(tmp_path / "run"), str(tmp_path / "run" / "checkpoints")} <= set(flushed)
 
 
 @pytest.mark.parametrize("large", ["module", "state"])

@@ -1,6 +1,6 @@
 import inspect
 import math
-from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +15,6 @@ from hypersphere.training.rotating import ROTATIONS
 from hypersphere.training.schedule import SCHEDULES
 from hypersphere.training.task import TASKS
 
-PARTS = {one.name for one in fields(Job) if one.type == "dict[str, Any]"} - {"augment"}
 SMALL = {"name": "toy_cnn", "widths": [4, 4], "feature_dim": 4}
 HIDDEN = {"name": "mlp", "widths": [8, 8]}
 MENUS = {
@@ -209,7 +208,7 @@ def test_parts_together(settings):
 # --- wrong names and options
 
 
-@pytest.mark.parametrize("part", sorted(PARTS))
+@pytest.mark.parametrize("part", sorted(MENUS))
 def test_an_unknown_name_or_option_is_told_with_the_nearest(part):
     name = next(name for name in list(MENUS[part])[1:] if name not in ("gcn",))
     wrong = name[:-1] + "_" + name[-1]
@@ -260,6 +259,12 @@ def test_wrong_settings(settings, match):
         ({"model": {"name": "toy_cnn", "conv": 1}}, "without conv, linear and num_classes"),
         ({"model": {"name": "toy_cnn", "norm": "layer"}}, "model.norm must be one of batch, group, none"),
         ({"optimizer": {"name": "sgd", "clip": 0}}, "optimizer.clip must be None or a positive number"),
+        (
+            {"optimizer": {"name": "sgd", "decay_everything": "false"}},
+            "decay_everything must be true or false, not 'false'",
+        ),
+        ({"optimizer": {"name": "sgd", "nesterov": "False"}}, "optimizer.nesterov must be true or false, not 'False'"),
+        ({"model": {"name": "toy_cnn", "standardize": "no"}}, "model.standardize must be true or false, not 'no'"),
     ],
 )
 def test_what_cannot_be_built(settings, match):
@@ -275,6 +280,54 @@ def test_classes_of_one_image_or_none_are_told(count, monkeypatch):
     )
     with pytest.raises(ValueError, match=r"data must be (two images or more of each class|at least one class)"):
         load_task({"name": "image_folder", "path": "anywhere"})
+
+
+# --- data
+
+
+def test_a_folder_of_images_is_below_the_data_root_if_there_is_one(monkeypatch):
+    asked = []
+
+    def read(path, size, grey):
+        asked.append(path)
+        return images(12, 3)
+
+    monkeypatch.setattr(data, "image_folder", read)
+    for path, root in (("photos", Path("/data")), ("photos", None), ("/own/photos", Path("/data"))):
+        load_task({"name": "image_folder", "path": path}, root)
+    assert asked == [Path("/data/photos"), Path("photos"), Path("/own/photos")]
+
+
+def test_the_options_of_a_data_set_are_told():
+    told = TASKS["digits"].__doc__
+    assert told.startswith("Handwritten digits")
+    for option in ("limit", "pool", "keep", "rising", "held_out", "seed"):
+        assert f"`{option}`" in told
+    with pytest.raises(ValueError, match=r"data\.rising must be true or false, not 'yes'"):
+        load_task({"name": "digits", "rising": "yes"})
+
+
+def test_points_that_are_all_alike_are_left_finite():
+    one = PointClouds(torch.ones(4, 64, 3), torch.arange(4) % 2, ("a", "b"))
+    given = Task(one.points, one.labels, one.points, one.labels, one.classes)
+    assembly = Assembly(Job.of({"model": {"name": "pointnet", "standardize": True}}), given)
+    assert assembly.network.deviation.item() == 1
+    assert bool(torch.isfinite(assembly.network.eval()(one.points)).all())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate"),
+    [
+        ({"name": "sgd"}, 0.1),
+        ({"name": "adam"}, 1e-3),
+        ({"name": "adam", "lr": 0.02}, 0.02),
+        ({"name": "adamw", "rotation_lr": 0.3}, 0.3),
+    ],
+)
+def test_rotations_on_their_group_have_the_rate_of_the_optimiser(optimizer, rate):
+    job = Job.of({"model": HIDDEN, "rotation": "descent", "optimizer": optimizer, "schedule": "constant"})
+    *_, last = Assembly(job, pictures()).optimizer.optimizers
+    assert last.param_groups[0]["lr"] == rate
 
 
 # --- settings

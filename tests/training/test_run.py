@@ -1,9 +1,11 @@
+import errno
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from hypersphere.training import DamagedCheckpoint, Job
+from hypersphere.training import DamagedCheckpoint, Job, lock
 from hypersphere.training.run import Run
 from hypersphere.training.session import Session
 
@@ -29,6 +31,30 @@ def test_a_run_is_what_was_written(tmp_path):
     assert run.metrics() == []
     with pytest.raises(ValueError, match="has a run already"):
         Run.create(run.folder, job)
+    assert Run.open(run.folder).start is None
+    assert Run.open(Run.create(tmp_path / "other", job, start="somewhere").folder).start == "somewhere"
+
+
+def test_one_process_at_a_time_has_the_folder(tmp_path):
+    run = Run.create(tmp_path, Job())
+    with (
+        run.alone(),
+        pytest.raises(ValueError, match="is being trained by another process"),
+        Run.open(tmp_path).alone(),
+    ):
+        pass
+    with run.alone():
+        assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_disk_without_locks_is_trained_on_all_the_same(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    run = Run.create(tmp_path, Job())
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    with run.alone(), run.alone():
+        pass
 
 
 def test_what_is_no_run(tmp_path):
@@ -74,6 +100,59 @@ def test_numbers_are_kept_line_by_line(tmp_path):
     path.write_text(whole.replace('{"kind": "epoch"', '{"kind": epoch"'))
     with pytest.raises(DamagedCheckpoint, match="line 2 of"):
         run.metrics()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        '{"kind": "step"}',
+        '{"kind": "step", "step": "1"}',
+        '{"kind": "epoch", "epoch": 1.5}',
+        '{"kind": "other", "step": 1}',
+        '{"kind": "step", "step": 1, "loss": "low"}',
+        '{"kind": "epoch", "epoch": 1, "energy": [1]}',
+        '{"kind": "epoch", "epoch": 1, "energy": {"head": "low"}}',
+    ],
+)
+def test_lines_that_are_none_of_ours_are_damage(tmp_path, line):
+    run = Run.create(tmp_path, Job())
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
+    with pytest.raises(DamagedCheckpoint, match="line 1 of"):
+        run.metrics()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("settings", []),
+        ("settings", {"data": 3}),
+        ("settings", {"epochs": "many"}),
+        ("made_with", []),
+        ("start", 3),
+        ("data", {}),
+        ("data", {"shape": [1, -8, 8], "type": "uint8", "classes": ["a"]}),
+        ("data", {"shape": [1, 8, 8], "type": "uint8", "classes": []}),
+    ],
+)
+def test_settings_of_wrong_types_are_damage(tmp_path, key, value):
+    path = Run.create(tmp_path, Job()).path
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(DamagedCheckpoint, match="is damaged"):
+        Run.open(tmp_path)
+
+
+def test_a_network_is_there_without_its_data(tmp_path):
+    built = Job.of(SMALL).build()
+    run = Run.create(tmp_path, built.job, outline=built.task.outline())
+    session = Session(run, built)
+    assert session.train()
+    found = Run.open(tmp_path).assembly(Path("nowhere"), data=False)
+    assert found.task.classes == built.task.classes
+    assert not torch.equal(found.task.inputs[0], built.task.inputs[0])
+    x, _ = next(built.test_batches())
+    built.objective.eval()
+    torch.testing.assert_close(found.network(x), built.network(x), rtol=0, atol=0)
 
 
 def test_an_assembly_has_the_weights_of_the_last_good_checkpoint(tmp_path):

@@ -1,4 +1,5 @@
 import math
+import time
 
 import pytest
 import torch
@@ -18,6 +19,10 @@ SMALL = {
 CONVOLUTIONS = {"model": {"name": "embedding_cnn", "widths": [4, 4], "feature_dim": 4}}
 JOBS = {
     "plain": {},
+    "a row too many for norms of batches": {
+        "data": {"name": "digits", "limit": 81},
+        "model": {"name": "mlp", "widths": [8], "norm": "batch"},
+    },
     "moved images, norms, annealing": {
         **CONVOLUTIONS,
         "augment": {"shift": 1, "mirror": True},
@@ -145,16 +150,31 @@ def test_numbers_are_logged_as_they_are(tmp_path):
     assert seen == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 10, 11, 12, 13, 14, 15, 15]
 
 
-@pytest.mark.parametrize(("every", "expected"), [(0.0, 15), (1e9, 1)])
-def test_checkpoints_come_as_often_as_asked_and_at_the_end(every, expected, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("every", "cost", "expected"),
+    [
+        (0.0, 1.0, list(range(1, 16))),
+        (1e9, 0.0, [5, 10, 15]),  # at no cost after each epoch
+        (1e9, 0.09, [5, 10, 15]),  # a fiftieth of 4.5 seconds, less than the five of an epoch
+        (1e9, 0.11, [5, 15]),  # the first epoch's end is always saved, so that there is something early
+        (3.0, 1.0, [3, 6, 9, 12, 15]),
+    ],
+)
+def test_checkpoints_come_as_often_as_asked_and_at_the_end(every, cost, expected, tmp_path, monkeypatch):
+    """By a clock on which a step takes a second, a save its cost, and all else nothing."""
+    now, saved = [0.0], []
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     one = session(tmp_path, {}, save_every=every)
-    saved = []
-    save = one.checkpoints.save
-    monkeypatch.setattr(one.checkpoints, "save", lambda step, *more: (saved.append(step), save(step, *more)))
+
+    def passes(seconds):
+        now[0] += seconds
+
+    step = one.assembly.optimizer.step
+    monkeypatch.setattr(one.assembly.optimizer, "step", lambda: (step(), passes(1.0)))
+    monkeypatch.setattr(one.checkpoints, "save", lambda at, *more: (saved.append(at), passes(cost)))
     one.train()
-    assert len(set(saved)) >= expected
-    assert saved[-1] == 15
-    assert {5} <= set(saved)  # the first epoch's end is always saved, so that there is something early
+    assert saved == expected
+    assert one.saved == 15
 
 
 def test_diverged_weights_are_told_and_never_saved(tmp_path):
@@ -174,6 +194,21 @@ def test_diverged_weights_are_told_and_never_saved(tmp_path):
         other.assembly.network.body.layers[0].weight.fill_(3e38)
     with pytest.raises(FloatingPointError, match="the features of test data are not finite"):
         accuracy(other.assembly.objective, other.assembly.test_batches())
+
+
+def test_what_is_frozen_in_evaluation_mode_stays_frozen(tmp_path):
+    settings = {"model": {"name": "mlp", "widths": [8], "norm": "batch"}}
+    one = session(tmp_path, settings)
+    frozen = next(module for module in one.assembly.network.modules() if isinstance(module, torch.nn.BatchNorm1d))
+    one.assembly.objective.train()
+    frozen.eval()
+    accuracy(one.assembly.objective, one.assembly.test_batches())
+    assert not frozen.training
+    assert one.assembly.objective.training
+    assert one.assembly.head.training
+    one.assembly.objective.eval()
+    accuracy(one.assembly.objective, one.assembly.test_batches())
+    assert not one.assembly.objective.training
 
 
 def test_compiling_changes_no_name_in_the_checkpoint(tmp_path, monkeypatch):

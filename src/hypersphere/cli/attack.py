@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from hypersphere import report
-from hypersphere.cli.embed import require_images
+from hypersphere.cli.opening import Opened, RunNetwork, device_of, open_run
 from hypersphere.cli.target import check_target, write_json
 from hypersphere.data.errors import require_package
+from hypersphere.files import replacing
 from hypersphere.functions.menu import require
 from hypersphere.robustness import (
     ATTACKS,
@@ -26,8 +27,6 @@ from hypersphere.robustness import (
     plot_strength,
 )
 from hypersphere.training import Batches
-from hypersphere.training.job import Assembly
-from hypersphere.training.run import Run
 
 __all__ = ["attack"]
 
@@ -44,6 +43,8 @@ def attack(
     limit: int | None,
     plot: Path | None,
     json_file: Path | None,
+    step: int | None,
+    device: str | None,
     data_root: Path | None,
 ) -> None:
     """Attack the first test images of a run, by itself or by the run `source`; print a table, write what is asked."""
@@ -52,16 +53,21 @@ def attack(
     check_target("--json", json_file, [".json"])
     if plot is not None:
         require_package("matplotlib", "matplotlib", "report")
-    assembly = _open(folder, data_root)
-    other = None if source is None else _open(source, data_root)
+    where = device_of(device)
+    opened = open_run(folder, data_root, step=step, device=where)
+    other = None if source is None else open_run(source, data_root, device=where)
+    for one in (opened, other):
+        if one is not None:
+            one.require_images("an attack")
     if other is not None:
-        ours, theirs = (one.task.inputs.shape[1:] for one in (assembly, other))
-        require(ours == theirs, "--source", f"a run on inputs {tuple(ours)}", tuple(theirs))
-        same = assembly.task.classes == other.task.classes
-        require(same, "--source", f"a run on the same {len(assembly.task.classes)} classes", str(source))
-    model = Classifier(assembly.network, assembly.head)
-    victim = None if other is None else Classifier(other.network, other.head)
-    data = _images(assembly, limit)
+        ours, theirs = (one.assembly.task for one in (opened, other))
+        shape, another = (tuple(task.inputs.shape[1:]) for task in (ours, theirs))
+        require(shape == another, "--source", f"a run on inputs {shape}", another)
+        same = ours.classes == theirs.classes
+        require(same, "--source", f"a run on the same {len(ours.classes)} classes", str(source))
+    model = _classifier(opened)
+    victim = None if other is None else _classifier(other)
+    data = _images(opened, limit)
     if name == "deepfool":
         strength = fooling_strength(model, data, ATTACKS[name](norm=norm), source=victim)  # type: ignore[call-arg]
         table, found = _strength_table(strength, norm, source), _plain_strength(strength)
@@ -71,24 +77,26 @@ def attack(
         table, found = _accuracy_table(result, source), asdict(result)
         draw = partial(plot_accuracy, {str(folder): result})
     if json_file is not None:
-        write_json(json_file, {"run": str(folder), "attack": name, "source": source and str(source), **found})
+        write_json(
+            json_file,
+            {"run": str(folder), "step": opened.step, "attack": name, "source": source and str(source), **found},
+        )
     if plot is not None:
-        with report.replacing(plot) as draft:
+        with replacing(plot) as draft:
             draw().savefig(draft, format="png", dpi=150)
     report.print_table(table)
     if plot is not None:
         print(f"\nPlot: {plot}")
 
 
-def _open(folder: Path, data_root: Path | None) -> Assembly:
-    assembly = Run.open(folder).assembly(data_root)
-    require_images(assembly, "an attack")
-    return assembly
+def _classifier(opened: Opened) -> Classifier:
+    return Classifier(RunNetwork(opened.assembly.objective), opened.assembly.head)
 
 
-def _images(assembly: Assembly, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    task = assembly.task
-    return iter(Batches(task.test_inputs[:limit], task.test_labels[:limit], BATCH))
+def _images(opened: Opened, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    task = opened.assembly.task
+    for x, y in Batches(task.test_inputs[:limit], task.test_labels[:limit], BATCH):
+        yield x.to(opened.device), y.to(opened.device)
 
 
 def _accuracy_table(result: RobustAccuracy, source: Path | None) -> report.Table:

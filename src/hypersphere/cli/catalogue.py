@@ -1,68 +1,223 @@
-"""What `hypersphere list` shows: the menus, straight from their dictionaries."""
+"""What `hypersphere list` shows: the menus, straight from their dictionaries, and what an entry can be given."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import json
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from rich.console import Console
 
-from hypersphere.data import DATASETS
+from hypersphere import layers
+from hypersphere.cli.words import words_of
 from hypersphere.functions.angular import ANGULARS
 from hypersphere.functions.kernel import KERNELS
-from hypersphere.functions.magnitude import WEIGHTINGS
+from hypersphere.functions.magnitude import MAGNITUDES, WEIGHTINGS
 from hypersphere.functions.margin import MARGINS
 from hypersphere.functions.menu import require
+from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.projection import PROJECTIONS
-from hypersphere.heads import PRESETS
-from hypersphere.models import MODELS
-from hypersphere.recipes import RECIPES
+from hypersphere.functions.transform import TRANSFORMS
+from hypersphere.heads import PRESETS, AngularHead
+from hypersphere.heads.settings import HeadOptions
+from hypersphere.recipes import RECIPES, Recipe
 from hypersphere.robustness import ATTACKS
 from hypersphere.training.job import REGULARIZERS
-from hypersphere.training.network import OPERATORS
+from hypersphere.training.network import NETWORKS, OPERATORS
+from hypersphere.training.optimizers import OPTIMIZERS
 from hypersphere.training.rotating import ROTATIONS
+from hypersphere.training.schedule import SCHEDULES
+from hypersphere.training.task import TASKS
 
-__all__ = ["MENUS", "print_catalogue"]
+__all__ = ["MENUS", "Menu", "options_of", "print_catalogue", "summary"]
 
-MENUS: dict[str, Mapping[str, Any]] = {
-    "heads": PRESETS,
-    "margins": MARGINS,
-    "operators": OPERATORS,
-    "angular activations": ANGULARS,
-    "weightings": WEIGHTINGS,
-    "regularisers": REGULARIZERS,
-    "energy kernels": KERNELS,
-    "projections": PROJECTIONS,
-    "rotations": ROTATIONS,
-    "networks": MODELS,
-    "attacks": ATTACKS,
-    "data sets": DATASETS,
-    "recipes": RECIPES,
+NEEDED = inspect.Parameter.empty
+OF_DATA = "as the data are"
+
+
+def _defaults(maker: Callable[..., Any], names: Iterable[str] | None = None) -> dict[str, Any]:
+    """What a maker takes by name, or of these names what it does, with defaults."""
+    known = inspect.signature(maker).parameters
+    named = {key: one.default for key, one in known.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    return named if names is None else {key: named[key] for key in names}
+
+
+@dataclass(frozen=True)
+class Menu:
+    """Entries by name; `option` of `train` chooses one, `given` arguments are not the user's, `more` options are."""
+
+    entries: Mapping[str, Any]
+    option: str = ""
+    given: Sequence[str] = ()
+    more: Callable[[str], Mapping[str, Any]] = field(default=lambda name: {})
+
+
+def _of_heads(name: str) -> dict[str, Any]:
+    takes_more = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(PRESETS[name]).parameters.values())
+    return {**(_defaults(AngularHead, HeadOptions.__annotations__) if takes_more else {}), "sharded": False}
+
+
+def _conversion(name: str) -> dict[str, Any]:
+    if name not in MAGNITUDES:
+        return {}
+    own = _defaults(layers.convert_, ("angular", "weighting", "learn_k", "learn_radius", "momentum"))
+    return {**own, "layers": "convolutions", "project_every": None, "weighted_gradients": False}
+
+
+def _turning(name: str) -> dict[str, Any]:
+    entry = {**ORTHOGONALS, **TRANSFORMS}.get(name)
+    return {} if entry is None else _defaults(entry)
+
+
+def _of_data(name: str) -> dict[str, Any]:
+    sizes = [key for key in _defaults(NETWORKS[name]) if key in ("in_channels", "image_size", "in_features")]
+    return {**dict.fromkeys(sizes, OF_DATA), "standardize": OF_DATA, "init": None, "init_mean": 0.0}
+
+
+# menus of training that are words there, not functions with a docstring
+AUGMENTATIONS = {
+    "shift": "Move each image by up to so many pixels in each direction, zeros moving in.",
+    "mirror": "Mirror each image half the time.",
+}
+INITIALS = {
+    "normal": "Standard normal numbers.",
+    "xavier": "Uniform numbers of the variance 2/(fan in + fan out) (Glorot and Bengio 2010).",
+    "he": "Normal numbers of the variance 2/fan in (He et al. 2015).",
+}
+
+MENUS: dict[str, Menu] = {
+    "heads": Menu(PRESETS, "head", ("in_features", "num_classes"), _of_heads),
+    "margins": Menu(MARGINS),
+    "operators": Menu(OPERATORS, "operator", ("layer",), _conversion),
+    "angular activations": Menu(ANGULARS),
+    "weightings": Menu(WEIGHTINGS),
+    "regularisers": Menu(REGULARIZERS, "regularizer", ("model", "modules", "where")),
+    "energy kernels": Menu(KERNELS),
+    "projections": Menu(PROJECTIONS),
+    "rotations": Menu(ROTATIONS, "rotation", ("modules",), _turning),
+    "networks": Menu(NETWORKS, "model", ("conv", "linear", "num_classes"), _of_data),
+    "initialisations": Menu(INITIALS, "model.init"),
+    "optimisers": Menu(
+        OPTIMIZERS,
+        "optimizer",
+        ("groups",),
+        lambda name: {"weight_decay": 0.0, "decay_everything": False, "clip": None, "rotation_lr": None},
+    ),
+    "schedules": Menu(SCHEDULES, "schedule"),
+    "augmentations": Menu(AUGMENTATIONS, "augment"),
+    "attacks": Menu(ATTACKS),
+    "data sets": Menu(TASKS, "data", ("root",)),
+    "recipes": Menu(RECIPES),
 }
 
 
-def print_catalogue(only: str | None = None) -> None:
-    """Print every menu, or only one, with one line an entry; "none", the default of some, is left out."""
-    require(only is None or only in MENUS, "menu", f"one of {', '.join(MENUS)}", only)
+def print_catalogue(menu: str | None = None, entry: str | None = None) -> None:
+    """Print every menu, or only one, with one line an entry; or one entry with its words and its options.
+
+    The entry "none", the default of some menus, is left out.
+    """
     console = Console(highlight=False, soft_wrap=True)
-    for title, menu in MENUS.items():
-        if only not in (None, title):
-            continue
+    chosen = MENUS if menu is None else {_title(menu): MENUS[_title(menu)]}
+    if entry is not None:
+        (title,) = chosen
+        _print_entry(console, title, entry)
+        return
+    for title, one in chosen.items():
         console.print(title, style="bold")
-        names = [name for name in menu if name != "none"]
-        width = max(map(len, names))
-        for name in names:
-            console.print(f"  {name:<{width}}  {summary(menu[name])}", markup=False)
+        _print_pairs(console, {name: summary(made) for name, made in one.entries.items() if name != "none"})
+
+
+def _title(menu: str) -> str:
+    """The menu that a word stands for: "data-sets", "optimizers" and "head" are as good as our own."""
+    plain = {_folded(title): title for title in MENUS} | {one.option: title for title, one in MENUS.items()}
+    found = plain.get(menu) or plain.get(_folded(menu))
+    require(bool(menu) and found is not None, "menu", f"one of {', '.join(t.replace(' ', '-') for t in MENUS)}", menu)
+    return str(found)
+
+
+def _folded(words: str) -> str:
+    return words.lower().replace("-", " ").replace("_", " ").replace("iz", "is").removesuffix("s")
+
+
+def _print_entry(console: Console, title: str, name: str) -> None:
+    menu = MENUS[title]
+    require(name in menu.entries, "entry", f"one of {', '.join(menu.entries)}", name)
+    made, options = menu.entries[name], options_of(title, name)
+    called = {"augment": f"--augment.{name} VALUE", "": ""}.get(menu.option, f"--{menu.option} {name}")
+    if title == "recipes":
+        called = f"hypersphere reproduce {name}"
+    console.print(f"{name}, of {title}{f': {called}' if called else ''}", style="bold", markup=False)
+    for line in "\n".join(_words(made)).strip().splitlines():
+        wrapped = textwrap.wrap(line, 116) if isinstance(made, Recipe) else [line]
+        for part in wrapped or [""]:
+            console.print(f"  {part}".rstrip(), markup=False)
+    if isinstance(made, Recipe):
+        console.print("rows", style="bold")
+        _print_pairs(console, {row.name: words_of(row.settings) for row in made.rows})
+    if options:
+        form = "--set {}=" if title == "recipes" else f"--{menu.option}.{{}}" if menu.option else "{}"
+        console.print("options, and what they are if left out", style="bold")
+        _print_pairs(console, {form.format(key): _shown(default) for key, default in options.items()})
+
+
+def options_of(title: str, name: str) -> dict[str, Any]:
+    """The options of an entry with their defaults, NEEDED for those without; of a recipe, its settings.
+
+    >>> options_of("schedules", "steps")
+    {'warmup': 0.0, 'at': (0.5, 0.75), 'factor': 0.1}
+    """
+    menu = MENUS[title]
+    made = menu.entries[name]
+    if isinstance(made, Recipe):
+        return dict(made.settings)
+    own = _defaults(made) if callable(made) else {}
+    return {key: default for key, default in {**own, **menu.more(name)}.items() if key not in menu.given}
 
 
 def summary(entry: Any) -> str:
     """The one line that an entry says of itself; for a network, what its name stands for.
 
-    >>> summary(MODELS["sphereface4"])
+    >>> summary(NETWORKS["sphereface4"])
     'SphereFaceNet with units=(0, 0, 0, 0)'
     """
     if isinstance(entry, partial):
         sizes = (f"{key}={getattr(value, '__name__', value)}" for key, value in entry.keywords.items())
         return f"{entry.func.__name__} with {', '.join(sizes)}"
-    return str(getattr(entry, "title", None) or (entry.__doc__ or "").strip()).splitlines()[0]
+    if isinstance(entry, Recipe):
+        return entry.title
+    return next(_words(entry), "")
+
+
+def _words(entry: Any) -> Iterator[str]:
+    """The lines of an entry's docstring up to its examples."""
+    if isinstance(entry, Recipe):
+        yield from (f"{entry.title}.", f"Source: {entry.reference}.", entry.note)
+        return
+    if isinstance(entry, partial):
+        yield summary(entry)
+    text = entry if isinstance(entry, str) else inspect.getdoc(getattr(entry, "func", entry)) or ""
+    for line in text.splitlines():
+        if line.startswith((">>>", "Example")):
+            return
+        yield line
+
+
+def _shown(default: Any) -> str:
+    """A default as one would write it on the command line: JSON, or plain words."""
+    if default is NEEDED:
+        return "has to be given"
+    if isinstance(default, str):
+        return default
+    if callable(default):
+        return getattr(default, "__name__", repr(default))
+    return json.dumps(default, default=str)
+
+
+def _print_pairs(console: Console, pairs: Mapping[str, str]) -> None:
+    width = max(map(len, pairs), default=0)
+    for name, words in pairs.items():
+        console.print(f"  {name:<{width}}  {words}".rstrip(), markup=False)

@@ -1,4 +1,8 @@
-"""Whether two forms of one network agree, on its own test inputs and on random ones."""
+"""Whether two forms of one network agree, on its own test inputs and on random ones.
+
+Both compute in float32, also where the run trained in bfloat16: two forms of one map round differently there, by more
+than what tells right from wrong.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ __all__ = ["FeaturesAndScores", "Probe", "largest_difference"]
 
 
 class FeaturesAndScores(nn.Module):
-    """The network and the head of an objective as one map, from inputs to features (B, d) and plain scores (B, C)."""
+    """The network and the head of an objective as one map in float32, to features (B, d) and plain scores (B, C)."""
 
     def __init__(self, objective: Objective) -> None:
         super().__init__()

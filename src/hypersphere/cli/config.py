@@ -15,7 +15,7 @@ from hypersphere.functions.menu import require
 from hypersphere.training import Job
 from hypersphere.training.parts import nearest
 
-__all__ = ["dotted_words", "read_config", "resolve"]
+__all__ = ["dotted_words", "json_or_text", "read_config", "resolve"]
 
 Word = tuple[list[str], Any]
 
@@ -94,15 +94,15 @@ def dotted_words(arguments: Sequence[str], options: Iterable[str]) -> list[Word]
             near = nearest(key, [f"--{name}.{rest}" for name in parts] if rest else options)
             raise ValueError(f"{key} is no option{near}".removesuffix("."))
         if equals:
-            words.append((path, _value(value)))
+            words.append((path, json_or_text(value)))
         elif left and not left[0].startswith("--"):
-            words.append((path, _value(left.pop(0))))
+            words.append((path, json_or_text(left.pop(0))))
         else:
             words.append((path, True))
     return words
 
 
-def _value(text: str) -> Any:
+def json_or_text(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from hypersphere.data import DamagedData, MissingData
+from hypersphere.files import replacing
 from hypersphere.functions.menu import require
-from hypersphere.report.draft import replacing
 
 __all__ = ["SUFFIXES", "Embeddings", "read_array", "read_embeddings", "write_embeddings"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,24 +12,27 @@ import torch
 from torch import Tensor
 
 from hypersphere import report
-from hypersphere.cli.embed import features_of
 from hypersphere.cli.embeddings import Embeddings, read_array, read_embeddings
+from hypersphere.cli.evaluation_table import evaluation_table
+from hypersphere.cli.opening import Opened, device_of, open_run
+from hypersphere.cli.options import BOOTSTRAP, FARS, RANKS
 from hypersphere.cli.target import check_target, write_json
 from hypersphere.data import Pairs, draw_pairs, read_pairs
 from hypersphere.evaluation import (
+    Roc,
     Verification,
     angular_fisher_score,
     angular_visual_hardness,
+    first_of_each,
     identify,
     verify,
 )
 from hypersphere.functions.menu import require
-from hypersphere.training import predict
-from hypersphere.training.run import Run
 
-__all__ = ["Protocol", "drawn_pairs", "evaluate", "numbers"]
+__all__ = ["DRAWN", "Protocol", "drawn_pairs", "evaluate", "numbers"]
 
 DRAWN = 3000  # pairs of either kind, as in View 2 of LFW
+MOST_RESAMPLED = 20_000  # pairs that have intervals without being asked for
 Number = TypeVar("Number", int, float)
 
 
@@ -40,14 +44,19 @@ class Protocol:
         pairs: a file of pairs, how many of either kind to draw, or None for as many as LFW has.
         folds: of the pairs; None for those of the file, or ten.
         ranks, far: where identification and verification are read.
-        seed: of the drawn pairs.
+        bootstrap: draws for intervals, 0 for none; None for 1,000 if there are not too many pairs.
+        seed: of the drawn pairs, and of these draws.
     """
 
     pairs: Path | int | None = None
     folds: int | None = None
-    ranks: Sequence[int] = (1, 5, 10)
-    far: Sequence[float] = (0.1, 0.01, 0.001)
+    ranks: Sequence[int] = RANKS
+    far: Sequence[float] = FARS
+    bootstrap: int | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.bootstrap != 1, "--bootstrap", "0, or a number of draws >= 2", self.bootstrap)
 
 
 def evaluate(
@@ -57,7 +66,9 @@ def evaluate(
     *,
     same: Path | None = None,
     mirror: bool = False,
+    step: int | None = None,
     json_file: Path | None = None,
+    device: str | None = None,
     data_root: Path | None = None,
 ) -> None:
     """Measure a run, features with labels, two sides of pairs, or features with a list of pairs."""
@@ -65,9 +76,10 @@ def evaluate(
     found: dict[str, Any] = {"source": str(source)}
     if source.is_dir():
         require(second is None, "second", "left out with a run", str(second))
-        _measure_run(found, source, protocol, mirror, data_root)
+        _measure_run(found, open_run(source, data_root, step=step, device=device_of(device)), protocol, mirror)
     else:
-        require(not mirror, "--mirror", "left out, unless of a run", mirror)
+        for option, value in (("--mirror", mirror or None), ("--step", step), ("--device", device)):
+            require(value is None, option, "left out, unless of a run", value)
         other = None if second is None else torch.from_numpy(read_array(second))
         sample = read_embeddings(source)
         if other is not None and other.ndim == 2:
@@ -77,7 +89,7 @@ def evaluate(
             _measure_features(found, Embeddings(sample.features, labels, sample.names), protocol)
     if json_file is not None:
         write_json(json_file, found)  # before anything is printed: a closed pipe must not cost it
-    report.print_table(_table(found))
+    report.print_table(evaluation_table(found))
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
@@ -97,16 +109,17 @@ def _number(text: str, kind: Callable[[str], Number]) -> Number:
     return kind(above) if not line or kind is int else kind(above) / kind(below)  # type: ignore[return-value]
 
 
-def _measure_run(found: dict[str, Any], folder: Path, protocol: Protocol, mirror: bool, data_root: Path | None) -> None:
-    assembly = Run.open(folder).assembly(data_root)
-    labels = assembly.task.test_labels
-    plain = features_of(assembly, assembly.task.test_inputs)
-    right = (predict(assembly.head, plain) == labels).double().mean()
-    found["classification"] = {"accuracy": float(right), "samples": len(labels), "classes": len(assembly.task.classes)}
-    hardness = angular_visual_hardness(plain, labels, assembly.head.weight.detach())
-    features = features_of(assembly, assembly.task.test_inputs, mirror=True) if mirror else plain
+def _measure_run(found: dict[str, Any], opened: Opened, protocol: Protocol, mirror: bool) -> None:
+    task = opened.assembly.task
+    labels = task.test_labels
+    plain = opened.features(task.test_inputs)
+    right = float((opened.predict(plain) == labels).double().mean())
+    found["step"] = opened.step
+    found["classification"] = {"accuracy": right, "samples": len(labels), "classes": len(task.classes)}
+    hardness = angular_visual_hardness(plain, labels, opened.class_vectors)
+    features = opened.features(task.test_inputs, mirror=True) if mirror else plain
     try:
-        _measure_features(found, Embeddings(features, labels), protocol)
+        _measure_features(found, Embeddings(features, labels), protocol, resample="pairs")
     except _Alone as error:
         found["left_out"] = str(error)
     found["hardness"] = {
@@ -121,18 +134,23 @@ def _measure_sides(found: dict[str, Any], first: Tensor, second: Tensor, same: P
         raise ValueError("--same must be given with two sides of pairs: a .npy file of zeros and ones")
     flags = torch.from_numpy(read_array(same))
     verified = verify(first, second, flags, folds=protocol.folds or 10, far=protocol.far)
-    found["verification"] = _of_verification(verified) | {"pairs": "given"}
+    found["verification"] = _of_verification(verified, protocol) | {"pairs": "given"}
 
 
-def _measure_features(found: dict[str, Any], sample: Embeddings, protocol: Protocol) -> None:
+def _measure_features(found: dict[str, Any], sample: Embeddings, protocol: Protocol, resample: str = "classes") -> None:
+    """Measure features: pairs of them, and where they are labelled each of them.
+
+    Intervals are over pairs drawn anew; where the labels are of people whom no training saw, over people.
+    """
     features, labels, pairs = sample.features, sample.labels, protocol.pairs
     if labels is not None:
         fits = labels.ndim == 1 and len(labels) == len(features) and not labels.is_floating_point()
         accepted = f"a whole number for each of the {len(features)} embeddings"
         require(fits, "labels", accepted, f"{labels.dtype} {tuple(labels.shape)}")
         labels = labels.long()
-        found["angular_fisher_score"] = angular_fisher_score(features, labels)
+        found |= {"samples": len(labels), "angular_fisher_score": angular_fisher_score(features, labels)}
     folds: int | Tensor = protocol.folds or 10
+    people = None
     if isinstance(pairs, Path):
         chosen = read_pairs(pairs, sample.names or tuple(map(str, range(len(features)))))
         require(len(chosen) > 0, "--pairs", "a list with at least one pair", f"{pairs}, which has none")
@@ -140,12 +158,13 @@ def _measure_features(found: dict[str, Any], sample: Embeddings, protocol: Proto
             folds = chosen.fold
     elif labels is not None:
         chosen = drawn_pairs(labels, pairs, protocol.seed)
+        people = (labels[chosen.first], labels[chosen.second]) if resample == "classes" else None
     else:
         raise ValueError("labels must be given, as a second .npy file, or pairs by --pairs FILE")
     one, two = features[chosen.first], features[chosen.second]
     verified = verify(one, two, chosen.same, folds=folds, far=protocol.far)
     origin = "listed" if isinstance(pairs, Path) else "drawn"
-    found["verification"] = _of_verification(verified) | {"pairs": origin}
+    found["verification"] = _of_verification(verified, protocol, people) | {"pairs": origin}
     if labels is not None and len(labels.unique()) < len(labels):
         found["identification"] = _identification(features, labels, protocol.ranks)
 
@@ -172,8 +191,10 @@ def drawn_pairs(labels: Tensor, count: int | None, seed: int) -> Pairs:
     return draw_pairs(labels, folds=1, per_fold=min(DRAWN, most) if count is None else count, seed=seed)
 
 
-def _of_verification(verified: Verification) -> dict[str, Any]:
-    return {
+def _of_verification(
+    verified: Verification, protocol: Protocol, people: tuple[Tensor, Tensor] | None = None
+) -> dict[str, Any]:
+    told: dict[str, Any] = {
         "accuracy": verified.accuracy,
         "standard_error": verified.standard_error,
         "best_accuracy": verified.best_accuracy,
@@ -184,41 +205,26 @@ def _of_verification(verified: Verification) -> dict[str, Any]:
         "different": int((~verified.same).sum()),
         "folds": len(verified.accuracies),
     }
+    draws = protocol.bootstrap
+    if draws is None:
+        draws = BOOTSTRAP if len(verified.same) <= MOST_RESAMPLED else 0
+    if not draws:
+        return told
+
+    def ends(statistic: str | Callable[[Roc], float]) -> list[float]:
+        generator = torch.Generator().manual_seed(protocol.seed)
+        found = verified.interval(statistic, identities=people, samples=draws, generator=generator)
+        return [found.low, found.high]
+
+    for point in told["tar"]:
+        if point["resolved"]:
+            point["interval"] = ends(partial(Roc.tar_at, far=point["far"]))
+    intervals = {name: ends(name) for name in ("accuracy", "eer", "auc")}
+    return told | {"intervals": intervals, "draws": draws, "drawn": "pairs" if people is None else "classes"}
 
 
 def _identification(features: Tensor, labels: Tensor, ranks: Sequence[int]) -> dict[str, Any]:
     """Search all samples but the first of each class among the first ones."""
-    order = labels.argsort(stable=True)
-    sorted_labels = labels[order]
-    starts = torch.cat([torch.ones(1, dtype=torch.bool), sorted_labels[1:] != sorted_labels[:-1]])
-    gallery, probes = order[starts], order[~starts]
-    result = identify(features[probes], labels[probes], features[gallery], labels[gallery], ranks=ranks)
-    return {"rank": result.accuracy, "probes": len(probes), "gallery": len(gallery)}
-
-
-def _table(found: Mapping[str, Any]) -> report.Table:
-    share, number = report.Column("", format=".2%"), report.Column("", format=".4f")
-    rows: list[list[str]] = []
-    if part := found.get("classification"):
-        of = f"{part['samples']} test samples of {part['classes']} classes"
-        rows.append(["classification accuracy", share.show(part["accuracy"]), of])
-    if part := found.get("verification"):
-        of = f"{part['same']} same and {part['different']} different pairs, {part['folds']} folds"
-        rows.append(["verification accuracy", share.show((part["accuracy"], part["standard_error"])), of])
-        rows.append(["with the best threshold", share.show(part["best_accuracy"]), "chosen on the same pairs"])
-        rows.append(["equal error rate", share.show(part["eer"]), ""])
-        rows.append(["area under the ROC curve", number.show(part["auc"]), ""])
-        for point in part["tar"]:
-            of = "" if point["resolved"] else f"not resolved by {part['different']} different pairs"
-            rows.append([f"true accepts at {point['far']:g} false", share.show(point["tar"]), of])
-    if part := found.get("identification"):
-        of = f"{part['probes']} probes among {part['gallery']}, one a class"
-        rows += [[f"identification at rank {rank}", share.show(value), of] for rank, value in part["rank"].items()]
-    if "angular_fisher_score" in found:
-        rows.append(["angular Fisher score", number.show(found["angular_fisher_score"]), "lower is better"])
-    if part := found.get("hardness"):
-        value = number.show((part["mean"], part["deviation"]))
-        rows.append(["angular visual hardness", value, "mean and deviation, lower is easier"])
-    columns = [report.Column("measure"), report.Column("value"), report.Column("of")]
-    left_out = found.get("left_out")
-    return report.Table(f"Evaluation of {found['source']}", columns, rows, f"Left out: {left_out}." if left_out else "")
+    known = first_of_each(labels)
+    result = identify(features[~known], labels[~known], features[known], labels[known], ranks=ranks)
+    return {"rank": result.accuracy, "probes": int((~known).sum()), "gallery": int(known.sum())}

@@ -1,7 +1,8 @@
 """`hypersphere export`: the network and head of a run as ONNX or as a torch.export program, checked before it is there.
 
 One graph maps inputs (N, …), with N free, to two outputs: `features` (N, d) and the plain `scores` (N, C). Images go in
-as numbers in [0, 1]; standardisation is inside. Rotations are folded first.
+as numbers in [0, 1]; standardisation is inside. Rotations are folded first. It computes in float32, also where the run
+trained in bfloat16.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hypersphere import report, rotation
+from hypersphere import rotation
 from hypersphere.cli.compare import FeaturesAndScores, Probe, largest_difference
+from hypersphere.cli.opening import open_run
 from hypersphere.cli.target import check_target
 from hypersphere.data.errors import require_package
+from hypersphere.files import replacing
 from hypersphere.functions.menu import require
-from hypersphere.training.run import Run
 
 __all__ = ["FORMS", "export"]
 
@@ -30,7 +32,7 @@ Outputs = tuple[Tensor, ...]
 NAMES = ["features", "scores"]
 
 
-def export(folder: Path, to: str, out: Path | None, *, data_root: Path | None) -> None:
+def export(folder: Path, to: str, out: Path | None, *, step: int | None, data_root: Path | None) -> None:
     """Write the file if it computes what the run does; name it at the end."""
     require(to in FORMS, "--to", f"one of {', '.join(FORMS)}", to)
     suffix, write, reader = FORMS[to]
@@ -39,14 +41,14 @@ def export(folder: Path, to: str, out: Path | None, *, data_root: Path | None) -
     if to == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
             require_package(package, package, "onnx")
-    assembly = Run.open(folder).assembly(data_root)
+    assembly = open_run(folder, data_root, step=step, data=False).assembly
     if assembly.task.graph is not None:
         raise ValueError("export needs a run on images or points: a graph has no inputs of its own")
     probe = Probe.of(assembly)
     expected = probe.outputs(assembly)
     rotation.fold_(nn.ModuleDict({"network": assembly.network, "head": assembly.head}))
     model = FeaturesAndScores(assembly.objective).eval()
-    with report.replacing(target) as draft:
+    with replacing(target) as draft:
         try:
             with _quiet():
                 write(model, probe.batches[0], draft)
@@ -60,7 +62,9 @@ def export(folder: Path, to: str, out: Path | None, *, data_root: Path | None) -
         accepted = f"within {TOLERANCE:g} of those of the run"
         require(difference <= TOLERANCE, "exported outputs", accepted, difference)
     shape = " x ".join(map(str, probe.batches[0].shape[1:]))
-    print(f"{target}: inputs N x {shape} to features and scores, within {difference:.1e} of the run's largest outputs")
+    kind = "" if assembly.job.precision == "float32" else ", in float32"
+    agreed = f"within {difference:.1e} of the run's largest outputs{kind}"
+    print(f"{target}: inputs N x {shape} to features and scores, {agreed}")
 
 
 def _write_onnx(model: nn.Module, example: Tensor, path: Path) -> None:

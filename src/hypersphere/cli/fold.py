@@ -2,7 +2,8 @@
 
 Rotated layers become plain ones exactly. Of the decoupled ones only those can whose response is an inner product:
 `inner_product`, and `linear` with or without weighting, under the cosine. All others look at the norm of every patch,
-which no plain layer does; they stay as they are, and the command says so.
+which no plain layer does; they stay as they are, and the command says so. A run has one operator, so its decoupled
+layers become plain all together or not at all.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from hypersphere import layers, rotation
 from hypersphere.cli.compare import Probe, largest_difference
+from hypersphere.cli.opening import open_run
 from hypersphere.functions.angular import Cosine
 from hypersphere.functions.magnitude import InnerProduct, Linear
 from hypersphere.functions.menu import require
@@ -31,34 +33,34 @@ __all__ = ["fold", "fold_operator_", "plain_weight"]
 TOLERANCE = 1e-4  # of the largest output
 
 
-def fold(folder: Path, out: Path | None, *, data_root: Path | None) -> None:
+def fold(folder: Path, out: Path | None, *, step: int | None, data_root: Path | None) -> None:
     """Write the plain run, with its weights as one safetensors file too; refuse if outputs are not the same."""
     target = out or folder / "folded"
-    run = Run.open(folder)
     taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
     require(not taken, "--out", "a folder that is not there yet, or is empty", str(target))
-    assembly = run.assembly(data_root)
+    opened = open_run(folder, data_root, step=step, data=False)
+    assembly, job = opened.assembly, opened.run.job
     probe = Probe.of(assembly)
     before = probe.outputs(assembly)
     rotated = [name for name, _, _ in rotation.rotated_layers(assembly.objective)]
     rotation.fold_(nn.ModuleDict({"network": assembly.network, "head": assembly.head}))
     folds_operator = fold_operator_(assembly.network)
-    kept, operator = sum(map(_is_decoupled, assembly.network.modules())), run.job.operator["name"]
+    kept = sum(isinstance(module, Learned) for module in assembly.network.modules())
+    why = _why(job.operator["name"], kept)
     if not rotated and not folds_operator:
-        raise ValueError(f"{folder} has nothing to fold: {_why(operator, kept)}")
-    plain = _plain_assembly(run.job, assembly, folds_operator)
+        raise ValueError(f"{folder} has nothing to fold: {why}")
+    plain = _plain_assembly(job, assembly, folds_operator)
     difference = largest_difference(before, probe.outputs(plain))
     require(difference <= TOLERANCE, "folded outputs", f"within {TOLERANCE:g} of those before", difference)
-    checkpoint = run.checkpoints().latest()
-    _write(target, plain, checkpoint.step if checkpoint else 0)
+    _write(target, plain, opened.step)
     print(f"{len(rotated)} rotated and {folds_operator} decoupled layers are plain now: {target}")
     if kept:
-        print(f"kept: {_why(operator, kept)}")
+        print(f"kept: {why}")
     print(f"outputs differ by at most {difference:.1e} of the largest")
 
 
 def fold_operator_(network: nn.Module) -> int:
-    """Make every decoupled layer that is an inner product a plain one, in place; return how many there were."""
+    """Make all decoupled layers plain, in place, if every one is an inner product; return how many, or 0 if not."""
     chosen = {module: plain_weight(module) for module in network.modules() if isinstance(module, Learned)}
     if not chosen or any(weight is None for weight in chosen.values()):
         return 0
@@ -105,16 +107,12 @@ def _write(target: Path, plain: Assembly, step: int) -> None:
     weights = {name: value.detach().clone().contiguous() for name, value in state if isinstance(value, Tensor)}
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
-        written = Run.create(draft, plain.job)
+        written = Run.create(draft, plain.job, outline=plain.task.outline())
         (draft / "model.safetensors").write_bytes(save(weights, {"format": "pt"}))
         written.checkpoints().save(step, {"objective": plain.objective})
         draft.replace(target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _is_decoupled(module: nn.Module) -> bool:
-    return isinstance(module, Learned)
 
 
 def _why(operator: str, kept: int) -> str:

@@ -13,15 +13,17 @@ import torch
 from torch import nn
 
 from hypersphere import report
+from hypersphere.cli.opening import device_of, open_run
 from hypersphere.cli.target import check_target, write_json
 from hypersphere.data import DamagedData, MissingData
-from hypersphere.energy.checkpoint import UnreadableWeights, weights_of
+from hypersphere.energy.checkpoint import UnreadableWeights
 from hypersphere.energy.inspection import Inspection, LayerInspection
 from hypersphere.energy.inspection import inspect as inspect_neurons
 from hypersphere.energy.uniform import angle_density
-from hypersphere.training.run import CONFIG, Run
+from hypersphere.functions.menu import require
+from hypersphere.training.run import CONFIG
 
-__all__ = ["inspect"]
+__all__ = ["inspect", "layer_table", "layer_tables"]
 
 MOST_DRAWN = 60  # layers with a histogram of their own
 
@@ -34,12 +36,13 @@ def inspect(
     seed: int,
     html: Path | None,
     json_file: Path | None,
+    device: str | None,
     data_root: Path | None,
 ) -> None:
     """Inspect a run, a file of weights or a folder of such files; print one line a layer, and write what is asked."""
     check_target("--html", html, [".html"])
     check_target("--json", json_file, [".json"])
-    found = _inspection(_opened(source, data_root), pairs=pairs, most=most, seed=seed)
+    found = _inspection(_opened(source, device, data_root), pairs=pairs, most=most, seed=seed)
     if json_file is not None:
         write_json(json_file, _plain(found, source))
     if html is not None:
@@ -49,61 +52,115 @@ def inspect(
         print(f"\nReport: {html}")
 
 
-def _opened(source: Path, data_root: Path | None) -> nn.Module | Path:
+def _opened(source: Path, device: str | None, data_root: Path | None) -> nn.Module | Path:
     """The network and head of a run; anything else is left to the reader of files."""
     if not source.exists():
         raise MissingData(f"{source} not found")
     if not (source / CONFIG).is_file():
+        require(device is None, "--device", "left out, unless of a run", device)
         return source
-    assembly = Run.open(source).assembly(data_root)
+    assembly = open_run(source, data_root, device=device_of(device), data=False).assembly
     return nn.ModuleDict({"network": assembly.network.body, "head": assembly.head})
 
 
 def _inspection(model: nn.Module | Path, *, pairs: int, most: int, seed: int) -> Inspection:
-    if isinstance(model, Path):
-        for file in sorted(model.glob("*.safetensors")) if model.is_dir() else [model]:
-            _check_readable(file)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        found = inspect_neurons(model, pairs=pairs, most=most, seed=seed)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = inspect_neurons(model, pairs=pairs, most=most, seed=seed)
+    except UnreadableWeights as error:
+        raise DamagedData(str(error)) from None
     return dataclasses.replace(found, skipped=(*found.skipped, *(str(warning.message) for warning in told)))
 
 
-def _check_readable(file: Path) -> None:
-    try:
-        next(weights_of(file), None)
-    except UnreadableWeights as error:
-        raise DamagedData(str(error)) from None
-
-
 def layer_table(found: Inspection) -> report.Table:
-    """Return one line a layer: energies beside those of random neurons, angles in degrees."""
+    """Return one line a layer, short enough for a terminal: energies beside those of random neurons, angles, rank."""
     columns = [
         report.Column("layer"),
         report.Column("neurons"),
-        report.Column("energy", format=".4g"),
-        report.Column("random", format=".4g"),
-        report.Column("factor", format=".3f"),
-        report.Column("half space", format=".4g"),
-        report.Column("random", format=".4g"),
-        report.Column("factor", format=".3f"),
+        report.Column("energy factor", format=".3f"),
+        report.Column("half-space factor", format=".3f"),
         report.Column("nearest", format=".1f", unit="°"),
         report.Column("covering", format=".1f", unit="°"),
         report.Column("rank", format=".1f"),
     ]
-    rows: list[list[Any]] = []
-    for layer in found.layers:
-        cells: list[Any] = [layer.name, f"{layer.neurons} x {layer.length}{'*' if _is_sampled(layer) else ''}"]
-        for half_space in (False, True):
-            energy = layer.energy(half_space=half_space)
-            cells += [energy.value, energy.random_mean, energy.excess]
-        cells += [math.degrees(layer.separation), math.degrees(layer.covering_radius), layer.effective_rank]
-        rows.append(cells)
+    rows: list[list[Any]] = [
+        [
+            layer.name,
+            _size(layer),
+            layer.energy().excess,
+            layer.energy(half_space=True).excess,
+            math.degrees(layer.separation),
+            math.degrees(layer.covering_radius),
+            layer.effective_rank,
+        ]
+        for layer in found.layers
+    ]
     return report.Table("Neurons of every layer", columns, rows, _caption(found))
 
 
+def layer_tables(found: Inspection) -> list[report.Table]:
+    """Return all that is known of every layer: its energies, then its angles and norms."""
+    return [_energy_table(found), _angle_table(found)]
+
+
+def _energy_table(found: Inspection) -> report.Table:
+    columns = [report.Column("layer"), report.Column("neurons")]
+    for kind in ("energy", "half-space energy"):
+        columns += [report.Column(kind, format=".4f"), report.Column(f"{kind} of random neurons", format=".4f")]
+        columns.append(report.Column(f"{kind.removesuffix(' energy')} factor", format=".3f"))
+    rows: list[list[Any]] = []
+    for layer in found.layers:
+        cells: list[Any] = [layer.name, _size(layer)]
+        for half_space in (False, True):
+            energy = layer.energy(half_space=half_space)
+            finite = math.isfinite(energy.random_mean)
+            cells += [energy.value, energy.random_mean if finite else None, energy.excess]
+        rows.append(cells)
+    return report.Table("Energy of every layer", columns, rows, _caption(found))
+
+
+def _angle_table(found: Inspection) -> report.Table:
+    columns = [
+        report.Column("layer"),
+        report.Column("nearest pair", format=".1f", unit="°"),
+        report.Column("covering radius", format=".1f", unit="°"),
+        report.Column("largest hole", format=".1f", unit="°"),
+        report.Column("orthogonality error", format=".3f"),
+        report.Column("effective rank", format=".1f"),
+        *(report.Column(f"{what} norm", format=".3f") for what in ("mean", "least", "largest")),
+    ]
+    rows: list[list[Any]] = [
+        [
+            layer.name,
+            math.degrees(layer.separation),
+            math.degrees(layer.covering_radius),
+            None if layer.hole_radius is None else math.degrees(layer.hole_radius),
+            layer.orthogonality_error,
+            layer.effective_rank,
+            *dataclasses.astuple(layer.norms),
+        ]
+        for layer in found.layers
+    ]
+    caption = (
+        "The covering radius is estimated from below; the largest hole is exact, for few neurons in 3 dimensions or "
+        "fewer. The orthogonality error is the root of the mean squared cosine of pairs."
+    )
+    if all(row[3] is None for row in rows):
+        columns, rows = [columns[at] for at in range(len(columns)) if at != 3], [row[:3] + row[4:] for row in rows]
+        caption = caption.replace("; the largest hole is exact, for few neurons in 3 dimensions or fewer", "")
+    return report.Table("Angles and norms of every layer", columns, rows, caption)
+
+
+def _size(layer: LayerInspection) -> str:
+    return f"{layer.neurons}×{layer.length}{'*' if _is_sampled(layer) else ''}"
+
+
 def _caption(found: Inspection) -> str:
-    lines = ["Energies are means over pairs with s = 2; a factor above 1 is more redundant than random neurons."]
+    lines = ["Energies are means over pairs with s = 2; factors divide them by those of random neurons."]
+    lines.append("Above 1 is more redundant than random.")
+    if any(not math.isfinite(layer.energy().random_mean) for layer in found.layers):
+        lines.append("In 3 dimensions or fewer the energy of random neurons has no finite mean.")
     if any(map(_is_sampled, found.layers)):
         lines.append("* Pairs are of a sample of the neurons.")
     if found.skipped:
@@ -130,7 +187,7 @@ def write_inspection(path: Path, found: Inspection, source: Path) -> Path:
         format=".3f",
         caption="1 is what random directions have; more is redundancy. s = 2, Euclidean.",
     )
-    sections: list[Any] = [layer_table(found), factors]
+    sections: list[Any] = [*layer_tables(found), factors]
     sections.append(report.Tabs("Angles between neurons", [_angles(layer) for layer in drawn]))
     sections.append(_pair_table(found))
     title = f"Neurons of {source.name or source}"

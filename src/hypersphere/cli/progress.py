@@ -35,9 +35,9 @@ class View:
             console=console,
             refresh_per_second=4,
         )
-        self.began, self.first = time.perf_counter(), -1
-        self.due = 0.0
-        self.shown_epoch = -1
+        self.began, self.due = time.perf_counter(), 0.0
+        self.first: int | None = None  # the step that it was first called after
+        self.shown_epoch: int | None = None
 
     def __enter__(self) -> View:
         if self.console.is_terminal:
@@ -52,10 +52,10 @@ class View:
     def __call__(self, session: Session) -> None:
         """Show how far a session is, if it is time."""
         now = time.perf_counter()
-        if self.first < 0:
+        if self.first is None:
             self.began, self.first = now, session.progress.step
         ended = session.measured.get("epoch", 0)
-        new_epoch = 0 <= self.shown_epoch < ended
+        new_epoch = self.shown_epoch is not None and self.shown_epoch < ended
         if now < self.due and not new_epoch:
             return
         self.due, self.shown_epoch = now + self.every, ended
@@ -78,7 +78,7 @@ class View:
             parts += [f"accuracy {measured['test_accuracy']:.4f}", f"energy {mean_energy(measured['energy']):.4f}"]
         if math.isfinite(session.speed):
             parts.append(f"{session.speed:,.0f} examples/s")
-        done = session.progress.step - self.first
+        done = session.progress.step - (self.first or 0)
         if done > 0:
             left = (time.perf_counter() - self.began) / done * (session.steps - session.progress.step)
             parts.append(f"ETA {_clock(left)}")

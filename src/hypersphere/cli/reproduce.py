@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from hypersphere import report
+from hypersphere.cli.config import json_or_text
 from hypersphere.cli.summary import summary_table, write_report
 from hypersphere.recipes import RECIPES, Recipe, Row, execute
 
@@ -51,10 +51,7 @@ def _assignment(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--set must be KEY=VALUE, not {text!r}")
-    try:
-        return key, json.loads(value)
-    except (ValueError, RecursionError):
-        return key, value
+    return key, json_or_text(value)
 
 
 class _Bar:

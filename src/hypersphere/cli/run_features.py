@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hypersphere import report, sphere
+from hypersphere.cli.evaluate import DRAWN
+from hypersphere.cli.options import FARS
 from hypersphere.cli.run_groups import Group
 from hypersphere.cli.run_study import Study
+from hypersphere.cli.words import span
 
 __all__ = ["class_vector_tab", "feature_tab", "verification_tab"]
 
@@ -20,7 +23,6 @@ MOST_VECTORS = 400  # in a map of angles
 RATES = 300  # places at which a ROC curve is drawn
 DEPTH = 20  # ranks of a CMC curve
 FEW_DEGREES = 10
-FARS = (0.1, 0.01, 0.001)
 
 
 def feature_tab(groups: Sequence[Group]) -> report.Stack:
@@ -41,16 +43,21 @@ def _sphere(group: Group) -> report.Sphere:
     place[shown] = torch.arange(len(shown))
     kept = place[study.labels] >= 0
     points, vectors = study.features[kept], study.class_vectors[shown]
-    words = []
+    words, labels = [], place[study.labels][kept]
+    angles = None
     if points.shape[1] > 3:
         seen = report.project(points, vectors)
-        words.append(f"{points.shape[1]}-d, seen along the three directions that hold {seen.kept:.0%} of them")
+        size = points.shape[1]
+        words.append(
+            f"{size}-d, seen along the three directions that hold {seen.kept:.0%} of them; angles are in {size}-d"
+        )
+        angles = sphere.angle(sphere.cosine(points.double(), vectors[labels].double())).rad2deg()
         points, vectors = torch.from_numpy(seen.points), torch.from_numpy(seen.vectors)
     if len(shown) < len(names):
         words.append(f"{len(shown)} of {len(names):,} classes")
     words.append(f"{study.accuracy:.1%} recognised")
     chosen = [names[index] for index in shown.tolist()]
-    return report.Sphere(group.name, points, place[study.labels][kept], vectors, chosen, "; ".join(words))
+    return report.Sphere(group.name, points, labels, vectors, chosen, "; ".join(words), angles)
 
 
 def _shown_classes(study: Study) -> Tensor:
@@ -66,9 +73,9 @@ def verification_tab(groups: Sequence[Group]) -> report.Stack:
     able = [group for group in groups if all(study.verified is not None for study in group.studies)]
     if not able:
         return report.Stack("Verification", [])
-    compared = len(able[0].first.sample)
+    compared = span(len(group.first.sample) for group in able)
     caption = (
-        f"All pairs of {compared:,} test examples, of one class (positive) and of two (negative). These classes were "
+        f"All pairs of {compared} test examples, of one class (positive) and of two (negative). These classes were "
         "trained on: it is no open-set protocol."
     )
     title, angles = "Angles of pairs of test features", [_angles(group) for group in able]
@@ -156,7 +163,11 @@ def _rates(groups: Sequence[Group]) -> report.Table:
         tars = [point.true_rate if point.resolved else None for point in map(roc.at, FARS)]
         means = [math.degrees(kind.mean) for kind in (angles.positive, angles.negative)]
         rows.append([group.name, roc.eer, roc.auc, *tars, *means, angles.overlap])
-    return report.Table("Rates", columns, rows, caption="Of the first seed; pairs by their mean angle.")
+    caption = (
+        "Of the first seed and of all these pairs, by their mean angle. "
+        f"The command `evaluate` draws up to {DRAWN:,} pairs of either kind, so its rates differ."
+    )
+    return report.Table("Rates", columns, rows, caption)
 
 
 def class_vector_tab(groups: Sequence[Group]) -> report.Stack:
@@ -180,17 +191,27 @@ def _spread(groups: Sequence[Group]) -> report.Histogram:
     for group in groups:
         angles = _between(group.first)
         drawn.append(report.Distribution(group.name, angles[torch.ones_like(angles).triu(1).bool()]))
-    count, dim = groups[0].first.class_vectors.shape
-    simplex = float(sphere.angle(torch.tensor(-1 / (count - 1), dtype=torch.float64)).rad2deg())
-    marks = {"regular simplex": simplex} if count <= dim + 1 else {}
+    shapes = {tuple(group.first.class_vectors.shape) for group in groups}
     return report.Histogram(
         "All angles between class vectors",
         drawn,
         x_name="angle in degrees",
-        edges=range(0, 181, FEW_DEGREES) if count <= MOST_CLASSES else None,  # few pairs want wide bins
+        edges=range(0, 181, FEW_DEGREES) if max(shapes)[0] <= MOST_CLASSES else None,  # few pairs want wide bins
         format=".1f",
-        marks=marks,
+        marks=_simplices(shapes),
+        caption="" if len(shapes) == 1 else "A regular simplex needs one dimension less than it has vectors.",
     )
+
+
+def _simplices(shapes: Collection[tuple[int, ...]]) -> dict[str, float]:
+    """Where a regular simplex has its angles, of each number of class vectors (C, d) that fit into their space."""
+    counts = sorted({count for count, dim in shapes if count <= dim + 1})
+    angles = sphere.angle(-1 / (torch.tensor(counts, dtype=torch.float64) - 1)).rad2deg().tolist()
+    alone = len(shapes) == 1
+    return {
+        "regular simplex" if alone else f"simplex of {count}": angle
+        for count, angle in zip(counts, angles, strict=True)
+    }
 
 
 def _between(study: Study) -> Tensor:

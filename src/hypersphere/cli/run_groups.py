@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 from hypersphere import report
-from hypersphere.cli.run_study import Study
-from hypersphere.cli.summary import words_of
+from hypersphere.cli.run_study import MOST_COMPARED, Study
+from hypersphere.cli.words import mean_and_spread, words_of
 from hypersphere.recipes import Metric
 
 __all__ = ["Group", "common_settings", "differences", "grouped", "run_table"]
@@ -79,13 +78,11 @@ def run_table(groups: Sequence[Group]) -> report.Table:
         cells: list[Any] = [group.name] if len(counts) == 1 else [group.name, len(group.studies)]
         for metric in metrics:
             values = [study.numbers[metric.key] for study in group.studies if metric.key in study.numbers]
-            several = len(values) > 1
-            spread = (statistics.fmean(values), statistics.stdev(values)) if several else None
-            cells.append(spread or (values[0] if values else None))
+            cells.append(mean_and_spread(values))
         rows.append(cells)
     caption = (
         "Of the last checkpoint, on the test data. Fisher score, EER and rank-1 compare test features with one "
-        "another; the smallest angle is that of the class vectors."
+        f"another, EER and rank-1 up to {MOST_COMPARED:,} of them; the smallest angle is that of the class vectors."
     )
     return report.Table("Summary", columns, rows, caption=caption)
 

@@ -9,7 +9,7 @@ import torch
 
 from hypersphere import report
 from hypersphere.cli.figures import ABOUT_DIRECTIONS, LEARNED, landscape_maps, learned_histogram
-from hypersphere.cli.inspect import layer_table
+from hypersphere.cli.inspect import layer_tables
 from hypersphere.cli.run_groups import Group
 from hypersphere.cli.run_study import LANDSCAPE_EXAMPLES, Study
 
@@ -36,7 +36,7 @@ def layer_tab(groups: Sequence[Group]) -> report.Stack:
     elif seen:
         parts.append(report.Beside("Filters of the first layer", [report.Filters(name, of) for name, of in seen]))
     if len(groups) == 1:
-        parts.append(layer_table(groups[0].first.layers))
+        parts += layer_tables(groups[0].first.layers)
     return report.Stack("Layers", parts)
 
 

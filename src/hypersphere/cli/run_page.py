@@ -10,7 +10,7 @@ from hypersphere.cli.run_features import class_vector_tab, feature_tab, verifica
 from hypersphere.cli.run_groups import Group, common_settings, differences, grouped, run_table
 from hypersphere.cli.run_layers import landscape_tab, layer_tab
 from hypersphere.cli.run_study import Study
-from hypersphere.cli.summary import words_of
+from hypersphere.cli.words import joined_facts, span, words_of
 from hypersphere.functions.menu import require
 from hypersphere.report.curves import MOST_CURVES
 
@@ -45,29 +45,30 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _lead(groups: Sequence[Group]) -> str:
-    first, jobs = groups[0].first, [group.first.run.job for group in groups]
-    models = " and ".join(sorted({words_of({"name": job.model["name"]}) for job in jobs}))
-    sizes = _span(sorted({group.first.features.shape[1] for group in groups}))
-    epochs = _span(sorted({job.epochs for job in jobs}))
-    reached = _span(
-        [f"{value:.1%}" for value in sorted({study.accuracy for group in groups for study in group.studies})]
-    )
+    """A sentence on the runs of each data set."""
+    by_data: dict[str, list[Group]] = {}
+    for group in groups:
+        by_data.setdefault(words_of(group.first.run.job.data), []).append(group)
+    several = len(by_data) > 1
+    return " ".join(_sentence(of, f" of {name}" if several else "") for name, of in by_data.items())
+
+
+def _sentence(groups: Sequence[Group], name: str) -> str:
+    task, jobs = groups[0].first.task, [group.first.run.job for group in groups]
+    models = " and ".join(sorted({job.model["name"] for job in jobs}))
+    sizes = span(group.first.features.shape[1] for group in groups).replace(" to", "- to")
+    epochs = span(job.epochs for job in jobs)
+    reached = span((study.accuracy for group in groups for study in group.studies), ".1%")
     return (
         f"{models} with {sizes}-d features, {epochs} {'epoch' if epochs == '1' else 'epochs'} on "
-        f"{len(first.task.inputs):,} examples of {len(first.task.classes):,} classes; "
-        f"{reached} of the {len(first.task.test_inputs):,} test examples are recognised."
+        f"{len(task.inputs):,} examples of {len(task.classes):,} classes{name}; "
+        f"{reached} of the {len(task.test_inputs):,} test examples are recognised."
     )
-
-
-def _span(values: Sequence[object]) -> str:
-    ends = list(dict.fromkeys(map(str, values)))
-    return ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
 
 
 def _meta(studies: Sequence[Study]) -> dict[str, str]:
-    folders = ", ".join(study.run.folder.resolve().name for study in studies)
-    made = {key: str(value) for key, value in studies[0].run.made_with.items() if value is not None}
-    return {**made, "runs": folders}
+    made = [{key: value for key, value in study.run.made_with.items() if value is not None} for study in studies]
+    return {**joined_facts(made), "runs": ", ".join(study.run.folder.resolve().name for study in studies)}
 
 
 def _training_tab(groups: Sequence[Group]) -> report.Stack:

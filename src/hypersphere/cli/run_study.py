@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import energy, evaluation, sphere, training
-from hypersphere.functions.angular import Sigmoid
+from hypersphere.cli.figures import LEARNED
+from hypersphere.cli.opening import Opened, open_run
 from hypersphere.layers.learned import Learned
+from hypersphere.recipes.sphere_networks import learned_parameters
 from hypersphere.training.run import Run
 
-__all__ = ["Study", "study"]
+__all__ = ["MOST_COMPARED", "Study", "study"]
 
 MOST_COMPARED = 1500  # test examples of which all pairs are compared
 LANDSCAPE_EXAMPLES, LANDSCAPE_POINTS = 500, 11
@@ -104,9 +106,8 @@ class Study:
             return None
         first, second = torch.triu_indices(len(x), len(x), 1)
         roc = evaluation.roc(sphere.cosines(x.double(), x.double())[first, second], y[first] == y[second])
-        gallery = torch.zeros(len(y), dtype=torch.bool)
-        gallery[[int((y == label).nonzero()[0]) for label in y.unique()]] = True
-        found = evaluation.identify(x[~gallery], y[~gallery], x[gallery], y[gallery])
+        known = evaluation.first_of_each(y)
+        found = evaluation.identify(x[~known], y[~known], x[known], y[known])
         return Verified(evaluation.class_angles(x, y, bins=90), roc, found)
 
     @cached_property
@@ -132,28 +133,34 @@ class Study:
 
 
 @torch.no_grad()
-def study(run: Run, data_root: Path | None = None, *, landscape: bool = False) -> Study:
+def study(
+    run: Run, data_root: Path | None = None, *, landscape: bool = False, device: torch.device | None = None
+) -> Study:
     """Measure a run; a `ValueError` names one whose features or class vectors are not finite."""
-    assembly = run.assembly(data_root)
-    features, labels = training.embed(assembly.network, assembly.test_batches())
-    vectors = assembly.head.weight.detach()
+    opened = open_run(run.folder, data_root, device=device)
+    assembly, task = opened.assembly, opened.assembly.task
+    features, vectors = opened.features(task.test_inputs), opened.class_vectors
     if not (bool(features.isfinite().all()) and bool(vectors.isfinite().all())):
         raise ValueError(f"{run.folder} has diverged: its features or class vectors are not finite")
-    hits = training.predict(assembly.head, features) == labels
+    hits = opened.predict(features) == task.test_labels
+    around = _landscape(opened) if landscape else None
+    assembly.objective.cpu()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers with one neuron, which have no pairs
         layers = energy.inspect(nn.ModuleDict({"network": assembly.network.body, "head": assembly.head}), probes=256)
+    learned = dict(zip(LEARNED, learned_parameters(assembly), strict=True))
     return Study(
         run,
-        assembly.task,
+        task,
         features,
-        labels,
+        task.test_labels,
         vectors,
         float(hits.double().mean()),
         layers,
         _filters(assembly.network.body),
-        *_learned(assembly.network.body),
-        _landscape(assembly, run.job.seed) if landscape else None,
+        {key: values for key, values in learned.items() if len(values)},
+        _starts(assembly.network.body),
+        around,
     )
 
 
@@ -167,28 +174,23 @@ def _filters(body: nn.Module) -> Tensor | None:
     return None
 
 
-def _learned(body: nn.Module) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """All learned numbers, those that layers share once, and where they started."""
+def _starts(body: nn.Module) -> dict[str, float]:
+    """Where learned numbers started, of those that all did so at one place."""
     layers = [module for module in body.modules() if isinstance(module, Learned)]
-    k = {
-        layer.log_k: layer.angular.k
-        for layer in layers
-        if layer.log_k is not None and isinstance(layer.angular, Sigmoid)
-    }
-    radius = {layer.log_radius: 1.0 for layer in layers if layer.log_radius is not None}
-    found = {key: of for key, of in (("k", k), ("radius_factor", radius)) if of}
-    values = {key: torch.cat([one.exp().flatten() for one in of]) for key, of in found.items()}
-    return values, {key: float(next(iter(of.values()))) for key, of in found.items() if len(set(of.values())) == 1}
+    k = {float(getattr(layer.angular, "k", 0.0)) for layer in layers if layer.log_k is not None}
+    radius = {float(getattr(layer.magnitude, "radius", 1.0)) for layer in layers if layer.log_radius is not None}
+    return {key: of.pop() for key, of in zip(LEARNED, (k, radius), strict=True) if len(of) == 1}
 
 
-def _landscape(assembly: training.Assembly, seed: int) -> evaluation.Landscape:
+def _landscape(opened: Opened) -> evaluation.Landscape:
     """Loss and error of the first test examples on a small grid around the weights of the network."""
-    inputs, labels = next(assembly.test_batches(LANDSCAPE_EXAMPLES))
+    assembly = opened.assembly
+    inputs, labels = (part.to(opened.device) for part in next(assembly.test_batches(LANDSCAPE_EXAMPLES)))
 
     def measure() -> dict[str, Tensor]:
-        features = assembly.network(inputs)
+        features = assembly.objective.features(inputs)
         missed = training.predict(assembly.head, features) != labels
         return {"loss": assembly.head(features, labels), "error": 100 * missed.double().mean()}
 
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(opened.run.job.seed)
     return evaluation.landscape(assembly.network.body, measure, points=LANDSCAPE_POINTS, generator=generator)

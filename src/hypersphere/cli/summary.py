@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hypersphere import report
 from hypersphere.cli.record_figures import figure_rows, record_sections
+from hypersphere.cli.words import joined_facts, mean_and_spread, words_of
+from hypersphere.files import replacing
 from hypersphere.functions.menu import require
 from hypersphere.recipes import Metric, Recipe, Record, read_records, run_name
 
-__all__ = ["current_records", "record_page", "summary_table", "words_of", "write_report"]
+__all__ = ["current_records", "record_page", "summary_table", "write_page_of", "write_report"]
 
 
 def write_report(recipe: Recipe, records: Sequence[Record], out: Path) -> Path:
@@ -26,20 +27,20 @@ def write_report(recipe: Recipe, records: Sequence[Record], out: Path) -> Path:
     folder = out / run_name(recipe.name, records[0].overrides)
     known = {(record.row, record.seed): record for record in current_records(recipe, read_records(out, folder.name))}
     known |= {(record.row, record.seed): record for record in records}
-    return _written(recipe, [known[key] for key in sorted(known)], out)
+    return write_page_of(recipe, [known[key] for key in sorted(known)], folder)
 
 
-def _written(recipe: Recipe, known: Sequence[Record], out: Path) -> Path:
-    folder = out / run_name(recipe.name, known[0].overrides)
-    page = record_page(recipe, known, out)
-    charts = figure_rows(recipe, known)
-    words = [f"# {recipe.title}", page.lead, report.markdown(summary_table(recipe, known))]
+def write_page_of(recipe: Recipe, records: Sequence[Record], folder: Path) -> Path:
+    """Write the page of these records of a folder into it, the table as Markdown and the figure; return its path."""
+    page = record_page(recipe, records, folder.parent)
+    charts = figure_rows(recipe, records)
+    words = [f"# {recipe.title}", page.lead, report.markdown(summary_table(recipe, records))]
     if charts:
-        with report.replacing(folder / "figure.svg") as draft:
+        with replacing(folder / "figure.svg") as draft:
             draft.write_text(report.figure_svg(recipe.title, charts), encoding="utf-8")
         words.append(f"![{recipe.title}: {', '.join(chart.y_name for chart in charts[0])} by epoch](figure.svg)")
-    with report.replacing(folder / "table.md") as draft:
-        draft.write_text("\n\n".join([*words, _settings(recipe, known).body]) + "\n", encoding="utf-8")
+    with replacing(folder / "table.md") as draft:
+        draft.write_text("\n\n".join([*words, _settings(recipe, records).body]) + "\n", encoding="utf-8")
     return report.write_page(
         folder / "report.html", title=page.title, lead=page.lead, sections=page.sections, meta=page.meta
     )
@@ -91,26 +92,11 @@ def summary_table(recipe: Recipe, records: Sequence[Record]) -> report.Table:
             continue
         cells: list[Any] = [row.name] if len(counts) == 1 else [row.name, len(of_row)]
         for metric in recipe.metrics:
-            cells.append(_mean_and_spread(_finite_values(of_row, metric)))
+            cells.append(mean_and_spread(_finite_values(of_row, metric)))
             if metric.key in printed:
                 cells.append(row.paper.get(metric.key))
         body.append(cells)
     return report.Table("Results", columns, body, caption=_caption(counts, of_rows))
-
-
-def words_of(value: Any) -> str:
-    """A setting in words: a part by its name and its options.
-
-    >>> words_of({"name": "sgd", "lr": 0.1, "momentum": 0.9}), words_of([8, 16]), words_of({"shift": 2})
-    ('sgd (lr 0.1, momentum 0.9)', '[8, 16]', 'shift 2')
-    """
-    if isinstance(value, Mapping):
-        options = ", ".join(f"{key} {words_of(item)}" for key, item in value.items() if key != "name")
-        name = str(value.get("name", ""))
-        return f"{name} ({options})" if name and options else name or options or "none"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(words_of, value))}]"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _caption(counts: Sequence[int], of_rows: Mapping[str, Sequence[Record]]) -> str:
@@ -136,20 +122,15 @@ def _finite_values(records: Sequence[Record], metric: Metric) -> list[float]:
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def _mean_and_spread(values: Sequence[float]) -> float | tuple[float, float] | None:
-    if len(values) > 1:
-        return statistics.fmean(values), statistics.stdev(values)
-    return values[0] if values else None
-
-
 def _meta(records: Sequence[Record]) -> dict[str, str]:
-    last = records[-1]
+    facts = [
+        {**record.versions, "machine": record.machine, "threads": record.threads, "commit": record.commit or "none"}
+        for record in records
+    ]
     return {
-        **last.versions,
-        "commit": ", ".join(sorted({record.commit or "none" for record in records})),
-        "machine": f"{last.machine}, {last.threads} threads",
+        **joined_facts(facts),
         "seconds in all": f"{sum(record.seconds for record in records):.0f}",
-        **{key: words_of(value) for key, value in last.overrides.items()},
+        **{key: words_of(value) for key, value in records[-1].overrides.items()},
     }
 
 

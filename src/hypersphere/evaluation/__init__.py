@@ -11,6 +11,7 @@ from hypersphere.evaluation.bounds import (
 )
 from hypersphere.evaluation.ensemble import concatenate, mirrored_features, patch_features
 from hypersphere.evaluation.fisher import angular_fisher_score
+from hypersphere.evaluation.gallery import first_of_each
 from hypersphere.evaluation.hardness import angular_visual_hardness
 from hypersphere.evaluation.identification import Identification, identify
 from hypersphere.evaluation.landscape import Landscape, landscape
@@ -40,6 +41,7 @@ __all__ = [
     "class_angles",
     "concatenate",
     "cosine_scores",
+    "first_of_each",
     "fit_pca",
     "identify",
     "inter_class_angle",

@@ -85,8 +85,7 @@ def compare_unseen(features: Tensor, labels: Tensor) -> dict[str, float]:
     """Verify 6,000 pairs in ten folds, and identify all against the first of each class; in per cent."""
     pairs = data.draw_pairs(labels, folds=10, per_fold=300, seed=0)
     verified = evaluation.verify(features[pairs.first], features[pairs.second], pairs.same, folds=pairs.fold)
-    gallery = torch.zeros(len(labels), dtype=torch.bool)
-    gallery[[int((labels == label).nonzero()[0]) for label in labels.unique()]] = True
+    gallery = evaluation.first_of_each(labels)
     identified = evaluation.identify(features[~gallery], labels[~gallery], features[gallery], labels[gallery])
     return {
         "accuracy": 100 * verified.accuracy,

@@ -21,9 +21,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hypersphere.data import DamagedData
+from hypersphere.files import replacing
 from hypersphere.functions.menu import require
 from hypersphere.recipes.recipe import Outcome, Recipe, Row, Trial
-from hypersphere.report.draft import replacing
 from hypersphere.training.origin import made_with
 
 __all__ = ["Record", "execute", "read_records", "read_tensors", "record_path", "run_name"]

@@ -2,7 +2,6 @@
 
 from hypersphere.report.bars import Bars
 from hypersphere.report.curves import Curves
-from hypersphere.report.draft import replacing
 from hypersphere.report.figure import figure_svg
 from hypersphere.report.filters import Filters
 from hypersphere.report.groups import Beside, Stack, Tabs
@@ -44,6 +43,5 @@ __all__ = [
     "page_html",
     "print_table",
     "project",
-    "replacing",
     "write_page",
 ]

@@ -13,10 +13,10 @@ from html import escape
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from hypersphere.files import replacing
 from hypersphere.functions.menu import require
 from hypersphere.report.bars import Bars, bars_html
 from hypersphere.report.curves import Curves, curves_html
-from hypersphere.report.draft import replacing
 from hypersphere.report.embed import asset
 from hypersphere.report.filters import Filters, filters_html
 from hypersphere.report.groups import Beside, Render, Stack, Tabs, beside_html, stack_html, tabs_html

@@ -26,7 +26,9 @@ DECIMALS = 4
 class Sphere:
     """One picture: features and class vectors by their direction, on the sphere (N, 3) or the circle (N, 2).
 
-    Vectors of any length are accepted and normalised; rows of zeros have no direction and are left out.
+    Vectors of any length are accepted and normalised; rows of zeros have no direction and are left out. Where points
+    are projections of features of more dimensions, `angles` (N,) are those between these and their class vectors, in
+    degrees, which the picture would give wrongly.
     """
 
     title: str
@@ -35,6 +37,7 @@ class Sphere:
     vectors: Array | None = None
     classes: Sequence[str] = ()
     caption: str = ""
+    angles: Array | None = None
 
     def __post_init__(self) -> None:
         points = _rows("points", self.points)
@@ -50,6 +53,11 @@ class Sphere:
         limit = "0 or more" if known is None else f"from 0 to {known - 1}"
         wrong = labels[(labels < 0) | (labels >= (np.inf if known is None else known))]
         require(not len(wrong), "labels", limit, wrong[:1].tolist())
+        if self.angles is not None:
+            angles = as_array("angles", self.angles)
+            require(angles.shape == labels.shape, "angles", f"one for each of the {len(points)} points", angles.shape)
+            outside = angles[~((angles >= 0) & (angles <= 180))]
+            require(not len(outside), "angles", "degrees in [0, 180]", outside[:1].tolist())
 
     @property
     def class_numbers(self) -> NDArray:
@@ -139,20 +147,23 @@ def _figure_html(sphere: Sphere, drawing: dict[str, object]) -> str:
 
 def _drawing(sphere: Sphere, class_numbers: NDArray) -> dict[str, object]:
     points, kept = _directions("points", sphere.points)
-    points, labels = points[kept], np.searchsorted(class_numbers, _integers("labels", sphere.labels)[kept])
-    if len(points) > MOST_POINTS:
-        chosen = np.sort(np.random.default_rng(0).choice(len(points), MOST_POINTS, replace=False))
-        points, labels = points[chosen], labels[chosen]
+    chosen = np.flatnonzero(kept)
+    if len(chosen) > MOST_POINTS:
+        chosen = np.sort(np.random.default_rng(0).choice(chosen, MOST_POINTS, replace=False))
+    labels = np.searchsorted(class_numbers, _integers("labels", sphere.labels)[chosen])
     vectors: list[object] = []
     if sphere.vectors is not None:
         rows, present = _directions("vectors", sphere.vectors)
         vectors = [row if there else None for row, there in zip(_rounded(rows), present, strict=True)]
-    return {
+    drawing: dict[str, object] = {
         "dimension": points.shape[1],
-        "points": [number for row in _rounded(points) for number in row],
+        "points": [number for row in _rounded(points[chosen]) for number in row],
         "labels": labels.tolist(),  # places in the legend
         "vectors": vectors,
     }
+    if sphere.angles is not None:
+        drawing["angles"] = np.round(as_array("angles", sphere.angles)[chosen].astype(np.float64), 1).tolist()
+    return drawing
 
 
 def _rounded(rows: NDArray) -> list[list[float]]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table as Grid
 
 STAR = " *"
-PLAIN_SIGNS = str.maketrans({"±": "+/-", "↑": "(high)", "↓": "(low)", "–": "-", "°": " deg", "−": "-"})
+PLAIN_SIGNS = str.maketrans({"±": "+/-", "↑": "(high)", "↓": "(low)", "–": "-", "°": " deg", "−": "-", "×": "x"})
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -24,14 +24,26 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
     console = console or Console()
     shown = [[_writable(cell, console) for cell in row] for row in _shown_cells(table)]
-    words = [max(map(len, _heading(column, console).split()), default=0) for column in table.columns]
-    widths = [max(word, *map(len, cells), 0) for word, *cells in zip(words, *shown, strict=True)]
+    headings = [_heading(column, console) for column in table.columns]
+    whole = _widths([[heading] for heading in headings], shown)
+    folded = _widths([heading.split() for heading in headings], shown)  # a heading may take a line a word
+    room = console.width - (2 if _is_ruled(console) else 3) * len(headings) - 1
+    _print_words(table.title, "bold", console)
     if not console.is_terminal:
-        _print_unfolded(_wide_grid(table, shown, widths, console), console)
-    elif sum(widths) + 3 * len(widths) + 2 <= console.width:
-        console.print(_wide_grid(table, shown, widths, console))
+        _print_unfolded(_wide_grid(table, shown, whole, console), console)
+    elif sum(folded) <= room:
+        console.print(_wide_grid(table, shown, whole if sum(whole) <= room else folded, console))
     else:
         console.print(_long_grid(table, shown, console))
+    _print_words(f"{'* best of its column. ' if best_cells(table) else ''}{table.caption}", "dim", console)
+
+
+def _widths(headings: list[list[str]], shown: list[list[str]]) -> list[int]:
+    """The longest of the parts of each heading and of the cells under it."""
+    from rich.cells import cell_len
+
+    columns = zip(headings, *shown, strict=True)
+    return [max(map(cell_len, [*heading, *cells]), default=0) for heading, *cells in columns]
 
 
 def _shown_cells(table: Table) -> list[list[str]]:
@@ -47,34 +59,24 @@ def _shown_cells(table: Table) -> list[list[str]]:
     ]
 
 
-def _empty_grid(table: Table, console: Console) -> Grid:
+def _empty_grid(console: Console) -> Grid:
     from rich import box
     from rich.table import Table as Grid
-    from rich.text import Text as Words
 
-    title = _writable(table.title, console)
-    caption = _writable(f"{'* best of its column. ' if best_cells(table) else ''}{table.caption}".strip(), console)
-    return Grid(
-        title=Words(title) if title else None,
-        title_justify="left",
-        title_style="bold",
-        caption=Words(caption) if caption else None,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD if console.is_terminal and _has_unicode(console) else box.ASCII,
-    )
+    ruled = _is_ruled(console)
+    return Grid(box=box.SIMPLE_HEAD if ruled else box.ASCII, collapse_padding=ruled, pad_edge=not ruled)
 
 
 def _wide_grid(table: Table, shown: list[list[str]], widths: list[int], console: Console) -> Grid:
     from rich.text import Text as Words
 
-    grid = _empty_grid(table, console)
+    grid = _empty_grid(console)
     for at, column in enumerate(table.columns):
         grid.add_column(
             Words(_heading(column, console)),
             justify="right" if is_numeric(table, at) else "left",
             vertical="bottom",
-            min_width=widths[at] if widths else None,
-            no_wrap=not console.is_terminal,
+            width=widths[at],
         )
     for row in shown:
         grid.add_row(*(Words(cell, style=_style(cell)) for cell in row))
@@ -84,7 +86,7 @@ def _wide_grid(table: Table, shown: list[list[str]], widths: list[int], console:
 def _long_grid(table: Table, shown: list[list[str]], console: Console) -> Grid:
     from rich.text import Text as Words
 
-    grid = _empty_grid(table, console)
+    grid = _empty_grid(console)
     grid.show_header = False
     for justify in ("left", "right"):
         grid.add_column(justify=justify)
@@ -103,6 +105,14 @@ def _print_unfolded(grid: Grid, console: Console) -> None:
         console.out("".join(segment.text for segment in line).rstrip(), highlight=False)
 
 
+def _print_words(words: str, style: str, console: Console) -> None:
+    """Print a title or a caption as wide as the terminal is, which the table may not be."""
+    from rich.text import Text as Words
+
+    if words.strip():
+        console.print(Words(_writable(words.strip(), console), style=style), soft_wrap=not console.is_terminal)
+
+
 def _heading(column: Column, console: Console) -> str:
     arrow = "" if column.higher_is_better is None else f" {ARROWS[column.higher_is_better]}"
     return _writable(column.name + arrow, console)
@@ -110,6 +120,11 @@ def _heading(column: Column, console: Console) -> str:
 
 def _writable(words: str, console: Console) -> str:
     return words if _has_unicode(console) else words.translate(PLAIN_SIGNS)
+
+
+def _is_ruled(console: Console) -> bool:
+    """Whether the table has rules and little space, not a grid of ASCII."""
+    return console.is_terminal and _has_unicode(console)
 
 
 def _has_unicode(console: Console) -> bool:

@@ -22,12 +22,15 @@ class Batches:
     Args:
         inputs: (N, …), uint8 images are scaled to [0, 1] batch by batch.
         labels: (N,).
-        batch_size: how many at once; the last batch may be smaller.
+        batch_size: how many at once. The last batch may be smaller; one that would have a single row joins the batch
+            before it, since norms of batches cannot do with one.
         generator: shuffles with it; None keeps the order.
 
     Example:
-        >>> [len(y) for x, y in Batches(torch.zeros(5, 2), torch.arange(5), 2)]
-        [2, 2, 1]
+        >>> [len(y) for x, y in Batches(torch.zeros(8, 2), torch.arange(8), 3)]
+        [3, 3, 2]
+        >>> [len(y) for x, y in Batches(torch.zeros(7, 2), torch.arange(7), 3)]
+        [3, 4]
     """
 
     def __init__(
@@ -36,17 +39,18 @@ class Batches:
         require(len(inputs) == len(labels) > 0, "labels", f"one for each of the {len(inputs)} inputs", len(labels))
         require(batch_size >= 1, "batch_size", "a number >= 1", batch_size)
         self.inputs, self.labels, self.batch_size, self.generator = inputs, labels, batch_size, generator
+        self._sizes = _sizes(len(inputs), batch_size)
         self._place: tuple[Tensor | None, int] | None = None  # the state that drew the order, the batches handed out
         self._resumes = False
 
     def __len__(self) -> int:
-        return -(-len(self.inputs) // self.batch_size)
+        return len(self._sizes)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         resumed = self._place if self._resumes else None
         self._resumes = False
         start, done = resumed or (self._random_state(), 0)
-        chunks = self._order(start, again=resumed is not None).split(self.batch_size)
+        chunks = self._order(start, again=resumed is not None).split(self._sizes)
         for at in range(done, len(chunks)):
             self._place = start, at + 1
             x = self.inputs[chunks[at]]
@@ -102,3 +106,10 @@ class Batches:
             generator = torch.Generator(generator.device)
             generator.set_state(start)
         return torch.randperm(len(self.inputs), generator=generator)
+
+
+def _sizes(count: int, size: int) -> list[int]:
+    whole, rest = divmod(count, size)
+    if whole and rest == 1:
+        return [size] * (whole - 1) + [size + 1]
+    return [size] * whole + [rest] * bool(rest)

@@ -12,7 +12,10 @@ import importlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from hypersphere.files import flush
 from hypersphere.functions.menu import require
 from hypersphere.training.plain import plain
 
@@ -64,6 +68,9 @@ class Checkpoint:
                 returns them.
         """
         weights, saved = self.weights(), self.state() if state else {}
+        if state and not saved:
+            advice = "begin a new run with them: hypersphere train --from, or restore the modules alone"
+            raise ValueError(f"{self.path} holds weights only, so that training cannot go on from it; {advice}")
         for given, known in ((modules, weights), (state or {}, saved)):
             missing = sorted(set(given) - set(known))
             require(not missing, "names", f"among those that were saved, {', '.join(sorted(known))}", missing)
@@ -114,10 +121,16 @@ def read_checkpoint(folder: Path, step: int) -> Checkpoint:
 
     Raises:
         DamagedCheckpoint: it is not; the message says what is wrong.
+        ValueError: it is of another format.
+        OSError: it may be, but the disk or the system does not let it be read.
     """
-    try:
+    with _judging(folder):
         manifest = _unsealed((folder / MANIFEST).read_text(encoding="utf-8"))
-        _agree("format", manifest["format"], FORMAT)
+        found, made_with = manifest["format"], manifest.get("made_with")
+    if found != FORMAT:
+        writer = f" that wrote it, {made_with['hypersphere']}" if isinstance(made_with, dict) else ""
+        raise ValueError(f"{folder} is of format {found!r}, not {FORMAT}: read it with the version{writer}")
+    with _judging(folder):
         _agree("step", manifest["step"], step)
         for name in (WEIGHTS, STATE):
             told = manifest["files"][name]
@@ -125,25 +138,57 @@ def read_checkpoint(folder: Path, step: int) -> Checkpoint:
             _agree(f"SHA-256 of {name}", _digest(folder / name), told["sha256"])
         with safe_open(folder / WEIGHTS, framework="pt"):
             _load_state(folder / STATE, mmap=True)
+        return Checkpoint(folder, step, manifest["made_with"])
+
+
+def is_foreign(folder: Path) -> bool:
+    """Whether a folder is a checkpoint of another format."""
+    try:
+        return bool(_unsealed((folder / MANIFEST).read_text(encoding="utf-8"))["format"] != FORMAT)
+    except (OSError, ValueError, KeyError, RecursionError):
+        return False
+
+
+@contextmanager
+def _judging(folder: Path) -> Iterator[None]:
+    """Call missing files and what cannot be understood damage; leave what the system refuses an `OSError`."""
+    try:
+        yield
     except DamagedCheckpoint:
         raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DamagedCheckpoint(f"{Path(error.filename or folder).name}: {reason}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise DamagedCheckpoint(f"not a checkpoint: {error}") from None
-    return Checkpoint(folder, step, manifest["made_with"])
+    except (OSError, RuntimeError) as error:
+        for name in (WEIGHTS, STATE, MANIFEST):  # safetensors call a file missing that they may not open
+            if _is_missing(folder / name):
+                raise DamagedCheckpoint(f"{name}: No such file") from None
+        raise retold(_system_error(error), f"{folder} cannot be read") from error
 
 
-def flush(path: Path) -> None:
-    """Wait until a file, or the list of names of a folder, is on the disk."""
-    if path.is_dir() and not hasattr(os, "O_DIRECTORY"):
-        return  # a system that cannot open folders
-    descriptor = os.open(path, os.O_RDONLY)
+def retold(error: OSError, words: str) -> OSError:
+    """The same error with words before what the system said.
+
+    >>> retold(OSError(28, "No space left on device"), "nothing is saved")
+    OSError(28, 'nothing is saved: No space left on device')
+    """
+    reason = f"{words}: {error.strerror or error}"
+    return OSError(error.errno, reason) if error.errno else OSError(reason)
+
+
+def _is_missing(path: Path) -> bool:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return not stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+
+
+def _system_error(error: OSError | RuntimeError) -> OSError:
+    """What the system said, also where torch has put it into words: "…: Too many open files (24)"."""
+    if isinstance(error, OSError):
+        return error
+    text = str(error).partition("\n")[0]
+    said = re.search(r": ([^:]+) \((\d+)\)$", text)
+    return OSError(int(said[2]), said[1]) if said and os.strerror(int(said[2])) == said[1] else OSError(text)
 
 
 def _split(modules: Mapping[str, nn.Module]) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
@@ -188,9 +233,11 @@ def _load_state(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     """Open a file of tensors; mapped to memory, only its structure is read."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except OSError:
+    except (OSError, MemoryError):
         raise
     except Exception as error:  # a broken or foreign pickle can fail in any way
+        if isinstance(error, RuntimeError) and _system_error(error).errno:
+            raise _system_error(error) from error
         reason = str(error).strip().partition("\n")[0]
         raise DamagedCheckpoint(f"{path.name} is not a file of tensors that can be opened safely: {reason}") from None
 

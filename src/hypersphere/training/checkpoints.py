@@ -13,20 +13,31 @@ from typing import Any
 
 from torch import nn
 
+from hypersphere.files import flush, make_folder
 from hypersphere.functions.menu import require
-from hypersphere.training.checkpoint import Checkpoint, DamagedCheckpoint, flush, read_checkpoint, write_checkpoint
+from hypersphere.training.checkpoint import (
+    Checkpoint,
+    DamagedCheckpoint,
+    is_foreign,
+    read_checkpoint,
+    retold,
+    write_checkpoint,
+)
 
 __all__ = ["Checkpoints"]
+
+DAMAGED = "damaged-"
 
 
 class Checkpoints:
     """The last checkpoints of one run, each a folder `step-00000123` (with `.1`, `.2`… if saved again).
 
     A checkpoint is made under another name and renamed when all of it is on the disk. One process at a time may save.
+    One that is found damaged is kept, as `damaged-step-00000123`, when the next one is saved.
 
     Args:
         folder: where they lie; made at the first save.
-        keep: how many of the last are kept.
+        keep: how many of the last are kept, and how many of the damaged.
         on_damage: told in words of each damaged checkpoint that `latest` passes over.
 
     Example:
@@ -45,7 +56,7 @@ class Checkpoints:
     def __init__(self, folder: str | Path, keep: int = 3, *, on_damage: Callable[[str], None] = warnings.warn) -> None:
         require(keep >= 1, "keep", "a number >= 1", keep)
         self.folder, self.keep, self.on_damage = Path(folder), keep, on_damage
-        self._damaged: set[Path] = set()  # those that were passed over; the next save removes them
+        self._damaged: set[Path] = set()  # those that were passed over; the next save sets them aside
 
     def save(self, step: int, modules: Mapping[str, nn.Module], state: Mapping[str, Any] | None = None) -> Path:
         """Save, remove what is older than the last `keep`, and return the new checkpoint's folder.
@@ -62,26 +73,26 @@ class Checkpoints:
         """
         require(step >= 0, "step", "a number >= 0", step)
         with self._telling(step):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             for leftover in self.folder.glob(".step-*.tmp"):
                 shutil.rmtree(leftover, ignore_errors=True)
+            self._refuse_later(step)
+            self._set_damaged_aside()
             before = self._all()
-            self._refuse_later(before, step)
-            attempt = max((attempt for at, attempt, _ in before if at == step), default=-1) + 1
+            again = [attempt + 1 for at, attempt, _ in before if at == step]
             draft = self._aside(f"step-{step:08d}")
             try:
                 draft.mkdir()
                 write_checkpoint(draft, step, modules, state or {})
-                path = draft.rename(self.folder / (f"step-{step:08d}" + (f".{attempt}" if attempt else "")))
+                path = draft.rename(self.folder / (f"step-{step:08d}" + (f".{max(again)}" if again else "")))
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
             flush(self.folder)
-            older = [old for at, _, old in before if at < step and old not in self._damaged]
+            older = [old for at, _, old in before if at < step]
             kept = older[max(len(older) - self.keep + 1, 0) :]
             for _, _, old in before:
-                if old not in kept:
+                if old not in kept and not is_foreign(old):
                     self._remove(old)
-            self._damaged.clear()
         return path
 
     def latest(self) -> Checkpoint | None:
@@ -89,6 +100,8 @@ class Checkpoints:
 
         Raises:
             DamagedCheckpoint: there are some, and all are damaged.
+            ValueError: the last one is of another format.
+            OSError: the disk or the system does not let the last one be read.
         """
         damages = []
         for step, _, path in reversed(self._all()):
@@ -105,22 +118,39 @@ class Checkpoints:
             raise DamagedCheckpoint(f"no good checkpoint in {self.folder}: {'; '.join(damages)}")
         return None
 
-    def _all(self) -> list[tuple[int, int, Path]]:
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints that are there, the last one last, without a look inside."""
+        return [step for step, _, _ in self._all()]
+
+    def _all(self, prefix: str = "") -> list[tuple[int, int, Path]]:
         """Step, attempt and folder of every checkpoint, the last one last."""
         found = []
-        for path in self.folder.glob("step-*"):
-            if match := re.fullmatch(r"step-(\d{8,})(?:\.(\d+))?", path.name):
+        for path in self.folder.glob(f"{prefix}step-*"):
+            if match := re.fullmatch(rf"{prefix}step-(\d{{8,}})(?:\.(\d+))?", path.name):
                 found.append((int(match[1]), int(match[2] or 0), path))
         return sorted(found)
 
-    def _refuse_later(self, found: list[tuple[int, int, Path]], step: int) -> None:
-        for later, _, path in found:
+    def _refuse_later(self, step: int) -> None:
+        for later, _, path in self._all():
             if later > step and path not in self._damaged:
                 try:
                     read_checkpoint(path, later)
                 except DamagedCheckpoint:
+                    self._damaged.add(path)
                     continue
                 raise ValueError(f"step must be {later} or more, since {path} is there, not {step}")
+
+    def _set_damaged_aside(self) -> None:
+        """Rename what was found damaged, so that it is neither counted nor used, and keep the last of these."""
+        for path in sorted(self._damaged):
+            name, again = f"{DAMAGED}{path.name.partition('.')[0]}", 0
+            while (place := self.folder / (f"{name}.{again}" if again else name)).exists():
+                again += 1
+            if path.exists():
+                path.rename(place)
+        self._damaged.clear()
+        for _, _, path in self._all(DAMAGED)[: -self.keep]:
+            self._remove(path)
 
     def _aside(self, name: str) -> Path:
         return self.folder / f".{name}.{uuid.uuid4().hex}.tmp"
@@ -134,5 +164,4 @@ class Checkpoints:
         try:
             yield
         except OSError as error:
-            reason = f"the checkpoint of step {step} cannot be saved in {self.folder}: {error.strerror or error}"
-            raise (OSError(error.errno, reason) if error.errno else OSError(reason)) from error
+            raise retold(error, f"the checkpoint of step {step} cannot be saved in {self.folder}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,14 @@ from hypersphere.training.batches import Batches
 from hypersphere.training.network import OPERATORS, Network, build_network, initialize_
 from hypersphere.training.objective import Objective
 from hypersphere.training.optimizers import Together, build_optimizer
-from hypersphere.training.parts import make, nearest, split_spec
+from hypersphere.training.parts import make, nearest, split_spec, truth
 from hypersphere.training.rotating import Turning, turn_
 from hypersphere.training.schedule import SCHEDULES, Scheduler
+from hypersphere.training.taking import Taken, take_
 from hypersphere.training.task import Task, load_task
 
 __all__ = ["PRECISIONS", "REGULARIZERS", "Assembly", "Job"]
 
-_PART = "dict[str, Any]"
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -97,7 +97,7 @@ class Job:
         require(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", self.precision)
         require(type(self.compile) is bool, "compile", "true or false", self.compile)
         for one in fields(self):
-            named = "name" in getattr(self, one.name) if one.type == _PART and one.name != "augment" else True
+            named = "name" in getattr(self, one.name) if _is_part(one) and one.name != "augment" else True
             require(named, one.name, "a mapping with a name and options", getattr(self, one.name))
         known = ["shift", "mirror"]
         for key in self.augment:
@@ -115,7 +115,7 @@ class Job:
         for key, value in settings.items():
             if key not in known:
                 raise ValueError(f"{key} is no setting of a job{nearest(key, known)}".removesuffix("."))
-            is_part = known[key].type == _PART
+            is_part = _is_part(known[key])
             values[key] = {"name": value} if is_part and isinstance(value, str) else value
             mapping = isinstance(values[key], Mapping)
             require(mapping == is_part, key, "a mapping with a name and options" if is_part else "a plain value", value)
@@ -128,9 +128,9 @@ class Job:
         """What `of` makes this job of."""
         return asdict(self)
 
-    def build(self, data_root: Path | None = None) -> Assembly:
-        """Read the data and make every part, all random numbers from the seed."""
-        return Assembly(self, load_task(self.data, data_root))
+    def build(self, data_root: Path | None = None, start: Mapping[str, Any] | None = None) -> Assembly:
+        """Read the data and make every part, all random numbers from the seed; begin with weights that are given."""
+        return Assembly(self, load_task(self.data, data_root), start)
 
 
 class Assembly:
@@ -143,9 +143,10 @@ class Assembly:
         objective: both, with the regularisers.
         batches: what an epoch goes through.
         optimizer, scheduler: of all that is trained.
+        taken: what became of the weights to begin with, if any were given; rotations turn them.
     """
 
-    def __init__(self, job: Job, task: Task) -> None:
+    def __init__(self, job: Job, task: Task, start: Mapping[str, Any] | None = None) -> None:
         torch.manual_seed(job.seed)
         self.job, self.task = job, task
         operator = dict(job.operator)
@@ -153,7 +154,7 @@ class Assembly:
         every = self.project_every
         whole = every is None or (type(every) is int and every >= 1)
         require(whole, "operator.project_every", "None or a whole number >= 1", every)
-        weighted = _truth("operator.weighted_gradients", operator.pop("weighted_gradients", False))
+        weighted = truth("operator.weighted_gradients", operator.pop("weighted_gradients", False))
         name, choices = split_spec("operator", OPERATORS, operator)
         if name == "none" and choices:
             raise ValueError(f"operator.{next(iter(choices))} is no option of none. It has none")
@@ -161,13 +162,14 @@ class Assembly:
         init, mean = model.pop("init", None), model.pop("init_mean", 0.0)
         self.network: Network = build_network(model, operator, task)
         options = dict(job.head)
-        sharded = _truth("head.sharded", options.pop("sharded", False)) and Processes().size > 1
+        sharded = truth("head.sharded", options.pop("sharded", False)) and Processes().size > 1
         sizes = self.network.feature_dim, len(task.classes)
         head: heads.AngularHead = make("head", heads.PRESETS, options, None, *sizes, more=HeadOptions.__annotations__)
         require(head.reduction != "none", "head.reduction", "'mean' or 'sum'", head.reduction)
         modules = nn.ModuleDict({"network": self.network.body, "head": head})
         if init is not None:
             initialize_(modules, init, mean)
+        self.taken: Taken | None = None if start is None else take_(self.network, head, start)
         self.turning: Turning = turn_(modules, job.rotation)
         regularizer = make("regularizer", REGULARIZERS, job.regularizer, None, modules)
         if sharded and regularizer is not None:
@@ -208,6 +210,6 @@ class Assembly:
             optim.project_weights_(self.network)
 
 
-def _truth(name: str, value: Any) -> bool:
-    require(type(value) is bool, name, "true or false", value)
-    return bool(value)
+def _is_part(one: Field[Any]) -> bool:
+    """Whether a setting is a mapping, which alone have factories of their defaults."""
+    return one.default_factory is not MISSING

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hypersphere.functions.menu import require
+from hypersphere.training.mode import evaluating
 from hypersphere.training.objective import Objective
 
-__all__ = ["Epoch", "Progress", "Steps", "embed", "fit", "minimize", "predict"]
+__all__ = ["Epoch", "Progress", "Steppable", "embed", "fit", "minimize", "predict"]
 
 
 ADVICE = "a smaller learning rate may help"
@@ -27,7 +29,7 @@ class Scorer(Protocol):
         """Return the plain scores of features."""
 
 
-class Steps(Protocol):
+class Steppable(Protocol):
     """An optimiser, or several that step together."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -63,7 +65,7 @@ def fit(
     data: Iterable[tuple[Tensor, Tensor]],
     *,
     epochs: int,
-    optimizer: Steps,
+    optimizer: Steppable,
     scheduler: Any = None,
     regularizers: Sequence[Callable[[], Tensor]] = (),
     on_step: Callable[[int], None] | None = None,
@@ -107,7 +109,7 @@ def minimize(
     data: Iterable[tuple[Tensor, Tensor]],
     *,
     epochs: int,
-    optimizer: Steps,
+    optimizer: Steppable,
     scheduler: Any = None,
     on_step: Callable[[Progress], None] | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
@@ -116,7 +118,8 @@ def minimize(
     """Train anything that maps inputs and labels to a loss; `fit` is this for a model and its head.
 
     Args:
-        objective: an `Objective`, also wrapped in DDP or compiled.
+        objective: an `Objective`, also wrapped in `Parallel` or DDP, or compiled. If it has a method `features`, loss
+            of their finiteness is told from misuse.
         data, epochs, optimizer, scheduler, on_epoch: as in `fit`.
         on_step: called after each step with how far training is.
         progress: where to go on; `data` then yields what is left of the epoch under way first.
@@ -156,13 +159,8 @@ def minimize(
 @torch.no_grad()
 def embed(model: nn.Module, data: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return the features (N, d) and labels (N,) of all data, with the model in evaluation mode meanwhile."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with evaluating(model):
         parts = [(model(x), y) for x, y in data]
-    finally:
-        for module, mode in modes:  # one by one: some may have been frozen in evaluation mode
-            module.training = mode
     require(bool(parts), "data", "something that yields at least one batch", data)
     return torch.cat([features for features, _ in parts]), torch.cat([labels for _, labels in parts])
 
@@ -180,5 +178,6 @@ def _finite(*tensors: Tensor) -> bool:
 @torch.no_grad()
 def _healthy(objective: nn.Module, x: Tensor) -> bool:
     """Whether the parameters, and the features where there are any to be had, are finite."""
-    features = (objective.features(x),) if isinstance(objective, Objective) else ()
-    return _finite(*features, *objective.parameters())
+    inner = objective.module if isinstance(objective, DistributedDataParallel) else objective
+    of_inputs = getattr(inner, "features", None)
+    return _finite(*objective.parameters(), *([] if of_inputs is None else [of_inputs(x)]))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hypersphere.energy import hyperspherical_energy
 from hypersphere.energy.neurons import Neurons
+from hypersphere.heads import ShardedHead
 from hypersphere.heads.collectives import Processes
+from hypersphere.training.mode import evaluating
 from hypersphere.training.objective import Objective
 from hypersphere.training.parallel import part_of
 
-__all__ = ["accuracy", "layer_energies", "mean_energy"]
+__all__ = ["accuracy", "class_vectors", "layer_energies", "mean_energy"]
 
 MOST = 2048
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -28,20 +31,17 @@ def accuracy(objective: Objective, data: Iterable[tuple[Tensor, Tensor]]) -> flo
     """
     processes, where = Processes(), next(objective.parameters()).device
     right, seen, sound = 0, 0, 1
-    objective.eval()
-    try:
+    with evaluating(objective):
         for inputs, labels in data:
-            x, y = (part.to(where) for part in part_of(inputs, labels, processes, -1))
+            x, y = (part.to(where) for part in part_of(inputs, labels, processes))
             features = objective.features(x)
             sound &= int(torch.isfinite(features).all())
             scores: Tensor = objective.head.scores(features.nan_to_num(0.0, 0.0, 0.0))  # type: ignore[operator]
-            right, seen = right + int((scores.argmax(1) == y).sum()), seen + int((y >= 0).sum())
-    finally:
-        objective.train()
-    totals = processes.add_(torch.tensor([right, seen, 1 - sound], device=where)).tolist()
-    if totals[2]:
+            right, seen = right + int((scores.argmax(1) == y).sum()), seen + len(labels)
+    right, broken = processes.add_(torch.tensor([right, 1 - sound], device=where)).tolist()
+    if broken:
         raise FloatingPointError("training diverged: the features of test data are not finite")
-    return totals[0] / totals[1]
+    return right / seen
 
 
 @torch.no_grad()
@@ -65,9 +65,32 @@ def layer_energies(body: nn.Module, head: Tensor) -> dict[str, float]:
 
 
 def _some(rows: Tensor) -> Tensor:
-    if len(rows) <= MOST:
-        return rows
-    return rows[torch.linspace(0, len(rows) - 1, MOST, device=rows.device).long()]
+    return rows if len(rows) <= MOST else rows[_evenly(len(rows)).to(rows.device)]
+
+
+def _evenly(count: int) -> Tensor:
+    return torch.linspace(0, count - 1, min(count, MOST)).long()
+
+
+@torch.no_grad()
+def class_vectors(head: Any) -> Tensor | None:
+    """Return the class vectors of a head, or those that stand for all; of a sharded one, to the first process alone."""
+    if not isinstance(head, ShardedHead):
+        return head.weight
+    chosen, sizes = _evenly(head.num_classes), head.shard.sizes
+    counts = [len(part) for part in _by_owner(chosen, sizes)]
+    mine = _by_owner(chosen, sizes)[head.processes.rank] - head.first
+    return head.processes.at_first(head.weight[mine.to(head.weight.device)], counts)
+
+
+def _by_owner(classes: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Sorted classes, split by the process that has them.
+
+    >>> _by_owner(torch.tensor([0, 2, 3]), [1, 3])
+    [tensor([0]), tensor([2, 3])]
+    """
+    ends = torch.tensor(sizes).cumsum(0)
+    return list(classes.tensor_split(torch.searchsorted(classes, ends[:-1])))
 
 
 def mean_energy(energies: Mapping[str, float]) -> float:

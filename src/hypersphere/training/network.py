@@ -13,7 +13,7 @@ from hypersphere import layers, models
 from hypersphere.functions.angular import ANGULARS
 from hypersphere.functions.magnitude import MAGNITUDES
 from hypersphere.functions.menu import require
-from hypersphere.training.parts import Spec, accepted_options, make, nearest, split_spec
+from hypersphere.training.parts import Spec, accepted_options, make, nearest, split_spec, truth
 from hypersphere.training.task import Task
 
 __all__ = ["INITIALIZATIONS", "NETWORKS", "OPERATORS", "Network", "build_network", "decouple_", "initialize_"]
@@ -96,7 +96,7 @@ def build_network(spec: Spec, operator: Spec, task: Task) -> Network:
         "in_features": task.inputs[0].numel() if graph is None else graph.features.shape[1],
     }
     body = make("model", NETWORKS, {"name": name, **options}, given)
-    network = Network(body, task, standardize=bool(standardize))
+    network = Network(body, task, standardize=truth("model.standardize", standardize))
     if operator["name"] not in ("none", "sphere_norm"):
         decouple_(network.body, operator)
     return network
@@ -170,6 +170,7 @@ def _statistics(task: Task) -> tuple[Tensor, Tensor]:
     require(task.graph is None, "model.standardize", "False on a graph", True)
     inputs = task.inputs.float() / 255 if task.inputs.dtype == torch.uint8 else task.inputs
     if inputs.ndim != 4:
-        return inputs.mean(), inputs.std()
-    mean, deviation = inputs.mean((0, 2, 3)), inputs.std((0, 2, 3))
-    return mean.view(-1, 1, 1), torch.where(deviation > 0, deviation, 1).view(-1, 1, 1)
+        mean, deviation = inputs.mean(), inputs.std()
+    else:
+        mean, deviation = (of.view(-1, 1, 1) for of in (inputs.mean((0, 2, 3)), inputs.std((0, 2, 3))))
+    return mean, torch.where(deviation > 0, deviation, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from hypersphere.functions.menu import require
 from hypersphere.optim import OGD, param_groups
 from hypersphere.rotation import rotation_parameters
-from hypersphere.training.parts import Spec, make
+from hypersphere.training.parts import Spec, make, split_spec, truth
 
 __all__ = ["OPTIMIZERS", "Together", "build_optimizer"]
 
@@ -20,7 +21,7 @@ Groups = list[dict[str, Any]]
 
 def _sgd(groups: Groups, *, lr: float = 0.1, momentum: float = 0.9, nesterov: bool = False) -> torch.optim.Optimizer:
     """Stochastic gradient descent with momentum."""
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=truth("optimizer.nesterov", nesterov))
 
 
 def _adam(groups: Groups, *, lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999)) -> torch.optim.Optimizer:
@@ -76,11 +77,15 @@ def build_optimizer(modules: nn.Module, on_group: Sequence[nn.Parameter], spec: 
     """Return the optimiser of all trained parameters.
 
     Options beside the optimiser's own: `weight_decay`; `decay_everything`, biases and norms too; `clip`, the largest
-    norm of all gradients together; `rotation_lr`, of the parameters of rotations, and of `OGD` for those `on_group`.
+    norm of all gradients together; `rotation_lr`, of the parameters of rotations, and of `OGD` for those `on_group`:
+    the optimiser's own rate if left out.
     """
     options = dict(spec)
     decay, turning_rate = options.pop("weight_decay", 0.0), options.pop("rotation_lr", None)
-    everything, clip = bool(options.pop("decay_everything", False)), options.pop("clip", None)
+    everything, clip = (
+        truth("optimizer.decay_everything", options.pop("decay_everything", False)),
+        options.pop("clip", None),
+    )
     apart = {id(parameter) for parameter in on_group}
     groups = param_groups(modules, decay, bias=everything, normalization=everything)
     for group in groups:
@@ -94,7 +99,11 @@ def build_optimizer(modules: nn.Module, on_group: Sequence[nn.Parameter], spec: 
     groups = [group for group in groups if group["params"]]
     optimizers = [make("optimizer", OPTIMIZERS, options, None, groups)] if groups else []
     if on_group:
-        rate = turning_rate if turning_rate is not None else options.get("lr", 0.1)
-        optimizers.append(OGD(list(on_group), lr=rate))
+        optimizers.append(OGD(list(on_group), lr=_rate(options) if turning_rate is None else turning_rate))
     require(bool(optimizers), "model", "one with something to train", type(modules).__name__)
     return Together(optimizers, clip)
+
+
+def _rate(spec: Spec) -> float:
+    name, options = split_spec("optimizer", OPTIMIZERS, spec)
+    return options.get("lr", inspect.signature(OPTIMIZERS[name]).parameters["lr"].default)

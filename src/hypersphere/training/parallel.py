@@ -21,17 +21,23 @@ from hypersphere.training.optimizers import Together
 __all__ = ["Parallel", "WholeObjective", "WholeOptimizer", "part_of"]
 
 
-def part_of(inputs: Tensor, labels: Tensor, processes: Processes, ignored: int) -> tuple[Tensor, Tensor]:
-    """Return this process's rows of a batch: every R-th of R processes, or one whose label is ignored if there is none.
+IGNORED = -100  # the label that torch's losses leave out
 
-    >>> x, y = part_of(torch.zeros(5, 2), torch.arange(5), Processes(), -100)
+
+def part_of(inputs: Tensor, labels: Tensor, processes: Processes, ignored: int = IGNORED) -> tuple[Tensor, Tensor]:
+    """Return this process's rows of a batch: every R-th of R processes, or two whose labels are ignored.
+
+    No part has fewer than two rows, since norms of batches cannot do with one: a batch that is too small for that is
+    divided among the first processes, and the others have rows of it that count for nothing.
+
+    >>> x, y = part_of(torch.zeros(5, 2), torch.arange(5), Processes())
     >>> y
     tensor([0, 1, 2, 3, 4])
     """
-    rank, size = processes.rank, processes.size
-    if rank < len(labels):
-        return inputs[rank::size], labels[rank::size]
-    return inputs[:1], torch.full_like(labels[:1], ignored)
+    rank, parts = processes.rank, max(min(processes.size, len(labels) // 2), 1)
+    if rank < parts:
+        return inputs[rank::parts], labels[rank::parts]
+    return inputs[:2], torch.full_like(labels[:2], ignored)
 
 
 class Parallel(nn.Module):
@@ -47,6 +53,7 @@ class Parallel(nn.Module):
     def __init__(self, objective: Objective) -> None:
         super().__init__()
         self.processes = Processes()
+        self.objective = objective
         head = objective.head
         self.sharded = isinstance(head, ShardedHead)
         self.head: Any = head.head if isinstance(head, ShardedHead) else head
@@ -57,6 +64,10 @@ class Parallel(nn.Module):
             self.local = Objective(network, head, terms, precision=objective.precision)
         else:
             self.local = DistributedDataParallel(_Share(objective))
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Map a whole batch to features, in this process alone."""
+        return self.objective.features(inputs.to(next(self.parameters()).device))
 
     def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the whole batch."""

@@ -15,7 +15,7 @@ from hypersphere.functions.projection import PROJECTIONS
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.heads.annealing import Annealing, Ramp
 
-__all__ = ["Spec", "accepted_options", "make", "nearest", "split_spec"]
+__all__ = ["Spec", "accepted_options", "make", "nearest", "split_spec", "truth"]
 
 Spec = Mapping[str, Any]
 
@@ -98,6 +98,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     by_small = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), list(by_small), n=1, cutoff=0.6)
     return f"; did you mean {by_small[close[0]]}?" if close else "."
+
+
+def truth(name: str, value: Any) -> bool:
+    """Return a value that has to be true or false.
+
+    >>> truth("model.standardize", "false")
+    Traceback (most recent call last):
+    ValueError: model.standardize must be true or false, not 'false'
+    """
+    require(type(value) is bool, name, "true or false", value)
+    return bool(value)
 
 
 def _as_object(section: str, option: str, value: Any) -> Any:

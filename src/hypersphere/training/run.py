@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypersphere.report.draft import replacing
+from hypersphere.files import creating, replacing
+from hypersphere.functions.menu import is_number, is_whole
 from hypersphere.training.checkpoint import DamagedCheckpoint
 from hypersphere.training.checkpoints import Checkpoints
 from hypersphere.training.job import Assembly, Job
+from hypersphere.training.lock import locked
 from hypersphere.training.origin import made_with
+from hypersphere.training.task import Task
 
-__all__ = ["Run"]
+__all__ = ["Run", "refuse_existing"]
 
 FORMAT = 1
 CONFIG, METRICS, CHECKPOINTS = "config.json", "metrics.jsonl", "checkpoints"
@@ -30,6 +34,8 @@ class Run:
         folder: with `config.json`, `metrics.jsonl` and `checkpoints/`.
         job: what the settings in `config.json` describe.
         made_with: versions, machine and commit that the run was begun with.
+        start: the run or the file whose weights it began with, None for weights as drawn.
+        outline: shape, type and classes of its data, with which the network is built where the data are not at hand.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -44,22 +50,26 @@ class Run:
     folder: Path
     job: Job
     made_with: dict[str, Any]
+    start: str | None = None
+    outline: dict[str, Any] | None = None
 
     @classmethod
-    def create(cls, folder: str | Path, job: Job) -> Run:
+    def create(
+        cls, folder: str | Path, job: Job, start: str | None = None, outline: dict[str, Any] | None = None
+    ) -> Run:
         """Make the folder, if need be, and write the settings; refuse one that has a run already.
 
         Raises:
             ValueError: there is a run, or the folder cannot be written.
         """
-        run = cls(Path(folder), job, made_with())
-        content = {"format": FORMAT, "settings": job.settings(), "made_with": run.made_with}
+        run = cls(Path(folder), job, made_with(), start, outline)
+        content = {"format": FORMAT, "settings": job.settings(), "made_with": run.made_with, "start": start}
+        content["data"] = outline
         try:
-            if run.path.exists():
-                raise ValueError(f"{folder} has a run already; go on with --resume auto, or choose another folder")
-            with replacing(run.path) as draft:
+            with creating(run.path) as draft:
                 draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
+            refuse_existing(run.folder)
             raise ValueError(f"{folder} must be a folder that can be written: {error.strerror or error}") from None
         return run
 
@@ -81,12 +91,33 @@ class Run:
             raise DamagedCheckpoint(f"{path} is damaged: {error!r}") from None
         if not known:
             raise ValueError(f"{path} must be of format {FORMAT}, not {content['format']!r}")
-        return cls(Path(folder), Job.of(settings), origin)
+        start, outline = content.get("start"), content.get("data")
+        if not (isinstance(origin, dict) and isinstance(start, str | None) and _is_outline(outline)):
+            raise DamagedCheckpoint(f"{path} is damaged: made_with, start or data is not what it was")
+        try:
+            return cls(Path(folder), Job.of(settings), origin, start, outline)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise DamagedCheckpoint(f"{path} is damaged: {error}") from None
 
     @property
     def path(self) -> Path:
         """The file of the settings."""
         return self.folder / CONFIG
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the folder to oneself meanwhile, to train in it.
+
+        Raises:
+            ValueError: another process is training in it.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path))
+            except BlockingIOError:
+                words = "is being trained by another process; wait for it to end, or choose another folder"
+                raise ValueError(f"{self.folder} {words}") from None
+            yield
 
     def metrics(self) -> list[dict[str, Any]]:
         """Read all numbers so far, without a last line that is cut off or still being written.
@@ -104,7 +135,7 @@ class Run:
                 found.append(json.loads(line))
             except ValueError:
                 found.append(None)
-            if not isinstance(found[-1], dict):
+            if not _is_line(found[-1]):
                 raise DamagedCheckpoint(f"line {number} of {path} is damaged")
         return found
 
@@ -120,12 +151,22 @@ class Run:
             with replacing(self.folder / METRICS) as draft:
                 draft.write_text("".join(lines), encoding="utf-8")
 
-    def checkpoints(self, *, on_damage: Callable[[str], None] = warnings.warn) -> Checkpoints:
-        """Return the run's checkpoints; `on_damage` is told of each that is passed over."""
-        return Checkpoints(self.folder / CHECKPOINTS, on_damage=on_damage)
+    def checkpoints(self, keep: int = 3, *, on_damage: Callable[[str], None] = warnings.warn) -> Checkpoints:
+        """Return the run's checkpoints, of which `keep` stay; `on_damage` is told of each that is passed over."""
+        return Checkpoints(self.folder / CHECKPOINTS, keep, on_damage=on_damage)
 
-    def assembly(self, data_root: Path | None = None) -> Assembly:
+    def build(self, data_root: Path | None = None, *, data: bool = True) -> Assembly:
+        """Make the parts of the job, with weights as drawn; without its data, noise stands for them."""
+        if data or self.outline is None:
+            return self.job.build(data_root)
+        return Assembly(self.job, Task.blank(self.outline))
+
+    def assembly(self, data_root: Path | None = None, *, data: bool = True) -> Assembly:
         """Build the job and give it the weights of the last good checkpoint, in evaluation mode.
+
+        Args:
+            data_root: where data sets lie.
+            data: whether to read the data; False for the network and the head alone, which need none.
 
         Raises:
             ValueError: there is no checkpoint yet.
@@ -134,10 +175,37 @@ class Run:
         checkpoint = self.checkpoints().latest()
         if checkpoint is None:
             raise ValueError(f"{self.folder} has no checkpoint yet")
-        assembly = self.job.build(data_root)
+        assembly = self.build(data_root, data=data)
         checkpoint.restore_({"objective": assembly.objective})
         assembly.objective.eval()
         return assembly
+
+
+def _is_outline(value: Any) -> bool:
+    if value is None:
+        return True
+    fits = isinstance(value, dict) and set(value) == {"shape", "type", "classes"}
+    lists = fits and isinstance(value["shape"], list) and isinstance(value["classes"], list) and bool(value["classes"])
+    return lists and all(is_whole(n, 1) for n in value["shape"]) and all(isinstance(c, str) for c in value["classes"])
+
+
+def _is_line(value: Any) -> bool:
+    """Whether a line of numbers is one: counted by whole numbers, energies by layer, numbers or null elsewhere."""
+    if not isinstance(value, dict):
+        return False
+    kind = value.get("kind")
+    counts = all(is_whole(value[name], 0) for name in ("step", "epoch") if name in value)
+    counts = counts and (kind is None or (kind in ("step", "epoch") and kind in value))
+    layers = value.get("energy", {})
+    others = [item for name, item in value.items() if name not in ("kind", "energy")]
+    numbers = [*others, *(layers.values() if isinstance(layers, dict) else ["none"])]
+    return counts and all(item is None or is_number(item, -math.inf) for item in numbers)
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raise a `ValueError` if a folder has a run."""
+    if (folder / CONFIG).exists():
+        raise ValueError(f"{folder} has a run already; go on with --resume auto, or choose another folder")
 
 
 def _finite(value: Any) -> Any:

@@ -59,18 +59,14 @@ class Cosine(Schedule):
 
 
 @dataclass(frozen=True)
-class OneCycle(Schedule):
-    """Up linearly for `warmup`, then down half a wave of the cosine.
+class OneCycle(Cosine):
+    """Up linearly for `warmup`, then down half a wave of the cosine, to `end`.
 
     >>> OneCycle()(0.0), OneCycle()(0.25), OneCycle()(1.0)
     (0.0, 1.0, 0.0)
     """
 
     warmup: float = 0.25
-
-    def after(self, part: float) -> float:
-        """The wave."""
-        return 0.5 * (1 + math.cos(math.pi * part))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hypersphere.heads.collectives import Processes
 from hypersphere.training.checkpoint import Checkpoint
 from hypersphere.training.job import Assembly
 from hypersphere.training.loop import ADVICE, Epoch, Progress, minimize
-from hypersphere.training.measure import accuracy, layer_energies
+from hypersphere.training.measure import accuracy, class_vectors, layer_energies
 from hypersphere.training.parallel import Parallel, WholeObjective, WholeOptimizer
 from hypersphere.training.random_state import RandomState
 from hypersphere.training.run import Run
@@ -37,6 +37,7 @@ class Session:
         device: where to compute; where the assembly is if None.
         save_every: seconds between checkpoints. There is one at the end of an epoch too, unless saving would take more
             than a fiftieth of the time, and one at the end and when stopped always.
+        keep: how many of the last checkpoints stay.
         log_every: steps between lines of numbers.
         stop: asked after each step.
         log: told each line of numbers, in the first process; the run's own `log` if None.
@@ -46,6 +47,7 @@ class Session:
     Attributes:
         progress: how far training is.
         steps: how many steps there are in all.
+        saved: the step of the last checkpoint that was made or gone on from, None before.
         measured: the last epoch's line, empty before.
         speed: examples a second, measured between two lines.
         finished: whether the end was reached.
@@ -58,6 +60,7 @@ class Session:
         *,
         device: torch.device | None = None,
         save_every: float = 60.0,
+        keep: int = 3,
         log_every: int = 10,
         stop: Callable[[], bool] = lambda: False,
         log: Callable[[Mapping[str, Any]], None] | None = None,
@@ -68,9 +71,10 @@ class Session:
         self.save_every, self.log_every = save_every, log_every
         self.stop, self.on_step, self.log = stop, on_step, log or run.log
         self.processes = Processes()
-        self.checkpoints = run.checkpoints(on_damage=on_damage)
+        self.checkpoints = run.checkpoints(keep, on_damage=on_damage)
         self.progress = Progress()
         self.steps = run.job.epochs * len(assembly.batches)
+        self.saved: int | None = None
         self.measured: Mapping[str, Any] = {}
         self.speed = math.nan
         self.finished = False
@@ -93,7 +97,7 @@ class Session:
             "stochastic": assembly.turning.stochastic,
         }
         self._before = 0.0  # seconds of earlier stretches
-        self._began = self._saved = time.perf_counter()
+        self._began = self._saved_at = time.perf_counter()
         self._cost = 0.0  # seconds that the last save took
         self._rate = self._next_rate()
 
@@ -103,6 +107,7 @@ class Session:
         if checkpoint is not None:
             checkpoint.restore_(self._modules, self._state)
             saved = checkpoint.state()
+            self.saved = checkpoint.step
             self.progress, self._before = Progress(**saved["progress"]), saved["seconds"]
             self._rate = self._next_rate()
         if self.processes.rank == 0:
@@ -115,7 +120,7 @@ class Session:
         """Train until the end, or until stopped; say whether the end was reached."""
         objective = self.assembly.objective
         objective.train()
-        self._began = self._saved = time.perf_counter()
+        self._began = self._saved_at = time.perf_counter()
         self._mark(self.seen)
         try:
             minimize(
@@ -162,6 +167,7 @@ class Session:
         if stop or due:
             self._save()
         if stop:
+            self._agreed(True)  # nobody ends while the first is saving: torchrun would end it too
             raise _Stopped
 
     def _log_step(self) -> None:
@@ -204,7 +210,7 @@ class Session:
 
     def _is_due(self, patience: float = math.inf) -> bool:
         """Whether the first process, whose clock counts, has not saved for so long."""
-        waited = time.perf_counter() - self._saved
+        waited = time.perf_counter() - self._saved_at
         return self.processes.rank == 0 and waited >= min(self.save_every, patience)
 
     def _save(self) -> None:
@@ -217,8 +223,8 @@ class Session:
         if self.processes.rank == 0:
             numbers = {"progress": asdict(self.progress), "seconds": self.seconds}
             self.checkpoints.save(self.progress.step, modules, {**state, **numbers})
-        self._saved = time.perf_counter()
-        self._cost = self._saved - began
+        self.saved, self._saved_at = self.progress.step, time.perf_counter()
+        self._cost = self._saved_at - began
         self._mark(self.seen)
 
     def _require_finite(self) -> None:
@@ -235,9 +241,8 @@ class Session:
 
     def _energies(self) -> dict[str, float]:
         """The energies of all layers, in the first process."""
-        head: Any = self.assembly.head
-        vectors: Any = head.full_state_dict().get("weight") if isinstance(head, ShardedHead) else head.weight
-        return layer_energies(self.assembly.network.body, vectors) if self.processes.rank == 0 else {}
+        vectors = class_vectors(self.assembly.head)  # all take part in gathering them
+        return {} if vectors is None else layer_energies(self.assembly.network.body, vectors)
 
     def _agreed(self, *flags: bool) -> list[bool]:
         """Which flags any process raised."""
@@ -260,7 +265,7 @@ class Session:
         """Whether a line is of what the progress has behind it."""
         if line.get("kind") == "epoch":
             return bool(line["epoch"] <= self.progress.epoch)
-        return bool(line["step"] <= self.progress.step)
+        return bool(line.get("step", 0) <= self.progress.step)
 
 
 class _Stopped(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from hypersphere import data
 from hypersphere.functions.menu import is_whole, require
-from hypersphere.training.parts import Spec, make
+from hypersphere.training.parts import Spec, make, truth
 
 __all__ = ["TASKS", "Task", "load_task"]
+
+_BLANK = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +39,26 @@ class Task:
         require(len(self.inputs) > 0, "data", "some to train on", "none")
         require(len(self.test_inputs) > 0, "data", "some to test on", "none")
 
+    def outline(self) -> dict[str, Any] | None:
+        """What a network has to know of the data, in plain words; None for a graph, which is part of the network."""
+        if self.graph is not None:
+            return None
+        kind = str(self.inputs.dtype).removeprefix("torch.")
+        return {"shape": list(self.inputs.shape[1:]), "type": kind, "classes": list(self.classes)}
+
+    @classmethod
+    def blank(cls, outline: Mapping[str, Any]) -> Task:
+        """Return a task of this outline with a little noise for data: enough to build a network and to try it.
+
+        >>> Task.blank({"shape": [1, 8, 8], "type": "uint8", "classes": ["a", "b"]}).inputs.shape
+        torch.Size([32, 1, 8, 8])
+        """
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.rand(_BLANK, *outline["shape"], generator=generator)
+        inputs = (255 * noise).round().to(torch.uint8) if outline["type"] == "uint8" else 2 * noise - 1
+        labels = torch.arange(_BLANK) % len(outline["classes"])
+        return cls(inputs, labels, inputs, labels, tuple(outline["classes"]))
+
 
 def load_task(spec: Spec | str, root: Path | None = None) -> Task:
     """Return the task that `spec` names, a name of TASKS with options.
@@ -49,6 +72,7 @@ def load_task(spec: Spec | str, root: Path | None = None) -> Task:
 
 def _classification(name: str) -> Callable[..., Task]:
     loader = data.DATASETS[name]
+    has_root = "root" in inspect.signature(loader).parameters  # those that come with a package have none
 
     def load(
         root: Path | None,
@@ -60,17 +84,19 @@ def _classification(name: str) -> Callable[..., Task]:
         held_out: int = 0,
         seed: int = 0,
     ) -> Task:
-        """Read both splits; train on `limit` of them, images averaged over `pool` pixels each way.
+        """Read both splits; train on `limit` of the first, images averaged over `pool` pixels each way.
 
         `keep` leaves a share of a class, by its name or number; `rising` of class i of n the share (i+1)/n. `held_out`
-        takes so many from the training data to test on instead, for choices that must not see the test data.
+        takes so many from the training data to test on instead, for choices that must not see the test data. `seed`
+        draws which.
         """
-        one, other = (loader(split) if name == "digits" else loader(root, split) for split in ("train", "test"))
-        task = _of_splits(one, other)
+        task = _of_splits(*(loader(*([root] if has_root else []), split) for split in ("train", "test")))
         task = replace(task, inputs=_pooled(task.inputs, pool), test_inputs=_pooled(task.test_inputs, pool))
-        return _fewer(_holding_out(task, held_out, seed), _shares(task, keep or {}, rising), limit, seed)
+        shares = _shares(task, keep or {}, truth("data.rising", rising))
+        return _fewer(_holding_out(task, held_out, seed), shares, limit, seed)
 
-    load.__doc__ = loader.__doc__
+    about = (inspect.getdoc(loader) or name).partition("\n")[0]
+    load.__doc__ = f"{about}\n\n{inspect.getdoc(load)}"
     return load
 
 
@@ -145,8 +171,13 @@ def _lfw(root: Path | None, *, at_least: int = 10, held_out: int = 2) -> Task:
 def _image_folder(
     root: Path | None, *, path: str, size: int | None = None, grey: bool | None = None, held_out: int = 1
 ) -> Task:
-    """Your own images, a folder a class below `path`; the last `held_out` images of each are for testing."""
-    return _last_of_each(data.image_folder(path, size=size, grey=grey), held_out)
+    """Your own images, a folder a class below `path`; the last `held_out` images of each are for testing.
+
+    A `path` that is not absolute is below `root`, if that is given.
+    """
+    place = Path(path).expanduser()
+    place = place if root is None else Path(root).expanduser() / place
+    return _last_of_each(data.image_folder(place, size=size, grey=grey), held_out)
 
 
 def _last_of_each(images: data.LabelledImages, held_out: int) -> Task:

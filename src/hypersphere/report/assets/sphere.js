@@ -31,6 +31,7 @@ class SphereView {
       for (let k = 0; k < drawing.dimension; k++) this.points[3 * i + k] = drawing.points[drawing.dimension * i + k];
     }
     this.vectors = drawing.vectors.map((v) => v && [v[0], v[1], v[2] ?? 0]);
+    this.angles = drawing.angles;                           // of features whose projections the points are
     this.start = this.flat ? STILL : compose(turnAbout([1, 0, 0], 0.42), turnAbout([0, 1, 0], -0.5));
     this.rotation = this.start;
     this.zoom = 1;
@@ -266,10 +267,11 @@ class SphereView {
     return best;
   }
 
-  // The angle between a point and the vector of its class in degrees, or null.
+  // The angle between a feature and the vector of its class in degrees, or null.
   angleToOwnVector(i) {
     const vector = this.vectors[this.labels[i]];
     if (!vector) return null;
+    if (this.angles) return this.angles[i];
     const dot = vector.reduce((sum, part, k) => sum + part * this.points[3 * i + k], 0);
     return (Math.acos(Math.max(-1, Math.min(1, dot))) * 180) / Math.PI;
   }

@@ -1,0 +1,137 @@
+"""A finished run, opened: its parts with the weights of one checkpoint, on one device, in the run's own precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere.evaluation import mirrored_features
+from hypersphere.functions.menu import require
+from hypersphere.training import Assembly, Batches, Checkpoint, DamagedCheckpoint, Objective, Run
+from hypersphere.training.checkpoint import read_checkpoint
+from hypersphere.training.run import CHECKPOINTS
+
+__all__ = ["Opened", "RunNetwork", "device_of", "open_run"]
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A run, its parts in evaluation mode, the step that their weights are of, and where they are."""
+
+    run: Run
+    assembly: Assembly
+    step: int
+    device: torch.device
+
+    @torch.no_grad()
+    def features(self, inputs: Tensor, *, mirror: bool = False, batch: int = 500) -> Tensor:
+        """Return the features (N, d) of inputs as the task has them, or (N, 2d) with those of the mirror images.
+
+        They are computed as training does, in the precision of the run, and lie on the CPU.
+        """
+        if mirror:
+            self.require_images("--mirror")
+            return mirrored_features(self._features, inputs, batch=batch)
+        size = len(inputs) if self.assembly.task.graph is not None else batch
+        return torch.cat([self._features(x) for x, _ in Batches(inputs, torch.zeros(len(inputs)), size)])
+
+    @torch.no_grad()
+    def predict(self, features: Tensor) -> Tensor:
+        """Return the class with the largest plain score for each feature."""
+        scores: Tensor = self.assembly.objective.head.scores(features.to(self.device))  # type: ignore[operator]
+        return scores.argmax(1).cpu()
+
+    @property
+    def class_vectors(self) -> Tensor:
+        """The rows (C, d) of the head."""
+        return self.assembly.head.weight.detach().cpu()
+
+    def require_images(self, what: str) -> None:
+        """Refuse `what` for a run that was trained on points or on nodes of a graph."""
+        if self.assembly.task.inputs.ndim != 4:
+            raise ValueError(f"{what} needs a run on images, not on {self.run.job.data['name']}")
+
+    def _features(self, x: Tensor) -> Tensor:
+        return self.assembly.objective.features(x.to(self.device)).cpu()
+
+
+class RunNetwork(nn.Module):
+    """Inputs to features, as one module, in the precision of the run."""
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self.objective = objective
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return features (B, d)."""
+        return self.objective.features(inputs)
+
+
+def open_run(
+    folder: Path,
+    data_root: Path | None = None,
+    *,
+    step: int | None = None,
+    device: torch.device | None = None,
+    data: bool = True,
+) -> Opened:
+    """Build the job of a run and give it the weights of a checkpoint: that of a step, or the last good one.
+
+    Where its data are not asked for, they need not be there.
+
+    Raises:
+        ValueError: there is no run, or no such checkpoint.
+        DamagedCheckpoint: it is damaged, or all are.
+    """
+    run = Run.open(folder)
+    checkpoint = _last(run) if step is None else _of_step(run, step)
+    assembly = run.build(data_root, data=data)
+    checkpoint.restore_({"objective": assembly.objective})
+    where = device or torch.get_default_device()
+    assembly.objective.eval().to(where)
+    return Opened(run, assembly, checkpoint.step, where)
+
+
+def device_of(name: str | None) -> torch.device:
+    """Return the device that `--device` names; without a name an accelerator if there is one.
+
+    >>> device_of("cpu")
+    device(type='cpu')
+    >>> device_of("toaster")
+    Traceback (most recent call last):
+    ValueError: --device toaster cannot be used: ...
+    """
+    found = torch.accelerator.current_accelerator(check_available=True) if name is None else None
+    try:
+        chosen = torch.device(name) if name is not None else found or torch.get_default_device()
+        torch.zeros((), device=chosen).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"--device {name} cannot be used: {reason}") from None
+    return chosen
+
+
+def _last(run: Run) -> Checkpoint:
+    checkpoint = run.checkpoints().latest()
+    if checkpoint is None:
+        raise ValueError(f"{run.folder} has no checkpoint yet")
+    return checkpoint
+
+
+def _of_step(run: Run, step: int) -> Checkpoint:
+    """The checkpoint of a step; of several, saved one after the other, the last good one."""
+    known = run.checkpoints().steps()
+    if not known:
+        raise ValueError(f"{run.folder} has no checkpoint yet")
+    require(step in known, "--step", f"one of {', '.join(map(str, dict.fromkeys(known)))}", step)
+    name, damage = f"step-{step:08d}", ""
+    saved = [path for path in (run.folder / CHECKPOINTS).glob(f"{name}*") if path.stem == name]
+    for path in sorted(saved, key=lambda path: int(path.suffix[1:] or 0), reverse=True):
+        try:
+            return read_checkpoint(path, step)
+        except DamagedCheckpoint as error:
+            damage = damage or f"{path} is damaged: {error}"
+    raise DamagedCheckpoint(damage)

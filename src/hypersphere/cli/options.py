@@ -1,0 +1,39 @@
+"""Options that several commands share. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["BOOTSTRAP", "FARS", "RANKS", "DataRoot", "Device", "JsonFile", "RunFolder", "Step", "Threads", "listed"]
+
+RANKS = (1, 5, 10)
+FARS = (0.1, 0.01, 0.001)
+BOOTSTRAP = 1000  # draws, where there are not too many pairs
+
+
+def _folder(path: Path | None) -> Path | None:
+    if path is not None and not path.expanduser().is_dir():
+        raise ValueError(f"--data-root must be an existing folder, not {str(path)!r}")
+    return path
+
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
+DataRoot = Annotated[
+    Path | None, typer.Option(callback=_folder, help="Where data sets lie; HYPERSPHERE_DATA if left out.")
+]
+Device = Annotated[str | None, typer.Option(help="Where to compute; an accelerator if there is one.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of torch.")]
+Step = Annotated[int | None, typer.Option(min=0, help="The checkpoint of this step; the last one if left out.")]
+JsonFile = Annotated[Path | None, typer.Option(help="Write the numbers to this .json file.")]
+
+
+def listed(numbers: tuple[float, ...]) -> str:
+    """Numbers as an option has them.
+
+    >>> listed(FARS)
+    '0.1,0.01,0.001'
+    """
+    return ",".join(f"{number:g}" for number in numbers)

@@ -1,0 +1,59 @@
+"""Settings, facts and numbers in words, as tables and pages have them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["joined_facts", "mean_and_spread", "span", "words_of"]
+
+
+def words_of(value: Any) -> str:
+    """A setting in words: a part by its name and its options.
+
+    >>> words_of({"name": "sgd", "lr": 0.1, "momentum": 0.9}), words_of([8, 16]), words_of({"shift": 2})
+    ('sgd (lr 0.1, momentum 0.9)', '[8, 16]', 'shift 2')
+    """
+    if isinstance(value, Mapping):
+        options = ", ".join(f"{key} {words_of(item)}" for key, item in value.items() if key != "name")
+        name = str(value.get("name", ""))
+        return f"{name} ({options})" if name and options else name or options or "none"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(words_of, value))}]"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def joined_facts(each: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """All that is known of several things: under every key its different values, in the order in which they come.
+
+    >>> joined_facts([{"torch": "2.9", "threads": 1}, {"torch": "2.10", "threads": 1}])
+    {'torch': '2.9, 2.10', 'threads': '1'}
+    """
+    found: dict[str, dict[str, None]] = {}
+    for facts in each:
+        for key, value in facts.items():
+            found.setdefault(key, {})[str(value)] = None
+    return {key: ", ".join(values) for key, values in found.items()}
+
+
+def mean_and_spread(values: Sequence[float]) -> float | tuple[float, float] | None:
+    """The cell of a table for the values of all seeds: mean and standard deviation where there are several.
+
+    >>> mean_and_spread([1.0, 3.0]), mean_and_spread([2.0]), mean_and_spread([])
+    ((2.0, 1.4142135623730951), 2.0, None)
+    """
+    if len(values) > 1:
+        return statistics.fmean(values), statistics.stdev(values)
+    return values[0] if values else None
+
+
+def span(values: Iterable[float], form: str = ",") -> str:
+    """The least and the largest of some numbers, or the one that they all are.
+
+    >>> span([300, 1500, 300]), span([0.5], ".0%")
+    ('300 to 1,500', '50%')
+    """
+    ordered = sorted(values)
+    ends = dict.fromkeys(format(value, form) for value in (ordered[0], ordered[-1]))
+    return " to ".join(ends)

@@ -1,0 +1,39 @@
+"""What the tests of pages read from them, and a recipe that takes no time."""
+
+import re
+
+import torch
+
+from hypersphere.recipes import Metric, Outcome, Recipe, Record, Row
+from hypersphere.training.run import Run
+
+
+def logged(runs, name):
+    """The test accuracy that training itself wrote last, in per cent."""
+    return 100 * [line for line in Run.open(runs / name).metrics() if line["kind"] == "epoch"][-1]["test_accuracy"]
+
+
+def cells(html, section=1):
+    """The table of a section as rows of words."""
+    body = re.search(rf"<section id='section-{section}'>.*?</section>", html, re.S)[0]
+    rows = re.findall("<tr>(.*?)</tr>", body, re.S)[1:]
+    words = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in rows]
+    return [[re.sub("<span class='unseen'>.*?</span>|<.*?>", "", cell) for cell in row] for row in words]
+
+
+def toy(rows=("a", "b"), **options):
+    def run(settings, trial):
+        error = [90.0, 50.0 + trial.seed, 20.0 - 2 * trial.seed]
+        grid = torch.linspace(1, 3, 9).view(3, 3) + settings["shift"]
+        tensors = {"k": torch.rand(20), "landscape_loss": grid, "coordinates": torch.linspace(-1, 1, 3)}
+        curves = {"loss": [2.0, 1.0], "error": error, "energy": [0.6, 0.55, 0.5]}
+        return Outcome({"error": error[-1]}, curves, tensors)
+
+    metrics = (Metric("error", "test error %", ".1f", False),)
+    made = tuple(Row(name, {"shift": float(place)}) for place, name in enumerate(rows))
+    return Recipe("toy", "A toy", "nowhere", {"shift": 0.0, "epochs": 2}, made, (0, 1), metrics, run, **options)
+
+
+def made(row, seed, *, diverged=False, **curves):
+    metrics = {"error": None if diverged else 10.0 + seed, "diverged": float(diverged)}
+    return Record("toy", row, seed, {"shift": 0.0, "epochs": 4}, metrics, 1.0, curves=curves)

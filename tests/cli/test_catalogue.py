@@ -1,0 +1,99 @@
+"""`hypersphere list`: every menu is whole, every entry tells its options, and what it tells is so."""
+
+import inspect
+import json
+import re
+
+import pytest
+
+from hypersphere import training
+from hypersphere.cli.catalogue import AUGMENTATIONS, INITIALS, MENUS, NEEDED, OF_DATA, options_of
+from hypersphere.heads import PRESETS
+from hypersphere.training.augment import moved
+from hypersphere.training.network import INITIALIZATIONS
+
+ENTRIES = [(title, name) for title, menu in MENUS.items() for name in menu.entries if name != "none"]
+
+
+def test_all_parts_of_a_job_are_listed(succeeds):
+    out = succeeds("list")
+    for title in ("optimisers", "schedules", "augmentations", "initialisations", "heads", "networks", "recipes"):
+        assert f"\n{title}\n" in f"\n{out}"
+    for name in ("generator", "discriminator", "autoencoder"):  # which --model does not know
+        assert f"\n  {name} " not in out
+    for name in ("adamw", "one_cycle", "shift", "mirror", "xavier", "a_softmax"):
+        assert f"\n  {name} " in out
+
+
+def test_every_entry_has_a_line(succeeds):
+    out = succeeds("list")
+    for title, menu in MENUS.items():
+        assert f"{title}\n" in out
+        for name in menu.entries:
+            assert name == "none" or re.search(rf"^  {re.escape(name)} +\S", out, re.M), (title, name)
+    assert succeeds("list", "heads").splitlines() == out.splitlines()[: len(PRESETS) + 1]
+
+
+@pytest.mark.parametrize("word", ["data sets", "data-sets", "data_sets", "data"])
+def test_a_menu_by_any_of_its_names(word, succeeds):
+    out = succeeds("list", word)
+    assert out.startswith("data sets\n  digits ")
+    assert "heads" not in out
+
+
+def test_spelling_of_either_side_of_the_ocean(succeeds):
+    assert succeeds("list", "optimizers") == succeeds("list", "optimisers") == succeeds("list", "optimizer")
+
+
+def test_words_that_are_no_menu_or_entry(fails):
+    assert "menu must be one of heads, margins," in fails(2, "list", "hats")
+    assert "data-sets" in fails(2, "list", "hats")
+    assert "entry must be one of softmax," in fails(2, "list", "heads", "hat")
+
+
+@pytest.mark.parametrize(("title", "name"), ENTRIES, ids=lambda words: words.replace(" ", "-"))
+def test_every_entry_says_something(title, name, succeeds):
+    out = succeeds("list", title, name)
+    heading, first, *_ = out.splitlines()
+    assert heading.startswith(f"{name}, of {title}")
+    assert len(first.strip()) > 10
+    assert ">>>" not in out
+    assert "<" not in out.replace("<=", "")  # no object in place of a default
+    for option in options_of(title, name):
+        assert option in out
+
+
+def test_an_entry_shows_its_options_as_one_would_write_them(succeeds):
+    lines = succeeds("list", "heads", "a_softmax").splitlines()
+    assert lines[0] == "a_softmax, of heads: --head a_softmax"
+    for option, value in (("m", "4"), ("annealing", "null"), ("label_smoothing", "0.0"), ("sharded", "false")):
+        assert any(line.split() == [f"--head.{option}", value] for line in lines), option
+    out = succeeds("list", "recipes", "digits")
+    assert "hypersphere reproduce digits" in out
+    assert "A-Softmax + energy" in out
+    assert "--set epochs=" in out
+
+
+def job_with(title, name, options):
+    """A job that has one part with its defaults spelled out."""
+    return training.Job.of({MENUS[title].option: {"name": name, **options}})
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [(title, name) for title, name in ENTRIES if title in ("heads", "optimisers", "schedules", "regularisers")]
+    + [("operators", name) for name in MENUS["operators"].entries if name not in ("none", "sphere_norm")]
+    + [("rotations", "cayley"), ("networks", "toy_cnn"), ("networks", "opt_cnn6"), ("data sets", "digits")],
+)
+def test_options_that_are_shown_are_taken(title, name):
+    shown = {k: v for k, v in options_of(title, name).items() if v is not NEEDED and v != OF_DATA and not callable(v)}
+    plain = json.loads(json.dumps({k: v for k, v in shown.items() if v is not None}, default=str))
+    if title == "networks":
+        plain |= {"widths": [4, 4] if name == "toy_cnn" else [4, 4, 4]}
+    job = job_with(title, name, plain)
+    assert job.build().objective is not None
+
+
+def test_menus_that_are_words_have_all_names_of_training():
+    assert set(INITIALS) == set(INITIALIZATIONS)
+    assert set(AUGMENTATIONS) == {k for k, v in inspect.signature(moved).parameters.items() if v.default is not v.empty}

@@ -1,0 +1,156 @@
+"""What all commands share: their help, and how they end."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from hypersphere.cli import evaluate, export, inspect, reproduce
+from hypersphere.cli.commands import app
+
+COMMANDS = typer.main.get_command(app).commands
+
+
+def words(text):
+    """Words alone: help is broken into lines and put into boxes."""
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_every_text_as_it_was_written(name, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    code, out, _ = command(name, "--help")
+    assert code == 0
+    shown = words(out)
+    assert words(COMMANDS[name].help.replace("\\[", "[")) in shown
+    for parameter in COMMANDS[name].params:
+        text = getattr(parameter, "help", None)
+        if text:
+            assert words(text.replace("\\[", "[")) in shown, parameter.name
+            assert not re.search(r"(?<!\\)\[", text), f"{text!r} has markup"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_on_the_page(name):
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## {name}\n(.*?)^## ", page, re.S | re.M)[1]
+    words = re.sub("```.*?```", "", section, flags=re.S)
+    assert len(words.split()) > 10  # some words of its own
+    options = {word for parameter in COMMANDS[name].params for word in parameter.opts if word.startswith("--")}
+    for option in options - {"--help"}:
+        assert f"`{option}`" in section if name != "cite" else option in section, option
+
+
+def test_extras_are_named_where_one_installs():
+    tomllib = pytest.importorskip("tomllib")  # of Python 3.11
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (root / "docs" / "index.md").read_text(encoding="utf-8")
+    for extra in project["optional-dependencies"]:
+        assert f"`{extra}`" in page or f"[{extra}]" in page or extra == "dev", extra
+    for package in project["dependencies"]:
+        assert re.match(r"[a-z]+", package)[0] in page, package
+
+
+def test_help_of_pairs_names_the_fold(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert "`name name 0|1 [fold]`" in command("evaluate", "--help")[1]
+
+
+def test_help_needs_no_torch():
+    names = list(COMMANDS)
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from hypersphere.cli.commands import app\n"
+        f"for name in {names}:\n"
+        "    assert 'Usage' in CliRunner().invoke(app, [name, '--help']).output, name\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def fail_with(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        (evaluate, "interrupted"),
+        (export, "interrupted"),
+        (inspect, "interrupted"),
+        (reproduce, "interrupted; finished rows are kept"),
+    ],
+)
+def test_an_interrupt_promises_only_what_is_so(module, line, fails, monkeypatch):
+    name = module.__name__.rpartition(".")[2]
+    monkeypatch.setattr(module, name, fail_with(KeyboardInterrupt()))
+    assert fails(130, name, "digits") == f"hypersphere: {line}\n"
+
+
+@pytest.mark.parametrize(("module", "line"), [("typer", ["--version"]), ("torch", ["evaluate", "run"])])
+def test_an_interrupt_while_importing_is_one_line(module, line, tmp_path):
+    (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "-m", "hypersphere", *line],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "hypersphere: interrupted\n")
+
+
+FULL = (
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "out of memory; a smaller number of --pairs may help"),
+        (
+            RuntimeError(f"{FULL}4000000000000 bytes. Error code 12 (Cannot allocate memory)\nmore"),
+            "out of memory (4000000000000 bytes more were asked for); a smaller number of --pairs may help",
+        ),
+        (
+            RuntimeError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has"),
+            "out of memory (2.50 GiB more were asked for); a smaller number of --pairs may help",
+        ),
+    ],
+)
+def test_memory_that_is_full_is_one_line_with_advice(error, line, fails, monkeypatch):
+    monkeypatch.setattr(evaluate, "evaluate", fail_with(error))
+    assert fails(1, "evaluate", "run") == f"hypersphere: {line}\n"
+    monkeypatch.setattr(reproduce, "reproduce", fail_with(error))
+    assert fails(1, "reproduce").endswith("; a larger machine may help\n")
+
+
+def test_memory_of_this_machine(fails, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(evaluate, "evaluate", lambda *_, **__: torch.empty(2**60, dtype=torch.uint8))
+    assert "out of memory" in fails(1, "evaluate", "run")
+
+
+def test_an_error_of_ours_is_not_hidden(command, monkeypatch):
+    monkeypatch.setattr(evaluate, "evaluate", fail_with(RuntimeError("a mistake")))
+    with pytest.raises(RuntimeError, match="a mistake"):
+        command("evaluate", "run")
+
+
+def test_advice_about_data_is_in_words_of_the_command_line(fails, monkeypatch, tmp_path):
+    monkeypatch.delenv("HYPERSPHERE_DATA", raising=False)
+    line = fails(2, "reproduce", "omniglot", "--out", tmp_path)
+    assert line.startswith("hypersphere: no data folder: pass --data-root or set the environment variable")
+    line = fails(2, "reproduce", "omniglot", "--data-root", tmp_path / "none", "--out", tmp_path)
+    assert line == f"hypersphere: --data-root must be an existing folder, not {str(tmp_path / 'none')!r}\n"

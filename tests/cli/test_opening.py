@@ -1,0 +1,167 @@
+"""A run is opened the same way by every command: one precision, one device, the checkpoint that is asked for."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hypersphere.cli import fold as folding
+from hypersphere.cli.opening import Opened, open_run
+from hypersphere.cli.run_study import study
+from hypersphere.training.run import Run
+
+from .conftest import train
+from .pages import cells, logged
+
+
+@pytest.fixture(scope="module")
+def half(runs):
+    """A run in bfloat16, and what its network makes of the test data in that precision and in float32."""
+    run = Run.open(runs / "half")
+    assembly = run.assembly()
+    x = assembly.task.test_inputs.float() / 255
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        rounded = assembly.network(x).float()
+    with torch.no_grad():
+        exact = assembly.network(x)
+    assert not torch.equal(rounded, exact)
+    return run, assembly, rounded
+
+
+def test_a_run_in_bfloat16_is_measured_in_bfloat16(half, runs, succeeds, tmp_path):
+    run, _, features = half
+    expected = logged(runs, "half")
+    succeeds("evaluate", run.folder, "--json", tmp_path / "e.json", "--bootstrap", 0)
+    found = json.loads((tmp_path / "e.json").read_text())
+    assert 100 * found["classification"]["accuracy"] == pytest.approx(expected)
+    succeeds("attack", run.folder, "--epsilon", "0.02", "--json", tmp_path / "a.json")
+    attacked = json.loads((tmp_path / "a.json").read_text())
+    assert 100 * attacked["clean"] == pytest.approx(expected)
+    succeeds("report", run.folder, "--out", tmp_path / "r.html")
+    assert cells((tmp_path / "r.html").read_text(encoding="utf-8"))[0][1] == f"{expected:.2f}"
+    succeeds("embed", run.folder, "--out", tmp_path / "e.safetensors")
+    assert torch.equal(load_file(tmp_path / "e.safetensors")["features"], features)
+    assert torch.equal(study(run).features, features)
+
+
+def test_an_attack_on_bfloat16_sees_its_rounding(half, succeeds, tmp_path):
+    run, assembly, _ = half
+    x = (assembly.task.test_inputs.float() / 255).requires_grad_()
+    y = assembly.task.test_labels
+
+    def scores(inputs):
+        with torch.autocast("cpu", torch.bfloat16):
+            features = assembly.network(inputs).float()
+        return assembly.head.scores(features)
+
+    (slope,) = torch.autograd.grad(torch.nn.functional.cross_entropy(scores(x), y), x)
+    with torch.no_grad():
+        right = (scores((x + 0.02 * slope.sign()).clamp(0, 1)).argmax(1) == y).double().mean()
+    succeeds("attack", run.folder, "--epsilon", "0.02", "--json", tmp_path / "a.json")
+    found = json.loads((tmp_path / "a.json").read_text())["accuracies"][0]
+    assert found == pytest.approx(float(right), abs=0.011)  # batches of another size round differently
+
+
+def test_forms_of_a_bfloat16_run_are_compared_in_float32(runs, succeeds, tmp_path):
+    out = succeeds("export", runs / "half", "--to", "torch", "--out", tmp_path / "m.pt2")
+    assert out.endswith("of the run's largest outputs, in float32\n")
+    turned = train(tmp_path / "turned", rotation="cayley", precision="bfloat16", epochs=1)
+    assert "5 rotated" in succeeds("fold", turned.folder)
+    assert Run.open(turned.folder / "folded").job.precision == "bfloat16"
+
+
+@pytest.fixture
+def twice(plain, tmp_path):
+    """A run with two checkpoints, the later one of other weights."""
+    folder = shutil.copytree(plain.folder, tmp_path / "twice")
+    run = Run.open(folder)
+    assembly = run.assembly()
+    (first,) = run.checkpoints().steps()
+    with torch.no_grad():
+        for parameter in assembly.objective.parameters():
+            parameter.mul_(-1)
+    run.checkpoints().save(first + 5, {"objective": assembly.objective})
+    return run, first, first + 5
+
+
+def test_any_checkpoint_can_be_asked_for(twice, plain, succeeds, fails, tmp_path):
+    run, first, last = twice
+    found = {}
+    for step in (None, first, last):
+        words = [] if step is None else ["--step", step]
+        succeeds("evaluate", run.folder, *words, "--json", tmp_path / "e.json", "--bootstrap", 0)
+        found[step] = json.loads((tmp_path / "e.json").read_text())
+        succeeds("attack", run.folder, *words, "--limit", "50", "--json", tmp_path / "a.json")
+        assert json.loads((tmp_path / "a.json").read_text())["step"] == (step or last)
+        succeeds("embed", run.folder, *words, "--out", tmp_path / f"{step}.npy")
+        succeeds("export", run.folder, *words, "--to", "torch", "--out", tmp_path / f"{step}.pt2")
+    assert found[None] == found[last] != found[first]
+    assert (found[first]["step"], found[last]["step"]) == (first, last)
+    for form in (".npy", ".pt2"):
+        assert (tmp_path / f"{None}{form}").stat().st_size == (tmp_path / f"{last}{form}").stat().st_size
+    assert (tmp_path / "None.npy").read_bytes() == (tmp_path / f"{last}.npy").read_bytes()
+    assert (tmp_path / "None.npy").read_bytes() != (tmp_path / f"{first}.npy").read_bytes()
+    assert f"--step must be one of {first}, {last}, not 7" in fails(2, "evaluate", run.folder, "--step", 7)
+
+
+def test_a_damaged_checkpoint_that_is_asked_for(twice, fails, tmp_path):
+    run, first, _ = twice
+    weights = run.folder / "checkpoints" / f"step-{first:08d}" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert f"step-{first:08d} is damaged" in fails(3, "evaluate", run.folder, "--step", first)
+    shutil.rmtree(run.folder / "checkpoints")
+    assert "has no checkpoint yet" in fails(2, "evaluate", run.folder, "--step", first)
+
+
+def test_of_checkpoints_of_one_step_the_last_good_one_counts(twice):
+    run, _, last = twice
+    again = run.folder / "checkpoints" / f"step-{last:08d}.2"
+    shutil.copytree(run.folder / "checkpoints" / f"step-{last:08d}", again)
+    assert open_run(run.folder, step=last).step == last
+    (again / "weights.safetensors").unlink()
+    assert open_run(run.folder, step=last).step == last
+
+
+def test_a_folded_run_has_the_step_of_its_weights(rotated, succeeds, monkeypatch, tmp_path):
+    run = Run.open(shutil.copytree(rotated.folder, tmp_path / "run"))
+    (step,) = run.checkpoints().steps()
+
+    class Later(folding.Probe):
+        @classmethod
+        def of(cls, assembly):
+            run.checkpoints().save(step + 9, {"objective": assembly.objective})  # training goes on meanwhile
+            return super().of(assembly)
+
+    monkeypatch.setattr(folding, "Probe", Later)
+    succeeds("fold", run.folder, "--out", tmp_path / "plain")
+    assert Run.open(tmp_path / "plain").checkpoints().steps() == [step]
+    succeeds("fold", run.folder, "--out", tmp_path / "later", "--step", step + 9)
+    assert Run.open(tmp_path / "later").checkpoints().steps() == [step + 9]
+
+
+def test_inputs_go_to_the_device_and_features_come_back():
+    seen = []
+
+    def features(x):
+        seen.append(x.device.type)
+        return torch.zeros(len(x), 3)
+
+    task = SimpleNamespace(inputs=torch.zeros(9, 1, 2, 2), graph=None)
+    assembly = SimpleNamespace(task=task, objective=SimpleNamespace(features=features))
+    opened = Opened(SimpleNamespace(), assembly, 1, torch.device("meta"))
+    assert opened.features(task.inputs, batch=4).device.type == "cpu"
+    assert opened.features(task.inputs, mirror=True, batch=4).shape == (9, 6)
+    assert set(seen) == {"meta"}
+
+
+@pytest.mark.parametrize("name", ["evaluate", "embed", "attack", "report", "inspect"])
+def test_every_measurement_takes_a_device(name, plain, succeeds, fails, monkeypatch, tmp_path):
+    more = {"embed": ["--out", "e.npy"], "report": ["--out", "r.html"], "evaluate": ["--bootstrap", 0]}
+    monkeypatch.chdir(tmp_path)
+    out = more.get(name, [])
+    succeeds(name, plain.folder, "--device", "cpu", *out)
+    assert "--device toaster cannot be used" in fails(2, name, plain.folder, "--device", "toaster", *out)
+    assert "--device meta cannot be used" in fails(2, name, plain.folder, "--device", "meta", *out)

@@ -1,0 +1,237 @@
+import functools
+import json
+import os
+import resource
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hypersphere import data
+from hypersphere.cli import interrupts, processes
+from hypersphere.cli import train as module
+from hypersphere.training import Job, checkpoint
+from hypersphere.training.run import Run
+from hypersphere.training.session import Session
+
+from .trained import SMALL, numbers, steps_in, weights
+
+
+@pytest.fixture
+def train(command):
+    threads = torch.get_num_threads()
+    yield functools.partial(command, "train")
+    torch.set_num_threads(threads)
+
+
+def test_a_run_that_diverges_is_one_line_and_code_1(tmp_path, train):
+    code, _, errors = train("--out", tmp_path, *SMALL, "--optimizer=sgd", "--optimizer.lr=1e30")
+    assert code == 1
+    assert errors.count("\n") == 1
+    assert "a smaller learning rate may help" in errors
+
+
+def test_a_full_disk_is_told_and_what_was_saved_stays(tmp_path, train, monkeypatch):
+    monkeypatch.setattr(Session, "_is_due", lambda self, patience=0: self.progress.step == 3)
+    save, limits = Session._save, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limited(session):
+        if session.progress.step > 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+        save(session)
+
+    monkeypatch.setattr(Session, "_save", limited)
+    try:
+        code, _, errors = train("--out", tmp_path, *SMALL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (code, errors.count("\n")) == (1, 1)
+    assert f"the checkpoint of step 10 cannot be saved in {tmp_path / 'checkpoints'}: " in errors
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+    monkeypatch.undo()
+    assert train("--out", tmp_path, "--resume=auto")[0] == 0
+
+
+def test_damage_is_told_and_the_checkpoint_before_it_used(tmp_path, train):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert train("--out", whole, *SMALL)[0] == 0
+    assert train("--out", broken, *SMALL, "--save-every=0")[0] == 0
+    assert steps_in(broken) == [8, 9, 10]
+    for step, name in ((10, "weights.safetensors"), (9, "state.pt")):
+        file = broken / "checkpoints" / f"step-{step:08d}" / name
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content if step == 10 else content[:-7])
+    code, out, errors = train("--out", broken, "--resume=auto")
+    assert code == 0
+    assert "step-00000010 is damaged: the SHA-256 of weights.safetensors is" in errors
+    assert "step-00000009 is damaged: the size of state.pt is" in errors
+    assert errors.count("; using step-00000008 instead\n") == 2
+    assert out.startswith("going on from step 8 of 10\n")
+    assert all(torch.equal(value, weights(broken)[key]) for key, value in weights(whole).items())
+    assert numbers(broken, "loss", "test_accuracy") == numbers(whole, "loss", "test_accuracy")
+    for path in (broken / "checkpoints").glob("*/manifest.json"):
+        path.write_text("{}")
+    code, _, errors = train("--out", broken, "--resume=auto")
+    assert (code, errors.count("\n")) == (3, 1)
+    assert errors.startswith("hypersphere: no good checkpoint in")
+    (broken / "config.json").write_text("{")
+    assert train("--out", broken, "--resume=auto")[0] == 3
+
+
+def test_other_threads_are_told(tmp_path, train):
+    assert train("--out", tmp_path, *SMALL)[0] == 0
+    path = next((tmp_path / "checkpoints").glob("*10"))
+    threads = json.loads((path / "manifest.json").read_text())["made_with"]["threads"]
+    _, _, errors = train("--out", tmp_path, "--resume=auto", "--threads", threads + 1)
+    assert f"saved with {threads} threads, now {threads + 1}: the last bits may differ" in errors
+
+
+def test_an_interrupt_before_the_first_step(tmp_path, train, monkeypatch):
+    monkeypatch.setattr(module, "_built", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    code, out, errors = train("--out", tmp_path / "run", *SMALL)
+    assert (code, out) == (130, "")
+    assert errors == f"hypersphere: interrupted; nothing new is saved in {tmp_path / 'run'}\n"
+
+
+def test_a_second_interrupt_names_the_last_step_that_was_saved(tmp_path, train, monkeypatch):
+    after_epoch = Session._after_epoch
+
+    def ended(session, epoch):
+        after_epoch(session, epoch)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Session, "_after_epoch", ended)
+    code, _, errors = train("--out", tmp_path / "run", *SMALL)
+    words = f"step 5 is saved in {tmp_path / 'run'}; the same command with --resume auto goes on"
+    assert (code, errors) == (130, f"hypersphere: interrupted; {words}\n")
+    assert steps_in(tmp_path / "run") == [5]
+
+
+def test_a_second_signal_of_the_launcher_is_the_first(monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr(interrupts.time, "monotonic", lambda: now[0])
+    alone, launched = interrupts.Interrupts(), interrupts.Interrupts(echo=5.0)
+    for one in (alone, launched):
+        with pytest.raises(KeyboardInterrupt):
+            one(signal.SIGTERM, None)  # before anything can be saved
+        assert not one.came
+        one.deferred = True
+        one(signal.SIGTERM, None)
+        assert one.came
+    now[0] += 4.9
+    launched(signal.SIGTERM, None)
+    with pytest.raises(KeyboardInterrupt):
+        alone(signal.SIGTERM, None)
+    now[0] += 0.2
+    with pytest.raises(KeyboardInterrupt):
+        launched(signal.SIGTERM, None)
+
+
+def test_weights_alone_cannot_be_gone_on_from(plain, fails):
+    error = fails(2, "train", "--out", plain.folder, "--resume=auto")
+    assert "holds weights only, so that training cannot go on from it; begin a new run with them" in error
+
+
+def test_a_disk_that_cannot_be_read_is_told_and_nothing_is_passed_over(tmp_path, train, monkeypatch):
+    assert train("--out", tmp_path, *SMALL, "--save-every=0")[0] == 0
+    monkeypatch.setattr(checkpoint, "_digest", lambda path: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    code, _, errors = train("--out", tmp_path, "--resume=auto")
+    assert (code, errors.count("\n")) == (1, 1)
+    assert errors.endswith("step-00000010 cannot be read: Input/output error\n")
+    assert steps_in(tmp_path) == [8, 9, 10]
+
+
+# --- two at once
+
+
+def test_a_folder_is_trained_in_by_one_process(tmp_path, train):
+    assert train("--out", tmp_path, *SMALL)[0] == 0
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with Run.open(tmp_path).alone():
+        code, out, errors = train("--out", tmp_path, "--resume=auto")
+    assert (code, out) == (2, "")
+    words = "is being trained by another process; wait for it to end, or choose another folder"
+    assert errors == f"hypersphere: {tmp_path} {words}\n"
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert train("--out", tmp_path, "--resume=auto")[0] == 0
+
+
+def test_a_run_that_somebody_made_meanwhile_is_not_taken_over(tmp_path, train, monkeypatch):
+    built = module._built
+
+    def slowly(job, *more):
+        Run.create(tmp_path / "run", Job.of({**job.settings(), "seed": 3}))
+        return built(job, *more)
+
+    monkeypatch.setattr(module, "_built", slowly)
+    for words, message in (
+        (["--resume=auto"], "has a run with other settings: seed was 3 and is 0"),
+        ([], "has a run already"),
+    ):
+        code, out, errors = train("--out", tmp_path / "run", *SMALL, *words)
+        assert (code, out, errors.count("\n")) == (2, "", 1)
+        assert message in errors
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
+        (tmp_path / "run" / "config.json").unlink()
+
+
+# --- several processes
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "expected"),
+    [
+        (None, None, "gpu"),
+        (None, 2, "gpu:2"),
+        ("gpu", 2, "gpu:2"),
+        ("gpu", None, "gpu"),
+        ("gpu:1", 2, "gpu:1"),
+        ("cpu", 2, "cpu"),
+    ],
+)
+def test_a_device_without_a_number_is_the_process_s_own(name, rank, expected, monkeypatch):
+    asked, used = [], []
+
+    def device_of(chosen):
+        asked.append(chosen or "gpu")
+        kind, _, number = asked[0].partition(":")
+        return SimpleNamespace(type=kind, index=int(number) if number else None)
+
+    monkeypatch.setattr(processes, "device_of", device_of)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: SimpleNamespace(type="gpu"))
+    monkeypatch.setattr(torch.accelerator, "set_device_index", used.append)
+    processes.own_device(name, rank)
+    assert asked == [expected]
+    assert used == [int(number) for number in expected.split(":")[1:]]
+
+
+class Two:
+    """Two processes, as far as what cannot be divided is concerned."""
+
+    size, rank = 2, 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"data": {"name": "digits", "limit": 20}, "model": "mlp", "optimizer": {"name": "sgd", "clip": 1.0}}, "clip"),
+        ({"regularizer": "mhe"}, "regularizer mhe needs all class vectors in one process"),
+        ({"data": "cora", "model": "gcn"}, "data cora is one graph, which processes cannot divide"),
+    ],
+)
+def test_what_processes_cannot_divide_is_refused(words, message, monkeypatch):
+    monkeypatch.setattr(module, "Processes", Two)
+    if "regularizer" in words:
+        monkeypatch.setattr(sys.modules[Job.__module__], "Processes", Two)
+    nodes = torch.arange(6)
+    edges = torch.stack([nodes, nodes.roll(1)])
+    masks = [nodes % 3 == part for part in range(3)]
+    graph = data.Graph(torch.rand(6, 3), nodes % 2, edges, *masks, ("a", "b"))
+    monkeypatch.setitem(data.DATASETS, "cora", lambda root: graph)
+    job = Job.of({**words, "head": {"name": "softmax", "sharded": "data" not in words or words["data"] != "cora"}})
+    with pytest.raises(ValueError, match=message):
+        module._built(job, None, torch.get_default_device())

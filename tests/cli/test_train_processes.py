@@ -1,0 +1,171 @@
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from hypersphere.training.run import Run
+
+from .trained import COMMAND, ENVIRONMENT, SMALL, TORCHRUN, numbers, steps_in, wait_for, weights
+
+
+@pytest.fixture
+def train(command):
+    threads = torch.get_num_threads()
+    yield functools.partial(command, "train")
+    torch.set_num_threads(threads)
+
+
+STATEFUL = [
+    "--model=embedding_cnn", "--model.widths=[4,4]", "--model.feature_dim=4", "--augment.shift=1", "--augment.mirror",
+    "--head=a_softmax", "--head.annealing.start=10", "--regularizer=mhe", "--regularizer.batch=3",
+    "--rotation=stochastic", "--rotation.every=5", "--data.limit=400", "--epochs=4", "--batch-size=32", "--threads=1",
+]  # fmt: skip
+
+
+def test_killed_at_any_moment_it_ends_in_the_same_bits(tmp_path, train):
+    """Killed three times at random moments, mostly within a save, a checkpoint cut off once on top of that."""
+    assert train("--out", tmp_path / "whole", *STATEFUL)[0] == 0
+    out, chance = tmp_path / "killed", random.Random(os.getpid())
+    words = [*COMMAND, "--out", str(out), *STATEFUL, "--resume=auto", "--save-every=0"]
+    reached, said = 0, ""
+    for attempt in range(3):
+        process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        wait_for(lambda reached=reached: steps_in(out)[-1:] > [reached], process)
+        time.sleep(chance.uniform(0, 0.1))
+        process.kill()
+        _, errors = process.communicate()
+        said += errors
+        assert process.returncode in (-signal.SIGKILL, 0), errors
+        reached = steps_in(out)[-1]
+        if attempt == 1:
+            (damaged,) = (out / "checkpoints").glob(f"step-{reached:08d}")
+            os.truncate(damaged / "state.pt", 100)
+    code, _, errors = train(*words[len(COMMAND) :])
+    assert code == 0, errors
+    assert f"{damaged.name} is damaged: the size of state.pt is 100" in said
+    found, expected = weights(out), weights(tmp_path / "whole")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    keys = ("epoch", "step", "loss", "test_accuracy", "energy")
+    assert numbers(out, *keys) == numbers(tmp_path / "whole", *keys)
+
+
+def test_an_interrupt_saves_and_ends_with_130(tmp_path, train):
+    words = ["--out", str(tmp_path / "run"), *SMALL, "--epochs=300"]
+    process = subprocess.Popen([*COMMAND, *words], env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    wait_for((tmp_path / "run" / "metrics.jsonl").exists, process)
+    code, out, said = train(*words, "--resume=auto")
+    assert (code, out, said.count("\n")) == (2, "", 1)
+    assert "is being trained by another process" in said
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=120)[1].decode()
+    assert process.returncode == 130
+    (step,) = steps_in(tmp_path / "run")[-1:]
+    assert errors == (
+        f"hypersphere: interrupted; step {step} is saved in {tmp_path / 'run'}; "
+        "the same command with --resume auto goes on\n"
+    )
+    assert Run.open(tmp_path / "run").checkpoints(on_damage=pytest.fail).latest().step == step
+
+
+# 35 rows in batches of 16: the last batch has three rows, all for the first process
+SPREAD = [
+    "--data.limit=35", "--model=mlp", "--model.widths=[8]", "--model.norm=none", "--batch-size=16", "--epochs=6",
+    "--optimizer=sgd", "--optimizer.lr=0.05", "--threads=1",
+]  # fmt: skip
+
+
+def assert_close(folder, alone):
+    expected = weights(alone)
+    for key, value in weights(folder).items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=1e-5)
+    ours, theirs = (numbers(one, "step", "loss", "test_accuracy") for one in (folder, alone))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+    for (one,), (other,) in zip(numbers(folder, "energy"), numbers(alone, "energy"), strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_two_processes_with_a_sharded_head_are_as_one(tmp_path, train):
+    words = [*SPREAD, "--head=arcface", "--head.s=8", "--augment.shift=1", "--optimizer.momentum=0.9"]
+    assert train("--out", tmp_path / "alone", *words)[0] == 0
+    spread = ["--out", str(tmp_path / "spread"), *words, "--head.sharded"]
+    done = subprocess.run(
+        [*TORCHRUN, "-m", "hypersphere", "train", *spread], capture_output=True, text=True, env=ENVIRONMENT, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Run: ") == 1
+    assert_close(tmp_path / "spread", tmp_path / "alone")
+    # the checkpoint is that of one process, optimiser included: one process goes on from it
+    *_, last = sorted((tmp_path / "spread" / "checkpoints").iterdir())
+    (last / "manifest.json").unlink()
+    assert train(*spread, "--resume=auto")[0] == 0
+    assert_close(tmp_path / "spread", tmp_path / "alone")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds a worker through /proc")
+def test_a_killed_worker_is_started_again_and_the_end_is_that_of_one_process(tmp_path, train):
+    words = [
+        *SPREAD, "--epochs=30", "--regularizer=mhe", "--head.label_smoothing=0.1",
+        "--head.class_weights=[1,2,1,1,1,1,1,1,1,0.5]",
+    ]  # fmt: skip
+    assert train("--out", tmp_path / "alone", *words)[0] == 0
+    out = tmp_path / "spread"
+    launched = [*TORCHRUN, "--max-restarts", "1", "-m", "hypersphere", "train", "--out", str(out), *words]
+    process = subprocess.Popen(
+        [*launched, "--save-every=0"], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: steps_in(out)[-1:] > [5], process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    printed, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert "going on from step" in printed
+    assert_close(out, tmp_path / "alone")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds workers through /proc")
+def test_an_interrupt_of_all_workers_and_the_launcher_saves_and_ends_in_the_same_bits(tmp_path):
+    """With norms of batches, which no process may have a single row for."""
+    words = [*SPREAD, "--model.norm=batch", "--augment.shift=1", "--epochs=60"]
+
+    def start(name):
+        launched = [*TORCHRUN, "-m", "hypersphere", "train", "--out", str(tmp_path / name), *words, "--resume=auto"]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(launched, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True)
+
+    def end(process, code):
+        printed, errors = process.communicate(timeout=300)
+        assert process.returncode == code, errors
+        return printed, errors
+
+    end(start("whole"), 0)
+    out = tmp_path / "parts"
+    process = start("parts")
+    wait_for(lambda: last_line(out) > 0, process)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for number in [*workers, process.pid]:  # as a scheduler does; the launcher passes its own on to the workers
+        os.kill(int(number), signal.SIGTERM)
+    _, errors = end(process, 1)
+    (reached,) = steps_in(out)[-1:]
+    assert f"hypersphere: interrupted; step {reached} is saved in {out}" in errors
+    printed, _ = end(start("parts"), 0)
+    assert f"going on from step {reached} of 180" in printed
+    expected = weights(tmp_path / "whole")
+    assert all(torch.equal(value, expected[key]) for key, value in weights(out).items())
+    keys = ("epoch", "step", "loss", "test_accuracy", "energy")
+    assert numbers(out, *keys) == numbers(tmp_path / "whole", *keys)
+
+
+def last_line(folder):
+    """The last step that a run has numbers of."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines()[:-1] if path.exists() else []
+    return max((json.loads(line)["step"] for line in lines), default=0)

@@ -1,0 +1,162 @@
+import functools
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hypersphere.training.run import Run
+from hypersphere.training.session import Session
+
+from .trained import SMALL, SMALL_JOB, steps_in, weights
+
+
+@pytest.fixture
+def train(command):
+    return functools.partial(command, "train")
+
+
+@pytest.fixture
+def two_classes(tmp_path, draw_images):
+    """Images as large as digits, of two classes."""
+    greys = {f"photos/{kind}/{n}.png": 60 * kind + 10 * n for kind in (1, 2) for n in range(9)}
+    draw_images(tmp_path, greys, size=(8, 8))
+    return ["--data=image_folder", "--data.path=photos", "--model=mlp", "--model.widths=[8]", "--batch-size=8"]
+
+
+# --- weights to begin with
+
+
+def first_weights(train, monkeypatch, *words):
+    """The weights that a run has before its first step, and what it says."""
+    seen = {}
+
+    def look(session):
+        seen.update({name: value.clone() for name, value in session.assembly.objective.state_dict().items()})
+        session.finished = True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "train", look)
+        code, out, errors = train(*words)
+    assert code == 0, errors
+    return seen, out
+
+
+def test_the_weights_of_a_run_are_begun_with(tmp_path, train, monkeypatch):
+    assert train("--out", tmp_path / "first", *SMALL)[0] == 0
+    words = ["--out", tmp_path / "second", *SMALL, "--seed=4", "--from", tmp_path / "first"]
+    begun, out = first_weights(train, monkeypatch, *words)
+    trained = weights(tmp_path / "first")
+    assert begun.keys() == trained.keys()
+    assert all(torch.equal(begun[name], value) for name, value in trained.items())
+    assert out.startswith(f"from {tmp_path / 'first'}: took 5 tensors (network.mean, ")
+    assert "as drawn" not in out
+    assert Run.open(tmp_path / "second").start == str(tmp_path / "first")
+
+
+def test_a_run_without_a_checkpoint_yet_begins_with_them_again_and_one_with_needs_them_no_more(
+    tmp_path, train, monkeypatch
+):
+    assert train("--out", tmp_path / "first", *SMALL)[0] == 0
+    words = ["--out", tmp_path / "second", "--resume=auto"]
+    begun, _ = first_weights(train, monkeypatch, *words, *SMALL, "--from", tmp_path / "first")
+    again, out = first_weights(train, monkeypatch, *words)
+    assert all(torch.equal(begun[name], value) for name, value in again.items())
+    assert out.startswith(f"from {tmp_path / 'first'}: took ")
+    code, _, errors = train(*words, "--from", tmp_path / "other")
+    assert code == 2
+    assert f"--from was '{tmp_path / 'first'}' and is '{tmp_path / 'other'}'" in errors
+    assert train(*words)[0] == 0
+    (tmp_path / "first").rename(tmp_path / "away")
+    code, out, _ = train(*words)
+    assert code == 0
+    assert out.startswith("going on from step 10 of 10")
+
+
+def test_a_file_and_a_rotation_of_what_is_in_it(tmp_path, train, monkeypatch, succeeds):
+    turned = ["--rotation=cayley", "--rotation.output=true", "--seed=5"]
+    assert train("--out", tmp_path / "turned", *SMALL, *turned)[0] == 0
+    succeeds("fold", tmp_path / "turned", "--out", tmp_path / "plain")
+    file = tmp_path / "plain" / "model.safetensors"
+    begun, _ = first_weights(train, monkeypatch, "--out", tmp_path / "a", *SMALL, "--from", file)
+    assert all(torch.equal(begun[name], value) for name, value in load_file(file).items())
+    words = ["--out", tmp_path / "b", *SMALL, *turned, "--from", file]
+    begun, _ = first_weights(train, monkeypatch, *words)
+    original = begun["network.body.layers.0.parametrizations.weight.original"]
+    assert torch.equal(original, load_file(file)["network.body.layers.0.weight"])
+    code, out, _ = train("--out", tmp_path / "c", *SMALL, "--from", tmp_path / "turned", "--dry-run")
+    assert code == 0
+    assert "as drawn: network.body.layers.0.weight" in out
+    assert "rotated layers are taken from a run that was folded (hypersphere fold)" in out
+
+
+def test_a_head_of_other_classes_stays_as_drawn(tmp_path, train, monkeypatch, two_classes):
+    monkeypatch.chdir(tmp_path)
+    assert train("--out", tmp_path / "first", *SMALL)[0] == 0
+    code, out, errors = train("--out", "second", *two_classes, "--epochs=1", "--from", "first")
+    assert code == 0, errors
+    assert "as drawn: head.weight; not taken: head.weight (10×8, not 2×8)" in out.splitlines()[0]
+
+
+def test_what_cannot_be_begun_with(tmp_path, fails, train):
+    def refuse(code, source, *words):
+        error = fails(code, "train", "--out", tmp_path / "run", *SMALL, "--from", source, *words)
+        assert not (tmp_path / "run").exists()
+        return error
+
+    assert "--from must be the folder of a run or a .safetensors file" in refuse(2, tmp_path)
+    assert "--from must be the folder of a run or a .safetensors file" in refuse(2, tmp_path / "nowhere")
+    Run.create(tmp_path / "empty", SMALL_JOB)
+    assert "has no checkpoint yet" in refuse(2, tmp_path / "empty")
+    (tmp_path / "broken.safetensors").write_bytes(b"nothing")
+    assert "is no file of safetensors" in refuse(3, tmp_path / "broken.safetensors")
+    save_file({"other.weight": torch.ones(3)}, tmp_path / "other.safetensors")
+    assert "none of the weights to begin with fits: there is other.weight" in refuse(2, tmp_path / "other.safetensors")
+
+
+# --- nothing but words
+
+
+def test_a_dry_run_writes_nothing_and_its_words_are_settings(tmp_path, train, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL, "--head=arcface", "--head.m=0.2", "--optimizer.lr=1e-5"]
+    code, out, errors = train("--out=run", *words, "--dry-run")
+    assert (code, errors) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+    for line in (
+        "# 70 examples of 1×8×8 to train on, 500 to test on, 10 classes",
+        "# 5 steps an epoch, 10 in all",
+        "# network: 520 parameters, 520 trained, features of 8",
+        "# head: 80 parameters, 80 trained",
+        "# run: a new run",
+    ):
+        assert line in out.splitlines()
+    (tmp_path / "job.yaml").write_text(out)
+    assert train("--out=run", *words)[0] == 0
+    assert train("--out=again", "--config=job.yaml")[0] == 0
+    assert Run.open("again").job == Run.open("run").job
+    assert train("--out=run", *words, "--dry-run")[0] == 2
+    _, out, _ = train("--out=run", "--resume=auto", "--dry-run")
+    assert out.splitlines()[-1] == "# run: would go on from step 10"
+
+
+def test_so_many_checkpoints_stay(tmp_path, train, fails):
+    assert train("--out", tmp_path / "run", *SMALL, "--save-every=0", "--keep=2")[0] == 0
+    assert steps_in(tmp_path / "run") == [9, 10]
+    assert "--keep must be a number >= 1" in fails(2, "train", "--out", tmp_path / "other", "--keep=0")
+
+
+# --- a folder of images
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_a_folder_of_images_is_found_from_anywhere(root, tmp_path, train, succeeds, monkeypatch, two_classes):
+    below = ["--data-root", tmp_path] if root else []
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere" if root else tmp_path)
+    code, _, errors = train("--out", tmp_path / "run", *two_classes, "--epochs=1", *below)
+    assert code == 0, errors
+    assert Run.open(tmp_path / "run").job.data["path"] == ("photos" if root else str(tmp_path / "photos"))
+    assert train("--out", tmp_path / "run", "--resume=auto", *two_classes, "--epochs=1", *below)[0] == 0
+    monkeypatch.chdir("/")
+    succeeds("evaluate", tmp_path / "run", *below)
+    assert train("--out", tmp_path / "run", "--resume=auto", *below)[0] == 0
