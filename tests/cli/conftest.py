@@ -34,7 +34,7 @@ def train(folder, **settings):
         scheduler=assembly.scheduler,
         on_step=lambda progress: assembly.after_step(progress.step),
     )
-    run = Run.create(folder, job)
+    run = Run.create(folder, job, outline=assembly.task.outline())
     run.checkpoints().save(assembly.scheduler.done, {"objective": assembly.objective})
     return run
 

@@ -6,11 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from hypersphere.cli import fold as folding
 from hypersphere.cli.opening import Opened, open_run
 from hypersphere.cli.run_study import study
+from hypersphere.data import MissingData
+from hypersphere.training import job
 from hypersphere.training.run import Run
 
 from .conftest import train
@@ -165,3 +168,18 @@ def test_every_measurement_takes_a_device(name, plain, succeeds, fails, monkeypa
     succeeds(name, plain.folder, "--device", "cpu", *out)
     assert "--device toaster cannot be used" in fails(2, name, plain.folder, "--device", "toaster", *out)
     assert "--device meta cannot be used" in fails(2, name, plain.folder, "--device", "meta", *out)
+
+
+def test_what_needs_the_network_alone_works_without_the_data(rotated, succeeds, command, tmp_path, monkeypatch):
+    def gone(*_):
+        raise MissingData("digits not found")
+
+    monkeypatch.setattr(job, "load_task", gone)
+    assert command("evaluate", rotated.folder)[0] == 2
+    succeeds("inspect", rotated.folder)
+    succeeds("fold", rotated.folder, "--out", tmp_path / "folded")
+    succeeds("export", tmp_path / "folded", "--to", "torch", "--out", tmp_path / "m.pt2")
+    Image.new("L", (8, 8), 90).save(tmp_path / "one.png")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "one.png").rename(tmp_path / "images" / "one.png")
+    succeeds("embed", rotated.folder, tmp_path / "images", "--out", tmp_path / "e.npy")

@@ -1,5 +1,6 @@
 import functools
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -67,6 +68,28 @@ def test_a_live_bar_on_a_terminal(tmp_path):
     shown = out.getvalue()
     for word in ("epoch 2/2", "100%", "loss ", "accuracy 0.", "energy 0.", "examples/s", "ETA 0:00:00", "\x1b["):
         assert word in shown
+
+
+def test_a_narrow_terminal_has_a_whole_bar_and_a_line_for_each_epoch(tmp_path):
+    out = io.StringIO()
+    run = Run.create(tmp_path, SMALL_JOB)
+    with progress.View(Console(file=out, force_terminal=True, width=72, color_system=None)) as view:
+        view.every = 0
+        Session(run, run.job.build(), log_every=1, on_step=view).train()
+    lines = re.split(r"[\r\n]|\x1b\[[0-9]*[A-Za-z]", out.getvalue())
+    assert "…" not in out.getvalue()
+    last = run.metrics()[-1]
+    assert sum(line.startswith("epoch 2/2 done") and f"loss {last['loss']:.4f}" in line for line in lines) == 1
+    assert any(re.search(r"epoch 2/2 .*100% loss \d", line) for line in lines)
+
+
+def test_the_run_tells_every_default_and_knows_its_data(tmp_path, train):
+    assert train("--out", tmp_path, *SMALL)[0] == 0
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["resolved"]["optimizer"]["weight_decay"] == 0.0
+    assert written["resolved"]["head"].keys() > {"name", "label_smoothing"}
+    assert written["data"]["shape"] == [1, 8, 8]
+    assert written["settings"] == SMALL_JOB.settings()
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path, train, monkeypatch):
@@ -138,6 +161,8 @@ def test_settings_are_set_deep_inside():
         (["--epoch", "3"], "--epoch is no option; did you mean --epochs?"),
         (["--epochs", "many"], "Invalid value for '--epochs'"),
         (["--epochs=0"], "epochs must be a whole number >= 1, not 0"),
+        (["--lr=0.1"], "--lr is no option; did you mean --optimizer.lr?"),
+        (["--weight-decay", "1"], "--weight-decay is no option; did you mean --optimizer.weight_decay?"),
         (["stray"], "stray is no option"),
         (["--hed.m=4"], "--hed.m is no option; did you mean --head.m?"),
         (["--head."], "--head. is no option"),

@@ -362,3 +362,18 @@ def test_the_default_job_learns_digits():
         scheduler=assembly.scheduler,
     )
     assert history[-1].loss < history[0].loss / 2
+
+
+def test_options_that_are_missing_or_wrong_are_named():
+    def message(settings):
+        with pytest.raises(ValueError, match=r".") as caught:
+            Job.of(settings).build()
+        return str(caught.value)
+
+    assert message({"data": {"name": "image_folder"}}) == "data.path has to be given for image_folder"
+    assert message({"optimizer": {"name": "adamw", "clip": "abc"}}) == (
+        "optimizer.clip must be None or a number >= 0, not 'abc'"
+    )
+    assert "weight_decay, decay_everything, clip, rotation_lr" in message({"optimizer": {"name": "sgd", "x": 1}})
+    assert "did you mean sharded?" in message({"head": {"name": "softmax", "shard": True}})
+    assert "did you mean init_mean?" in message({"model": {"name": "toy_cnn", "init_means": 1}})

@@ -33,7 +33,7 @@ from hypersphere.training.rotating import ROTATIONS
 from hypersphere.training.schedule import SCHEDULES
 from hypersphere.training.task import TASKS
 
-__all__ = ["MENUS", "Menu", "options_of", "print_catalogue", "summary"]
+__all__ = ["MENUS", "Menu", "options_of", "print_catalogue", "resolved", "summary"]
 
 NEEDED = inspect.Parameter.empty
 OF_DATA = "as the data are"
@@ -176,6 +176,23 @@ def options_of(title: str, name: str) -> dict[str, Any]:
         return dict(made.settings)
     own = _defaults(made) if callable(made) else {}
     return {key: default for key, default in {**own, **menu.more(name)}.items() if key not in menu.given}
+
+
+def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a job with every option of every part that they leave out, as it is then.
+
+    >>> resolved({"schedule": {"name": "steps", "factor": 0.5}, "epochs": 3})
+    {'schedule': {'name': 'steps', 'warmup': 0.0, 'at': [0.5, 0.75], 'factor': 0.5}, 'epochs': 3}
+    """
+    titles = {menu.option: title for title, menu in MENUS.items()}
+    whole: dict[str, Any] = {}
+    for key, value in settings.items():
+        named = key in titles and isinstance(value, Mapping) and "name" in value
+        known = options_of(titles[key], value["name"]) if named else {}
+        defaults = {option: default for option, default in known.items() if default is not NEEDED}
+        plain = json.loads(json.dumps(defaults, default=_shown))
+        whole[key] = {"name": value["name"], **plain, **value} if named else value
+    return whole
 
 
 def summary(entry: Any) -> str:

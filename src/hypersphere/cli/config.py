@@ -18,6 +18,18 @@ from hypersphere.training.parts import nearest
 __all__ = ["dotted_words", "json_or_text", "read_config", "resolve"]
 
 Word = tuple[list[str], Any]
+_SHORT = {  # what options of parts are often called
+    "lr": "optimizer.lr",
+    "learning_rate": "optimizer.lr",
+    "weight_decay": "optimizer.weight_decay",
+    "momentum": "optimizer.momentum",
+    "margin": "head.m",
+    "m": "head.m",
+    "scale": "head.s",
+    "s": "head.s",
+    "feature_dim": "model.feature_dim",
+    "embedding_size": "model.feature_dim",
+}
 
 
 def resolve(
@@ -91,7 +103,9 @@ def dotted_words(arguments: Sequence[str], options: Iterable[str]) -> list[Word]
         known = key.startswith("--") and path[0] in parts and len(path) > 1
         if not known or not all(path):
             rest = key.partition(".")[2]
+            short = _SHORT.get(path[0].replace("-", "_")) if len(path) == 1 else None
             near = nearest(key, [f"--{name}.{rest}" for name in parts] if rest else options)
+            near = f"; did you mean --{short}?" if short else near
             raise ValueError(f"{key} is no option{near}".removesuffix("."))
         if equals:
             words.append((path, json_or_text(value)))
@@ -103,6 +117,7 @@ def dotted_words(arguments: Sequence[str], options: Iterable[str]) -> list[Word]
 
 
 def json_or_text(text: str) -> Any:
+    """Return what a word of the command line stands for: JSON, or the text itself where it is none."""
     try:
         return json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):

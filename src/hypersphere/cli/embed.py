@@ -34,7 +34,7 @@ def embed(
     task = opened.assembly.task
     if images is None:
         features = opened.features(task.test_inputs, mirror=mirror, batch=batch)
-        found = Embeddings(features, task.test_labels, None, task.classes)
+        found = Embeddings(features, task.test_labels, task.test_names, task.classes)
     else:
         opened.require_images("a folder of images")
         channels, height, width = task.inputs.shape[1:]

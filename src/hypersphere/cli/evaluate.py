@@ -119,7 +119,7 @@ def _measure_run(found: dict[str, Any], opened: Opened, protocol: Protocol, mirr
     hardness = angular_visual_hardness(plain, labels, opened.class_vectors)
     features = opened.features(task.test_inputs, mirror=True) if mirror else plain
     try:
-        _measure_features(found, Embeddings(features, labels), protocol, resample="pairs")
+        _measure_features(found, Embeddings(features, labels, task.test_names), protocol, resample="pairs")
     except _Alone as error:
         found["left_out"] = str(error)
     found["hardness"] = {

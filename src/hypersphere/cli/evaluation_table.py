@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,8 +59,18 @@ def _features(found: Mapping[str, Any]) -> Iterator[Line]:
         of = f"{found['samples']:,} samples"
         yield "angular Fisher score", NUMBER.show(found["angular_fisher_score"]), None, of
     if part := found.get("hardness"):
-        value = NUMBER.show((part["mean"], part["deviation"]))
+        value = _measured(part["mean"], part["deviation"])
         yield "angular visual hardness", value, None, f"{part['samples']:,} samples"
+
+
+def _measured(mean: float, deviation: float) -> str:
+    """Both with as many decimals as the deviation needs for two digits.
+
+    >>> _measured(0.00104, 0.000021), _measured(0.5, 0.1)
+    ('0.001040 ± 0.000021', '0.5000 ± 0.1000')
+    """
+    digits = max(4, 1 - math.floor(math.log10(deviation))) if 0 < deviation < math.inf else 4
+    return report.Column("", format=f".{min(digits, 9)}f").show((mean, deviation))
 
 
 def _caption(found: Mapping[str, Any]) -> str:

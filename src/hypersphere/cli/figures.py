@@ -1,15 +1,17 @@
-"""Pictures that the pages of recipes and of runs share: learned numbers, and landscapes on one scale."""
+"""What the pages of recipes and of runs share: learned numbers, landscapes on one scale, the table of settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hypersphere import report
+from hypersphere.cli.words import words_of
 
-__all__ = ["ABOUT_DIRECTIONS", "LEARNED", "landscape_maps", "learned_histogram"]
+__all__ = ["ABOUT_DIRECTIONS", "LEARNED", "landscape_maps", "learned_histogram", "settings_table"]
 
 LEARNED = {"k": ("Learned k", "k"), "radius_factor": ("Learned factor of ρ", "factor of ρ")}
 LANDSCAPES = {"loss": ("loss", ".3f"), "error": ("test error %", ".1f")}
@@ -52,3 +54,9 @@ def landscape_maps(key: str, grids: Mapping[str, Tensor], coordinates: Mapping[s
             )
         )
     return maps
+
+
+def settings_table(settings: Mapping[str, Any], caption: str = "") -> report.Table:
+    """One line a setting, in words."""
+    rows = [[key.replace("_", " "), words_of(value)] for key, value in settings.items()]
+    return report.Table("Settings", [report.Column("setting"), report.Column("value")], rows, caption)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypersphere.cli.opening import device_of, open_run
 from hypersphere.cli.target import check_target, write_json
 from hypersphere.data import DamagedData, MissingData
 from hypersphere.energy.checkpoint import UnreadableWeights
-from hypersphere.energy.inspection import Inspection, LayerInspection
+from hypersphere.energy.inspection import Inspection, LayerInspection, Pair
 from hypersphere.energy.inspection import inspect as inspect_neurons
 from hypersphere.energy.uniform import angle_density
 from hypersphere.functions.menu import require
@@ -26,6 +26,10 @@ from hypersphere.training.run import CONFIG
 __all__ = ["inspect", "layer_table", "layer_tables"]
 
 MOST_DRAWN = 60  # layers with a histogram of their own
+ABOUT_ANGLES = (
+    "Nearest is the smallest angle between two neurons. Covering is the largest angle that a direction can have to its "
+    "nearest neuron. Rank is the number of dimensions that the neurons fill: all of them if evenly."
+)
 
 
 def inspect(
@@ -96,7 +100,7 @@ def layer_table(found: Inspection) -> report.Table:
         ]
         for layer in found.layers
     ]
-    return report.Table("Neurons of every layer", columns, rows, _caption(found))
+    return report.Table("Neurons of every layer", columns, rows, f"{_caption(found)} {ABOUT_ANGLES}")
 
 
 def layer_tables(found: Inspection) -> list[report.Table]:
@@ -143,8 +147,8 @@ def _angle_table(found: Inspection) -> report.Table:
         for layer in found.layers
     ]
     caption = (
-        "The covering radius is estimated from below; the largest hole is exact, for few neurons in 3 dimensions or "
-        "fewer. The orthogonality error is the root of the mean squared cosine of pairs."
+        f"{ABOUT_ANGLES} The covering radius is estimated from below; the largest hole is exact, for few neurons in 3 "
+        "dimensions or fewer. The orthogonality error is the root of the mean squared cosine of pairs."
     )
     if all(row[3] is None for row in rows):
         columns, rows = [columns[at] for at in range(len(columns)) if at != 3], [row[:3] + row[4:] for row in rows]
@@ -185,6 +189,7 @@ def write_inspection(path: Path, found: Inspection, source: Path) -> Path:
         ],
         value_name="factor",
         format=".3f",
+        start=1.0,
         caption="1 is what random directions have; more is redundancy. s = 2, Euclidean.",
     )
     sections: list[Any] = [*layer_tables(found), factors]
@@ -212,14 +217,13 @@ def _angles(layer: LayerInspection) -> report.Histogram:
 
 
 def _pair_table(found: Inspection) -> report.Table:
-    columns = [report.Column("layer"), report.Column("nearest pair"), report.Column("angle", format=".2f", unit="°")]
-    columns += [report.Column("most opposite pair"), report.Column("angle", format=".2f", unit="°")]
-    rows: list[list[Any]] = []
-    for layer in found.layers:
-        for near, far in zip(layer.nearest, layer.most_opposite, strict=True):
-            cells = [(f"{pair.first} and {pair.second}", math.degrees(pair.angle)) for pair in (near, far)]
-            rows.append([layer.name, *cells[0], *cells[1]])
-    return report.Table("Pairs that stand out", columns, rows, "Neurons by their row, from 0.")
+    columns = [report.Column(name) for name in ("layer", "nearest pairs", "most opposite pairs")]
+    rows = [[layer.name, *map(_pairs, (layer.nearest, layer.most_opposite))] for layer in found.layers]
+    return report.Table("Pairs that stand out", columns, rows, "Neurons by their row, from 0, and their angle.")
+
+
+def _pairs(pairs: Sequence[Pair]) -> str:
+    return ", ".join(f"{pair.first}–{pair.second} {math.degrees(pair.angle):.1f}°" for pair in pairs)
 
 
 def _plain(found: Inspection, source: Path) -> Mapping[str, Any]:

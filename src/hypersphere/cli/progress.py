@@ -7,19 +7,21 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from hypersphere.training.measure import mean_energy
 from hypersphere.training.session import Session
 
 __all__ = ["View"]
 
+WIDE = 78  # columns of a terminal from which on the bar tells the speed too
+
 
 class View:
     """Shows loss, accuracy, energy, examples a second and the time left; called after each step and each epoch.
 
     Args:
-        console: a terminal gets a bar, anything else a line now and then and one after each epoch.
+        console: all get a line after each epoch; beside that a terminal has a bar, anything else a line now and then.
         every: seconds between lines.
     """
 
@@ -28,10 +30,9 @@ class View:
         self.every = 0.2 if console.is_terminal else every
         self.bar = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=16),
             TaskProgressColumn(),
             TextColumn("{task.fields[numbers]}", markup=False),
-            TimeElapsedColumn(),
             console=console,
             refresh_per_second=4,
         )
@@ -59,30 +60,44 @@ class View:
         if now < self.due and not new_epoch:
             return
         self.due, self.shown_epoch = now + self.every, ended
-        epochs = session.run.job.epochs
+        progress, epochs = session.progress, session.run.job.epochs
+        if new_epoch:
+            words = [f"epoch {ended}/{epochs} done", f"step {progress.step}/{session.steps}"]
+            pace = [] if self.console.is_terminal else self.pace(session)  # a terminal has it beside the bar
+            self._line([*words, *self.measured(session), *pace])
+        now_in = f"{min(progress.epoch + 1, epochs)}/{epochs}"
         if self.console.is_terminal:
-            epoch = f"{min(session.progress.epoch + 1, epochs)}/{epochs}"
-            numbers = self.numbers(session)
+            numbers = [f"loss {progress.loss:.4f}", *self.pace(session)[-2 if self.console.width >= WIDE else -1 :]]
             self.bar.update(
-                self.task, total=session.steps, completed=session.progress.step, epoch=epoch, numbers=numbers
+                self.task, total=session.steps, completed=progress.step, epoch=now_in, numbers="  ".join(numbers)
             )
-        else:
-            epoch = f"{ended}/{epochs} done" if new_epoch else f"{session.progress.epoch + 1}/{epochs}"
-            print(f"epoch {epoch}  step {session.progress.step}/{session.steps}  {self.numbers(session)}", flush=True)
+        elif not new_epoch:
+            words = [f"epoch {now_in}", f"step {progress.step}/{session.steps}", f"loss {progress.loss:.4f}"]
+            self._line([*words, *self.measured(session)[1:], *self.pace(session)])
 
-    def numbers(self, session: Session) -> str:
-        """The numbers in words."""
-        measured = session.measured
-        parts = [f"loss {session.progress.loss:.4f}"]
-        if measured:
-            parts += [f"accuracy {measured['test_accuracy']:.4f}", f"energy {mean_energy(measured['energy']):.4f}"]
-        if math.isfinite(session.speed):
-            parts.append(f"{session.speed:,.0f} examples/s")
+    def measured(self, session: Session) -> list[str]:
+        """What was measured at the end of the last epoch: its mean loss with regularisers, accuracy, hidden energy."""
+        line = session.measured
+        if not line:
+            return []
+        energy = mean_energy(line["energy"])
+        return [f"loss {line['loss']:.4f}", f"accuracy {line['test_accuracy']:.4f}", f"energy {energy:.4f}"]
+
+    def pace(self, session: Session) -> list[str]:
+        """How fast it goes, and how long it will still take."""
+        parts = [f"{session.speed:,.0f} examples/s"] if math.isfinite(session.speed) else []
         done = session.progress.step - (self.first or 0)
         if done > 0:
             left = (time.perf_counter() - self.began) / done * (session.steps - session.progress.step)
             parts.append(f"ETA {_clock(left)}")
-        return "  ".join(parts)
+        return parts
+
+    def _line(self, parts: list[str]) -> None:
+        words = "  ".join(parts)
+        if self.console.is_terminal:
+            self.bar.console.print(words, markup=False, highlight=False)
+        else:
+            print(words, flush=True)
 
 
 def _clock(seconds: float) -> str:

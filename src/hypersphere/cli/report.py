@@ -22,6 +22,8 @@ from hypersphere.training.run import CONFIG, Run
 
 __all__ = ["report"]
 
+MOST_NAMED = 3  # studies in the title
+
 
 def report(
     folders: Sequence[Path],
@@ -103,4 +105,7 @@ def _joined(found: Sequence[pages.Page]) -> pages.Page:
     if len(found) == 1:
         return found[0]
     sections = [pages.Stack(page.title, [pages.Text("", page.lead), *page.sections]) for page in found]
-    return pages.Page("Report", f"{len(found)} studies.", sections, joined_facts(page.meta for page in found))
+    titles = [page.title for page in found]
+    title = f"{', '.join(titles[:-1])} and {titles[-1]}" if len(titles) <= MOST_NAMED else f"{len(titles)} studies"
+    lead = f"{len(found)} studies, one under the other."
+    return pages.Page(title, lead, sections, joined_facts(page.meta for page in found))

@@ -12,7 +12,7 @@ from torch import Tensor
 from hypersphere import report, sphere
 from hypersphere.cli.evaluate import DRAWN
 from hypersphere.cli.options import FARS
-from hypersphere.cli.run_groups import Group
+from hypersphere.cli.run_groups import Group, better_way
 from hypersphere.cli.run_study import Study
 from hypersphere.cli.words import span
 
@@ -61,11 +61,12 @@ def _sphere(group: Group) -> report.Sphere:
 
 
 def _shown_classes(study: Study) -> Tensor:
-    """All classes where they are few, else some with the most test examples."""
+    """All classes where they are few, else some with the most test examples, from all over the set."""
     counts = study.labels.bincount(minlength=len(study.task.classes))
     if len(counts) <= MOST_CLASSES:
         return torch.arange(len(counts))
-    return counts.argsort(descending=True, stable=True)[:SHOWN_CLASSES].sort().values
+    able = (counts >= counts.sort(descending=True).values[SHOWN_CLASSES - 1]).nonzero().flatten()
+    return able[torch.linspace(0, len(able) - 1, SHOWN_CLASSES).long()]
 
 
 def verification_tab(groups: Sequence[Group]) -> report.Stack:
@@ -122,7 +123,7 @@ def _roc(groups: Sequence[Group]) -> report.Curves:
         format=".1%",
         log_x=True,
         limits=(0.0, 1.0),
-        higher_is_better=True,
+        higher_is_better=better_way(groups, True),
     )
 
 
@@ -140,20 +141,21 @@ def _cmc(groups: Sequence[Group]) -> report.Curves:
         y_name="found among the first",
         format=".1%",
         limits=(0.0, 1.0),
-        higher_is_better=True,
+        higher_is_better=better_way(groups, True),
         caption="The first test example of each class is the gallery, the others are searched in it.",
     )
 
 
 def _rates(groups: Sequence[Group]) -> report.Table:
+    higher, lower = better_way(groups, True), better_way(groups, False)
     columns = [
         report.Column("run"),
-        report.Column("EER", False, ".2%"),
-        report.Column("AUC", True, ".4f"),
-        *(report.Column(f"TAR at FAR {far:g}", True, ".1%") for far in FARS),
-        report.Column("positive pairs", False, ".1f", "°"),
-        report.Column("negative pairs", True, ".1f", "°"),
-        report.Column("overlap", False, ".1%"),
+        report.Column("EER", lower, ".2%"),
+        report.Column("AUC", higher, ".4f"),
+        *(report.Column(f"TAR at FAR {far:g}", higher, ".1%") for far in FARS),
+        report.Column("positive pairs", lower, ".1f", "°"),
+        report.Column("negative pairs", higher, ".1f", "°"),
+        report.Column("overlap", lower, ".1%"),
     ]
     rows = []
     for group in groups:
@@ -164,7 +166,8 @@ def _rates(groups: Sequence[Group]) -> report.Table:
         means = [math.degrees(kind.mean) for kind in (angles.positive, angles.negative)]
         rows.append([group.name, roc.eer, roc.auc, *tars, *means, angles.overlap])
     caption = (
-        "Of the first seed and of all these pairs, by their mean angle. "
+        f"Of {'the first seed and of ' * (max(len(group.studies) for group in groups) > 1)}all these pairs; these by "
+        "their mean angle. "
         f"The command `evaluate` draws up to {DRAWN:,} pairs of either kind, so its rates differ."
     )
     return report.Table("Rates", columns, rows, caption)

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+import torch
+
 from hypersphere import report
+from hypersphere.cli.figures import settings_table
 from hypersphere.cli.run_study import MOST_COMPARED, Study
 from hypersphere.cli.words import mean_and_spread, words_of
 from hypersphere.recipes import Metric
 
-__all__ = ["Group", "common_settings", "differences", "grouped", "run_table"]
+__all__ = ["Group", "better_way", "common_settings", "differences", "grouped", "run_table"]
 
 METRICS = (
     Metric("accuracy", "test accuracy %", ".2f", True),
@@ -65,14 +68,29 @@ def folder_name(names: Sequence[str]) -> str:
     return prefix.rstrip("0123456789").rstrip("-_. ").removesuffix("seed").rstrip("-_. ")
 
 
+def better_way(groups: Sequence[Group], way: bool | None) -> bool | None:
+    """Which way is better, where the groups were tested on the same examples; neither where they were not."""
+    first = groups[0].first
+    same = all(
+        group.first.run.job.data["name"] == first.run.job.data["name"]
+        and group.first.task.classes == first.task.classes
+        and torch.equal(group.first.labels, first.labels)
+        for group in groups
+    )
+    return way if same else None
+
+
 def run_table(groups: Sequence[Group]) -> report.Table:
     """The summary: one line a group, mean ± s.d. over its seeds."""
+    shapes = {tuple((layer.neurons, layer.length) for layer in group.first.layers.layers) for group in groups}
     metrics = [metric for metric in METRICS if any(metric.key in s.numbers for group in groups for s in group.studies)]
     counts = {len(group.studies) for group in groups}
     columns = [report.Column("run")]
     if len(counts) > 1:
         columns.append(report.Column("seeds", None, ".0f"))
-    columns += [report.Column(metric.heading, metric.higher_is_better, metric.format) for metric in metrics]
+    for metric in metrics:
+        way = None if metric.key == "energy" and len(shapes) > 1 else better_way(groups, metric.higher_is_better)
+        columns.append(report.Column(metric.heading, way, metric.format))
     rows: list[list[Any]] = []
     for group in groups:
         cells: list[Any] = [group.name] if len(counts) == 1 else [group.name, len(group.studies)]
@@ -84,6 +102,10 @@ def run_table(groups: Sequence[Group]) -> report.Table:
         "Of the last checkpoint, on the test data. Fisher score, EER and rank-1 compare test features with one "
         f"another, EER and rank-1 up to {MOST_COMPARED:,} of them; the smallest angle is that of the class vectors."
     )
+    if better_way(groups, True) is None:
+        caption += " The runs were tested on different examples, so none is called the best."
+    elif len(shapes) > 1:
+        caption += " Networks differ, so no hidden energy is called the best."
     return report.Table("Summary", columns, rows, caption=caption)
 
 
@@ -97,16 +119,13 @@ def differences(groups: Sequence[Group]) -> report.Table | None:
     return report.Table("What differs", [report.Column("run"), *map(report.Column, keys)], rows)
 
 
-def common_settings(groups: Sequence[Group]) -> report.Text:
-    """The settings that all have, in words."""
+def common_settings(groups: Sequence[Group]) -> report.Table:
+    """The settings that all have, a line each."""
     settings = [_settings(group.first) for group in groups]
     shared = {key: value for key, value in settings[0].items() if all(one[key] == value for one in settings)}
     seeds = sorted({study.run.job.seed for group in groups for study in group.studies})
-    words = [
-        *(f"{key} {words_of(value)}" for key, value in shared.items()),
-        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}",
-    ]
-    return report.Text("Settings", "; ".join(words) + ".")
+    seeded = {"seeds" if len(seeds) > 1 else "seed": ", ".join(map(str, seeds))}
+    return settings_table({**shared, **seeded}, "" if len(groups) == 1 else "Those that all runs have.")
 
 
 def _settings(study: Study) -> dict[str, Any]:

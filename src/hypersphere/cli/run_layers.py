@@ -52,9 +52,10 @@ def _excess(groups: Sequence[Group]) -> list[report.Bars]:
             report.Series(group.name, [_above_random(study)[: len(shown)] for study in group.studies])
             for group in alike
         ]
+        whose = "" if len(by_names) == 1 else f": {', '.join(group.name for group in alike)}"
         charts.append(
             report.Bars(
-                "Energy above that of random neurons",
+                f"Energy above that of random neurons{whose}",
                 [name.removeprefix("network.") for name in shown],
                 series,
                 value_name="above random neurons",

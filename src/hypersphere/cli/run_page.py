@@ -7,7 +7,7 @@ from typing import Any
 
 from hypersphere import report
 from hypersphere.cli.run_features import class_vector_tab, feature_tab, verification_tab
-from hypersphere.cli.run_groups import Group, common_settings, differences, grouped, run_table
+from hypersphere.cli.run_groups import Group, better_way, common_settings, differences, grouped, run_table
 from hypersphere.cli.run_layers import landscape_tab, layer_tab
 from hypersphere.cli.run_study import Study
 from hypersphere.cli.words import joined_facts, span, words_of
@@ -38,7 +38,7 @@ def _title(groups: Sequence[Group]) -> str:
     jobs = [group.first.run.job for group in groups]
     data = " and ".join(sorted({job.data["name"] for job in jobs}))
     if len(groups) == 1:
-        return f"{words_of(jobs[0].head)} on {data}"
+        return f"{jobs[0].head['name']} on {data}"
     names = [group.name for group in groups]
     listed = f"{', '.join(names[:-1])} and {names[-1]}"
     return f"{listed if len(names) <= MOST_NAMED else f'{len(names)} kinds of runs'} on {data}"
@@ -101,7 +101,8 @@ def _over(
     if not series:
         return []
     title, limits = name[0].upper() + name[1:], (0.0, 1.0) if form.endswith("%") else None
-    return [report.Curves(title, series, x_name=kind, y_name=name, format=form, limits=limits, higher_is_better=better)]
+    way = better_way(groups, better)
+    return [report.Curves(title, series, x_name=kind, y_name=name, format=form, limits=limits, higher_is_better=way)]
 
 
 def _series(name: str, seeds: Sequence[tuple[list[float], list[Any]]]) -> list[report.Series]:

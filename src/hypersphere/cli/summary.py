@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hypersphere import report
+from hypersphere.cli.figures import settings_table
 from hypersphere.cli.record_figures import figure_rows, record_sections
 from hypersphere.cli.words import joined_facts, mean_and_spread, words_of
 from hypersphere.files import replacing
@@ -40,7 +41,7 @@ def write_page_of(recipe: Recipe, records: Sequence[Record], folder: Path) -> Pa
             draft.write_text(report.figure_svg(recipe.title, charts), encoding="utf-8")
         words.append(f"![{recipe.title}: {', '.join(chart.y_name for chart in charts[0])} by epoch](figure.svg)")
     with replacing(folder / "table.md") as draft:
-        draft.write_text("\n\n".join([*words, _settings(recipe, records).body]) + "\n", encoding="utf-8")
+        draft.write_text("\n\n".join([*words, report.markdown(_settings(recipe, records))]) + "\n", encoding="utf-8")
     return report.write_page(
         folder / "report.html", title=page.title, lead=page.lead, sections=page.sections, meta=page.meta
     )
@@ -107,14 +108,12 @@ def _caption(counts: Sequence[int], of_rows: Mapping[str, Sequence[Record]]) -> 
     return ("One seed." if list(counts) == [1] else many) + (f" Diverged: {', '.join(told)}." if told else "")
 
 
-def _settings(recipe: Recipe, records: Sequence[Record]) -> report.Text:
+def _settings(recipe: Recipe, records: Sequence[Record]) -> report.Table:
     """What all rows have in common, as it was run."""
     own = {key for row in recipe.rows for key in row.settings}
     common = {key: value for key, value in records[0].settings.items() if key not in own}
-    changed = f" Changed from the recipe: {', '.join(records[0].overrides)}." if records[0].overrides else ""
-    return report.Text(
-        "Settings", "; ".join(f"{key} {words_of(value)}" for key, value in common.items()) + "." + changed
-    )
+    changed = f"Changed from the recipe: {', '.join(records[0].overrides)}." if records[0].overrides else ""
+    return settings_table(common, changed)
 
 
 def _finite_values(records: Sequence[Record], metric: Metric) -> list[float]:

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from hypersphere.cli.catalogue import resolved
 from hypersphere.cli.config import dotted_words, read_config, resolve
 from hypersphere.cli.dry_run import plan
 from hypersphere.cli.interrupts import interrupts
@@ -77,6 +78,8 @@ def train(
     source = str(start.expanduser().resolve()) if start else there.start if there else None
     if there is not None:
         _refuse_other(there, job, source)
+    if not goes_on:
+        refuse_existing(out)  # before the data are read
     if threads is not None:
         torch.set_num_threads(threads)
     first = int(os.environ.get("RANK", 0)) == 0
@@ -92,8 +95,6 @@ def train(
             if assembly.taken is not None and first:
                 print(f"{'# ' * dry_run}from {source}: {assembly.taken}", flush=True)
             if dry_run:
-                if not goes_on:
-                    refuse_existing(out)
                 if first:
                     print(plan(assembly, out, where, saved[-1] if saved else None), flush=True)
                 return 0
@@ -195,7 +196,11 @@ def _run(out: Path, assembly: Assembly, start: str | None, goes_on: bool, stack:
     def make() -> None:
         if processes.rank == 0:
             known = goes_on and (out / CONFIG).exists()
-            run = Run.open(out) if known else Run.create(out, job, start, assembly.task.outline())
+            run = (
+                Run.open(out)
+                if known
+                else Run.create(out, job, start, assembly.task.outline(), resolved(job.settings()))
+            )
             stack.enter_context(run.alone())
             _refuse_other(run, job, start)  # it may have been made since we looked
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -113,15 +114,17 @@ def write_tick(value: float, step: float, percent: bool = False) -> str:
     return f"{sign}{value:.{_decimals(step)}f}"
 
 
-def write_decade(exponent: int, percent: bool = False) -> str:
-    """Return a power of ten as a label.
+def write_decades(exponents: Sequence[int], percent: bool = False) -> tuple[str, ...]:
+    """Return powers of ten as labels, all written in one way.
 
-    >>> write_decade(-1), write_decade(-5), write_decade(-3, percent=True)
-    ('0.1', '10⁻⁵', '0.1%')
+    >>> write_decades([-2, -1, 0]), write_decades([-5, -1]), write_decades([-3, -2], percent=True)
+    (('0.01', '0.1', '1'), ('10⁻⁵', '10⁻¹'), ('0.1%', '1%'))
     """
     if percent:
-        return write_decade(exponent + 2) + "%"
-    return f"{10.0**exponent:g}" if exponent in PLAIN_DECADES else f"10{str(exponent).translate(SUPERSCRIPTS)}"
+        return tuple(f"{label}%" for label in write_decades([exponent + 2 for exponent in exponents]))
+    if all(exponent in PLAIN_DECADES for exponent in exponents):
+        return tuple(f"{10.0**exponent:g}" for exponent in exponents)
+    return tuple(f"10{str(exponent).translate(SUPERSCRIPTS)}" for exponent in exponents)
 
 
 def _log_axis(low: float, high: float, percent: bool, most: int) -> Axis:
@@ -129,7 +132,7 @@ def _log_axis(low: float, high: float, percent: bool, most: int) -> Axis:
     every = max(1, math.ceil((last - first + 1) / most))
     decades = range(first, last + 1, every)
     if len(decades) >= 4:
-        return Axis(low, high, True, tuple(10.0**n for n in decades), tuple(write_decade(n, percent) for n in decades))
+        return Axis(low, high, True, tuple(10.0**n for n in decades), write_decades(decades, percent))
     close = [digit * 10.0**n for n in range(first - 1, last + 1) for digit in (1, 2, 5)]
     ticks = [tick for tick in close if round(tick / low, 9) >= 1 >= round(tick / high, 9)]
     if len(ticks) < 3:

@@ -21,7 +21,7 @@ MOST_TOLD = 12
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """Lying bars from 0, a group for each label; whiskers are one standard deviation.
+    """Lying bars from `start`, a group for each label; whiskers are one standard deviation.
 
     Args:
         title: the heading.
@@ -29,6 +29,7 @@ class Bars:
         series: one bar a label each; their `x` is not used.
         value_name: what the lengths are.
         format: of the values, as that of a `Column`.
+        start: where bars begin: 0, or 1 for a factor.
         caption: a sentence under the chart.
 
     Example:
@@ -41,6 +42,7 @@ class Bars:
     series: Sequence[Series]
     value_name: str = ""
     format: str = ".3g"
+    start: float = 0.0
     caption: str = ""
 
     def __post_init__(self) -> None:
@@ -72,7 +74,7 @@ def bars_html(section: Bars) -> str:
     colors = class_colors(len(section.series))
     spread = [np.nan_to_num(series.deviation) for series in section.series]
     reach = [series.mean + sign * s for series, s in zip(section.series, spread, strict=True) for sign in (-1, 1)]
-    axis = fit_axis(np.concatenate([[0.0], *reach]))
+    axis = fit_axis(np.concatenate([[section.start], *reach]))
     groups = "".join(
         f"<div class='group'><span class='group-name'>{escape(name)}</span><div class='tracks'>"
         + "".join(_bar_html(section, axis, at, label, color) for at, color in enumerate(colors))
@@ -108,12 +110,12 @@ def _bar_html(section: Bars, axis: Axis, series: int, label: int, color: str) ->
     value, spread = cell if isinstance(cell, tuple) else (cell, 0.0)
     drawn = ""
     if isinstance(value, float):
-        drawn = f"<span class='fill' style='{_from_to(axis, 0.0, value)}'></span>"
+        drawn = f"<span class='fill' style='{_from_to(axis, section.start, value)}'></span>"
         if spread:
             drawn += f"<span class='whisker' style='{_from_to(axis, value - spread, value + spread)}'></span>"
     return (
         f"<div class='track hue' data-series='{series}' style='--class:{color}'><div class='lane'>"
-        f"<span class='zero' style='left:{100 * axis.place(0.0):.2f}%'></span>{drawn}</div>"
+        f"<span class='zero' style='left:{100 * axis.place(section.start):.2f}%'></span>{drawn}</div>"
         f"<span class='value'>{escape(section.column.show(cell))}</span></div>"
     )
 

@@ -50,11 +50,13 @@ class Stack:
 
 
 def tabs_html(section: Tabs, render: Render, level: int) -> str:
-    """Return all panels under their headings; assets/tabs.js makes tabs of them."""
+    """Return all panels under their headings; assets/tabs.js makes tabs of them, unless there is but one."""
     panels = "".join(
         f"<div class='panel'><h{level}>{escape(inner.title)}</h{level}>{render(inner, level + 1)}</div>"
         for inner in section.sections
     )
+    if len(section.sections) == 1:
+        return panels
     return f"<div class='tabs' data-name='{escape(section.title)}'>{panels}</div>"
 
 

@@ -14,7 +14,8 @@ from hypersphere.functions.menu import require
 from hypersphere.report.arrays import Array, as_numbers
 from hypersphere.report.axis import Axis, fit_axis
 from hypersphere.report.field import Label, bar_html, limited_shape, map_html, picture_uri, shrunk
-from hypersphere.report.frame import LETTER, NARROW, chart_html, counted, shortened
+from hypersphere.report.frame import LETTER, NARROW, chart_html, counted
+from hypersphere.report.names import short_names
 from hypersphere.report.table import Column, Table
 
 WIDE = 470  # pixels that a large picture has on a screen, at least
@@ -92,7 +93,7 @@ def heatmap_html(section: HeatMap) -> str:
     axis = _axis(section, values)
     rows, columns = (joined_names(names, size) for names, size in zip(section.names, blocks, strict=True))
     shape = limited_shape(*values.shape)
-    short = [shortened(name, LONGEST) for name in columns]
+    short_rows, short = (short_names(names, LONGEST)[::size] for names, size in zip(section.names, blocks, strict=True))
     label = max(map(len, short)) * LETTER + 10
     most = min(max(CELL, label) * len(short), TALLEST * shape)
     wide, narrow = min(WIDE, most), min(NARROW, most)
@@ -102,8 +103,8 @@ def heatmap_html(section: HeatMap) -> str:
         _alt(section),
         shape=shape,
         most=min(most, 560),
-        rows=spaced(rows, wide / shape, narrow / shape, UPRIGHT),
-        columns=spaced(columns, wide, narrow, UPRIGHT if upright else label),
+        rows=spaced(short_rows, wide / shape, narrow / shape, UPRIGHT),
+        columns=spaced(short, wide, narrow, UPRIGHT if upright else label),
         names=(section.column_name, section.row_name),
         upright=upright,
         over=_rules(values) + _written(section, values, axis, wide, narrow),
@@ -133,8 +134,7 @@ def spaced(names: Sequence[str], wide: float, narrow: float, need: float) -> lis
     every = max(1, math.ceil(need * len(names) / wide))
     sparse = every * max(1, math.ceil(need * len(names) / narrow / every))
     return [
-        Label((index + 0.5) / len(names), shortened(names[index], LONGEST), index % sparse == 0)
-        for index in range(0, len(names), every)
+        Label((index + 0.5) / len(names), names[index], index % sparse == 0) for index in range(0, len(names), every)
     ]
 
 
@@ -178,8 +178,9 @@ def _notes(section: HeatMap, values: NDArray, blocks: tuple[int, int], axis: Axi
         notes.append(
             f"Each cell is the mean of up to {blocks[0]} × {blocks[1]} of the {counted(section.numbers.size, 'value')}."
         )
-    gaps = int((~np.isfinite(section.numbers)).sum())
-    if gaps:
+    blank = ~np.isfinite(section.numbers)
+    gaps = int(blank.sum())
+    if gaps and not np.array_equal(blank, np.eye(*blank.shape)):  # of a thing with itself there may be nothing to say
         notes.append(f"{counted(gaps, 'cell')} without a finite value left blank.")
     beyond = int(((values < axis.low) | (values > axis.high)).sum())
     if beyond:

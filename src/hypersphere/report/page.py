@@ -151,4 +151,5 @@ def _contents_html(numbered: Sequence[tuple[int, Section]]) -> str:
         for number, section in numbered
         if section.title
     ]
-    return f"<nav aria-label='Contents'><ul>{''.join(links)}</ul></nav>" if len(links) > 3 else ""
+    long = len(links) > 3 or any(isinstance(section, Stack) for _, section in numbered)
+    return f"<nav aria-label='Contents'><ul>{''.join(links)}</ul></nav>" if long and len(links) > 1 else ""

@@ -14,12 +14,14 @@ from torch import Tensor
 from hypersphere.functions.menu import require
 from hypersphere.report.arrays import Array, as_array
 from hypersphere.report.embed import json_script
+from hypersphere.report.names import short_names
 from hypersphere.report.palette import class_colors
 from hypersphere.sphere import polar, require_finite_rows
 
 MOST_POINTS = 5000  # a picture; more are thinned at random, and the page says so
 MOST_CLASSES = 256  # in one legend
 DECIMALS = 4
+BADGE = 12  # letters at the end of a spike
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +110,8 @@ def spheres_html(section: Spheres) -> str:
         for index, (name, color) in enumerate(zip(section.classes, colors, strict=True))
     )
     caption = f"<p class='caption'>{escape(section.caption)}</p>" if section.caption else ""
-    data = json_script({"classes": section.classes, "colors": colors, "spheres": drawings})
+    short = short_names(section.classes, BADGE)
+    data = json_script({"classes": section.classes, "short": short, "colors": colors, "spheres": drawings})
     return (
         "<div class='spheres'>"
         f"<div class='bar'><ul class='legend' aria-label='Classes: press one to highlight it'>{legend}</ul>"
@@ -126,8 +129,9 @@ CONTROLS = (
 )
 
 HINT = (
-    "<p class='note screen'>Drag to turn, or focus a sphere and use the arrow keys; <kbd>+</kbd> <kbd>−</kbd> zoom, "
-    "<kbd>0</kbd> resets. Point at a class to highlight it, press it to keep it.</p>"
+    "<p class='note screen keys'>Drag to turn, or focus a sphere and use the arrow keys; "
+    "<kbd>+</kbd> <kbd>−</kbd> zoom, <kbd>0</kbd> resets. Point at a class to highlight it, press it to keep it.</p>"
+    "<p class='note screen touch'>Drag to turn. Press a class to highlight it.</p>"
     "<noscript><p class='note'>The spheres are drawn by JavaScript, which is switched off.</p></noscript>"
 )
 

@@ -36,6 +36,11 @@ class Column:
         accepted = "a format specification of a number, as '.2f'"
         require(_formats_numbers(self.format), f"format of column {self.name!r}", accepted, self.format)
 
+    @property
+    def heading(self) -> str:
+        """The name, with an arrow to the better end."""
+        return self.name + ("" if self.higher_is_better is None else f" {ARROWS[self.higher_is_better]}")
+
     def show(self, cell: Cell) -> str:
         """Return the cell as words.
 
@@ -53,7 +58,8 @@ class Column:
         return shown + ("%" if self.format.endswith("%") else "") + self.unit
 
     def _digits(self, value: float) -> str:
-        return format(value, self.format).removesuffix("%")
+        digits = format(value, self.format).removesuffix("%")
+        return digits.lstrip("+-") if digits.strip("+-0.") == "" else digits  # no sign of what reads as 0
 
 
 @dataclass(frozen=True)
@@ -102,10 +108,7 @@ def markdown(table: Table) -> str:
     | b | **2.0 ± 0.1** |
     """
     best = best_cells(table)
-    heads = [
-        column.name if column.higher_is_better is None else f"{column.name} {ARROWS[column.higher_is_better]}"
-        for column in table.columns
-    ]
+    heads = [column.heading for column in table.columns]
     lines = [
         heads,
         *([_markdown_cell(table, row, at, best) for at in range(len(heads))] for row in range(len(table.rows))),
@@ -192,7 +195,7 @@ def _cell_html(table: Table, row: int, at: int, best: bool) -> str:
     if best:
         shown = f"<span class='best'>{shown}<span class='unseen'> (best)</span></span>"
     kind = " class=number" if is_numeric(table, at) else ""
-    return f"<td{kind} data-column='{escape(column.name)}'>{shown}</td>"
+    return f"<td{kind} data-column='{escape(column.heading)}'>{shown}</td>"
 
 
 def _notes_html(table: Table, any_best: bool) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hypersphere.report.table import ARROWS, Column, Table, best_cells, is_numeric
+from hypersphere.report.table import Column, Table, best_cells, is_numeric
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,13 +26,16 @@ def print_table(table: Table, console: Console | None = None) -> None:
     shown = [[_writable(cell, console) for cell in row] for row in _shown_cells(table)]
     headings = [_heading(column, console) for column in table.columns]
     whole = _widths([[heading] for heading in headings], shown)
-    folded = _widths([heading.split() for heading in headings], shown)  # a heading may take a line a word
+    split = [heading.split() for heading in headings]  # a heading may take a line a word
+    folded = _widths(split, shown)
     room = console.width - (2 if _is_ruled(console) else 3) * len(headings) - 1
     _print_words(table.title, "bold", console)
     if not console.is_terminal:
         _print_unfolded(_wide_grid(table, shown, whole, console), console)
     elif sum(folded) <= room:
         console.print(_wide_grid(table, shown, whole if sum(whole) <= room else folded, console))
+    elif wrapped := _wrapped(table, split, shown, room):
+        console.print(_wide_grid(table, shown, wrapped, console))
     else:
         console.print(_long_grid(table, shown, console))
     _print_words(f"{'* best of its column. ' if best_cells(table) else ''}{table.caption}", "dim", console)
@@ -44,6 +47,19 @@ def _widths(headings: list[list[str]], shown: list[list[str]]) -> list[int]:
 
     columns = zip(headings, *shown, strict=True)
     return [max(map(cell_len, [*heading, *cells]), default=0) for heading, *cells in columns]
+
+
+def _wrapped(table: Table, headings: list[list[str]], shown: list[list[str]], room: int) -> list[int]:
+    """Widths that fit, the widest columns of words made narrower, down to their longest word; none if none do."""
+    fitting = _widths(headings, shown)
+    words = _widths(headings, [[max(cell.split(), key=len, default="") for cell in row] for row in shown])
+    least = [fitting[at] if is_numeric(table, at) else words[at] for at in range(len(words))]
+    while sum(fitting) > room:
+        able = [at for at, width in enumerate(fitting) if width > least[at]]
+        if not able:
+            return []
+        fitting[max(able, key=lambda at: fitting[at])] -= 1
+    return fitting
 
 
 def _shown_cells(table: Table) -> list[list[str]]:
@@ -93,7 +109,8 @@ def _long_grid(table: Table, shown: list[list[str]], console: Console) -> Grid:
     for name, *cells in shown:
         grid.add_row(Words(name, style="bold"), "")
         for column, cell in zip(table.columns[1:], cells, strict=True):
-            grid.add_row(Words(f"  {_heading(column, console)}"), Words(cell, style=_style(cell)))
+            if cell.strip():
+                grid.add_row(Words(f"  {_heading(column, console)}"), Words(cell, style=_style(cell)))
         grid.add_section()
     return grid
 
@@ -114,8 +131,7 @@ def _print_words(words: str, style: str, console: Console) -> None:
 
 
 def _heading(column: Column, console: Console) -> str:
-    arrow = "" if column.higher_is_better is None else f" {ARROWS[column.higher_is_better]}"
-    return _writable(column.name + arrow, console)
+    return _writable(column.heading, console)
 
 
 def _writable(words: str, console: Console) -> str:

@@ -164,7 +164,9 @@ class Assembly:
         options = dict(job.head)
         sharded = truth("head.sharded", options.pop("sharded", False)) and Processes().size > 1
         sizes = self.network.feature_dim, len(task.classes)
-        head: heads.AngularHead = make("head", heads.PRESETS, options, None, *sizes, more=HeadOptions.__annotations__)
+        head: heads.AngularHead = make(
+            "head", heads.PRESETS, options, None, *sizes, more=HeadOptions.__annotations__, beside=["sharded"]
+        )
         require(head.reduction != "none", "head.reduction", "'mean' or 'sum'", head.reduction)
         modules = nn.ModuleDict({"network": self.network.body, "head": head})
         if init is not None:

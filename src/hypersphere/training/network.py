@@ -95,7 +95,7 @@ def build_network(spec: Spec, operator: Spec, task: Task) -> Network:
         "image_size": shape[1] if len(shape) == 3 and shape[1] == shape[2] else shape[1:],
         "in_features": task.inputs[0].numel() if graph is None else graph.features.shape[1],
     }
-    body = make("model", NETWORKS, {"name": name, **options}, given)
+    body = make("model", NETWORKS, {"name": name, **options}, given, beside=["standardize", "init", "init_mean"])
     network = Network(body, task, standardize=truth("model.standardize", standardize))
     if operator["name"] not in ("none", "sphere_norm"):
         decouple_(network.body, operator)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hypersphere.functions.menu import require
+from hypersphere.functions.menu import is_number, require
 from hypersphere.optim import OGD, param_groups
 from hypersphere.rotation import rotation_parameters
 from hypersphere.training.parts import Spec, make, split_spec, truth
@@ -97,7 +97,9 @@ def build_optimizer(modules: nn.Module, on_group: Sequence[nn.Parameter], spec: 
             group["params"] = [p for p in group["params"] if id(p) not in turning]
         groups.append({"params": own, "weight_decay": 0.0, "lr": turning_rate})
     groups = [group for group in groups if group["params"]]
-    optimizers = [make("optimizer", OPTIMIZERS, options, None, groups)] if groups else []
+    require(clip is None or is_number(clip, 0), "optimizer.clip", "None or a number >= 0", clip)
+    beside = ("weight_decay", "decay_everything", "clip", "rotation_lr")
+    optimizers = [make("optimizer", OPTIMIZERS, options, None, groups, beside=beside)] if groups else []
     if on_group:
         optimizers.append(OGD(list(on_group), lr=_rate(options) if turning_rate is None else turning_rate))
     require(bool(optimizers), "model", "one with something to train", type(modules).__name__)

@@ -37,6 +37,7 @@ def make(
     given: Mapping[str, Any] | None = None,
     *arguments: Any,
     more: Iterable[str] = (),
+    beside: Iterable[str] = (),
 ) -> Any:
     """Return `menu[name](*arguments, **options)`, with what is `given` for arguments that it has and the options lack.
 
@@ -47,6 +48,7 @@ def make(
         given: what the surroundings know, such as the shape of the data.
         arguments: the first ones of every factory of this menu.
         more: names of options behind a factory's `**`.
+        beside: names of options that the caller has seen to, for the message about a wrong one.
 
     Example:
         >>> make("angular", ANGULARS, {"name": "sigmoid", "k": 0.3})
@@ -60,10 +62,15 @@ def make(
     known = accepted_options(factory, len(arguments), more)
     for option in options:
         if option not in known:
-            has = f"It has {', '.join(known)}" if known else "It has none"
-            raise ValueError(f"{section}.{option} is no option of {name}{nearest(option, known)} {has}")
+            all_known = [*known, *beside]
+            has = f"It has {', '.join(all_known)}" if all_known else "It has none"
+            raise ValueError(f"{section}.{option} is no option of {name}{nearest(option, all_known)} {has}")
     filled = {key: value for key, value in (given or {}).items() if key in known}
     filled |= {key: _as_object(f"{section}.{key}", key, value) for key, value in options.items()}
+    needed = list(inspect.signature(factory).parameters.values())[len(arguments) :]
+    for one in needed:
+        if one.default is one.empty and one.name in known and one.name not in filled:
+            raise ValueError(f"{section}.{one.name} has to be given for {name}")
     try:
         return factory(*arguments, **filled)
     except TypeError as error:

@@ -55,16 +55,23 @@ class Run:
 
     @classmethod
     def create(
-        cls, folder: str | Path, job: Job, start: str | None = None, outline: dict[str, Any] | None = None
+        cls,
+        folder: str | Path,
+        job: Job,
+        start: str | None = None,
+        outline: dict[str, Any] | None = None,
+        resolved: dict[str, Any] | None = None,
     ) -> Run:
         """Make the folder, if need be, and write the settings; refuse one that has a run already.
+
+        What is `resolved`, the settings with all defaults, is written for the reader alone.
 
         Raises:
             ValueError: there is a run, or the folder cannot be written.
         """
         run = cls(Path(folder), job, made_with(), start, outline)
         content = {"format": FORMAT, "settings": job.settings(), "made_with": run.made_with, "start": start}
-        content["data"] = outline
+        content |= {"data": outline, "resolved": resolved}
         try:
             with creating(run.path) as draft:
                 draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -25,7 +25,7 @@ _BLANK = 32
 class Task:
     """Inputs (N, …) and labels (N,) to train on and to test on, and the names of the classes.
 
-    Inputs are images as bytes, point clouds, or the numbers of the nodes of a `graph`.
+    Inputs are images as bytes, point clouds, or the numbers of the nodes of a `graph`. Those to test on may have names.
     """
 
     inputs: Tensor
@@ -34,6 +34,7 @@ class Task:
     test_labels: Tensor
     classes: tuple[str, ...]
     graph: data.Graph | None = None
+    test_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         require(len(self.inputs) > 0, "data", "some to train on", "none")
@@ -192,7 +193,9 @@ def _last_of_each(images: data.LabelledImages, held_out: int) -> Task:
     rank = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     testing = rank >= (counts - held_out).repeat_interleave(counts)
     train, test = order[~testing].sort().values, order[testing].sort().values
-    return Task(images.images[train], images.labels[train], images.images[test], images.labels[test], images.classes)
+    names = tuple(images.names[place] for place in test.tolist()) if images.names else None
+    tensors = images.images[train], images.labels[train], images.images[test], images.labels[test]
+    return Task(*tensors, images.classes, test_names=names)
 
 
 def _graph(name: str) -> Callable[..., Task]:

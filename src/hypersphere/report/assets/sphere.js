@@ -233,8 +233,7 @@ class SphereView {
   paintLabel(vector, highlight) {
     if (this.vectors.length > MOST_LABELS && vector.label !== highlight) return;
     const { context, theme } = this;
-    const name = this.legend.classes[vector.label];
-    const text = name.length > 12 ? `${name.slice(0, 11)}…` : name;
+    const text = this.legend.short[vector.label];
     const height = Math.max(14, Math.min(18, this.size * 0.052));
     context.font = `600 ${height * 0.66}px ${this.font}`;
     const width = Math.max(height, context.measureText(text).width + height * 0.6);
