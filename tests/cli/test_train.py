@@ -86,7 +86,7 @@ def test_a_narrow_terminal_has_a_whole_bar_and_a_line_for_each_epoch(tmp_path):
 def test_the_run_tells_every_default_and_knows_its_data(tmp_path, train):
     assert train("--out", tmp_path, *SMALL)[0] == 0
     written = json.loads((tmp_path / "config.json").read_text())
-    assert written["resolved"]["optimizer"]["weight_decay"] == 0.0
+    assert written["resolved"]["optimizer"]["rotation_lr"] is None
     assert written["resolved"]["head"].keys() > {"name", "label_smoothing"}
     assert written["data"]["shape"] == [1, 8, 8]
     assert written["settings"] == SMALL_JOB.settings()
