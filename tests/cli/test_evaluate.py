@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import save_file
 from sklearn.metrics import roc_auc_score
 
 from hypersphere.cli import evaluate
@@ -274,3 +275,26 @@ def test_a_damaged_or_unfinished_run(plain, fails, tmp_path):
     assert "has no checkpoint yet" in fails(2, "evaluate", broken)
     (broken / "config.json").write_text("{")
     assert "damaged" in fails(3, "evaluate", broken)
+
+
+@pytest.mark.parametrize(
+    ("features", "labels"),
+    [
+        (torch.zeros(()), torch.zeros((), dtype=torch.int64)),
+        (torch.zeros(6, 2).to(torch.float8_e4m3fn), torch.arange(6)),
+        (torch.zeros(6, 2, dtype=torch.int64), torch.arange(6)),
+        (torch.zeros(6, 2), torch.arange(5)),
+    ],
+)
+def test_files_of_tensors_that_are_no_embeddings_are_damaged(tmp_path, command, features, labels):
+    save_file({"features": features, "labels": labels}, tmp_path / "e.safetensors")
+    code, _, errors = command("evaluate", tmp_path / "e.safetensors")
+    assert (code, errors.count("\n")) == (3, 1)
+    assert "must hold features (N, d) of floating point" in errors
+
+
+def test_words_beside_embeddings_that_are_no_lists(tmp_path, command):
+    np.save(tmp_path / "e.npy", np.zeros((2, 3), dtype=np.float32))
+    (tmp_path / "e.json").write_text('{"names": null, "labels": 3, "classes": null}')
+    code, _, errors = command("evaluate", tmp_path / "e.npy")
+    assert (code, errors) == (3, f"hypersphere: {tmp_path}/e.json: labels must be a list or null\n")

@@ -208,3 +208,19 @@ def test_what_is_left_out_is_told(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=f"{name} cannot be opened as a file of weights"):
             inspect(tmp_path / name)
+
+
+def test_dictionaries_without_end_and_types_that_torch_cannot_compute_with(tmp_path):
+    w = torch.randn(6, 5)
+    endless = {"a": {"weight": w}}
+    endless["a"]["again"] = endless
+    found = inspect(endless)
+    assert [layer.name for layer in found.layers] == ["a.weight"]
+    assert "a.again.: a dictionary that holds itself" in found.skipped
+    deep = {"weight": w}
+    for _ in range(500):
+        deep = {"a": deep}
+    with pytest.raises(ValueError, match="two finite neurons"):
+        inspect(deep)
+    small = inspect({"weight": w.to(torch.float8_e4m3fn)}).layers[0]
+    assert small.energy().value == pytest.approx(inspect({"w": w}).layers[0].energy().value, rel=0.1)

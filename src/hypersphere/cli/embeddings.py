@@ -21,6 +21,7 @@ from hypersphere.functions.menu import require
 __all__ = ["SUFFIXES", "Embeddings", "read_array", "read_embeddings", "write_embeddings"]
 
 SUFFIXES = (".npy", ".safetensors")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,12 @@ def read_embeddings(path: Path) -> Embeddings:
     except SafetensorError as error:
         raise DamagedData(f"{path} is not a readable safetensors file: {error}") from None
     require("features" in tensors, str(path), 'a file with a tensor "features"', sorted(tensors))
-    return _with_words(path, Embeddings(tensors["features"], tensors.get("labels")))
+    features, labels = tensors["features"], tensors.get("labels")
+    fits = features.ndim == 2 and features.dtype in FLOATS
+    if not fits or (labels is not None and labels.shape != features.shape[:1]):
+        found = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(tensors.items())}
+        raise DamagedData(f"{path} must hold features (N, d) of floating point, and labels (N,) if any, not {found}")
+    return _with_words(path, Embeddings(features, labels))
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -78,6 +84,8 @@ def read_array(path: Path) -> np.ndarray:
         raise MissingData(f"{path} not found")
     try:
         array = np.load(path, allow_pickle=False)
+    except MemoryError:
+        raise DamagedData(f"{path} is not a readable .npy file: it claims to be larger than memory") from None
     except (ValueError, EOFError, SyntaxError) as error:
         reason = "it holds pickled objects, which are not opened" if "pickle" in str(error) else str(error)
         raise DamagedData(f"{path} is not a readable .npy file: {' '.join(reason.split())}") from None
@@ -113,7 +121,7 @@ def _with_words(path: Path, bare: Embeddings) -> Embeddings:
 
 def _listed(path: Path, words: Mapping[str, Any], key: str) -> list[Any] | None:
     found = words[key]
-    whole = key != "labels" or all(type(label) is int for label in found or ())
-    if not (found is None or isinstance(found, list)) or not whole:
+    listed = found is None or isinstance(found, list)
+    if not listed or (key == "labels" and not all(type(label) is int for label in found or ())):
         raise DamagedData(f"{path}: {key} must be a list or null")
     return found

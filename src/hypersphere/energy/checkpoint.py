@@ -18,6 +18,7 @@ from hypersphere.functions.menu import require
 __all__ = ["UnreadableWeights", "weights_of"]
 
 _COLORS = re.compile("\x1b\\[[0-9;]*m")
+_DEEPEST = 32
 _TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -42,6 +43,8 @@ def weights_of(source: nn.Module | Mapping[str, Any] | str | Path) -> Iterator[t
         elif tensor.ndim >= 2 and tensor.is_floating_point():
             of_last = name.split(":")[0].replace("/", ".").split(".")[-1] == "kernel"
             fault = _fault(tensor)
+            if fault is None and tensor.dtype.itemsize == 1:  # eight bits, with which torch does not compute
+                tensor = tensor.float()
             yield name, fault or (tensor.movedim(-1, 0) if of_last else tensor)
 
 
@@ -61,7 +64,9 @@ def _of_module(module: nn.Module) -> Iterator[tuple[str, Tensor | str]]:
 def _fault(tensor: Tensor) -> str | None:
     if tensor.is_meta:
         return "on the meta device, without numbers"
-    return None if tensor.layout == torch.strided else "sparse"
+    if tensor.layout != torch.strided:
+        return "sparse"
+    return f"of the packed type {tensor.dtype}" if "float4" in str(tensor.dtype) else None
 
 
 def _tensors(source: Mapping[str, Any] | str | Path) -> Iterator[tuple[str, Tensor | str]]:
@@ -115,8 +120,12 @@ def _told(file: Path) -> Iterator[None]:
         raise UnreadableWeights(words) from None
 
 
-def _nested(mapping: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Tensor | str]]:
+def _nested(mapping: Mapping[Any, Any], prefix: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Tensor | str]]:
     """Walk through dictionaries of dictionaries; NumPy arrays are welcome."""
+    if id(mapping) in above or len(above) > _DEEPEST:
+        itself = id(mapping) in above
+        yield prefix[:40], "a dictionary that holds itself" if itself else f"within more than {_DEEPEST} dictionaries"
+        return
     if prefix and (_is_optimiser(mapping) or prefix.split(".")[-2].lower().startswith("optim")):
         yield prefix[:-1], "the state of an optimiser"
         return
@@ -125,7 +134,7 @@ def _nested(mapping: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Tens
         if isinstance(value, Tensor):
             yield name, value.detach()
         elif isinstance(value, Mapping):
-            yield from _nested(value, f"{name}.")
+            yield from _nested(value, f"{name}.", (*above, id(mapping)))
         elif hasattr(value, "__array__"):
             try:
                 yield name, torch.as_tensor(value.__array__())
