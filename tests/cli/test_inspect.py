@@ -66,6 +66,12 @@ def test_the_page_holds_all_and_asks_for_nothing(weights, succeeds, tmp_path):
     for word in ("state.wide.weight", "state.conv.weight", "Energy beside that of random neurons", "Pairs that stand"):
         assert word in page
     assert not re.search(r"""(src|href)=["']?https?:""", page)
+    pairs = re.search("Pairs that stand out</h2>.*?</table>", page, re.S)[0]
+    assert pairs.count("state.wide.weight") == 1  # a row a layer
+    rows = weights["wide.weight"].double().numpy()
+    assert f":\N{NO-BREAK SPACE}{np.degrees(nearest_angle(rows)):.1f}°" in pairs
+    for words in ("Nearest is the smallest angle", "Covering is the largest angle", "Rank is the number"):
+        assert words in page
 
 
 def test_a_run_shows_its_rotated_weights(rotated, succeeds, tmp_path):

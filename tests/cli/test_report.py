@@ -11,10 +11,13 @@ import pytest
 import torch
 from report.document import Checker
 
-from hypersphere.cli.run_groups import Group, folder_name
+from hypersphere.cli.report import _joined
+from hypersphere.cli.run_features import _shown_classes
+from hypersphere.cli.run_groups import Group, folder_name, grouped, run_table
+from hypersphere.cli.run_layers import _excess
 from hypersphere.cli.run_page import _energy, run_page
 from hypersphere.cli.run_study import study
-from hypersphere.report import HeatMap, page_html, project
+from hypersphere.report import HeatMap, Page, Text, page_html, project
 from hypersphere.training.run import Run
 
 from .pages import cells, logged
@@ -83,6 +86,12 @@ def test_many_classes_few_examples_and_many_layers(runs):
     many = replace(of, task=task, class_vectors=vectors, labels=torch.randint(450, (500,), generator=draw))
     html = page_html(run_page([many]))
     assert "10 of 450 classes" in html
+    even = replace(many, features=of.features[:450], labels=torch.arange(450))
+    shown = _shown_classes(even).tolist()
+    assert len(set(shown)) == 10
+    assert (shown[0], shown[-1]) == (0, 449)
+    counts = many.labels.bincount(minlength=450)
+    assert counts[_shown_classes(many)].min() >= counts.sort(descending=True).values[9]
     assert "The first 400 of 450 classes." in html
     alone = replace(many, features=of.features[:450], labels=torch.arange(450))
     assert ">ROC<" not in page_html(run_page([alone]))  # no two of one class
@@ -141,6 +150,45 @@ def test_runs_on_other_data_have_words_of_their_own(runs):
     assert ">regular simplex " in alike
     assert "simplex of" not in alike
     assert "classes of mnist" not in run_page([changed]).lead
+    assert "so none is called the best" in html
+    assert "class='best'" not in html
+    assert html.count("higher is better") == 0
+
+
+def test_nothing_is_best_across_networks_that_is_no_matter_of_both(runs):
+    one, other = (study(Run.open(runs / name)) for name in ("softmax-0", "sigmoid"))
+    columns = {column.name: column.higher_is_better for column in run_table(grouped([one, other])).columns}
+    assert columns["hidden energy"] is None
+    assert columns["test accuracy %"] is True
+    alike = run_table(grouped([one, study(Run.open(runs / "softmax-1"))])).columns
+    assert {column.name: column.higher_is_better for column in alike}["hidden energy"] is False
+    names = tuple(f"network.{layer}" for layer in range(len(other.layers.layers)))
+    layers = [replace(layer, name=name) for layer, name in zip(other.layers.layers, names, strict=True)]
+    renamed = replace(other, layers=replace(other.layers, layers=tuple(layers)))
+    titles = [chart.title for chart in _excess(grouped([one, renamed]))]
+    assert titles == [f"Energy above that of random neurons: {name}" for name in ("softmax-0", "sigmoid")]
+
+
+def test_settings_are_a_table_and_no_part_of_the_title(runs, page):
+    html = page.read_text(encoding="utf-8")
+    (title,) = Checker(html).texts["h1"]
+    assert "(" not in title
+    settings = dict(cells(html, 3))
+    assert settings["epochs"] == str(Run.open(runs / "sigmoid").job.epochs)
+    assert settings["seed"] == "0"
+
+
+def test_seeds_are_told_of_where_there_are_several(page, comparison):
+    assert "Of the first seed" not in page.read_text(encoding="utf-8")
+    assert "Of the first seed. Rates are" in comparison.read_text(encoding="utf-8")
+
+
+def test_studies_of_several_kinds_are_named_and_linked():
+    one, two = (Page(title, "", [Text("", "a")]) for title in ("Runs", "A recipe"))
+    joined = _joined([one, two])
+    assert joined.title == "Runs and A recipe"
+    assert page_html(joined).count("<li><a href='#section-") == 2
+    assert _joined([one, two, one, two]).title == "4 studies"
 
 
 def test_rates_say_which_pairs_they_are_of(page):

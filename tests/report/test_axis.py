@@ -134,3 +134,8 @@ def test_on_a_phone_labels_do_not_touch(low: float, span: float, log: bool) -> N
 def test_places() -> None:
     np.testing.assert_allclose(Axis(1, 3).place(np.array([1.0, 2.0, 3.0])), [0, 0.5, 1])
     np.testing.assert_allclose(Axis(0.01, 1, log=True).place(np.array([0.01, 0.1, 1.0])), [0, 0.5, 1])
+
+
+def test_decades_are_all_written_in_one_way() -> None:
+    assert fit_axis(np.array([1e-5, 1.0]), log=True, most=9).labels == ("10⁻⁵", "10⁻⁴", "10⁻³", "10⁻²", "10⁻¹", "10⁰")
+    assert fit_axis(np.array([1e-3, 1.0]), log=True, most=9).labels == ("0.001", "0.01", "0.1", "1")

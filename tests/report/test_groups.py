@@ -17,6 +17,7 @@ from hypersphere.report import (
     Series,
     Sphere,
     Spheres,
+    Stack,
     Table,
     Tabs,
     Text,
@@ -138,3 +139,20 @@ def test_the_projection_is_that_of_the_singular_vectors() -> None:
 def test_curves_need_no_script_to_be_whole() -> None:
     html = page_html(Page("t", "l", [Tabs("x", [Curves("c", [Series("a", [1, 2])])])]))
     assert "hidden" not in html.split("<main>")[1].split("</main>")[0].replace("aria-hidden", "")
+
+
+def test_factors_are_drawn_from_one() -> None:
+    html = bars_html(Bars("", ["a", "b"], [Series("x", [1.5, 0.5])], start=1.0))
+    assert "left:50.00%;width:50.00%" in html
+    assert "left:0.00%;width:50.00%" in html
+
+
+def test_a_single_section_has_no_tab() -> None:
+    html = page_html(Page("t", "", [Tabs("By epoch", [Text("loss", "words")])]))
+    assert "class='tabs'" not in html
+    assert ">loss</h3><p>words</p>" in html
+
+
+def test_stacked_studies_have_links() -> None:
+    html = page_html(Page("t", "", [Stack("one", [Text("", "a")]), Stack("two", [Text("", "b")])]))
+    assert "<a href='#section-2'>two</a>" in html

@@ -139,6 +139,17 @@ def test_it_prints_in_the_light_theme(opened: Browser) -> None:
     assert theme(opened) == "dark"
 
 
+def test_a_touch_screen_is_told_of_no_keys(page: Path, tmp_path: Path, browser: Browser) -> None:
+    seen = "return ['.keys', '.touch'].map((kind) => document.querySelector(kind).checkVisibility())"
+    browser.visit(page)
+    assert browser.run(seen) == [True, False]
+    with Browser(tmp_path) as phone:  # what it is told of touch stays
+        phone.protocol("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 2})
+        phone.resize(390, 844, mobile=True)
+        phone.visit(page)
+        assert phone.run(seen) == [False, True]
+
+
 def test_it_fits_tablets_and_phones(opened: Browser) -> None:
     for tablet in (700, 830, 1000):
         opened.resize(tablet, 800)

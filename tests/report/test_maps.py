@@ -82,6 +82,22 @@ def test_one_pixel_a_cell_and_gaps_are_transparent() -> None:
     assert data_of(html)["text"] == ["0", "1", "–", "2", "–", "4"]
 
 
+def test_a_diagonal_without_values_is_no_gap() -> None:
+    values = np.arange(9.0).reshape(3, 3)
+    np.fill_diagonal(values, np.nan)
+    assert "left blank" not in heatmap_html(HeatMap("t", values))
+    values[0, 1] = np.nan
+    assert "4 cells without a finite value left blank." in heatmap_html(HeatMap("t", values))
+
+
+def test_long_names_lose_what_all_share() -> None:
+    names = [f"Alphabet_of_the_Magi/character{number:02}" for number in (1, 2)]
+    html = heatmap_html(HeatMap("t", np.eye(2), names))
+    assert ">character01<" in html
+    assert "Alphabet_of…" not in html
+    assert data_of(html)["rows"] == names
+
+
 def test_limits_end_the_colours() -> None:
     html = heatmap_html(HeatMap("t", torch.tensor([[0.0, 50.0], [100.0, 180.0]]), limits=(50, 100)))
     picture = pixels(html, 1)[..., :3]

@@ -122,3 +122,11 @@ def test_colors_are_distinct_and_steady() -> None:
     assert class_colors(10) == class_colors(50)[:10]
     assert len(set(class_colors(50))) == 50
     assert all(len(color) == 7 and int(color[1:], 16) >= 0 for color in class_colors(50))
+
+
+def test_badges_keep_what_tells_classes_apart() -> None:
+    names = [f"{alphabet}/character{number:02}" for alphabet in ("Alphabet_of_the_Magi", "Greek") for number in (1, 2)]
+    html = spheres_html(Spheres("", [Sphere("a", np.eye(3), [0, 1, 2], classes=names)]))
+    data = json.loads(html.split('<script type="application/json">')[1].split("</script>")[0])
+    assert data["classes"] == names
+    assert data["short"] == ["Alphabet_…01", "Alphabet_…02", "Greek…01", "Greek…02"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 
 import numpy as np
 import pytest
@@ -117,3 +118,32 @@ def test_an_ascii_stream_is_enough(table: Table) -> None:
     out.flush()
     for words in (b"97.94 +/- 0.10% *", b"+/- title", b"2-3 seeds, mean +/- s.d."):
         assert words in raw.getvalue()
+
+
+def test_what_reads_as_nothing_has_no_sign() -> None:
+    signed = Column("x", format="+.2%")
+    assert [signed.show(value) for value in (-0.00001, 0.00001, -0.001)] == ["0.00%", "0.00%", "-0.10%"]
+    assert Column("x", format=".1f").show((-0.01, 0.02)) == "0.0 ± 0.0"
+
+
+def test_cards_of_a_phone_have_the_arrows_of_the_head() -> None:
+    assert "data-column='value ↓'" in table_html(single(1, 2, higher=False))
+
+
+def test_words_wrap_before_a_table_falls_apart() -> None:
+    columns = [Column("measure"), Column("value", format=".2f"), Column("of")]
+    rows = [["accuracy", 0.5, "all of the three thousand pairs in ten folds"], ["hardness", 0.25, ""]]
+    file = io.StringIO()
+    print_table(Table("", columns, rows), Console(file=file, width=40, force_terminal=True, no_color=True))
+    lines = re.sub("\x1b\\[[0-9;]*m", "", file.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert any("accuracy" in line and "0.50" in line and "all of the" in line for line in lines)
+    long = [["classification accuracy", "0.95"], ["angular visual hardness", "0.00104 ± 0.00002"]]
+    file = io.StringIO()
+    print_table(
+        Table("", [Column("measure"), Column("value")], long), Console(file=file, width=38, force_terminal=True)
+    )
+    assert "classification accuracy" in file.getvalue()  # the one long number is broken, not both names
+    file = io.StringIO()
+    print_table(Table("", columns, rows), Console(file=file, width=22, force_terminal=True, no_color=True))
+    assert [line.split()[0] for line in file.getvalue().splitlines() if line.strip()].count("of") == 1  # not of ""

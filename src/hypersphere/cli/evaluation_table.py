@@ -64,12 +64,12 @@ def _features(found: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _measured(mean: float, deviation: float) -> str:
-    """Both with as many decimals as the deviation needs for two digits.
+    """Both with four decimals, or as many as the deviation needs to be seen.
 
     >>> _measured(0.00104, 0.000021), _measured(0.5, 0.1)
-    ('0.001040 ± 0.000021', '0.5000 ± 0.1000')
+    ('0.00104 ± 0.00002', '0.5000 ± 0.1000')
     """
-    digits = max(4, 1 - math.floor(math.log10(deviation))) if 0 < deviation < math.inf else 4
+    digits = max(4, -math.floor(math.log10(deviation))) if 0 < deviation < math.inf else 4
     return report.Column("", format=f".{min(digits, 9)}f").show((mean, deviation))
 
 

@@ -58,5 +58,5 @@ def landscape_maps(key: str, grids: Mapping[str, Tensor], coordinates: Mapping[s
 
 def settings_table(settings: Mapping[str, Any], caption: str = "") -> report.Table:
     """One line a setting, in words."""
-    rows = [[key.replace("_", " "), words_of(value)] for key, value in settings.items()]
+    rows = [[key, words_of(value)] for key, value in settings.items()]
     return report.Table("Settings", [report.Column("setting"), report.Column("value")], rows, caption)

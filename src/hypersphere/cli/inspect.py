@@ -223,7 +223,8 @@ def _pair_table(found: Inspection) -> report.Table:
 
 
 def _pairs(pairs: Sequence[Pair]) -> str:
-    return ", ".join(f"{pair.first}–{pair.second} {math.degrees(pair.angle):.1f}°" for pair in pairs)
+    dash, gap = "\N{WORD JOINER}–\N{WORD JOINER}", "\N{NO-BREAK SPACE}"
+    return ", ".join(f"{pair.first}{dash}{pair.second}:{gap}{math.degrees(pair.angle):.1f}°" for pair in pairs)
 
 
 def _plain(found: Inspection, source: Path) -> Mapping[str, Any]:

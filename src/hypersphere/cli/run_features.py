@@ -166,9 +166,9 @@ def _rates(groups: Sequence[Group]) -> report.Table:
         means = [math.degrees(kind.mean) for kind in (angles.positive, angles.negative)]
         rows.append([group.name, roc.eer, roc.auc, *tars, *means, angles.overlap])
     caption = (
-        f"Of {'the first seed and of ' * (max(len(group.studies) for group in groups) > 1)}all these pairs; these by "
-        "their mean angle. "
-        f"The command `evaluate` draws up to {DRAWN:,} pairs of either kind, so its rates differ."
+        f"{'Of the first seed. ' * any(len(group.studies) > 1 for group in groups)}Rates are of all these pairs, of "
+        f"which the mean angles are told too. The command `evaluate` draws up to {DRAWN:,} pairs of either kind, so "
+        "its rates differ."
     )
     return report.Table("Rates", columns, rows, caption)
 

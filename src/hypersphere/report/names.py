@@ -6,22 +6,40 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 
+DIGITS = "0123456789"
+
 
 def short_names(names: Sequence[str], most: int) -> list[str]:
-    """Return names of at most so many letters, that still can be told apart where these can.
+    """Return names of at most so many letters, without what tells them apart from no other.
 
-    Where any is too long, all lose the words that all begin with; what is still too long loses its middle.
+    Where any is too long, all lose the words that all begin with. What is still too long loses its middle, first the
+    letters that all have before their numbers.
 
     >>> short_names(["Alphabet_of_the_Magi/character01", "Alphabet_of_the_Magi/character17"], 12)
     ['character01', 'character17']
-    >>> short_names(["Futurama/character01", "Greek/character24"], 12)
-    ['Futur…cter01', 'Greek…cter24']
+    >>> short_names(["Alphabet_of_the_Magi/character01", "Greek/character17"], 12)
+    ['Alphabet_…01', 'Greek…17']
+    >>> short_names(["Arnold_Schwarzenegger", "Serena_Williams", "Pele"], 12)
+    ['Arnol…negger', 'Seren…lliams', 'Pele']
     """
     if max(map(len, names), default=0) <= most:
         return list(names)
     if len(names) > 1:
-        alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-        words = re.sub(r"[^\W_]+$", "", "".join(letters[0] for letters in alike))
+        words = re.sub(r"[^\W_]+$", "", _beginning(names))
         names = [name.removeprefix(words) or name for name in names]
-    tail = most // 2
-    return [name if len(name) <= most else f"{name[: most - tail - 1]}…{name[-tail:]}" for name in names]
+    shared = _beginning([name.rstrip(DIGITS)[::-1] for name in names])[::-1] if len(names) > 1 else ""
+    return [name if len(name) <= most else _cut(name, shared, most) for name in names]
+
+
+def _beginning(names: Sequence[str]) -> str:
+    """The letters that all names begin with."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return "".join(letters[0] for letters in alike)
+
+
+def _cut(name: str, shared: str, most: int) -> str:
+    stem = name.rstrip(DIGITS)
+    number = name[len(stem) :]
+    tail = number if len(shared) > 1 and len(number) < most - 1 else name[-(most // 2) :]
+    head = stem.removesuffix(shared) if tail == number else name
+    return f"{head[: most - 1 - len(tail)]}…{tail}"

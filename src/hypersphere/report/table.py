@@ -124,7 +124,10 @@ def _markdown_cell(table: Table, row: int, at: int, best: frozenset[tuple[int, i
 
 
 def table_html(section: Table) -> str:
-    """Return the table with a note that explains its marks; on a narrow screen each row becomes a card (page.css)."""
+    """Return the table with a note that explains its marks.
+
+    On a narrow screen each row becomes a card (page.css), unless it has but two cells.
+    """
     best = best_cells(section)
     head = "".join(_head_html(column, is_numeric(section, at)) for at, column in enumerate(section.columns))
     body = "".join(
@@ -135,8 +138,8 @@ def table_html(section: Table) -> str:
     )
     paragraphs = [escape(section.caption), " · ".join(_notes_html(section, bool(best)))]
     notes = "".join(f"<p class='note'>{paragraph}</p>" for paragraph in paragraphs if paragraph)
-    dense = " dense" if len(section.columns) > MOST_WIDE else ""
-    return f"<div class='table{dense}'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{notes}"
+    kind = " dense" if len(section.columns) > MOST_WIDE else " pairs" if len(section.columns) == 2 else ""
+    return f"<div class='table{kind}'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{notes}"
 
 
 def _is_cell(cell: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hypersphere.report.table import Column, Table, best_cells, is_numeric
 
@@ -50,7 +50,9 @@ def _widths(headings: list[list[str]], shown: list[list[str]]) -> list[int]:
 
 
 def _wrapped(table: Table, headings: list[list[str]], shown: list[list[str]], room: int) -> list[int]:
-    """Widths that fit, the widest columns of words made narrower, down to their longest word; none if none do."""
+    """Widths that fit, by lines broken in columns of words, as few as may be; none if a word would have to be."""
+    from rich.cells import cell_len
+
     fitting = _widths(headings, shown)
     words = _widths(headings, [[max(cell.split(), key=len, default="") for cell in row] for row in shown])
     least = [fitting[at] if is_numeric(table, at) else words[at] for at in range(len(words))]
@@ -58,7 +60,8 @@ def _wrapped(table: Table, headings: list[list[str]], shown: list[list[str]], ro
         able = [at for at, width in enumerate(fitting) if width > least[at]]
         if not able:
             return []
-        fitting[max(able, key=lambda at: fitting[at])] -= 1
+        broken = {at: sum(cell_len(row[at]) >= fitting[at] for row in shown) for at in able}
+        fitting[min(able, key=lambda at: (broken[at], -fitting[at]))] -= 1
     return fitting
 
 
@@ -84,16 +87,14 @@ def _empty_grid(console: Console) -> Grid:
 
 
 def _wide_grid(table: Table, shown: list[list[str]], widths: list[int], console: Console) -> Grid:
+    from rich.align import Align
     from rich.text import Text as Words
 
     grid = _empty_grid(console)
     for at, column in enumerate(table.columns):
-        grid.add_column(
-            Words(_heading(column, console)),
-            justify="right" if is_numeric(table, at) else "left",
-            vertical="bottom",
-            width=widths[at],
-        )
+        side: Literal["left", "right"] = "right" if is_numeric(table, at) else "left"
+        heading = Align(Words(_heading(column, console), justify=side), side, vertical="bottom")
+        grid.add_column(heading, justify=side, width=widths[at])
     for row in shown:
         grid.add_row(*(Words(cell, style=_style(cell)) for cell in row))
     return grid
