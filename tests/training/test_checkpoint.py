@@ -1,5 +1,6 @@
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -673,3 +674,17 @@ def test_batches_refuse_the_place_of_other_data():
         batches(0, size=5).load_state_dict(batches(0).state_dict())
     with pytest.raises(ValueError, match=r"state must be of batches with {'shuffled': False}"):
         batches(0, shuffled=False).load_state_dict(batches(0).state_dict())
+
+
+@pytest.mark.parametrize("content", [[], {}, {"modules": []}, {"modules": {}, "state": 3}])
+def test_a_state_of_another_shape_is_damage_though_its_sums_are_right(tmp_path, content):
+    folder = tmp_path / "step-00000001"
+    Checkpoints(tmp_path).save(1, {"module": nn.Linear(2, 2)}, {})
+    torch.save(content, folder / "state.pt")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["sha256"]
+    data = (folder / "state.pt").read_bytes()
+    manifest["files"]["state.pt"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "manifest.json").write_text(_sealed(manifest))
+    with pytest.raises(DamagedCheckpoint, match="does not hold the states"):
+        read_checkpoint(folder, 1)

@@ -232,7 +232,7 @@ def _load_module_(name: str, module: nn.Module, saved: Mapping[str, Any]) -> Non
 def _load_state(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     """Open a file of tensors; mapped to memory, only its structure is read."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # a broken or foreign pickle can fail in any way
@@ -240,6 +240,9 @@ def _load_state(path: Path, *, mmap: bool = False) -> dict[str, Any]:
             raise _system_error(error) from error
         reason = str(error).strip().partition("\n")[0]
         raise DamagedCheckpoint(f"{path.name} is not a file of tensors that can be opened safely: {reason}") from None
+    if not (isinstance(found, dict) and all(isinstance(found.get(key), dict) for key in ("modules", "state"))):
+        raise DamagedCheckpoint(f"{path.name} does not hold the states of modules and other parts")
+    return found
 
 
 def _sealed(manifest: Mapping[str, Any]) -> str:
