@@ -42,7 +42,7 @@ def contenders(probes: int, size: int, dim: int):
     x = gallery[:probes] + 0.5 * torch.randn(probes, dim, generator=generator)
     y = labels[:probes]
     known = probes
-    directions = sphere.directions(x)
+    directions = sphere.row_directions(x)
 
     def products():
         scores = torch.empty(probes, 8192)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from hypersphere import files
+from hypersphere import _files as files
 
 
 def is_folder(descriptor):

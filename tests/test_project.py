@@ -66,9 +66,9 @@ def test_rooms_are_found_lazily_and_unknown_ones_are_not():
 
 
 def test_only_the_sphere_has_epsilons_and_arc_cosines():
-    allowed = ROOT / "src" / "hypersphere" / "sphere.py"
+    allowed = [ROOT / "src" / "hypersphere" / name for name in ("sphere.py", "_numerics.py")]
     for path in (ROOT / "src").rglob("*.py"):
-        if path == allowed or "recipes" in path.parts:
+        if path in allowed or "recipes" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             tiny = isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < abs(node.value) < 1e-6

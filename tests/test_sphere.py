@@ -6,7 +6,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import oracle
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -107,9 +107,9 @@ def test_require_finite_rows_names_the_row():
     x = torch.ones(4, 3)
     x[2, 1] = float("inf")
     with pytest.raises(ValueError, match=r"features must be finite, but row 2"):
-        sphere.require_finite_rows("features", x)
-    sphere.require_finite_rows("features", torch.full((2, 4), 3e38))  # overflows in the sum, but is finite
-    sphere.require_finite_rows("features", torch.zeros(0, 3))
+        _numerics.require_finite_rows("features", x)
+    _numerics.require_finite_rows("features", torch.full((2, 4), 3e38))  # overflows in the sum, but is finite
+    _numerics.require_finite_rows("features", torch.zeros(0, 3))
 
 
 def test_compiles_in_one_graph():

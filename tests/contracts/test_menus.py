@@ -12,8 +12,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import oracle
 from hypersphere import functions
+from hypersphere._validation import choose
 from hypersphere.functions import angular, kernel, magnitude, margin
-from hypersphere.functions.menu import choose
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 MENUS = {

@@ -10,8 +10,8 @@ import scipy.linalg
 import torch
 from torch.autograd import gradcheck
 
+from hypersphere._validation import choose
 from hypersphere.functions import orthogonal, skew, transform
-from hypersphere.functions.menu import choose
 
 MENU = {**orthogonal.ORTHOGONALS, **transform.TRANSFORMS}
 EXACT = [name for name, entry in MENU.items() if entry().exact]

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
+from hypersphere._validation import is_integer
 from hypersphere.evaluation.arrays import as_features, as_labels, blocks
-from hypersphere.functions.menu import is_whole
 
 CPU = torch.device("cpu")
 
@@ -50,10 +50,10 @@ def test_names_for_labels_are_answered_with_advice(names):
 
 def test_whole_numbers_of_any_library():
     for five in (5, np.int64(5), np.uint8(5), np.array(5), torch.tensor(5)):
-        assert is_whole(five, 5)
-        assert not is_whole(five, 6)
+        assert is_integer(five, 5)
+        assert not is_integer(five, 6)
     for other in (5.0, True, np.True_, "5", None, [5], np.array([5]), torch.tensor([5]), np.float64(5)):
-        assert not is_whole(other, 1)
+        assert not is_integer(other, 1)
 
 
 def test_the_row_is_named_beyond_the_first_block():
@@ -67,18 +67,21 @@ def test_the_row_is_named_beyond_the_first_block():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_quick_directions_are_those_of_polar(dtype):
     x = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
-    torch.testing.assert_close(sphere.directions(x), sphere.polar(x)[1])
+    torch.testing.assert_close(sphere.row_directions(x), sphere.polar(x)[1])
     for scale in (0.0, 1e-42, 1e-30, 1e30, 3e38):
-        rows = sphere.widen(x)
+        rows = _numerics.widen(x)
         rows = torch.cat([rows, (rows[:1] / rows[:1].abs().max()) * scale])
-        torch.testing.assert_close(sphere.directions(rows), sphere.polar(rows)[1])
-    assert sphere.directions(x[:0]).shape == (0, 7)
-    assert sphere.directions(torch.tensor([[float("nan"), 1.0], [1.0, 0.0]])).isnan().any(1).tolist() == [True, False]
+        torch.testing.assert_close(sphere.row_directions(rows), sphere.polar(rows)[1])
+    assert sphere.row_directions(x[:0]).shape == (0, 7)
+    assert sphere.row_directions(torch.tensor([[float("nan"), 1.0], [1.0, 0.0]])).isnan().any(1).tolist() == [
+        True,
+        False,
+    ]
 
 
 def test_equal_vectors_are_tied_however_a_product_rounds():
     for dim in (64, 512, 2048):
         point = torch.randn(1, dim, generator=torch.Generator().manual_seed(dim))
-        x = sphere.directions(point * torch.linspace(0.1, 3, 200)[:, None])
+        x = sphere.row_directions(point * torch.linspace(0.1, 3, 200)[:, None])
         spread = (x @ x.mT - (x[:1] * x).sum(1)).abs().max()
-        assert spread < sphere.tie_width(torch.float32)
+        assert spread < _numerics.tie_tolerance(torch.float32)

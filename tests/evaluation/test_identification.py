@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from hypersphere import sphere
+from hypersphere import _numerics
 from hypersphere.evaluation import identify
 from hypersphere.evaluation.mates import Mates
 
 from . import reference
 
-TOLERANCE = sphere.tie_width(torch.float64)
+TOLERANCE = _numerics.tie_tolerance(torch.float64)
 
 
 def people(seed=0, classes=8, each=3, dim=5, noise=0.6):
@@ -120,7 +120,7 @@ def test_many_probes_and_a_read_only_half_precision_gallery(tmp_path):
     scores = reference.unit(probes) @ reference.unit(x).T
     mates = y[:, None] == y
     best = np.where(mates, scores, -2).max(1)
-    expected = 1 + ((scores >= best[:, None] - sphere.tie_width(torch.float32)) & ~mates).sum(1)
+    expected = 1 + ((scores >= best[:, None] - _numerics.tie_tolerance(torch.float32)) & ~mates).sum(1)
     assert (found.ranks.numpy() != expected).mean() < 2e-3  # scores within rounding of one another
     assert abs(found.ranks.numpy() - expected).max() <= 1
     assert repr(found).startswith("Identification(2600 probes among 2600: rank-1 0.")

@@ -13,12 +13,12 @@ from typing import Any
 from rich.console import Console
 
 from hypersphere import layers
+from hypersphere._validation import require
 from hypersphere.cli.words import words_of
 from hypersphere.functions.angular import ANGULARS
 from hypersphere.functions.kernel import KERNELS
 from hypersphere.functions.magnitude import MAGNITUDES, WEIGHTINGS
 from hypersphere.functions.margin import MARGINS
-from hypersphere.functions.menu import require
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.projection import PROJECTIONS
 from hypersphere.functions.transform import TRANSFORMS

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.training import Job
 from hypersphere.training.parts import nearest
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hypersphere._validation import require
 from hypersphere.cli.embeddings import SUFFIXES, Embeddings, write_embeddings
 from hypersphere.cli.opening import device_of, open_run
 from hypersphere.cli.target import check_target
 from hypersphere.data import LabelledImages, MissingData, image_folder
 from hypersphere.data.folder import is_image
-from hypersphere.functions.menu import require
 
 __all__ = ["embed", "read_images"]
 

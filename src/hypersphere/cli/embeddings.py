@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from hypersphere._files import replacing
+from hypersphere._validation import require
 from hypersphere.data import DamagedData, MissingData
-from hypersphere.files import replacing
-from hypersphere.functions.menu import require
 
 __all__ = ["SUFFIXES", "Embeddings", "read_array", "read_embeddings", "write_embeddings"]
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import report
+from hypersphere._validation import require
 from hypersphere.cli.embeddings import Embeddings, read_array, read_embeddings
 from hypersphere.cli.evaluation_table import evaluation_table
 from hypersphere.cli.opening import Opened, device_of, open_run
@@ -27,7 +28,6 @@ from hypersphere.evaluation import (
     identify,
     verify,
 )
-from hypersphere.functions.menu import require
 
 __all__ = ["DRAWN", "Protocol", "drawn_pairs", "evaluate", "numbers"]
 

@@ -18,11 +18,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from hypersphere import layers, rotation
+from hypersphere._validation import require
 from hypersphere.cli.compare import Probe, largest_difference
 from hypersphere.cli.opening import open_run
 from hypersphere.functions.angular import Cosine
 from hypersphere.functions.magnitude import InnerProduct, Linear
-from hypersphere.functions.menu import require
 from hypersphere.layers.direction import direction
 from hypersphere.layers.learned import Learned
 from hypersphere.training.job import Assembly, Job

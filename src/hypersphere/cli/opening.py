@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hypersphere._validation import require
 from hypersphere.evaluation import mirrored_features
-from hypersphere.functions.menu import require
 from hypersphere.training import Assembly, Batches, Checkpoint, DamagedCheckpoint, Objective, Run
 from hypersphere.training.checkpoint import read_checkpoint
 from hypersphere.training.run import CHECKPOINTS

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.status import Status
 
 from hypersphere import report as pages
+from hypersphere._validation import require
 from hypersphere.cli.opening import device_of
 from hypersphere.cli.run_page import run_page
 from hypersphere.cli.run_study import study
 from hypersphere.cli.summary import current_records, record_page, write_page_of
 from hypersphere.cli.target import check_target
 from hypersphere.cli.words import joined_facts
-from hypersphere.functions.menu import require
 from hypersphere.recipes import RECIPES, Recipe, Record, read_records
 from hypersphere.training.run import CONFIG, Run
 

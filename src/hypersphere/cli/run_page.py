@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypersphere import report
+from hypersphere._validation import require
 from hypersphere.cli.run_features import class_vector_tab, feature_tab, verification_tab
 from hypersphere.cli.run_groups import Group, better_way, common_settings, differences, grouped, run_table
 from hypersphere.cli.run_layers import landscape_tab, layer_tab
 from hypersphere.cli.run_study import Study
 from hypersphere.cli.words import joined_facts, span, words_of
-from hypersphere.functions.menu import require
 from hypersphere.report.curves import MOST_CURVES
 
 __all__ = ["run_page"]

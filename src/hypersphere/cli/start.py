@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.training import DamagedCheckpoint
 from hypersphere.training.run import CONFIG, Run
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hypersphere import report
+from hypersphere._files import replacing
+from hypersphere._validation import require
 from hypersphere.cli.figures import settings_table
 from hypersphere.cli.record_figures import figure_rows, record_sections
 from hypersphere.cli.words import joined_facts, mean_and_spread, words_of
-from hypersphere.files import replacing
-from hypersphere.functions.menu import require
 from hypersphere.recipes import Metric, Recipe, Record, read_records, run_name
 
 __all__ = ["current_records", "record_page", "summary_table", "write_page_of", "write_report"]

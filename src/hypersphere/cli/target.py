@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hypersphere.files import replacing
-from hypersphere.functions.menu import require
+from hypersphere._files import replacing
+from hypersphere._validation import require
 
 __all__ = ["check_target", "write_json"]
 

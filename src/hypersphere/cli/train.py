@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from hypersphere._validation import require
 from hypersphere.cli.catalogue import resolved
 from hypersphere.cli.config import dotted_words, read_config, resolve
 from hypersphere.cli.dry_run import plan
@@ -23,7 +24,6 @@ from hypersphere.cli.processes import is_broken, process_group, restarts
 from hypersphere.cli.progress import View
 from hypersphere.cli.start import read_start
 from hypersphere.data.errors import require_package
-from hypersphere.functions.menu import require
 from hypersphere.heads.collectives import Processes, problem_of
 from hypersphere.training import Assembly, Job
 from hypersphere.training.mode import evaluating

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterable
 from typing import Any
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 
 
 class MissingData(FileNotFoundError):

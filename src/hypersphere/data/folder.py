@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hypersphere._validation import require
 from hypersphere.data.errors import DamagedData, MissingData, require_package
 from hypersphere.data.labelled import LabelledImages
-from hypersphere.functions.menu import require
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 
 
 def as_indices(indices: Tensor | Sequence[int] | Sequence[bool], count: int) -> Tensor:

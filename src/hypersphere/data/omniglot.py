@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from hypersphere._validation import require
 from hypersphere.data.content import read_arrays
 from hypersphere.data.errors import DamagedData, check_choice
 from hypersphere.data.labelled import LabelledImages
 from hypersphere.data.root import data_root, find
-from hypersphere.functions.menu import require
 
 SIDE = 105
 ADVICE = (

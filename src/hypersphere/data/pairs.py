@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hypersphere._validation import require
 from hypersphere.data.errors import DamagedData, MissingData
 from hypersphere.data.labelled import as_indices
-from hypersphere.functions.menu import require
 
 LONGEST_FOLD = 6
 

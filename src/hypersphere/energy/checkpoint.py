@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hypersphere._validation import require
 from hypersphere.energy.neurons import find_neurons
-from hypersphere.functions.menu import require
 
 __all__ = ["UnreadableWeights", "weights_of"]
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
+from hypersphere import _numerics
+from hypersphere._validation import is_number, require
 from hypersphere.energy.draws import require_seed, seeded, uncompiled
 from hypersphere.energy.hyperspherical import stacked_energy
 from hypersphere.energy.neurons import Neurons, Source, find_neurons, stack_equal_shapes
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.menu import is_number, require
 from hypersphere.functions.potential import PairPotential
 from hypersphere.functions.projection import PROJECTIONS, Learned, Projection
 
@@ -116,7 +116,7 @@ class CoMHE(nn.Module):
     def forward(self) -> Tensor:
         """Return the regulariser, and count a step while training."""
         anchor = self.population.layers[0].anchor
-        with sphere.full_precision(anchor):
+        with _numerics.autocast_disabled(anchor):
             rows = {layer.name: layer.rows() for layer in self.projected}
             bases = self._bases(rows)
             terms = []

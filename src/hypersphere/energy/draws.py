@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from hypersphere.functions.menu import is_whole, require
+from hypersphere._validation import is_integer, require
 
 __all__ = ["require_seed", "seeded", "uncompiled"]
 
@@ -45,7 +45,7 @@ def require_seed(seed: object) -> None:
     Traceback (most recent call last):
     ValueError: seed must be an integer of 64 bits, not 1.5
     """
-    whole = is_whole(seed, -(2**63), 2**63 - 1)
+    whole = is_integer(seed, -(2**63), 2**63 - 1)
     require(whole, "seed", "an integer of 64 bits", seed)
 
 

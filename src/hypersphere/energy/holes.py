@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
 
 __all__ = ["hole_radius"]
 
@@ -24,7 +24,7 @@ def hole_radius(unit: Tensor) -> float | None:
     n, d = unit.shape
     if not 1 <= n <= _MOST or d not in (2, 3):
         return None
-    points = sphere.widest(unit)
+    points = _numerics.to_float64(unit)
     i, j = torch.triu_indices(n, n, device=points.device)
     middles = points[i] + points[j]
     nearest = [_nearest(points, middles), _nearest(points, -middles)]

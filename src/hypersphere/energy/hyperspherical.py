@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics
+from hypersphere._validation import require
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.menu import require
 from hypersphere.functions.potential import PairPotential
 from hypersphere.functions.repulsion import mutual_repulsion
 
@@ -41,7 +41,7 @@ def hyperspherical_energy(
         reduction: "mean" over the ordered pairs, /(N(N−1)) or /(2N(2N−1)) in half space, or "sum".
 
     Returns:
-        A scalar. Pairs closer than `sphere.distance_floor` count as that far apart.
+        A scalar. Pairs closer than `_numerics.distance_floor` count as that far apart.
 
     Example:
         >>> hyperspherical_energy(torch.tensor([[1.0, 0.0], [-3.0, 0.0]]), power=1)
@@ -56,14 +56,14 @@ def hyperspherical_energy(
     if weights is not None:
         require(distance == "euclidean", "distance", "'euclidean' when weights are given", distance)
         require(weights.shape == (len(w),), "weights", f"a vector of {len(w)} numbers", tuple(weights.shape))
-        if sphere.inspectable(weights):
+        if _numerics.values_readable(weights):
             positive = bool(((weights > 0) & weights.isfinite()).all())
             require(positive, "weights", "positive and finite", weights.tolist())
-    energy = stacked_energy(sphere.widen_weight(w.flatten(1)), potential, weights)
-    if sphere.inspectable(energy) and not math.isfinite(energy.item()):
-        sphere.require_finite_rows("w", w)
+    energy = stacked_energy(_numerics.widen_parameter(w.flatten(1)), potential, weights)
+    if _numerics.values_readable(energy) and not math.isfinite(energy.item()):
+        _numerics.require_finite_rows("w", w)
     count = _pairs(len(w), half_space) if reduction == "sum" else 1
-    return sphere.narrow(energy * count, w.dtype)
+    return _numerics.narrow(energy * count, w.dtype)
 
 
 def random_batch_energy(
@@ -97,8 +97,8 @@ def random_batch_energy(
     require(2 <= size <= len(w), "size", f"a number from 2 to {len(w)}, the number of rows", size)
     drawn = torch.randperm(len(w), generator=generator)[:size].to(w.device)
     batch = w.index_select(0, drawn)
-    sphere.require_finite_rows("w", batch)
-    return sphere.narrow(stacked_energy(sphere.widen_weight(batch.flatten(1)), potential, of=len(w)), w.dtype)
+    _numerics.require_finite_rows("w", batch)
+    return _numerics.narrow(stacked_energy(_numerics.widen_parameter(batch.flatten(1)), potential, of=len(w)), w.dtype)
 
 
 def stacked_energy(
@@ -113,7 +113,7 @@ def stacked_energy(
     """
     n = w.shape[-2]
     whole = n if of is None else of
-    weights = None if weights is None else sphere.widen(weights)
+    weights = None if weights is None else _numerics.widen(weights)
     total = mutual_repulsion(w, potential, weights) if n > 1 else w.sum((-2, -1)) * 0
     if n > 1:
         total = total * (whole * (whole - 1) / (n * (n - 1)))

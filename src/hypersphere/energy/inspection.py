@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
+from hypersphere._validation import is_integer, require
 from hypersphere.energy.checkpoint import weights_of
 from hypersphere.energy.holes import hole_radius
 from hypersphere.energy.hyperspherical import stacked_energy
 from hypersphere.energy.uniform import random_energy
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.menu import is_whole, require
 from hypersphere.functions.potential import PairPotential
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def inspect(
         [('0', 16, 8), ('1', 4, 16)]
     """
     for name, number, low in (("pairs", pairs, 1), ("bins", bins, 1), ("probes", probes, 1), ("most", most, 2)):
-        require(is_whole(number, low), name, f"an integer >= {low}", number)
+        require(is_integer(number, low), name, f"an integer >= {low}", number)
     found = list(inspect_layers(model, pairs=pairs, bins=bins, most=most, probes=probes, seed=seed))
     layers = tuple(layer for layer in found if isinstance(layer, LayerInspection))
     require(bool(layers), "model", "one with a matrix of two finite neurons or more", "without any")
@@ -201,7 +201,7 @@ def _inspect_rows(
 
     nearest = listed(True)
     directions = sphere.normalize(torch.randn(probes, d, generator=generator).to(rows))
-    norms = torch.cat([sphere.widest(sphere.polar(block)[0]) for block in w.split(1 << 14)])
+    norms = torch.cat([_numerics.to_float64(sphere.polar(block)[0]) for block in w.split(1 << 14)])
     return LayerInspection(
         name=name,
         shape=shape,
@@ -224,7 +224,7 @@ def _inspect_rows(
 
 def _effective_rank(rows: Tensor) -> float:
     """The exponential of the entropy of the singular values' shares; 0 of zeros."""
-    rows = rows * sphere.unit_scale(rows.abs().amax())
+    rows = rows * _numerics.unit_scale(rows.abs().amax())
     gram = rows @ rows.mT if len(rows) <= rows.shape[1] else rows.mT @ rows
     values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
     share = values / values.sum()

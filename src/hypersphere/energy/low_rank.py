@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from hypersphere import sphere
+from hypersphere import _numerics
+from hypersphere._validation import is_integer, require
 from hypersphere.energy.neurons import find_neurons
-from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["LowRank", "factors", "low_rank_"]
 
@@ -30,24 +30,24 @@ class LowRank(nn.Module):
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
-        rows = sphere.widen(weight.detach()).flatten(1)
+        rows = _numerics.widen(weight.detach()).flatten(1)
         smaller = min(rows.shape)
         accepted = f"an integer from 1 to {smaller}, of {rows.shape[0]} x {rows.shape[1]} neurons"
-        require(is_whole(rank, 1, smaller), "rank", accepted, rank)
+        require(is_integer(rank, 1, smaller), "rank", accepted, rank)
         self.shape = tuple(weight.shape)
         self.register_buffer("left", torch.linalg.svd(rows, full_matrices=False).Vh[:rank].contiguous())
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the layer's tensor from Y₁ (N, r) and Y₂ (r, d)."""
-        with sphere.full_precision(first):
-            y1, y2, p1 = sphere.widen(first), sphere.widen(second), self.left.to(sphere.widen(first).dtype)
+        with _numerics.autocast_disabled(first):
+            y1, y2, p1 = _numerics.widen(first), _numerics.widen(second), self.left.to(_numerics.widen(first).dtype)
             w = y1 @ torch.linalg.solve(y2 @ p1.mT, y2)
         return w.reshape(self.shape).to(first.dtype)
 
     def right_inverse(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return WP₁ᵀ and P₁ for a layer's tensor, which is met where its rows lie in the span of P₁."""
-        p1 = self.left.to(sphere.widen(w).dtype)
-        return (sphere.widen(w).flatten(1) @ p1.mT).to(w.dtype), p1.to(w.dtype, copy=True)
+        p1 = self.left.to(_numerics.widen(w).dtype)
+        return (_numerics.widen(w).flatten(1) @ p1.mT).to(w.dtype), p1.to(w.dtype, copy=True)
 
 
 def low_rank_(model: nn.Module, rank: int, *, where: Callable[[str, nn.Module], bool] | None = None) -> nn.Module:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
+from hypersphere import _numerics
+from hypersphere._validation import is_integer, is_number, require
 from hypersphere.energy.draws import require_seed, seeded, uncompiled
 from hypersphere.energy.hyperspherical import stacked_energy
 from hypersphere.energy.neurons import Population, Source, find_neurons, stack_equal_shapes
 from hypersphere.functions.cross_repulsion import data_dependent_energy
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.menu import is_number, is_whole, require
 from hypersphere.functions.potential import PairPotential
 
 __all__ = ["MHE"]
@@ -67,7 +67,7 @@ class MHE(nn.Module):
         super().__init__()
         require(hidden is None or is_number(hidden, 0), "hidden", "None or a number >= 0", hidden)
         require(is_number(output, 0), "output", "a number >= 0", output)
-        whole = is_whole(batch, 2)
+        whole = is_integer(batch, 2)
         require(batch is None or whole, "batch", "None or an integer >= 2", batch)
         require_seed(seed)
         self.population = find_neurons(model, output=output_layer, where=where, shortest=2)
@@ -91,7 +91,7 @@ class MHE(nn.Module):
             require(one, "labels", "None without one output layer of one group", f"given, with {len(outputs)} outputs")
         generator = None if self.batch is None else self._generator()
         anchor = self.population.layers[0].anchor
-        with sphere.full_precision(anchor):
+        with _numerics.autocast_disabled(anchor):
             terms = self._hidden_energies(generator)
             for layer in outputs if self.output else ():
                 w = layer.rows()

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
-from hypersphere.functions.menu import is_number, is_whole, require
+from hypersphere import _numerics, sphere
+from hypersphere._validation import is_integer, is_number, require
 
 __all__ = ["Minimum", "minimize"]
 
@@ -60,14 +60,14 @@ def minimize(
     """
     require(isinstance(half_space, bool), "half_space", "a bool", half_space)
     for name, value in (("n", n), ("d", d)):
-        require(is_whole(value, -math.inf), name, "an integer", value)
+        require(is_integer(value, -math.inf), name, "an integer", value)
     require(n >= (1 if half_space else 2), "n", "at least 2 (1 in half space)", n)
     on_line = n <= (1 if half_space else 2)
     require(d >= 2 or (d == 1 and on_line), "d", "at least 2 (1 for two points, or one in half space)", d)
     require(power == math.inf or is_number(power, 0), "power", "a number >= 0", power)
     restarts = (128 if power == math.inf else 32) if restarts is None else restarts
     for name, value in (("restarts", restarts), ("iterations", iterations)):
-        require(is_whole(value, 1), name, "an integer >= 1", value)
+        require(is_integer(value, 1), name, "an integer >= 1", value)
     if n <= (d if half_space else d + 1):
         points = torch.eye(n, d, dtype=torch.float64) if half_space else _simplex(n, d)
         return Minimum(points, float(_energies(points[None], power, half_space)[0]))
@@ -106,7 +106,7 @@ def _log_squares(x: Tensor, half_space: bool) -> Tensor:
     i, j = torch.triu_indices(x.shape[1], x.shape[1], 1, device=x.device)
     c = (x @ x.mT)[:, i, j]
     u = 2 - 2 * (torch.cat([c, -c], 1) if half_space else c)
-    return u.clamp_min(sphere.distance_floor(u.dtype) ** 2).log()
+    return u.clamp_min(_numerics.distance_floor(u.dtype) ** 2).log()
 
 
 def _potential(x: Tensor, power: float, half_space: bool) -> Tensor:
@@ -185,7 +185,7 @@ def _descend(x: Tensor, potential: Callable[[Tensor], Tensor], iterations: int, 
         ]
         gain = (value - new_value).max()
         x, value, slope = there, new_value, new_slope
-        resting = resting + 1 if gain <= sphere.resolution(value.dtype) * value.abs().max() else 0
+        resting = resting + 1 if gain <= _numerics.machine_epsilon(value.dtype) * value.abs().max() else 0
         if resting >= 3:
             break
     return x

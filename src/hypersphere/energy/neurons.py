@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere import _numerics
+from hypersphere._validation import require
 
 __all__ = ["Neurons", "Population", "Source", "find_neurons", "stack_equal_shapes"]
 
@@ -68,7 +68,7 @@ class Neurons:
     def rows(self) -> Tensor:
         """Return the neurons as (sets, N, d), in float32 or wider."""
         sets, n, channels, taps = self.shape
-        w = sphere.widen_weight(self.weight)
+        w = _numerics.widen_parameter(self.weight)
         if self.transposed:
             w = w.reshape(sets, channels, n, taps).transpose(1, 2)
         return w.reshape(sets, n, channels * taps)
@@ -76,7 +76,7 @@ class Neurons:
     def placed(self, x: Tensor) -> Tensor:
         """Return `x` on the layer's device and in the type of its rows; on meta as it is."""
         anchor = self.anchor.detach()
-        return x if anchor.is_meta else x.to(anchor.device, sphere.widen(anchor[:0]).dtype)
+        return x if anchor.is_meta else x.to(anchor.device, _numerics.widen(anchor[:0]).dtype)
 
 
 def _look(module: nn.Module) -> Tensor | None:
@@ -114,9 +114,9 @@ class Population:
 
     def require_finite(self, value: Tensor) -> None:
         """Blame the first layer with a NaN or an infinity if `value` is one, or the size of what is finite."""
-        if sphere.inspectable(value) and not math.isfinite(value.detach().item()):
+        if _numerics.values_readable(value) and not math.isfinite(value.detach().item()):
             for layer in self.layers:
-                sphere.require_finite_rows(f"weight of {layer.name}", layer.weight.detach())
+                _numerics.require_finite_rows(f"weight of {layer.name}", layer.weight.detach())
             largest = max(self.layers, key=lambda layer: float(layer.weight.detach().abs().amax()))
             reason = f"though all weights are finite: those of {largest.name} are too large"
             raise ValueError(f"the regulariser must be finite, but is {value.item()} {reason}")

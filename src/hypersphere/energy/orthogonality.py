@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
+from hypersphere._validation import is_integer, is_number, require
 from hypersphere.energy.draws import require_seed, seeded
 from hypersphere.energy.neurons import Source, find_neurons, stack_equal_shapes
-from hypersphere.functions.menu import is_number, is_whole, require
 
 __all__ = ["SRIP", "Orthogonal", "Orthonormal"]
 
@@ -34,7 +34,7 @@ class _GramRegulariser(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the regulariser."""
-        with sphere.full_precision(self.population.layers[0].anchor):
+        with _numerics.autocast_disabled(self.population.layers[0].anchor):
             rows = [layer.rows() for layer in self.population.layers]
             terms = [self.of(stack) for stack in stack_equal_shapes(rows)]
             total = self.weight * torch.stack([term.to(terms[0]) for term in terms]).sum()
@@ -117,7 +117,7 @@ class SRIP(_GramRegulariser):
         seed: int = 0,
     ) -> None:
         super().__init__(model, weight, where=where)
-        whole = is_whole(iterations, 1)
+        whole = is_integer(iterations, 1)
         require(whole, "iterations", "an integer >= 1", iterations)
         require_seed(seed)
         self.iterations = iterations
@@ -128,7 +128,7 @@ class SRIP(_GramRegulariser):
 
     def forward(self) -> Tensor:
         """Return the regulariser and, while training, keep the vectors for the next step."""
-        with sphere.full_precision(self.population.layers[0].anchor):
+        with _numerics.autocast_disabled(self.population.layers[0].anchor):
             terms, vectors = [], []
             for at, layer in enumerate(self.population.layers):
                 w = layer.rows()

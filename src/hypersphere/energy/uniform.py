@@ -12,8 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from hypersphere._validation import is_integer, require
 from hypersphere.functions.kernel import Kernel, Logarithmic, Riesz, kernel_of
-from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["angle_density", "random_energy"]
 
@@ -27,7 +27,7 @@ def angle_density(d: int, points: int = _POINTS) -> tuple[Tensor, Tensor]:
     >>> round(float((share * theta.cos().square()).sum()), 6)  # 1/d
     0.333333
     """
-    require(is_whole(d, 2), "d", "an integer >= 2", d)
+    require(is_integer(d, 2), "d", "an integer >= 2", d)
     theta = (torch.arange(points, dtype=torch.float64) + 0.5) * (math.pi / points)
     return theta, torch.softmax((d - 2) * theta.sin().log(), 0)
 
@@ -47,7 +47,7 @@ def random_energy(
     kernel = kernel_of(power)
     require(isinstance(kernel, Kernel), "power", "a number >= 0 or a kernel", power)
     assert isinstance(kernel, Kernel)
-    require(is_whole(n, 1 if half_space else 2), "n", "at least 2 (1 in half space)", n)
+    require(is_integer(n, 1 if half_space else 2), "n", "at least 2 (1 in half space)", n)
     require(distance in ("euclidean", "angular"), "distance", "'euclidean' or 'angular'", distance)
     singular = kernel.power if isinstance(kernel, Riesz) else 0
     theta, share = angle_density(d)

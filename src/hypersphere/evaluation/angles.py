@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
+from hypersphere._validation import is_integer, require
 from hypersphere.evaluation.arrays import Array, as_features, as_flags, as_labels, blocks
 from hypersphere.evaluation.scores import cosine_scores
-from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["AngleDistribution", "AngleHistograms", "class_angles", "pair_angles", "smallest_angle"]
 
@@ -127,7 +127,7 @@ def _all_pairs(x: Tensor, y: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
 
 
 def _histograms(pieces: Iterable[tuple[Tensor, Tensor]], bins: int, argument: str) -> AngleHistograms:
-    require(is_whole(bins, 1), "bins", "a whole number >= 1", bins)
+    require(is_integer(bins, 1), "bins", "a whole number >= 1", bins)
     gathered: dict[bool, list[tuple[Tensor, Tensor, Tensor, Tensor]]] = {True: [], False: []}
     for angles, same in pieces:
         for kind, found in ((True, angles[same]), (False, angles[~same])):

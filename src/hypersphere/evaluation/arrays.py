@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere import _numerics
+from hypersphere._validation import require
 
 __all__ = ["Array", "as_features", "as_flags", "as_labels", "as_scores", "as_tensor", "blocks"]
 
@@ -97,10 +97,10 @@ def blocks(x: Tensor, rows: int = ROWS) -> Iterator[tuple[int, Tensor]]:
 
 
 def _require_finite(name: str, x: Tensor) -> None:
-    if not sphere.inspectable(x):
+    if not _numerics.values_readable(x):
         return
     for start, block in blocks(x):
-        if not bool(torch.isfinite(block.sum(dtype=sphere.widen(block[:0]).dtype))):
+        if not bool(torch.isfinite(block.sum(dtype=_numerics.widen(block[:0]).dtype))):
             bad = (~torch.isfinite(block)).any(1).nonzero().flatten().tolist()
             if bad:  # finite but huge numbers may overflow in the sum
                 raise ValueError(f"{name} must be finite, but row {start + bad[0]} is not")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hypersphere._validation import is_integer, require
 from hypersphere.evaluation.arrays import Array, as_flags, as_labels, as_scores
 from hypersphere.evaluation.roc import Ranked, Roc
-from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["STATISTICS", "Interval", "bootstrap"]
 
@@ -103,7 +103,7 @@ def interval(
     generator: torch.Generator | None,
 ) -> Interval:
     """The interval of what `measure` makes of the weights of the pairs."""
-    require(is_whole(samples, 2), "samples", "a whole number >= 2", samples)
+    require(is_integer(samples, 2), "samples", "a whole number >= 2", samples)
     require(0 < level < 1, "level", "a share in (0, 1)", level)
     draws = _draw_pairs(same, generator) if identities is None else _draw_identities(same, identities, generator)
     found: list[float] = []

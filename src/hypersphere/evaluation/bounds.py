@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from hypersphere.functions.menu import is_whole, require
+from hypersphere._validation import is_integer, require
 
 __all__ = ["M_MIN_BINARY", "M_MIN_MULTICLASS", "inter_class_angle", "intra_class_angle", "smallest_margin"]
 
@@ -25,7 +25,7 @@ def smallest_margin(classes: int) -> float:
     >>> round(smallest_margin(2), 3), smallest_margin(10)
     (3.732, 3.0)
     """
-    require(is_whole(classes, 2), "classes", "a whole number >= 2", classes)
+    require(is_integer(classes, 2), "classes", "a whole number >= 2", classes)
     return M_MIN_BINARY if classes == 2 else M_MIN_MULTICLASS
 
 

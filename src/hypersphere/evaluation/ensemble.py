@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
+from hypersphere._validation import is_integer, require
 from hypersphere.evaluation.arrays import Array, as_features, as_tensor, blocks
-from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["concatenate", "mirrored_features", "patch_features"]
 
@@ -32,7 +32,7 @@ def concatenate(*features: Array, unit: bool = False) -> Tensor:
     views = [as_features(f"features[{i}]", view) for i, view in enumerate(features)]
     for i, view in enumerate(views):
         require(len(view) == len(views[0]), f"features[{i}]", f"{len(views[0])} rows like the first", len(view))
-    wide = [sphere.directions(view) if unit else sphere.widen(view) for view in views]
+    wide = [sphere.row_directions(view) if unit else _numerics.widen(view) for view in views]
     return torch.cat([view.to(wide[0].device) for view in wide], dim=1)
 
 
@@ -95,7 +95,7 @@ def patch_features(
 @torch.no_grad()
 def _embed(model: Embedding, images: Tensor, flip: bool, batch: int) -> Tensor:
     require(images.ndim >= 2 and len(images) > 0, "images", "a non-empty batch (N, …)", tuple(images.shape))
-    require(is_whole(batch, 1), "batch", "a whole number >= 1", batch)
+    require(is_integer(batch, 1), "batch", "a whole number >= 1", batch)
     with _evaluating(model):
         return torch.cat([model(_scaled(rows.flip(-1) if flip else rows)) for _, rows in blocks(images, batch)])
 

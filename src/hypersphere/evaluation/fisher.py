@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
+from hypersphere._validation import require
 from hypersphere.evaluation.arrays import Array, as_features, as_labels
-from hypersphere.functions.menu import require
 
 __all__ = ["angular_fisher_score"]
 
@@ -33,5 +33,5 @@ def angular_fisher_score(features: Array, labels: Array) -> float:
     means = sums / counts[:, None]
     within = (1 - sphere.cosine(x, means[index])).sum()
     between = float((counts * (1 - sphere.cosine(means, x.mean(0, keepdim=True).expand_as(means)))).sum())
-    apart = between > len(x) * sphere.parallel_width(given.dtype)
+    apart = between > len(x) * _numerics.parallel_tolerance(given.dtype)
     return max(float(within) / between, 0.0) if apart else math.inf

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
+from hypersphere._validation import require
 from hypersphere.evaluation.arrays import Array, as_features, as_labels, blocks
-from hypersphere.functions.menu import require
 
 __all__ = ["angular_visual_hardness"]
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
+from hypersphere._validation import is_integer, require
 from hypersphere.evaluation.arrays import Array, as_features, as_labels, blocks
 from hypersphere.evaluation.mates import Mates
 from hypersphere.evaluation.neighbours import nearest
 from hypersphere.evaluation.open_set import OpenSet, open_set
-from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["Identification", "identify"]
 
@@ -50,7 +50,7 @@ class Identification:
 
     def accuracy_at(self, rank: int) -> float:
         """The share of mated probes whose person is among the first `rank` entries."""
-        require(is_whole(rank, 1), "rank", "a whole number >= 1", rank)
+        require(is_integer(rank, 1), "rank", "a whole number >= 1", rank)
         return float((self.ranks <= rank).double().mean())
 
     @property
@@ -60,13 +60,13 @@ class Identification:
 
     def cmc(self, depth: int = 100) -> Tensor:
         """Cumulative match characteristic: `accuracy_at` 1, 2, … `depth`, as a float64 vector."""
-        require(is_whole(depth, 1), "depth", "a whole number >= 1", depth)
+        require(is_integer(depth, 1), "depth", "a whole number >= 1", depth)
         found = self.ranks[self.ranks <= depth].bincount(minlength=depth + 1)
         return found[1:].cumsum(0).double() / len(self.ranks)
 
     def open_set(self, rank: int = 1) -> OpenSet:
         """TPIR over FPIR: who is found at `rank` or better above a threshold, and who is wrongly found above it."""
-        require(is_whole(rank, 1), "rank", "a whole number >= 1", rank)
+        require(is_integer(rank, 1), "rank", "a whole number >= 1", rank)
         accepted = "probes of which some have nobody in the gallery"
         require(len(self.top_scores) > 0, "probes", accepted, f"{len(self.mated)} probes that all have")
         return open_set(self.mate_scores[self.ranks <= rank], self.top_scores, len(self.ranks))
@@ -97,8 +97,8 @@ def identify(
 
     The rank of a probe is one more than the number of entries of *other* people that score at least as high as the best
     entry of its own: a tie counts against the probe, so a network that maps everything to one point is last and not
-    first. Cosines closer than `sphere.tie_width` are tied. Probes whose person is not in the gallery take no part in
-    ranks; they are the strangers of the open-set rates.
+    first. Cosines closer than 16·eps are tied. Probes whose person is not in the gallery take no part in ranks;
+    they are the strangers of the open-set rates.
 
     Args:
         probes: (P, d) embeddings of any length.
@@ -126,10 +126,10 @@ def identify(
     theirs = as_labels("gallery_labels", gallery_labels, len(entries[0]), x.device)
     if distractors is not None:
         entries.append(as_features("distractors", distractors, like=x))
-    require(is_whole(block, 1), "block", "a whole number >= 1", block)
-    require(all(is_whole(k, 1) for k in ranks), "ranks", "whole numbers >= 1", ranks)
+    require(is_integer(block, 1), "block", "a whole number >= 1", block)
+    require(all(is_integer(k, 1) for k in ranks), "ranks", "whole numbers >= 1", ranks)
     shown, size = tuple(int(k) for k in ranks), sum(map(len, entries))
-    few = neighbours is None or (is_whole(neighbours, 1) and neighbours <= size)
+    few = neighbours is None or (is_integer(neighbours, 1) and neighbours <= size)
     require(few, "neighbours", f"a whole number from 1 to {size}, the entries, or None", neighbours)
     mated = torch.isin(labels, theirs)
     require(bool(mated.any()), "probe_labels", "labels of which some are in gallery_labels", "no such label")
@@ -137,14 +137,14 @@ def identify(
     wide = torch.float32
     for features in (x, *entries):
         wide = torch.promote_types(wide, features.dtype)
-    with sphere.full_precision(x):
-        known, strangers = (sphere.directions(x[rows].to(wide)) for rows in (mated, ~mated))
+    with _numerics.autocast_disabled(x):
+        known, strangers = (sphere.row_directions(x[rows].to(wide)) for rows in (mated, ~mated))
         mates = Mates(labels[mated], theirs)
         best = _best_mates(known, entries[0], mates, block)
-        counts, top = _search(known, strangers, entries, mates, best - sphere.tie_width(wide), block)
+        counts, top = _search(known, strangers, entries, mates, best - _numerics.tie_tolerance(wide), block)
         named = None
         if neighbours is not None:
-            named = nearest(sphere.directions(x.to(wide)), entries, int(neighbours), block, PROBES)
+            named = nearest(sphere.row_directions(x.to(wide)), entries, int(neighbours), block, PROBES)
     return Identification(mated, counts + 1, best, top, size, shown, named)
 
 
@@ -154,7 +154,7 @@ def _best_mates(x: Tensor, gallery: Tensor, mates: Mates, block: int) -> Tensor:
     for start in range(0, len(gallery), block):
         pairs = mates.between(start, start + block)
         for probe, entry in zip(*(index.split(8192) for index in pairs), strict=True):
-            others = sphere.directions(gallery[entry.to(gallery.device)].to(x))
+            others = sphere.row_directions(gallery[entry.to(gallery.device)].to(x))
             best.scatter_reduce_(0, probe, (x[probe] * others).sum(1), "amax")
     return best
 
@@ -172,7 +172,7 @@ def _search(
     buffer = known.new_empty(block * min(PROBES, max(len(known), len(strangers))))
     for source, rows in enumerate(entries):
         for start, piece in blocks(rows, block):
-            w = sphere.directions(piece.to(known))
+            w = sphere.row_directions(piece.to(known))
             probe, entry = mates.between(start, start + len(w)) if source == 0 else (counts[:0], counts[:0])
             for first, x in blocks(known, PROBES):
                 scores = _product(x, w, buffer)

@@ -18,8 +18,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
-from hypersphere.functions.menu import is_number, is_whole, require
+from hypersphere import _numerics, sphere
+from hypersphere._validation import is_integer, is_number, require
 
 __all__ = ["Landscape", "landscape"]
 
@@ -89,7 +89,7 @@ def landscape(
                 [ 4., 16., 36.]], dtype=torch.float64)
     """
     require(is_number(span, 0) and span > 0, "span", "a positive number", span)
-    require(is_whole(points, 2), "points", "a whole number >= 2", points)
+    require(is_integer(points, 2), "points", "a whole number >= 2", points)
     require(directions in DRAWS, "directions", "one of " + ", ".join(map(repr, DRAWS)), directions)
     require(normalize in ("filter", "layer", None), "normalize", "'filter', 'layer' or None", normalize)
     require(callable(measure), "measure", "a callable without arguments", measure)
@@ -104,7 +104,7 @@ def landscape(
     def at(a: float, b: float) -> dict[str, float]:
         with torch.no_grad():
             for (p, start), first, second in zip(kept, *plane, strict=True):
-                p.copy_(sphere.narrow(sphere.widen(start) + a * first + b * second, p.dtype))
+                p.copy_(_numerics.narrow(_numerics.widen(start) + a * first + b * second, p.dtype))
         return _measured(measure, buffers)
 
     axis = torch.arange(1 - points, points, 2, dtype=torch.float64) * (span / (points - 1))  # exactly 0 in the middle
@@ -140,7 +140,7 @@ def _moved(root: nn.Module, only: Callable[[str, nn.Parameter], bool] | None) ->
     for name, p in root.named_parameters():
         if p.requires_grad and p.numel() and (p.ndim >= 2 or id(p) in told) and (only is None or only(name, p)):
             norms = told[id(p)] if id(p) in told else sphere.polar(p.detach().flatten(1))[0]
-            found.append((p, sphere.widen(norms)))
+            found.append((p, _numerics.widen(norms)))
     return found
 
 

@@ -26,7 +26,7 @@ def nearest(x: Tensor, entries: Sequence[Tensor], k: int, block: int, probes: in
     number = 0
     for rows in entries:
         for _, piece in blocks(rows, block):
-            w = sphere.directions(piece.to(x))
+            w = sphere.row_directions(piece.to(x))
             for first, some in blocks(x, probes):
                 here = slice(first, first + len(some))
                 scores, place = (some @ w.mT).topk(min(k, len(w)), dim=1)

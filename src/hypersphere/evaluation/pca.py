@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics
+from hypersphere._validation import is_integer, require
 from hypersphere.evaluation.arrays import Array, as_features, blocks
-from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["Pca", "fit_pca"]
 
@@ -40,7 +40,7 @@ class Pca:
     def __call__(self, features: Array) -> Tensor:
         """Project (N, d) features to (N, k), in float32 or wider."""
         x = as_features("features", features, like=self.directions)
-        wide = sphere.widen(x[:0]).dtype
+        wide = _numerics.widen(x[:0]).dtype
         basis = self._scaled().to(x.device)
         pieces = [((rows.double() - self.mean.to(x.device)) @ basis.mT).to(wide) for _, rows in blocks(x)]
         return torch.cat(pieces)
@@ -50,7 +50,7 @@ class Pca:
         z = as_features("projected", projected, like=self.directions[:, :1].mT)
         scale = self.variances.sqrt() if self.whiten else torch.ones_like(self.variances)
         x = (z.double() * scale.to(z.device)) @ self.directions.to(z.device) + self.mean.to(z.device)
-        return x.to(sphere.widen(z[:0]).dtype)
+        return x.to(_numerics.widen(z[:0]).dtype)
 
     def _scaled(self) -> Tensor:
         return self.directions / self.variances.sqrt()[:, None] if self.whiten else self.directions
@@ -93,7 +93,7 @@ def fit_pca(features: Array, components: int | float | None = None, *, whiten: b
     total = float(variances.sum())
     count = _count(components, variances)
     if whiten:
-        floor = sphere.rank_floor(variances.dtype, max(n, d)) * float(variances[0])
+        floor = _numerics.rank_tolerance(variances.dtype, max(n, d)) * float(variances[0])
         rank = int((variances > floor).sum())
         require(count <= rank, "components", f"at most {rank}, the rank of the features, when whitening", count)
     directions = directions[:count]
@@ -108,5 +108,5 @@ def _count(components: int | float | None, variances: Tensor) -> int:
     if isinstance(components, float) and 0 < components < 1:
         return min(int((variances.cumsum(0) < components * variances.sum()).sum()) + 1, most)
     accepted = f"a whole number from 1 to {most}, a share in (0, 1) or None"
-    require(is_whole(components, 1, most), "components", accepted, components)
+    require(is_integer(components, 1, most), "components", accepted, components)
     return int(components)

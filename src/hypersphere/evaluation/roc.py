@@ -12,8 +12,8 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from hypersphere._validation import require
 from hypersphere.evaluation.arrays import Array, as_flags, as_scores
-from hypersphere.functions.menu import require
 
 __all__ = ["FARS", "OperatingPoint", "Ranked", "Roc", "roc"]
 

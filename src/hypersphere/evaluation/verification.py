@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hypersphere._validation import is_integer, require
 from hypersphere.evaluation.arrays import Array, as_features, as_flags, as_labels, as_scores, blocks
 from hypersphere.evaluation.bootstrap import Interval, bootstrap, check_statistic, interval
 from hypersphere.evaluation.roc import FARS, OperatingPoint, Ranked, Roc
 from hypersphere.evaluation.scores import cosine_scores
-from hypersphere.functions.menu import is_whole, require
 
 __all__ = ["Verification", "make_folds", "verify", "verify_scores"]
 
@@ -191,7 +191,7 @@ def make_folds(same: Array, folds: int = 10) -> Tensor:
     tensor([0, 0, 0, 0, 1, 1, 1, 1])
     """
     flags = as_flags("same", same, len(same), same.device if isinstance(same, Tensor) else torch.device("cpu"))
-    require(is_whole(folds, 2), "folds", "a whole number >= 2, or the fold of each pair", folds)
+    require(is_integer(folds, 2), "folds", "a whole number >= 2, or the fold of each pair", folds)
     folds = int(folds)
     fold = torch.zeros(len(flags), dtype=torch.int64, device=flags.device)
     for kind, name in ((flags, "same"), (~flags, "different")):

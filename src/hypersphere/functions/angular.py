@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
-from hypersphere.functions.menu import is_number, require
+from hypersphere import _numerics, sphere
+from hypersphere._validation import is_number, require
 
 __all__ = ["ANGULARS", "Angular", "Cosine", "Linear", "PowerCosine", "Sigmoid", "SquareCosine", "response"]
 
@@ -72,7 +72,7 @@ class Linear(Angular):
 
     def __call__(self, c: Tensor) -> Tensor:
         """Return 1 − 2·arccos(c)/π."""
-        return self.at(sphere.angle(sphere.widen(c))).to(c.dtype)
+        return self.at(sphere.angle(_numerics.widen(c))).to(c.dtype)
 
     def at(self, theta: Tensor) -> Tensor:
         """Return 1 − 2θ/π."""
@@ -80,7 +80,7 @@ class Linear(Angular):
 
     def slope(self, c: Tensor, value: Tensor) -> Tensor:
         """Return (2/π)/√(1−c²)."""
-        return sphere.angle_slope(c).mul_(self.angle_slope())
+        return _numerics.angle_derivative(c).mul_(self.angle_slope())
 
     def angle_slope(self) -> float:
         """Return dg/dθ = −2/π."""
@@ -103,28 +103,33 @@ class Sigmoid(Angular):
     def __post_init__(self) -> None:
         """Refuse a `k` that is not a positive number."""
         if not isinstance(self.k, Tensor):
-            require(is_number(self.k, *sphere.SENSIBLE), "k", f"a number in {sphere.SENSIBLE} or a tensor", self.k)
+            require(
+                is_number(self.k, *_numerics.SAFE_PARAMETER_RANGE),
+                "k",
+                f"a number in {_numerics.SAFE_PARAMETER_RANGE} or a tensor",
+                self.k,
+            )
 
     def __call__(self, c: Tensor) -> Tensor:
         """Return the sigmoid of arccos(c)."""
-        return self.at(sphere.angle(sphere.widen(c))).to(c.dtype)
+        return self.at(sphere.angle(_numerics.widen(c))).to(c.dtype)
 
     def at(self, theta: Tensor) -> Tensor:
         """Return the sigmoid of θ."""
         k = self.k
         rise = 2 * torch.sigmoid((math.pi / 2 - theta) / k) - 1  # tanh of half of it, several times faster
         if isinstance(k, Tensor):
-            return rise / torch.tanh(math.pi / (4 * sphere.widen(k)))
+            return rise / torch.tanh(math.pi / (4 * _numerics.widen(k)))
         return rise / math.tanh(math.pi / (4 * k))
 
     def slope(self, c: Tensor, value: Tensor) -> Tensor:
         """Return (1 − (gT)²)/(2kT)/√(1−c²) with T = tanh(π/(4k))."""
-        return sphere.angle_slope(c) * self.angle_slope(value)
+        return _numerics.angle_derivative(c) * self.angle_slope(value)
 
     def angle_slope(self, value: Tensor) -> Tensor:
         """Return dg/dθ = ((gT)² − 1)/(2kT) = T·g²/(2k) − 1/(2kT) at the value g."""
         k = self.k
-        top = torch.tanh(math.pi / (4 * sphere.widen(k))) if isinstance(k, Tensor) else math.tanh(math.pi / (4 * k))
+        top = torch.tanh(math.pi / (4 * _numerics.widen(k))) if isinstance(k, Tensor) else math.tanh(math.pi / (4 * k))
         return value.square().mul_(top / (2 * k)).sub_(1 / (2 * k * top))
 
 
@@ -165,7 +170,7 @@ class PowerCosine(Angular):
 
     def __call__(self, c: Tensor) -> Tensor:
         """Return 2·((1+c)/2)^t − 1."""
-        return (2 * ((1 + sphere.widen(c)) / 2).clamp_min(0) ** self.t - 1).to(c.dtype)
+        return (2 * ((1 + _numerics.widen(c)) / 2).clamp_min(0) ** self.t - 1).to(c.dtype)
 
     def at(self, theta: Tensor) -> Tensor:
         """Return the same of cos θ."""

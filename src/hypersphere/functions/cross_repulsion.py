@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
+from hypersphere._validation import require
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.menu import require
 from hypersphere.functions.potential import PairPotential
 from hypersphere.functions.repulsion import PAIRS_IN_CACHE, blocks, quick_polar, tangent_
 
@@ -35,8 +35,8 @@ def cross_repulsion(
         tensor(1.)
     """
     given = [t for t in (rows, w, own, counted) if t is not None]
-    with sphere.full_precision(w):
-        if not sphere.inspectable(*given):
+    with _numerics.autocast_disabled(w):
+        if not _numerics.values_readable(*given):
             return _plain_cross(rows, w, own, potential, counted)
         if torch.is_grad_enabled() and any(t.requires_grad for t in given):
             return _Cross.apply(rows, w, own, potential, counted)
@@ -106,7 +106,7 @@ class _Cross(torch.autograd.Function):
         rows, w, own, counted, *gradients = ctx.saved_tensors
         needed = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # someone will differentiate once more
-            with sphere.full_precision(w):
+            with _numerics.autocast_disabled(w):
                 total = _plain_cross(rows, w, own, ctx.potential, counted)
                 variables = [t for t, need in zip((rows, w), needed, strict=True) if need]
                 found = iter(torch.autograd.grad(total, variables, create_graph=True))
@@ -148,11 +148,11 @@ def data_dependent_energy(
     """
     potential = PairPotential(kernel_of(power), distance)
     _check_classes(w, labels, counted)
-    total = cross_repulsion(None, sphere.widen(w), labels.long(), potential, counted)
-    if sphere.inspectable(total) and not math.isfinite(total.detach().item()):
-        sphere.require_finite_rows("w", w)
+    total = cross_repulsion(None, _numerics.widen(w), labels.long(), potential, counted)
+    if _numerics.values_readable(total) and not math.isfinite(total.detach().item()):
+        _numerics.require_finite_rows("w", w)
     number = max(len(labels), 1) if counted is None else counted.sum().clamp_min(1)
-    return sphere.narrow(total / (number * (len(w) - 1)), w.dtype)
+    return _numerics.narrow(total / (number * (len(w) - 1)), w.dtype)
 
 
 def _check_classes(w: Tensor, labels: Tensor, counted: Tensor | None) -> None:
@@ -165,6 +165,6 @@ def _check_classes(w: Tensor, labels: Tensor, counted: Tensor | None) -> None:
     if counted is not None:
         fits = counted.shape == labels.shape and counted.dtype == torch.bool
         require(fits, "counted", f"{len(labels)} booleans", f"{counted.dtype} {tuple(counted.shape)}")
-    if len(labels) and sphere.inspectable(w, labels):
+    if len(labels) and _numerics.values_readable(w, labels):
         low, high = (int(v) for v in torch.aminmax(labels))
         require(low >= 0 and high < len(w), "labels", f"integers in [0, {len(w)})", f"{low} to {high}")

@@ -1,7 +1,7 @@
 r"""Energy kernels f_s: how strongly two vectors on the sphere repel each other at a given distance.
 
-No distance counts as smaller than a floor (`sphere.squared_distance_floor`), so coincident vectors have a finite energy
-and no gradient.
+Distances are raised to a floor (`_numerics.squared_distance_floor`), so coincident vectors have a finite energy and no
+gradient.
 To add one, write a frozen dataclass and list it in KERNELS.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hypersphere import sphere
-from hypersphere.functions.menu import choose, is_number, require
+from hypersphere import _numerics
+from hypersphere._validation import choose, is_number, require
 
 __all__ = ["KERNELS", "Kernel", "Logarithmic", "Riesz", "kernel_of"]
 
@@ -30,11 +30,11 @@ class Kernel(abc.ABC):
 
     def of_square(self, squared: Tensor) -> Tensor:
         """Return f(√u), which spares the square root that a matrix of cosines does not give."""
-        return self.at_square(squared.clamp_min(sphere.squared_distance_floor(squared.dtype, self.power)))
+        return self.at_square(squared.clamp_min(_numerics.squared_distance_floor(squared.dtype, self.power)))
 
     def __call__(self, distance: Tensor) -> Tensor:
         """Return f(z)."""
-        return sphere.narrow(self.of_square(sphere.widen(distance).square()), distance.dtype)
+        return _numerics.narrow(self.of_square(_numerics.widen(distance).square()), distance.dtype)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
-from hypersphere.functions.menu import choose, is_number, require
+from hypersphere import _numerics
+from hypersphere._validation import choose, is_number, require
 
 __all__ = [
     "MAGNITUDES",
@@ -57,7 +57,12 @@ class Radial(Magnitude):
 def _check_radius(radius: float | Tensor) -> None:
     """Refuse a radius that is not positive; a tensor (a learned one) is kept positive by its owner."""
     if not isinstance(radius, Tensor):
-        require(is_number(radius, *sphere.SENSIBLE), "radius", f"a number in {sphere.SENSIBLE} or a tensor", radius)
+        require(
+            is_number(radius, *_numerics.SAFE_PARAMETER_RANGE),
+            "radius",
+            f"a number in {_numerics.SAFE_PARAMETER_RANGE} or a tensor",
+            radius,
+        )
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class Ball(Radial):
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α·min(‖x‖/ρ, 1)."""
-        return (self.alpha * (sphere.widen(x_norm) / self.radius).clamp(max=1)).to(x_norm.dtype)
+        return (self.alpha * (_numerics.widen(x_norm) / self.radius).clamp(max=1)).to(x_norm.dtype)
 
     def slope(self, x_norm: Tensor) -> Tensor:
         """Return α/ρ up to the radius, then 0."""
@@ -120,7 +125,7 @@ class Tanh(Radial):
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α·tanh(‖x‖/ρ)."""
-        return (self.alpha * torch.tanh(sphere.widen(x_norm) / self.radius)).to(x_norm.dtype)
+        return (self.alpha * torch.tanh(_numerics.widen(x_norm) / self.radius)).to(x_norm.dtype)
 
     def slope(self, x_norm: Tensor) -> Tensor:
         """Return α(1 − tanh²(‖x‖/ρ))/ρ."""
@@ -139,7 +144,7 @@ class Linear(Radial):
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α‖x‖."""
-        return sphere.narrow(self.alpha * sphere.widen(x_norm), x_norm.dtype)
+        return _numerics.narrow(self.alpha * _numerics.widen(x_norm), x_norm.dtype)
 
     def slope(self, x_norm: Tensor) -> Tensor:
         """Return α."""
@@ -164,9 +169,9 @@ class Seg(Radial):
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return the two slopes as one: β‖x‖ + (α−β)·min(‖x‖, ρ)."""
-        wide = sphere.widen(x_norm)
+        wide = _numerics.widen(x_norm)
         radius = torch.as_tensor(self.radius, dtype=wide.dtype, device=wide.device)
-        return sphere.narrow(self.beta * wide + (self.alpha - self.beta) * torch.minimum(wide, radius), x_norm.dtype)
+        return _numerics.narrow(self.beta * wide + (self.alpha - self.beta) * torch.minimum(wide, radius), x_norm.dtype)
 
     def slope(self, x_norm: Tensor) -> Tensor:
         """Return α up to the radius, then β."""
@@ -185,7 +190,7 @@ class Log(Radial):
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α·log(1+‖x‖)."""
-        return (self.alpha * sphere.widen(x_norm).log1p()).to(x_norm.dtype)
+        return (self.alpha * _numerics.widen(x_norm).log1p()).to(x_norm.dtype)
 
     def slope(self, x_norm: Tensor) -> Tensor:
         """Return α/(1+‖x‖)."""
@@ -205,8 +210,8 @@ class Mix(Radial):
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α‖x‖ + β·log(1+‖x‖)."""
-        wide = sphere.widen(x_norm)
-        return sphere.narrow(self.alpha * wide + self.beta * wide.log1p(), x_norm.dtype)
+        wide = _numerics.widen(x_norm)
+        return _numerics.narrow(self.alpha * wide + self.beta * wide.log1p(), x_norm.dtype)
 
     def slope(self, x_norm: Tensor) -> Tensor:
         """Return α + β/(1+‖x‖)."""
@@ -279,7 +284,9 @@ class TanhSeparatelyWeighted(Magnitude):
 
 def _product(w_norm: Tensor, x_norm: Tensor) -> Tensor:
     """Multiply norms; two that float16 holds may have a product that it does not."""
-    return sphere.narrow(sphere.widen(w_norm) * sphere.widen(x_norm), torch.promote_types(w_norm.dtype, x_norm.dtype))
+    return _numerics.narrow(
+        _numerics.widen(w_norm) * _numerics.widen(x_norm), torch.promote_types(w_norm.dtype, x_norm.dtype)
+    )
 
 
 MAGNITUDES: dict[str, type[Magnitude]] = {

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
+from hypersphere._validation import is_number, require
 from hypersphere.functions.angular import Cosine, response
-from hypersphere.functions.menu import is_number, require
 
 __all__ = [
     "MARGINS",
@@ -75,7 +75,7 @@ def _family(
     c: Tensor, angular: AngularFunction, m1: float = 1, m2: Strength = 0, m3: Strength = 0, strength: Strength = 1.0
 ) -> Tensor:
     """ψ(θ) = G(m₁θ + m₂) − m₃, each part taken at the given strength, and through the angle only where needed."""
-    wide = sphere.widen(c)
+    wide = _numerics.widen(c)
     unshifted = not isinstance(m2, Tensor) and m2 == 0
     full = not isinstance(strength, Tensor) and strength == 1
     if m1 == 1 and unshifted:
@@ -187,7 +187,7 @@ class TruncatedMultiplicative(Margin):
 
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
         """Return g(min(mθ, π))."""
-        theta = (1 + strength * (self.m - 1)) * sphere.angle(sphere.widen(c))
+        theta = (1 + strength * (self.m - 1)) * sphere.angle(_numerics.widen(c))
         return response(angular, theta.clamp(max=math.pi)).to(c.dtype)
 
 
@@ -212,7 +212,7 @@ class DividedOthers(Margin):
 
     def others(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
         """Return g(θ/m)."""
-        theta = sphere.angle(sphere.widen(c)) / (1 + strength * (self.m - 1))
+        theta = sphere.angle(_numerics.widen(c)) / (1 + strength * (self.m - 1))
         return response(angular, theta).to(c.dtype)
 
 

@@ -17,9 +17,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
+from hypersphere._validation import is_integer, is_number, require
 from hypersphere.functions import skew
-from hypersphere.functions.menu import is_number, is_whole, require
 from hypersphere.functions.orthogonalize import GramSchmidt, Householder, Lowdin
 from hypersphere.functions.rowmap import Memory, RowMap, keeps_norms
 
@@ -82,7 +82,7 @@ class Cayley(SkewMap):
         w, memory = self._solved(free, v)
         if keeps_norms(w, v):
             return w, memory
-        w, memory = self._solved(sphere.widest(free), sphere.widest(v))
+        w, memory = self._solved(_numerics.to_float64(free), _numerics.to_float64(v))
         return w.to(v), memory
 
     def _solved(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
@@ -132,7 +132,7 @@ class Neumann(SkewMap):
 
     def __post_init__(self) -> None:
         """Refuse an empty series."""
-        require(is_whole(self.terms, 1), "terms", "a whole number >= 1", self.terms)
+        require(is_integer(self.terms, 1), "terms", "a whole number >= 1", self.terms)
 
     def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
         """Return 2Z − V."""
@@ -159,8 +159,8 @@ class Neumann(SkewMap):
         for _ in range(self.terms):
             z, before = rows - z @ s, z
         left, lengths = torch.linalg.vector_norm(z - before, dim=-1), torch.linalg.vector_norm(rows, dim=-1)
-        small = left <= sphere.rotation_tolerance(rows.dtype) * lengths
-        return z, sphere.inspectable(rows) and bool(small.all())
+        small = left <= _numerics.rotation_tolerance(rows.dtype) * lengths
+        return z, _numerics.values_readable(rows) and bool(small.all())
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Exponential(SkewMap):
 
     def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
         """Return V·exp(−S)."""
-        if not sphere.inspectable(free, v):
+        if not _numerics.values_readable(free, v):
             return _exponential(free, v), (free, v)
         s = skew.unpack(free)
         w, memory, kept = self._action(v, s, skew.spectral_radius(s))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere import _numerics
+from hypersphere._validation import require
 from hypersphere.functions.rowmap import Memory, RowMap, keeps_norms
 
 __all__ = ["GramSchmidt", "Householder", "Lowdin"]
@@ -29,7 +29,9 @@ class _TriangularFactor(RowMap):
         """tril(A − Aᵀ, −1)·T⁻ᵀ, with `turned` = G·Q."""
         a = turned.mT @ v
         below = (a - a.mT).tril(-1)
-        lost = sphere.vanishes(triangle.diagonal(dim1=-2, dim2=-1))  # a singular P has no unique Q: stay finite
+        lost = _numerics.squared_norm_is_zero(
+            triangle.diagonal(dim1=-2, dim2=-1)
+        )  # a singular P has no unique Q: stay finite
         triangle = triangle + torch.diag_embed(lost.to(triangle))
         return torch.linalg.solve_triangular(triangle.mT, below, upper=False, left=False)
 
@@ -57,7 +59,7 @@ class GramSchmidt(_TriangularFactor):
 
     def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
         """Return V·Qᵀ."""
-        if not sphere.inspectable(free, v):
+        if not _numerics.values_readable(free, v):
             return _by_reflections(free, v)
         if self.form == "modified":
             q, triangle = _modified(free)
@@ -90,7 +92,7 @@ class Householder(_TriangularFactor):
 
     def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
         """Return V·Qᵀ = (Q·Vᵀ)ᵀ."""
-        if not sphere.inspectable(free, v):
+        if not _numerics.values_readable(free, v):
             return _by_reflections(free, v)
         factor, tau = torch.geqrf(free)
         signs = _signs(factor)
@@ -127,7 +129,7 @@ class Lowdin(RowMap):
 
     def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
         """Return V·Uᵀ."""
-        if sphere.inspectable(free, v):
+        if _numerics.values_readable(free, v):
             squares, basis = torch.linalg.eigh(_lower_gram(free))
             sigma = squares.clamp_min(0).sqrt()
             sigma = sigma.masked_fill(sigma == 0, 1.0)  # a singular P has no nearest orthogonal matrix: stay finite
@@ -154,7 +156,7 @@ class Lowdin(RowMap):
 def _is_orthogonal(q: Tensor) -> bool:
     """Whether QᵀQ = I; the columns have length one in any case, so the lengths of rows of V would not tell."""
     off = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
-    return bool((off.abs() <= sphere.rotation_tolerance(q.dtype)).all())
+    return bool((off.abs() <= _numerics.rotation_tolerance(q.dtype)).all())
 
 
 def _signs(triangle: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
+from hypersphere._validation import require
 from hypersphere.functions.kernel import Kernel, Logarithmic, Riesz
-from hypersphere.functions.menu import require
 
 __all__ = ["PairPotential"]
 
@@ -54,14 +54,14 @@ class PairPotential:
         if self.distance == "angular":
             theta = sphere.angle(c)
             return self.kernel(
-                theta if isinstance(self.kernel, Kernel) else theta.clamp_min(sphere.distance_floor(c.dtype))
+                theta if isinstance(self.kernel, Kernel) else theta.clamp_min(_numerics.distance_floor(c.dtype))
             )
         squared = 2 - 2 * c
         if rows is not None and columns is not None:
             return self._weighted(squared, rows, columns)
         if isinstance(self.kernel, Kernel):
             return self.kernel.of_square(squared)
-        return self.kernel(squared.clamp_min(sphere.squared_distance_floor(squared.dtype)).sqrt())
+        return self.kernel(squared.clamp_min(_numerics.squared_distance_floor(squared.dtype)).sqrt())
 
     def _weighted(self, squared: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """f of ‖βᵢŵᵢ − βⱼŵⱼ‖² = βᵢβⱼ·((√(βᵢ/βⱼ) − √(βⱼ/βᵢ))² + ‖ŵᵢ − ŵⱼ‖²), whose last factor alone has a floor."""
@@ -72,13 +72,13 @@ class PairPotential:
             return self.kernel.of_square(relative) * rows.pow(half) * columns.pow(half)
         if isinstance(self.kernel, Logarithmic):
             return self.kernel.of_square(relative) - (rows.log() + columns.log()) / 2
-        floored = relative.clamp_min(sphere.squared_distance_floor(relative.dtype))
+        floored = relative.clamp_min(_numerics.squared_distance_floor(relative.dtype))
         return self.kernel(floored.sqrt() * rows.sqrt() * columns.sqrt())
 
 
 def _chord_jet(kernel: Riesz | Logarithmic, c: Tensor) -> tuple[Tensor, Tensor]:
     """f(√u) of u = 2 − 2c and its derivative to c, s·f/u or 1/u; none where u is below the floor."""
-    floor = sphere.squared_distance_floor(c.dtype, kernel.power)
+    floor = _numerics.squared_distance_floor(c.dtype, kernel.power)
     u = torch.rsub(c, 2, alpha=2)
     floored = u.clamp_min(floor)
     value = kernel.at_square(floored)

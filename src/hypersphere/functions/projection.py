@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
-from hypersphere.functions.menu import is_number, is_whole, require
+from hypersphere import _numerics, sphere
+from hypersphere._validation import is_integer, is_number, require
 from hypersphere.functions.potential import PairPotential
 from hypersphere.functions.repulsion import mutual_repulsion
 
@@ -125,7 +125,7 @@ def _pairs(w: Tensor) -> int:
 
 
 def _require_whole(name: str, value: object, low: int) -> None:
-    require(is_whole(value, low), name, f"an integer >= {low}", value)
+    require(is_integer(value, low), name, f"an integer >= {low}", value)
 
 
 def _require_shape(dim: int, views: int, every: int, d: int | None = None) -> None:
@@ -231,7 +231,7 @@ class AnglePreserving(Learned):
 def _measured(w: Tensor) -> tuple[Tensor, Tensor]:
     """Norms of rows and the rows; where squares could overflow or vanish, their directions, whose norms are 1."""
     length = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
-    if sphere.inspectable(w) and sphere.squares_are_safe(length.detach()):
+    if _numerics.values_readable(w) and _numerics.squares_are_safe(length.detach()):
         return length, w
     return torch.ones_like(length), sphere.polar(w)[1]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
 from hypersphere.functions.potential import PairPotential
 
 __all__ = ["PAIRS_IN_CACHE", "blocks", "mutual_repulsion", "quick_polar", "tangent_"]
@@ -39,8 +39,8 @@ def mutual_repulsion(w: Tensor, potential: PairPotential, weights: Tensor | None
         >>> mutual_repulsion(torch.eye(3), PairPotential())
         tensor(3.)
     """
-    with sphere.full_precision(w):
-        if not sphere.inspectable(w) or (weights is not None and weights.requires_grad):
+    with _numerics.autocast_disabled(w):
+        if not _numerics.values_readable(w) or (weights is not None and weights.requires_grad):
             return _plain_mutual(w, potential, weights)
         if torch.is_grad_enabled() and w.requires_grad:
             return _Mutual.apply(w, potential, weights)
@@ -90,7 +90,7 @@ def _mutual_at_once(
     """
     c = _gram(w)
     length = c.diagonal(dim1=-2, dim2=-1).sqrt()
-    if w.numel() and sphere.squares_are_safe(length):
+    if w.numel() and _numerics.squares_are_safe(length):
         inverse, right, last = 1 / length, w, None
         c.mul_(inverse.unsqueeze(-1)).mul_(inverse.unsqueeze(-2))
     else:
@@ -119,7 +119,7 @@ def _scaled_(gradient: Tensor, last: Tensor | None) -> Tensor:
 def quick_polar(w: Tensor) -> tuple[Tensor, Tensor]:
     """`sphere.polar` without gradient, in two passes where no row is zero, tiny or huge."""
     length = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
-    return (length, w / length) if w.numel() and sphere.squares_are_safe(length) else sphere.polar(w)
+    return (length, w / length) if w.numel() and _numerics.squares_are_safe(length) else sphere.polar(w)
 
 
 def _gram(w: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ class _Mutual(torch.autograd.Function):
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
         w, weights, *kept = ctx.saved_tensors
         outer = outer[..., None, None]
-        with sphere.full_precision(w):
+        with _numerics.autocast_disabled(w):
             if torch.is_grad_enabled():  # someone will differentiate once more
                 total = _plain_mutual(w, ctx.potential, weights)
                 return outer * torch.autograd.grad(total.sum(), w, create_graph=True)[0], None, None

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics
 
 __all__ = ["Memory", "RowMap", "keeps_norms"]
 
@@ -54,22 +54,22 @@ class _Rotated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, method: RowMap, free: Tensor, v: Tensor) -> Tensor:
-        with sphere.full_precision(v):
-            w, ctx.memory = method.apply(sphere.widen(free.detach()), sphere.widen(v.detach()))
+        with _numerics.autocast_disabled(v):
+            w, ctx.memory = method.apply(_numerics.widen(free.detach()), _numerics.widen(v.detach()))
         ctx.method, ctx.types = method, (free.dtype, v.dtype)
-        return sphere.narrow(w, v.dtype)
+        return _numerics.narrow(w, v.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor | None]:
-        with sphere.full_precision(gradient):
-            free, v = ctx.method.pull(ctx.memory, sphere.widen(gradient), rows=ctx.needs_input_grad[2])
-        return None, sphere.narrow(free, ctx.types[0]), None if v is None else sphere.narrow(v, ctx.types[1])
+        with _numerics.autocast_disabled(gradient):
+            free, v = ctx.method.pull(ctx.memory, _numerics.widen(gradient), rows=ctx.needs_input_grad[2])
+        return None, _numerics.narrow(free, ctx.types[0]), None if v is None else _numerics.narrow(v, ctx.types[1])
 
 
 def keeps_norms(w: Tensor, v: Tensor) -> bool:
     """Whether the rows kept their lengths: the cheapest sign that a factorisation lost no digits."""
-    if not sphere.inspectable(w):
+    if not _numerics.values_readable(w):
         return True
     before, after = v.square().sum(-1), w.square().sum(-1)
-    return bool(((after - before).abs() <= sphere.rotation_tolerance(v.dtype) * before).all())
+    return bool(((after - before).abs() <= _numerics.rotation_tolerance(v.dtype) * before).all())

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
 
 __all__ = [
     "exponential_rows",
@@ -76,7 +76,7 @@ def exponential_rows(
     has about r + 10 terms.
     """
     scaled = skew / radius
-    coefficients = _bessel(radius, sphere.resolution(rows.dtype))
+    coefficients = _bessel(radius, _numerics.machine_epsilon(rows.dtype))
     terms = [rows, rows @ scaled]
     result = coefficients[0] * terms[0] + coefficients[1] * terms[1]
     for c in coefficients[2:]:

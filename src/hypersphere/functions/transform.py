@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hypersphere.functions.menu import is_whole, require
+from hypersphere._validation import is_integer, require
 from hypersphere.functions.rowmap import Memory, RowMap
 
 __all__ = ["TRANSFORMS", "Banded", "PositiveDefinite", "Transform", "Triangular"]
@@ -110,7 +110,7 @@ class Banded(Transform):
 
     def __post_init__(self) -> None:
         """Refuse a negative width."""
-        require(is_whole(self.width, 0), "width", "a whole number >= 0", self.width)
+        require(is_integer(self.width, 0), "width", "a whole number >= 0", self.width)
 
     def degrees_of_freedom(self, d: int) -> int:
         """Return d + 2·Σ(d − i) over the diagonals i = 1…width."""

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
+from hypersphere import _numerics
+from hypersphere._validation import choose, require
 from hypersphere.functions.angular import ANGULARS, Cosine
 from hypersphere.functions.margin import MARGINS, Margin, NormAdaptive
-from hypersphere.functions.menu import choose, require
 from hypersphere.heads.annealing import Annealing, Ramp
 from hypersphere.heads.batch import check_features, counted_rows
 from hypersphere.heads.cross_entropy import reduce_rows, row_losses
@@ -142,7 +142,7 @@ class AngularHead(Scoring):
         """Return the loss of features `x` (B, d) with labels `y` (B,); a mean over no rows is 0."""
         check_features(x, self.in_features)
         labels, counted = counted_rows(x, y, self.num_classes, self.ignore_index)
-        with sphere.full_precision(x):
+        with _numerics.autocast_disabled(x):
             x_norm, x_hat = self._polar(x if counted is None else x.masked_fill(~counted.unsqueeze(1), 0))
             before = self._observe_norms(x_norm, counted)
             terms, target, magnitude = self._terms(x_norm, x_hat, labels)
@@ -154,14 +154,14 @@ class AngularHead(Scoring):
         except ValueError:
             self._restore_norms(before)
             raise
-        if self.training and sphere.may_become_state(labels):
+        if self.training and _numerics.can_update_state(labels):
             self.advance()
         return self._narrowed(loss, x)
 
     def scores(self, x: Tensor) -> Tensor:
         """Return the plain scores (B, C), without margin: those a prediction is made from."""
         check_features(x, self.in_features)
-        with sphere.full_precision(x):
+        with _numerics.autocast_disabled(x):
             magnitudes, c = self._cosines(*self._polar(x))
             plain = magnitudes * self.angular(c)
             plain = plain if self.bias is None else plain + self.bias.to(plain.dtype)
@@ -175,7 +175,7 @@ class AngularHead(Scoring):
         """
         check_features(x, self.in_features)
         labels, _ = counted_rows(x, y, self.num_classes, self.ignore_index)
-        with sphere.full_precision(x):
+        with _numerics.autocast_disabled(x):
             x_norm, x_hat = self._polar(x)
             magnitudes, c = self._cosines(x_norm, x_hat)
             plain = magnitudes * self._passed(c, self._others_response(c, self._strength(c)))
@@ -221,6 +221,6 @@ class AngularHead(Scoring):
 
     def _require_finite(self, result: Tensor, x: Tensor) -> None:
         """Where a result is not finite, name the feature or the class vector that is to blame."""
-        if sphere.inspectable(result) and not bool(torch.isfinite(result.detach()).all()):
-            sphere.require_finite_rows("x", x)
-            sphere.require_finite_rows("weight", self.weight)
+        if _numerics.values_readable(result) and not bool(torch.isfinite(result.detach()).all()):
+            _numerics.require_finite_rows("x", x)
+            _numerics.require_finite_rows("weight", self.weight)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hypersphere.functions.menu import is_number, require
+from hypersphere._validation import is_number, require
 
 __all__ = ["Annealing", "Ramp"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere import _numerics
+from hypersphere._validation import require
 
 __all__ = ["check_features", "counted_rows"]
 
@@ -29,14 +29,14 @@ def counted_rows(x: Tensor, y: Tensor, num_classes: int, ignore_index: int) -> t
     if y.shape != x.shape[:1] or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"y must be {len(x)} integer labels, one a row of x, not {y.dtype} {tuple(y.shape)}")
     y = y.long()
-    if sphere.inspectable(y):
+    if _numerics.values_readable(y):
         if not len(y):
             return y, None
         low, high = (int(v) for v in torch.aminmax(y))
         if low >= 0 and high < num_classes and not low <= ignore_index <= high:
             return y, None
     counted = y != ignore_index
-    if sphere.inspectable(y):
+    if _numerics.values_readable(y):
         bad = counted & ((y < 0) | (y >= num_classes))
         if bool(bad.any()):
             row = int(bad.nonzero()[0])

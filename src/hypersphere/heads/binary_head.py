@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
+from hypersphere import _numerics
+from hypersphere._validation import is_number, require
 from hypersphere.functions.angular import PowerCosine
 from hypersphere.functions.margin import Margin, TwoSided
-from hypersphere.functions.menu import is_number, require
 from hypersphere.heads.angular_head import AngularHead
 from hypersphere.heads.annealing import Ramp
 from hypersphere.heads.terms import SOFTPLUS_SUM, Terms
@@ -84,7 +84,7 @@ class BinaryHead(AngularHead):
         """Draw class vectors uniformly, and the bias for which features at right angles to all cost least."""
         super().reset_parameters()
         assert self.bias is not None
-        if sphere.inspectable(self.bias):
+        if _numerics.values_readable(self.bias):
             nn.init.constant_(self.bias, self._least_bias())
 
     @torch.no_grad()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 
 __all__ = ["Processes", "problem_of"]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from hypersphere._validation import require
 from hypersphere.functions.margin import (
     AdditiveAngle,
     AdditiveCosine,
@@ -20,7 +21,6 @@ from hypersphere.functions.margin import (
     NormAdaptive,
     TruncatedMultiplicative,
 )
-from hypersphere.functions.menu import require
 from hypersphere.heads.angular_head import AngularHead
 from hypersphere.heads.binary_head import sphereface2
 from hypersphere.heads.settings import HeadOptions

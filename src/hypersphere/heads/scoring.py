@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
 from hypersphere.functions.angular import Angular, Cosine
 from hypersphere.functions.magnitude import Magnitude
 from hypersphere.functions.margin import Margin, NormAdaptive
@@ -62,12 +62,12 @@ class Scoring(nn.Module):
 
     def _polar(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Norms (B, 1) and directions of the features, in the wider of the features' and the weight's type."""
-        norm, direction = sphere.quick_polar(x)
-        wide = torch.promote_types(direction.dtype, sphere.widen(self.weight).dtype)
+        norm, direction = sphere.row_polar(x)
+        wide = torch.promote_types(direction.dtype, _numerics.widen(self.weight).dtype)
         return norm.to(wide), direction.to(wide)
 
     def _narrowed(self, out: Tensor, x: Tensor) -> Tensor:
-        return sphere.narrow(out, torch.promote_types(x.dtype, self.weight.dtype))
+        return _numerics.narrow(out, torch.promote_types(x.dtype, self.weight.dtype))
 
     def _cosines(self, x_norm: Tensor, x_hat: Tensor) -> tuple[Tensor, Tensor]:
         """Magnitudes (broadcasting) and cosines (B, C) of all classes."""
@@ -88,7 +88,7 @@ class Scoring(nn.Module):
             total_weights=self._smoothing_weights(x_hat),
         )
         features = rho.unsqueeze(1) * x_hat if as_products else x_hat
-        weight, bias = sphere.widen(self.weight).to(x_hat.dtype), None
+        weight, bias = _numerics.widen(self.weight).to(x_hat.dtype), None
         if self.bias is not None:
             bias = self.bias.to(x_hat.dtype)
         terms = self.classes.terms(
@@ -182,7 +182,7 @@ class Scoring(nn.Module):
 
     def _observe_norms(self, x_norm: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Move the running statistics of the feature norm, for a margin that depends on them; return the old ones."""
-        if not (isinstance(self._margin, NormAdaptive) and self.training and sphere.may_become_state(x_norm)):
+        if not (isinstance(self._margin, NormAdaptive) and self.training and _numerics.can_update_state(x_norm)):
             return None
         before = self.norm_mean, self.norm_std
         moved = moving_statistics(*before, x_norm.detach().squeeze(1), counted, self._margin.momentum)

@@ -8,10 +8,10 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from hypersphere._validation import is_number, require
 from hypersphere.functions.angular import Angular, Cosine
 from hypersphere.functions.magnitude import InnerProduct, Linear, LinearlyWeighted, Magnitude, Sphere
 from hypersphere.functions.margin import Margin
-from hypersphere.functions.menu import is_number, require
 from hypersphere.heads.annealing import Annealing, Ramp
 
 __all__ = [

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hypersphere import sphere
+from hypersphere import _numerics
+from hypersphere._validation import require
 from hypersphere.functions.cross_repulsion import cross_repulsion
 from hypersphere.functions.kernel import Riesz
-from hypersphere.functions.menu import require
 from hypersphere.functions.potential import PairPotential
 from hypersphere.heads.classes import Classes
 from hypersphere.heads.collectives import Processes
@@ -99,7 +99,7 @@ class Shard(Classes):
 
     def energy(self, w: Tensor, labels: Tensor, counted: Tensor | None = None) -> Tensor:
         """Return the energy of the class vectors of the labels that count against all others that are taken."""
-        wide = sphere.widen(w)
+        wide = _numerics.widen(w)
         (rows,) = self.processes.shared(self.rows(wide, labels))
         taken = self._taken(wide)
         part = cross_repulsion(rows, taken, self._here(labels), PairPotential(Riesz(2)), counted)
@@ -107,7 +107,7 @@ class Shard(Classes):
         if self.chosen is not None:
             others = max(int(self.processes.add_(torch.tensor(len(taken), device=w.device))) - 1, 1)
         number = max(len(labels), 1) if counted is None else counted.sum().clamp_min(1)
-        return sphere.narrow(self.processes.summed(part) / (number * others), w.dtype)
+        return _numerics.narrow(self.processes.summed(part) / (number * others), w.dtype)
 
     def _here(self, labels: Tensor) -> Tensor:
         """Which of the classes taken here each label is, −1 for none."""

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hypersphere import sphere
-from hypersphere.functions.menu import is_number, require
+from hypersphere import _numerics
+from hypersphere._validation import is_number, require
 from hypersphere.heads.angular_head import AngularHead
 from hypersphere.heads.batch import check_features, counted_rows
 from hypersphere.heads.collectives import Processes, problem_of
@@ -230,13 +230,13 @@ class ShardedHead(nn.Module):
     def _check(self, x: Tensor, y: Tensor) -> None:
         check_features(x, self.head.in_features)
         require(x.dtype in _FLOATS, "x", f"of one of {', '.join(map(str, _FLOATS))}", x.dtype)
-        sphere.require_finite_rows("x", x)
+        _numerics.require_finite_rows("x", x)
         counted_rows(x, y, self.head.num_classes, self.head.ignore_index)
 
     def _refuse(self, before: dict[str, Tensor], failure: ValueError | None) -> None:
         """Raise everywhere, and leave the head as it was, if class vectors are why a loss is not finite."""
         try:
-            self.processes.raise_any(problem_of(lambda: sphere.require_finite_rows("weight", self.weight)))
+            self.processes.raise_any(problem_of(lambda: _numerics.require_finite_rows("weight", self.weight)))
             if failure is not None:
                 raise failure
         except ValueError:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
 from hypersphere.heads.gradients import straight_through
 
 __all__ = ["LOG_SUM_EXP", "SOFTPLUS_SUM", "Reduction", "Terms", "Wanted", "class_terms", "plain_terms"]
@@ -104,8 +104,8 @@ def class_terms(
         fused: False if the response has parameters of its own, which need automatic differentiation.
     """
     fused = fused and (wanted.response is None or wanted.unit_rows)
-    with sphere.full_precision(x):
-        if fused and len(x) and sphere.inspectable(x, w, y):
+    with _numerics.autocast_disabled(x):
+        if fused and len(x) and _numerics.values_readable(x, w, y):
             try:
                 return Terms(*_Fused.apply(x, w, rho, bias, y, wanted))
             except _OutOfRange:
@@ -195,19 +195,19 @@ class _Fused(torch.autograd.Function):
                 if scores is z:
                     z[at] = target[block.rows]
                 kept.append(z)
-        if norms is not None and not sphere.squares_are_safe(norms):
+        if norms is not None and not _numerics.squares_are_safe(norms):
             raise _OutOfRange
         others = parts[0] if len(parts) == 1 else wanted.reduction.across(torch.stack(parts, 1))
         target_norm = None
         if not wanted.unit_rows:
-            target_norm = sphere.quick_polar(w[y.clamp_min(0)])[0].squeeze(1).masked_fill(y < 0, 0)
+            target_norm = sphere.row_polar(w[y.clamp_min(0)])[0].squeeze(1).masked_fill(y < 0, 0)
         ctx.save_for_backward(x, w, rho, bias, y, norms, others, target_norm, wanted.total_weights)
         ctx.wanted, ctx.blocks, ctx.kept = wanted, blocks, kept
         return others, total, target, target_norm
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        with sphere.full_precision(grads[0] if grads[0] is not None else ctx.saved_tensors[0]):
+        with _numerics.autocast_disabled(grads[0] if grads[0] is not None else ctx.saved_tensors[0]):
             if torch.is_grad_enabled():
                 return (*_differentiable_backward(ctx, grads), None, None)
             return (*_backward(ctx, grads), None, None)

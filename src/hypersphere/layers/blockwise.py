@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics
 from hypersphere.layers.by_hand import blocks, pieces
 from hypersphere.layers.response import Response
 from hypersphere.layers.walk import Walk
@@ -63,7 +63,7 @@ def forward(
             if h is not None:
                 c.mul_(h)
             if c is not out:
-                out.copy_(sphere.narrow(c, out.dtype))
+                out.copy_(_numerics.narrow(c, out.dtype))
     assert y is not None
     return y, kept
 
@@ -102,7 +102,7 @@ def backward(
             if code is None:  # the cosine, of which the filters alone learn
                 torch.mul(g, f, out=out)
             else:
-                sums.append(response.backward(code, sphere.widen(g), f, m, out))
+                sums.append(response.backward(code, _numerics.widen(g), f, m, out))
         if to_magnitude is not None and sums:
             torch.cat([v for _, v in sums if v is not None], out=to_magnitude[part])
         of_x, of_weight = walk.product_gradients(outgoing.to(x.dtype), x[part], weight, wanted)

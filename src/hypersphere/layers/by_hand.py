@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics
 
 __all__ = ["blocks", "by_hand", "on_accelerator", "opaque", "pieces", "require_first_order"]
 
 
 def by_hand(*tensors: Tensor) -> bool:
     """Whether to take the backward that is written by hand: in eager mode, outside `torch.func`, with real numbers."""
-    return sphere.inspectable(*tensors) and torch._C._functorch.peek_interpreter_stack() is None
+    return _numerics.values_readable(*tensors) and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def opaque(x: Tensor) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.layers.decoupled import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
 from hypersphere.layers.learned import Learned
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypersphere import sphere
+from hypersphere import _numerics
 from hypersphere.functions.angular import ANGULARS, Angular, Cosine
 from hypersphere.functions.magnitude import InnerProduct, Linear, LinearlyWeighted, Radial, Sphere
 from hypersphere.layers.by_hand import opaque
@@ -56,10 +56,10 @@ class _Operator(Learned, abc.ABC):
         if plain and isinstance(self.magnitude, Linear):
             return self._inner_product(x, (w_hat * self.magnitude.alpha).to(dtype), _cast(self.bias, dtype))
         x, walk = self._walk(x)
-        with sphere.full_precision(x):
+        with _numerics.autocast_disabled(x):
             before = None
             if dtype == torch.float16:  # products of entries up to 1 do not overflow
-                before = sphere.unit_scale(sample_peak(x)).unsqueeze(1)
+                before = _numerics.unit_scale(sample_peak(x)).unsqueeze(1)
                 x = (x * before.squeeze(1)).to(dtype)
             return self._respond(x, w_hat.to(dtype), w_norm, walk, before)
 

@@ -18,7 +18,7 @@ class _Direction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
-        split = sphere.polar if on_accelerator(rows) else sphere.quick_polar  # which looks at the numbers
+        split = sphere.polar if on_accelerator(rows) else sphere.row_polar  # which looks at the numbers
         norm, unit = split(rows.detach())
         ctx.save_for_backward(norm, unit)
         ctx.dtype = rows.dtype

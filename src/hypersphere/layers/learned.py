@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
+from hypersphere import _numerics
+from hypersphere._validation import choose, is_number, require
 from hypersphere.functions.angular import ANGULARS, Sigmoid
 from hypersphere.functions.magnitude import MAGNITUDES, Ball, Magnitude, Seg, Tanh, weighted
-from hypersphere.functions.menu import choose, is_number, require
 
 __all__ = ["Learned", "shared_k"]
 
@@ -104,7 +104,7 @@ class Learned(nn.Module):
         return self._logarithm(magnitude.radius, learn_radius)
 
     def _logarithm(self, start: float | Tensor, per: str) -> nn.Parameter:
-        weight = sphere.widen(self.weight.detach())
+        weight = _numerics.widen(self.weight.detach())
         value = torch.as_tensor(start, dtype=weight.dtype, device=weight.device).log()
         return nn.Parameter(value.expand(len(weight)).clone() if per == "filter" else value.clone())
 
@@ -112,7 +112,7 @@ class Learned(nn.Module):
         """The angular activation with the present k."""
         if self.log_k is None or not isinstance(self.angular, Sigmoid):
             return self.angular
-        return replace(self.angular, k=self._by_filter(sphere.widen(self.log_k).exp(), x_norm))
+        return replace(self.angular, k=self._by_filter(_numerics.widen(self.log_k).exp(), x_norm))
 
     def _current_magnitude(self, x_norm: Tensor) -> MagnitudeFunction:
         """The magnitude with the present radius; a training batch moves the mean first."""
@@ -120,8 +120,8 @@ class Learned(nn.Module):
         if self.log_radius is not None and isinstance(magnitude, (Ball, Tanh, Seg)):
             if self.training and x_norm.numel():
                 self._track(x_norm.detach().mean())
-            factor = self._by_filter(sphere.widen(self.log_radius).exp(), x_norm)
-            magnitude = replace(magnitude, radius=factor * sphere.widen(self.mean_norm.clone()))
+            factor = self._by_filter(_numerics.widen(self.log_radius).exp(), x_norm)
+            magnitude = replace(magnitude, radius=factor * _numerics.widen(self.mean_norm.clone()))
         return weighted(magnitude, self.weighting)
 
     def _track(self, mean: Tensor) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.layers.conversion import convert_
 from hypersphere.layers.learned import Learned
 

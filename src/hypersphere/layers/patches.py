@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics
 from hypersphere.layers.by_hand import blocks
 
 __all__ = ["patch_norms", "plain_squares", "sample_peak", "squares"]
@@ -20,7 +20,7 @@ def plain_squares(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 
     The scale (N, 1, …) keeps the squares of a sample inside their type; it is 1 for ordinary numbers.
     """
-    scale = sphere.safe_scale(sample_peak(x))
+    scale = _numerics.safe_scale(sample_peak(x))
     return (x * scale).square().unflatten(1, (groups, -1)).sum(2), scale
 
 
@@ -29,11 +29,11 @@ def squares(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Return the same without a graph; in one pass over `x`, which a compiler sees to by itself."""
     if torch.compiler.is_compiling():
         return plain_squares(x, groups)
-    wide = sphere.widen(x[:0]).dtype
+    wide = _numerics.widen(x[:0]).dtype
     sums = torch.empty(len(x), groups, *x.shape[2:], dtype=wide, device=x.device)
     scales = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
     for part in blocks(2**17, x[:1].numel(), x):  # half a megabyte in float32
-        scales[part] = sphere.safe_scale(sample_peak(x[part]))
+        scales[part] = _numerics.safe_scale(sample_peak(x[part]))
         scaled = x[part] * scales[part]
         torch.sum(scaled.mul_(scaled).unflatten(1, (groups, -1)), 2, out=sums[part])
     return sums, scales
@@ -42,7 +42,7 @@ def squares(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 def sample_peak(x: Tensor) -> Tensor:
     """The largest absolute entry of each sample of `x` (N, …), as (N, 1, …) in float32 or wider."""
     flat = x.detach().flatten(1)
-    peak = sphere.widen(torch.maximum(flat.amax(1), -flat.amin(1)))
+    peak = _numerics.widen(torch.maximum(flat.amax(1), -flat.amin(1)))
     return peak.reshape(-1, *[1] * (x.ndim - 1))
 
 
@@ -56,7 +56,7 @@ def patch_norms(squares: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     <BLANKLINE>
             [[0.0000]]]))
     """
-    zero = sphere.vanishes(squares)
+    zero = _numerics.squared_norm_is_zero(squares)
     length = squares.masked_fill(zero, 1.0).sqrt()
     norm, reciprocal = (length / scale).masked_fill(zero, 0.0), (scale / length).masked_fill(zero, 0.0)
     return norm.unsqueeze(2), reciprocal.unsqueeze(2)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics
 from hypersphere.functions.angular import Angular, Cosine, Linear, Sigmoid
 
 __all__ = ["Response", "respond", "response_of"]
@@ -35,10 +35,10 @@ def respond(
         angular: g, a function of the cosine.
     """
     groups = reciprocal.shape[1]
-    value = angular(sphere.widen(product).unflatten(1, (groups, -1)) * reciprocal)
+    value = angular(_numerics.widen(product).unflatten(1, (groups, -1)) * reciprocal)
     if magnitude is not None:
         value = value * magnitude  # in this order the memory format is the product's
-    return sphere.narrow(value, product.dtype).flatten(1, 2)
+    return _numerics.narrow(value, product.dtype).flatten(1, 2)
 
 
 class Response(abc.ABC):
@@ -116,8 +116,8 @@ class _Arc(Response):
 
     def forward_(self, c: Tensor, kept: Tensor | None) -> None:
         if kept is not None:
-            kept.copy_(sphere.cotangent(c))
-        sphere.elevation_(c).mul_(2 / math.pi)
+            kept.copy_(_numerics.cotangent(c))
+        _numerics.arcsin_(c).mul_(2 / math.pi)
 
     def backward(
         self,
@@ -131,9 +131,9 @@ class _Arc(Response):
         values = None
         if magnitude is not None:
             values = kept.atan().to(t.dtype).mul_(gradient).sum(2, keepdim=True).mul_(2 / math.pi)
-        to_theta = sphere.off_poles(gradient, t)
+        to_theta = _numerics.mask_poles(gradient, t)
         along = torch.mul(to_theta, t, out=out).sum(2, keepdim=True).mul_(2 / math.pi)
-        torch.mul(to_theta.div_(sphere.sine_(t)), factor * (2 / math.pi), out=out)
+        torch.mul(to_theta.div_(_numerics.sine_(t)), factor * (2 / math.pi), out=out)
         return along, values
 
 
@@ -148,8 +148,8 @@ class _Logistic(Response):
 
     def forward_(self, c: Tensor, kept: Tensor | None) -> None:
         if kept is not None:
-            kept.copy_(sphere.cotangent(c))
-        sphere.elevation_(c).mul_(1 / self.k).sigmoid_().sub_(0.5).mul_(2 / self.top)
+            kept.copy_(_numerics.cotangent(c))
+        _numerics.arcsin_(c).mul_(1 / self.k).sigmoid_().sub_(0.5).mul_(2 / self.top)
 
     def backward(
         self,
@@ -170,9 +170,9 @@ class _Logistic(Response):
             values = responses.sum(2, keepdim=True)
             if self.learn:
                 self.by_value = self.by_value + _filter_sums(responses, magnitude)
-        slope = sphere.off_poles(slope.mul_(2 / (self.k * self.top)), t)
+        slope = _numerics.mask_poles(slope.mul_(2 / (self.k * self.top)), t)
         along = torch.mul(slope, t, out=out).sum(2, keepdim=True)
-        torch.mul(slope.div_(sphere.sine_(t)), factor, out=out)
+        torch.mul(slope.div_(_numerics.sine_(t)), factor, out=out)
         return along, values
 
     def to_k(self) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.models.units import ByChannels, layers_by, relu
 
 __all__ = ["Autoencoder"]

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.models.units import ByChannels, Maker, layers_by, relu
 
 __all__ = ["Discriminator", "Generator", "leaky_relu"]

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.models.units import ByChannels, Maker, layers_by, relu
 
 __all__ = ["GCN", "normalized_adjacency"]

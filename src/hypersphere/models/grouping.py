@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 
 __all__ = ["ball_query", "farthest_points", "gather"]
 

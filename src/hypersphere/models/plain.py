@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.models.units import (
     ByChannels,
     Maker,

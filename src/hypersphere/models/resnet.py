@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.models.units import ByChannels, Maker, conv_unit, he_normal_, large_stem_layers, layers_by, relu
 
 __all__ = ["ResNet", "ResidualUnit"]

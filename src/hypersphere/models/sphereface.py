@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.models.units import ByChannels, Maker, conv_unit, large_stem_layers, two_sides
 
 __all__ = ["SphereFaceNet", "SphereFaceUnit"]

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from torch import nn
 from torch.nn.utils import parametrize
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 
 __all__ = ["ByChannels", "Maker", "conv_unit", "he_normal_", "large_stem_layers", "layers_by", "relu", "two_sides"]
 

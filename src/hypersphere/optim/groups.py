@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hypersphere.functions.menu import is_number, require
+from hypersphere._validation import is_number, require
 
 __all__ = ["param_groups"]
 

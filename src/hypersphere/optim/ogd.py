@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
-from hypersphere.functions.menu import is_number, is_whole, require
+from hypersphere import _numerics
+from hypersphere._validation import is_integer, is_number, require
 
 __all__ = ["OGD", "OGDAdam"]
 
@@ -30,7 +30,7 @@ class _OnTheGroup(torch.optim.Optimizer, abc.ABC):
         require(is_number(defaults["lr"], 0) and defaults["lr"] > 0, "lr", "a positive number", defaults["lr"])
         guard, every = defaults["guard"], defaults["restore_every"]
         require(is_number(guard, 0, 1) and guard > 0, "guard", "a number in (0, 1]", guard)
-        require(every is None or is_whole(every, 1), "restore_every", "None or a whole number >= 1", every)
+        require(every is None or is_integer(every, 1), "restore_every", "None or a whole number >= 1", every)
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -75,11 +75,11 @@ class _OnTheGroup(torch.optim.Optimizer, abc.ABC):
         state = self.state[p]
         if not state:
             state["steps"] = 0
-            state["momentum"] = torch.zeros_like(sphere.widen(p.detach()))
+            state["momentum"] = torch.zeros_like(_numerics.widen(p.detach()))
         state["steps"] += 1
-        u = sphere.widen(p.detach())
-        m, scale = self._direction(sphere.widen(p.grad), state, group)  # type: ignore[arg-type]
-        with sphere.full_precision(u):
+        u = _numerics.widen(p.detach())
+        m, scale = self._direction(_numerics.widen(p.grad), state, group)  # type: ignore[arg-type]
+        with _numerics.autocast_disabled(u):
             a = u.mT @ m
             omega = 0.5 * (a - a.mT) / scale
             tangent = u @ omega
@@ -92,12 +92,12 @@ class _OnTheGroup(torch.optim.Optimizer, abc.ABC):
             if group["restore_every"] is not None:
                 due = state["steps"] % group["restore_every"] == 0
                 y = _restored(y, due=due, turned=rate * length)
-        p.copy_(sphere.narrow(y, p.dtype))
+        p.copy_(_numerics.narrow(y, p.dtype))
 
 
 def _restored(y: Tensor, *, due: bool, turned: Tensor) -> Tensor:
     """U ← U(3I − UᵀU)/2: once where it is due, and after a long step λ‖Ω‖ until what truncation left is gone."""
-    tolerance = sphere.rotation_tolerance(y.dtype)
+    tolerance = _numerics.rotation_tolerance(y.dtype)
     if due:
         y = 1.5 * y - 0.5 * y @ (y.mT @ y)
     far = turned**5 / 16 > tolerance  # more than which two fixed-point steps leave, matrix by matrix
@@ -120,10 +120,10 @@ def _require_orthogonal(p: Tensor) -> None:
     """Raise unless p is a square orthogonal matrix or a batch of them, up to the rounding of a narrow type."""
     square = p.ndim >= 2 and p.shape[-1] == p.shape[-2]
     require(square, "params", "square matrices, or batches of them (…, d, d)", tuple(p.shape))
-    if p.numel() and sphere.inspectable(p):
-        wide = sphere.widen(p)
+    if p.numel() and _numerics.values_readable(p):
+        wide = _numerics.widen(p)
         error = float(_off(wide.mT @ wide).max())
-        allowed = max(sphere.resolution(p.dtype), sphere.resolution(torch.float32)) ** 0.5
+        allowed = max(_numerics.machine_epsilon(p.dtype), _numerics.machine_epsilon(torch.float32)) ** 0.5
         if not error <= allowed:
             raise ValueError(f"params must be orthogonal matrices, but max |UᵀU − I| is {error:.2g}")
 

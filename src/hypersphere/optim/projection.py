@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere.functions.menu import is_number, require
+from hypersphere._validation import is_number, require
 
 __all__ = ["WeightedGradients", "project_weights_"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hypersphere import training
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.recipes.classification import assemble, classify, settings_of
 from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
 from hypersphere.robustness import BIM, FGSM, Classifier, accuracy_under, adversarial_loss

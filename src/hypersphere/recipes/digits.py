@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hypersphere import data, energy, evaluation, heads, models, training
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
 
 __all__ = ["RECIPE"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import data, evaluation, heads, training
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.models import EmbeddingCNN
 from hypersphere.recipes.recipe import Metric, Row
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 
 __all__ = ["Metric", "Outcome", "Recipe", "Row", "Trial"]
 

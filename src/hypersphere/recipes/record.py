@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hypersphere._files import replacing
+from hypersphere._validation import require
 from hypersphere.data import DamagedData
-from hypersphere.files import replacing
-from hypersphere.functions.menu import require
 from hypersphere.recipes.recipe import Outcome, Recipe, Row, Trial
 from hypersphere.training.origin import made_with
 

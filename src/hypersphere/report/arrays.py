@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 
 Array: TypeAlias = "Tensor | NDArray | Sequence"
 

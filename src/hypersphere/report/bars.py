@@ -8,7 +8,7 @@ from html import escape
 
 import numpy as np
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.report.axis import Axis, fit_axis
 from hypersphere.report.frame import LONGEST, Entry, chart_html, counted
 from hypersphere.report.palette import class_colors

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.report.arrays import as_numbers
 from hypersphere.report.axis import Axis, fit_axis
 from hypersphere.report.frame import HEIGHT, WIDTH, End, Entry, chart_html, counted, dots, path, plot_html, ribbon

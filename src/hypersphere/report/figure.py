@@ -8,7 +8,7 @@ from html import escape
 
 import numpy as np
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.report.axis import Axis
 from hypersphere.report.curves import MOST_BANDED, Curves, Line, about_bands, axes_and_lines, shapes
 from hypersphere.report.frame import shortened

@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.report.arrays import Array, as_numbers
 from hypersphere.report.frame import chart_html, counted, shortened
 from hypersphere.report.png import png_uri

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 
 Render = Callable[[Any, int], str]  # a section and the level of headings inside it -> HTML
 

@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.report.arrays import Array, as_numbers
 from hypersphere.report.axis import Axis, fit_axis, round_step
 from hypersphere.report.frame import HEIGHT, WIDTH, Entry, chart_html, counted, path, plot_html, shortened

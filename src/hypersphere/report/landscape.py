@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.report.arrays import Array, as_numbers
 from hypersphere.report.axis import Axis, fit_axis, write_tick
 from hypersphere.report.contour import contour

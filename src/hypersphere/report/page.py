@@ -13,8 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hypersphere.files import replacing
-from hypersphere.functions.menu import require
+from hypersphere._files import replacing
+from hypersphere._validation import require
 from hypersphere.report.bars import Bars, bars_html
 from hypersphere.report.curves import Curves, curves_html
 from hypersphere.report.embed import asset

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hypersphere.functions.menu import require
+from hypersphere._numerics import require_finite_rows
+from hypersphere._validation import require
 from hypersphere.report.arrays import Array, as_array
-from hypersphere.sphere import polar, require_finite_rows
+from hypersphere.sphere import polar
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.report.arrays import Array, as_numbers, mean_and_spread
 
 MOST_POINTS = 500  # drawn of one series

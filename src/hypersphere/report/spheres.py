@@ -11,12 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hypersphere.functions.menu import require
+from hypersphere._numerics import require_finite_rows
+from hypersphere._validation import require
 from hypersphere.report.arrays import Array, as_array
 from hypersphere.report.embed import json_script
 from hypersphere.report.names import short_names
 from hypersphere.report.palette import class_colors
-from hypersphere.sphere import polar, require_finite_rows
+from hypersphere.sphere import polar
 
 MOST_POINTS = 5000  # a picture; more are thinned at random, and the page says so
 MOST_CLASSES = 256  # in one legend

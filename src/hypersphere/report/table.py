@@ -9,7 +9,7 @@ from html import escape
 from numbers import Real
 from typing import TypeAlias
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.report.text import unbroken
 
 Cell: TypeAlias = "str | float | tuple[float, float] | None"  # words, a number, (mean, standard deviation), or nothing

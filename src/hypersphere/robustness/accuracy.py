@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.functions.menu import is_number, require
+from hypersphere._validation import is_number, require
 from hypersphere.robustness.attacks import FGSM, Attack, DeepFool
 from hypersphere.robustness.gradient import Loss, Model, evaluating
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypersphere.functions.menu import is_number, require
+from hypersphere._validation import is_number, require
 from hypersphere.robustness.deepfool import fooled
 from hypersphere.robustness.gradient import Loss, Model, check_batch, evaluating, image_gradient
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.robustness.gradient import Model, tracked
 
 __all__ = ["fooled"]

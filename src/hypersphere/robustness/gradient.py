@@ -9,8 +9,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hypersphere.functions.menu import require
-from hypersphere.sphere import inspectable
+from hypersphere._numerics import values_readable
+from hypersphere._validation import require
 
 __all__ = ["Loss", "Model", "check_batch", "evaluating", "image_gradient", "tracked"]
 
@@ -62,6 +62,6 @@ def check_batch(images: Tensor, labels: Tensor) -> None:
     """Images must be floating-point numbers in [0, 1], and there must be a label for each."""
     require(images.is_floating_point(), "images", "floating-point numbers in [0, 1]", images.dtype)
     require(len(images) == len(labels), "labels", f"one for each of the {len(images)} images", len(labels))
-    if images.numel() and inspectable(images):
+    if images.numel() and values_readable(images):
         low, high = (float(value) for value in images.aminmax())
         require(low >= 0 and high <= 1, "images", "numbers in [0, 1]", (low, high))  # False for NaN too

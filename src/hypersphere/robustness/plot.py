@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.robustness.accuracy import RobustAccuracy, Strength
 
 __all__ = ["plot_accuracy", "plot_strength"]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypersphere.functions.menu import is_number, require
+from hypersphere._validation import is_number, require
 from hypersphere.robustness.attacks import FGSM, Attack
 from hypersphere.robustness.gradient import Loss, Model
 

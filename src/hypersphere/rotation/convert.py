@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hypersphere import sphere
-from hypersphere.functions.menu import choose, is_number, is_whole, require
+from hypersphere._validation import choose, is_integer, is_number, require
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.rowmap import RowMap
 from hypersphere.functions.transform import TRANSFORMS
@@ -87,8 +87,8 @@ def rotate_(
         Liu et al., Orthogonal Over-Parameterized Training, CVPR 2021.
     """
     require(spread is None or is_number(spread, 0), "spread", "None or a number >= 0", spread)
-    require(is_whole(blocks, 1), "blocks", "a whole number >= 1", blocks)
-    require(is_whole(factors, 1), "factors", "a whole number >= 1", factors)
+    require(is_integer(blocks, 1), "blocks", "a whole number >= 1", blocks)
+    require(is_integer(factors, 1), "factors", "a whole number >= 1", factors)
     plain = blocks == 1 and factors == 1 and not shared and spread is None
     make = _maker(method, plain=plain)
     layers = select(model, where, output=output)

@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
-from hypersphere.functions.menu import choose, is_whole, require
+from hypersphere import _numerics
+from hypersphere._validation import choose, is_integer, require
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.rowmap import RowMap
 from hypersphere.rotation.parametrization import direction_norms, require_finite
@@ -45,7 +45,7 @@ class InputRotation(nn.Module):
         accepted = "a layer with a plain weight of rows (n, d), such as Linear or a head"
         require(weight is not None and weight.ndim == 2, "module", accepted, type(module).__name__)
         assert weight is not None
-        whole = seed is None or (is_whole(seed, -(2**63), 2**63 - 1))
+        whole = seed is None or (is_integer(seed, -(2**63), 2**63 - 1))
         require(whole, "seed", "None or a whole number", seed)
         self.method = choose(ORTHOGONALS, method, "method")
         require(isinstance(self.method, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
@@ -158,5 +158,5 @@ class InputRotation(nn.Module):
 
 def _spread(rows: Tensor) -> float:
     """The root of the mean square of the entries; 1/√d where there are none to see, or all are zero."""
-    found = 0.0 if rows.is_meta else float(sphere.widen(rows).square().mean().sqrt())
+    found = 0.0 if rows.is_meta else float(_numerics.widen(rows).square().mean().sqrt())
     return found if 0 < found < math.inf else 1 / math.sqrt(rows.shape[1])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hypersphere.functions.menu import is_whole, require
+from hypersphere._validation import is_integer, require
 
 __all__ = ["Layout"]
 
@@ -29,8 +29,8 @@ class Layout:
     def __post_init__(self) -> None:
         """Refuse blocks that do not divide the neuron."""
         accepted = f"a divisor of {self.size}, the length of a neuron"
-        require(is_whole(self.blocks, 1) and self.size % self.blocks == 0, "blocks", accepted, self.blocks)
-        require(is_whole(self.factors, 1), "factors", "a whole number >= 1", self.factors)
+        require(is_integer(self.blocks, 1) and self.size % self.blocks == 0, "blocks", accepted, self.blocks)
+        require(is_integer(self.factors, 1), "factors", "a whole number >= 1", self.factors)
         reach = self.block**self.factors
         accepted = f"a number >= 1 with (d/blocks)^factors = {self.block}^factors dividing d = {self.size}"
         require(self.factors == 1 or self.size % reach == 0, "factors", accepted, self.factors)

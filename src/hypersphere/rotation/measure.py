@@ -9,8 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere import _numerics
+from hypersphere._validation import require
 from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.functions.rowmap import RowMap
 from hypersphere.rotation.convert import original_of, rotated_layers
@@ -44,7 +44,7 @@ def measure(model: nn.Module) -> dict[str, RotationState]:
     states = {}
     for name, layer, turning in rotated_layers(model):
         if isinstance(turning, Rotation):
-            free = sphere.widen(turning.parameter.detach())
+            free = _numerics.widen(turning.parameter.detach())
             states[name] = RotationState(
                 _error(turning.method(free)),
                 _drift(original_of(layer), cast(Tensor, layer.weight)),
@@ -53,7 +53,10 @@ def measure(model: nn.Module) -> dict[str, RotationState]:
             )
     for name, module in model.named_modules():
         if isinstance(module, InputRotation):
-            free, rows = sphere.widen(module.free.detach()), sphere.widen(cast(Tensor, module.module.weight).detach())
+            free, rows = (
+                _numerics.widen(module.free.detach()),
+                _numerics.widen(cast(Tensor, module.module.weight).detach()),
+            )
             drift = _drift(rows, module.method(free, rows))
             norm = _generator_norm(module.method, free)
             states[name] = RotationState(_error(module.method(free)), drift, norm, module.degrees_of_freedom())
@@ -69,11 +72,13 @@ def orthogonality_error(model: nn.Module) -> float:
     0.0
     """
     errors = [
-        _error(t.method(sphere.widen(t.parameter.detach())))
+        _error(t.method(_numerics.widen(t.parameter.detach())))
         for _, _, t in rotated_layers(model)
         if isinstance(t, Rotation)
     ]
-    errors += [_error(m.method(sphere.widen(m.free.detach()))) for m in model.modules() if isinstance(m, InputRotation)]
+    errors += [
+        _error(m.method(_numerics.widen(m.free.detach()))) for m in model.modules() if isinstance(m, InputRotation)
+    ]
     require(bool(errors), "model", "a rotated model", type(model).__name__)
     return max(errors)
 
@@ -107,14 +112,14 @@ def degrees_of_freedom(model: nn.Module, *, on_group: Iterable[Tensor] = ()) -> 
 
 
 def _error(r: Tensor) -> float:
-    r = sphere.widest(r)
+    r = _numerics.to_float64(r)
     return float((r.mT @ r - torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)).abs().max())
 
 
 def _drift(before: Tensor, after: Tensor) -> float:
     if len(before) < 2:
         return 0.0
-    start, now = (float(energy_of(sphere.widest(w.detach().flatten(1)[:_ROWS]))) for w in (before, after))
+    start, now = (float(energy_of(_numerics.to_float64(w.detach().flatten(1)[:_ROWS]))) for w in (before, after))
     return abs(now / start - 1)
 
 

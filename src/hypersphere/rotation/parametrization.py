@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere import _numerics, sphere
+from hypersphere._validation import require
 from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.functions.rowmap import Memory, RowMap
 from hypersphere.rotation.layout import Layout
@@ -118,7 +118,7 @@ class Rotation(nn.Module):
     def forward(self, neurons: Tensor) -> Tensor:
         """Return the rotated weight, of the shape and type of `neurons`."""
         free = self.parameter
-        if not sphere.inspectable(free, neurons):
+        if not _numerics.values_readable(free, neurons):
             return _Linked.apply(self, None, free, neurons)
         wanted = (free.requires_grad, neurons.requires_grad)
         linked = torch.is_grad_enabled() and any(wanted)
@@ -169,8 +169,8 @@ class Rotation(nn.Module):
         """Make the rotated neurons the neurons, in double precision, and start again from R = I."""
         require(len(self.free) == 1, "model", "rotated by one set of parameters to fold and go on", list(self.free))
         require_finite(self.parameter)
-        rows, _ = self.turn(sphere.widest(self.parameter), sphere.widest(neurons.flatten(1)))
-        neurons.copy_(sphere.narrow(rows, neurons.dtype).view_as(neurons))
+        rows, _ = self.turn(_numerics.to_float64(self.parameter), _numerics.to_float64(neurons.flatten(1)))
+        neurons.copy_(_numerics.narrow(rows, neurons.dtype).view_as(neurons))
         self.parameter.copy_(self.identity())
 
     def _current(self, free: Tensor, neurons: Tensor, *, remember: bool) -> _Turned:
@@ -191,10 +191,10 @@ class Rotation(nn.Module):
         ):
             return old
         require_finite(free)
-        with torch.inference_mode(False), torch.no_grad(), sphere.full_precision(neurons):
+        with torch.inference_mode(False), torch.no_grad(), _numerics.autocast_disabled(neurons):
             kept = tuple(tensor.detach().clone() for tensor in watched)  # which a later step cannot write to
             v = kept[1] if neurons.requires_grad else neurons.detach()
-            rows, memory = self.turn(sphere.widen(kept[0]), sphere.widen(v).flatten(1))
+            rows, memory = self.turn(_numerics.widen(kept[0]), _numerics.widen(v).flatten(1))
             weight = _shaped(rows, neurons)
         self._turned = _Turned(neurons, stamps, kept, weight, weight._version, memory if remember else None)
         return self._turned
@@ -242,8 +242,10 @@ class _Linked(torch.autograd.Function):
     def forward(ctx: Any, rotation: Rotation, turned: _Turned | None, free: Tensor, neurons: Tensor) -> Tensor:
         ctx.fixed = None
         if turned is None:
-            with sphere.full_precision(neurons):
-                rows, memory = rotation.turn(sphere.widen(free.detach()), sphere.widen(neurons.detach()).flatten(1))
+            with _numerics.autocast_disabled(neurons):
+                rows, memory = rotation.turn(
+                    _numerics.widen(free.detach()), _numerics.widen(neurons.detach()).flatten(1)
+                )
             weight = _shaped(rows, neurons)
         else:
             assert turned.memory is not None
@@ -259,15 +261,20 @@ class _Linked(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, Tensor | None]:
         if ctx.fixed is not None and ctx.fixed[0]._version != ctx.fixed[1]:
             raise RuntimeError("the neurons of a rotated layer were changed (folded?) between forward and backward")
-        with sphere.full_precision(gradient):
-            rows = sphere.widen(gradient).flatten(1)
+        with _numerics.autocast_disabled(gradient):
+            rows = _numerics.widen(gradient).flatten(1)
             free, v = ctx.rotation.turn_back(ctx.memory, rows, rows=ctx.needs_input_grad[3])
-        return None, None, sphere.narrow(free, ctx.types[0]), None if v is None else v.view(ctx.shape).to(ctx.types[1])
+        return (
+            None,
+            None,
+            _numerics.narrow(free, ctx.types[0]),
+            None if v is None else v.view(ctx.shape).to(ctx.types[1]),
+        )
 
 
 def _shaped(rows: Tensor, neurons: Tensor) -> Tensor:
     """Rows in the shape, type and memory format of the neurons."""
-    weight = sphere.narrow(rows, neurons.dtype).view(neurons.shape)
+    weight = _numerics.narrow(rows, neurons.dtype).view(neurons.shape)
     return weight if neurons.is_contiguous() else torch.empty_like(neurons).copy_(weight)
 
 
@@ -281,6 +288,6 @@ def direction_norms(method: RowMap, free: Tensor) -> Tensor:
 def require_finite(free: Tensor) -> None:
     """Raise unless the parameters of a rotation are finite; autograd must not see it, or checkpoints count it."""
     free = free.detach()
-    if sphere.inspectable(free) and not bool(torch.isfinite(free).all()):
+    if _numerics.values_readable(free) and not bool(torch.isfinite(free).all()):
         bad = int((~torch.isfinite(free)).sum())
         raise ValueError(f"the parameters of a rotation must be finite, but {bad} of {free.numel()} are not")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hypersphere import sphere
-from hypersphere.functions.menu import is_number, require
+from hypersphere import _numerics
+from hypersphere._validation import is_number, require
 from hypersphere.rotation.convert import rotated_layers
 from hypersphere.rotation.parametrization import Rotation
 
@@ -31,7 +31,7 @@ class RotationPenalty:
         """Return the penalty to add to the loss."""
         return (
             self.weight
-            * torch.stack([_squared_error(t.method(sphere.widen(t.parameter))) for t in self.turnings]).sum()
+            * torch.stack([_squared_error(t.method(_numerics.widen(t.parameter))) for t in self.turnings]).sum()
         )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hypersphere import sphere
-from hypersphere.functions.menu import is_whole, require
+from hypersphere import _numerics, sphere
+from hypersphere._validation import is_integer, require
 from hypersphere.functions.potential import PairPotential
 from hypersphere.functions.repulsion import mutual_repulsion
 
@@ -23,7 +23,7 @@ def energy_of(rows: Tensor, *, half_space: bool = False) -> Tensor:
     """
     n = len(rows)
     require(n >= 2, "rows", "at least two neurons", n)
-    pairs = mutual_repulsion(sphere.widen(rows), PairPotential(half_space=half_space))
+    pairs = mutual_repulsion(_numerics.widen(rows), PairPotential(half_space=half_space))
     if not half_space:
         return pairs / (n * (n - 1))
     return (pairs + n / 4) / (n * (2 * n - 1))  # a direction and its mirror image are 2 apart
@@ -68,7 +68,7 @@ def refined(
         require(energy in REFINEMENTS, "refine", names, energy)
         energy = REFINEMENTS[energy]
     require(callable(energy), "refine", "a name or a callable of rows", energy)
-    require(is_whole(steps, 1), "steps", "a whole number >= 1", steps)
+    require(is_integer(steps, 1), "steps", "a whole number >= 1", steps)
     require(rate > 0, "rate", "a positive number", rate)
     norms, now = sphere.polar(rows.detach())
     for t in range(steps):
@@ -80,4 +80,4 @@ def refined(
         longest = along.norm(dim=1).max()
         step = rate * (1 - t / steps) / longest.masked_fill(longest == 0, 1.0)
         now = sphere.normalize(now - step * along)
-    return sphere.narrow(norms * now, rows.dtype)
+    return _numerics.narrow(norms * now, rows.dtype)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from hypersphere import sphere
-from hypersphere.functions.menu import require
+from hypersphere import _numerics
+from hypersphere._validation import require
 from hypersphere.rotation.inputs import InputRotation
 
 __all__ = ["Where", "neurons_of", "owners_of", "select"]
@@ -56,7 +56,7 @@ def neurons_of(name: str, layer: nn.Module) -> Tensor:
         raise ValueError(f"layer {name!r} must have a plain weight, but it is parametrised already (by {by})")
     weight = layer.weight
     assert isinstance(weight, Tensor)
-    sphere.require_finite_rows(f"the weight of layer {name!r}", weight)
+    _numerics.require_finite_rows(f"the weight of layer {name!r}", weight)
     return weight
 
 

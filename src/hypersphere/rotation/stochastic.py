@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypersphere.functions.menu import choose, is_whole, require
+from hypersphere._validation import choose, is_integer, require
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.rowmap import RowMap
 from hypersphere.rotation.convert import attach, original_of, rotated_layers
@@ -55,7 +55,7 @@ class Stochastic:
         whole_first: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
-        require(is_whole(every, 1), "every", "a whole number >= 1", every)
+        require(is_integer(every, 1), "every", "a whole number >= 1", every)
         chosen = choose(ORTHOGONALS, method, "method")
         require(isinstance(chosen, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
         layers = select(model, where, output=output)

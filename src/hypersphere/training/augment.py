@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.training.batches import Batches
 
 __all__ = ["Augmented", "moved"]

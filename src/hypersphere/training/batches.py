@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 
 __all__ = ["Batches"]
 

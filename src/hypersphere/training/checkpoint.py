@@ -25,8 +25,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hypersphere.files import flush
-from hypersphere.functions.menu import require
+from hypersphere._files import flush
+from hypersphere._validation import require
 from hypersphere.training.plain import plain
 
 __all__ = ["Checkpoint", "DamagedCheckpoint"]

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from hypersphere.files import flush, make_folder
-from hypersphere.functions.menu import require
+from hypersphere._files import flush, make_folder
+from hypersphere._validation import require
 from hypersphere.training.checkpoint import (
     Checkpoint,
     DamagedCheckpoint,

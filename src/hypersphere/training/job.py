@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import energy, heads, optim
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.heads.collectives import Processes
 from hypersphere.heads.settings import HeadOptions
 from hypersphere.training.augment import Augmented

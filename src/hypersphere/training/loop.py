@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 from hypersphere.training.mode import evaluating
 from hypersphere.training.objective import Objective
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import layers, models
+from hypersphere._validation import require
 from hypersphere.functions.angular import ANGULARS
 from hypersphere.functions.magnitude import MAGNITUDES
-from hypersphere.functions.menu import require
 from hypersphere.training.parts import Spec, accepted_options, make, nearest, split_spec, truth
 from hypersphere.training.task import Task
 

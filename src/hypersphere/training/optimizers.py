@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hypersphere.functions.menu import is_number, require
+from hypersphere._validation import is_number, require
 from hypersphere.optim import OGD, param_groups
 from hypersphere.rotation import rotation_parameters
 from hypersphere.training.parts import Spec, make, split_spec, truth

@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from hypersphere._validation import require
 from hypersphere.functions.angular import ANGULARS
 from hypersphere.functions.magnitude import MAGNITUDES
-from hypersphere.functions.menu import require
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.projection import PROJECTIONS
 from hypersphere.functions.transform import TRANSFORMS

@@ -11,7 +11,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 
 __all__ = ["RandomState"]
 

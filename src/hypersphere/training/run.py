@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypersphere.files import creating, replacing
-from hypersphere.functions.menu import is_number, is_whole
+from hypersphere._files import creating, replacing
+from hypersphere._validation import is_integer, is_number
 from hypersphere.training.checkpoint import DamagedCheckpoint
 from hypersphere.training.checkpoints import Checkpoints
 from hypersphere.training.job import Assembly, Job
@@ -193,7 +193,7 @@ def _is_outline(value: Any) -> bool:
         return True
     fits = isinstance(value, dict) and set(value) == {"shape", "type", "classes"}
     lists = fits and isinstance(value["shape"], list) and isinstance(value["classes"], list) and bool(value["classes"])
-    return lists and all(is_whole(n, 1) for n in value["shape"]) and all(isinstance(c, str) for c in value["classes"])
+    return lists and all(is_integer(n, 1) for n in value["shape"]) and all(isinstance(c, str) for c in value["classes"])
 
 
 def _is_line(value: Any) -> bool:
@@ -201,7 +201,7 @@ def _is_line(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     kind = value.get("kind")
-    counts = all(is_whole(value[name], 0) for name in ("step", "epoch") if name in value)
+    counts = all(is_integer(value[name], 0) for name in ("step", "epoch") if name in value)
     counts = counts and (kind is None or (kind in ("step", "epoch") and kind in value))
     layers = value.get("energy", {})
     others = [item for name, item in value.items() if name not in ("kind", "energy")]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hypersphere.functions.menu import require
+from hypersphere._validation import require
 
 __all__ = ["SCHEDULES", "Constant", "Cosine", "OneCycle", "Schedule", "Scheduler", "Steps"]
 

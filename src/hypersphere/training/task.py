@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypersphere import data
-from hypersphere.functions.menu import is_whole, require
+from hypersphere._validation import is_integer, require
 from hypersphere.training.parts import Spec, make, truth
 
 __all__ = ["TASKS", "Task", "load_task"]
@@ -107,7 +107,7 @@ def _of_splits(train: Any, test: Any) -> Task:
 
 
 def _pooled(images: Tensor, pool: int) -> Tensor:
-    whole = is_whole(pool, 1)
+    whole = is_integer(pool, 1)
     require(whole and (pool == 1 or images.ndim == 4), "data.pool", "a number >= 1, and 1 unless of images", pool)
     if pool == 1:
         return images

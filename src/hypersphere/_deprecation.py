@@ -1,0 +1,41 @@
+"""Old public names that keep working for one release."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["deprecated_names"]
+
+
+def deprecated_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module-level `__getattr__` that forwards old names and warns.
+
+    Args:
+        module: the name of the module that had the old names, `__name__` there.
+        renamed: old names and where to find the objects now, as "package.module:name".
+
+    Example:
+        >>> lookup = deprecated_names("math2", {"old_pi": "math:pi"})
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     lookup("old_pi")
+        3.141592653589793
+        >>> str(caught[0].message)
+        'math2.old_pi is deprecated, use math.pi instead'
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in renamed:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        target_module, _, target_name = renamed[name].partition(":")
+        warnings.warn(
+            f"{module}.{name} is deprecated, use {target_module}.{target_name} instead",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(importlib.import_module(target_module), target_name)
+
+    return __getattr__

@@ -1,0 +1,295 @@
+r"""Numerical tools shared by all rooms: dtype limits, safe scaling, conversion between dtypes.
+
+Every tolerance of the library is defined here, as a function of the dtype, together with the reason for its size.
+Half precision (float16 and bfloat16) is always computed in float32, so most tolerances treat it as float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "SAFE_PARAMETER_RANGE",
+    "angle_derivative",
+    "autocast_disabled",
+    "can_update_state",
+    "distance_floor",
+    "machine_epsilon",
+    "narrow",
+    "parallel_tolerance",
+    "rank_tolerance",
+    "require_finite_rows",
+    "rotation_tolerance",
+    "safe_scale",
+    "squared_distance_floor",
+    "squared_norm_is_zero",
+    "squares_are_safe",
+    "tie_tolerance",
+    "to_float64",
+    "unit_scale",
+    "values_readable",
+    "widen",
+    "widen_parameter",
+    "zero_floor",
+]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+SAFE_PARAMETER_RANGE = (1e-6, 1e6)
+"""Accepted range of steepness and radius parameters. Values outside it lose all digits in float32."""
+
+
+# Conversion between dtypes -------------------------------------------------------------------------------------------
+
+
+def widen(x: Tensor) -> Tensor:
+    """Return `x` in float32 if it has half precision and in the default dtype if it has integers, else unchanged.
+
+    In the backward pass a gradient that float16 cannot represent becomes infinite. Gradient scalers rely on this.
+    """
+    if x.dtype in _HALF:
+        return x.float()
+    return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+
+
+def widen_parameter(w: Tensor) -> Tensor:
+    """Widen a parameter and clamp its float16 gradient to the representable range.
+
+    Unlike the gradient of an activation, a parameter's gradient is not checked by a scaler before it is used here.
+    """
+    wide = widen(w)
+    if w.dtype == torch.float16 and wide.requires_grad and values_readable(w):
+        largest = torch.finfo(w.dtype).max
+        wide.register_hook(lambda gradient: gradient.clamp(-largest, largest))
+    return wide
+
+
+def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `x` as `dtype`. Values outside the range of float16 are clamped but keep their gradient."""
+    if x.dtype == dtype or not dtype.is_floating_point:
+        return x
+    if dtype == torch.float16:
+        largest = torch.finfo(dtype).max
+        x = x.detach().clamp(-largest, largest) + (x - x.detach())
+    return x.to(dtype)
+
+
+def to_float64(x: Tensor) -> Tensor:
+    """Return `x` in float64, on the CPU if its device has no float64.
+
+    >>> to_float64(torch.tensor([1.0]))
+    tensor([1.], dtype=torch.float64)
+    """
+    try:
+        return x.double()
+    except (TypeError, RuntimeError):  # devices without float64 raise either of the two
+        return x.cpu().double()
+
+
+def autocast_disabled(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Return a context that disables autocast on the device of `x`, so that products of widened tensors stay wide."""
+    if torch.amp.is_autocast_available(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+# Reading values from Python ------------------------------------------------------------------------------------------
+
+
+def values_readable(*tensors: Tensor) -> bool:
+    """Return True if Python may read the values of all tensors.
+
+    Values cannot be read while compiling or exporting, inside `torch.func` transforms, and on the meta device.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return all(_holds_values(t) for t in tensors)
+
+
+def can_update_state(x: Tensor) -> bool:
+    """Return True if a buffer may be updated from `x`: not in inference mode or inside a `torch.func` transform."""
+    if torch.compiler.is_compiling():
+        return True
+    return not (torch.is_inference_mode_enabled() or torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def _holds_values(t: Tensor) -> bool:
+    """Return False for fake tensors of a tracer and for meta tensors."""
+    is_fake = type(t).__module__.startswith("torch._subclasses")
+    return not (is_fake or t.is_meta)
+
+
+def require_finite_rows(name: str, x: Tensor) -> None:
+    """Raise a `ValueError` that names the first row of `x` with a NaN or an infinity."""
+    # The sum is one cheap reduction. It is not finite if any entry is not.
+    if x.numel() and values_readable(x) and not bool(torch.isfinite(x.detach().sum())):
+        bad = (~torch.isfinite(x.detach())).flatten(1).any(1).nonzero().flatten().tolist()
+        if bad:  # a sum of finite but huge entries may overflow
+            raise ValueError(f"{name} must be finite, but row {bad[0]} is not ({len(bad)} such rows of {len(x)})")
+
+
+# Tolerances ----------------------------------------------------------------------------------------------------------
+
+
+def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _HALF else dtype
+
+
+def machine_epsilon(dtype: torch.dtype) -> float:
+    """Return the relative spacing of numbers in `dtype`."""
+    return float(torch.finfo(dtype).eps)
+
+
+def zero_floor(dtype: torch.dtype) -> float:
+    """Return the largest entry below which a vector counts as zero.
+
+    Entries below it are close to the denormal range, where a direction would consist of rounding errors.
+    """
+    info = torch.finfo(dtype)
+    return info.tiny if dtype == torch.float16 else info.tiny / info.eps
+
+
+def squared_norm_is_zero(squared_norm: Tensor) -> Tensor:
+    """Return True where a sum of squares is too small to define a direction. NaN gives False, so it stays visible."""
+    return squared_norm < zero_floor(squared_norm.dtype)
+
+
+def distance_floor(dtype: torch.dtype) -> float:
+    r"""Return √(8·eps), the smallest chord that can be computed from a cosine of `dtype`.
+
+    The expression 2 − 2c has a rounding error of a few eps, so shorter chords would be noise. The floor is 9.8e-4 in
+    float32 and 4.2e-8 in float64.
+    """
+    return math.sqrt(8 * torch.finfo(_compute_dtype(dtype)).eps)
+
+
+def squared_distance_floor(dtype: torch.dtype, power: float = 0.0) -> float:
+    r"""Return the square of `distance_floor`, raised for large powers s so that z^−s and its gradient stay finite.
+
+    The raised floor is (max/(10⁴s²))^(−2/(s+4)), where max is the largest number of the dtype. It applies in float32
+    from s = 7 on (a distance of 0.27 at s = 50) and in float64 from s = 34 on.
+    """
+    largest = torch.finfo(_compute_dtype(dtype)).max
+    headroom = largest / (1e4 * max(power, 1.0) ** 2)
+    return max(distance_floor(dtype) ** 2, float(headroom ** (-2 / (power + 4))))
+
+
+def tie_tolerance(dtype: torch.dtype) -> float:
+    """Return 16·eps. Cosines that differ by less are treated as tied, because a matrix product rounds equal pairs
+    differently depending on their position.
+    """
+    return 16 * torch.finfo(_compute_dtype(dtype)).eps
+
+
+def parallel_tolerance(dtype: torch.dtype) -> float:
+    r"""Return the value of 1 − cos, computed in float64, below which two vectors of `dtype` count as parallel.
+
+    It is α²/2 with α = 16·eps (eps in half precision), and at least the float64 `tie_tolerance`: 1.8e-12 in float32.
+    """
+    alpha = max(tie_tolerance(dtype), machine_epsilon(dtype))
+    return max(alpha**2 / 2, tie_tolerance(torch.float64))
+
+
+def rank_tolerance(dtype: torch.dtype, size: int) -> float:
+    """Return the fraction of the largest eigenvalue of a (size, size) matrix below which an eigenvalue counts as 0."""
+    return size * torch.finfo(dtype).eps
+
+
+def rotation_tolerance(dtype: torch.dtype) -> float:
+    r"""Return eps^¾, the relative change of row norms at which a factorisation switches to a more stable algorithm.
+
+    It is 6.5e-6 in float32 and 1.8e-12 in float64.
+    """
+    return float(torch.finfo(_compute_dtype(dtype)).eps ** 0.75)
+
+
+# Scaling against overflow --------------------------------------------------------------------------------------------
+
+
+def squares_are_safe(norms: Tensor) -> bool:
+    """Return True if all norms are finite and can be squared without overflow or underflow."""
+    info = torch.finfo(norms.dtype)
+    low, high = (float(v) for v in torch.aminmax(norms))
+    return info.tiny**0.5 / info.eps < low and high < info.max**0.5 * info.eps  # False if a norm is NaN
+
+
+def unit_scale(peak: Tensor) -> Tensor:
+    r"""Return the power of two that scales `peak` into (½, 1], or 1 where `peak` is zero or not finite.
+
+    Scaling by a power of two is exact.
+
+    >>> unit_scale(torch.tensor([3.0, 0.5, 0.0]))
+    tensor([0.2500, 2.0000, 1.0000])
+    """
+    usable = (peak > zero_floor(peak.dtype)) & (peak <= torch.finfo(peak.dtype).max)
+    return torch.exp2(-torch.log2(peak.masked_fill(~usable, 1.0)).ceil())
+
+
+def safe_scale(peak: Tensor) -> Tensor:
+    r"""Return `unit_scale(peak)` where squares of such entries would overflow or underflow, and 1 elsewhere.
+
+    >>> safe_scale(torch.tensor([3.0, 1e20, 0.0]))
+    tensor([1.0000e+00, 6.7763e-21, 1.0000e+00])
+    """
+    info = torch.finfo(peak.dtype)
+    low, high = math.sqrt(info.tiny / info.eps), math.sqrt(info.max * info.eps)
+    return unit_scale(peak.masked_fill((peak >= low) & (peak <= high), 1.0))
+
+
+# Angles in hand-written derivatives ----------------------------------------------------------------------------------
+
+
+def angle_derivative(c: Tensor) -> Tensor:
+    r"""Return dθ/dc = −1/√(1−c²), the derivative of `sphere.angle`; zero at and beyond ±1.
+
+    >>> angle_derivative(torch.tensor([0.0, 0.6, 1.0]))
+    tensor([-1.0000, -1.2500,  0.0000])
+    """
+    squared_sine = (1 - c) * (1 + c)  # more accurate near ±1 than 1 − c²
+    return squared_sine.rsqrt().neg_().masked_fill_(squared_sine <= 0, 0.0)
+
+
+def arcsin_(c: Tensor) -> Tensor:
+    r"""Overwrite cosines with π/2 − θ = arcsin c. For callers that provide their own derivative.
+
+    >>> arcsin_(torch.tensor([1.0000001, 0.0, -2.0]))
+    tensor([ 1.5708,  0.0000, -1.5708])
+    """
+    return c.clamp_(-1, 1).asin_()
+
+
+def _pole_cotangent(dtype: torch.dtype) -> float:
+    """Return the number that represents cot 0: larger than the cotangent of any cosine other than ±1."""
+    return float(torch.finfo(dtype).eps ** (-2 / 3))
+
+
+def cotangent(c: Tensor) -> Tensor:
+    r"""Return cot θ = c/√(1−c²). It is about c near a right angle and about 1/θ near a pole, so it keeps its relative
+    precision at both ends when it is stored in few bits.
+
+    >>> cotangent(torch.tensor([0.6, -1.0]))
+    tensor([ 7.5000e-01, -4.1285e+04])
+    """
+    one = torch.ones((), dtype=c.dtype, device=c.device)
+    return torch.addcmul(one, c, c, value=-1).clamp_min_(_pole_cotangent(c.dtype) ** -2).rsqrt_().mul_(c)
+
+
+def mask_poles(gradient: Tensor, t: Tensor) -> Tensor:
+    """Return `gradient` where the cotangent `t` is not that of a pole, and zero at the poles, as in `sphere.angle`."""
+    limit = _pole_cotangent(t.dtype) / 2
+    masked: Tensor = torch.ops.aten.hardtanh_backward(gradient, t, -limit, limit)
+    return masked
+
+
+def sine_(t: Tensor) -> Tensor:
+    r"""Overwrite cotangents with sin θ = 1/√(1+t²).
+
+    >>> sine_(torch.tensor([0.75, 0.0]))
+    tensor([0.8000, 1.0000])
+    """
+    one = torch.ones((), dtype=t.dtype, device=t.device)
+    return torch.addcmul(one, t, t, out=t).rsqrt_()

@@ -1,0 +1,69 @@
+"""Checks of arguments. Each failed check raises a one-sentence `ValueError` that names the argument and its value."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+__all__ = ["choose", "is_integer", "is_number", "require"]
+
+Entry = TypeVar("Entry", bound=Callable[..., Any])
+
+
+def require(condition: bool, argument: str, accepted: str, value: object) -> None:
+    """Raise a `ValueError` unless `condition` holds.
+
+    >>> require(0 > 1, "m", "a number >= 1", 0.5)
+    Traceback (most recent call last):
+    ValueError: m must be a number >= 1, not 0.5
+    """
+    if not condition:
+        raise ValueError(f"{argument} must be {accepted}, not {value!r}")
+
+
+def choose(menu: Mapping[str, type[Entry]], choice: str | Entry, argument: str) -> Entry:
+    """Return the menu entry named `choice`, or `choice` itself if it is a callable.
+
+    Args:
+        menu: a dictionary from names to classes that can be created without arguments.
+        choice: a name from the menu, an instance of one of its classes, or any callable.
+        argument: the name of the caller's argument, for the error message.
+
+    Example:
+        >>> from hypersphere.functions.angular import ANGULARS
+        >>> choose(ANGULARS, "cosine", "angular")
+        Cosine()
+    """
+    if isinstance(choice, str) and choice in menu:
+        return cast(Entry, cast(Callable[[], Any], menu[choice])())
+    if callable(choice) and not isinstance(choice, type):
+        return choice
+    names = ", ".join(repr(name) for name in menu)
+    raise ValueError(f"{argument} must be one of {names}, an instance of those classes or a callable, not {choice!r}")
+
+
+def is_number(value: object, low: float, high: float = math.inf) -> bool:
+    """Return True if `value` is a finite real number in [low, high]. Booleans are not numbers.
+
+    >>> is_number(3, 1), is_number(True, 0), is_number("3", 1)
+    (True, False, False)
+    """
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_real and low <= value <= high and abs(value) < math.inf  # type: ignore[operator, arg-type]
+
+
+def is_integer(value: object, low: float, high: float = math.inf) -> bool:
+    """Return True if `value` is an integer of Python, NumPy or torch in [low, high]. Booleans are not integers.
+
+    >>> is_integer(2, 1), is_integer(2.0, 1), is_integer(True, 1), is_integer([2], 1)
+    (True, False, False, False)
+    """
+    if isinstance(value, bool) or getattr(value, "ndim", 0) != 0 or not hasattr(value, "__index__"):
+        return False
+    try:
+        return low <= operator.index(value) <= high
+    except (TypeError, RuntimeError):  # NumPy and torch scalars define __index__ but raise if they are not integers
+        return False
