@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from hypersphere.heads import ShardedHead, arcface, softmax
 from hypersphere.layers import DecoupledConv2d, DecoupledLinear
 from hypersphere.optim.projection import WeightedGradients, project_weights_
 
@@ -26,6 +27,36 @@ def test_projection_keeps_outputs_and_sets_norms():
         model[0].weight[1] = 0
     project_weights_(model)
     assert model[0].weight[1].abs().max() == 0
+
+
+def test_project_weights_keeps_class_vectors_of_a_head_at_norm_one_over_training():
+    torch.manual_seed(0)
+    x, y = torch.randn(32, 8), torch.randint(10, (32,))
+    heads = {projected: arcface(8, 10, s=16.0) for projected in (True, False)}
+    for projected, head in heads.items():
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(300):
+            optimizer.zero_grad()
+            head(x, y).backward()
+            optimizer.step()
+            if projected:
+                project_weights_(head)
+    norms = {projected: head.weight.detach().norm(dim=1) for projected, head in heads.items()}
+    torch.testing.assert_close(norms[True], torch.ones(10))
+    assert norms[False].mean() > 1.1  # without projection the norms grow
+
+
+def test_project_weights_leaves_scores_of_heads_unchanged_and_skips_heads_that_keep_norms():
+    x = torch.randn(4, 8)
+    unit, plain = arcface(8, 5), softmax(8, 5)
+    model = nn.ModuleList([ShardedHead(unit), plain])
+    before, weight = unit.scores(x), plain.weight.detach().clone()
+    project_weights_(model)
+    torch.testing.assert_close(model[0].weight.norm(dim=1), torch.ones(5))
+    torch.testing.assert_close(model[0].scores(x), before)
+    assert torch.equal(plain.weight, weight)
+    with pytest.raises(ValueError, match="or heads with unit class vectors, but there is none"):
+        project_weights_(plain)
 
 
 def test_weighted_gradients_do_not_depend_on_the_norm():

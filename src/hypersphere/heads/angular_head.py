@@ -127,6 +127,11 @@ class AngularHead(Scoring):
         self.register_buffer("class_weights", checked_class_weights(class_weights, num_classes), persistent=False)
         self.reset_parameters()
 
+    @property
+    def uses_weight_norm(self) -> bool:
+        """True if scores depend on ‖w‖, False if class vectors count as unit vectors."""
+        return not self.weight_norm
+
     def reset_parameters(self) -> None:
         """Draw class vectors uniformly over the sphere, with norms near 1; start schedules and statistics anew."""
         nn.init.normal_(self.weight, std=self.in_features**-0.5)

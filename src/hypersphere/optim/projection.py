@@ -20,12 +20,14 @@ __all__ = ["WeightedGradients", "project_weights_"]
 
 @torch.no_grad()
 def project_weights_(model: nn.Module, norm: float = 1.0) -> None:
-    r"""Put every filter of the unweighted decoupled operators on a sphere, w ← s·ŵ, in place (thesis, section 4.4.1).
+    r"""Rescale every filter and every unit class vector to norm s in place, w ← s·ŵ (thesis, section 4.4.1).
 
-    Outputs do not change. Ordinary layers are left alone. Call it every so many steps, after the optimiser.
+    Outputs do not change. Ordinary layers and heads that keep ‖w‖ (`weight_norm=False`) are left alone. Call it after
+    `optimizer.step()`, every step or every few steps.
 
     Args:
-        model: a model with decoupled operators (`hypersphere.layers`); a weighted one among them is an error.
+        model: a model with decoupled operators (`hypersphere.layers`) or heads with unit class vectors
+            (`hypersphere.heads`). A decoupled operator whose output depends on ‖w‖ is an error.
         norm: s > 0.
 
     Example:
@@ -36,7 +38,7 @@ def project_weights_(model: nn.Module, norm: float = 1.0) -> None:
         tensor([2., 2., 2.])
     """
     require(is_number(norm, 0) and norm > 0, "norm", "a positive number", norm)
-    for weight in _unweighted(model):
+    for weight in _unweighted(model, heads=True):
         rows = weight.flatten(1)
         weight.copy_((sphere.polar(rows)[1] * norm).to(weight.dtype).view_as(weight))
 
@@ -88,20 +90,27 @@ def _times_norm(weight: nn.Parameter) -> Callable[[Tensor], Tensor]:
     return hook
 
 
-def _unweighted(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of the decoupled operators of a model, each once; they are known by saying `uses_weight_norm`."""
+def _unweighted(model: nn.Module, *, heads: bool = False) -> list[nn.Parameter]:
+    """Return the weights whose norm does not change the output, each once, from decoupled operators and from heads.
+
+    Both kinds of modules are recognised by their attribute `uses_weight_norm`, heads also by `num_classes`.
+    """
     weights: dict[int, nn.Parameter] = {}
     for name, module in model.named_modules():
         uses_weight_norm = getattr(module, "uses_weight_norm", None)
-        if uses_weight_norm is None:
+        is_head = hasattr(module, "num_classes")
+        # A head that keeps ‖w‖, such as softmax, counts as an ordinary layer.
+        if uses_weight_norm is None or (is_head and (uses_weight_norm or not heads)):
             continue
-        what = name or type(module).__name__
+        label = name or type(module).__name__
         if uses_weight_norm:
-            raise ValueError(f"model must have unweighted operators only, but the output of {what!r} depends on ‖w‖")
+            raise ValueError(f"model must have unweighted operators only, but the output of {label!r} depends on ‖w‖")
         weight = module._parameters.get("weight")
         if weight is None:
-            raise ValueError(f"model must own the weights of its operators, but that of {what!r} is parametrised")
+            raise ValueError(f"model must own the weights of its operators, but that of {label!r} is parametrised")
         weights[id(weight)] = weight
     if not weights:
-        raise ValueError("model must have decoupled operators (hypersphere.layers), but there is none")
+        kinds = "decoupled operators (hypersphere.layers)"
+        kinds += " or heads with unit class vectors" if heads else ""
+        raise ValueError(f"model must have {kinds}, but there is none")
     return list(weights.values())
