@@ -28,11 +28,15 @@ if TYPE_CHECKING:
         sphere,
         training,
     )
+    from hypersphere._layer_selection import LayerSelection, NeuronLayer, layers_of
     from hypersphere.functions import angular, kernel, magnitude, margin, orthogonal, projection, transform
 
+_LAYER_SELECTION = ("LayerSelection", "NeuronLayer", "layers_of")
 _MENUS = ("angular", "kernel", "magnitude", "margin", "orthogonal", "projection", "transform")
 
 __all__ = [
+    "LayerSelection",
+    "NeuronLayer",
     "__version__",
     "angular",
     "data",
@@ -42,6 +46,7 @@ __all__ = [
     "heads",
     "kernel",
     "layers",
+    "layers_of",
     "magnitude",
     "margin",
     "models",
@@ -60,6 +65,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a room or a menu at its first use."""
+    if name in _LAYER_SELECTION:
+        return getattr(importlib.import_module("hypersphere._layer_selection"), name)
     if name in _MENUS:
         return importlib.import_module(f"hypersphere.functions.{name}")
     if name in __all__:
