@@ -162,6 +162,24 @@ def test_quantised_weight_is_dequantised_and_cannot_be_written():
         layer.write(torch.zeros(3, 4))
 
 
+def test_quantised_layers_are_not_mistaken_for_tied_ones():
+    quantized = pytest.importorskip("torch.ao.nn.quantized.dynamic")
+    assert len(hs.layers_of(nn.Sequential(*[quantized.Linear(4, 4) for _ in range(20)]))) == 20
+
+
+def test_computed_weights_are_not_mistaken_for_tied_ones():
+    class Scaled(nn.Linear):
+        weight = property(lambda self: self.free * 2)
+
+        def __init__(self):
+            nn.Module.__init__(self)
+            self.in_features, self.out_features = 4, 4
+            self.free = nn.Parameter(torch.randn(4, 4))
+
+    selection = hs.layers_of(nn.Sequential(*[Scaled() for _ in range(20)]))
+    assert sum(layer.parameter == "weight" for layer in selection) == 20
+
+
 def test_rows_are_float32_and_differentiable_in_half_precision():
     module = nn.Linear(3, 4, dtype=torch.bfloat16)
     rows = hs.layers_of(module)[0].rows()

@@ -528,6 +528,7 @@ def _layers_of_module(
     layers: dict[tuple[int, int], NeuronLayer] = {}  # by identity of the weight and slice, so that tied weights merge
     skipped: list[SkippedLayer] = []
     handled: set[int] = set()  # weights that belong to a layer or were reported already
+    alive: list[Tensor] = []  # computed weights, kept so that their identities are not reused during the search
     with parametrize.cached():
         for path, module in _modules_owners_first(model):
             slices = next((s for recognize in _RECOGNIZERS if (s := recognize(module, per_head)) is not None), [])
@@ -541,8 +542,11 @@ def _layers_of_module(
                 if weight is None or weight.ndim < 2:
                     skipped.append(SkippedLayer(_join(path, part.suffix), _reason_unreadable(module, part.parameter)))
                     continue
-                key = (id(weight), part.part)
+                is_copy = getattr(module, part.parameter) is not weight  # a dequantised weight
+                key = (id(module if is_copy else weight), part.part)
                 handled.add(id(weight))
+                if not is_copy and not isinstance(weight, nn.Parameter):
+                    alive.append(weight)
                 if key in layers:
                     layers[key] = _merge_tied(layers[key], path, part.role)
                 else:
