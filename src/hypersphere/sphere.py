@@ -152,12 +152,10 @@ __getattr__ = deprecated_names(
         "distance_floor": f"{_NUMERICS}:distance_floor",
         "full_precision": f"{_NUMERICS}:autocast_disabled",
         "inspectable": f"{_NUMERICS}:values_readable",
-        "narrow": f"{_NUMERICS}:narrow",
         "quick_polar": "hypersphere.sphere:row_polar",
         "require_finite_rows": f"{_NUMERICS}:require_finite_rows",
         "resolution": f"{_NUMERICS}:machine_epsilon",
         "squared_distance_floor": f"{_NUMERICS}:squared_distance_floor",
-        "widen": f"{_NUMERICS}:widen",
         "widest": f"{_NUMERICS}:to_float64",
     },
 )

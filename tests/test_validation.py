@@ -1,0 +1,48 @@
+"""Checks of arguments and their messages."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hypersphere._validation import choose, is_integer, is_number, require
+from hypersphere.functions.angular import ANGULARS, Cosine
+
+
+def test_require_names_argument_value_and_accepted_values():
+    require(True, "m", "a number >= 1", 0.5)
+    with pytest.raises(ValueError, match=r"^m must be a number >= 1, not 0.5$"):
+        require(False, "m", "a number >= 1", 0.5)
+
+
+@pytest.mark.parametrize("value", [3, 2.5, np.float32(2), np.int64(2)])
+def test_is_number_accepts_real_numbers(value):
+    assert is_number(value, 1, 5)
+
+
+@pytest.mark.parametrize("value", [True, "3", None, math.nan, math.inf, 0, 6, 1j, [3]])
+def test_is_number_rejects_other_values(value):
+    assert not is_number(value, 1, 5)
+
+
+@pytest.mark.parametrize("value", [2, np.int32(2), torch.tensor(2)])
+def test_is_integer_accepts_integers_of_python_numpy_and_torch(value):
+    assert is_integer(value, 1, 5)
+
+
+@pytest.mark.parametrize("value", [True, 2.0, np.float64(2), torch.tensor(2.0), torch.tensor([2]), "2", None, 0, 6])
+def test_is_integer_rejects_other_values(value):
+    assert not is_integer(value, 1, 5)
+
+
+def test_choose_accepts_names_instances_and_callables():
+    assert choose(ANGULARS, "cosine", "angular") == Cosine()
+    assert choose(ANGULARS, Cosine(), "angular") == Cosine()
+    assert choose(ANGULARS, torch.sin, "angular") is torch.sin
+
+
+@pytest.mark.parametrize("choice", ["cosin", Cosine, 3])
+def test_choose_lists_the_menu_when_it_fails(choice):
+    with pytest.raises(ValueError, match=r"angular must be one of 'cosine', .* or a callable, not"):
+        choose(ANGULARS, choice, "angular")
