@@ -23,7 +23,7 @@ from hypersphere._numerics import autocast_disabled, narrow, squares_are_safe, v
 __all__ = ["angle", "cosine", "cosines", "norm", "normalize", "polar"]
 
 
-def polar(x: Float[Tensor, ...], dim: int = -1) -> tuple[Float[Tensor, ...], Float[Tensor, ...]]:
+def polar(x: Float[Tensor, "..."], dim: int = -1) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
     r"""Split vectors into norms and directions: x = ‖x‖·x̂.
 
     Args:
@@ -82,7 +82,7 @@ def row_directions(x: Tensor) -> Tensor:
     return row_polar(x)[1]
 
 
-def norm(x: Float[Tensor, ...], dim: int = -1, *, keepdim: bool = False) -> Float[Tensor, ...]:
+def norm(x: Float[Tensor, "..."], dim: int = -1, *, keepdim: bool = False) -> Float[Tensor, "..."]:
     r"""Return the Euclidean norm ‖x‖. Its gradient at zero is zero, and huge entries do not overflow.
 
     >>> norm(torch.tensor([3e20, 4e20]))
@@ -101,7 +101,7 @@ def normalize(x: Float[Tensor, "*shape"], dim: int = -1) -> Float[Tensor, "*shap
     return narrow(polar(x, dim)[1], x.dtype)
 
 
-def cosine(x: Float[Tensor, ...], w: Float[Tensor, ...], dim: int = -1) -> Float[Tensor, ...]:
+def cosine(x: Float[Tensor, "..."], w: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]:
     r"""Return cos θ(x, w) of corresponding vectors, or 0 where either vector is zero.
 
     >>> cosine(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0]))
@@ -111,7 +111,7 @@ def cosine(x: Float[Tensor, ...], w: Float[Tensor, ...], dim: int = -1) -> Float
     return c.to(torch.promote_types(x.dtype, w.dtype))
 
 
-def cosines(x: Float[Tensor, "*batch rows dim"], w: Float[Tensor, "*batch columns dim"]) -> Float[Tensor, ...]:
+def cosines(x: Float[Tensor, "*#batch rows dim"], w: Float[Tensor, "*#batch columns dim"]) -> Float[Tensor, "..."]:
     r"""Return the matrix of cosines between all rows of `x` and all rows of `w`.
 
     >>> cosines(torch.eye(2), torch.tensor([[1.0, 1.0]]))

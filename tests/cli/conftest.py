@@ -2,7 +2,6 @@ import sys
 
 import pytest
 from PIL import Image
-from report.browser import MISSING, Browser, find_chromium
 
 from hypersphere.cli import commands
 from hypersphere.cli import report as reporting
@@ -137,11 +136,3 @@ def page(runs):
 def comparison(runs, tmp_path_factory):
     folders = [runs / name for name in ("softmax-0", "softmax-1", "sigmoid")]
     return reporting.report(folders, tmp_path_factory.mktemp("pages") / "all.html")
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory):
-    if find_chromium() is None:
-        pytest.skip(MISSING)
-    with Browser(tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened

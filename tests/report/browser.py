@@ -1,4 +1,4 @@
-"""Headless Chromium driven by the plain WebDriver protocol: just what the tests of the page need."""
+"""Drive a headless Chromium through the WebDriver protocol, with the commands that the tests of report pages need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-MISSING = "Chromium is not installed: apt-get install chromium chromium-driver"
+MISSING = (
+    "Chromium and its driver are not on the PATH; install them (on Debian: apt-get install chromium chromium-driver)"
+)
 
 FLAGS = (
     "--headless",
@@ -28,28 +30,32 @@ FLAGS = (
 
 
 def find_chromium() -> tuple[str, str] | None:
-    """Return the paths of the browser and of its driver, or None."""
+    """Return the paths of the browser and of its driver, or None if one of them is not on the PATH."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     return (browser, driver) if browser and driver else None
 
 
 class Browser:
-    """One window; use as a context manager."""
+    """One browser window, used as a context manager."""
 
     def __init__(self, folder: Path) -> None:
-        found = find_chromium()
-        if found is None:
+        paths = find_chromium()
+        if paths is None:
             raise RuntimeError(MISSING)
-        binary, driver = found
+        binary, driver = paths
         self.process = subprocess.Popen(
             [driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         try:
             self.root = f"http://127.0.0.1:{self._port()}"
             options = {"binary": binary, "args": [*FLAGS, f"--user-data-dir={folder}"]}
-            wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
-            session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
+            capabilities = {
+                "browserName": "chrome",
+                "goog:chromeOptions": options,
+                "goog:loggingPrefs": {"browser": "ALL"},
+            }
+            session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
         except BaseException:
             self.process.kill()
             self.process.wait()
@@ -61,7 +67,7 @@ class Browser:
         for line in self.process.stdout:
             if "started successfully on port" in line:
                 return int(line.rsplit("port", 1)[1].strip(" .\n"))
-        raise RuntimeError("chromedriver did not say its port")
+        raise RuntimeError("chromedriver did not print its port")
 
     def __enter__(self) -> Browser:
         return self
@@ -89,7 +95,7 @@ class Browser:
         self._call("POST", "/url", {"url": path.resolve().as_uri()})
 
     def visit(self, path: Path) -> None:
-        """Open a page as one who never saw it: light, still, wide, nothing remembered from an earlier test."""
+        """Open a page as a first-time visitor: light theme, no motion, wide window, empty local storage."""
         self.resize(1280, 900)
         self.prefer(color_scheme="light", reduced_motion="reduce")
         self.open(path)
@@ -111,7 +117,7 @@ class Browser:
         self.protocol("Emulation.setDeviceMetricsOverride", shape)
 
     def prefer(self, **features: str) -> None:
-        """Set media features, as color_scheme="dark"."""
+        """Set media features, for example color_scheme="dark"."""
         pairs = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
         self.protocol("Emulation.setEmulatedMedia", {"features": pairs})
 
@@ -119,7 +125,7 @@ class Browser:
         return self._call("POST", "/element", {"using": "css selector", "value": selector})
 
     def drag(self, selector: str, dx: int, dy: int) -> None:
-        """Press in the middle of the element, move, wait so that no inertia is left, and let go."""
+        """Press in the middle of the element, move, wait until no inertia is left, and release."""
         here = {"type": "pointerMove", "duration": 0, "origin": self.find(selector), "x": 0, "y": 0}
         steps = [
             here,
@@ -135,7 +141,7 @@ class Browser:
         self._act({"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": [move]})
 
     def press(self, key: str) -> None:
-        """Send one key to whatever has the focus."""
+        """Send one key to the focused element."""
         steps = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
         self._act({"type": "key", "id": "keyboard", "actions": steps})
 
@@ -147,19 +153,19 @@ class Browser:
         self._call("POST", "/actions", {"actions": [source]})
 
     def settle(self) -> None:
-        """Wait until two frames are drawn."""
+        """Wait until two frames have been drawn."""
         self.run_async(
             "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(true)))"
         )
 
     def until(self, condition: str) -> None:
-        """Wait until an expression of JavaScript holds, as after a change of media features, which is told later."""
+        """Wait until a JavaScript expression is true. A page learns about changed media features with a delay."""
         self.run_async(
             f"const done = arguments[0]; const poll = () => ({condition}) ? done(true) : setTimeout(poll, 20); poll()"
         )
 
     def console(self) -> list[str]:
-        """What the page complained of since the last call."""
+        """Return the warnings and errors that the page logged since the last call."""
         entries = self._call("POST", "/se/log", {"type": "browser"})
         return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 

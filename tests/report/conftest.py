@@ -1,16 +1,13 @@
-"""A page with realistic pictures, and a browser to look at it."""
+"""A table and a page with realistic figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hypersphere.report import Column, Sphere, Spheres, Table, Text, write_page
-
-from .browser import MISSING, Browser, find_chromium
 
 
 def clusters(spread: float, dimension: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -53,11 +50,3 @@ def page(tmp_path_factory: pytest.TempPathFactory, table: Table) -> Path:
         ],
         meta={"Device": "cpu"},
     )
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if find_chromium() is None:
-        pytest.skip(MISSING)
-    with Browser(tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
