@@ -77,7 +77,7 @@ def test_steps_are_counted_through_all_epochs_and_told_after_each():
 
 def test_an_epoch_without_a_batch_is_refused():
     model, head, optimizer = parts()
-    with pytest.raises(ValueError, match="data must yield batches anew every epoch, but epoch 2 had none"):
+    with pytest.raises(ValueError, match="data must yield batches again every epoch, but epoch 2 had none"):
         fit(model, head, iter(Batches(*blobs(), 20)), epochs=2, optimizer=optimizer)
     with pytest.raises(ValueError, match="data must be something that yields at least one batch"):
         embed(model, [])
@@ -125,7 +125,7 @@ def test_anything_with_scores_predicts():
     assert predict(Largest(), torch.eye(3)).tolist() == [0, 1, 2]
 
 
-def test_batches_are_shuffled_anew_every_time():
+def test_batches_are_shuffled_again_every_time():
     x = torch.arange(50)
     data = Batches(x, -x, 8, torch.Generator().manual_seed(0))
     orders = [torch.cat([inputs for inputs, _ in data]) for _ in range(2)]

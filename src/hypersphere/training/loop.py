@@ -147,7 +147,7 @@ def minimize(
             if on_step is not None:
                 on_step(at)
         if at.step == steps_before and not at.seen:
-            raise ValueError(f"data must yield batches anew every epoch, but epoch {at.epoch + 1} had none")
+            raise ValueError(f"data must yield batches again every epoch, but epoch {at.epoch + 1} had none")
         at.epoch += 1
         history.append(Epoch(at.epoch, at.total / max(at.seen, 1), time.perf_counter() - began))
         at.total, at.seen = 0.0, 0
