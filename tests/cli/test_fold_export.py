@@ -124,6 +124,6 @@ def test_an_exporter_that_fails_is_told_in_one_line(plain, fails, monkeypatch, t
 
 def test_export_says_what_it_needs(plain, fails, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    assert "this needs onnxscript: pip install 'hypersphere[onnx]'" in fails(2, "export", plain.folder)
+    assert "this needs onnxscript: pip install 'torch-hypersphere[onnx]'" in fails(2, "export", plain.folder)
     assert "--to must be one of onnx, torch, not 'caffe'" in fails(2, "export", plain.folder, "--to", "caffe")
     assert "--out must be a file that ends in .onnx" in fails(2, "export", plain.folder, "--out", "m.pt2")

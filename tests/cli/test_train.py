@@ -107,7 +107,7 @@ def test_tensorboard_needs_its_extra(tmp_path, train, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     code, _, errors = train("--out", tmp_path, *SMALL, "--tensorboard")
     assert list(tmp_path.iterdir()) == []
-    assert (code, errors) == (2, "hypersphere: this needs tensorboard: pip install 'hypersphere[track]'\n")
+    assert (code, errors) == (2, "hypersphere: this needs tensorboard: pip install 'torch-hypersphere[track]'\n")
 
 
 # --- settings

@@ -32,4 +32,4 @@ def require_package(module: str, package: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"this needs {package}: pip install 'hypersphere[{extra}]'") from error
+        raise ImportError(f"this needs {package}: pip install 'torch-hypersphere[{extra}]'") from error
