@@ -2,20 +2,19 @@ import pytest
 import torch
 from torch import nn
 
-import hypersphere as hs
 from hypersphere.layers import DecoupledConv2d, DecoupledLinear
 from hypersphere.models import ToyCNN
 
 
-def test_makers_decide_what_the_toy_network_is_made_of():
+def test_toy_cnn_makes_all_layers_with_the_given_factories():
     made = []
 
-    def conv(*words, **more):
-        made.append(nn.Conv2d(*words, **more))
+    def conv(*args, **kwargs):
+        made.append(nn.Conv2d(*args, **kwargs))
         return made[-1]
 
-    def linear(*words, **more):
-        made.append(nn.Linear(*words, bias=False, **more))
+    def linear(*args, **kwargs):
+        made.append(nn.Linear(*args, bias=False, **kwargs))
         return made[-1]
 
     model = ToyCNN(1, 8, 2, (4, 6), conv=conv, linear=linear)
@@ -24,17 +23,17 @@ def test_makers_decide_what_the_toy_network_is_made_of():
     assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 2)
 
 
-def test_images_may_be_wider_than_high():
+def test_toy_cnn_accepts_images_that_are_not_square():
     assert ToyCNN(1, (8, 12))(torch.zeros(2, 1, 8, 12)).shape == (2, 3)
 
 
-def test_a_toy_network_of_spheres():
+def test_toy_cnn_accepts_decoupled_layers():
     torch.manual_seed(0)
     model = ToyCNN(1, 8, 3, (4,), conv=DecoupledConv2d, linear=DecoupledLinear)
     x = torch.rand(2, 1, 8, 8)
     first = model.stages[0]
     assert isinstance(first, DecoupledConv2d)
-    torch.testing.assert_close(first(x), first(7 * x))  # only directions matter
+    torch.testing.assert_close(first(x), first(7 * x))  # the sphere operator depends on directions only
     model(x).sum().backward()
     assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in model.parameters())
 
@@ -43,10 +42,10 @@ def test_a_toy_network_of_spheres():
     ("arguments", "message"),
     [
         ((1, 10, 3), "image_size must be a multiple of 4"),
-        ((1, 8, 0), "feature_dim must be"),
-        ((1, 8, 3, (4, 0)), "widths"),
+        ((1, 8, 0), "feature_dim must be an integer >= 1, not 0"),
+        ((1, 8, 3, (4, 0)), r"widths must be integers >= 1, not \(4, 0\)"),
     ],
 )
-def test_sizes_that_cannot_be_are_named(arguments, message):
+def test_toy_cnn_rejects_invalid_sizes(arguments, message):
     with pytest.raises(ValueError, match=message):
-        hs.models.ToyCNN(*arguments)
+        ToyCNN(*arguments)

@@ -1,4 +1,4 @@
-r"""A convolutional autoencoder that can be decoded from angles alone or from norms alone."""
+"""A convolutional autoencoder whose code can be reduced to angles or to norms."""
 
 from __future__ import annotations
 
@@ -6,33 +6,36 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere import sphere
 from hypersphere._validation import require
-from hypersphere.models.units import ByChannels, layers_by, relu
+from hypersphere.models._blocks import ChannelFactory, make_layers, relu
 
 __all__ = ["Autoencoder"]
 
-KEEPS = ("product", "angle", "norm")
+CODES = ("product", "angle", "norm")
 
 
 class Autoencoder(nn.Module):
-    r"""Strided convolutions to a code ⟨w, x⟩ and deconvolutions back to an image (thesis, figure 1.1).
+    r"""Strided convolutions to a code ⟨w, x⟩ and transposed convolutions back to an image (thesis, figure 1.1).
 
-    Once it is trained, the code may keep only a part of the inner product of a filter w and a patch x, all weights as
-    they are: cos θ(w, x) ("angle"), or ‖w‖‖x‖ ("norm"). The last layer of the encoder has no bias and no activation.
+    After training, `encode` can replace the inner product of a filter w and a patch x by one of its factors, without
+    changing any weight: cos θ(w, x) ("angle") or ‖w‖‖x‖ ("norm"). For this reason the last layer of the encoder has
+    neither bias nor activation.
 
     Args:
         in_channels: channels of the image.
-        widths: channels after each 4×4 convolution of stride 2, which halves the sides; the last is the code's.
-        norm: maker of a norm from a number of channels, or None.
-        activation: maker of an activation from a number of channels, or None.
+        widths: channels after each 4×4 convolution of stride 2, which halves height and width. The last entry is the
+            number of channels of the code.
+        norm: factory of the normalisation, called with the number of channels, or None.
+        activation: factory of the activation, called with the number of channels, or None.
 
     Example:
         >>> import torch
-        >>> net = Autoencoder(1, (4, 8))
-        >>> net(torch.zeros(2, 1, 8, 8)).shape, net.encode(torch.zeros(2, 1, 8, 8), keep="angle").shape
+        >>> model = Autoencoder(1, (4, 8))
+        >>> model(torch.zeros(2, 1, 8, 8)).shape, model.encode(torch.zeros(2, 1, 8, 8), keep="angle").shape
         (torch.Size([2, 1, 8, 8]), torch.Size([2, 8, 2, 2]))
     """
 
@@ -41,55 +44,61 @@ class Autoencoder(nn.Module):
         in_channels: int = 3,
         widths: Sequence[int] = (32, 64, 128),
         *,
-        norm: ByChannels | None = nn.BatchNorm2d,
-        activation: ByChannels | None = relu,
+        norm: ChannelFactory | None = nn.BatchNorm2d,
+        activation: ChannelFactory | None = relu,
     ) -> None:
         super().__init__()
-        require(len(widths) >= 2, "widths", "two numbers or more", tuple(widths))
-        before: list[nn.Module] = []
-        after: list[nn.Module] = []
-        sizes = (in_channels, *widths)
-        for channels, width in pairwise(sizes[:-1]):
-            before += [nn.Conv2d(channels, width, 4, stride=2, padding=1), *layers_by((norm, activation), width)]
-        for channels, width in pairwise(sizes[:0:-1]):
-            after.append(nn.ConvTranspose2d(channels, width, 4, stride=2, padding=1))
-            after += layers_by((norm, activation), width)
-        self.before = nn.Sequential(*before)
+        require(len(widths) >= 2, "widths", "at least two integers", tuple(widths))
+        encoder: list[nn.Module] = []
+        decoder: list[nn.Module] = []
+        for channels, width in pairwise((in_channels, *widths[:-1])):
+            encoder.append(nn.Conv2d(channels, width, 4, stride=2, padding=1))
+            encoder += make_layers(width, norm, activation)
+        for channels, width in pairwise(widths[::-1]):
+            decoder.append(nn.ConvTranspose2d(channels, width, 4, stride=2, padding=1))
+            decoder += make_layers(width, norm, activation)
+        self.encoder = nn.Sequential(*encoder)
         self.code = nn.Conv2d(widths[-2], widths[-1], 4, stride=2, padding=1, bias=False)
         self.decoder = nn.Sequential(
-            *after, nn.ConvTranspose2d(widths[0], in_channels, 4, stride=2, padding=1), nn.Sigmoid()
+            *decoder, nn.ConvTranspose2d(widths[0], in_channels, 4, stride=2, padding=1), nn.Sigmoid()
         )
 
-    def encode(self, images: Tensor, *, keep: str = "product", rescale: bool = False) -> Tensor:
-        """Map images (B, C, H, W) to codes.
+    def encode(
+        self, images: Float[Tensor, "batch channels height width"], *, keep: str = "product", rescale: bool = False
+    ) -> Float[Tensor, "batch code_channels code_height code_width"]:
+        """Map images to codes.
 
         Args:
-            images: their sides are multiples of 2 for every width.
+            images: images whose height and width are multiples of 2^len(widths).
             keep: "product", "angle" or "norm".
-            rescale: whether to bring an angle or norm code to the root mean square of the product code, the scale that
-                the decoder knows; the thesis does not say that it did.
+            rescale: whether to scale an angle or norm code to the root mean square of the product code, on which the
+                decoder was trained. The thesis does not say whether it did so.
         """
-        require(keep in KEEPS, "keep", f"one of {', '.join(map(repr, KEEPS))}", keep)
-        x = self.before(images)
+        require(keep in CODES, "keep", f"one of {', '.join(map(repr, CODES))}", keep)
+        x = self.encoder(images)
         product = self.code(x)
         if keep == "product":
             return product
-        patches = F.unfold(x, 4, stride=2, padding=1).mT  # (B, L, d): a picture for the eye, so plain rather than fast
-        neurons = self.code.weight.flatten(1)
+        patches = F.unfold(x, 4, stride=2, padding=1).mT  # (batch, positions, patch size)
+        filters = self.code.weight.flatten(1)
         if keep == "angle":
-            kept = sphere.cosines(patches.flatten(0, 1), neurons).view(*patches.shape[:2], -1)
+            code = sphere.cosines(patches.flatten(0, 1), filters).view(*patches.shape[:2], -1)
         else:
-            kept = sphere.norm(patches, keepdim=True) * sphere.norm(neurons)
-        kept = kept.mT.reshape(product.shape)
+            code = sphere.norm(patches, keepdim=True) * sphere.norm(filters)
+        code = code.mT.reshape(product.shape)
         if not rescale:
-            return kept
-        size = sphere.norm(kept.flatten())
-        return kept * (sphere.norm(product.flatten()) / size.masked_fill(size == 0, 1.0))
+            return code
+        code_norm = sphere.norm(code.flatten())
+        return code * (sphere.norm(product.flatten()) / code_norm.masked_fill(code_norm == 0, 1.0))
 
-    def decode(self, codes: Tensor) -> Tensor:
-        """Map codes to images (B, C, H, W) in [0, 1]."""
+    def decode(
+        self, codes: Float[Tensor, "batch code_channels code_height code_width"]
+    ) -> Float[Tensor, "batch channels height width"]:
+        """Map codes to images in [0, 1]."""
         return self.decoder(codes)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) in [0, 1] to their reconstructions."""
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch channels height width"]:
+        """Map images in [0, 1] to their reconstructions."""
         return self.decode(self.encode(images))

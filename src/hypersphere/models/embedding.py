@@ -1,31 +1,35 @@
-"""A small embedding network: images of any size to features, for open-set experiments that fit on a laptop."""
+"""A small embedding network for images of any size, for open-set experiments that fit on a laptop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
-import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from hypersphere.models.units import two_sides
+from hypersphere.models._blocks import ChannelFactory, LayerFactory, height_and_width, make_layers
 
 __all__ = ["EmbeddingCNN"]
 
 
 class EmbeddingCNN(nn.Module):
-    """Convolution, norm, activation and 2×2 pool once a stage, then a linear feature with nothing after it.
+    """Stages of convolution, normalisation, activation and 2×2 max-pool, then a linear feature without activation.
+
+    Maps images (batch, in_channels, height, width) to features (batch, feature_dim) for a head of `hypersphere.heads`.
+    It comes from no table of the sources.
 
     Args:
         in_channels: channels of the image.
-        image_size: (height, width), or one number for both.
-        feature_dim: length of the feature.
-        widths: channels of each stage.
+        image_size: (height, width), or one integer for both.
+        feature_dim: dimension of the feature.
+        widths: number of filters of each stage.
         first_stride: stride of the first convolution, for larger images.
-        conv: maker of a 3×3 convolution, called as `nn.Conv2d` is.
-        norm: maker of a norm from a number of channels.
-        activation: maker of an activation from a number of channels.
+        conv: factory of the 3×3 convolutions, called like `nn.Conv2d`.
+        norm: factory of the normalisation, called with the number of channels, or None.
+        activation: factory of the activation, called with the number of channels, or None.
 
     Example:
+        >>> import torch
         >>> EmbeddingCNN(1, (28, 28), 64)(torch.zeros(2, 1, 28, 28)).shape
         torch.Size([2, 64])
     """
@@ -35,34 +39,29 @@ class EmbeddingCNN(nn.Module):
         in_channels: int,
         image_size: int | tuple[int, int],
         feature_dim: int = 64,
-        widths: tuple[int, ...] = (32, 64, 64),
+        widths: Sequence[int] = (32, 64, 64),
         *,
         first_stride: int = 1,
-        conv: Callable[..., nn.Module] = nn.Conv2d,
-        norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
-        activation: Callable[[int], nn.Module] = nn.PReLU,
+        conv: LayerFactory = nn.Conv2d,
+        norm: ChannelFactory | None = nn.BatchNorm2d,
+        activation: ChannelFactory | None = nn.PReLU,
     ) -> None:
         super().__init__()
-        height, width = two_sides(image_size, first_stride * 2 ** len(widths))
+        height, width = height_and_width(image_size, first_stride * 2 ** len(widths))
+        # A padded convolution of stride s maps a side of n pixels to ceil(n / s); each pool rounds down.
+        height, width = -(-height // first_stride), -(-width // first_stride)
         layers: list[nn.Module] = []
-        before = in_channels
-        for stage, channels in enumerate(widths):
+        channels = in_channels
+        for stage, filters in enumerate(widths):
             stride = first_stride if stage == 0 else 1
-            layers += [
-                conv(before, channels, 3, stride=stride, padding=1),
-                norm(channels),
-                activation(channels),
-                nn.MaxPool2d(2),
-            ]
-            before = channels
+            layers.append(conv(channels, filters, 3, stride=stride, padding=1))
+            layers += make_layers(filters, norm, activation)
+            layers.append(nn.MaxPool2d(2))
+            height, width, channels = height // 2, width // 2, filters
         self.stages = nn.Sequential(*layers)
-        with torch.no_grad():
-            was_training = self.stages.training
-            flat = self.stages.eval()(torch.zeros(1, in_channels, height, width)).numel()
-            self.stages.train(was_training)
         self.feature_dim = feature_dim
-        self.feature = nn.Linear(flat, feature_dim)
+        self.feature = nn.Linear(channels * height * width, feature_dim)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to features (B, feature_dim)."""
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch feature_dim"]:
+        """Map images to features."""
         return self.feature(self.stages(images).flatten(1))

@@ -1,41 +1,43 @@
-"""Generator and discriminator of 32×32 images (SN-GAN)."""
+"""Generator and discriminator of SN-GAN for 32×32 images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere._validation import require
-from hypersphere.models.units import ByChannels, Maker, layers_by, relu
+from hypersphere.models._blocks import ChannelFactory, LayerFactory, make_layers, relu
 
 __all__ = ["Discriminator", "Generator", "leaky_relu"]
 
-SLOPE = 0.1
+LEAKY_SLOPE = 0.1  # thesis, table D.5
 
 
 def leaky_relu(channels: int) -> nn.Module:
-    """A leaky ReLU of slope 0.1 for any number of channels.
+    """Return a leaky ReLU of slope 0.1. The number of channels is ignored.
 
     >>> leaky_relu(64)
     LeakyReLU(negative_slope=0.1)
     """
-    return nn.LeakyReLU(SLOPE)
+    return nn.LeakyReLU(LEAKY_SLOPE)
 
 
 class Generator(nn.Module):
-    """Noise (B, latent_dim) to images in [−1, 1]: a dense layer, three 4×4 deconvolutions, a convolution (table D.5a).
+    """Maps noise (batch, latent_dim) to images in [−1, 1] (thesis, table D.5a).
 
-    As in the table, nothing stands between the dense layer and the first deconvolution.
+    A dense layer, three 4×4 transposed convolutions of stride 2 and a 3×3 convolution. As in the table, there is no
+    activation between the dense layer and the first transposed convolution.
 
     Args:
-        latent_dim: numbers of a noise vector.
-        widths: channels of the first image and after each deconvolution, which doubles its sides.
+        latent_dim: dimension of the noise.
+        widths: channels of the first image and after each transposed convolution, which doubles height and width.
         out_channels: channels of the image.
-        side: of the first image; the last one is 2^(len(widths) − 1) times as large.
-        norm: maker of a norm from a number of channels, or None.
-        activation: maker of an activation from a number of channels, or None.
+        side: height and width of the first image. The output is 2^(len(widths) − 1) times larger.
+        norm: factory of the normalisation, called with the number of channels, or None.
+        activation: factory of the activation, called with the number of channels, or None.
 
     Example:
         >>> import torch
@@ -50,34 +52,35 @@ class Generator(nn.Module):
         *,
         out_channels: int = 3,
         side: int = 4,
-        norm: ByChannels | None = nn.BatchNorm2d,
-        activation: ByChannels | None = relu,
+        norm: ChannelFactory | None = nn.BatchNorm2d,
+        activation: ChannelFactory | None = relu,
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Linear(latent_dim, widths[0] * side**2), nn.Unflatten(1, (widths[0], side, side))]
-        for before, width in pairwise(widths):
-            layers.append(nn.ConvTranspose2d(before, width, 4, stride=2, padding=1))
-            layers += layers_by((norm, activation), width)
+        for channels, width in pairwise(widths):
+            layers.append(nn.ConvTranspose2d(channels, width, 4, stride=2, padding=1))
+            layers += make_layers(width, norm, activation)
         self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], out_channels, 3, padding=1), nn.Tanh())
         self.latent_dim = latent_dim
 
-    def forward(self, noise: Tensor) -> Tensor:
-        """Map noise (B, latent_dim) to images (B, out_channels, H, W)."""
+    def forward(self, noise: Float[Tensor, "batch latent_dim"]) -> Float[Tensor, "batch channels height width"]:
+        """Map noise to images."""
         return self.layers(noise)
 
 
 class Discriminator(nn.Module):
-    """Images to one score each: 3×3 and 4×4 stride-2 convolutions in turn, a last 3×3, a dense layer (table D.5b).
+    """Maps images to one score each (thesis, table D.5b).
 
-    Spectral normalisation is a matter of makers: `conv=lambda *a, **k: spectral_norm(nn.Conv2d(*a, **k))`.
+    Each stage is a 3×3 convolution and, except for the last, a 4×4 convolution of stride 2; a dense layer follows.
+    For spectral normalisation pass factories: `conv=lambda *a, **k: spectral_norm(nn.Conv2d(*a, **k))`.
 
     Args:
-        widths: filters of each stage; every one but the last halves the sides of the image.
+        widths: number of filters of each stage. Every stage except the last halves height and width.
         in_channels: channels of the image.
-        image_size: side of the image.
-        conv: maker of convolutions, called as `nn.Conv2d` is.
-        linear: maker of the dense layer, called as `nn.Linear` is.
-        activation: maker of an activation from a number of channels, or None.
+        image_size: height and width of the image, which are equal.
+        conv: factory of the convolutions, called like `nn.Conv2d`.
+        linear: factory of the dense layer, called like `nn.Linear`.
+        activation: factory of the activation, called with the number of channels, or None.
 
     Example:
         >>> import torch
@@ -91,28 +94,29 @@ class Discriminator(nn.Module):
         *,
         in_channels: int = 3,
         image_size: int = 32,
-        conv: Maker = nn.Conv2d,
-        linear: Maker = nn.Linear,
-        activation: ByChannels | None = leaky_relu,
+        conv: LayerFactory = nn.Conv2d,
+        linear: LayerFactory = nn.Linear,
+        activation: ChannelFactory | None = leaky_relu,
     ) -> None:
         super().__init__()
-        side, left_over = divmod(image_size, 2 ** (len(widths) - 1))
-        require(side >= 1 and not left_over, "image_size", f"a multiple of {2 ** (len(widths) - 1)}", image_size)
+        reduction = 2 ** (len(widths) - 1)
+        side, remainder = divmod(image_size, reduction)
+        require(side >= 1 and not remainder, "image_size", f"a multiple of {reduction}", image_size)
         layers: list[nn.Module] = []
-        before = in_channels
+        channels = in_channels
         for stage, width in enumerate(widths):
-            layers += [conv(before, width, 3, padding=1), *layers_by((activation,), width)]
+            layers += [conv(channels, width, 3, padding=1), *make_layers(width, activation)]
             if stage < len(widths) - 1:
-                layers += [conv(width, width, 4, stride=2, padding=1), *layers_by((activation,), width)]
-            before = width
+                layers += [conv(width, width, 4, stride=2, padding=1), *make_layers(width, activation)]
+            channels = width
         self.layers = nn.Sequential(*layers, nn.Flatten())
-        self.feature_dim = before * side**2
+        self.feature_dim = channels * side**2
         self.score = linear(self.feature_dim, 1)
 
-    def features(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to features (B, feature_dim)."""
+    def features(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch feature_dim"]:
+        """Map images to the features before the dense layer."""
         return self.layers(images)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to scores (B,), high for real ones."""
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, " batch"]:
+        """Map images to scores, high for real images."""
         return self.score(self.features(images)).squeeze(1)

@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere._validation import require
-from hypersphere.models.units import ByChannels, Maker, layers_by, relu
+from hypersphere.models._blocks import ChannelFactory, LayerFactory, make_layers, relu, require_num_classes
 
 __all__ = ["MLP"]
 
 
 class MLP(nn.Module):
-    """Fully connected layers, 784-256-256 by default, and ten logits more with `num_classes=10` (thesis, F.3).
+    """Fully connected layers, each followed by an activation; 784-256-256 by default (thesis, F.3).
 
-    It maps inputs of any shape, flattened, to features (B, widths[-1]) for a head.
+    Maps inputs of any shape, flattened, to features (batch, widths[-1]) for a head of `hypersphere.heads`. With
+    `num_classes=10` it is the 784-256-256-10 network of the thesis.
 
     Args:
-        in_features: numbers of one input.
-        widths: neurons in each layer.
-        num_classes: None for features, a number for logits.
+        in_features: numbers per input.
+        widths: neurons of each layer.
+        num_classes: None for features, an integer for logits.
         bias: whether layers have biases.
-        linear: maker of the layers, called as `nn.Linear` is; the classifier is an `nn.Linear`.
-        norm: maker of a norm from a number of neurons, such as `nn.BatchNorm1d`, or None.
-        activation: maker of an activation from a number of neurons, or None.
+        linear: factory of the layers, called like `nn.Linear`. The classifier is an `nn.Linear`.
+        norm: factory of the normalisation, called with the number of neurons, such as `nn.BatchNorm1d`, or None.
+        activation: factory of the activation, called with the number of neurons, or None.
 
     Example:
         >>> import torch
@@ -40,24 +42,25 @@ class MLP(nn.Module):
         *,
         num_classes: int | None = None,
         bias: bool = True,
-        linear: Maker = nn.Linear,
-        norm: ByChannels | None = None,
-        activation: ByChannels | None = relu,
+        linear: LayerFactory = nn.Linear,
+        norm: ChannelFactory | None = None,
+        activation: ChannelFactory | None = relu,
     ) -> None:
         super().__init__()
-        require(len(widths) > 0, "widths", "one number or more", tuple(widths))
+        require(len(widths) > 0, "widths", "at least one integer", tuple(widths))
+        require_num_classes(num_classes)
         layers: list[nn.Module] = []
-        for before, width in pairwise((in_features, *widths)):
-            layers += [linear(before, width, bias=bias), *layers_by((norm, activation), width)]
+        for in_width, width in pairwise((in_features, *widths)):
+            layers += [linear(in_width, width, bias=bias), *make_layers(width, norm, activation)]
         self.feature_dim = widths[-1]
         self.layers = nn.Sequential(*layers)
         self.classifier = None if num_classes is None else nn.Linear(widths[-1], num_classes, bias=bias)
 
-    def features(self, inputs: Tensor) -> Tensor:
-        """Map inputs (B, …) to features (B, feature_dim)."""
+    def features(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch feature_dim"]:
+        """Map inputs to features, also if the network has a classifier."""
         return self.layers(inputs.flatten(1))
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map inputs (B, …) to features (B, feature_dim), or to logits (B, num_classes) if there are classes."""
+    def forward(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch outputs"]:
+        """Map inputs to features (batch, feature_dim), or to logits (batch, num_classes) if there is a classifier."""
         features = self.features(inputs)
         return features if self.classifier is None else self.classifier(features)

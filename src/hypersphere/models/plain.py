@@ -1,47 +1,59 @@
-"""Plain CNNs: stages of 3×3 convolutions with a pool after each, and one fully connected layer."""
+"""Plain CNNs: stages of 3×3 convolutions with max-pooling in between, and one fully connected layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere._validation import require
-from hypersphere.models.units import (
-    ByChannels,
-    Maker,
+from hypersphere.models._blocks import (
+    ChannelFactory,
+    LayerFactory,
     conv_unit,
     he_normal_,
+    height_and_width,
     large_stem_layers,
-    layers_by,
+    make_layers,
     relu,
-    two_sides,
+    require_num_classes,
+    require_per_stage,
 )
 
 __all__ = ["PlainCNN"]
 
 
 class PlainCNN(nn.Module):
-    """CNN-N of the sources: no shortcuts, a 2×2 max-pool after each stage (thesis, tables B.1, C.1, D.1, E.1, F.1).
+    """CNN-N of the sources: no shortcuts, a 2×2 max-pool after each stage (thesis, tables B.1, C.1, D.1, E.1, F.3).
 
-    It maps images to features (B, feature_dim), with nothing after the fully connected layer, for a head of
-    `hypersphere.heads`. With `num_classes` an activation and a linear classifier follow, and it gives logits.
-    `features` gives the features in either case.
+    Maps images (batch, in_channels, height, width) to features (batch, feature_dim) for a head of
+    `hypersphere.heads`. With `num_classes` a linear classifier follows the features and the output is logits.
+
+    The fully connected layer has no activation by default, with a head as well as with `num_classes`: appendix A.1 of
+    the thesis removes the last ReLU, which would confine features to one orthant, and the authors' code has none.
+    Pass `feature_activation=relu` for networks that have one.
+
+    The OPT paper (table 10) prints 258K weights for CNN-6 of widths 64/64/64 and 2.99M for the wide CNN-9 of widths
+    64/128/256, both with 100 classes. These counts contain no biases and no batch normalisation.
 
     Args:
-        depth: N, the number of convolutions, spread evenly over the stages; or their number in each stage.
-        widths: filters in each stage.
-        feature_dim: width of the fully connected layer; None for no such layer: the feature is the flat image.
+        depth: N, the number of convolutions, divided evenly among the stages; or one number per stage.
+        widths: number of filters of each stage.
+        feature_dim: width of the fully connected layer. None omits the layer; the feature is then the flattened image.
         in_channels: channels of the image.
-        image_size: height and width, or one number for both.
-        num_classes: None for features, a number for logits.
-        kernel_size: of all convolutions but a large stem's.
-        large_stem: begin with 7×7, stride 2, and a 3×3 max-pool of stride 2; it counts as one convolution of N.
-        bias: whether layers have biases. The parameter counts of the sources have none.
-        conv: maker of convolutions, called as `nn.Conv2d` is.
-        linear: maker of the fully connected layer, called as `nn.Linear` is.
-        norm: maker of a norm from a number of channels, or None.
-        activation: maker of an activation from a number of channels, or None.
+        image_size: height and width, or one integer for both.
+        num_classes: None for features, an integer for logits.
+        kernel_size: kernel size of all convolutions except that of a large stem.
+        large_stem: start with a 7×7 convolution of stride 2 and a 3×3 max-pool of stride 2. It counts as one of the N
+            convolutions.
+        bias: whether layers have biases.
+        conv: factory of the convolutions, called like `nn.Conv2d`.
+        linear: factory of the fully connected layer, called like `nn.Linear`. The classifier is an `nn.Linear`.
+        norm: factory of the normalisation, called with the number of channels, or None.
+        activation: factory of the activation, called with the number of channels, or None.
+        feature_activation: factory of an activation after the fully connected layer, or None.
 
     Example:
         >>> import torch
@@ -63,56 +75,58 @@ class PlainCNN(nn.Module):
         kernel_size: int = 3,
         large_stem: bool = False,
         bias: bool = False,
-        conv: Maker = nn.Conv2d,
-        linear: Maker = nn.Linear,
-        norm: ByChannels | None = nn.BatchNorm2d,
-        activation: ByChannels | None = relu,
+        conv: LayerFactory = nn.Conv2d,
+        linear: LayerFactory = nn.Linear,
+        norm: ChannelFactory | None = nn.BatchNorm2d,
+        activation: ChannelFactory | None = relu,
+        feature_activation: ChannelFactory | None = None,
     ) -> None:
         super().__init__()
-        counts = _by_stage(depth, len(widths), large_stem)
-        require(kernel_size % 2 == 1, "kernel_size", "an odd number", kernel_size)
-        require(num_classes is None or num_classes >= 2, "num_classes", "None or a number >= 2", num_classes)
+        convs_per_stage = _convs_per_stage(depth, widths, large_stem)
+        require(kernel_size % 2 == 1, "kernel_size", "an odd integer", kernel_size)
+        require_num_classes(num_classes)
         reduction = 2 ** len(widths) * (4 if large_stem else 1)
-        height, width = two_sides(image_size, reduction)
-        layers, channels = [], in_channels
+        height, width = height_and_width(image_size, reduction)
+        unit = partial(conv_unit, bias=bias, conv=conv, norm=norm, activation=activation)
+
+        layers: list[nn.Module] = []
+        channels = in_channels
         if large_stem:
-            layers = large_stem_layers(channels, widths[0], bias=bias, conv=conv, norm=norm, activation=activation)
+            layers += large_stem_layers(channels, widths[0], bias=bias, conv=conv, norm=norm, activation=activation)
+            # Convolution and pool of the stem pad their input, so sizes are rounded up.
             height, width, channels = -(-height // 4), -(-width // 4), widths[0]
-        for count, filters in zip(counts, widths, strict=True):
+        for count, filters in zip(convs_per_stage, widths, strict=True):
             for _ in range(count):
-                layers += conv_unit(
-                    channels, filters, kernel_size, bias=bias, conv=conv, norm=norm, activation=activation
-                )
+                layers += unit(channels, filters, kernel_size)
                 channels = filters
             layers.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
-        flat = channels * height * width
-        self.feature_dim = flat if feature_dim is None else feature_dim
+
+        flat_dim = channels * height * width
+        self.feature_dim = flat_dim if feature_dim is None else feature_dim
         self.stages = nn.Sequential(*layers)
-        self.feature = nn.Identity() if feature_dim is None else linear(flat, feature_dim, bias=bias)
-        before = [] if feature_dim is None else layers_by((activation,), feature_dim)
-        self.classifier = (
-            None if num_classes is None else nn.Sequential(*before, nn.Linear(self.feature_dim, num_classes, bias=bias))
-        )
+        self.feature = nn.Identity() if feature_dim is None else linear(flat_dim, feature_dim, bias=bias)
+        self.feature_activation = nn.Sequential(*make_layers(self.feature_dim, feature_activation))
+        self.classifier = None if num_classes is None else nn.Linear(self.feature_dim, num_classes, bias=bias)
         he_normal_(self)
 
-    def features(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to features (B, feature_dim)."""
-        return self.feature(self.stages(images).flatten(1))
+    def features(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch feature_dim"]:
+        """Map images to features, also if the network has a classifier."""
+        return self.feature_activation(self.feature(self.stages(images).flatten(1)))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to features (B, feature_dim), or to logits (B, num_classes) if there are classes."""
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch outputs"]:
+        """Map images to features (batch, feature_dim), or to logits (batch, num_classes) if there is a classifier."""
         features = self.features(images)
         return features if self.classifier is None else self.classifier(features)
 
 
-def _by_stage(depth: int | Sequence[int], stages: int, large_stem: bool) -> Sequence[int]:
-    """How many convolutions each stage has."""
+def _convs_per_stage(depth: int | Sequence[int], widths: Sequence[int], large_stem: bool) -> Sequence[int]:
+    """Return the number of convolutions of each stage, not counting the large stem."""
     if not isinstance(depth, int):
-        fits = len(depth) == stages and all(count >= 1 for count in depth)
-        require(fits, "depth", f"{stages} numbers >= 1, one for each of widths", tuple(depth))
+        require_per_stage(depth, widths, "depth", 1)
         return depth
-    count, left_over = divmod(depth - large_stem, stages)
-    more = " and one more for the large stem" if large_stem else ""
-    require(count >= 1 and left_over == 0, "depth", f"a multiple of the {stages} stages{more}", depth)
+    stages = len(widths)
+    count, remainder = divmod(depth - large_stem, stages)
+    extra = " plus one for the large stem" if large_stem else ""
+    require(count >= 1 and remainder == 0, "depth", f"a multiple of the {stages} stages{extra}", depth)
     return [count] * stages

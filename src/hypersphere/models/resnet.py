@@ -1,14 +1,26 @@
-"""Residual networks: for 32×32 images (ResNet-20, 32) and for large ones (ResNet-18, 34), of any widths."""
+"""Residual networks: for 32×32 images (ResNet-20, 32) and for ImageNet (ResNet-18, 34), with any widths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere._validation import require
-from hypersphere.models.units import ByChannels, Maker, conv_unit, he_normal_, large_stem_layers, layers_by, relu
+from hypersphere.models._blocks import (
+    ChannelFactory,
+    LayerFactory,
+    conv_unit,
+    he_normal_,
+    large_stem_layers,
+    make_layers,
+    relu,
+    require_num_classes,
+    require_per_stage,
+)
 
 __all__ = ["ResNet", "ResidualUnit"]
 
@@ -18,12 +30,23 @@ SHORTCUTS = ("pad", "projection")
 class ResidualUnit(nn.Module):
     """y = activation(shortcut(x) + norm(conv(activation(norm(conv(x)))))), both convolutions 3×3 (He et al. 2016).
 
-    The shortcut is the identity where shapes agree. Else "pad" takes every stride-th pixel and appends channels of
-    zeros, and "projection" is a 1×1 convolution with a norm.
+    The shortcut is the identity if input and output have the same shape. Otherwise "pad" takes every stride-th pixel
+    and appends channels of zeros, and "projection" is a 1×1 convolution with a normalisation.
 
-    >>> import torch
-    >>> ResidualUnit(4, 8, stride=2, shortcut="pad")(torch.zeros(1, 4, 6, 6)).shape
-    torch.Size([1, 8, 3, 3])
+    Args:
+        channels: channels of the input.
+        width: channels of the output.
+        stride: stride of the first convolution.
+        shortcut: "pad" or "projection".
+        bias: whether convolutions have biases.
+        conv: factory of the convolutions, called like `nn.Conv2d`.
+        norm: factory of the normalisation, called with the number of channels, or None.
+        activation: factory of the activation, called with the number of channels, or None.
+
+    Example:
+        >>> import torch
+        >>> ResidualUnit(4, 8, stride=2, shortcut="pad")(torch.zeros(1, 4, 6, 6)).shape
+        torch.Size([1, 8, 3, 3])
     """
 
     def __init__(
@@ -34,58 +57,64 @@ class ResidualUnit(nn.Module):
         stride: int = 1,
         shortcut: str = "projection",
         bias: bool = False,
-        conv: Maker = nn.Conv2d,
-        norm: ByChannels | None = nn.BatchNorm2d,
-        activation: ByChannels | None = relu,
+        conv: LayerFactory = nn.Conv2d,
+        norm: ChannelFactory | None = nn.BatchNorm2d,
+        activation: ChannelFactory | None = relu,
     ) -> None:
         super().__init__()
         require(shortcut in SHORTCUTS, "shortcut", "'pad' or 'projection'", shortcut)
+        same_shape = stride == 1 and channels == width
+        # Padding can only add channels.
+        can_pad = same_shape or width >= channels
+        require(can_pad or shortcut == "projection", "shortcut", "'projection' if widths decrease", shortcut)
+        unit = partial(conv_unit, bias=bias, conv=conv, norm=norm)
         self.residual = nn.Sequential(
-            *conv_unit(channels, width, stride=stride, bias=bias, conv=conv, norm=norm, activation=activation),
-            *conv_unit(width, width, bias=bias, conv=conv, norm=norm, activation=None),
+            *unit(channels, width, stride=stride, activation=activation),
+            *unit(width, width, activation=None),
         )
-        same = stride == 1 and channels == width
-        projected = not same and shortcut == "projection"
-        require(same or projected or width >= channels, "shortcut", "'projection' where widths fall", shortcut)
-        self.projection = (
-            nn.Sequential(
-                *conv_unit(channels, width, 1, stride=stride, bias=bias, conv=conv, norm=norm, activation=None)
-            )
-            if projected
-            else None
-        )
-        self.stride, self.missing = stride, width - channels
-        self.activation = nn.Sequential(*layers_by((activation,), width))
+        self.projection: nn.Sequential | None = None
+        if not same_shape and shortcut == "projection":
+            self.projection = nn.Sequential(*unit(channels, width, 1, stride=stride, activation=None))
+        self.stride = stride
+        self.extra_channels = width - channels
+        self.activation = nn.Sequential(*make_layers(width, activation))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, channels, H, W) to (B, width, H/stride, W/stride)."""
+    def forward(
+        self, x: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch out_channels out_height out_width"]:
+        """Map (batch, channels, H, W) to (batch, width, H/stride, W/stride)."""
         return self.activation(self._shortcut(x) + self.residual(x))
 
     def _shortcut(self, x: Tensor) -> Tensor:
         if self.projection is not None:
             return self.projection(x)
-        if self.stride == 1 and not self.missing:
+        if self.stride == 1 and not self.extra_channels:
             return x
-        return F.pad(x[..., :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing))
+        return F.pad(x[..., :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra_channels))
 
 
 class ResNet(nn.Module):
-    """Stages of residual units, the first of each later stage with stride 2, then the mean over the image.
+    """Stages of residual units followed by global average pooling (thesis, tables B.2, C.1, D.2, E.2, F.2).
 
-    It maps images of any size to features (B, widths[-1]) for a head (thesis, tables B.2, C.1, D.2, E.2, F.2); with
-    `num_classes` a linear classifier follows.
+    Maps images (batch, in_channels, height, width) of any size to features (batch, widths[-1]) for a head of
+    `hypersphere.heads`. With `num_classes` a linear classifier follows. The first unit of every stage except the first
+    has stride 2.
+
+    Parameter counts as printed: ResNet-20 0.27M, ResNet-32 0.46M (He et al. 2016, table 6, 10 classes), ResNet-18
+    11.7M, ResNet-34 21.8M (1,000 classes).
 
     Args:
-        depths: residual units in each stage: (n, n, n) is ResNet-(6n+2), (2, 2, 2, 2) is ResNet-18.
-        widths: filters in each stage; the stem has those of the first.
+        depths: residual units per stage: (n, n, n) is ResNet-(6n+2), (2, 2, 2, 2) is ResNet-18.
+        widths: number of filters of each stage. The stem has as many as the first stage.
         in_channels: channels of the image.
-        num_classes: None for features, a number for logits.
-        large_stem: begin with 7×7, stride 2, and a 3×3 max-pool of stride 2, instead of with 3×3.
-        shortcut: "pad" (no parameters; ResNet-20, 32) or "projection" (ResNet-18, 34), where shapes change.
+        num_classes: None for features, an integer for logits.
+        large_stem: start with a 7×7 convolution of stride 2 and a 3×3 max-pool of stride 2 instead of a 3×3
+            convolution.
+        shortcut: "pad" (no parameters; ResNet-20, 32) or "projection" (ResNet-18, 34) for units that change the shape.
         bias: whether convolutions have biases.
-        conv: maker of convolutions, called as `nn.Conv2d` is; those of kernel size 1 are projections.
-        norm: maker of a norm from a number of channels, or None.
-        activation: maker of an activation from a number of channels, or None.
+        conv: factory of the convolutions, called like `nn.Conv2d`. Projections are called with kernel size 1.
+        norm: factory of the normalisation, called with the number of channels, or None.
+        activation: factory of the activation, called with the number of channels, or None.
 
     Example:
         >>> import torch
@@ -103,31 +132,21 @@ class ResNet(nn.Module):
         large_stem: bool = False,
         shortcut: str = "pad",
         bias: bool = False,
-        conv: Maker = nn.Conv2d,
-        norm: ByChannels | None = nn.BatchNorm2d,
-        activation: ByChannels | None = relu,
+        conv: LayerFactory = nn.Conv2d,
+        norm: ChannelFactory | None = nn.BatchNorm2d,
+        activation: ChannelFactory | None = relu,
     ) -> None:
         super().__init__()
-        fits = len(depths) == len(widths) > 0 and all(depth >= 1 for depth in depths)
-        require(fits, "depths", f"{len(widths)} numbers >= 1, one for each of widths", tuple(depths))
-        require(num_classes is None or num_classes >= 2, "num_classes", "None or a number >= 2", num_classes)
-        begin = large_stem_layers if large_stem else conv_unit
-        stem = begin(in_channels, widths[0], bias=bias, conv=conv, norm=norm, activation=activation)
+        require_per_stage(depths, widths, "depths", 1)
+        require_num_classes(num_classes)
+        stem_layers = large_stem_layers if large_stem else conv_unit
+        stem = stem_layers(in_channels, widths[0], bias=bias, conv=conv, norm=norm, activation=activation)
+        unit = partial(ResidualUnit, shortcut=shortcut, bias=bias, conv=conv, norm=norm, activation=activation)
         units, channels = [], widths[0]
         for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
-            for place in range(depth):
-                units.append(
-                    ResidualUnit(
-                        channels,
-                        width,
-                        stride=2 if stage and not place else 1,
-                        shortcut=shortcut,
-                        bias=bias,
-                        conv=conv,
-                        norm=norm,
-                        activation=activation,
-                    )
-                )
+            for position in range(depth):
+                halves_image = stage > 0 and position == 0
+                units.append(unit(channels, width, stride=2 if halves_image else 1))
                 channels = width
         self.feature_dim = channels
         self.stem = nn.Sequential(*stem)
@@ -135,11 +154,11 @@ class ResNet(nn.Module):
         self.classifier = None if num_classes is None else nn.Linear(channels, num_classes)
         he_normal_(self)
 
-    def features(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to features (B, feature_dim)."""
+    def features(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch feature_dim"]:
+        """Map images to features, also if the network has a classifier."""
         return self.units(self.stem(images)).mean((2, 3))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to features (B, feature_dim), or to logits (B, num_classes) if there are classes."""
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch outputs"]:
+        """Map images to features (batch, feature_dim), or to logits (batch, num_classes) if there is a classifier."""
         features = self.features(images)
         return features if self.classifier is None else self.classifier(features)

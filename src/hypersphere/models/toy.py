@@ -1,27 +1,31 @@
-"""The toy network of the sources: a small CNN whose feature is 2- or 3-dimensional, so that one can see it."""
+"""A small CNN with a feature of two or three dimensions, so that features can be drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere._validation import require
-from hypersphere.models.units import two_sides
+from hypersphere.models._blocks import LayerFactory, height_and_width
 
 __all__ = ["ToyCNN"]
 
 
 class ToyCNN(nn.Module):
-    """Two convolutions a stage, PReLU, a pool after each stage, and a linear feature without activation after it.
+    """Two convolutions with PReLU and a 2×2 max-pool per stage, then a linear feature without activation.
+
+    Maps images (batch, in_channels, height, width) to features (batch, feature_dim). It is a smaller version of the
+    network behind figure 2.2 of the thesis, which is `MODELS["mnist_cnn6"]`.
 
     Args:
         in_channels: channels of the image.
-        image_size: height and width, divisible by 2 for every stage.
-        feature_dim: length of the feature, 2 or 3 for pictures.
-        widths: channels of each stage.
-        conv: makes a convolution; called with the channels in and out, the kernel size 3 and `padding=1`.
-        linear: makes the feature; called with the numbers in and out.
+        image_size: height and width, or one integer for both, divisible by 2 once per stage.
+        feature_dim: dimension of the feature, 2 or 3 for pictures.
+        widths: number of filters of each stage.
+        conv: factory of the 3×3 convolutions, called like `nn.Conv2d`.
+        linear: factory of the feature layer, called like `nn.Linear`.
 
     Example:
         >>> import torch
@@ -34,33 +38,30 @@ class ToyCNN(nn.Module):
         in_channels: int,
         image_size: int | tuple[int, int],
         feature_dim: int = 3,
-        widths: tuple[int, ...] = (32, 64),
+        widths: Sequence[int] = (32, 64),
         *,
-        conv: Callable[..., nn.Module] = nn.Conv2d,
-        linear: Callable[..., nn.Module] = nn.Linear,
+        conv: LayerFactory = nn.Conv2d,
+        linear: LayerFactory = nn.Linear,
     ) -> None:
         super().__init__()
-        require(feature_dim >= 1, "feature_dim", "a number >= 1", feature_dim)
-        require(all(width >= 1 for width in widths), "widths", "numbers >= 1", widths)
-        step = 2 ** len(widths)
-        height, width = two_sides(image_size, 1)
-        require(
-            height % step == width % step == 0,
-            "image_size",
-            f"a multiple of {step}, or two of them (height, width)",
-            image_size,
-        )
+        require(feature_dim >= 1, "feature_dim", "an integer >= 1", feature_dim)
+        require(all(filters >= 1 for filters in widths), "widths", "integers >= 1", tuple(widths))
+        reduction = 2 ** len(widths)
+        height, width = height_and_width(image_size, 1)
+        divisible = height % reduction == width % reduction == 0
+        accepted = f"a multiple of {reduction}, or (height, width) with two such multiples"
+        require(divisible, "image_size", accepted, image_size)
         layers: list[nn.Module] = []
-        before = in_channels
+        channels = in_channels
         for filters in widths:
-            for channels in (before, filters):
-                layers += [conv(channels, filters, 3, padding=1), nn.PReLU(filters)]
+            for conv_channels in (channels, filters):
+                layers += [conv(conv_channels, filters, 3, padding=1), nn.PReLU(filters)]
             layers.append(nn.MaxPool2d(2))
-            before = filters
+            channels = filters
         self.stages = nn.Sequential(*layers)
         self.feature_dim = feature_dim
-        self.feature = linear(before * (height // step) * (width // step), feature_dim)
+        self.feature = linear(channels * (height // reduction) * (width // reduction), feature_dim)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to features (B, feature_dim)."""
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch feature_dim"]:
+        """Map images to features."""
         return self.feature(self.stages(images).flatten(1))

@@ -1,7 +1,7 @@
-"""Every network of the sources by name, with the depths and widths of its table.
+"""Every network of the sources by name, with the depths and widths of the table that defines it.
 
-An entry is its class with the table's arguments set; all others are still to be chosen, and these may be chosen anew.
-Names say where a network comes from, not what it is made of: layers are plain unless `conv` says otherwise.
+An entry is a class with some arguments set; all arguments can still be given or replaced by the caller. Names say where
+a network comes from. Layers are plain unless `conv` or `linear` says otherwise.
 
 >>> MODELS["opt_cnn6"](num_classes=100).feature_dim
 64
@@ -16,46 +16,45 @@ from functools import partial
 
 from torch import nn
 
+from hypersphere.models._blocks import relu
 from hypersphere.models.autoencoder import Autoencoder
 from hypersphere.models.embedding import EmbeddingCNN
 from hypersphere.models.gan import Discriminator, Generator
 from hypersphere.models.gcn import GCN
 from hypersphere.models.mlp import MLP
 from hypersphere.models.plain import PlainCNN
-from hypersphere.models.pointnet import PointNet
-from hypersphere.models.pointnet2 import PointNet2
+from hypersphere.models.pointnet import PointNet, PointNet2
 from hypersphere.models.resnet import ResNet
 from hypersphere.models.sphereface import SphereFaceNet
 from hypersphere.models.toy import ToyCNN
-from hypersphere.models.units import relu
 
 __all__ = ["MODELS"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    # thesis, table B.1
+    # Thesis, table B.1: 32×32 images; no parameter counts are printed.
     "spherenet_cnn3": partial(PlainCNN, depth=3, widths=(64, 96, 128), feature_dim=256),
     "spherenet_cnn9": partial(PlainCNN, depth=9, widths=(64, 96, 128), feature_dim=256),
     "spherenet_cnn18": partial(PlainCNN, depth=18, widths=(64, 96, 128), feature_dim=256),
     "spherenet_cnn45": partial(PlainCNN, depth=45, widths=(64, 96, 128), feature_dim=256),
     "spherenet_cnn60": partial(PlainCNN, depth=60, widths=(64, 96, 128), feature_dim=256),
     "spherenet_cnn69": partial(PlainCNN, depth=69, widths=(64, 96, 128), feature_dim=256),
-    # thesis, table C.1; without batch normalisation against attacks
+    # Thesis, table C.1. The networks of the attack experiments have no batch normalisation.
     "decoupled_cnn9": partial(PlainCNN, depth=9, widths=(64, 128, 256), feature_dim=512),
     "attack_cnn9": partial(PlainCNN, depth=9, widths=(32, 64, 128), feature_dim=256, norm=None),
-    # thesis, tables D.1 and E.1; "wide CNN-9" is of table 17 of the OPT paper
+    # Thesis, tables D.1 and E.1. The OPT paper calls CNN-9 "wide CNN-9" (table 17; 2.99M weights in table 10).
     "mhe_cnn6": partial(PlainCNN, depth=6, widths=(64, 128, 256), feature_dim=256),
     "mhe_cnn9": partial(PlainCNN, depth=9, widths=(64, 128, 256), feature_dim=256),
     "mhe_cnn15": partial(PlainCNN, depth=15, widths=(64, 128, 256), feature_dim=256),
     "wide_cnn9": partial(PlainCNN, depth=9, widths=(64, 128, 256), feature_dim=256),
-    # thesis, table E.3
+    # Thesis, table E.3.
     "small_cnn3": partial(PlainCNN, depth=3, widths=(32, 64, 64), feature_dim=64),
     "small_cnn9": partial(PlainCNN, depth=9, widths=(32, 64, 64), feature_dim=64),
-    # thesis, tables F.1 and F.3
+    # Thesis, tables F.1 and F.3. CNN-6 has 258K weights (OPT paper, table 10).
     "opt_cnn6": partial(PlainCNN, depth=6, widths=(64, 64, 64), feature_dim=64),
     "opt_cnn9": partial(PlainCNN, depth=9, widths=(64, 64, 64), feature_dim=64),
     "cnn10": partial(PlainCNN, depth=10, widths=(64, 128, 256), feature_dim=256, image_size=224, large_stem=True),
     "few_shot_cnn4": partial(PlainCNN, depth=4, widths=(64, 64, 64, 64), feature_dim=None, image_size=84),
-    # thesis, table 2.1: a feature to look at
+    # Thesis, table 2.1, first column: 28×28 digits and a 2-d feature that can be drawn.
     "mnist_cnn6": partial(
         PlainCNN,
         depth=6,
@@ -66,9 +65,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
         kernel_size=5,
         activation=nn.PReLU,
     ),
+    # From no table: small networks for quick experiments.
     "toy_cnn": ToyCNN,
     "embedding_cnn": EmbeddingCNN,
-    # thesis, tables B.2, C.1, D.2, F.2
+    # Thesis, tables B.2, C.1, D.2, F.2. ResNet-20 to 34 have 0.27M, 0.46M, 11.7M and 21.8M parameters.
     "resnet20": partial(ResNet, depths=(3, 3, 3), widths=(16, 32, 64)),
     "resnet32": partial(ResNet, depths=(5, 5, 5), widths=(16, 32, 64)),
     "spherenet_resnet32": partial(ResNet, depths=(5, 5, 5), widths=(64, 96, 128)),
@@ -94,13 +94,13 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
         norm=nn.BatchNorm2d,
         activation=relu,
     ),
-    # thesis, table 2.7
+    # Thesis, table 2.7: 112×96 faces.
     "sphereface4": partial(SphereFaceNet, units=(0, 0, 0, 0)),
     "sphereface10": partial(SphereFaceNet, units=(0, 1, 2, 0)),
     "sphereface20": partial(SphereFaceNet, units=(1, 2, 4, 1)),
     "sphereface36": partial(SphereFaceNet, units=(2, 4, 8, 2)),
     "sphereface64": partial(SphereFaceNet, units=(3, 8, 16, 3)),
-    # thesis, F.3, 6.6.3 and 7.5; table D.5; figure 1.1
+    # Thesis, F.3 (MLP), 6.6.3 and 7.5 (point clouds, graphs), table D.5 (GAN), figure 1.1 (autoencoder).
     "mlp": MLP,
     "pointnet": PointNet,
     "pointnet_transforms": partial(PointNet, transforms=True),
