@@ -81,8 +81,9 @@ def _verify(function: str, hints: dict[str, object], arguments: dict[str, object
 
 def _array_hints(function: Callable) -> dict[str, object]:
     """Return the evaluated annotations that mention a jaxtyping type."""
-    # Names that are only imported for type checkers count as Any.
-    names = _Names(function.__globals__)
+    # A decorator such as torch.no_grad() has other globals, so those of the decorated function are used. Names that
+    # are only imported for type checkers count as Any.
+    names = _Names(inspect.unwrap(function).__globals__)
     hints = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
         if isinstance(annotation, str):

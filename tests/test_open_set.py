@@ -46,5 +46,5 @@ def test_shifts_move_whole_batches_and_lose_nothing():
 def test_bad_settings_name_themselves():
     with pytest.raises(ValueError, match="head must be one of softmax"):
         make_head({"head": "nonsense", "options": {}}, 8, 6)
-    with pytest.raises(ValueError, match="image_size must be at least 8 high and wide"):
+    with pytest.raises(ValueError, match="image_size must be at least 8 in height and width"):
         EmbeddingCNN(1, (4, 4))

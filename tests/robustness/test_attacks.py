@@ -7,7 +7,7 @@ from torch import nn
 
 import hypersphere as hs
 from hypersphere.layers import sphere_conv2d
-from hypersphere.models import PlainCNN
+from hypersphere.models import PlainCNN, relu
 from hypersphere.robustness import ATTACKS, BIM, FGSM, Classifier, DeepFool, Foolbox
 
 from . import reference
@@ -15,7 +15,9 @@ from . import reference
 
 def network(conv=nn.Conv2d, norm=nn.BatchNorm2d):
     torch.manual_seed(0)
-    return PlainCNN(3, (4, 6, 6), 8, in_channels=1, image_size=8, num_classes=4, conv=conv, norm=norm)
+    return PlainCNN(
+        3, (4, 6, 6), 8, in_channels=1, image_size=8, num_classes=4, feature_activation=relu, conv=conv, norm=norm
+    )
 
 
 def batch(n=12):

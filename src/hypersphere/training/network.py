@@ -153,10 +153,11 @@ def _layers_by_name(options: Mapping[str, Any], *, flat: bool) -> dict[str, Any]
     if "norm" in options:
         require(options["norm"] in NORMS, "model.norm", f"one of {', '.join(NORMS)}", options["norm"])
         makers["norm"] = NORMS[options["norm"]][0 if flat else 1]
-    if "activation" in options:
-        known = options["activation"] in ACTIVATIONS
-        require(known, "model.activation", f"one of {', '.join(ACTIVATIONS)}", options["activation"])
-        makers["activation"] = ACTIVATIONS[options["activation"]]
+    for option in ("activation", "feature_activation"):
+        if option in options:
+            name = options[option]
+            require(name in ACTIVATIONS, f"model.{option}", f"one of {', '.join(ACTIVATIONS)}", name)
+            makers[option] = ACTIVATIONS[name]
     return makers
 
 
