@@ -217,7 +217,7 @@ def test_one_test_sample_a_class_leaves_pairs_out(draw_images, succeeds, tmp_pat
         (["features.npy", "labels.npy", "--pairs", "100"], "there are 72 same and 1056 different pairs"),
         (["features.npy", "labels.npy", "--pairs", "pairs.txt"], "pairs.txt not found"),
         (["features.npy", "labels.npy", "--ranks", "first"], "--ranks must be numbers with commas"),
-        (["features.npy", "labels.npy", "--ranks", "0"], "ranks must be whole numbers >= 1"),
+        (["features.npy", "labels.npy", "--ranks", "0"], "ranks must be integers >= 1"),
         (["features.npy", "labels.npy", "--far", "2"], "far must be a rate in (0, 1)"),
         (["features.npy", "labels.npy", "--far", "1/0"], "--far must be numbers with commas"),
         (["features.npy", "labels.npy", "--json", "."], "--json must be a file that ends in .json"),

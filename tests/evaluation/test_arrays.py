@@ -4,12 +4,12 @@ import torch
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer
-from hypersphere.evaluation.arrays import as_features, as_labels, blocks
+from hypersphere.evaluation._arrays import as_features, as_labels, blocks
 
 CPU = torch.device("cpu")
 
 
-def test_nothing_is_copied_where_nothing_has_to_be():
+def test_as_features_shares_memory():
     array = np.ones((3, 2), dtype=np.float32)
     assert as_features("x", array).data_ptr() == array.ctypes.data
     array.flags.writeable = False
@@ -18,7 +18,7 @@ def test_nothing_is_copied_where_nothing_has_to_be():
     assert as_features("x", tensor).data_ptr() == tensor.data_ptr()
 
 
-def test_awkward_arrays_are_welcome():
+def test_as_features_accepts_views_lists_and_huge_values():
     array = np.arange(6.0).reshape(3, 2)
     assert as_features("x", array[::-1]).tolist() == array[::-1].tolist()
     assert as_features("x", np.asfortranarray(array)).tolist() == array.tolist()
@@ -31,7 +31,7 @@ def test_awkward_arrays_are_welcome():
 
 
 @pytest.mark.parametrize("bad", [None, "text", object(), [["a"]], [[1.0], [1.0, 2.0]], np.ones((2, 2), dtype=complex)])
-def test_what_is_no_array_of_numbers_is_named(bad):
+def test_as_features_rejects_what_is_not_an_array_of_numbers(bad):
     with pytest.raises(ValueError, match="x must be a"):
         as_features("x", bad)
 
@@ -39,16 +39,16 @@ def test_what_is_no_array_of_numbers_is_named(bad):
 @pytest.mark.parametrize(
     "names", [["ann", "bob"], ("ann", "bob"), np.array(["ann", "bob"]), np.array(["ann", 3], object)]
 )
-def test_names_for_labels_are_answered_with_advice(names):
+def test_as_labels_explains_how_to_number_names(names):
     with pytest.raises(
-        ValueError, match=r"y must be integers, not 'ann': number all names by np.unique\(names, return_inv"
+        ValueError, match=r"y must be integers, not 'ann': number the names with np.unique\(names, return_inv"
     ):
         as_labels("y", names, 2, CPU)
     numbers = np.unique(["ann", "bob", "ann"], return_inverse=True)[1]
     assert as_labels("y", numbers, 3, CPU).tolist() == [0, 1, 0]
 
 
-def test_whole_numbers_of_any_library():
+def test_is_integer_accepts_integers_of_any_library():
     for five in (5, np.int64(5), np.uint8(5), np.array(5), torch.tensor(5)):
         assert is_integer(five, 5)
         assert not is_integer(five, 6)
@@ -56,7 +56,7 @@ def test_whole_numbers_of_any_library():
         assert not is_integer(other, 1)
 
 
-def test_the_row_is_named_beyond_the_first_block():
+def test_as_features_names_a_row_beyond_the_first_block():
     x = np.zeros((70_000, 1), dtype=np.float32)
     x[69_999] = np.inf
     with pytest.raises(ValueError, match="x must be finite, but row 69999 is not"):
@@ -65,7 +65,7 @@ def test_the_row_is_named_beyond_the_first_block():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_quick_directions_are_those_of_polar(dtype):
+def test_row_directions_match_polar(dtype):
     x = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
     torch.testing.assert_close(sphere.row_directions(x), sphere.polar(x)[1])
     for scale in (0.0, 1e-42, 1e-30, 1e30, 3e38):
@@ -79,7 +79,7 @@ def test_quick_directions_are_those_of_polar(dtype):
     ]
 
 
-def test_equal_vectors_are_tied_however_a_product_rounds():
+def test_tie_tolerance_covers_rounding_of_products():
     for dim in (64, 512, 2048):
         point = torch.randn(1, dim, generator=torch.Generator().manual_seed(dim))
         x = sphere.row_directions(point * torch.linspace(0.1, 3, 200)[:, None])

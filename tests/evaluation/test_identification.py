@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from hypersphere import _numerics
-from hypersphere.evaluation import identify
-from hypersphere.evaluation.mates import Mates
+from hypersphere.evaluation import first_of_each, identify
+from hypersphere.evaluation.identification import Mates
 
 from . import reference
 
@@ -23,7 +23,7 @@ def people(seed=0, classes=8, each=3, dim=5, noise=0.6):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("block", [1, 7, 2048])
-def test_ranks_are_those_of_brute_force(seed, block):
+def test_identify_ranks_match_brute_force(seed, block):
     rng = np.random.default_rng(seed)
     x, y = people(seed)
     order = rng.permutation(len(x))
@@ -58,8 +58,8 @@ def test_cmc_rises_to_one_and_distractors_never_help(seed, each):
 
 @pytest.mark.parametrize("block", [3, 64, 2048])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-def test_a_tie_counts_against_the_probe_whatever_the_block(block, dtype):
-    """A network that maps everything to one point must come last, although products round in their own ways."""
+def test_identify_counts_ties_against_the_probe(block, dtype):
+    """A network that maps everything to one point must be ranked last, although the rounding of products varies."""
     point = torch.randn(1, 127, generator=torch.Generator().manual_seed(0)).to(dtype)
     x = point * torch.linspace(0.5, 2, 300).to(dtype)[:, None]
     labels = torch.arange(300)
@@ -70,7 +70,7 @@ def test_a_tie_counts_against_the_probe_whatever_the_block(block, dtype):
     assert found.accuracy_at(299) == 0
 
 
-def test_other_entries_of_the_same_person_are_no_rivals():
+def test_identify_ignores_other_entries_of_the_same_identity():
     gallery = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
     found = identify([[1.0, 0.0]], [5], gallery, [5, 5, 5, 6])
     assert found.ranks.tolist() == [1]
@@ -79,7 +79,7 @@ def test_other_entries_of_the_same_person_are_no_rivals():
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("rank", [1, 3])
-def test_open_set_rates_are_those_of_brute_force(seed, rank):
+def test_open_set_rates_match_brute_force(seed, rank):
     x, y = people(seed, classes=20, each=2)
     gallery = (np.arange(len(x)) % 2 == 0) & (y < 12)
     probes = np.arange(len(x)) % 2 == 1
@@ -103,13 +103,13 @@ def test_open_set_rates_are_those_of_brute_force(seed, rank):
     assert "8 strangers" in repr(curve)
 
 
-def test_nobody_found_gives_a_rate_of_zero():
+def test_open_set_rate_is_zero_if_no_probe_is_found():
     found = identify([[1.0, 0.0], [0.0, 1.0]], [0, 9], [[0.0, 1.0], [1.0, 0.0]], [0, 1])
     assert found.tpir_at(0.5) == 0
     assert found.accuracy_at(2) == 1
 
 
-def test_many_probes_and_a_read_only_half_precision_gallery(tmp_path):
+def test_identify_searches_a_memory_mapped_half_precision_gallery(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2600, 16)).astype(np.float16)
     np.save(tmp_path / "gallery.npy", x)
@@ -127,8 +127,8 @@ def test_many_probes_and_a_read_only_half_precision_gallery(tmp_path):
 
 
 @pytest.mark.parametrize("block", [1, 7, 2048])
-def test_neighbours_are_those_of_brute_force(block, monkeypatch):
-    monkeypatch.setattr("hypersphere.evaluation.identification.PROBES", 4)
+def test_identify_neighbours_match_brute_force(block, monkeypatch):
+    monkeypatch.setattr("hypersphere.evaluation.identification.PROBE_ROWS", 4)
     rng = np.random.default_rng(0)
     x, y = people(classes=10)
     gallery, others = x[y < 8], rng.standard_normal((13, 5))
@@ -139,25 +139,25 @@ def test_neighbours_are_those_of_brute_force(block, monkeypatch):
     everyone = identify(x[:1], y[:1], gallery, y[y < 8], neighbours=len(gallery)).neighbours
     assert sorted(everyone[0].tolist()) == list(range(len(gallery)))
     for bad in (0, len(gallery) + 1, 1.5):
-        with pytest.raises(ValueError, match=f"neighbours must be a whole number from 1 to {len(gallery)}"):
+        with pytest.raises(ValueError, match=f"neighbours must be an integer from 1 to {len(gallery)}"):
             identify(x, y, gallery, y[y < 8], neighbours=bad)
 
 
-def test_ranks_may_be_an_array():
+def test_identify_accepts_an_array_of_ranks():
     found = identify(np.eye(3), [0, 1, 2], np.eye(3), [0, 1, 2], ranks=np.array([1, 2]))
     assert found.accuracy == {1: 1.0, 2: 1.0}
     assert found.accuracy_at(np.int64(1)) == found.cmc(np.int64(2))[0] == 1
     assert all(type(rank) is int for rank in found.shown)
 
 
-def test_zero_and_huge_embeddings():
+def test_identify_handles_zero_and_huge_embeddings():
     gallery = torch.tensor([[0.0, 0.0], [3e30, 0.0], [1e-30, 1e-30], [-1.0, 0.0]])
     found = identify([[1.0, 0.0], [1.0, 1.0], [1.0, 0.0]], [1, 2, 0], gallery, [0, 1, 2, 3])
     assert found.ranks.tolist() == [1, 1, 3]  # the zero vector has cosine 0
 
 
 @pytest.mark.parametrize("neighbours", [None, 5])
-def test_memory_is_that_of_a_block(neighbours):
+def test_identify_needs_the_memory_of_one_block(neighbours):
     x = torch.randn(40_000, 32)
     labels = torch.arange(40_000)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
@@ -170,7 +170,7 @@ def test_memory_is_that_of_a_block(neighbours):
     assert 0 < peak < 4 * (500 * 1024 + 6 * 1024 * 32) + 40_000 * 8 * 6  # scores of a block, its rows, labels
 
 
-def test_mates_are_all_the_pairs_with_equal_labels():
+def test_mates_list_all_pairs_with_equal_labels():
     rng = np.random.default_rng(0)
     probes, gallery = torch.tensor(rng.integers(0, 9, 30)), torch.tensor(rng.integers(4, 14, 50))
     mates = Mates(probes, gallery)
@@ -193,11 +193,11 @@ def test_mates_are_all_the_pairs_with_equal_labels():
         ({"gallery_labels": [0]}, "gallery_labels must be a vector of 3 integers"),
         ({"distractors": np.ones((5, 3))}, "distractors must be a matrix with 2 columns"),
         ({"distractors": np.array([[1, 2], [np.nan, 1]])}, "distractors must be finite, but row 1 is not"),
-        ({"ranks": [0]}, "ranks must be whole numbers >= 1"),
-        ({"block": 0}, "block must be a whole number >= 1"),
+        ({"ranks": [0]}, "ranks must be integers >= 1"),
+        ({"block": 0}, "block must be an integer >= 1"),
     ],
 )
-def test_bad_input_is_named(change, words):
+def test_identify_rejects_invalid_input(change, words):
     good = {
         "probes": np.ones((3, 2)),
         "probe_labels": [0, 1, 2],
@@ -208,10 +208,29 @@ def test_bad_input_is_named(change, words):
         identify(**(good | change))
 
 
-def test_open_set_without_strangers_and_bad_ranks_are_named():
+def test_open_set_rejects_missing_strangers_and_invalid_ranks():
     found = identify(np.eye(2), [0, 1], np.eye(2), [0, 1])
-    with pytest.raises(ValueError, match="some have nobody in the gallery"):
+    with pytest.raises(ValueError, match="some have no mate in the gallery"):
         found.tpir_at(0.1)
     for call in (lambda: found.cmc(0), lambda: found.accuracy_at(0), lambda: found.open_set(0)):
-        with pytest.raises(ValueError, match="a whole number >= 1, not 0"):
+        with pytest.raises(ValueError, match="an integer >= 1, not 0"):
             call()
+
+
+@pytest.mark.parametrize("count", [1, 2, 500])
+def test_first_of_each_matches_a_loop(count):
+    labels = np.random.default_rng(count).integers(-3, 40, size=count)
+    expected, seen = [], set()
+    for label in labels.tolist():
+        expected.append(label not in seen)
+        seen.add(label)
+    assert first_of_each(labels).tolist() == expected
+    assert first_of_each(torch.from_numpy(labels)).tolist() == expected
+    assert first_of_each(labels.tolist()).tolist() == expected
+
+
+def test_first_of_each_rejects_invalid_labels():
+    with pytest.raises(ValueError, match="labels must be integers, not 'ann'"):
+        first_of_each(["ann", "bob"])
+    with pytest.raises(ValueError, match="labels must be a non-empty vector of integers"):
+        first_of_each(torch.zeros(2, 2, dtype=torch.int64))

@@ -1,5 +1,3 @@
-"""Landscapes: known surfaces, rows of the right length, and a model that comes back as it was."""
-
 import copy
 import itertools
 
@@ -65,7 +63,7 @@ class Recorded:
 
 
 @pytest.mark.parametrize("weight", [2.0, -3.0])
-def test_a_parabola_is_the_known_one(weight):
+def test_landscape_of_a_parabola_is_exact(weight):
     layer = nn.Linear(1, 2)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[weight], [0.0]]))
@@ -84,7 +82,7 @@ def test_a_parabola_is_the_known_one(weight):
 
 @pytest.mark.parametrize("directions", ["normal", "uniform"])
 @pytest.mark.parametrize("normalize", ["filter", "layer", None])
-def test_points_lie_on_a_plane_of_normalised_directions(directions, normalize):
+def test_landscape_points_are_on_a_plane_of_normalised_directions(directions, normalize):
     model = small(torch.float64)
     quadratic = Recorded(model)
     before = [p.detach().numpy().copy() for p in quadratic.parameters]
@@ -118,7 +116,7 @@ def test_points_lie_on_a_plane_of_normalised_directions(directions, normalize):
     assert seen.centre["value"] == pytest.approx(Recorded.value(before))
 
 
-def test_the_same_generator_gives_the_same_surface_and_the_global_seed_serves_too():
+def test_landscape_is_reproducible_with_a_generator_or_the_global_seed():
     model = small().eval()
     measure = loss_and_error(model)
     one, two, other = (landscape(model, measure, points=3, generator=seeded(s)) for s in (5, 5, 6))
@@ -133,7 +131,7 @@ def test_the_same_generator_gives_the_same_surface_and_the_global_seed_serves_to
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("raises", [False, True])
-def test_everything_comes_back_bit_for_bit(dtype, raises):
+def test_landscape_restores_parameters_and_buffers_exactly(dtype, raises):
     model = small(dtype).train()  # so that the measure itself changes running means
     with torch.no_grad():
         model[0].weight[0, 0, 0, 0] = -0.0
@@ -161,7 +159,7 @@ def test_everything_comes_back_bit_for_bit(dtype, raises):
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
-def test_the_centre_is_on_an_odd_grid_and_the_error_is_measured_too():
+def test_landscape_has_its_centre_on_an_odd_grid():
     model = small().eval()
     odd = landscape(model, loss_and_error(model), points=5, span=2.0)
     for name in ("loss", "error"):
@@ -174,7 +172,7 @@ def test_the_centre_is_on_an_odd_grid_and_the_error_is_measured_too():
     assert even.centre == odd.centre
 
 
-def test_frozen_parameters_stay_and_only_chooses_and_several_modules_share_one_plane():
+def test_landscape_moves_only_selected_trainable_parameters():
     body, head = nn.Linear(4, 5), nn.Linear(5, 2)
     body.weight.requires_grad_(False)
     moved = set()
@@ -198,7 +196,7 @@ def test_frozen_parameters_stay_and_only_chooses_and_several_modules_share_one_p
 
 @pytest.mark.parametrize("method", ["cayley", "exponential", "gram_schmidt", "lowdin"])
 @pytest.mark.parametrize("blocks", [1, 2])
-def test_a_rotated_model_is_moved_by_its_free_matrices(method, blocks):
+def test_landscape_moves_rotated_layers_by_their_free_matrices(method, blocks):
     model = rotate_(small().eval(), method, blocks=blocks)
     layers = [layer for _, layer, _ in rotated_layers(model)]
     frozen = [layer.parametrizations.weight.original.clone() for layer in layers]
@@ -231,7 +229,7 @@ def first_direction(module):
     return start, (one + two) / 2 - start
 
 
-def test_lengths_of_directions_in_rotations():
+def test_landscape_directions_of_rotations_have_the_norm_of_the_rotation():
     _, numbers = first_direction(rotate_(nn.Linear(12, 5, bias=False), "cayley", blocks=3))
     assert numbers.shape == (3, 6)
     np.testing.assert_allclose(np.linalg.norm(numbers, axis=1), np.sqrt(4 / 2), rtol=1e-5)  # ‖S‖_F = √4 in each block
@@ -246,14 +244,14 @@ def test_lengths_of_directions_in_rotations():
     ("options", "words"),
     [
         ({"span": 0}, "span must be a positive number, not 0"),
-        ({"points": 1}, "points must be a whole number >= 2, not 1"),
-        ({"points": 2.5}, "points must be a whole number >= 2"),
+        ({"points": 1}, "points must be an integer >= 2, not 1"),
+        ({"points": 2.5}, "points must be an integer >= 2"),
         ({"directions": "sphere"}, "directions must be one of 'normal', 'uniform', not 'sphere'"),
         ({"normalize": "rows"}, "normalize must be 'filter', 'layer' or None, not 'rows'"),
         ({"only": lambda name, p: False}, "model must be a module with trained parameters"),
     ],
 )
-def test_bad_input_is_a_clear_error(options, words):
+def test_landscape_rejects_invalid_options(options, words):
     with pytest.raises(ValueError, match=words):
         landscape(nn.Linear(3, 2), lambda: 0.0, **options)
 
@@ -268,12 +266,12 @@ def test_bad_input_is_a_clear_error(options, words):
         (nn.Linear(3, 2).parameters(), lambda: 1.0, "model must be a module or several"),
     ],
 )
-def test_what_is_no_model_and_what_measures_nothing_is_refused(model, measure, words):
+def test_landscape_rejects_invalid_models_and_measures(model, measure, words):
     with pytest.raises(ValueError, match=words):
         landscape(model, measure, points=3)
 
 
-def test_a_measure_that_changes_its_names_is_refused():
+def test_landscape_rejects_a_measure_that_changes_its_names():
     names = iter("abcdefghijkl")
     with pytest.raises(ValueError, match="measure must be a function that returns the same names"):
         landscape(nn.Linear(3, 2), lambda: {next(names): 0.0}, points=2)

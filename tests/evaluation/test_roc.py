@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from hypersphere.evaluation import bootstrap, roc
+from hypersphere.evaluation import roc
 
 from . import reference
 
@@ -23,7 +23,7 @@ def scored_pairs(draw):
 
 @given(scored_pairs())
 @settings(max_examples=80, deadline=None)
-def test_the_curve_is_scikit_learns_and_its_numbers_are_those_of_brute_force(pairs):
+def test_roc_matches_scikit_learn_and_brute_force(pairs):
     scores, same = pairs
     curve = roc(scores, same)
     far, tar, thresholds = metrics.roc_curve(same, scores, drop_intermediate=False)
@@ -43,7 +43,7 @@ def test_the_curve_is_scikit_learns_and_its_numbers_are_those_of_brute_force(pai
 
 @given(scored_pairs(), st.sampled_from([math.exp, lambda s: s**3 - 7, lambda s: 1e-3 * s, lambda s: 1e6 * s + 1]))
 @settings(max_examples=40, deadline=None)
-def test_only_the_order_of_scores_matters(pairs, rising):
+def test_roc_depends_only_on_the_order_of_scores(pairs, rising):
     scores, same = pairs
     one, two = roc(scores, same), roc([rising(s) for s in scores], same)
     assert (one.auc, one.eer, one.best_accuracy) == (two.auc, two.eer, two.best_accuracy)
@@ -52,7 +52,7 @@ def test_only_the_order_of_scores_matters(pairs, rising):
 
 @given(scored_pairs())
 @settings(max_examples=40, deadline=None)
-def test_exchanging_the_kinds_and_the_sign_changes_no_number(pairs):
+def test_roc_is_symmetric_in_kind_and_sign(pairs):
     scores, same = pairs
     one, two = roc(scores, same), roc([-s for s in scores], [not f for f in same])
     assert one.auc == pytest.approx(two.auc)
@@ -60,7 +60,7 @@ def test_exchanging_the_kinds_and_the_sign_changes_no_number(pairs):
     assert one.best_accuracy == pytest.approx(two.best_accuracy)
 
 
-def test_a_rate_below_one_negative_is_said_not_to_be_resolved():
+def test_roc_marks_rates_below_one_negative_as_not_resolved():
     curve = roc([0.9, 0.8, 0.7, 0.6, 0.1], [1, 1, 0, 1, 0])
     point = curve.at(1e-3)
     assert (point.true_rate, point.false_rate, point.threshold, point.resolved) == (2 / 3, 0.0, 0.8, False)
@@ -69,7 +69,7 @@ def test_a_rate_below_one_negative_is_said_not_to_be_resolved():
     assert 2 / 3 <= curve.tar_at(0.25) <= curve.tar_at(0.5) == 1
 
 
-def test_degenerate_scores():
+def test_roc_of_degenerate_scores():
     level = roc([0.5] * 6, [1, 0] * 3)
     assert (level.auc, level.eer, level.best_accuracy) == (0.5, 0.5, 0.5)
     assert level.at(0.1).true_rate == 0
@@ -85,7 +85,7 @@ def test_degenerate_scores():
 
 
 @pytest.mark.parametrize("make", [list, np.array, torch.tensor, lambda v: torch.tensor(v, dtype=torch.float64)])
-def test_lists_arrays_and_tensors_are_the_same(make):
+def test_roc_accepts_lists_arrays_and_tensors(make):
     scores, same = [0.5, 0.25, 0.75, 0.125], [1, 0, 1, 1]
     assert repr(roc(make(scores), make(same))) == repr(roc(scores, [bool(s) for s in same]))
     narrow = torch.tensor(scores, dtype=torch.float16, requires_grad=True)
@@ -106,64 +106,14 @@ def test_lists_arrays_and_tensors_are_the_same(make):
         (["a", "b"], [1, 0], "scores must be a tensor or an array of numbers"),
     ],
 )
-def test_bad_pairs_are_named(scores, same, words):
+def test_roc_rejects_invalid_pairs(scores, same, words):
     with pytest.raises(ValueError, match=words):
         roc(scores, same)
 
 
 @pytest.mark.parametrize("far", [0, 1, -0.1, 2, math.nan])
-def test_a_rate_outside_the_open_interval_is_named(far):
+def test_roc_rejects_rates_outside_the_open_interval(far):
     with pytest.raises(ValueError, match=r"far must be a rate in \(0, 1\)"):
         roc([1.0, 0.0], [1, 0]).tar_at(far)
     with pytest.raises(ValueError, match="rule must be 'step' or 'linear', not 'cubic'"):
         roc([1.0, 0.0], [1, 0]).tar_at(0.1, rule="cubic")
-
-
-def test_bootstrap_by_pair_agrees_with_the_large_sample_formula():
-    generator = torch.Generator().manual_seed(1)
-    same = torch.arange(600) % 2 == 0
-    scores = torch.randn(600, generator=generator) + 1.0 * same
-    found = bootstrap(scores, same, samples=400, generator=torch.Generator().manual_seed(2))
-    a = found.value  # Hanley and McNeil 1982
-    q1, q2 = a / (2 - a), 2 * a * a / (1 + a)
-    error = math.sqrt((a * (1 - a) + 299 * (q1 - a * a) + 299 * (q2 - a * a)) / 300**2)
-    assert found.value == pytest.approx(metrics.roc_auc_score(same, scores))
-    assert (found.high - found.low) / 2 == pytest.approx(1.96 * error, rel=0.2)
-    again = bootstrap(scores, same, samples=400, generator=torch.Generator().manual_seed(2))
-    assert found == again
-    assert str(found).endswith("(95 %)")
-
-
-def test_bootstrap_by_identity_is_wider_where_people_differ():
-    generator = torch.Generator().manual_seed(3)
-    people = 30
-    bias = torch.randn(people, generator=generator)  # a person scores high or low throughout
-    first = torch.randint(people, (1500,), generator=generator)
-    second = torch.where(torch.arange(1500) % 2 == 0, first, torch.randint(people, (1500,), generator=generator))
-    same = first == second
-    scores = bias[first] + bias[second] + 1.0 * same + 0.3 * torch.randn(1500, generator=generator)
-
-    def width(**more):
-        found = bootstrap(scores, same, "eer", samples=200, generator=torch.Generator().manual_seed(4), **more)
-        assert found.low <= found.value <= found.high
-        return found.high - found.low
-
-    assert width(identities=(first, second)) > 1.5 * width()
-    with pytest.raises(ValueError, match="identities must be equal exactly where same is True"):
-        width(identities=(first, first))
-
-
-def test_bootstrap_takes_callables_and_names_bad_arguments():
-    scores, same = torch.arange(40.0), torch.arange(40) % 3 > 0
-    found = bootstrap(scores, same, lambda curve: curve.tar_at(0.1), samples=20)
-    assert found.value == roc(scores, same).tar_at(0.1)
-    for bad, words in (
-        ({"statistic": "tar"}, r"such as lambda roc: roc.tar_at\(1e-3\), not 'tar'"),
-        ({"statistic": "auk"}, "statistic must be one of 'auc', 'eer', 'best_accuracy'"),
-        ({"samples": 1}, "samples must be a whole number >= 2"),
-        ({"level": 95}, r"level must be a share in \(0, 1\)"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            bootstrap(scores, same, **bad)
-    few = bootstrap([0.1, 0.2], [1, 0], identities=([0, 0], [0, 1]), samples=20)  # half of the draws lack a kind
-    assert (few.low, few.high) == (0, 0)

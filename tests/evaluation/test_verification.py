@@ -1,11 +1,14 @@
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn import metrics
 from sklearn.model_selection import KFold
 
-from hypersphere.evaluation import cosine_scores, make_folds, verify, verify_scores
+from hypersphere.evaluation import bootstrap, cosine_scores, make_folds, roc, verify, verify_scores
 
 from . import reference
 
@@ -20,7 +23,7 @@ def pairs(count=120, dim=6, seed=0, shift=0.0):
 
 @pytest.mark.parametrize("subtract_mean", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_fold_accuracies_are_those_of_brute_force(subtract_mean, seed):
+def test_verify_fold_accuracies_match_brute_force(subtract_mean, seed):
     first, second, same = pairs(seed=seed, shift=2.0)
     fold = np.random.default_rng(seed).permutation(np.arange(len(same)) % 5)
     found = verify(first, second, same, folds=fold, subtract_mean=subtract_mean)
@@ -31,7 +34,7 @@ def test_fold_accuracies_are_those_of_brute_force(subtract_mean, seed):
     assert found.best_accuracy >= found.accuracy - 1e-12
 
 
-def test_subtracting_the_mean_of_training_folds_helps_shifted_features_and_is_told_by_its_scores():
+def test_verify_subtracts_the_mean_of_the_other_folds():
     first, second, same = pairs(shift=5.0)
     plain, centred = (verify(first, second, same, subtract_mean=flag) for flag in (False, True))
     assert centred.auc > plain.auc
@@ -42,7 +45,7 @@ def test_subtracting_the_mean_of_training_folds_helps_shifted_features_and_is_to
     torch.testing.assert_close(centred.scores[fold == 3], expected)
 
 
-def test_made_folds_are_runs_and_those_of_the_file_of_lfw():
+def test_make_folds_gives_the_official_folds_of_lfw():
     same = np.tile(np.repeat([True, False], 300), 10)
     assert make_folds(same).tolist() == np.repeat(np.arange(10), 600).tolist()
     runs = [fold.tolist() for _, fold in KFold(10).split(same)]
@@ -51,7 +54,7 @@ def test_made_folds_are_runs_and_those_of_the_file_of_lfw():
 
 @given(st.integers(2, 12), st.integers(0, 40), st.integers(0, 40), st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
-def test_made_folds_have_either_kind_in_equal_measure(folds, more, others, random):
+def test_make_folds_balances_both_kinds(folds, more, others, random):
     same = [True] * (folds + more) + [False] * (folds + others)
     random.shuffle(same)
     fold, flags = make_folds(same, folds), torch.tensor(same)
@@ -63,14 +66,14 @@ def test_made_folds_have_either_kind_in_equal_measure(folds, more, others, rando
 
 @given(st.floats(0.1, 100), st.floats(-10, 10))
 @settings(max_examples=20, deadline=None)
-def test_the_unit_of_scores_does_not_matter(scale, offset):
+def test_verify_scores_is_invariant_to_scale_and_offset(scale, offset):
     first, second, same = pairs()
     scores = cosine_scores(first, second)
     one, two = verify_scores(scores, same), verify_scores(scores * scale + offset, same)
     assert one.accuracies.tolist() == two.accuracies.tolist()
 
 
-def test_scores_and_embeddings_agree_and_lengths_do_not_matter():
+def test_verify_is_invariant_to_norms_and_matches_verify_scores():
     first, second, same = pairs()
     one = verify(first, second, same)
     two = verify(first * 7, second * np.random.default_rng(0).uniform(0.1, 9, (len(same), 1)), same)
@@ -83,7 +86,7 @@ def test_scores_and_embeddings_agree_and_lengths_do_not_matter():
     assert list(one.tar) == [1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6]
 
 
-def test_no_peeking():
+def test_verify_scores_does_not_choose_thresholds_on_the_tested_fold():
     """Random features with many thresholds: the best one flatters, the held-out one does not."""
     rng = np.random.default_rng(0)
     same = np.arange(400) % 2 == 0
@@ -93,18 +96,28 @@ def test_no_peeking():
 
 
 @pytest.mark.parametrize("make", [torch.tensor, lambda v: torch.tensor(v).bfloat16(), lambda v: v.astype(np.float16)])
-def test_arrays_tensors_and_half_precision(make):
+def test_verify_accepts_arrays_tensors_and_half_precision(make):
     first, second, same = pairs()
     found = verify(make(first), make(second), same)
     assert found.accuracy == pytest.approx(verify(first, second, same).accuracy, abs=0.05)
     assert found.scores.dtype == torch.float64
 
 
-def test_report_and_intervals():
+def test_verification_repr_labels_accuracies_and_thresholds():
+    result = verify_scores([0.9, 0.3, 0.8, 0.1, 0.2, 0.4], [1, 0, 1, 0, 1, 0], folds=3, far=[])
+    lines = repr(result).splitlines()
+    assert lines[1].split()[:2] == ["accuracy", f"{result.accuracy:.4f}"]
+    # Accepting scores from 0.6 on gets all pairs right but the same pair with score 0.2.
+    assert lines[2].split()[:3] == ["best", "accuracy", f"{5 / 6:.4f}"]
+    assert "(threshold 0.6000, chosen on the same pairs)" in lines[2]
+    assert result.best_threshold == pytest.approx(0.6)
+
+
+def test_verification_repr_and_intervals():
     first, second, same = pairs()
     found = verify(first, second, same)
     text = repr(found)
-    assert "threshold from the other folds" in text
+    assert "threshold chosen on the other folds" in text
     assert "TAR" in text
     assert "FAR 1e-06  (not resolved by 60 different pairs)" in text
     for statistic in ("accuracy", "auc", lambda curve: curve.tar_at(0.1)):
@@ -115,12 +128,12 @@ def test_report_and_intervals():
         found.interval("mean")
 
 
-def test_a_zero_embedding_is_orthogonal_to_all_and_a_huge_one_keeps_its_direction():
+def test_cosine_scores_of_zero_and_huge_embeddings():
     scores = cosine_scores([[0.0, 0.0], [1e300, 0.0], [3.0, 4.0]], [[1.0, 0.0], [1e300, 0.0], [4.0, 3.0]])
     assert scores.tolist() == pytest.approx([0.0, 1.0, 0.96])
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_verify_accepts_numpy_numbers():
     first, second, same = pairs()
     plain = verify(first, second, same, folds=5, far=[0.25])
     for folds, far in ((np.int64(5), np.array([0.25])), (np.array(5), np.array([0.25], np.float32))):
@@ -129,7 +142,7 @@ def test_numbers_of_numpy_are_numbers():
         assert found.tar == plain.tar
         assert torch.equal(make_folds(same, folds), plain.fold)
     for bad in (True, 5.0, np.float64(5), "5"):
-        with pytest.raises(ValueError, match="folds must be a whole number >= 2, or the fold of each pair"):
+        with pytest.raises(ValueError, match="folds must be an integer >= 2, or the fold of each pair"):
             verify(first, second, same, folds=bad)
 
 
@@ -141,7 +154,7 @@ def test_numbers_of_numpy_are_numbers():
         ({"first": np.ones((0, 6))}, "first must be a non-empty matrix"),
         ({"same": np.ones(7, bool)}, "same must be a vector of 120 flags"),
         ({"same": np.ones(120, bool)}, "at least one negative"),
-        ({"folds": 1}, "folds must be a whole number >= 2"),
+        ({"folds": 1}, "folds must be an integer >= 2"),
         ({"folds": 61}, "folds must be at most 60, the number of same pairs"),
         ({"folds": np.zeros(120, int)}, "folds must be at least two folds"),
         ({"folds": np.arange(120) % 2}, r"fold \[1\] without same"),
@@ -151,14 +164,64 @@ def test_numbers_of_numpy_are_numbers():
         ({"far": [0.1, 1.0]}, r"far must be a rate in \(0, 1\), not 1.0"),
     ],
 )
-def test_bad_input_is_named(change, words):
+def test_verify_rejects_invalid_input(change, words):
     first, second, same = pairs()
     with pytest.raises(ValueError, match=words):
         verify(**({"first": first, "second": second, "same": same} | change))
 
 
-def test_a_row_that_is_not_finite_is_named():
+def test_verify_names_a_row_that_is_not_finite():
     first, second, same = pairs()
     second[17, 3] = np.nan
     with pytest.raises(ValueError, match="second must be finite, but row 17 is not"):
         verify(first, second, same)
+
+
+def test_bootstrap_over_pairs_matches_the_large_sample_formula():
+    generator = torch.Generator().manual_seed(1)
+    same = torch.arange(600) % 2 == 0
+    scores = torch.randn(600, generator=generator) + 1.0 * same
+    found = bootstrap(scores, same, samples=400, generator=torch.Generator().manual_seed(2))
+    a = found.value  # Hanley and McNeil 1982
+    q1, q2 = a / (2 - a), 2 * a * a / (1 + a)
+    error = math.sqrt((a * (1 - a) + 299 * (q1 - a * a) + 299 * (q2 - a * a)) / 300**2)
+    assert found.value == pytest.approx(metrics.roc_auc_score(same, scores))
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * error, rel=0.2)
+    again = bootstrap(scores, same, samples=400, generator=torch.Generator().manual_seed(2))
+    assert found == again
+    assert str(found).endswith("(95 %)")
+
+
+def test_bootstrap_over_identities_is_wider_if_people_differ():
+    generator = torch.Generator().manual_seed(3)
+    people = 30
+    bias = torch.randn(people, generator=generator)  # a person scores high or low throughout
+    first = torch.randint(people, (1500,), generator=generator)
+    second = torch.where(torch.arange(1500) % 2 == 0, first, torch.randint(people, (1500,), generator=generator))
+    same = first == second
+    scores = bias[first] + bias[second] + 1.0 * same + 0.3 * torch.randn(1500, generator=generator)
+
+    def width(**more):
+        found = bootstrap(scores, same, "eer", samples=200, generator=torch.Generator().manual_seed(4), **more)
+        assert found.low <= found.value <= found.high
+        return found.high - found.low
+
+    assert width(identities=(first, second)) > 1.5 * width()
+    with pytest.raises(ValueError, match="identities must be equal exactly where same is True"):
+        width(identities=(first, first))
+
+
+def test_bootstrap_accepts_callables_and_rejects_invalid_arguments():
+    scores, same = torch.arange(40.0), torch.arange(40) % 3 > 0
+    found = bootstrap(scores, same, lambda curve: curve.tar_at(0.1), samples=20)
+    assert found.value == roc(scores, same).tar_at(0.1)
+    for bad, words in (
+        ({"statistic": "tar"}, r"such as lambda roc: roc.tar_at\(1e-3\), not 'tar'"),
+        ({"statistic": "auk"}, "statistic must be one of 'auc', 'eer', 'best_accuracy'"),
+        ({"samples": 1}, "samples must be an integer >= 2"),
+        ({"level": 95}, r"level must be a fraction in \(0, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            bootstrap(scores, same, **bad)
+    few = bootstrap([0.1, 0.2], [1, 0], identities=([0, 0], [0, 1]), samples=20)  # half of the draws lack a kind
+    assert (few.low, few.high) == (0, 0)

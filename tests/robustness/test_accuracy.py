@@ -3,7 +3,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from hypersphere.robustness import (
@@ -32,7 +31,7 @@ def data(model, n=40):
     return [(x[:25], y[:25]), (x[25:], y[25:])]
 
 
-def test_accuracies_are_counted_over_all_batches():
+def test_accuracy_under_counts_over_all_batches():
     model = linear(0)
     batches = data(model)
     result = accuracy_under(model, batches, BIM(steps=5, step=0.05), epsilons=(0.0, 0.02, 0.1, 0.5))
@@ -46,7 +45,7 @@ def test_accuracies_are_counted_over_all_batches():
     assert accuracy_under(model, batches).epsilons == (8 / 255,)
 
 
-def test_a_transferred_attack_is_made_on_its_source():
+def test_accuracy_under_computes_a_transferred_attack_on_its_source():
     model, source = linear(0), linear(1)
     batches = data(model)
     result = accuracy_under(model, batches, FGSM(0.1), source=source)
@@ -57,7 +56,7 @@ def test_a_transferred_attack_is_made_on_its_source():
     assert all(p.grad is None for m in (model, source) for p in m.parameters())
 
 
-def test_strength_is_the_norm_of_the_perturbation():
+def test_fooling_strength_is_the_norm_of_the_perturbation():
     model = linear(0)
     batches = data(model)
     for norm in ("l2", "linf"):
@@ -76,43 +75,7 @@ def test_strength_is_the_norm_of_the_perturbation():
     assert math.isnan(Strength(torch.zeros(2), torch.zeros(2), nothing, nothing).median())
 
 
-def test_the_adversarial_loss_mixes_two_losses():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    x, y = torch.rand(10, 6), torch.arange(10) % 3
-    moved = FGSM(0.1)(model, x, y)
-    clean, hard = F.cross_entropy(model(x), y), F.cross_entropy(model(moved), y)
-    for weight in (0.0, 0.3, 1.0):
-        mixed = adversarial_loss(model, x, y, attack=FGSM(0.1), weight=weight)
-        torch.testing.assert_close(mixed, (1 - weight) * clean + weight * hard)
-    mixed.backward()
-    expected = torch.autograd.grad(hard, list(model.parameters()))  # attacked images count as data
-    for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient)
-
-
-def test_training_against_fgsm_helps_against_fgsm():
-    def trained(loss):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-        for _ in range(80):
-            optimizer.zero_grad()
-            loss(model).backward()
-            optimizer.step()
-        return model
-
-    x = torch.rand(200, 6, generator=torch.Generator().manual_seed(0))
-    y = (x[:, :5].mean(1) > 0.5).long()
-    x[:, 5] = 0.5 + 0.02 * (2 * y - 1)  # a feature that is always right and easily turned
-    attack = FGSM(0.08)
-    natural = trained(lambda model: F.cross_entropy(model(x), y))
-    hardened = trained(lambda model: adversarial_loss(model, x, y, attack=attack))
-    accuracy = [accuracy_under(model, [(x, y)], attack).accuracies[0] for model in (natural, hardened)]
-    assert accuracy[1] > accuracy[0]
-
-
-def test_pictures_show_a_line_a_model():
+def test_plots_show_one_line_per_model():
     pytest.importorskip("matplotlib", reason="matplotlib (extra 'report') is not installed")
     result = RobustAccuracy("FGSM", True, 10, 0.9, (4 / 255, 8 / 255), (0.5, 0.2))
     figure = plot_accuracy({"CNN": result, "sphere": result})
@@ -131,16 +94,16 @@ def test_pictures_show_a_line_a_model():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: accuracy_under(linear(0), []), "data must be something that yields at least one image"),
+        (lambda: accuracy_under(linear(0), []), "data must be an iterable that yields at least one image"),
         (lambda: accuracy_under(linear(0), [], DeepFool()), "attack must be a dataclass with a field epsilon"),
         (lambda: accuracy_under(linear(0), [], epsilons=()), "epsilons must be numbers >= 0"),
-        (lambda: fooling_strength(linear(0), []), "data must be something that yields at least one batch"),
+        (lambda: fooling_strength(linear(0), []), "data must be an iterable that yields at least one batch"),
         (lambda: RobustAccuracy("FGSM", False, 1, 1.0, (0.1,), (0.5,)).at(0.2), "epsilon must be one of 0.1, not 0.2"),
         (lambda: adversarial_loss(linear(0), torch.rand(1, 6), torch.tensor([0]), weight=2), "weight must be a number"),
         (lambda: plot_accuracy({}), "results must be at least one result"),
         (lambda: plot_strength({}, "l1"), "norm must be 'l2' or 'linf'"),
     ],
 )
-def test_bad_arguments_name_themselves(make, message):
+def test_accuracy_functions_reject_invalid_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require
 from hypersphere.cli.catalogue import resolved
 from hypersphere.cli.config import dotted_words, read_config, resolve
@@ -26,7 +27,6 @@ from hypersphere.cli.start import read_start
 from hypersphere.data.errors import require_package
 from hypersphere.heads.collectives import Processes, problem_of
 from hypersphere.training import Assembly, Job
-from hypersphere.training.mode import evaluating
 from hypersphere.training.run import CONFIG, Run, refuse_existing
 from hypersphere.training.session import Session
 
@@ -166,7 +166,7 @@ def _built(job: Job, data_root: Path | None, where: torch.device, start: Mapping
         require(not (clip and job.head.get("sharded")), "optimizer.clip", "None with head.sharded", clip)
     objective, inputs = assembly.objective.to(where), assembly.task.inputs
     try:
-        with torch.no_grad(), evaluating(objective):
+        with torch.no_grad(), evaluation_mode(objective):
             x, _ = next(assembly.test_batches(2))
             objective.head.scores(objective.features(x.to(where)))  # type: ignore[operator]
     except (TypeError, RuntimeError, IndexError) as error:

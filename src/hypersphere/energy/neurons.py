@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
+from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require
 
 __all__ = ["Neurons", "Population", "Source", "find_neurons", "stack_equal_shapes"]
@@ -83,15 +84,8 @@ def _look(module: nn.Module) -> Tensor | None:
     """The weight of a module; one that is parametrised is evaluated as in evaluation, which leaves no trace."""
     if not parametrize.is_parametrized(module, "weight"):
         return getattr(module, "weight", None)
-    parts = list(module.parametrizations["weight"].modules())  # type: ignore[index, union-attr]
-    modes = [part.training for part in parts]
-    try:
-        for part in parts:
-            part.training = False
+    with evaluation_mode(module.parametrizations["weight"]):  # type: ignore[index]
         return cast(Tensor, module.weight)
-    finally:
-        for part, mode in zip(parts, modes, strict=True):
-            part.training = mode
 
 
 @dataclass(frozen=True, eq=False)

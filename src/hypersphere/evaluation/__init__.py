@@ -1,25 +1,32 @@
-"""Measuring features: arrays or tensors in, numbers and small dataclasses out."""
+"""Evaluation of features: arrays or tensors in, numbers and small dataclasses out."""
 
-from hypersphere.evaluation.angles import AngleDistribution, AngleHistograms, class_angles, pair_angles, smallest_angle
-from hypersphere.evaluation.bootstrap import Interval, bootstrap
-from hypersphere.evaluation.bounds import (
+from hypersphere.evaluation.angles import (
     M_MIN_BINARY,
     M_MIN_MULTICLASS,
+    AngleDistribution,
+    AngleHistograms,
+    angular_fisher_score,
+    angular_visual_hardness,
+    class_angles,
     inter_class_angle,
     intra_class_angle,
+    pair_angles,
+    smallest_angle,
     smallest_margin,
 )
-from hypersphere.evaluation.ensemble import concatenate, mirrored_features, patch_features
-from hypersphere.evaluation.fisher import angular_fisher_score
-from hypersphere.evaluation.gallery import first_of_each
-from hypersphere.evaluation.hardness import angular_visual_hardness
-from hypersphere.evaluation.identification import Identification, identify
+from hypersphere.evaluation.features import Pca, concatenate, fit_pca, mirrored_features, patch_features
+from hypersphere.evaluation.identification import Identification, OpenSet, first_of_each, identify
 from hypersphere.evaluation.landscape import Landscape, landscape
-from hypersphere.evaluation.open_set import OpenSet
-from hypersphere.evaluation.pca import Pca, fit_pca
 from hypersphere.evaluation.roc import FARS, OperatingPoint, Roc, roc
-from hypersphere.evaluation.scores import cosine_scores
-from hypersphere.evaluation.verification import Verification, make_folds, verify, verify_scores
+from hypersphere.evaluation.verification import (
+    Interval,
+    Verification,
+    bootstrap,
+    cosine_scores,
+    make_folds,
+    verify,
+    verify_scores,
+)
 
 __all__ = [
     "FARS",

@@ -1,29 +1,52 @@
-r"""How the angles of positive and negative pairs are spread, and how small the smallest is."""
+r"""Angles of features: distributions over pairs, angular Fisher score, visual hardness, and bounds on the margin m."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, require
-from hypersphere.evaluation.arrays import Array, as_features, as_flags, as_labels, blocks
-from hypersphere.evaluation.scores import cosine_scores
+from hypersphere.evaluation._arrays import Array, as_features, as_flags, as_labels, blocks
+from hypersphere.evaluation.verification import cosine_scores
 
-__all__ = ["AngleDistribution", "AngleHistograms", "class_angles", "pair_angles", "smallest_angle"]
+__all__ = [
+    "M_MIN_BINARY",
+    "M_MIN_MULTICLASS",
+    "AngleDistribution",
+    "AngleHistograms",
+    "angular_fisher_score",
+    "angular_visual_hardness",
+    "class_angles",
+    "inter_class_angle",
+    "intra_class_angle",
+    "pair_angles",
+    "smallest_angle",
+    "smallest_margin",
+]
 
-ROWS = 1024
+BLOCK_ROWS = 1024  # rows per block of a cosine matrix
+BLOCK_CLASSES = 4096  # class vectors per block
+
+
+# Distributions of angles ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AngleDistribution:
-    """Angles of one kind of pairs, in radians: counts in each bin and the moments, which do not depend on bins."""
+    """Angles of one kind of pairs, in radians.
 
-    histogram: Tensor
+    Attributes:
+        histogram: number of pairs per bin.
+        mean, std, least, greatest: computed from the angles, not from the bins.
+    """
+
+    histogram: Int64[Tensor, " bins"]
     mean: float
     std: float
     least: float
@@ -31,7 +54,7 @@ class AngleDistribution:
 
     @property
     def count(self) -> int:
-        """How many pairs there are."""
+        """Number of pairs."""
         return int(self.histogram.sum())
 
     def __repr__(self) -> str:
@@ -41,26 +64,26 @@ class AngleDistribution:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AngleHistograms:
-    """Angles of positive and of negative pairs in the same bins on [0, π].
+    """Angles of positive and of negative pairs, in the same bins on [0, π].
 
     Attributes:
         edges: (bins + 1,) float64, in radians.
-        positive, negative: the distributions.
+        positive, negative: the two distributions.
     """
 
-    edges: Tensor
+    edges: Float[Tensor, " edges"]
     positive: AngleDistribution
     negative: AngleDistribution
 
     @property
     def overlap(self) -> float:
-        """The area that the two normalised histograms share: 0 where they are apart, 1 where they are equal."""
-        shares = [kind.histogram / kind.count for kind in (self.positive, self.negative)]
-        return float(torch.minimum(*shares).sum())
+        """The common area of the two normalised histograms: 0 if they are disjoint, 1 if they are equal."""
+        fractions = [kind.histogram / kind.count for kind in (self.positive, self.negative)]
+        return float(torch.minimum(*fractions).sum())
 
     @property
     def margin(self) -> float:
-        """Smallest negative minus greatest positive angle: above 0, every threshold between them is free of error."""
+        """Smallest negative minus greatest positive angle. If positive, a threshold in between makes no error."""
         return self.negative.least - self.positive.greatest
 
     def __repr__(self) -> str:
@@ -68,12 +91,12 @@ class AngleHistograms:
 
 
 def pair_angles(first: Array, second: Array, same: Array, *, bins: int = 180) -> AngleHistograms:
-    """Angles of given pairs.
+    """Compute the distribution of the angles of given pairs.
 
     Args:
         first, second: (M, d) embeddings.
-        same: (M,) booleans or zeros and ones.
-        bins: of equal width on [0, π].
+        same: (M,) booleans, or zeros and ones.
+        bins: number of bins of equal width on [0, π].
 
     Example:
         >>> pair_angles(torch.eye(2), torch.ones(2, 2) * torch.tensor([[1.0], [-1.0]]), [True, False], bins=4)
@@ -86,12 +109,12 @@ def pair_angles(first: Array, second: Array, same: Array, *, bins: int = 180) ->
 
 
 def class_angles(features: Array, labels: Array, *, bins: int = 180) -> AngleHistograms:
-    """Angles of all N(N−1)/2 pairs of labelled features, in blocks: no N×N matrix is made.
+    """Compute the distribution of the angles of all N(N−1)/2 pairs of features, without an N×N matrix.
 
     Args:
         features: (N, d).
-        labels: (N,) integers; a pair is positive where they agree.
-        bins: of equal width on [0, π].
+        labels: (N,) integers. A pair is positive if its labels are equal.
+        bins: number of bins of equal width on [0, π].
 
     Example:
         >>> class_angles(torch.eye(3), [0, 0, 1]).negative
@@ -103,7 +126,7 @@ def class_angles(features: Array, labels: Array, *, bins: int = 180) -> AngleHis
 
 
 def smallest_angle(w: Array) -> float:
-    """The smallest angle, in radians, between two rows of `w`: the separation of neurons or class vectors.
+    """Return the smallest angle, in radians, between two rows of `w`: the separation of neurons or class vectors.
 
     >>> round(smallest_angle(torch.eye(3)), 4)
     1.5708
@@ -113,37 +136,193 @@ def smallest_angle(w: Array) -> float:
     return min(float(angles.min()) for angles, _ in _all_pairs(x, torch.zeros(len(x), device=x.device)))
 
 
-def _all_pairs(x: Tensor, y: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Angles and agreement of labels of every pair i < j, a block at a time."""
-    for start, rows in blocks(x, ROWS):
-        for offset, columns in blocks(x[start:], ROWS):
+def _all_pairs(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the angles of the pairs i < j and whether their labels agree, for one block of pairs at a time."""
+    for start, rows in blocks(x, BLOCK_ROWS):
+        for offset, columns in blocks(x[start:], BLOCK_ROWS):
             angles = sphere.angle(sphere.cosines(rows.double(), columns.double()))
             same = y[start : start + len(rows), None] == y[start + offset : start + offset + len(columns)]
             if offset:
                 yield angles.flatten(), same.flatten()
-            elif len(rows) > 1:
+            elif len(rows) > 1:  # a block on the diagonal
                 above = torch.ones_like(same).triu(1)
                 yield angles[above], same[above]
 
 
-def _histograms(pieces: Iterable[tuple[Tensor, Tensor]], bins: int, argument: str) -> AngleHistograms:
-    require(is_integer(bins, 1), "bins", "a whole number >= 1", bins)
-    gathered: dict[bool, list[tuple[Tensor, Tensor, Tensor, Tensor]]] = {True: [], False: []}
-    for angles, same in pieces:
-        for kind, found in ((True, angles[same]), (False, angles[~same])):
-            if len(found):
-                counts = (found * (bins / math.pi)).long().clamp(max=bins - 1).bincount(minlength=bins)
-                moments = torch.stack([found.sum(), found.square().sum()])
-                gathered[kind].append((counts, moments, found.min(), found.max()))
-    for kind, name in ((True, "positive (same)"), (False, "negative (different)")):
-        require(bool(gathered[kind]), argument, f"such that there is a {name} pair", "none")
+@dataclass(frozen=True)
+class _Moments:
+    """What is accumulated over blocks of angles of one kind."""
+
+    histogram: Tensor
+    total: float
+    total_of_squares: float
+    least: float
+    greatest: float
+
+
+def _histograms(pairs: Iterable[tuple[Tensor, Tensor]], bins: int, argument: str) -> AngleHistograms:
+    require(is_integer(bins, 1), "bins", "an integer >= 1", bins)
+    positive: list[_Moments] = []
+    negative: list[_Moments] = []
+    for angles, same in pairs:
+        for moments, selected in ((positive, angles[same]), (negative, angles[~same])):
+            if len(selected):
+                moments.append(_moments(selected, bins))
+    for moments, kind in ((positive, "positive (same)"), (negative, "negative (different)")):
+        require(bool(moments), argument, f"such that there is a {kind} pair", "none")
     edges = torch.linspace(0, math.pi, bins + 1, dtype=torch.float64)
-    return AngleHistograms(edges, _distribution(gathered[True]), _distribution(gathered[False]))
+    return AngleHistograms(edges, _distribution(positive), _distribution(negative))
 
 
-def _distribution(parts: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> AngleDistribution:
-    histogram, moments, least, greatest = (torch.stack(of) for of in zip(*parts, strict=True))
-    counts = histogram.sum(0)
-    mean, square = (moments.sum(0) / counts.sum()).tolist()
-    std = math.sqrt(max(square - mean**2, 0.0))
-    return AngleDistribution(counts, mean, std, float(least.min()), float(greatest.max()))
+def _moments(angles: Tensor, bins: int) -> _Moments:
+    histogram = (angles * (bins / math.pi)).long().clamp(max=bins - 1).bincount(minlength=bins)  # π is in the last bin
+    total, total_of_squares = float(angles.sum()), float(angles.square().sum())
+    return _Moments(histogram, total, total_of_squares, float(angles.min()), float(angles.max()))
+
+
+def _distribution(parts: Sequence[_Moments]) -> AngleDistribution:
+    histogram = torch.stack([part.histogram for part in parts]).sum(0)
+    count = int(histogram.sum())
+    mean = math.fsum(part.total for part in parts) / count
+    variance = math.fsum(part.total_of_squares for part in parts) / count - mean**2
+    std = math.sqrt(max(variance, 0.0))  # rounding may make the variance of equal angles negative
+    least, greatest = min(part.least for part in parts), max(part.greatest for part in parts)
+    return AngleDistribution(histogram, mean, std, least, greatest)
+
+
+# Scores of features --------------------------------------------------------------------------------------------------
+
+
+def angular_fisher_score(features: Array, labels: Array) -> float:
+    r"""Compute the angular Fisher score AFS = S_w/S_b; lower is more discriminative (thesis, equation A.1).
+
+    S_w = Σ_i Σ_{x∈X_i} (1 − cos⟨x, m_i⟩) sums over the classes i with mean features m_i, and
+    S_b = Σ_i n_i (1 − cos⟨m_i, m⟩) with the mean m of all features. The score is ∞ if all class means are parallel, as
+    for collapsed features, that is, if S_b is not larger than the rounding error of the features' dtype.
+
+    Args:
+        features: (N, d).
+        labels: (N,) integers, of at least two classes.
+
+    Example:
+        >>> angular_fisher_score(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
+        0.0
+    """
+    checked = as_features("features", features)
+    x = checked.double()
+    y = as_labels("labels", labels, len(x), x.device)
+    classes, index, counts = y.unique(return_inverse=True, return_counts=True)
+    require(len(classes) >= 2, "labels", "labels of at least two classes", classes.tolist())
+    sums = torch.zeros(len(classes), x.shape[1], dtype=x.dtype, device=x.device).index_add_(0, index, x)
+    class_means = sums / counts[:, None]
+    mean = x.mean(0, keepdim=True).expand_as(class_means)
+    within = float((1 - sphere.cosine(x, class_means[index])).sum())
+    between = float((counts * (1 - sphere.cosine(class_means, mean))).sum())
+    if between <= len(x) * _numerics.parallel_tolerance(checked.dtype):
+        return math.inf
+    return max(within / between, 0.0)  # cosines may exceed 1 by rounding
+
+
+@torch.no_grad()
+def angular_visual_hardness(features: Array, labels: Array, weight: Array) -> Float[Tensor, " samples"]:
+    r"""Compute AVH(x) = θ(w_y, x)/Σ_i θ(w_i, x) for each sample; smaller is easier (thesis, section 1.1).
+
+    Args:
+        features: (N, d).
+        labels: (N,) in [0, C).
+        weight: (C, d) class vectors, for example `head.weight`.
+
+    Returns:
+        One value per sample, in float32 or wider. It is 1/C for a zero feature, which is at the same angle to every
+        class vector, and for a feature that coincides with all class vectors.
+
+    Example:
+        >>> angular_visual_hardness(torch.tensor([[1.0, 1.0], [0.0, 2.0]]), [0, 0], torch.eye(2))
+        tensor([0.5000, 1.0000])
+
+    Reference:
+        Chen et al., Angular Visual Hardness, ICML 2020.
+    """
+    x = as_features("features", features)
+    w = as_features("weight", weight, like=x).to(x.device)
+    y = as_labels("labels", labels, len(x), x.device)
+    outside = ((y < 0) | (y >= len(w))).nonzero().flatten().tolist()
+    if outside:
+        raise ValueError(f"labels must be in [0, {len(w)}), not {int(y[outside[0]])} (row {outside[0]})")
+    dtype = torch.promote_types(torch.float32, torch.promote_types(x.dtype, w.dtype))
+    hardness = []
+    for start, rows in blocks(x, BLOCK_ROWS):
+        rows = rows.to(dtype)
+        total = rows.new_zeros(len(rows))
+        for _, vectors in blocks(w, BLOCK_CLASSES):
+            total += sphere.angle(sphere.cosines(rows, vectors.to(dtype))).sum(1)
+        targets = w[y[start : start + len(rows)]].to(dtype)
+        target_angle = sphere.angle(sphere.cosine(rows, targets))
+        hardness.append(torch.where(total > 0, target_angle / total.masked_fill(total == 0, 1), 1 / len(w)))
+    return torch.cat(hardness)
+
+
+# Bounds on the margin of A-Softmax (thesis, section 2.3.5) -----------------------------------------------------------
+#
+# For two class vectors at the angle θ₁₂, A-Softmax assigns a sample to class 1 if m·θ₁ < θ₂. The desired features have
+# a largest angle within a class below the smallest angle between two classes; m_min is the smallest m that ensures it.
+
+M_MIN_BINARY = 2 + math.sqrt(3)
+"""Lower bound of m_min for two classes (property 2)."""
+
+M_MIN_MULTICLASS = 3.0
+"""Lower bound of m_min for three or more evenly spaced classes (property 3)."""
+
+
+def smallest_margin(classes: int) -> float:
+    """Return the lower bound of m_min for a number of classes.
+
+    >>> round(smallest_margin(2), 3), smallest_margin(10)
+    (3.732, 3.0)
+    """
+    require(is_integer(classes, 2), "classes", "an integer >= 2", classes)
+    return M_MIN_BINARY if classes == 2 else M_MIN_MULTICLASS
+
+
+def inter_class_angle(m: float, between: float) -> float:
+    """Return the smallest angle between samples of two classes, (m−1)/(m+1)·θ₁₂.
+
+    Args:
+        m: the margin, at least 1.
+        between: the angle θ₁₂ between the class vectors, in (0, π].
+
+    Example:
+        >>> inter_class_angle(3, between=1.0)
+        0.5
+    """
+    _check_margin(m, between)
+    return (m - 1) / (m + 1) * between
+
+
+def intra_class_angle(m: float, between: float, *, classes: int = 2) -> float:
+    """Return the largest angle within a class, in the plane of the class vectors (thesis, equations 2.21 to 2.23).
+
+    For two classes it is θ₁₂/(m−1) + θ₁₂/(m+1) if θ₁₂ ≤ (m−1)π/m, else 2π/(m+1). For more classes, with neighbours at
+    the angle θ₁₂ on both sides, it is 2θ₁₂/(m+1).
+
+    Args:
+        m: the margin, at least 1.
+        between: the angle θ₁₂ between neighbouring class vectors, in (0, π].
+        classes: number of classes.
+
+    Example:
+        >>> intra_class_angle(3, between=1.0), intra_class_angle(3, between=1.0, classes=3)
+        (0.75, 0.5)
+    """
+    _check_margin(m, between)
+    require(is_integer(classes, 2), "classes", "an integer >= 2", classes)
+    if classes > 2:
+        return 2 * between / (m + 1)
+    if m * between > (m - 1) * math.pi:
+        return 2 * math.pi / (m + 1)
+    return between / (m - 1) + between / (m + 1)
+
+
+def _check_margin(m: float, between: float) -> None:
+    require(m >= 1, "m", "a number >= 1", m)
+    require(0 < between <= math.pi, "between", "an angle in (0, pi]", between)

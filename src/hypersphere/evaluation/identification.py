@@ -1,7 +1,7 @@
-r"""Identification: whose is this? A probe is searched in a gallery, among distractors too.
+r"""Identification: whose image is this? Each probe is searched in a gallery, which may include distractors.
 
-The search goes through the gallery in blocks. Beside the scores of one block it keeps a count for each probe, so 10⁶
-distractors need no more memory than their own, and a memory-mapped array not even that.
+The search processes the gallery in blocks. It stores the scores of one block and a count per probe, so 10⁶ distractors
+need no memory besides their own, and a memory-mapped gallery needs even less.
 """
 
 from __future__ import annotations
@@ -11,74 +11,120 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, require
-from hypersphere.evaluation.arrays import Array, as_features, as_labels, blocks
-from hypersphere.evaluation.mates import Mates
-from hypersphere.evaluation.neighbours import nearest
-from hypersphere.evaluation.open_set import OpenSet, open_set
+from hypersphere.evaluation._arrays import Array, as_features, as_labels, blocks
+from hypersphere.evaluation.roc import OperatingPoint, RankedScores, read_curve
 
-__all__ = ["Identification", "identify"]
+__all__ = ["Identification", "OpenSet", "first_of_each", "identify"]
 
-PROBES = 1024  # searched at once
+PROBE_ROWS = 1024  # probes per block of scores
+MATE_PAIRS = 8192  # pairs of a probe and its mate per block
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OpenSet:
+    r"""Open-set identification rates, by descending threshold from ∞. Created by `Identification.open_set`.
+
+    TPIR (true positive identification rate) is the fraction of mated probes that are found, at a sufficient rank, with
+    score ≥ threshold. FPIR (false positive identification rate) is the fraction of probes without a mate whose highest
+    score is ≥ threshold. Probes that are not found at the required rank have no score, so TPIR may end below 1.
+
+    Attributes:
+        thresholds: float64, descending from ∞.
+        tpir, fpir: the rates at each threshold, ascending.
+        mated: number of probes with a mate in the gallery.
+        strangers: number of probes without one.
+    """
+
+    thresholds: Float[Tensor, " points"]
+    tpir: Float[Tensor, " points"]
+    fpir: Float[Tensor, " points"]
+    mated: int
+    strangers: int
+
+    def __repr__(self) -> str:
+        return f"OpenSet({self.mated} mated probes, {self.strangers} strangers, TPIR up to {float(self.tpir[-1]):.4f})"
+
+    @property
+    def fnir(self) -> Float[Tensor, " points"]:
+        """False negative identification rate 1 − TPIR, the ordinate of a DET curve."""
+        return 1 - self.tpir
+
+    def at(self, fpir: float, *, rule: str = "step") -> OperatingPoint:
+        """Return the operating point at a false positive identification rate, by the rules of `Roc.at`."""
+        return read_curve(self.thresholds, self.tpir, self.fpir, self.strangers, fpir, "fpir", rule)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Identification:
-    """What `identify` found.
+    """Result of `identify`.
 
     Attributes:
-        mated: (P,) whether the gallery shows the person of a probe.
-        ranks: int64, of each mated probe: at which place its person first comes, from 1.
-        mate_scores: of each mated probe, the highest cosine with its own person.
-        top_scores: of each other probe, the highest cosine with anybody, for `open_set`.
-        entries: gallery and distractors together.
-        shown: the ranks that were asked for.
-        neighbours: (P, k) int64, the k best entries of each probe, best first, if they were asked for: the numbers of
-            gallery rows, and from G on of distractors. Of equal scores any may come first.
+        mated: for each probe, True if its identity is in the gallery.
+        ranks: for each mated probe, the rank of its identity, from 1.
+        mate_scores: for each mated probe, the highest cosine with an entry of its identity.
+        top_scores: for each other probe, the highest cosine with any entry, for `open_set`.
+        entries: number of gallery entries and distractors together.
+        shown: the ranks at which `accuracy` is reported.
+        neighbours: (P, k) the k best entries of each probe, best first, if they were requested: row numbers of the
+            gallery, followed by those of the distractors starting at G. The order of equal scores is arbitrary.
     """
 
-    mated: Tensor
-    ranks: Tensor
-    mate_scores: Tensor
-    top_scores: Tensor
+    mated: Bool[Tensor, " probes"]
+    ranks: Int64[Tensor, " mated_probes"]
+    mate_scores: Float[Tensor, " mated_probes"]
+    top_scores: Float[Tensor, " strangers"]
     entries: int
     shown: tuple[int, ...]
-    neighbours: Tensor | None = None
+    neighbours: Int64[Tensor, "probes k"] | None = None
 
     def accuracy_at(self, rank: int) -> float:
-        """The share of mated probes whose person is among the first `rank` entries."""
-        require(is_integer(rank, 1), "rank", "a whole number >= 1", rank)
+        """Return the fraction of mated probes whose identity is found at `rank` or better."""
+        require(is_integer(rank, 1), "rank", "an integer >= 1", rank)
         return float((self.ranks <= rank).double().mean())
 
     @property
     def accuracy(self) -> dict[int, float]:
-        """`accuracy_at` each of the ranks asked for."""
+        """`accuracy_at` each of the requested ranks."""
         return {rank: self.accuracy_at(rank) for rank in self.shown}
 
-    def cmc(self, depth: int = 100) -> Tensor:
-        """Cumulative match characteristic: `accuracy_at` 1, 2, … `depth`, as a float64 vector."""
-        require(is_integer(depth, 1), "depth", "a whole number >= 1", depth)
-        found = self.ranks[self.ranks <= depth].bincount(minlength=depth + 1)
-        return found[1:].cumsum(0).double() / len(self.ranks)
+    def cmc(self, depth: int = 100) -> Float[Tensor, " depth"]:
+        """Return the cumulative match characteristic: `accuracy_at` 1, 2, …, `depth`, in float64."""
+        require(is_integer(depth, 1), "depth", "an integer >= 1", depth)
+        hits = self.ranks[self.ranks <= depth].bincount(minlength=depth + 1)
+        return hits[1:].cumsum(0).double() / len(self.ranks)
 
     def open_set(self, rank: int = 1) -> OpenSet:
-        """TPIR over FPIR: who is found at `rank` or better above a threshold, and who is wrongly found above it."""
-        require(is_integer(rank, 1), "rank", "a whole number >= 1", rank)
-        accepted = "probes of which some have nobody in the gallery"
-        require(len(self.top_scores) > 0, "probes", accepted, f"{len(self.mated)} probes that all have")
-        return open_set(self.mate_scores[self.ranks <= rank], self.top_scores, len(self.ranks))
+        """Return the open-set rates, where a mated probe counts as found if its identity has `rank` or better.
+
+        >>> found = identify(torch.eye(3), [0, 1, 9], torch.eye(3)[:2], [0, 1])
+        >>> found.open_set()
+        OpenSet(2 mated probes, 1 strangers, TPIR up to 1.0000)
+        >>> found.open_set().at(0.5)
+        OperatingPoint(asked=0.5, threshold=1.0, false_rate=0.0, true_rate=1.0, resolved=False)
+        """
+        require(is_integer(rank, 1), "rank", "an integer >= 1", rank)
+        accepted = "probes of which some have no mate in the gallery"
+        require(len(self.top_scores) > 0, "probes", accepted, f"{len(self.mated)} probes that all have one")
+        found_scores = self.mate_scores[self.ranks <= rank]
+        scores = torch.cat([found_scores, self.top_scores]).double()
+        is_mated = torch.arange(len(scores), device=scores.device) < len(found_scores)
+        curve = RankedScores(scores, is_mated).roc()
+        mated, strangers = len(self.ranks), len(self.top_scores)
+        return OpenSet(curve.thresholds, curve.true_accepts / mated, curve.false_accepts / strangers, mated, strangers)
 
     def tpir_at(self, fpir: float, *, rank: int = 1, rule: str = "step") -> float:
-        """True positive identification rate at a false positive identification rate in (0, 1)."""
+        """Return the true positive identification rate at a false positive identification rate in (0, 1)."""
         return self.open_set(rank).at(fpir, rule=rule).true_rate
 
     def __repr__(self) -> str:
-        found = ", ".join(f"rank-{rank} {value:.4f}" for rank, value in self.accuracy.items())
+        accuracies = ", ".join(f"rank-{rank} {value:.4f}" for rank, value in self.accuracy.items())
         strangers = f", {len(self.top_scores)} probes of strangers" if len(self.top_scores) else ""
-        return f"Identification({len(self.ranks)} probes among {self.entries}{strangers}: {found})"
+        return f"Identification({len(self.ranks)} probes among {self.entries}{strangers}: {accuracies})"
 
 
 @torch.no_grad()
@@ -95,20 +141,20 @@ def identify(
 ) -> Identification:
     r"""Search every probe in the gallery by cosine.
 
-    The rank of a probe is one more than the number of entries of *other* people that score at least as high as the best
-    entry of its own: a tie counts against the probe, so a network that maps everything to one point is last and not
-    first. Cosines closer than 16·eps are tied. Probes whose person is not in the gallery take no part in ranks;
-    they are the strangers of the open-set rates.
+    The rank of a probe is one plus the number of entries of *other* identities that score at least as high as the best
+    entry of its identity. A tie counts against the probe, so a network that maps everything to one point gets the last
+    rank and not the first. Cosines that differ by less than 16·eps are tied. Probes whose identity is not in the
+    gallery have no rank; they are the strangers of the open-set rates.
 
     Args:
-        probes: (P, d) embeddings of any length.
+        probes: (P, d) embeddings. Their norms do not matter.
         probe_labels: (P,) integers.
-        gallery: (G, d); several entries of one person are welcome.
+        gallery: (G, d), with any number of entries per identity.
         gallery_labels: (G,) integers.
-        distractors: (D, d) entries of people that no probe shows.
-        ranks: at which the accuracy is wanted.
-        neighbours: how many of the best entries of each probe to name, by a second search; None for no names.
-        block: gallery rows searched at once; memory is that of block × min(P, 1024) scores, 32 MB in float32.
+        distractors: (D, d) entries of identities that no probe has.
+        ranks: the ranks at which to report the accuracy.
+        neighbours: how many of the best entries to list per probe, which needs a second search; None for no list.
+        block: gallery rows per block. The search stores block × min(P, 1024) scores, 32 MB in float32.
 
     Example:
         >>> gallery = torch.eye(3)
@@ -122,69 +168,157 @@ def identify(
     """
     x = as_features("probes", probes)
     labels = as_labels("probe_labels", probe_labels, len(x), x.device)
-    entries = [as_features("gallery", gallery, like=x)]
-    theirs = as_labels("gallery_labels", gallery_labels, len(entries[0]), x.device)
+    sources = [as_features("gallery", gallery, like=x)]
+    entry_labels = as_labels("gallery_labels", gallery_labels, len(sources[0]), x.device)
     if distractors is not None:
-        entries.append(as_features("distractors", distractors, like=x))
-    require(is_integer(block, 1), "block", "a whole number >= 1", block)
-    require(all(is_integer(k, 1) for k in ranks), "ranks", "whole numbers >= 1", ranks)
-    shown, size = tuple(int(k) for k in ranks), sum(map(len, entries))
-    few = neighbours is None or (is_integer(neighbours, 1) and neighbours <= size)
-    require(few, "neighbours", f"a whole number from 1 to {size}, the entries, or None", neighbours)
-    mated = torch.isin(labels, theirs)
+        sources.append(as_features("distractors", distractors, like=x))
+    entries = sum(map(len, sources))
+    require(is_integer(block, 1), "block", "an integer >= 1", block)
+    require(all(is_integer(rank, 1) for rank in ranks), "ranks", "integers >= 1", ranks)
+    accepted = f"an integer from 1 to {entries}, the number of entries, or None"
+    require(neighbours is None or is_integer(neighbours, 1, entries), "neighbours", accepted, neighbours)
+    mated = torch.isin(labels, entry_labels)
     require(bool(mated.any()), "probe_labels", "labels of which some are in gallery_labels", "no such label")
 
-    wide = torch.float32
-    for features in (x, *entries):
-        wide = torch.promote_types(wide, features.dtype)
+    dtype = torch.float32
+    for features in (x, *sources):
+        dtype = torch.promote_types(dtype, features.dtype)
     with _numerics.autocast_disabled(x):
-        known, strangers = (sphere.row_directions(x[rows].to(wide)) for rows in (mated, ~mated))
-        mates = Mates(labels[mated], theirs)
-        best = _best_mates(known, entries[0], mates, block)
-        counts, top = _search(known, strangers, entries, mates, best - _numerics.tie_tolerance(wide), block)
-        named = None
+        mated_probes, strangers = (sphere.row_directions(x[rows].to(dtype)) for rows in (mated, ~mated))
+        mates = Mates(labels[mated], entry_labels)
+        mate_scores = _best_mate_scores(mated_probes, sources[0], mates, block)
+        least = mate_scores - _numerics.tie_tolerance(dtype)
+        rivals, top_scores = _search(mated_probes, strangers, sources, mates, least, block)
+        nearest = None
         if neighbours is not None:
-            named = nearest(sphere.row_directions(x.to(wide)), entries, int(neighbours), block, PROBES)
-    return Identification(mated, counts + 1, best, top, size, shown, named)
+            nearest = nearest_entries(sphere.row_directions(x.to(dtype)), sources, int(neighbours), block)
+    shown = tuple(int(rank) for rank in ranks)
+    return Identification(mated, rivals + 1, mate_scores, top_scores, entries, shown, nearest)
 
 
-def _best_mates(x: Tensor, gallery: Tensor, mates: Mates, block: int) -> Tensor:
-    """The highest cosine of each probe with an entry of its own person."""
+def first_of_each(labels: Array) -> Bool[Tensor, " samples"]:
+    """Mark the first sample of each class: a gallery with one entry per identity. The other samples are the probes.
+
+    Args:
+        labels: (N,) integers.
+
+    Example:
+        >>> first_of_each([7, 5, 7, 5, 5])
+        tensor([ True,  True, False, False, False])
+    """
+    device = labels.device if isinstance(labels, Tensor) else torch.device("cpu")
+    _, classes = as_labels("labels", labels, None, device).unique(return_inverse=True)
+    # After a stable sort by class, the first sample of a class is where the class changes.
+    order = classes.argsort(stable=True)
+    sorted_classes = classes[order]
+    first = torch.ones_like(sorted_classes, dtype=torch.bool)
+    first[1:] = sorted_classes[1:] != sorted_classes[:-1]
+    return torch.zeros_like(first).scatter_(0, order, first)
+
+
+class Mates:
+    """All pairs of a probe and a gallery entry with the same label, listed for one block of entries at a time.
+
+    The full list may have P·G pairs, so it is never stored.
+
+    >>> Mates(torch.tensor([7, 5, 7]), torch.tensor([5, 6, 7])).between(1, 3)
+    (tensor([0, 2]), tensor([2, 2]))
+    """
+
+    def __init__(self, probe_labels: Int64[Tensor, " probes"], gallery_labels: Int64[Tensor, " entries"]) -> None:
+        classes, class_of_probe, self.class_sizes = probe_labels.unique(return_inverse=True, return_counts=True)
+        # Probes sorted by class: those of class c start at class_starts[c] in probes_by_class.
+        self.probes_by_class = class_of_probe.argsort(stable=True)
+        self.class_starts = self.class_sizes.cumsum(0) - self.class_sizes
+        # Gallery entries whose class has a probe, and the index of that class.
+        position = torch.searchsorted(classes, gallery_labels).clamp(max=len(classes) - 1)
+        self.entries = (classes[position] == gallery_labels).nonzero().flatten()
+        self.class_of_entry = position[self.entries]
+
+    def between(self, start: int, stop: int) -> tuple[Int64[Tensor, " pairs"], Int64[Tensor, " pairs"]]:
+        """Return probes and gallery entries of the pairs whose entry is in start … stop − 1."""
+        low, high = torch.searchsorted(self.entries, self.entries.new_tensor([start, stop])).tolist()
+        classes = self.class_of_entry[low:high]
+        counts = self.class_sizes[classes]
+        entry = torch.repeat_interleave(self.entries[low:high], counts)
+        # The k-th pair of an entry belongs to the probe at class_start + k. The pairs of all entries are consecutive,
+        # so k is the running number of the pair minus the number of pairs before this entry.
+        offset = torch.repeat_interleave(self.class_starts[classes] - (counts.cumsum(0) - counts), counts)
+        return self.probes_by_class[offset + torch.arange(len(entry), device=entry.device)], entry
+
+
+def _best_mate_scores(x: Tensor, gallery: Tensor, mates: Mates, block: int) -> Float[Tensor, " probes"]:
+    """Return the highest cosine of each probe with an entry of its identity."""
     best = x.new_full((len(x),), -math.inf)
     for start in range(0, len(gallery), block):
         pairs = mates.between(start, start + block)
-        for probe, entry in zip(*(index.split(8192) for index in pairs), strict=True):
-            others = sphere.row_directions(gallery[entry.to(gallery.device)].to(x))
-            best.scatter_reduce_(0, probe, (x[probe] * others).sum(1), "amax")
+        for probe, entry in zip(*(index.split(MATE_PAIRS) for index in pairs), strict=True):
+            w = sphere.row_directions(gallery[entry.to(gallery.device)].to(x))
+            best.scatter_reduce_(0, probe, (x[probe] * w).sum(1), "amax")
     return best
 
 
 def _search(
-    known: Tensor, strangers: Tensor, entries: Sequence[Tensor], mates: Mates, least: Tensor, block: int
-) -> tuple[Tensor, Tensor]:
-    """How many entries of others score `least` or more for each known probe, and the highest score of each stranger.
+    mated_probes: Tensor, strangers: Tensor, sources: Sequence[Tensor], mates: Mates, least: Tensor, block: int
+) -> tuple[Int64[Tensor, " mated_probes"], Float[Tensor, " strangers"]]:
+    """Search all probes in gallery and distractors.
 
-    Comparison and sum stay in the buffer of the product, in its own type: a matrix of booleans would cost as much as a
-    third of the product itself.
+    Returns:
+        For each mated probe, the number of entries of other identities that score `least` or more; for each stranger,
+        the highest score.
     """
-    counts = torch.zeros(len(known), dtype=torch.int64, device=known.device)
-    top = strangers.new_full((len(strangers),), -math.inf)
-    buffer = known.new_empty(block * min(PROBES, max(len(known), len(strangers))))
-    for source, rows in enumerate(entries):
-        for start, piece in blocks(rows, block):
-            w = sphere.row_directions(piece.to(known))
-            probe, entry = mates.between(start, start + len(w)) if source == 0 else (counts[:0], counts[:0])
-            for first, x in blocks(known, PROBES):
-                scores = _product(x, w, buffer)
+    rivals = torch.zeros(len(mated_probes), dtype=torch.int64, device=mated_probes.device)
+    top_scores = strangers.new_full((len(strangers),), -math.inf)
+    buffer = mated_probes.new_empty(block * min(PROBE_ROWS, max(len(mated_probes), len(strangers))))
+    no_mates = rivals[:0], rivals[:0]
+    for source, features in enumerate(sources):
+        is_gallery = source == 0
+        for start, rows in blocks(features, block):
+            w = sphere.row_directions(rows.to(mated_probes))
+            probe, entry = mates.between(start, start + len(w)) if is_gallery else no_mates
+            for first, x in blocks(mated_probes, PROBE_ROWS):
+                scores = _scores(x, w, buffer)
+                # Exclude mates: entries of the probe's identity are no rivals.
                 here = (probe >= first) & (probe < first + len(x))
                 scores[probe[here] - first, entry[here] - start] = -math.inf
+                # Compare in place, in the dtype of the scores. A separate matrix of booleans would cost a third as
+                # much time as the product.
                 reached = scores.ge_(least[first : first + len(x), None]).sum(1)
-                counts[first : first + len(x)] += reached.long()
-            for first, x in blocks(strangers, PROBES):
-                highest = top[first : first + len(x)]
-                torch.maximum(highest, _product(x, w, buffer).amax(1), out=highest)
-    return counts, top
+                rivals[first : first + len(x)] += reached.long()
+            for first, x in blocks(strangers, PROBE_ROWS):
+                highest = top_scores[first : first + len(x)]
+                torch.maximum(highest, _scores(x, w, buffer).amax(1), out=highest)
+    return rivals, top_scores
 
 
-def _product(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
+def _scores(x: Tensor, w: Tensor, buffer: Tensor) -> Float[Tensor, "rows columns"]:
+    """Return x @ w.mT in the memory of `buffer`, because allocating a large matrix per block costs time."""
     return torch.mm(x, w.mT, out=buffer[: len(x) * len(w)].view(len(x), len(w)))
+
+
+def nearest_entries(
+    x: Float[Tensor, "probes dim"], sources: Sequence[Tensor], k: int, block: int
+) -> Int64[Tensor, "probes k"]:
+    """Return the k entries with the highest cosine for each unit row of `x`, best first.
+
+    Entries are numbered consecutively through all matrices of `sources`.
+
+    >>> nearest_entries(torch.eye(2), [torch.tensor([[0.0, 2.0], [3.0, 1.0]]), torch.eye(2)], 2, block=2)
+    tensor([[2, 1],
+            [0, 3]])
+    """
+    best_scores = x.new_full((len(x), k), -math.inf)
+    best_entries = torch.zeros(len(x), k, dtype=torch.int64, device=x.device)
+    offset = 0
+    for features in sources:
+        for _, rows in blocks(features, block):
+            w = sphere.row_directions(rows.to(x))
+            for first, probes in blocks(x, PROBE_ROWS):
+                here = slice(first, first + len(probes))
+                # Merge the k best so far with the k best of this block. The stable sort prefers earlier entries.
+                scores, index = (probes @ w.mT).topk(min(k, len(w)), dim=1)
+                scores, order = torch.cat([best_scores[here], scores], 1).sort(dim=1, descending=True, stable=True)
+                best_scores[here] = scores[:, :k]
+                best_entries[here] = torch.cat([best_entries[here], index + offset], 1).gather(1, order[:, :k])
+            offset += len(w)
+    return best_entries

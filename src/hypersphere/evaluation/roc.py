@@ -1,6 +1,7 @@
-r"""The receiver operating characteristic of scored pairs, exact where scores tie.
+r"""The receiver operating characteristic (ROC) of scored pairs, exact also for tied scores.
 
-A pair is accepted where score ≥ threshold. FAR is the share of different pairs accepted, TAR that of same pairs.
+A pair is accepted if score ≥ threshold. The false accept rate (FAR) is the fraction of different pairs that are
+accepted, the true accept rate (TAR) that of same pairs.
 """
 
 from __future__ import annotations
@@ -10,22 +11,28 @@ from dataclasses import dataclass
 from numbers import Real
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hypersphere._validation import require
-from hypersphere.evaluation.arrays import Array, as_flags, as_scores
+from hypersphere.evaluation._arrays import Array, as_flags, as_scores
 
-__all__ = ["FARS", "OperatingPoint", "Ranked", "Roc", "roc"]
+__all__ = ["FARS", "OperatingPoint", "RankedScores", "Roc", "read_curve", "roc"]
 
 FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+"""False accept rates that verification reports by default."""
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """Where a curve is read: the rate asked for, the threshold, the rates there, and whether the data resolve it.
+    """One point of a curve, at a requested false accept rate.
 
-    `resolved` is False when there are fewer than 1/rate negatives, so that a single one of them exceeds the rate:
-    the point then says what is accepted when no negative is ("step"), or less than one ("linear").
+    Attributes:
+        asked: the requested false rate.
+        threshold: scores at or above it are accepted.
+        false_rate, true_rate: the rates at this threshold.
+        resolved: False if there are fewer than 1/rate negatives, so that accepting a single one exceeds the rate. The
+            point then describes the threshold above all negatives ("step") or a fraction of one negative ("linear").
     """
 
     asked: float
@@ -37,14 +44,18 @@ class OperatingPoint:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Roc:
-    """The curve as counts: pairs of either kind accepted at each threshold, from none (threshold ∞) to all.
+    """The curve as numbers of accepted pairs, from no pair (threshold ∞) to all pairs. Created by `roc`.
 
-    Tied scores make one point. Build it with `roc`.
+    Tied scores form one point.
+
+    Attributes:
+        thresholds: float64, descending from ∞.
+        true_accepts, false_accepts: numbers of same and of different pairs accepted at each threshold.
     """
 
-    thresholds: Tensor
-    true_accepts: Tensor
-    false_accepts: Tensor
+    thresholds: Float[Tensor, " points"]
+    true_accepts: Float[Tensor, " points"]
+    false_accepts: Float[Tensor, " points"]
 
     def __repr__(self) -> str:
         return (
@@ -54,45 +65,45 @@ class Roc:
 
     @property
     def positives(self) -> float:
-        """How many same pairs there are."""
+        """Number of same pairs."""
         return float(self.true_accepts[-1])
 
     @property
     def negatives(self) -> float:
-        """How many different pairs there are."""
+        """Number of different pairs."""
         return float(self.false_accepts[-1])
 
     @property
-    def tar(self) -> Tensor:
+    def tar(self) -> Float[Tensor, " points"]:
         """True accept rates, ascending from 0 to 1."""
         return self.true_accepts / self.true_accepts[-1]
 
     @property
-    def far(self) -> Tensor:
+    def far(self) -> Float[Tensor, " points"]:
         """False accept rates, ascending from 0 to 1."""
         return self.false_accepts / self.false_accepts[-1]
 
     @property
     def auc(self) -> float:
-        """Area under the curve: the chance that a same pair scores above a different one, a tie counting one half."""
+        """Area under the curve: the probability that a same pair scores higher than a different pair; ties count ½."""
         return float(torch.trapezoid(self.tar, self.far))
 
     @property
     def eer(self) -> float:
-        """Equal error rate: where FAR = 1 − TAR on the straight lines between the points of the curve."""
-        far, excess = self.far, self.far - (1 - self.tar)
+        """Equal error rate: the FAR at which FAR = 1 − TAR, interpolated linearly between the points of the curve."""
+        far, excess = self.far, self.far - (1 - self.tar)  # the excess rises from −1 to 1
         after = int((excess >= 0).nonzero()[0])
-        share = float(excess[after - 1] / (excess[after - 1] - excess[after]))
-        return float(far[after - 1].lerp(far[after], share))
+        fraction = float(excess[after - 1] / (excess[after - 1] - excess[after]))
+        return float(far[after - 1].lerp(far[after], fraction))
 
     def at(self, far: float, *, rule: str = "step") -> OperatingPoint:
-        """The operating point at a false accept rate.
+        """Return the operating point at a false accept rate.
 
         Args:
-            far: in (0, 1).
-            rule: "step" takes the lowest threshold whose FAR does not exceed `far`, which one could really set;
-                "linear" reads the straight line between that point and the next. They differ by less than the step of
-                one negative (one group of tied scores).
+            far: a rate in (0, 1).
+            rule: "step" uses the lowest threshold whose FAR does not exceed `far`, so the point can be realised.
+                "linear" interpolates between this point and the next. The two differ by less than the step of one
+                negative, or of one group of tied scores.
 
         Example:
             >>> roc([0.9, 0.8, 0.7, 0.3], [1, 0, 1, 0]).at(0.5)
@@ -101,7 +112,7 @@ class Roc:
         return read_curve(self.thresholds, self.tar, self.far, self.negatives, far, "far", rule)
 
     def tar_at(self, far: float, *, rule: str = "step") -> float:
-        """True accept rate at a false accept rate; see `at` for the rules.
+        """Return the true accept rate at a false accept rate. The arguments are those of `at`.
 
         >>> roc([0.9, 0.8, 0.7, 0.3], [1, 0, 1, 0]).tar_at(0.1)
         0.5
@@ -110,52 +121,58 @@ class Roc:
 
     @property
     def best_accuracy(self) -> float:
-        """The highest accuracy of any threshold, chosen on these very pairs: an upper bound, not a test result."""
+        """The highest accuracy of any threshold, chosen on the same pairs: an upper bound, not a test result."""
         return self._best()[0]
 
     @property
     def best_threshold(self) -> float:
-        """The threshold of `best_accuracy`, halfway to the next lower score; of equally good ones the middle one."""
+        """The threshold of `best_accuracy`, halfway to the next lower score. Of several best ones, the middle one."""
         return self._best()[1]
 
     def _best(self) -> tuple[float, float]:
+        """Return the highest accuracy and its threshold."""
+        # Correct decisions are true accepts plus rejected negatives, so the accuracy is largest where the difference
+        # of the two counts is.
         gain = self.true_accepts - self.false_accepts
-        best = (gain == gain.max()).nonzero().flatten()
-        point = int(best[(len(best) - 1) // 2])
+        best_points = (gain == gain.max()).nonzero().flatten()
+        point = int(best_points[(len(best_points) - 1) // 2])
         accuracy = (float(gain[point]) + self.negatives) / (self.positives + self.negatives)
-        if point in (0, len(gain) - 1):
-            return accuracy, -math.inf if point else math.inf
+        if point == 0:
+            return accuracy, math.inf
+        if point == len(gain) - 1:
+            return accuracy, -math.inf
         upper, lower = self.thresholds[point].item(), self.thresholds[point + 1].item()
-        middle = upper / 2 + lower / 2
+        middle = upper / 2 + lower / 2  # halve first: the sum of two huge scores may overflow
+        # Between two neighbouring floating-point numbers there is no middle.
         return accuracy, middle if lower < middle <= upper else upper
 
 
-class Ranked:
-    """Scores sorted once, so that a curve for other weights of the pairs costs no second sort."""
+class RankedScores:
+    """Scores that are sorted once, so that curves for other weights of the pairs need no further sort."""
 
-    def __init__(self, scores: Tensor, same: Tensor) -> None:
-        ordered, self.order = scores.sort(descending=True)
-        changes = ordered[1:] != ordered[:-1]
-        self.last = torch.cat([changes, changes.new_ones(1)]).nonzero().flatten()  # of each group of tied scores
-        self.thresholds = torch.cat([ordered.new_full((1,), math.inf), ordered[self.last]])
+    def __init__(self, scores: Float[Tensor, " pairs"], same: Tensor) -> None:
+        ranked, self.order = scores.sort(descending=True)
+        changes = ranked[1:] != ranked[:-1]
+        # The last position in each group of tied scores: a threshold accepts a group completely or not at all.
+        self.last = torch.cat([changes, changes.new_ones(1)]).nonzero().flatten()
+        self.thresholds = torch.cat([ranked.new_full((1,), math.inf), ranked[self.last]])
         self.same = same[self.order].double()
 
     def roc(self, weights: Tensor | None = None) -> Roc:
-        """The curve where each pair counts `weights` times (whole numbers), once if there are none."""
+        """Return the curve in which each pair counts `weights` times (integers), or once by default."""
         weight = torch.ones_like(self.same) if weights is None else weights.double()[self.order]
-        accepted = [self._accepted(weight * self.same), self._accepted(weight * (1 - self.same))]
-        return Roc(self.thresholds, *accepted)
+        return Roc(self.thresholds, self._accepted(weight * self.same), self._accepted(weight * (1 - self.same)))
 
     def _accepted(self, weight: Tensor) -> Tensor:
         return torch.cat([weight.new_zeros(1), weight.cumsum(0)[self.last]])
 
 
 def roc(scores: Array, same: Array) -> Roc:
-    """The exact ROC curve of scored pairs.
+    """Compute the exact ROC curve of scored pairs.
 
     Args:
-        scores: (M,) higher means more alike.
-        same: (M,) booleans or zeros and ones.
+        scores: (M,) higher means more similar.
+        same: (M,) booleans, or zeros and ones.
 
     Example:
         >>> curve = roc([0.9, 0.8, 0.7, 0.3], [1, 0, 1, 0])
@@ -165,21 +182,26 @@ def roc(scores: Array, same: Array) -> Roc:
         (0.75, 0.5)
     """
     values = as_scores("scores", scores)
-    return Ranked(values, as_flags("same", same, len(values), values.device)).roc()
+    return RankedScores(values, as_flags("same", same, len(values), values.device)).roc()
 
 
 def read_curve(
-    thresholds: Tensor, true: Tensor, false: Tensor, negatives: float, rate: float, argument: str, rule: str
+    thresholds: Float[Tensor, " points"],
+    true_rates: Float[Tensor, " points"],
+    false_rates: Float[Tensor, " points"],
+    negatives: float,
+    rate: float,
+    argument: str,
+    rule: str,
 ) -> OperatingPoint:
-    """Read a curve of ascending rates at a false rate, by the rules of `Roc.at`."""
+    """Return the point of a curve with ascending rates at the false rate `rate`, by the rules of `Roc.at`."""
     require(isinstance(rate, Real) and 0 < rate < 1, argument, "a rate in (0, 1)", rate)
     rate = float(rate)
     require(rule in ("step", "linear"), "rule", "'step' or 'linear'", rule)
-    resolved = rate * negatives >= 1
-    point = int((false <= rate).sum()) - 1
-    threshold, here, there = thresholds[point].item(), false[point].item(), true[point].item()
-    if rule == "linear" and here < rate and point + 1 < len(false):
-        share = (rate - here) / (false[point + 1].item() - here)
-        there += share * (true[point + 1].item() - there)
-        here = rate
-    return OperatingPoint(rate, threshold, here, there, resolved)
+    point = int((false_rates <= rate).sum()) - 1  # the last point that does not exceed the rate
+    false_rate, true_rate = false_rates[point].item(), true_rates[point].item()
+    if rule == "linear" and false_rate < rate and point + 1 < len(false_rates):
+        fraction = (rate - false_rate) / (false_rates[point + 1].item() - false_rate)
+        true_rate += fraction * (true_rates[point + 1].item() - true_rate)
+        false_rate = rate
+    return OperatingPoint(rate, thresholds[point].item(), false_rate, true_rate, resolved=rate * negatives >= 1)

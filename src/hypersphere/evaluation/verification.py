@@ -1,51 +1,95 @@
-r"""Verification: are these two the same? Decided by a threshold on the cosine, which is chosen on other folds."""
+r"""Verification: do two embeddings show the same identity?
+
+Pairs are accepted if their cosine reaches a threshold. The threshold for each fold is chosen on the other folds, as in
+View 2 of LFW. `bootstrap` gives confidence intervals.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from hypersphere import sphere
 from hypersphere._validation import is_integer, require
-from hypersphere.evaluation.arrays import Array, as_features, as_flags, as_labels, as_scores, blocks
-from hypersphere.evaluation.bootstrap import Interval, bootstrap, check_statistic, interval
-from hypersphere.evaluation.roc import FARS, OperatingPoint, Ranked, Roc
-from hypersphere.evaluation.scores import cosine_scores
+from hypersphere.evaluation._arrays import Array, as_features, as_flags, as_labels, as_scores, blocks
+from hypersphere.evaluation.roc import FARS, OperatingPoint, RankedScores, Roc
 
-__all__ = ["Verification", "make_folds", "verify", "verify_scores"]
+__all__ = ["Interval", "Verification", "bootstrap", "cosine_scores", "make_folds", "verify", "verify_scores"]
+
+SCORE_ROWS = 8192  # pairs per block of `cosine_scores`
+
+STATISTICS: Mapping[str, Callable[[Roc], float]] = {
+    "auc": lambda curve: curve.auc,
+    "eer": lambda curve: curve.eer,
+    "best_accuracy": lambda curve: curve.best_accuracy,
+}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A statistic and the interval that contains a fraction `level` of its bootstrap values.
+
+    >>> print(Interval(0.975, 0.9612, 0.9833, 0.95))
+    0.9750 [0.9612, 0.9833] (95 %)
+    """
+
+    value: float
+    low: float
+    high: float
+    level: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}] ({100 * self.level:g} %)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Verification:
-    """What `verify` found. Scores of a pair are those with which its own fold was tested."""
+    """Result of `verify`.
 
-    scores: Tensor
-    same: Tensor
-    fold: Tensor
-    thresholds: Tensor
-    accuracies: Tensor
+    Attributes:
+        scores: float64, the score of each pair when its fold was tested.
+        same: which pairs show one identity.
+        fold: the fold of each pair.
+        thresholds: the threshold of each fold, chosen on the other folds.
+        accuracies: the accuracy on each fold.
+        roc: the curve of all scores.
+        points: the operating points at the requested false accept rates.
+    """
+
+    scores: Float[Tensor, " pairs"]
+    same: Bool[Tensor, " pairs"]
+    fold: Int64[Tensor, " pairs"]
+    thresholds: Float[Tensor, " folds"]
+    accuracies: Float[Tensor, " folds"]
     roc: Roc
     points: tuple[OperatingPoint, ...]
 
     @property
     def accuracy(self) -> float:
-        """Mean accuracy over the folds, each with the threshold that was best on the others."""
+        """Mean accuracy over the folds, each with the threshold that was best on the other folds."""
         return float(self.accuracies.mean())
 
     @property
     def standard_error(self) -> float:
-        """Standard error of that mean: the deviation over the folds, divided by √folds."""
+        """Standard error of `accuracy`: the standard deviation over the folds divided by √folds."""
         return float(self.accuracies.std() / math.sqrt(len(self.accuracies)))
 
     @property
     def best_accuracy(self) -> float:
-        """Accuracy with the best threshold for all the pairs, chosen on themselves: an upper bound."""
+        """Accuracy at `best_threshold`: an upper bound, because the threshold is chosen on the same pairs."""
         return self.roc.best_accuracy
+
+    @property
+    def best_threshold(self) -> float:
+        """The threshold with the highest accuracy on all pairs."""
+        return self.roc.best_threshold
 
     @property
     def eer(self) -> float:
@@ -59,7 +103,7 @@ class Verification:
 
     @property
     def tar(self) -> dict[float, float]:
-        """True accept rate at each false accept rate that was asked for."""
+        """True accept rate by requested false accept rate."""
         return {point.asked: point.true_rate for point in self.points}
 
     def interval(
@@ -71,9 +115,14 @@ class Verification:
         level: float = 0.95,
         generator: torch.Generator | None = None,
     ) -> Interval:
-        """Bootstrap interval of "accuracy" (thresholds held as they are) or of a statistic of `bootstrap`."""
+        """Return the bootstrap interval of a statistic.
+
+        Args:
+            statistic: "accuracy" (with the thresholds held fixed), or a statistic of `bootstrap`.
+            identities, samples, level, generator: as for `bootstrap`.
+        """
         if statistic != "accuracy":
-            check_statistic(statistic, "accuracy")
+            _check_statistic(statistic, "accuracy")
             return bootstrap(
                 self.scores,
                 self.same,
@@ -83,35 +132,30 @@ class Verification:
                 level=level,
                 generator=generator,
             )
-        right = ((self.scores >= self.thresholds[self.fold]) == self.same).double()
+        correct = ((self.scores >= self.thresholds[self.fold]) == self.same).double()
 
-        def accuracy(weights: Tensor) -> float:
-            weight = weights.double()
-            totals = torch.zeros_like(self.accuracies).index_add_(0, self.fold, weight)
-            hits = torch.zeros_like(self.accuracies).index_add_(0, self.fold, weight * right)
-            return float((hits[totals > 0] / totals[totals > 0]).mean())
+        def mean_fold_accuracy(weights: Tensor) -> float:
+            weights = weights.double()
+            totals = torch.zeros_like(self.accuracies).index_add_(0, self.fold, weights)
+            hits = torch.zeros_like(self.accuracies).index_add_(0, self.fold, weights * correct)
+            drawn = totals > 0  # a fold may have no pair in a sample
+            return float((hits[drawn] / totals[drawn]).mean())
 
-        return interval(
-            self.accuracy,
-            accuracy,
-            self.same,
-            identities=identities,
-            samples=samples,
-            level=level,
-            generator=generator,
-        )
+        draws = _resampled_weights(self.same, identities, generator)
+        return _percentile_interval(self.accuracy, mean_fold_accuracy, draws, samples, level)
 
     def __repr__(self) -> str:
         lines = [
             f"Verification of {len(self.same)} pairs, {int(self.same.sum())} same, {len(self.accuracies)} folds",
-            f"  accuracy        {self.accuracy:.4f} ± {self.standard_error:.4f}  (threshold from the other folds)",
-            f"  best threshold  {self.best_accuracy:.4f}           (chosen on the same pairs)",
+            f"  accuracy       {self.accuracy:.4f} ± {self.standard_error:.4f}  (threshold chosen on the other folds)",
+            f"  best accuracy  {self.best_accuracy:.4f}           "
+            f"(threshold {self.best_threshold:.4f}, chosen on the same pairs)",
             f"  EER {self.eer:.4f}, AUC {self.auc:.4f}",
         ]
         lines += [
-            f"  TAR {p.true_rate:.4f} at FAR {p.asked:.0e}"
-            + ("" if p.resolved else f"  (not resolved by {self.roc.negatives:g} different pairs)")
-            for p in self.points
+            f"  TAR {point.true_rate:.4f} at FAR {point.asked:.0e}"
+            + ("" if point.resolved else f"  (not resolved by {self.roc.negatives:g} different pairs)")
+            for point in self.points
         ]
         return "\n".join(lines)
 
@@ -123,111 +167,256 @@ def verify(
     *,
     folds: int | Array = 10,
     subtract_mean: bool = False,
-    far: Sequence[float] = FARS,
+    far: Sequence[float] | Array = FARS,
     rule: str = "step",
 ) -> Verification:
-    """Verify pairs of embeddings by their cosine, as View 2 of LFW asks.
+    """Verify pairs of embeddings by their cosine, with the protocol of LFW's View 2.
 
     Args:
-        first, second: (M, d) embeddings of the two of each pair, of any length.
-        same: (M,) booleans or zeros and ones.
-        folds: how many (see `make_folds`), or the fold 0, 1, … of each pair.
-        subtract_mean: before the cosine, subtract the mean embedding of the training folds, for each fold anew.
-        far: false accept rates at which the true accept rate is wanted.
-        rule: how the curve is read there, "step" or "linear"; see `Roc.at`.
+        first, second: (M, d) embeddings of the two sides of each pair. Their norms do not matter.
+        same: (M,) booleans, or zeros and ones.
+        folds: the number of folds (see `make_folds`), or (M,) the fold 0, 1, … of each pair.
+        subtract_mean: for each fold, subtract the mean embedding of the other folds before computing cosines.
+        far: false accept rates at which to report the true accept rate.
+        rule: how the curve is read at these rates, "step" or "linear"; see `Roc.at`.
 
     Returns:
-        A `Verification`; print it, or read `accuracy`, `accuracies`, `best_accuracy`, `eer`, `auc`, `tar[1e-3]`, `roc`.
+        A `Verification`. Print it, or read `accuracy`, `best_accuracy`, `eer`, `auc`, `tar[1e-3]`, `roc`.
 
     Example:
         >>> first = torch.tensor([[1.0, 0.0]] * 20)
         >>> second = torch.tensor([[3.0, 0.1], [0.1, 3.0]] * 10)
         >>> verify(first, second, [True, False] * 10, far=[0.1, 0.01])
         Verification of 20 pairs, 10 same, 10 folds
-          accuracy        1.0000 ± 0.0000  (threshold from the other folds)
-          best threshold  1.0000           (chosen on the same pairs)
+          accuracy       1.0000 ± 0.0000  (threshold chosen on the other folds)
+          best accuracy  1.0000           (threshold 0.5164, chosen on the same pairs)
           EER 0.0000, AUC 1.0000
           TAR 1.0000 at FAR 1e-01
           TAR 1.0000 at FAR 1e-02  (not resolved by 10 different pairs)
     """
-    one = as_features("first", first)
-    two = as_features("second", second, like=one).to(one.device)
-    require(len(one) == len(two), "second", f"{len(one)} rows, as many as first", len(two))
-    flags = as_flags("same", same, len(one), one.device)
-    fold = _folds_of(folds, flags)
+    left, right = _as_pairs(first, second)
+    flags = as_flags("same", same, len(left), left.device)
+    fold = _as_folds(folds, flags)
     if not subtract_mean:
-        scores = cosine_scores(one, two)
-        return _verification(lambda held_out: scores, flags, fold, far, rule)
-    count = int(fold.max()) + 1
-    sums = torch.zeros(count, one.shape[1], dtype=torch.float64, device=one.device)
-    for side in (one, two):
-        for start, block in blocks(side):
-            sums.index_add_(0, fold[start : start + len(block)], block.double())
-    sizes = 2 * fold.bincount()
-    means = (sums.sum(0) - sums) / (sizes.sum() - sizes)[:, None]
-    return _verification(lambda held_out: cosine_scores(one, two, center=means[held_out]), flags, fold, far, rule)
+        scores = cosine_scores(left, right)
+        return _cross_validate(lambda test_fold: scores, flags, fold, far, rule)
+    means = _means_of_other_folds(left, right, fold)
+    return _cross_validate(
+        lambda test_fold: cosine_scores(left, right, center=means[test_fold]), flags, fold, far, rule
+    )
 
 
 def verify_scores(
-    scores: Array, same: Array, *, folds: int | Array = 10, far: Sequence[float] = FARS, rule: str = "step"
+    scores: Array, same: Array, *, folds: int | Array = 10, far: Sequence[float] | Array = FARS, rule: str = "step"
 ) -> Verification:
-    """Verify pairs that are scored already, higher meaning more alike; otherwise as `verify`.
+    """Verify pairs from their scores, where higher means more similar. The other arguments are those of `verify`.
 
     >>> verify_scores([0.9, 0.2, 0.8, 0.1], [1, 0, 1, 0], folds=2).accuracy
     1.0
     """
     values = as_scores("scores", scores)
     flags = as_flags("same", same, len(values), values.device)
-    return _verification(lambda held_out: values, flags, _folds_of(folds, flags), far, rule)
+    return _cross_validate(lambda test_fold: values, flags, _as_folds(folds, flags), far, rule)
 
 
-def make_folds(same: Array, folds: int = 10) -> Tensor:
-    """The fold of each pair: same pairs are cut, in their order, into `folds` equal runs, and so are different ones.
+def cosine_scores(first: Array, second: Array, *, center: Array | None = None) -> Float[Tensor, " pairs"]:
+    """Return the cosines of corresponding rows in float64, computed in blocks.
 
-    On the pairs of LFW in the order of their file these are its own ten folds. Pairs that share a person should share
-    a fold; where the order does not see to that, give `verify` folds of your own.
+    Args:
+        first, second: (M, d) embeddings.
+        center: (d,) subtracted from all embeddings, or None.
+
+    Example:
+        >>> cosine_scores([[1.0, 0.0]], [[1.0, 1.0]])
+        tensor([0.7071], dtype=torch.float64)
+    """
+    left, right = _as_pairs(first, second)
+    dim = left.shape[1]
+    origin = torch.zeros(dim, dtype=torch.float64) if center is None else as_scores("center", center)
+    require(len(origin) == dim, "center", f"{dim} numbers", len(origin))
+    origin = origin.to(left.device)
+    scores = [
+        sphere.cosine(a.double() - origin, b.double() - origin)
+        for (_, a), (_, b) in zip(blocks(left, SCORE_ROWS), blocks(right, SCORE_ROWS), strict=True)
+    ]
+    return torch.cat(scores)
+
+
+def make_folds(same: Array, folds: int = 10) -> Int64[Tensor, " pairs"]:
+    """Return the fold of each pair: same pairs are cut, in order, into `folds` equal runs, and so are different pairs.
+
+    For the pairs of LFW in the order of its file these are the ten official folds. Pairs that share a person should be
+    in one fold. If the order of your pairs does not ensure this, pass `verify` the fold of each pair instead.
 
     >>> make_folds([True, True, False, False, True, True, False, False], 2)
     tensor([0, 0, 0, 0, 1, 1, 1, 1])
     """
     flags = as_flags("same", same, len(same), same.device if isinstance(same, Tensor) else torch.device("cpu"))
-    require(is_integer(folds, 2), "folds", "a whole number >= 2, or the fold of each pair", folds)
+    require(is_integer(folds, 2), "folds", "an integer >= 2, or the fold of each pair", folds)
     folds = int(folds)
     fold = torch.zeros(len(flags), dtype=torch.int64, device=flags.device)
-    for kind, name in ((flags, "same"), (~flags, "different")):
-        count = int(kind.sum())
-        require(folds <= count, "folds", f"at most {count}, the number of {name} pairs", folds)
-        fold[kind] = torch.arange(count, device=flags.device) * folds // count
+    for members, kind in ((flags, "same"), (~flags, "different")):
+        count = int(members.sum())
+        require(folds <= count, "folds", f"at most {count}, the number of {kind} pairs", folds)
+        fold[members] = torch.arange(count, device=flags.device) * folds // count
     return fold
 
 
-def _folds_of(folds: int | Array, same: Tensor) -> Tensor:
+def _as_pairs(first: Array, second: Array) -> tuple[Tensor, Tensor]:
+    """Return both sides of the pairs as matrices of the same shape."""
+    left = as_features("first", first)
+    right = as_features("second", second, like=left).to(left.device)
+    require(len(left) == len(right), "second", f"{len(left)} rows, as many as first", len(right))
+    return left, right
+
+
+def _as_folds(folds: int | Array, same: Tensor) -> Tensor:
+    """Return the fold of each pair. Every fold must have pairs of both kinds."""
     if isinstance(folds, int) or np.ndim(folds) == 0:
         return make_folds(same, cast(int, folds))
     fold = as_labels("folds", folds, len(same), same.device)
     require(int(fold.min()) >= 0, "folds", "numbers 0, 1, …", int(fold.min()))
     count = int(fold.max()) + 1
     require(2 <= count <= len(fold), "folds", "at least two folds, numbered from 0 without a gap", f"{count} folds")
-    for kind, name in ((same, "same"), (~same, "different")):
-        lacking = (fold[kind].bincount(minlength=count) == 0).nonzero().flatten().tolist()
-        require(not lacking, "folds", "such that every fold has pairs of either kind", f"fold {lacking} without {name}")
+    for members, kind in ((same, "same"), (~same, "different")):
+        lacking = (fold[members].bincount(minlength=count) == 0).nonzero().flatten().tolist()
+        accepted = "such that every fold has same and different pairs"
+        require(not lacking, "folds", accepted, f"fold {lacking} without {kind} pairs")
     return fold
 
 
-def _verification(
-    scores_of: Callable[[int], Tensor], same: Tensor, fold: Tensor, far: Sequence[float], rule: str
+def _means_of_other_folds(left: Tensor, right: Tensor, fold: Tensor) -> Float[Tensor, "folds dim"]:
+    """Return, for each fold, the mean embedding of all other folds."""
+    sums = torch.zeros(int(fold.max()) + 1, left.shape[1], dtype=torch.float64, device=left.device)
+    for side in (left, right):
+        for start, rows in blocks(side):
+            sums.index_add_(0, fold[start : start + len(rows)], rows.double())
+    sizes = 2 * fold.bincount()  # every pair has two embeddings
+    return (sums.sum(0) - sums) / (sizes.sum() - sizes)[:, None]
+
+
+def _cross_validate(
+    scores_for: Callable[[int], Tensor], same: Tensor, fold: Tensor, far: Sequence[float] | Array, rule: str
 ) -> Verification:
-    """`scores_of` gives the scores of all pairs for a fold that is held out."""
-    tested = torch.empty(len(same), dtype=torch.float64, device=same.device)
+    """Test each fold with the threshold that is best on the others.
+
+    Args:
+        scores_for: the scores of all pairs when a given fold is tested.
+        same, fold, far, rule: as in `verify`.
+    """
+    test_scores = torch.empty(len(same), dtype=torch.float64, device=same.device)
     thresholds, accuracies = [], []
-    for held_out in range(int(fold.max()) + 1):
-        here = scores_of(held_out)
-        test = fold == held_out
-        threshold = Ranked(here[~test], same[~test]).roc().best_threshold
-        tested[test] = here[test]
+    for test_fold in range(int(fold.max()) + 1):
+        scores = scores_for(test_fold)
+        tested = fold == test_fold
+        threshold = RankedScores(scores[~tested], same[~tested]).roc().best_threshold
+        test_scores[tested] = scores[tested]
         thresholds.append(threshold)
-        accuracies.append(float(((here[test] >= threshold) == same[test]).double().mean()))
-    curve = Ranked(tested, same).roc()
+        accuracies.append(float(((scores[tested] >= threshold) == same[tested]).double().mean()))
+    curve = RankedScores(test_scores, same).roc()
     points = tuple(curve.at(rate, rule=rule) for rate in far)
-    numbers = torch.tensor([thresholds, accuracies], dtype=torch.float64, device=same.device)
-    return Verification(tested, same, fold, numbers[0], numbers[1], curve, points)
+    per_fold = torch.tensor([thresholds, accuracies], dtype=torch.float64, device=same.device)
+    return Verification(test_scores, same, fold, per_fold[0], per_fold[1], curve, points)
+
+
+# Confidence intervals ------------------------------------------------------------------------------------------------
+
+
+def bootstrap(
+    scores: Array,
+    same: Array,
+    statistic: str | Callable[[Roc], float] = "auc",
+    *,
+    identities: tuple[Array, Array] | None = None,
+    samples: int = 1000,
+    level: float = 0.95,
+    generator: torch.Generator | None = None,
+) -> Interval:
+    r"""Compute a percentile bootstrap interval of a statistic of the ROC curve.
+
+    By default same pairs and different pairs are resampled with replacement, each kind in its original number. Pairs
+    that share a person are not independent, so these intervals are too narrow for them. With `identities`, people are
+    resampled instead: the same pairs of a person drawn c times count c times, and a different pair of the people i and
+    j counts cᵢ·cⱼ times.
+
+    Args:
+        scores: (M,) higher means more similar.
+        same: (M,) booleans, or zeros and ones.
+        statistic: "auc", "eer", "best_accuracy", or a function of the curve: `lambda curve: curve.tar_at(1e-3)`.
+        identities: labels (M,) of the first and of the second side of each pair.
+        samples: the number of bootstrap samples. A sample without same or without different pairs is drawn again.
+        level: the fraction of the samples inside the interval.
+        generator: source of randomness; the global one if None.
+
+    Example:
+        >>> scores, same = torch.arange(40.0), torch.arange(40) % 4 > 0
+        >>> interval = bootstrap(scores, same, samples=200, generator=torch.Generator().manual_seed(0))
+        >>> interval.low < interval.value < interval.high
+        True
+    """
+    _check_statistic(statistic)
+    measure = statistic if callable(statistic) else STATISTICS[statistic]
+    values = as_scores("scores", scores)
+    flags = as_flags("same", same, len(values), values.device)
+    ranked = RankedScores(values, flags)
+    draws = _resampled_weights(flags, identities, generator)
+    return _percentile_interval(
+        measure(ranked.roc()), lambda weights: measure(ranked.roc(weights)), draws, samples, level
+    )
+
+
+def _check_statistic(statistic: str | Callable[[Roc], float], *more_names: str) -> None:
+    """Raise unless `statistic` is a callable, a name in STATISTICS or one of `more_names`."""
+    names = ", ".join(repr(name) for name in (*more_names, *STATISTICS))
+    accepted = f"one of {names} or a callable of the curve, such as lambda roc: roc.tar_at(1e-3)"
+    require(callable(statistic) or statistic in STATISTICS, "statistic", accepted, statistic)
+
+
+def _percentile_interval(
+    value: float, measure: Callable[[Tensor], float], draws: Iterator[Tensor], samples: int, level: float
+) -> Interval:
+    """Return the interval of `measure` over the first `samples` weight vectors of `draws`."""
+    require(is_integer(samples, 2), "samples", "an integer >= 2", samples)
+    require(0 < level < 1, "level", "a fraction in (0, 1)", level)
+    values = torch.tensor([measure(next(draws)) for _ in range(samples)], dtype=torch.float64)
+    tail = (1 - level) / 2
+    low, high = values.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    return Interval(value, low, high, level)
+
+
+def _resampled_weights(
+    same: Tensor, identities: tuple[Array, Array] | None, generator: torch.Generator | None
+) -> Iterator[Tensor]:
+    """Yield, without end, how often each pair counts in a bootstrap sample that has pairs of both kinds."""
+    draws = _resample_pairs(same, generator) if identities is None else _resample_people(same, identities, generator)
+    for weights in draws:
+        if bool((weights * same).any()) and bool((weights * ~same).any()):
+            yield weights
+
+
+def _resample_pairs(same: Tensor, generator: torch.Generator | None) -> Iterator[Tensor]:
+    members_of_kinds = [same.nonzero().flatten(), (~same).nonzero().flatten()]
+    while True:
+        weights = torch.zeros(len(same), dtype=torch.int64, device=same.device)
+        for members in members_of_kinds:
+            weights[members] = _draw_counts(len(members), generator).to(same.device)
+        yield weights
+
+
+def _resample_people(
+    same: Tensor, identities: tuple[Array, Array], generator: torch.Generator | None
+) -> Iterator[Tensor]:
+    require(len(identities) == 2, "identities", "two vectors of labels", f"{len(identities)} of them")
+    first, second = (as_labels("identities", labels, len(same), same.device) for labels in identities)
+    wrong = ((first == second) != same).nonzero().flatten().tolist()
+    require(not wrong, "identities", "equal exactly where same is True", f"so at row {wrong[0] if wrong else 0}")
+    people, index = torch.cat([first, second]).unique(return_inverse=True)
+    left, right = index.chunk(2)
+    while True:
+        counts = _draw_counts(len(people), generator).to(same.device)
+        yield torch.where(same, counts[left], counts[left] * counts[right])
+
+
+def _draw_counts(count: int, generator: torch.Generator | None) -> Int64[Tensor, " count"]:
+    """Return how often each of `count` items occurs in `count` draws with replacement."""
+    return torch.randint(count, (count,), generator=generator).bincount(minlength=count)

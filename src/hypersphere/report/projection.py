@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hypersphere._numerics import require_finite_rows
 from hypersphere._validation import require
+from hypersphere.evaluation import fit_pca
 from hypersphere.report.arrays import Array, as_array
 from hypersphere.sphere import polar
 
@@ -39,13 +40,11 @@ def project(features: Array, vectors: Array | None = None) -> Projection:
         ((4, 3), 1.0)
     """
     x = _unit_rows("features", features)
-    basis = np.linalg.eigh(x.T @ x)[1][:, ::-1][:, :3]
-    basis = basis * np.where(
-        basis[np.abs(basis).argmax(axis=0), np.arange(3)] < 0, -1, 1
-    )  # the largest entry is positive
-    points = x @ basis
-    total = float((x**2).sum())
-    kept = float((points**2).sum()) / total if total else 1.0
+    # Rows of zeros change no moment about the origin. At least three rows give at least three directions.
+    at_least_three = np.concatenate([x, np.zeros((3, x.shape[1]))])
+    pca = fit_pca(at_least_three, 3, center=False)
+    basis = pca.directions.numpy().T
+    points, kept = x @ basis, pca.kept
     if vectors is None:
         return Projection(points, None, kept)
     w = _unit_rows("vectors", vectors)

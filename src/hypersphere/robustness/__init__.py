@@ -1,10 +1,15 @@
-"""Robustness: attacks, accuracy under them, and training against them."""
+"""Robustness: adversarial attacks, accuracy under attack, adversarial training."""
 
-from hypersphere.robustness.accuracy import RobustAccuracy, Strength, accuracy_under, fooling_strength
-from hypersphere.robustness.attacks import ATTACKS, BIM, FGSM, Attack, DeepFool
-from hypersphere.robustness.bridge import Foolbox
-from hypersphere.robustness.classifier import Classifier
-from hypersphere.robustness.plot import plot_accuracy, plot_strength
+from hypersphere.robustness.accuracy import (
+    RobustAccuracy,
+    Strength,
+    accuracy_under,
+    fooling_strength,
+    plot_accuracy,
+    plot_strength,
+)
+from hypersphere.robustness.attacks import ATTACKS, BIM, FGSM, Attack, Classifier, DeepFool
+from hypersphere.robustness.foolbox import Foolbox
 from hypersphere.robustness.training import adversarial_loss
 
 __all__ = [

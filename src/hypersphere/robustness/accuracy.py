@@ -1,37 +1,39 @@
-"""How many images a model still gets right under attack, and how strong an attack has to be."""
+"""Accuracy of a model under attack, and the perturbation that is needed to fool it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hypersphere import sphere
+from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_number, require
-from hypersphere.robustness.attacks import FGSM, Attack, DeepFool
-from hypersphere.robustness.gradient import Loss, Model, evaluating
+from hypersphere.robustness.attacks import FGSM, Attack, DeepFool, Loss, Model
 
-__all__ = ["RobustAccuracy", "Strength", "accuracy_under", "fooling_strength"]
+__all__ = ["RobustAccuracy", "Strength", "accuracy_under", "fooling_strength", "plot_accuracy", "plot_strength"]
 
-Batches = Iterable[tuple[Tensor, Tensor]]
+Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class RobustAccuracy:
-    """The share of images classified rightly: clean, and attacked with each ε.
+    """Result of `accuracy_under`: accuracies in [0, 1], without an attack and for each ε.
 
     Attributes:
-        attack: the name of the attack.
-        transferred: whether the attack was made on another model.
-        images: how many there were.
-        clean: accuracy without an attack, in [0, 1].
-        epsilons: the strengths.
-        accuracies: one for each ε.
+        attack: name of the attack.
+        transferred: True if the attack was computed on another model.
+        images: number of images.
+        clean: accuracy without an attack.
+        epsilons: attack strengths ε.
+        accuracies: accuracy for each ε.
     """
 
     attack: str
@@ -42,33 +44,38 @@ class RobustAccuracy:
     accuracies: tuple[float, ...]
 
     def at(self, epsilon: float) -> float:
-        """The accuracy at one of the strengths."""
-        found = [place for place, known in enumerate(self.epsilons) if math.isclose(known, epsilon)]
-        require(bool(found), "epsilon", f"one of {', '.join(f'{known:g}' for known in self.epsilons)}", epsilon)
-        return self.accuracies[found[0]]
+        """Return the accuracy for one of the ε."""
+        for measured, accuracy in zip(self.epsilons, self.accuracies, strict=True):
+            if math.isclose(measured, epsilon):
+                return accuracy
+        raise ValueError(f"epsilon must be one of {', '.join(f'{e:g}' for e in self.epsilons)}, not {epsilon!r}")
 
 
 @dataclass(frozen=True, eq=False)
 class Strength:
-    """How far images were moved, in order of the data (thesis, figure C.1).
+    """Result of `fooling_strength`: the perturbation of each image (thesis, figure C.1).
 
     Attributes:
-        l2: (N,) Euclidean lengths of the perturbations.
-        linf: (N,) their largest pixels.
-        fooled: (N,) whether the model then errs.
-        wrong: (N,) whether it erred before; these images are not moved.
+        l2: Euclidean norms of the perturbations.
+        linf: their largest absolute entries.
+        fooled: True where the model misclassifies the attacked image.
+        wrong: True where it misclassifies the original image, which is then not changed.
     """
 
-    l2: Tensor
-    linf: Tensor
-    fooled: Tensor
-    wrong: Tensor
+    l2: Float[Tensor, " images"]
+    linf: Float[Tensor, " images"]
+    fooled: Bool[Tensor, " images"]
+    wrong: Bool[Tensor, " images"]
 
     def median(self, norm: str = "l2") -> float:
-        """The median strength of the images that were right and are fooled, the others left out; NaN if none is."""
+        """Return the median over the images that were correct before the attack and are fooled by it, NaN if none."""
+        selected = self.norms(norm)[self.fooled & ~self.wrong]
+        return float(selected.median()) if len(selected) else math.nan
+
+    def norms(self, norm: str) -> Float[Tensor, " images"]:
+        """Return `l2` or `linf`, by name."""
         require(norm in ("l2", "linf"), "norm", "'l2' or 'linf'", norm)
-        moved = (self.l2 if norm == "l2" else self.linf)[self.fooled & ~self.wrong]
-        return float(moved.median()) if len(moved) else math.nan
+        return self.l2 if norm == "l2" else self.linf
 
     def __repr__(self) -> str:
         return (
@@ -86,15 +93,15 @@ def accuracy_under(
     source: Model | None = None,
     loss: Loss = F.cross_entropy,
 ) -> RobustAccuracy:
-    """Measure accuracy, clean and under an attack of one strength or several.
+    """Measure the accuracy without an attack and under an attack of one or several strengths.
 
     Args:
-        model: images in [0, 1] to logits; a module is put in evaluation mode meanwhile.
+        model: images in [0, 1] to logits. A module is put into evaluation mode during the call.
         data: yields (images, labels).
-        attack: one with a field `epsilon`; FGSM() if None.
-        epsilons: strengths to use in turn; that of the attack if None.
-        source: the model that the attack is made on, for transferred attacks; the model itself if None (white box).
-        loss: what the attack ascends, of the output of `source` and labels.
+        attack: a dataclass with a field `epsilon`; FGSM() if None.
+        epsilons: the strengths; only that of the attack if None.
+        source: the model on which a transferred attack is computed; `model` itself if None (white box).
+        loss: what the attack increases, a function of the output of `source` and of labels.
 
     Example:
         >>> batch = (torch.tensor([[0.6, 0.4], [0.9, 0.1]]), torch.tensor([0, 0]))
@@ -103,34 +110,34 @@ def accuracy_under(
                        accuracies=(1.0, 0.5, 0.0))
     """
     attack = FGSM() if attack is None else attack
-    with_strength = dataclasses.is_dataclass(attack) and hasattr(attack, "epsilon")
-    require(with_strength, "attack", "a dataclass with a field epsilon (else see fooling_strength)", attack)
+    has_epsilon = dataclasses.is_dataclass(attack) and hasattr(attack, "epsilon")
+    require(has_epsilon, "attack", "a dataclass with a field epsilon (otherwise use fooling_strength)", attack)
     strengths = (attack.epsilon,) if epsilons is None else tuple(epsilons)  # type: ignore[attr-defined]
-    sound = bool(strengths) and all(is_number(strength, 0) for strength in strengths)
-    require(sound, "epsilons", "numbers >= 0", strengths)
+    are_strengths = bool(strengths) and all(is_number(strength, 0) for strength in strengths)
+    require(are_strengths, "epsilons", "numbers >= 0", strengths)
     attacks = [dataclasses.replace(attack, epsilon=strength) for strength in strengths]  # type: ignore[type-var]
-    victim = model if source is None else source
-    images, clean, hits = 0, 0, [0] * len(attacks)
+    attacked_model = model if source is None else source
+    images, clean_hits, hits = 0, 0, [0] * len(attacks)
     for x, y in data:
         images += len(y)
-        clean += int((_predict(model, x) == y).sum())
-        for place, one in enumerate(attacks):
-            hits[place] += int((_predict(model, one(victim, x, y, loss)) == y).sum())
-    require(images > 0, "data", "something that yields at least one image", data)
-    name, accuracies = type(attack).__name__, tuple(hit / images for hit in hits)
-    return RobustAccuracy(name, source is not None, images, clean / images, strengths, accuracies)
+        clean_hits += int((_predict(model, x) == y).sum())
+        for i, one in enumerate(attacks):
+            hits[i] += int((_predict(model, one(attacked_model, x, y, loss)) == y).sum())
+    require(images > 0, "data", "an iterable that yields at least one image", data)
+    accuracies = tuple(count / images for count in hits)
+    return RobustAccuracy(type(attack).__name__, source is not None, images, clean_hits / images, strengths, accuracies)
 
 
 def fooling_strength(
     model: Model, data: Batches, attack: Attack | None = None, *, source: Model | None = None
 ) -> Strength:
-    """Measure how far images have to be moved until a model errs.
+    """Measure how large a perturbation has to be until the model misclassifies an image.
 
     Args:
-        model: images in [0, 1] to logits; a module is put in evaluation mode meanwhile.
+        model: images in [0, 1] to logits. A module is put into evaluation mode during the call.
         data: yields (images, labels).
-        attack: one that seeks the smallest perturbation; DeepFool() if None.
-        source: the model that the attack is made on; the model itself if None.
+        attack: an attack that minimises the perturbation; DeepFool() if None.
+        source: the model on which the attack is computed; `model` itself if None.
 
     Example:
         >>> batch = (torch.tensor([[0.6, 0.4], [0.9, 0.1]]), torch.tensor([0, 0]))
@@ -140,15 +147,64 @@ def fooling_strength(
     attack = DeepFool() if attack is None else attack
     parts = []
     for x, y in data:
-        moved = attack(model if source is None else source, x, y)
-        change = (moved - x).flatten(1)
+        attacked = attack(model if source is None else source, x, y)
+        change = (attacked - x).flatten(1)
         largest = change.abs().amax(1) if change.shape[1] else change.new_zeros(len(change))
-        parts.append((sphere.norm(change), largest, _predict(model, moved) != y, _predict(model, x) != y))
-    require(bool(parts), "data", "something that yields at least one batch", data)
+        parts.append((sphere.norm(change), largest, _predict(model, attacked) != y, _predict(model, x) != y))
+    require(bool(parts), "data", "an iterable that yields at least one batch", data)
     return Strength(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
 @torch.no_grad()
 def _predict(model: Model, images: Tensor) -> Tensor:
-    with evaluating(model):
+    with evaluation_mode(model):
         return model(images).argmax(1)
+
+
+# Figures (extra `report`) --------------------------------------------------------------------------------------------
+
+
+def plot_accuracy(results: Mapping[str, RobustAccuracy]) -> Any:
+    """Return a matplotlib figure of accuracy over ε in units of 1/255, with one line per model.
+
+    The accuracy without an attack is shown at ε = 0.
+
+    Args:
+        results: results of `accuracy_under` by name of the model.
+    """
+    axes = _axes(results)
+    for name, result in results.items():
+        points = sorted({0.0: result.clean, **dict(zip(result.epsilons, result.accuracies, strict=True))}.items())
+        axes.plot(
+            [255 * epsilon for epsilon, _ in points], [100 * value for _, value in points], marker="o", label=name
+        )
+    attacks = sorted({result.attack + (", transferred" if result.transferred else "") for result in results.values()})
+    axes.set(xlabel="ε · 255", ylabel="accuracy %", title="; ".join(attacks), ylim=(0, 100))
+    axes.legend()
+    return axes.figure
+
+
+def plot_strength(results: Mapping[str, Strength], norm: str = "l2") -> Any:
+    """Return a matplotlib figure of the sorted perturbations that fooled a model (thesis, figure C.1).
+
+    Images that were not fooled are left out. Images that were misclassified before the attack count as zero.
+
+    Args:
+        results: results of `fooling_strength` by name of the model.
+        norm: "l2" or "linf".
+    """
+    require(norm in ("l2", "linf"), "norm", "'l2' or 'linf'", norm)
+    axes = _axes(results)
+    for name, result in results.items():
+        strengths = result.norms(norm)[result.fooled].sort().values
+        axes.plot(range(len(strengths)), strengths.tolist(), label=name)
+    axes.set(xlabel="image, sorted", ylabel=f"strength ({norm})")
+    axes.legend()
+    return axes.figure
+
+
+def _axes(results: Mapping[str, object]) -> Any:
+    from matplotlib.figure import Figure  # not pyplot, which has global state and may open a window
+
+    require(len(results) > 0, "results", "at least one result by name", results)
+    return Figure(figsize=(5, 3.5), layout="constrained").add_subplot()

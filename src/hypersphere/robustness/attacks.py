@@ -1,41 +1,58 @@
-r"""Attacks: images x̃ near x that a model takes for something else.
+r"""Adversarial attacks: images x̃ close to x that a model misclassifies.
 
-An attack is called with a model, images (B, …) in [0, 1] and their true labels, and returns images of the same kind.
-The model is anything that maps images to logits. With `loss=head` it may map images to the features that a head of
-`hypersphere.heads` takes. Modules are attacked in evaluation mode, and neither their modes nor their gradients change.
+An attack is called with a model, images (B, …) in [0, 1] and their true labels, and returns images of the same shape.
+The model is any callable that maps images to logits. With `loss=head` it may map images to the features of a head of
+`hypersphere.heads`. Modules are attacked in evaluation mode; their modes, gradients and buffers do not change.
 To add an attack, write a frozen dataclass and list it in ATTACKS.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias, runtime_checkable
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from jaxtyping import Float, Int, Num
+from torch import Tensor, nn
 
-from hypersphere._validation import is_number, require
-from hypersphere.robustness.deepfool import fooled
-from hypersphere.robustness.gradient import Loss, Model, check_batch, evaluating, image_gradient
+from hypersphere import sphere
+from hypersphere._modes import evaluation_mode
+from hypersphere._numerics import values_readable
+from hypersphere._validation import is_integer, is_number, require
 
-__all__ = ["ATTACKS", "BIM", "FGSM", "Attack", "DeepFool"]
+__all__ = ["ATTACKS", "BIM", "FGSM", "Attack", "Classifier", "DeepFool", "Loss", "Model", "check_batch"]
+
+Model: TypeAlias = Callable[[Tensor], Tensor]
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Attack(Protocol):
-    """What all attacks have in common."""
+    """The interface of all attacks."""
 
-    def __call__(self, model: Model, images: Tensor, labels: Tensor, /, loss: Loss = F.cross_entropy) -> Tensor:
+    def __call__(
+        self,
+        model: Model,
+        images: Num[Tensor, "batch ..."],
+        labels: Int[Tensor, " batch"],
+        /,
+        loss: Loss = F.cross_entropy,
+    ) -> Float[Tensor, "batch ..."]:
         """Return attacked images in [0, 1]."""
 
 
 @dataclass(frozen=True)
 class FGSM:
-    r"""One step up the loss, as far as allowed in every pixel: x̃ = x + ε·sign ∇ₓJ(x, y) (thesis, C.1.2).
+    r"""Fast gradient sign method: one step x̃ = x + ε·sign ∇ₓJ(x, y) that increases the loss J (thesis, C.1.2).
 
-    >>> import torch
-    >>> images, labels = torch.full((1, 2), 0.5), torch.tensor([0])
-    >>> FGSM(epsilon=0.1)(lambda x: x, images, labels)
-    tensor([[0.4000, 0.6000]])
+    Args:
+        epsilon: ε, the change of every pixel.
+
+    Example:
+        >>> images, labels = torch.full((1, 2), 0.5), torch.tensor([0])
+        >>> FGSM(epsilon=0.1)(lambda x: x, images, labels)
+        tensor([[0.4000, 0.6000]])
     """
 
     epsilon: float = 8 / 255
@@ -43,21 +60,33 @@ class FGSM:
     def __post_init__(self) -> None:
         require(is_number(self.epsilon, 0, 1), "epsilon", "a number in [0, 1]", self.epsilon)
 
-    def __call__(self, model: Model, images: Tensor, labels: Tensor, /, loss: Loss = F.cross_entropy) -> Tensor:
+    def __call__(
+        self,
+        model: Model,
+        images: Num[Tensor, "batch ..."],
+        labels: Int[Tensor, " batch"],
+        /,
+        loss: Loss = F.cross_entropy,
+    ) -> Float[Tensor, "batch ..."]:
         """Return attacked images."""
         return BIM(self.epsilon, self.epsilon, 1)(model, images, labels, loss)
 
 
 @dataclass(frozen=True)
 class BIM:
-    r"""Small steps of FGSM, kept within ε of the image in every pixel (thesis, C.1.2).
+    r"""Basic iterative method: small FGSM steps, clipped to within ε of each pixel (thesis, C.1.2).
 
         x̃ ← clip_{x, ε}(x̃ + τ·sign ∇J(x̃, y))
 
-    >>> import torch
-    >>> images, labels = torch.full((1, 2), 0.5), torch.tensor([0])
-    >>> BIM(epsilon=0.1, step=0.04, steps=20)(lambda x: x, images, labels)
-    tensor([[0.4000, 0.6000]])
+    Args:
+        epsilon: ε, the largest change of a pixel.
+        step: τ, the change of a pixel per step.
+        steps: number of steps.
+
+    Example:
+        >>> images, labels = torch.full((1, 2), 0.5), torch.tensor([0])
+        >>> BIM(epsilon=0.1, step=0.04, steps=20)(lambda x: x, images, labels)
+        tensor([[0.4000, 0.6000]])
     """
 
     epsilon: float = 8 / 255
@@ -67,40 +96,50 @@ class BIM:
     def __post_init__(self) -> None:
         require(is_number(self.epsilon, 0, 1), "epsilon", "a number in [0, 1]", self.epsilon)
         require(is_number(self.step, 0, 1), "step", "a number in [0, 1]", self.step)
-        require(isinstance(self.steps, int) and self.steps >= 1, "steps", "a whole number >= 1", self.steps)
+        require(is_integer(self.steps, 1), "steps", "an integer >= 1", self.steps)
 
-    def __call__(self, model: Model, images: Tensor, labels: Tensor, /, loss: Loss = F.cross_entropy) -> Tensor:
+    def __call__(
+        self,
+        model: Model,
+        images: Num[Tensor, "batch ..."],
+        labels: Int[Tensor, " batch"],
+        /,
+        loss: Loss = F.cross_entropy,
+    ) -> Float[Tensor, "batch ..."]:
         """Return attacked images."""
         check_batch(images, labels)
         images = images.detach()
         low, high = (images - self.epsilon).clamp(min=0), (images + self.epsilon).clamp(max=1)
         attacked = images
-        with evaluating(model, loss):
+        with evaluation_mode(model, loss):
             for _ in range(self.steps):
-                slope = image_gradient(model, attacked, labels, loss)
-                attacked = (attacked + self.step * slope.sign()).clamp(low, high)
+                gradient = _image_gradient(model, attacked, labels, loss)
+                attacked = (attacked + self.step * gradient.sign()).clamp(low, high)
         return attacked
 
 
 @dataclass(frozen=True)
 class DeepFool:
-    r"""The nearest boundary of the linearised model, crossed, until the class changes (Moosavi-Dezfooli et al. 2016).
+    r"""Steps to the nearest class boundary of the linearised model, until the class changes.
 
-    With f_k the k-th logit less that of the true class, and w_k its gradient, the step is (|f_k|/‖w_k‖²)·w_k ("l2") or
-    (|f_k|/‖w_k‖₁)·sign w_k ("linf") for the k whose boundary is nearest. Images that are misclassified already stay. It
-    asks for logits and so has no use for a loss.
+    With f_k the logit of class k minus that of the true class, and w_k its gradient, a step is (|f_k|/‖w_k‖²)·w_k for
+    "l2" or (|f_k|/‖w_k‖₁)·sign w_k for "linf", for the k with the nearest boundary. Images that are misclassified from
+    the start do not change. The attack uses logits and ignores the argument `loss`.
 
     Args:
-        norm: "l2" or "linf", what is to be small.
-        steps: the most there are.
-        overshoot: the whole perturbation is stretched by this share, to be across.
-        candidates: how many of the likeliest classes are considered.
-        nudge: added to the length of each step, so that none is too short to cross.
+        norm: "l2" or "linf", the norm of the perturbation that should be small.
+        steps: largest number of steps.
+        overshoot: the perturbation is extended by this fraction, to end beyond the boundary.
+        candidates: number of most probable classes that are considered.
+        nudge: added to the length of each step, so that rounding cannot keep an image on the boundary.
 
-    >>> import torch
-    >>> images, labels = torch.tensor([[0.6, 0.4]]), torch.tensor([0])
-    >>> DeepFool(overshoot=0.02, nudge=0.0)(lambda x: x, images, labels)
-    tensor([[0.4980, 0.5020]])
+    Example:
+        >>> images, labels = torch.tensor([[0.6, 0.4]]), torch.tensor([0])
+        >>> DeepFool(overshoot=0.02, nudge=0.0)(lambda x: x, images, labels)
+        tensor([[0.4980, 0.5020]])
+
+    Reference:
+        Moosavi-Dezfooli et al., DeepFool, CVPR 2016.
     """
 
     norm: str = "l2"
@@ -111,26 +150,122 @@ class DeepFool:
 
     def __post_init__(self) -> None:
         require(self.norm in ("l2", "linf"), "norm", "'l2' or 'linf'", self.norm)
-        require(isinstance(self.steps, int) and self.steps >= 1, "steps", "a whole number >= 1", self.steps)
+        require(is_integer(self.steps, 1), "steps", "an integer >= 1", self.steps)
         require(is_number(self.overshoot, 0), "overshoot", "a number >= 0", self.overshoot)
-        whole = isinstance(self.candidates, int) and self.candidates >= 2
-        require(whole, "candidates", "a whole number >= 2", self.candidates)
+        require(is_integer(self.candidates, 2), "candidates", "an integer >= 2", self.candidates)
         require(is_number(self.nudge, 0), "nudge", "a number >= 0", self.nudge)
 
-    def __call__(self, model: Model, images: Tensor, labels: Tensor, /, loss: Loss = F.cross_entropy) -> Tensor:
+    def __call__(
+        self,
+        model: Model,
+        images: Num[Tensor, "batch ..."],
+        labels: Int[Tensor, " batch"],
+        /,
+        loss: Loss = F.cross_entropy,
+    ) -> Float[Tensor, "batch ..."]:
         """Return attacked images."""
         check_batch(images, labels)
-        with evaluating(model):
-            return fooled(
-                model,
-                images.detach(),
-                labels,
-                linf=self.norm == "linf",
-                steps=self.steps,
-                overshoot=self.overshoot,
-                candidates=self.candidates,
-                nudge=self.nudge,
-            )
+        with evaluation_mode(model):
+            return self._search(model, images.detach(), labels)
+
+    def _search(self, model: Model, images: Tensor, labels: Tensor) -> Tensor:
+        attacked, perturbation = images.clone(), torch.zeros_like(images)
+        active = torch.arange(len(images), device=images.device)  # images that are still classified correctly
+        candidates: Tensor | None = None
+        for _ in range(self.steps if len(images) else 0):
+            with torch.inference_mode(False), torch.enable_grad():
+                x = _differentiable_copy(attacked[active])
+                logits = model(x)
+                if candidates is None:
+                    are_logits = logits.ndim == 2 and logits.shape[1] >= 2
+                    accepted = "images to logits (B, C) of two classes or more"
+                    require(are_logits, "model", accepted, tuple(logits.shape))
+                    candidates = logits.detach().topk(min(self.candidates, logits.shape[1])).indices
+                is_correct = logits.argmax(1) == labels[active]
+                if not is_correct.any():
+                    break
+                # f_k: the first candidate is the true class of every image that is still classified correctly.
+                candidate_logits = logits.gather(1, candidates[active])
+                gaps = candidate_logits[:, 1:] - candidate_logits[:, :1]
+                # w_k, one backward pass per candidate. The images of a batch do not depend on one another.
+                gradients = [torch.autograd.grad(gap.sum(), x, retain_graph=True)[0] for gap in gaps.unbind(1)]
+            active = active[is_correct]
+            step = self._step(gaps.detach()[is_correct], torch.stack(gradients, 1)[is_correct].flatten(2))
+            perturbation[active] += step.view_as(perturbation[active])
+            attacked[active] = (images[active] + (1 + self.overshoot) * perturbation[active]).clamp(0, 1)
+        return attacked
+
+    def _step(
+        self, gaps: Float[Tensor, "batch classes"], gradients: Float[Tensor, "batch classes pixels"]
+    ) -> Float[Tensor, "batch pixels"]:
+        """Return the shortest step to a point where one of the linearised gaps is zero."""
+        if self.norm == "linf":
+            slope, direction = gradients.abs().sum(2), gradients.sign()
+        else:
+            lengths, direction = sphere.polar(gradients)
+            slope = lengths.squeeze(2)
+        flat = slope == 0  # no step changes this gap
+        distance = (gaps.abs() / slope.masked_fill(flat, 1.0)).masked_fill(flat, torch.inf)
+        shortest, nearest_class = distance.min(1)
+        length = (shortest + self.nudge).masked_fill(shortest.isinf(), 0.0)
+        return length.unsqueeze(1) * direction[torch.arange(len(length), device=length.device), nearest_class]
 
 
 ATTACKS: dict[str, type[Attack]] = {"fgsm": FGSM, "bim": BIM, "deepfool": DeepFool}
+
+
+@runtime_checkable
+class _Scorer(Protocol):
+    def scores(self, x: Tensor, /) -> Tensor:
+        """Return the scores (B, C) of features, without margin."""
+
+
+class Classifier(nn.Module):
+    """A model followed by its head: images to scores without margin, as attacks need them.
+
+    Args:
+        model: images to features.
+        head: features to scores by its method `scores`, or by being called if it has no such method.
+
+    Example:
+        >>> Classifier(nn.Flatten(), nn.Linear(4, 3))(torch.rand(2, 1, 2, 2)).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(self, model: nn.Module, head: nn.Module | _Scorer) -> None:
+        super().__init__()
+        self.model = model
+        self.head = head
+
+    def forward(self, images: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch classes"]:
+        """Map images (B, …) to scores (B, C)."""
+        features = self.model(images)
+        return self.head.scores(features) if isinstance(self.head, _Scorer) else self.head(features)
+
+
+def check_batch(images: Tensor, labels: Tensor) -> None:
+    """Raise unless images are floating-point numbers in [0, 1] with one label each."""
+    require(images.is_floating_point(), "images", "floating-point numbers in [0, 1]", images.dtype)
+    require(len(images) == len(labels), "labels", f"one for each of the {len(images)} images", len(labels))
+    if images.numel() and values_readable(images):
+        low, high = (float(value) for value in images.aminmax())
+        require(low >= 0 and high <= 1, "images", "numbers in [0, 1]", (low, high))  # False for NaN too
+
+
+def _image_gradient(model: Model, images: Tensor, labels: Tensor, loss: Loss) -> Tensor:
+    """Return ∂loss(model(x), y)/∂x. The gradients stored in parameters do not change.
+
+    >>> _image_gradient(lambda x: 3 * x, torch.tensor([[0.5]]), torch.tensor([0]), lambda output, y: output.sum())
+    tensor([[3.]])
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        x = _differentiable_copy(images)
+        (gradient,) = torch.autograd.grad(loss(model(x), _differentiable_copy(labels)), x)
+    return gradient
+
+
+def _differentiable_copy(tensor: Tensor) -> Tensor:
+    """Return a copy that autograd can use, also of a tensor that was created in inference mode."""
+    with torch.inference_mode(False):
+        copy = tensor.detach().clone()
+        return copy.requires_grad_() if copy.is_floating_point() else copy

@@ -1,39 +1,43 @@
-"""Adversarial training: a loss on images and on their attacked versions."""
+"""Adversarial training: a loss on images and on attacked images."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
+from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_number, require
-from hypersphere.robustness.attacks import FGSM, Attack
-from hypersphere.robustness.gradient import Loss, Model
+from hypersphere.robustness.attacks import FGSM, Attack, Loss, Model
 
 __all__ = ["adversarial_loss"]
 
 
 def adversarial_loss(
     model: Model,
-    images: Tensor,
-    labels: Tensor,
+    images: Num[Tensor, "batch ..."],
+    labels: Int[Tensor, " batch"],
     *,
     attack: Attack | None = None,
     weight: float = 0.5,
     loss: Loss = F.cross_entropy,
-) -> Tensor:
-    r"""(1 − weight)·J(x, y) + weight·J(x̃, y) with x̃ attacked anew (Goodfellow et al. 2015; thesis, C.1.2).
+) -> Float[Tensor, ""]:
+    r"""Compute (1 − weight)·J(x, y) + weight·J(x̃, y) with attacked images x̃ (Goodfellow et al. 2015; thesis, C.1.2).
 
-    x̃ is made in evaluation mode and counts as data. Both go through the model as one batch in its own mode, so batch
-    statistics are those of the mixture, and the loss is called twice (a head's schedule then advances twice a step).
+    The attack runs in evaluation mode, and x̃ is treated as data: no gradient flows through the attack. Images and
+    attacked images pass through the model as one batch, so the statistics of BatchNorm are those of the mixture.
+
+    If the loss is a head, its schedule and running statistics are updated once, by the clean images. The loss of the
+    attacked images is computed in evaluation mode, at the same point of the schedule.
 
     Args:
         model: images to logits, or to features if the loss is a head.
         images: (B, …) in [0, 1].
         labels: (B,).
-        attack: how images are attacked; FGSM() with ε = 8/255 if None.
-        weight: the share of the attacked images in the loss, in [0, 1].
-        loss: of outputs and labels: `torch.nn.functional.cross_entropy` or a head.
+        attack: FGSM() with ε = 8/255 if None.
+        weight: weight of the attacked images, in [0, 1].
+        loss: of outputs and labels, such as `torch.nn.functional.cross_entropy` or a head.
 
     Example:
         >>> model = torch.nn.Linear(2, 2)
@@ -41,5 +45,8 @@ def adversarial_loss(
     """
     require(is_number(weight, 0, 1), "weight", "a number in [0, 1]", weight)
     attacked = (FGSM() if attack is None else attack)(model, images, labels, loss)
-    clean, hard = model(torch.cat([images, attacked])).chunk(2)
-    return (1 - weight) * loss(clean, labels) + weight * loss(hard, labels)
+    clean_output, attacked_output = model(torch.cat([images, attacked])).chunk(2)
+    # The attacked images come first: the call on clean images below advances the schedule of a head.
+    with evaluation_mode(loss):
+        attacked_loss = loss(attacked_output, labels)
+    return (1 - weight) * loss(clean_output, labels) + weight * attacked_loss

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require
-from hypersphere.training.mode import evaluating
 from hypersphere.training.objective import Objective
 
 __all__ = ["Epoch", "Progress", "Steppable", "embed", "fit", "minimize", "predict"]
@@ -159,7 +159,7 @@ def minimize(
 @torch.no_grad()
 def embed(model: nn.Module, data: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return the features (N, d) and labels (N,) of all data, with the model in evaluation mode meanwhile."""
-    with evaluating(model):
+    with evaluation_mode(model):
         parts = [(model(x), y) for x, y in data]
     require(bool(parts), "data", "something that yields at least one batch", data)
     return torch.cat([features for features, _ in parts]), torch.cat([labels for _, labels in parts])

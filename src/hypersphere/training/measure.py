@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hypersphere._modes import evaluation_mode
 from hypersphere.energy import hyperspherical_energy
 from hypersphere.energy.neurons import Neurons
 from hypersphere.heads import ShardedHead
 from hypersphere.heads.collectives import Processes
-from hypersphere.training.mode import evaluating
 from hypersphere.training.objective import Objective
 from hypersphere.training.parallel import part_of
 
@@ -31,7 +31,7 @@ def accuracy(objective: Objective, data: Iterable[tuple[Tensor, Tensor]]) -> flo
     """
     processes, where = Processes(), next(objective.parameters()).device
     right, seen, sound = 0, 0, 1
-    with evaluating(objective):
+    with evaluation_mode(objective):
         for inputs, labels in data:
             x, y = (part.to(where) for part in part_of(inputs, labels, processes))
             features = objective.features(x)

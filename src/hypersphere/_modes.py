@@ -1,0 +1,39 @@
+"""Temporary evaluation mode for modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+__all__ = ["evaluation_mode"]
+
+
+@contextmanager
+def evaluation_mode(*parts: object) -> Iterator[None]:
+    """Put modules into evaluation mode inside a `with` block and restore the mode of every submodule afterwards.
+
+    The flags `training` are set directly. Methods `train` and `eval` that a module overrides are not called, because
+    their side effects (merging adapters, for example) could not be undone.
+
+    Args:
+        parts: modules. Anything else, such as a function used in place of a model, is ignored.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(2, 2), nn.Dropout().eval())
+        >>> with evaluation_mode(network, abs):
+        ...     [layer.training for layer in network]
+        [False, False]
+        >>> [layer.training for layer in network]
+        [True, False]
+    """
+    modes = [(module, module.training) for part in parts if isinstance(part, nn.Module) for module in part.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        # Restore each module separately: some may have been frozen in evaluation mode.
+        for module, was_training in modes:
+            module.training = was_training

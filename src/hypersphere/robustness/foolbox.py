@@ -1,0 +1,78 @@
+"""Attacks of the library foolbox, with the interface of this package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Num
+from torch import Tensor, nn
+
+from hypersphere._modes import evaluation_mode
+from hypersphere.robustness.attacks import Loss, Model, check_batch
+
+__all__ = ["Foolbox"]
+
+
+@dataclass(frozen=True)
+class Foolbox:
+    """Any attack of foolbox (extra `attack`) on any callable. The model's modes and gradients do not change.
+
+    Args:
+        attack: an attack of `foolbox.attacks`. It defines its loss itself and ignores the argument `loss`.
+        epsilon: the largest perturbation, in the norm of the attack; None for attacks that minimise it.
+
+    Example: `Foolbox(foolbox.attacks.L2CarliniWagnerAttack())(model, images, labels)`.
+    """
+
+    attack: Any
+    epsilon: float | None = None
+
+    def __call__(
+        self,
+        model: Model,
+        images: Num[Tensor, "batch ..."],
+        labels: Int[Tensor, " batch"],
+        /,
+        loss: Loss = F.cross_entropy,
+    ) -> Float[Tensor, "batch ..."]:
+        """Return attacked images."""
+        from foolbox.models.pytorch import PyTorchModel
+
+        check_batch(images, labels)
+        with evaluation_mode(model):
+            target = PyTorchModel(_IsolatedModel(model).eval(), bounds=(0, 1), device=images.device)
+            _, attacked, _ = self.attack(target, images.detach(), labels, epsilons=self.epsilon)
+        return attacked.detach()
+
+
+class _IsolatedModel(nn.Module):
+    """A model whose output is differentiable with respect to its input only.
+
+    foolbox calls `backward`, which would otherwise accumulate gradients in the parameters.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.hidden_model = [model]  # in a list, so that it is not registered as a submodule
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the model."""
+        return _InputGradientOnly.apply(x, self.hidden_model[0])
+
+
+class _InputGradientOnly(torch.autograd.Function):
+    """Call a model in a separate graph and differentiate that graph with respect to the input alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, model: Model) -> Tensor:
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            ctx.output = model(ctx.x)
+        return ctx.output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        return torch.autograd.grad(ctx.output, ctx.x, grad_output)[0], None
