@@ -17,7 +17,9 @@ __all__ = [
     "angle_derivative",
     "autocast_disabled",
     "can_update_state",
+    "close_pair_threshold",
     "distance_floor",
+    "exact_difference_threshold",
     "machine_epsilon",
     "narrow",
     "parallel_tolerance",
@@ -158,24 +160,44 @@ def squared_norm_is_zero(squared_norm: Tensor) -> Tensor:
     return squared_norm < zero_floor(squared_norm.dtype)
 
 
-def distance_floor(dtype: torch.dtype) -> float:
-    r"""Return √(8·eps), the smallest chord that can be computed from a cosine of `dtype`.
+def distance_floor() -> float:
+    r"""Return √(8·eps) of float64, 4.2e-8: the smallest chord that can be computed from a cosine in float64.
 
-    The expression 2 − 2c has a rounding error of a few eps, so shorter chords would be noise. The floor is 9.8e-4 in
-    float32 and 4.2e-8 in float64.
+    The expression 2 − 2c has a rounding error of a few eps, so shorter chords would be noise.
     """
-    return math.sqrt(8 * torch.finfo(_compute_dtype(dtype)).eps)
+    return math.sqrt(8 * torch.finfo(torch.float64).eps)
 
 
 def squared_distance_floor(dtype: torch.dtype, power: float = 0.0) -> float:
-    r"""Return the square of `distance_floor`, raised for large powers s so that z^−s and its gradient stay finite.
+    r"""Return the square of the smallest distance z at which z^−s is evaluated for results in `dtype`.
 
-    The raised floor is (max/(10⁴s²))^(−2/(s+4)), where max is the largest number of the dtype. It applies in float32
-    from s = 7 on (a distance of 0.27 at s = 50) and in float64 from s = 34 on.
+    It is `distance_floor`, raised for large powers s so that z^−s and its derivative s·z^(−s−1) stay below 10⁻⁴ of the
+    largest number of the dtype. The raised floor applies in float32 from s = 5 on; it is 0.23 at s = 50.
     """
-    largest = torch.finfo(_compute_dtype(dtype)).max
-    headroom = largest / (1e4 * max(power, 1.0) ** 2)
-    return max(distance_floor(dtype) ** 2, float(headroom ** (-2 / (power + 4))))
+    s = max(power, 1.0)
+    result = (torch.finfo(_compute_dtype(dtype)).max / (1e4 * s)) ** (-1 / (power + 1))
+    # Derivatives with respect to the squared distance are computed in float64 and grow like z^(−s−2).
+    intermediate = (torch.finfo(torch.float64).max / (1e4 * s**2)) ** (-1 / (power + 4))
+    return max(distance_floor(), float(result), float(intermediate)) ** 2
+
+
+def close_pair_threshold(dtype: torch.dtype, power: float = 0.0) -> float:
+    r"""Return the squared chord below which a cosine of `dtype` is too inaccurate to compute z^−s from it.
+
+    The rounding error of 2 − 2c is a few eps, so its relative error is a few eps^¾ above eps^¼ (0.019 in float32), about
+    1e-5 in float32. For large powers the threshold is raised, so that u^(−s/2−1) cannot overflow above it.
+    """
+    info = torch.finfo(_compute_dtype(dtype))
+    headroom = info.max / (1e4 * max(power, 1.0) ** 2)
+    return max(float(info.eps) ** 0.25, float(headroom ** (-2 / (power + 4))))
+
+
+def exact_difference_threshold() -> float:
+    r"""Return √eps of float64, 1.5e-8: squared chords below it are computed from differences of float64 vectors.
+
+    From float64 cosines they would have a relative error of more than 1e-7.
+    """
+    return math.sqrt(torch.finfo(torch.float64).eps)
 
 
 def tie_tolerance(dtype: torch.dtype) -> float:

@@ -149,7 +149,6 @@ __getattr__ = deprecated_names(
     {
         "angle_slope": f"{_NUMERICS}:angle_derivative",
         "directions": "hypersphere.sphere:row_directions",
-        "distance_floor": f"{_NUMERICS}:distance_floor",
         "full_precision": f"{_NUMERICS}:autocast_disabled",
         "inspectable": f"{_NUMERICS}:values_readable",
         "quick_polar": "hypersphere.sphere:row_polar",

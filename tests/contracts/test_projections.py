@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hypersphere.functions import projection
-from hypersphere.functions.potential import PairPotential
+from hypersphere.functions._pairwise import PairPotential
 from hypersphere.functions.projection import CONSTRUCTIONS, PROJECTIONS, AnglePreserving, Group, Learned, Random
 
 NEURONS, CHANNELS, TAPS = 12, 16, 3
@@ -101,13 +101,14 @@ def test_angle_preserving_slope_is_the_derivative(form):
     entry, w = AnglePreserving(dim=4, views=2, form=form), rows(1)[:, :, :9].requires_grad_()
     basis = torch.randn(2, 4, 9, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(entry.objective(w, basis), basis)
-    slope = entry.slope(w, basis, PairPotential())
+    slope = entry.gradient(w, basis, PairPotential())
     torch.testing.assert_close(slope, expected)
     step = 1e-3
     second = torch.autograd.grad(slope.square().sum(), w)[0]
     direction = torch.randn_like(w)
     ahead, behind = (
-        entry.slope((w + sign * step * direction).detach(), basis, PairPotential()).square().sum() for sign in (1, -1)
+        entry.gradient((w + sign * step * direction).detach(), basis, PairPotential()).square().sum()
+        for sign in (1, -1)
     )
     assert (second * direction).sum().item() == pytest.approx((ahead - behind).item() / (2 * step), rel=1e-3)
 
@@ -128,7 +129,7 @@ def test_learned_bases_go_where_they_should():
 
         before = measure(basis)
         for _ in range(3):
-            basis = basis - 0.1 * entry.rate * entry.slope(w, basis, potential)
+            basis = basis - 0.1 * entry.rate * entry.gradient(w, basis, potential)
         assert (measure(basis) < before) == lower
 
 

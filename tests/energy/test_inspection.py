@@ -10,9 +10,9 @@ from torch import nn
 
 import oracle
 from hypersphere.energy import inspect, random_energy
-from hypersphere.energy.hyperspherical import stacked_energy
+from hypersphere.energy.energy import stacked_energy
+from hypersphere.functions._pairwise import PairPotential
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.potential import PairPotential
 
 
 def weights():

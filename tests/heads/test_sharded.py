@@ -10,9 +10,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from hypersphere import angular, margin
-from hypersphere.functions.cross_repulsion import cross_repulsion, data_dependent_energy
+from hypersphere.functions._pairwise import PairPotential, cross_repulsion, data_dependent_energy
 from hypersphere.functions.kernel import Riesz
-from hypersphere.functions.potential import PairPotential
 from hypersphere.heads import PRESETS, AngularHead, Annealing, arcface
 from hypersphere.heads.fingerprint import differences, fingerprint
 from hypersphere.heads.sharded import ShardedHead

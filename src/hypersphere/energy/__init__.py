@@ -1,14 +1,17 @@
 """Hyperspherical energy: how evenly neurons cover the sphere."""
 
 from hypersphere.energy.comhe import CoMHE
-from hypersphere.energy.hyperspherical import hyperspherical_energy, random_batch_energy
+from hypersphere.energy.energy import (
+    data_dependent_energy,
+    hyperspherical_energy,
+    random_batch_energy,
+    random_energy,
+)
 from hypersphere.energy.inspection import Inspection, LayerInspection, inspect
 from hypersphere.energy.low_rank import LowRank, factors, low_rank_
 from hypersphere.energy.mhe import MHE
 from hypersphere.energy.minimum import Minimum, minimize
 from hypersphere.energy.orthogonality import SRIP, Orthogonal, Orthonormal
-from hypersphere.energy.uniform import random_energy
-from hypersphere.functions.cross_repulsion import data_dependent_energy
 
 __all__ = [
     "MHE",

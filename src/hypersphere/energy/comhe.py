@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from hypersphere import _numerics
 from hypersphere._validation import is_number, require
 from hypersphere.energy.draws import require_seed, seeded, uncompiled
-from hypersphere.energy.hyperspherical import stacked_energy
+from hypersphere.energy.energy import stacked_energy
 from hypersphere.energy.neurons import Neurons, Source, find_neurons, stack_equal_shapes
+from hypersphere.functions._pairwise import PairPotential
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.potential import PairPotential
 from hypersphere.functions.projection import PROJECTIONS, Learned, Projection
 
 __all__ = ["CoMHE"]
@@ -180,7 +180,8 @@ class CoMHE(nn.Module):
             basis = getattr(self, f"basis_{key}").to(equal[0])
             with torch.set_grad_enabled(torch.is_grad_enabled() and projection.unrolled):
                 for _ in range(projection.updates if moves else 0):
-                    basis = basis - projection.rate * sum(projection.slope(w, basis, self.potential) for w in equal)
+                    gradients = [projection.gradient(w, basis, self.potential) for w in equal]
+                    basis = projection.update(basis, torch.stack(gradients).sum(0))
             bases[key] = basis
         return bases
 

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, require
 from hypersphere.energy.checkpoint import weights_of
+from hypersphere.energy.energy import random_energy, stacked_energy
 from hypersphere.energy.holes import hole_radius
-from hypersphere.energy.hyperspherical import stacked_energy
-from hypersphere.energy.uniform import random_energy
+from hypersphere.functions._pairwise import PairPotential
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.potential import PairPotential
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -186,7 +185,7 @@ def _inspect_rows(
     for power in (0, 1, 2):
         for distance in ("euclidean", "angular"):
             for half_space in (False, True):
-                value = stacked_energy(rows, PairPotential(kernel_of(power), distance, half_space), of=n)
+                value = stacked_energy(rows, PairPotential(kernel_of(power), distance, half_space), sampled_from=n)
                 form = (power, distance, half_space)
                 energies[form] = Energy(float(value), *random_energy(n, d, power, distance, half_space))
     i, j = torch.triu_indices(len(unit), len(unit), 1, device=w.device)

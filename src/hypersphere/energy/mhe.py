@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from hypersphere import _numerics
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.energy.draws import require_seed, seeded, uncompiled
-from hypersphere.energy.hyperspherical import stacked_energy
+from hypersphere.energy.energy import stacked_energy
 from hypersphere.energy.neurons import Population, Source, find_neurons, stack_equal_shapes
-from hypersphere.functions.cross_repulsion import data_dependent_energy
+from hypersphere.functions._pairwise import PairPotential, data_dependent_energy
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.potential import PairPotential
 
 __all__ = ["MHE"]
 
@@ -125,7 +124,9 @@ class MHE(nn.Module):
                 if self._is_large(n):
                     drawn = torch.randperm(n, generator=generator)[: self.batch]
                     rows = layer.rows()
-                    energies.append(factor * stacked_energy(rows[:, drawn.to(rows.device)], potential, of=n).mean())
+                    energies.append(
+                        factor * stacked_energy(rows[:, drawn.to(rows.device)], potential, sampled_from=n).mean()
+                    )
         return energies
 
     def _is_large(self, n: int) -> bool:

@@ -106,7 +106,7 @@ def _log_squares(x: Tensor, half_space: bool) -> Tensor:
     i, j = torch.triu_indices(x.shape[1], x.shape[1], 1, device=x.device)
     c = (x @ x.mT)[:, i, j]
     u = 2 - 2 * (torch.cat([c, -c], 1) if half_space else c)
-    return u.clamp_min(_numerics.distance_floor(u.dtype) ** 2).log()
+    return u.clamp_min(_numerics.distance_floor() ** 2).log()
 
 
 def _potential(x: Tensor, power: float, half_space: bool) -> Tensor:

@@ -1,8 +1,7 @@
 r"""Energy kernels f_s: how strongly two vectors on the sphere repel each other at a given distance.
 
-Distances are raised to a floor (`_numerics.squared_distance_floor`), so coincident vectors have a finite energy and no
-gradient.
-To add one, write a frozen dataclass and list it in KERNELS.
+Distances are raised to a floor (`_numerics.squared_distance_floor`, 4.2e-8 for small powers), so coincident vectors
+have a finite energy and a zero gradient. To add a kernel, write a frozen dataclass and list it in KERNELS.
 """
 
 from __future__ import annotations
@@ -11,29 +10,32 @@ import abc
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere._validation import choose, is_number, require
 
-__all__ = ["KERNELS", "Kernel", "Logarithmic", "Riesz", "kernel_of"]
+__all__ = ["KERNELS", "Capped", "Kernel", "Logarithmic", "Riesz", "kernel_of"]
 
 
 class Kernel(abc.ABC):
-    """What the library asks of an f of its own: the repulsion at a distance, and at a squared distance."""
+    """A repulsion f(z) that can also be evaluated at a squared distance, which saves a square root per pair."""
 
     power: float
+    """The growth rate s at small distances, f(z) ~ z^−s. It determines the floor of the distance."""
 
     @abc.abstractmethod
     def at_square(self, u: Tensor) -> Tensor:
-        """Return f(√u) for u at or above the floor."""
+        """Return f(√u) for squared distances `u` at or above the floor."""
 
-    def of_square(self, squared: Tensor) -> Tensor:
-        """Return f(√u), which spares the square root that a matrix of cosines does not give."""
-        return self.at_square(squared.clamp_min(_numerics.squared_distance_floor(squared.dtype, self.power)))
+    def of_square(self, squared: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return f(√u) for any squared distances; `dtype` is the dtype of the final result if it is not theirs."""
+        floor = _numerics.squared_distance_floor(dtype or squared.dtype, self.power)
+        return self.at_square(squared.clamp_min(floor))
 
     def __call__(self, distance: Tensor) -> Tensor:
-        """Return f(z)."""
+        """Return f(z) for distances z."""
         return _numerics.narrow(self.of_square(_numerics.widen(distance).square()), distance.dtype)
 
 
@@ -49,7 +51,7 @@ class Riesz(Kernel):
     power: float = 2
 
     def __post_init__(self) -> None:
-        """Refuse a power that is not positive."""
+        """Check the power."""
         positive = is_number(self.power, 0) and self.power > 0
         require(positive, "power", "a positive number (0 is the logarithmic kernel)", self.power)
 
@@ -71,7 +73,7 @@ class Logarithmic(Kernel):
 
     @property
     def power(self) -> float:  # type: ignore[override]
-        """The power that this is the limit of."""
+        """Return 0: the logarithm grows more slowly than any power."""
         return 0.0
 
     def at_square(self, u: Tensor) -> Tensor:
@@ -79,16 +81,68 @@ class Logarithmic(Kernel):
         return -0.5 * u.log()
 
 
+@dataclass(frozen=True)
+class Capped(Kernel):
+    r"""A kernel whose force is bounded: below the distance z₀ it continues as its tangent line,
+
+        f(z) = f(z₀) + f′(z₀)·(z − z₀)   for z < z₀.
+
+    Near-duplicate neurons still push each other apart, with the force at z₀ instead of one that grows without bound.
+
+    Args:
+        kernel: the kernel to cap.
+        min_distance: z₀ > 0.
+
+    Example:
+        >>> import torch
+        >>> Capped(Riesz(power=2), min_distance=0.5)(torch.tensor([1.0, 0.5, 0.25]))  # the slope at ½ is −16
+        tensor([1., 4., 8.])
+    """
+
+    kernel: Kernel
+    min_distance: float
+
+    def __post_init__(self) -> None:
+        """Check the kernel and the distance."""
+        require(isinstance(self.kernel, (Riesz, Logarithmic)), "kernel", "a Riesz or Logarithmic kernel", self.kernel)
+        positive = is_number(self.min_distance, 0) and self.min_distance > 0
+        require(positive, "min_distance", "a positive number", self.min_distance)
+
+    @property
+    def power(self) -> float:  # type: ignore[override]
+        """Return 0: the capped kernel is bounded."""
+        return 0.0
+
+    def at_square(self, u: Tensor) -> Tensor:
+        """Return f(√u), linear in √u below the square of `min_distance`."""
+        near, s = self.min_distance, self.kernel.power
+        slope = -s * near ** (-s - 1) if s else -1 / near
+        # Distances are raised to z₀ in the kernel itself, so that neither it nor its derivative can overflow.
+        return self.kernel.at_square(u.clamp_min(near**2)) + slope * (u.sqrt() - near).clamp_max(0.0)
+
+
 KERNELS: dict[str, type[Kernel]] = {"riesz": Riesz, "logarithmic": Logarithmic}
 
 
-def kernel_of(power: float | str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Choose a kernel by its power s ≥ 0 (0 is logarithmic), by its name, or as a callable of the distance.
+def kernel_of(
+    power: float | str | Callable[[Tensor], Tensor], min_distance: float | None = None
+) -> Callable[[Tensor], Tensor]:
+    """Return a kernel given by its power s ≥ 0 (0 is logarithmic), by its name, or as a callable of the distance.
+
+    If `min_distance` is given, the kernel is capped there.
 
     >>> kernel_of(0), kernel_of(2)
     (Logarithmic(), Riesz(power=2))
     """
+    kernel: Callable[[Tensor], Tensor]
     if isinstance(power, (int, float)):
         require(is_number(power, 0), "power", "a number >= 0, a kernel or a callable of the distance", power)
-        return Logarithmic() if power == 0 else Riesz(power)
-    return choose(KERNELS, power, "power")
+        kernel = Logarithmic() if power == 0 else Riesz(power)
+    else:
+        kernel = choose(KERNELS, power, "power")
+    if min_distance is None:
+        return kernel
+    accepted = "None for a callable that is not a Riesz or Logarithmic kernel"
+    require(isinstance(kernel, Kernel), "min_distance", accepted, min_distance)
+    assert isinstance(kernel, Kernel)
+    return Capped(kernel, min_distance)

@@ -1,8 +1,8 @@
-r"""Projections for compressive energies: which shorter vectors stand for the neurons (thesis, chapter 6).
+r"""Projections for compressive energies: maps from neurons to shorter vectors   (thesis, chapter 6).
 
-A projection maps rows w (sets, N, d) to stacks (views, sets, N′, r) whose energies are taken, through a basis P that is
-drawn (`Drawn`), or drawn once and then learned by gradient steps of its own (`Learned`). Only directions count, so P
-acts on w itself: P ŵ/‖P ŵ‖ = P w/‖P w‖. To add one, write a frozen dataclass and list it in PROJECTIONS.
+A projection maps rows w (sets, N, d) to stacks (views, sets, N′, r) through a basis P, which is drawn again every few
+steps (`Drawn`), or drawn once and then learned by gradient steps (`Learned`). Only directions matter, so P is applied
+to w itself: P ŵ/‖P ŵ‖ = P w/‖P w‖. To add a projection, write a frozen dataclass and list it in PROJECTIONS.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, is_number, require
-from hypersphere.functions.potential import PairPotential
-from hypersphere.functions.repulsion import mutual_repulsion
+from hypersphere.functions._pairwise import PairPotential, mutual_repulsion
 
 __all__ = [
     "CONSTRUCTIONS",
@@ -33,10 +32,19 @@ __all__ = [
 
 
 class Projection(abc.ABC):
-    """What the library asks of a projection: a basis for neurons of one shape, and the rows that it makes of them."""
+    """A basis for neurons of one shape, and the vectors that it maps neurons to.
 
-    scope = "length"  # layers share a basis if this is equal: the "length" of neurons, their "channels", or the "layer"
-    aggregate = "mean"  # of the energies of the views
+    Attributes:
+        scope: layers share a basis if this property of them is equal: the "length" of their neurons, their "channels"
+            and taps, or the "layer" itself (never shared).
+        aggregate: how the energies of the views are combined, "mean" or "max".
+        min_distance: the distance at which `CoMHE` caps the energy unless it is given another one; None for no cap.
+        every: the number of steps between draws or updates of the basis.
+    """
+
+    scope = "length"
+    aggregate = "mean"
+    min_distance: float | None = None
     every: int
 
     @abc.abstractmethod
@@ -45,65 +53,76 @@ class Projection(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, w: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
-        """Return the stacks (views, sets, N′, r) that stand for the rows w (sets, N, d)."""
+        """Return stacks (views, sets, N′, r) of projected vectors for the rows w (sets, N, d)."""
 
     def fits(self, neurons: int, d: int) -> bool:
-        """Whether `neurons` rows of `d` numbers are large enough to be projected."""
+        """Return True if a layer of `neurons` rows of `d` numbers is large enough to be projected."""
         return d >= getattr(self, "dim", 2)
 
 
 class Drawn(Projection):
-    """A projection whose basis is drawn anew every `every` steps."""
+    """A projection whose basis is drawn again every `every` steps."""
 
 
 class Learned(Projection):
-    """A projection whose basis follows its own objective, `updates` steps of size `rate` every `every` steps."""
+    """A projection whose basis descends an objective: `updates` gradient steps of size `rate` every `every` steps.
+
+    If `redraw_every` is not None, the basis is drawn again after that many steps, so that it does not settle.
+    """
 
     dim: int
     views: int
     rate: float
     updates: int
-    unrolled = False  # whether the energy is taken at P − rate·∂L/∂P and differentiated through it
+    redraw_every: int | None = None
+    unrolled = False  # True if the energy is computed at P − rate·∂L/∂P and differentiated through the step
 
     def __post_init__(self) -> None:
-        """Refuse empty shapes and steps."""
-        _require_shape(self.dim, self.views, self.every)
+        """Check shapes and steps."""
+        _check_shape(self.dim, self.views, self.every)
         require(is_number(self.rate, 0) and self.rate > 0, "rate", "a positive number", self.rate)
-        _require_whole("updates", self.updates, 1)
+        _check_integer("updates", self.updates, 1)
+        if self.redraw_every is not None:
+            _check_integer("redraw_every", self.redraw_every, 1)
 
     def basis(self, neurons: int, channels: int, taps: int, generator: torch.Generator) -> Tensor:
-        """Draw the Gaussian that learning starts from."""
-        _require_shape(self.dim, self.views, self.every, channels * taps)
+        """Draw the Gaussian basis that learning starts from."""
+        _check_shape(self.dim, self.views, self.every, channels * taps)
         return _gaussian((self.views, self.dim, channels * taps), generator)
 
     def __call__(self, w: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
-        """Return P w."""
-        return (_views(w, basis),)
+        """Return P w in every view."""
+        return (_project(w, basis),)
+
+    def update(self, basis: Tensor, gradient: Tensor) -> Tensor:
+        """Return the basis after one step against the gradient of its objective."""
+        return basis - self.rate * gradient
 
     @abc.abstractmethod
-    def slope(self, w: Tensor, basis: Tensor, potential: PairPotential) -> Tensor:
-        """Return the derivative, with respect to the basis, of what it descends."""
+    def gradient(self, w: Tensor, basis: Tensor, potential: PairPotential) -> Tensor:
+        """Return the derivative of the basis' objective with respect to the basis."""
 
 
 def _gaussian(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """Independent N(0, 1) entries."""
+    """Draw independent N(0, 1) entries."""
     return torch.randn(shape, generator=generator)
 
 
 def _hadamard(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """Some rows of a Hadamard matrix whose columns have random signs, (−1)^popcount(i & j): P = S·H·D."""
+    """Draw a subsampled randomised Hadamard transform: rows of H_ij = (−1)^popcount(i & j), with random signs."""
     views, dim, d = shape
     order = 1 << (d - 1).bit_length()
     signs = torch.randint(2, (views, 1, d), generator=generator) * 2 - 1
     rows = torch.stack([torch.randperm(order, generator=generator)[:dim] for _ in range(views)])
     parity = rows[:, :, None] & torch.arange(d)
+    # Fold the bits onto the last one, which becomes the parity of their number.
     for shift in (32, 16, 8, 4, 2, 1):
         parity = parity ^ (parity >> shift)
     return ((1 - 2 * (parity & 1)) * signs).float()
 
 
 def _count_sketch(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """One entry ±1 a column, in a random row."""
+    """Draw one entry ±1 per column, in a random row."""
     views, dim, d = shape
     rows = torch.randint(dim, (views, 1, d), generator=generator)
     signs = torch.randint(2, (views, 1, d), generator=generator) * 2.0 - 1
@@ -113,34 +132,39 @@ def _count_sketch(shape: tuple[int, int, int], generator: torch.Generator) -> Te
 CONSTRUCTIONS = {"gaussian": _gaussian, "hadamard": _hadamard, "count_sketch": _count_sketch}
 
 
-def _views(w: Tensor, basis: Tensor) -> Tensor:
-    """Rows (sets, N, d) seen through every view (views, r, d) by one product, as (views, sets, N, r)."""
+def _project(w: Tensor, basis: Tensor) -> Tensor:
+    """Return P w as (views, sets, N, r) for rows (sets, N, d) and a basis (views, r, d), by one product."""
     views, dim, d = basis.shape
-    seen = w @ basis.reshape(views * dim, d).mT
-    return seen.unflatten(-1, (views, dim)).movedim(-2, 0)
+    projected = w @ basis.reshape(views * dim, d).mT
+    return projected.unflatten(-1, (views, dim)).movedim(-2, 0)
 
 
-def _pairs(w: Tensor) -> int:
+def _pair_count(w: Tensor) -> int:
     return max(w.shape[-2] * (w.shape[-2] - 1), 1)
 
 
-def _require_whole(name: str, value: object, low: int) -> None:
+def _check_integer(name: str, value: object, low: int) -> None:
     require(is_integer(value, low), name, f"an integer >= {low}", value)
 
 
-def _require_shape(dim: int, views: int, every: int, d: int | None = None) -> None:
-    _require_whole("dim", dim, 2)
-    _require_whole("views", views, 1)
-    _require_whole("every", every, 1)
+def _check_shape(dim: int, views: int, every: int, d: int | None = None) -> None:
+    _check_integer("dim", dim, 2)
+    _check_integer("views", views, 1)
+    _check_integer("every", every, 1)
     if d is not None:
         require(dim <= d, "dim", f"at most {d}, the length of the neurons", dim)
 
 
 @dataclass(frozen=True)
 class Random(Drawn):
-    r"""Random views: g(ŵ) = Pŵ/‖Pŵ‖, the energies averaged over C bases P, or the largest taken   (thesis, 6.4, 6.5).
+    r"""Random projection to several views: g(ŵ) = Pŵ/‖Pŵ‖   (thesis, 6.4 and 6.5).
 
-    `construction` is "gaussian", "hadamard" (subsampled randomised) or "count_sketch"; `aggregate` is "mean" or "max".
+    Args:
+        dim: r, the length of projected neurons.
+        views: C, the number of independent bases.
+        construction: "gaussian", "hadamard" (subsampled randomised Hadamard transform) or "count_sketch".
+        aggregate: "mean" or "max" of the energies of the views.
+        every: the number of steps after which the bases are drawn again.
 
     >>> p = Random(dim=3, views=2)
     >>> p(torch.randn(1, 7, 9), p.basis(7, 9, 1, torch.Generator()))[0].shape
@@ -154,29 +178,38 @@ class Random(Drawn):
     every: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse unknown names and empty shapes."""
-        _require_shape(self.dim, self.views, self.every)
+        """Check names and shapes."""
+        _check_shape(self.dim, self.views, self.every)
         accepted = f"one of {', '.join(map(repr, CONSTRUCTIONS))}"
         require(self.construction in CONSTRUCTIONS, "construction", accepted, self.construction)
         require(self.aggregate in ("mean", "max"), "aggregate", "'mean' or 'max'", self.aggregate)
 
     def basis(self, neurons: int, channels: int, taps: int, generator: torch.Generator) -> Tensor:
         """Draw the (views, dim, d) entries."""
-        _require_shape(self.dim, self.views, self.every, channels * taps)
+        _check_shape(self.dim, self.views, self.every, channels * taps)
         return CONSTRUCTIONS[self.construction]((self.views, self.dim, channels * taps), generator)
 
     def __call__(self, w: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
         """Return P w in every view."""
-        return (_views(w, basis),)
+        return (_project(w, basis),)
 
 
 @dataclass(frozen=True)
 class AnglePreserving(Learned):
-    r"""The basis that keeps angles best: P descends L = Σ_{i≠j}(cos θ(ŵᵢ,ŵⱼ) − cos θ(Pŵᵢ,Pŵⱼ))²   (thesis, 6.6, 6.7).
+    r"""The basis that preserves angles best   (thesis, 6.6 and 6.7).
 
-    L is the mean over pairs, so that `rate` does not depend on their number; `form` "angle" compares θ in place of
-    cos θ. Unrolled, the energy is taken at P − η·∂L/∂P and differentiated through; alternating, P takes `updates` steps
-    every `every` steps of the network.
+    P descends L = Σ_{i≠j}(cos θ(ŵᵢ,ŵⱼ) − cos θ(Pŵᵢ,Pŵⱼ))².
+
+    Args:
+        dim: r, the length of projected neurons.
+        views: the number of independent bases.
+        method: "unrolled" computes the energy at P − η·∂L/∂P and differentiates through that step; "alternating"
+            takes `updates` steps of P every `every` steps of the network.
+        form: "cosine", or "angle" to compare θ instead of cos θ.
+        rate: η, for L divided by the number of pairs.
+        updates: gradient steps of P per update.
+        every: steps of the network between updates ("alternating").
+        redraw_every: steps of the network after which P is drawn again; None for never.
 
     >>> p = AnglePreserving(dim=3)
     >>> p(torch.randn(1, 7, 9), p.basis(7, 9, 1, torch.Generator()))[0].shape
@@ -190,60 +223,71 @@ class AnglePreserving(Learned):
     rate: float = 30.0
     updates: int = 1
     every: int = 10
+    redraw_every: int | None = 1000
 
     def __post_init__(self) -> None:
-        """Refuse unknown names and empty shapes."""
+        """Check names and shapes."""
         super().__post_init__()
         require(self.method in ("unrolled", "alternating"), "method", "'unrolled' or 'alternating'", self.method)
         require(self.form in ("cosine", "angle"), "form", "'cosine' or 'angle'", self.form)
 
     @property
     def unrolled(self) -> bool:  # type: ignore[override]
-        """Whether the energy is differentiated through the step of P."""
+        """True if the energy is differentiated through the step of P."""
         return self.method == "unrolled"
 
     def objective(self, w: Tensor, basis: Tensor) -> Tensor:
-        """Return L, the mean over pairs, added up over sets and views."""
+        """Return L, the mean over pairs, summed over sets and views."""
         unit = sphere.polar(w)[1]
-        seen = sphere.polar(_views(unit, basis))[1]
-        before, after = unit @ unit.mT, seen @ seen.mT
+        projected = sphere.polar(_project(unit, basis))[1]
+        before, after = unit @ unit.mT, projected @ projected.mT
         if self.form == "angle":
             before, after = sphere.angle(before), sphere.angle(after)
-        itself = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
-        return (after - before).masked_fill(itself, 0.0).square().sum() / _pairs(w)
+        no_pair = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
+        return (after - before).masked_fill(no_pair, 0.0).square().sum() / _pair_count(w)
 
-    def slope(self, w: Tensor, basis: Tensor, potential: PairPotential) -> Tensor:
-        """Return ∂L/∂P, differentiable; in the cosine form by products of N·d·r alone.
+    def gradient(self, w: Tensor, basis: Tensor, potential: PairPotential) -> Tensor:
+        """Return ∂L/∂P as a differentiable expression. The cosine form needs no matrix of pairs.
 
-        Σⱼ(ĉᵢⱼ − cᵢⱼ)x̂ⱼ is X̂(X̂ᵀX̂) − Ŵ(ŴᵀX̂): no matrix of pairs.
+        With x = P w, the gradient with respect to a projected direction is proportional to Σⱼ(ĉᵢⱼ − cᵢⱼ)·x̂ⱼ, where
+        ĉ and c are the cosines after and before. In matrix form this is X̂(X̂ᵀX̂) − Ŵ(ŴᵀX̂), products of N·d·r only.
         """
         if self.form == "angle":
             with torch.enable_grad():
                 leaf = basis if basis.requires_grad else basis.detach().requires_grad_()
                 return torch.autograd.grad(self.objective(w, leaf), leaf, create_graph=w.requires_grad)[0]
-        length, w = _measured(w)
-        seen_length, seen = sphere.polar(_views(w, basis))
-        pull = seen @ (seen.mT @ seen) - w @ (w.mT @ (seen / length)) / length
-        pull = (pull - (pull * seen).sum(-1, keepdim=True) * seen) / _nonzero(seen_length)
-        return torch.einsum("vsnr,snd->vrd", pull, w) * (4 / _pairs(w))
+        lengths, w = _lengths_and_rows(w)
+        x_lengths, x = sphere.polar(_project(w, basis))
+        to_direction = x @ (x.mT @ x) - w @ (w.mT @ (x / lengths)) / lengths
+        # Through the normalisation of x: the tangential part, divided by the norm.
+        tangential = to_direction - (to_direction * x).sum(-1, keepdim=True) * x
+        to_projected = tangential / x_lengths.masked_fill(x_lengths == 0, 1.0)
+        return torch.einsum("vsnr,snd->vrd", to_projected, w) * (4 / _pair_count(w))
 
 
-def _measured(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms of rows and the rows; where squares could overflow or vanish, their directions, whose norms are 1."""
+def _lengths_and_rows(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return norms and rows; if squares could overflow or underflow, norms of 1 and the directions of the rows."""
     length = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
     if _numerics.values_readable(w) and _numerics.squares_are_safe(length.detach()):
         return length, w
     return torch.ones_like(length), sphere.polar(w)[1]
 
 
-def _nonzero(length: Tensor) -> Tensor:
-    """Lengths to divide by: a row that the basis sees as zero has no direction, and no pull either."""
-    return length.masked_fill(length == 0, 1.0)
-
-
 @dataclass(frozen=True)
 class Adversarial(Learned):
-    r"""The basis in which neurons look worst: P ascends the energy that W descends   (thesis, 6.8).
+    r"""The basis with the highest energy: P ascends the energy that W descends   (thesis, 6.8).
+
+    The energy of projected neurons has no upper bound: in few dimensions P can make two of them coincide. Therefore the
+    energy is capped at `min_distance`, and one step changes P by at most a tenth of its norm.
+
+    Args:
+        dim: r, the length of projected neurons.
+        views: the number of independent bases.
+        rate: the size of a gradient step of P.
+        updates: gradient steps of P per update.
+        every: steps of the network between updates.
+        min_distance: the distance below which the energy continues linearly; None for no cap.
+        redraw_every: steps of the network after which P is drawn again; None for never.
 
     >>> p = Adversarial(dim=3)
     >>> p(torch.randn(1, 7, 9), p.basis(7, 9, 1, torch.Generator()))[0].shape
@@ -255,21 +299,35 @@ class Adversarial(Learned):
     rate: float = 1.0
     updates: int = 1
     every: int = 1
+    min_distance: float | None = 0.1
+    redraw_every: int | None = None
 
-    def slope(self, w: Tensor, basis: Tensor, potential: PairPotential) -> Tensor:
-        """Return −∂Ē/∂P of the mean energy."""
+    def gradient(self, w: Tensor, basis: Tensor, potential: PairPotential) -> Tensor:
+        """Return −∂Ē/∂P, with Ē the mean energy over pairs."""
         with torch.enable_grad():
             leaf = basis.detach().requires_grad_()
-            energy = mutual_repulsion(_views(w.detach(), leaf), potential).sum() / _pairs(w)
+            energy = mutual_repulsion(_project(w.detach(), leaf), potential).sum() / _pair_count(w)
             return -torch.autograd.grad(energy, leaf)[0]
+
+    def update(self, basis: Tensor, gradient: Tensor) -> Tensor:
+        """Return the basis after one step, which is at most a tenth as long as the basis of its view."""
+        step = self.rate * gradient
+        lengths = torch.linalg.vector_norm(step, dim=(-2, -1), keepdim=True)
+        longest = torch.linalg.vector_norm(basis, dim=(-2, -1), keepdim=True) / 10
+        return basis - step * (longest / lengths.clamp_min(torch.finfo(step.dtype).tiny)).clamp_max(1.0)
 
 
 @dataclass(frozen=True)
 class Group(Drawn):
-    r"""Some channels at a time: P_c keeps `channels` of them, the energies of the groups are averaged   (thesis, 6.9).
+    r"""Groups of channels: P_c selects `channels` of them, and the energies of all groups are averaged   (thesis, 6.9).
 
-    Groups are consecutive, or drawn anew every `every` steps; if they do not divide the channels, the last is smaller,
-    or, where it would have one number, joins the group before. A group of one number has no direction to speak of.
+    If the group size does not divide the number of channels, the last group is smaller. A last group of a single
+    number, whose direction is only a sign, is merged into the group before it.
+
+    Args:
+        channels: the number of channels per group.
+        random: assign channels to groups at random instead of consecutively.
+        every: the number of steps after which random groups are drawn again.
 
     >>> p = Group(channels=4)
     >>> p(torch.randn(1, 7, 12), p.basis(7, 12, 1, torch.Generator()))[0].shape
@@ -282,33 +340,37 @@ class Group(Drawn):
     scope = "channels"
 
     def __post_init__(self) -> None:
-        """Refuse empty groups."""
-        _require_whole("channels", self.channels, 1)
-        _require_whole("every", self.every, 1)
+        """Check the group size."""
+        _check_integer("channels", self.channels, 1)
+        _check_integer("every", self.every, 1)
 
     def basis(self, neurons: int, channels: int, taps: int, generator: torch.Generator) -> Tensor:
-        """Return which of d numbers are in each group, (groups, size); d stands for none."""
+        """Return the indices of the entries of each group, (groups, size); the index d marks an unused place."""
         order = torch.randperm(channels, generator=generator) if self.random else torch.arange(channels)
-        places = order[:, None] * taps + torch.arange(taps)
+        entries = order[:, None] * taps + torch.arange(taps)
         size = min(self.channels, channels)
         require(size * taps >= 2, "channels", "at least 2 where a channel has one number", self.channels)
-        groups = list(places.split(size))
+        groups = list(entries.split(size))
         if groups[-1].numel() < 2:
             groups[-2:] = [torch.cat(groups[-2:])]
         widest = max(len(group) for group in groups)
-        none = channels * taps
-        filled = [nn.functional.pad(group, (0, 0, 0, widest - len(group)), value=none) for group in groups]
-        return torch.stack(filled).flatten(1)
+        unused = channels * taps
+        padded = [nn.functional.pad(group, (0, 0, 0, widest - len(group)), value=unused) for group in groups]
+        return torch.stack(padded).flatten(1)
 
     def __call__(self, w: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
-        """Return the numbers of each group; a place that stands for none is zero."""
+        """Return the entries of each group; unused places are 0."""
         padded = torch.cat([w, w.new_zeros(*w.shape[:-1], 1)], -1)
         return (padded[..., basis].movedim(-2, 0),)
 
 
 @dataclass(frozen=True)
 class Bilateral(Drawn):
-    r"""Shorter neurons and fewer neurons: the energies of P₁W and of WP₂ are added   (thesis, E.20 and E.21).
+    r"""Shorter neurons and fewer neurons: the sum of the energies of P₁W and of WP₂   (thesis, E.20 and E.21).
+
+    Args:
+        dim: r, the length of the neurons of P₁W and the number of neurons of WP₂.
+        every: the number of steps after which P₁ and P₂ are drawn again.
 
     >>> p = Bilateral(dim=3)
     >>> [y.shape[-2:] for y in p(torch.randn(1, 7, 9), p.basis(7, 9, 1, torch.Generator()))]
@@ -320,20 +382,20 @@ class Bilateral(Drawn):
     scope = "layer"
 
     def __post_init__(self) -> None:
-        """Refuse empty shapes."""
-        _require_shape(self.dim, 1, self.every)
+        """Check the shape."""
+        _check_shape(self.dim, 1, self.every)
 
     def fits(self, neurons: int, d: int) -> bool:
-        """Whether there are enough rows, and long enough ones."""
+        """Return True if there are at least `dim` rows of at least `dim` numbers."""
         return self.dim <= min(neurons, d)
 
     def basis(self, neurons: int, channels: int, taps: int, generator: torch.Generator) -> Tensor:
-        """Draw P₁ and P₂ side by side, (dim, d + N)."""
-        _require_shape(self.dim, 1, self.every, min(neurons, channels * taps))
+        """Draw P₁ and P₂ next to each other, (dim, d + N)."""
+        _check_shape(self.dim, 1, self.every, min(neurons, channels * taps))
         return torch.randn(self.dim, channels * taps + neurons, generator=generator)
 
     def __call__(self, w: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
-        """Return P₁ w as rows and the `dim` mixtures P₂ of neurons."""
+        """Return the rows of length `dim`, and `dim` linear combinations of the neurons."""
         left, right = basis.split([w.shape[-1], w.shape[-2]], -1)
         return (w @ left.mT).unsqueeze(0), (right @ w).unsqueeze(0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hypersphere.functions.cross_repulsion import data_dependent_energy
+from hypersphere.functions._pairwise import data_dependent_energy
 from hypersphere.heads.terms import Terms, Wanted, class_terms
 
 __all__ = ["Classes"]

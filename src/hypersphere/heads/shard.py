@@ -12,9 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from hypersphere import _numerics
 from hypersphere._validation import require
-from hypersphere.functions.cross_repulsion import cross_repulsion
+from hypersphere.functions._pairwise import PairPotential, cross_repulsion
 from hypersphere.functions.kernel import Riesz
-from hypersphere.functions.potential import PairPotential
 from hypersphere.heads.classes import Classes
 from hypersphere.heads.collectives import Processes
 from hypersphere.heads.terms import Terms, Wanted, class_terms

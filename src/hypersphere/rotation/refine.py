@@ -9,8 +9,7 @@ from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, require
-from hypersphere.functions.potential import PairPotential
-from hypersphere.functions.repulsion import mutual_repulsion
+from hypersphere.functions._pairwise import PairPotential, mutual_repulsion
 
 __all__ = ["REFINEMENTS", "energy_of", "refined"]
 

@@ -1,0 +1,668 @@
+r"""Sums of pair potentials over directions, with fused gradients and accurate close pairs.
+
+Two sums are computed here, with ŵ = w/‖w‖ and a potential φ of the cosine c (`PairPotential`):
+
+    mutual:  E = Σ_{i≠j} φ(ŵᵢ·ŵⱼ)          all ordered pairs of rows of one set, or of each set of a stack
+    cross:   E = Σ_i Σ_{j≠yᵢ} φ(r̂ᵢ·ŵⱼ)     some rows r against all rows of w, for example a batch against all classes
+
+**Gradient.** Let s = φ′(c) be the matrix of derivatives. With respect to a unit row, ∂E/∂r̂ᵢ = Σⱼ sᵢⱼ·ŵⱼ. Normalisation
+removes the radial part and divides by the norm:
+
+    ∂E/∂rᵢ = (Σⱼ sᵢⱼ·ŵⱼ − (Σⱼ sᵢⱼ·cᵢⱼ)·r̂ᵢ) / ‖rᵢ‖.
+
+In the mutual sum every pair occurs twice, so the same expression is multiplied by 2, and the radial term can be written
+on the diagonal of s: ∂E/∂W = 2·(s − diag(Σⱼ sᵢⱼ·cᵢⱼ))·Ŵ / ‖w‖. Value and gradient are computed in one pass over blocks
+of cosines that fit into the cache, so backward needs no second pass over the pairs.
+
+**Close pairs.** The squared chord is u = 2 − 2c, and 2 + 2c for the mirror image −ŵⱼ. Its rounding error is a few eps,
+so for close pairs all digits cancel. The largest cosine of a block, which is read once, decides how it is computed:
+
+* no close pair (the usual case): in the dtype of the rows, without any clamping;
+* a squared chord below `close_pair_threshold`: the block is recomputed in float64, and the few squared chords below
+  `exact_difference_threshold` come from the differences ŵᵢ − ŵⱼ of float64 directions.
+
+**Plain form.** `torch.compile`, `torch.func` and second derivatives need ordinary differentiable operations. They use
+the same sums written out, with float64 cosines and a matrix of all pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hypersphere import _numerics, sphere
+from hypersphere._validation import require
+from hypersphere.functions.kernel import Kernel, Logarithmic, Riesz, kernel_of
+
+__all__ = ["PairPotential", "cross_repulsion", "data_dependent_energy", "mutual_repulsion"]
+
+_PAIRS_AT_ONCE = 2**22  # stacks with at most this many pairs are computed by one batched product
+_PAIRS_IN_CACHE = 2**20  # pairs per block of larger sets
+_SMALLEST_MIRRORED_GRAM = (
+    192  # from this many rows on, copying a quarter of the Gram matrix is faster than computing it
+)
+_LARGEST_DIFFERENCES = 2**24  # entries of ŵᵢ − ŵⱼ that are formed at once; beyond it float64 cosines are used
+_CALLABLE_POWER = 4.0  # growth rate that is assumed of a user's callable when its smallest distance is chosen
+
+
+# The potential of one pair -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairPotential:
+    r"""The repulsion φ of two directions: a kernel f of their distance; half space adds f of the distance to −ŵⱼ.
+
+    It is evaluated at the squared chords u = ‖ŵᵢ − ŵⱼ‖² and v = ‖ŵᵢ + ŵⱼ‖² = 4 − u.
+
+    >>> PairPotential(Riesz(2))(torch.tensor([2.0, 4.0]), torch.tensor([2.0, 0.0]))
+    tensor([0.5000, 0.2500])
+    """
+
+    kernel: Callable[[Tensor], Tensor] = Riesz(2)  # noqa: RUF009
+    distance: str = "euclidean"
+    half_space: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the distance."""
+        require(self.distance in ("euclidean", "angular"), "distance", "'euclidean' or 'angular'", self.distance)
+
+    @property
+    def power(self) -> float:
+        """The growth rate of the kernel at small distances."""
+        return self.kernel.power if isinstance(self.kernel, Kernel) else _CALLABLE_POWER
+
+    def __call__(
+        self,
+        u: Tensor,
+        v: Tensor,
+        row_weights: Tensor | None = None,
+        column_weights: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return φ at squared chords.
+
+        Args:
+            u: squared chords ‖ŵᵢ − ŵⱼ‖².
+            v: squared chords ‖ŵᵢ + ŵⱼ‖².
+            row_weights: factors βᵢ of weighted vectors βᵢ·ŵᵢ, which broadcast with `u`.
+            column_weights: factors βⱼ.
+            dtype: the dtype of the final result, which determines the smallest distance; None for the dtype of `u`.
+        """
+        direct = self._one_sided(u, v, row_weights, column_weights, dtype or u.dtype)
+        if not self.half_space:
+            return direct
+        return direct + self._one_sided(v, u, row_weights, column_weights, dtype or u.dtype)
+
+    def with_derivative(
+        self,
+        u: Tensor,
+        v: Tensor,
+        row_weights: Tensor | None = None,
+        column_weights: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return φ and its derivative dφ/dc, where du/dc = −2 and dv/dc = 2."""
+        arguments = row_weights, column_weights, dtype or u.dtype
+        value, derivative = self._one_sided_with_derivative(u, v, *arguments)
+        derivative = derivative.mul_(-2)
+        if self.half_space:
+            mirrored, mirrored_derivative = self._one_sided_with_derivative(v, u, *arguments)
+            value, derivative = value.add_(mirrored), derivative.add_(mirrored_derivative, alpha=2)
+        return value, derivative
+
+    def _one_sided(
+        self, u: Tensor, v: Tensor, row_weights: Tensor | None, column_weights: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """Return f at the distance whose squared chord is `u`, without the mirror image."""
+        floor = _numerics.squared_distance_floor(dtype, self.power)
+        if self.distance == "angular":
+            # θ = 2·atan2(√u, √v) is accurate at both ends. At θ = π the clamp of v removes the infinite derivative.
+            theta = 2 * torch.atan2(u.clamp_min(floor).sqrt(), v.clamp_min(torch.finfo(v.dtype).tiny).sqrt())
+            return (
+                self.kernel.of_square(theta.square(), dtype) if isinstance(self.kernel, Kernel) else self.kernel(theta)
+            )
+        if row_weights is not None and column_weights is not None:
+            return self._weighted(u, row_weights, column_weights, dtype)
+        if isinstance(self.kernel, Kernel):
+            return self.kernel.of_square(u, dtype)
+        return self.kernel(u.clamp_min(floor).sqrt())
+
+    def _weighted(self, u: Tensor, row_weights: Tensor, column_weights: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return f of ‖βᵢŵᵢ − βⱼŵⱼ‖² = βᵢβⱼ·((√(βᵢ/βⱼ) − √(βⱼ/βᵢ))² + u). Only the second factor has a floor."""
+        ratio = (row_weights / column_weights).sqrt()
+        relative = (ratio - 1 / ratio).square() + u
+        if isinstance(self.kernel, Riesz):
+            half = -self.kernel.power / 2
+            return self.kernel.of_square(relative, dtype) * row_weights.pow(half) * column_weights.pow(half)
+        if isinstance(self.kernel, Logarithmic):
+            return self.kernel.of_square(relative, dtype) - (row_weights.log() + column_weights.log()) / 2
+        floored = relative.clamp_min(_numerics.squared_distance_floor(dtype, self.power))
+        return self.kernel(floored.sqrt() * row_weights.sqrt() * column_weights.sqrt())
+
+    def _one_sided_with_derivative(
+        self, u: Tensor, v: Tensor, row_weights: Tensor | None, column_weights: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Return f and df/du."""
+        if row_weights is None and self.distance == "euclidean" and isinstance(self.kernel, (Riesz, Logarithmic)):
+            return _chord_derivative(self.kernel, u, dtype)
+        with torch.enable_grad():
+            leaf = u.detach().requires_grad_()
+            opposite = v.detach() + (u.detach() - leaf)  # equal to v, with derivative −1
+            value = self._one_sided(leaf, opposite, row_weights, column_weights, dtype)
+            (derivative,) = torch.autograd.grad(value, leaf, torch.ones_like(value))
+        return value.detach(), derivative
+
+
+def _chord_derivative(kernel: Riesz | Logarithmic, u: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return f(√u) and df/du = −(s/2)·f/u, or −1/(2u) for the logarithm; the derivative is 0 below the floor."""
+    floor = _numerics.squared_distance_floor(dtype, kernel.power)
+    floored = u.clamp_min(floor)
+    value = kernel.at_square(floored)
+    derivative = (value * (-kernel.power / 2)).div_(floored) if isinstance(kernel, Riesz) else -0.5 / floored
+    return value, derivative.mul_(u >= floor)
+
+
+def _distant_pairs(kernel: Riesz | Logarithmic, c: Tensor, *, half_space: bool) -> tuple[Tensor, Tensor]:
+    """Return φ and dφ/dc of Euclidean distances for cosines without a close pair, in as few passes as possible."""
+    if half_space and isinstance(kernel, Riesz) and kernel.power == 2:
+        # 1/(2 − 2c) + 1/(2 + 2c) = 1/(1 − c²), whose derivative is 2c/(1 − c²)².
+        value = torch.addcmul(torch.ones_like(c), c, c, value=-1).reciprocal_()
+        return value, (value * value).mul_(c).mul_(2)
+    u = torch.rsub(c, 2, alpha=2)
+    value = kernel.at_square(u)
+    derivative = (value * kernel.power).div_(u) if isinstance(kernel, Riesz) else u.reciprocal_()
+    if half_space:
+        mirrored, mirrored_derivative = _distant_pairs(kernel, -c, half_space=False)
+        value, derivative = value.add_(mirrored), derivative.sub_(mirrored_derivative)
+    return value, derivative
+
+
+# Blocks of pairs -----------------------------------------------------------------------------------------------------
+
+
+def _has_close_pair(top: float, bottom: float, potential: PairPotential, dtype: torch.dtype) -> bool:
+    """Return True if the largest or, in half space, the smallest cosine of a block belongs to a close pair."""
+    limit = 1 - _numerics.close_pair_threshold(dtype, potential.power) / 2
+    return top > limit or (potential.half_space and bottom < -limit)
+
+
+def _evaluate_pairs(
+    rows: Tensor,
+    columns: Tensor,
+    c: Tensor,
+    potential: PairPotential,
+    weights: tuple[Tensor | None, Tensor | None],
+    dtype: torch.dtype,
+    *,
+    close: bool,
+    with_derivative: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Return φ and dφ/dc for the cosines of unit rows and columns. Entries that are no pair must hold the cosine 0."""
+    kernel, weighted = potential.kernel, weights[0] is not None
+    fused = potential.distance == "euclidean" and isinstance(kernel, (Riesz, Logarithmic)) and not weighted
+    if fused and not close:
+        assert isinstance(kernel, (Riesz, Logarithmic))
+        return _distant_pairs(kernel, c, half_space=potential.half_space)
+    u, v = torch.rsub(c, 2, alpha=2), torch.add(2 * c, 2)
+    if close:
+        _replace_small_chords_(u, rows, columns)
+        if potential.half_space:
+            _replace_small_chords_(v, rows, -columns)
+    if with_derivative:
+        return potential.with_derivative(u, v, *weights, dtype)
+    return potential(u, v, *weights, dtype), None
+
+
+def _replace_small_chords_(squared: Tensor, rows: Tensor, columns: Tensor) -> None:
+    """Overwrite the smallest squared chords between unit vectors in float64 by the squared norms of differences."""
+    index = (squared < _numerics.exact_difference_threshold()).nonzero()
+    # A layer whose neurons all coincide has too many such pairs. The float64 cosines have to do there: the smallest
+    # distance is their resolution.
+    if 0 < len(index) * rows.shape[-1] <= _LARGEST_DIFFERENCES:
+        *stack, i, j = index.unbind(1)
+        row_index, column_index = (*stack, i), (*stack, j)
+        pair_index = (*stack, i, j)
+        squared[pair_index] = (rows[row_index] - columns[column_index]).square().sum(-1)
+
+
+def _gram(w: Tensor) -> Tensor:
+    """Return all products of rows. For large sets the lower left quarter is copied from the upper right one."""
+    n, half = w.shape[-2], w.shape[-2] // 2
+    if n < _SMALLEST_MIRRORED_GRAM:
+        return w @ w.mT
+    c = w.new_empty(*w.shape[:-1], n)
+    c[..., :half, :] = w[..., :half, :] @ w.mT
+    c[..., half:, half:] = w[..., half:, :] @ w[..., half:, :].mT
+    c[..., half:, :half] = c[..., :half, half:].mT
+    return c
+
+
+def _inverse(length: Tensor) -> Tensor:
+    """Return 1/‖w‖, and 0 for a zero row, which therefore has a zero gradient."""
+    return torch.where(length > 0, 1 / length, 0.0)
+
+
+def _saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert to `dtype`; numbers that it cannot represent become its largest ones."""
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype)
+
+
+def _slices(n: int, size: int, start: int = 0) -> Iterator[slice]:
+    """Yield slices of length `size` that cover start to n."""
+    return (slice(k, min(k + size, n)) for k in range(start, n, size))
+
+
+# The mutual sum ------------------------------------------------------------------------------------------------------
+
+
+def mutual_repulsion(w: Tensor, potential: PairPotential, weights: Tensor | None = None) -> Tensor:
+    r"""Return Σ_{i≠j} φ(cos(wᵢ, wⱼ)) over ordered pairs of rows, for one set (N, d) or each set of a stack (…, N, d).
+
+    Memory does not grow with the number of pairs beyond a few million. For backward it keeps N·min(N, d) numbers per
+    set.
+
+    Args:
+        w: rows in float32 or float64. A zero row has cosine 0 with every other row and no gradient.
+        potential: φ.
+        weights: (…, N) factors β of the unit rows, or None.
+
+    Returns:
+        One number per set.
+
+    Example:
+        >>> mutual_repulsion(torch.eye(3), PairPotential())
+        tensor(3.)
+    """
+    with _numerics.autocast_disabled(w):
+        if not _numerics.values_readable(w) or (weights is not None and weights.requires_grad):
+            return _plain_mutual(w, potential, weights)
+        sets = w.reshape(-1, *w.shape[-2:])
+        if weights is not None:
+            weights = weights.expand(w.shape[:-1]).reshape(sets.shape[:-1])
+        if torch.is_grad_enabled() and w.requires_grad:
+            totals = _Mutual.apply(sets, potential, weights)
+        else:
+            totals = _mutual(sets, potential, weights, with_gradient=False)[0]
+        return totals.reshape(w.shape[:-2])
+
+
+def _plain_mutual(w: Tensor, potential: PairPotential, weights: Tensor | None) -> Tensor:
+    """Return the mutual sum in differentiable operations, from float64 cosines."""
+    unit = sphere.polar(_numerics.to_float64(w))[1]
+    no_pair = torch.eye(w.shape[-2], dtype=torch.bool, device=unit.device)
+    c = (unit @ unit.mT).masked_fill(no_pair, 0.0)
+    betas = (None, None) if weights is None else (weights.unsqueeze(-1), weights.unsqueeze(-2))
+    values = potential(2 - 2 * c, 2 + 2 * c, betas[0], betas[1], w.dtype)
+    return _saturate(values.masked_fill(no_pair, 0.0).sum((-2, -1)), w.dtype).to(w.device)
+
+
+@dataclass(frozen=True)
+class _GradientFactors:
+    """A gradient as the product (left @ right)·scale, which backward evaluates with the incoming gradient included.
+
+    For N < d the factor `left` (N, N) is smaller than the gradient (N, d), and `right` is the weight itself.
+    """
+
+    left: Tensor
+    right: Tensor
+    scale: Tensor | None
+
+    def product(self, outer: Tensor | None, dtype: torch.dtype) -> Tensor:
+        left = self.left if outer is None else outer * self.left
+        gradient = left @ self.right
+        return gradient if self.scale is None else _saturate(gradient.mul_(self.scale), dtype)
+
+
+def _mutual(
+    w: Tensor, potential: PairPotential, weights: Tensor | None, *, with_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the sums of sets (S, N, d) and their gradients: several sets at once, or one set in blocks."""
+    n = w.shape[-2]
+    sets_at_once = _PAIRS_AT_ONCE // max(n * n, 1)
+    totals, gradient = w.new_empty(len(w)), torch.empty_like(w) if with_gradient else None
+    for part in _slices(len(w), max(sets_at_once, 1)):
+        betas = None if weights is None else weights[part]
+        if sets_at_once:
+            totals[part], factors = _mutual_at_once(w[part], potential, betas, with_gradient=with_gradient)
+            if gradient is not None and factors is not None:
+                gradient[part] = factors.product(None, w.dtype)
+        else:
+            betas = None if betas is None else betas[0]
+            totals[part], of_set = _mutual_in_blocks(w[part][0], potential, betas, with_gradient=with_gradient)
+            if gradient is not None and of_set is not None:
+                gradient[part] = of_set
+    return totals, gradient
+
+
+def _mutual_at_once(
+    w: Tensor, potential: PairPotential, weights: Tensor | None, *, with_gradient: bool
+) -> tuple[Tensor, _GradientFactors | None]:
+    """Return the sums of sets (S, N, d) and factors of their gradient from one batched product."""
+    # Cosines from the Gram matrix of w itself: scaling N·N cosines is cheaper than normalising N·d entries.
+    c = _gram(w)
+    diagonal = c.diagonal(dim1=-2, dim2=-1)
+    norms = diagonal.sqrt()
+    inverse: Tensor | None = 1 / norms
+    assert inverse is not None
+    c.mul_(inverse.unsqueeze(-1)).mul_(inverse.unsqueeze(-2))
+    diagonal.zero_()  # no pair: the cosine 0 cannot be mistaken for a close pair
+    # The only read of values: are the norms ordinary, and is any pair close?
+    extremes = torch.stack([*torch.aminmax(norms), *torch.aminmax(c)]).tolist() if w.numel() else [0.0] * 4
+    right, scale = w, None
+    ordinary = bool(w.numel()) and _numerics.squares_are_safe(torch.tensor(extremes[:2], dtype=w.dtype))
+    close = _has_close_pair(extremes[3], extremes[2], potential, w.dtype)
+    if not ordinary or close:
+        # Zero, tiny or huge rows need scaling before their entries are squared; close pairs need float64 cosines. The
+        # factor 1/‖w‖ is applied last, because the other factors may overflow with it.
+        lengths, right = sphere.polar(_numerics.to_float64(w))
+        inverse, scale, close = None, _inverse(lengths), True
+        c = _gram(right)
+        c.diagonal(dim1=-2, dim2=-1).zero_()
+    betas = (None, None) if weights is None else (weights.unsqueeze(-1).to(c), weights.unsqueeze(-2).to(c))
+    value, slope = _evaluate_pairs(
+        right, right, c, potential, betas, w.dtype, close=close, with_derivative=with_gradient
+    )
+    value.diagonal(dim1=-2, dim2=-1).zero_()
+    totals = _saturate(value.sum((-2, -1)), w.dtype).to(w.device)
+    if slope is None or not with_gradient:
+        return totals, None
+    # left = 2·(s − diag(Σⱼ sᵢⱼ·cᵢⱼ)), with the factors 1/‖wᵢ‖ and 1/‖wⱼ‖ included if right is w.
+    slope_diagonal = slope.diagonal(dim1=-2, dim2=-1)
+    slope_diagonal.zero_()
+    slope_diagonal.copy_(-(slope * c).sum(-1))
+    slope.mul_(2)
+    if inverse is not None:
+        slope.mul_(inverse.unsqueeze(-1)).mul_(inverse.unsqueeze(-2))
+    return totals, _GradientFactors(slope, right, scale)
+
+
+def _mutual_in_blocks(
+    w: Tensor, potential: PairPotential, weights: Tensor | None, *, with_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the sum of one large set (N, d) and its gradient from the blocks on and above the diagonal."""
+    lengths, unit = sphere.row_polar(w)
+    n, size = len(w), math.isqrt(_PAIRS_IN_CACHE)
+    gradient = torch.zeros_like(unit) if with_gradient else None
+    total = torch.zeros((), dtype=torch.float64, device=w.device)
+    for i in _slices(n, size):
+        for j in _slices(n, size, start=i.start):
+            on_diagonal = i == j
+            betas = (None, None) if weights is None else (weights[i, None], weights[None, j])
+            no_pair = torch.eye(len(unit[i]), dtype=torch.bool, device=w.device) if on_diagonal else None
+            value, to_rows, to_columns = _block(
+                (w[i], unit[i]), (w[j], unit[j]), potential, no_pair, betas, with_gradient=with_gradient
+            )
+            total += value if on_diagonal else 2 * value  # a block above the diagonal stands for its mirror image too
+            if gradient is not None:
+                gradient[i] += 2 * to_rows  # every pair occurs twice
+                if not on_diagonal:
+                    gradient[j] += 2 * to_columns
+    total = _saturate(total, w.dtype)
+    return total, None if gradient is None else _saturate(gradient.mul_(_inverse(lengths)), w.dtype)
+
+
+def _block(
+    rows: tuple[Tensor, Tensor],
+    columns: tuple[Tensor, Tensor],
+    potential: PairPotential,
+    no_pair: Tensor | None,
+    weights: tuple[Tensor | None, Tensor | None],
+    *,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return Σ φ over a block of pairs and its gradients with respect to the unit rows and columns, tangential parts.
+
+    Args:
+        rows: the rows (B, d) as they are, and their directions.
+        columns: the columns (M, d) as they are, and their directions.
+        potential: φ.
+        no_pair: (B, M) booleans, True for entries that do not count; None if all count.
+        weights: the factors β of rows (B, 1) and columns (1, M), or a pair of None.
+        with_gradient: whether gradients are needed; they are empty if not.
+    """
+    (row_values, row), (column_values, column) = rows, columns
+    dtype = row.dtype
+    c = row @ column.mT
+    if no_pair is not None:
+        c.masked_fill_(no_pair, 0.0)
+    bottom, top = torch.stack(torch.aminmax(c)).tolist() if c.numel() else (0.0, 0.0)
+    close = _has_close_pair(top, bottom, potential, dtype)
+    if close:
+        row, column = (sphere.polar(_numerics.to_float64(x))[1] for x in (row_values, column_values))
+        c = row @ column.mT
+        if no_pair is not None:
+            c.masked_fill_(no_pair.to(c.device), 0.0)
+        weights = tuple(None if beta is None else beta.to(c) for beta in weights)  # type: ignore[assignment]
+    value, slope = _evaluate_pairs(
+        row, column, c, potential, weights, dtype, close=close, with_derivative=with_gradient
+    )
+    if no_pair is not None:
+        value.masked_fill_(no_pair, 0.0)
+    total = value.sum(dtype=torch.float64)
+    if slope is None or not with_gradient:
+        return total, row[:0], column[:0]
+    if no_pair is not None:
+        slope.masked_fill_(no_pair, 0.0)
+    # Σⱼ sᵢⱼ·ŵⱼ minus its radial part (Σⱼ sᵢⱼ·cᵢⱼ)·r̂ᵢ, and the same with rows and columns exchanged. The radial part is
+    # subtracted here, in the dtype of the block, because the two nearly cancel for close pairs.
+    radial = slope * c
+    to_rows = torch.addcmul(slope @ column, radial.sum(1, keepdim=True), row, value=-1)
+    to_columns = torch.addcmul(slope.mT @ row, radial.sum(0).unsqueeze(1), column, value=-1)
+    return total, _saturate(to_rows, dtype), _saturate(to_columns, dtype)
+
+
+class _Mutual(torch.autograd.Function):
+    """The mutual sums of sets (S, N, d). Forward keeps the gradient, or its smaller factors."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, potential: PairPotential, weights: Tensor | None) -> Tensor:
+        n, d = w.shape[-2:]
+        ctx.potential = potential
+        ctx.keeps_factors = n <= d and len(w) * n * n <= _PAIRS_AT_ONCE
+        if ctx.keeps_factors:
+            totals, factors = _mutual_at_once(w, potential, weights, with_gradient=True)
+            assert factors is not None
+            ctx.save_for_backward(w, weights, factors.left, factors.right, factors.scale)
+        else:
+            totals, gradient = _mutual(w, potential, weights, with_gradient=True)
+            ctx.save_for_backward(w, weights, gradient)
+        return totals
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
+        w, weights, *saved = ctx.saved_tensors
+        outer = outer[:, None, None]
+        with _numerics.autocast_disabled(w):
+            if torch.is_grad_enabled():  # the gradient itself will be differentiated
+                total = _plain_mutual(w, ctx.potential, weights)
+                return outer * torch.autograd.grad(total.sum(), w, create_graph=True)[0], None, None
+            if ctx.keeps_factors:
+                return _GradientFactors(*saved).product(outer.to(saved[0].dtype), w.dtype).to(w.device), None, None
+            return outer * saved[0], None, None
+
+
+# The cross sum -------------------------------------------------------------------------------------------------------
+
+
+def cross_repulsion(
+    rows: Tensor | None, w: Tensor, labels: Tensor, potential: PairPotential, counted: Tensor | None = None
+) -> Tensor:
+    r"""Return Σ_i Σ_j φ(cos(rᵢ, wⱼ)) without the pairs in which wⱼ is rᵢ itself. Blocks of w are processed in turn.
+
+    Args:
+        rows: (B, d), in float32 or float64; None for the rows `w[labels]`, which saves a second gradient.
+        w: (N, d), of the same dtype.
+        labels: (B,) the index j of the wⱼ that each row is; −1 for none.
+        potential: φ.
+        counted: (B,) booleans, True for the rows that count; None if all do.
+
+    Example:
+        >>> cross_repulsion(torch.eye(3)[:1], torch.eye(3), torch.tensor([0]), PairPotential())
+        tensor(1.)
+    """
+    tensors = [t for t in (rows, w, labels, counted) if t is not None]
+    with _numerics.autocast_disabled(w):
+        if not _numerics.values_readable(*tensors):
+            return _plain_cross(rows, w, labels, potential, counted)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return _Cross.apply(rows, w, labels, potential, counted)
+        return _cross(rows, w, labels, potential, counted, with_gradient=False)[0]
+
+
+def _plain_cross(
+    rows: Tensor | None, w: Tensor, labels: Tensor, potential: PairPotential, counted: Tensor | None
+) -> Tensor:
+    """Return the cross sum in differentiable operations, from float64 cosines."""
+    unit = sphere.polar(_numerics.to_float64(w))[1]
+    row = unit[labels] if rows is None else sphere.polar(_numerics.to_float64(rows))[1]
+    no_pair = _no_pair(labels, counted, slice(0, len(w))).to(unit.device)
+    c = (row @ unit.mT).masked_fill(no_pair, 0.0)
+    values = potential(2 - 2 * c, 2 + 2 * c, dtype=w.dtype).masked_fill(no_pair, 0.0)
+    return _saturate(values.sum(), w.dtype).to(w.device)
+
+
+def _no_pair(labels: Tensor, counted: Tensor | None, block: slice) -> Tensor:
+    """Return True for entries that do not count: a row with itself, and every entry of a row that does not count."""
+    is_itself = labels[:, None] == torch.arange(block.start, block.stop, device=labels.device)
+    return is_itself if counted is None else is_itself | ~counted[:, None]
+
+
+def _cross(
+    rows: Tensor | None,
+    w: Tensor,
+    labels: Tensor,
+    potential: PairPotential,
+    counted: Tensor | None,
+    *,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the sum and its gradients with respect to `rows` and `w`; for rows of `w` both are in the second."""
+    row_values = w[labels] if rows is None else rows
+    row_lengths, row = sphere.row_polar(row_values)
+    row_gradient = torch.zeros_like(row)
+    gradient = torch.empty_like(w) if with_gradient else None
+    total = torch.zeros((), dtype=torch.float64, device=w.device)
+    for j in _slices(len(w), max(256, _PAIRS_IN_CACHE // max(len(labels), 1)) if len(labels) else len(w)):
+        lengths, unit = sphere.row_polar(w[j])
+        value, to_rows, to_columns = _block(
+            (row_values, row),
+            (w[j], unit),
+            potential,
+            _no_pair(labels, counted, j),
+            (None, None),
+            with_gradient=with_gradient,
+        )
+        total += value
+        if gradient is not None:
+            row_gradient += to_rows
+            gradient[j] = _saturate(to_columns.mul_(_inverse(lengths)), w.dtype)
+    total = _saturate(total, w.dtype)
+    if gradient is None:
+        return total, None, None
+    row_gradient = _saturate(row_gradient.mul_(_inverse(row_lengths)), w.dtype)
+    if rows is None:
+        return total, None, gradient.index_add_(0, labels, row_gradient)
+    return total, row_gradient, gradient
+
+
+class _Cross(torch.autograd.Function):
+    """The cross sum. Forward keeps the gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor | None, w: Tensor, labels: Tensor, potential: PairPotential, counted: Tensor | None
+    ) -> Tensor:
+        total, *gradients = _cross(rows, w, labels, potential, counted, with_gradient=True)
+        ctx.save_for_backward(rows, w, labels, counted, *gradients)
+        ctx.potential = potential
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        rows, w, labels, counted, *gradients = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:2]
+        if torch.is_grad_enabled():  # the gradients themselves will be differentiated
+            with _numerics.autocast_disabled(w):
+                total = _plain_cross(rows, w, labels, ctx.potential, counted)
+                variables = [t for t, need in zip((rows, w), needed, strict=True) if need]
+                computed = iter(torch.autograd.grad(total, variables, create_graph=True))
+            gradients = [next(computed) if need else None for need in needed]
+        return *(outer * g if need else None for g, need in zip(gradients, needed, strict=True)), None, None, None
+
+
+# The data-dependent energy, which heads and energies share -----------------------------------------------------------
+
+
+def data_dependent_energy(
+    w: Float[Tensor, "classes dim"],
+    labels: Int[Tensor, "..."],
+    *,
+    power: float | str | Callable[[Tensor], Tensor] = 2,
+    distance: str = "euclidean",
+    min_distance: float | None = None,
+    counted: Bool[Tensor, "..."] | None = None,
+    ignore_index: int = -100,
+) -> Float[Tensor, ""]:
+    r"""Return the energy of the class vectors of a batch against all other class vectors (thesis, section 5.3.6).
+
+        1/(B(N−1))·Σ_{i≤B} Σ_{j≠y_i} f_s(dist(ŵ_{y_i}, ŵ_j))
+
+    For labels drawn uniformly, its expectation is the mean energy of all N vectors. Classes are processed in blocks, so
+    a million of them need no memory beyond one gradient of `w`.
+
+    Args:
+        w: (N, d) class vectors, N ≥ 2. Only their directions matter.
+        labels: integers in [0, N), of any shape. An empty batch has energy 0.
+        power: s ≥ 0, a kernel of `hypersphere.kernel`, or a callable of the distance.
+        distance: "euclidean" (the chord) or "angular" (the arc).
+        min_distance: below this distance the energy continues linearly, which bounds the gradient; None for no bound.
+        counted: booleans of the shape of `labels`, True for the labels that count; None if all do.
+        ignore_index: labels of this value do not count, as in `torch.nn.functional.cross_entropy`.
+
+    Returns:
+        A scalar of the dtype of `w`. It is 0 if no label counts.
+
+    Example:
+        >>> data_dependent_energy(torch.eye(3), torch.tensor([0, 0, 2]), power=2)
+        tensor(0.5000)
+
+    Reference:
+        Liu et al., Learning towards Minimum Hyperspherical Energy, NeurIPS 2018.
+    """
+    potential = PairPotential(kernel_of(power, min_distance), distance)
+    _check_classes(w, labels, counted)
+    labels = labels.flatten().long()
+    counted = None if counted is None else counted.flatten()
+    ignored = labels == ignore_index
+    if not _numerics.values_readable(labels) or bool(ignored.any()):
+        counted = ~ignored if counted is None else counted & ~ignored
+        labels = labels.masked_fill(ignored, 0)
+    if labels.numel() and _numerics.values_readable(w, labels):
+        low, high = (int(v) for v in torch.aminmax(labels))
+        require(low >= 0 and high < len(w), "labels", f"integers in [0, {len(w)})", f"{low} to {high}")
+    total = cross_repulsion(None, _numerics.widen(w), labels, potential, counted)
+    if _numerics.values_readable(total) and not math.isfinite(total.detach().item()):
+        _numerics.require_finite_rows("w", w)
+    number = max(len(labels), 1) if counted is None else counted.sum().clamp_min(1)
+    return _numerics.narrow(total / (number * (len(w) - 1)), w.dtype)
+
+
+def _check_classes(w: Tensor, labels: Tensor, counted: Tensor | None) -> None:
+    """Check types and shapes."""
+    accepted = "a floating-point matrix (N, d) with N >= 2"
+    for name, tensor in (("w", w), ("labels", labels)):
+        require(isinstance(tensor, Tensor), name, "a tensor", type(tensor).__name__)
+    require(w.ndim == 2 and len(w) >= 2 and w.is_floating_point(), "w", accepted, f"{w.dtype} {tuple(w.shape)}")
+    integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    require(integers, "labels", "a tensor of integers", f"{labels.dtype} {tuple(labels.shape)}")
+    if counted is not None:
+        fits = counted.shape == labels.shape and counted.dtype == torch.bool
+        accepted = f"booleans of shape {tuple(labels.shape)}"
+        require(fits, "counted", accepted, f"{counted.dtype} {tuple(counted.shape)}")
