@@ -1,4 +1,4 @@
-"""What the API pages are made of: docstrings as Markdown, and of every room the names that say something."""
+"""Griffe extension: prepare docstrings for the API pages and choose what is shown of a module."""
 
 from __future__ import annotations
 
@@ -11,20 +11,38 @@ import griffe
 EXAMPLE = re.compile(r"^( *)>>> .*(?:\n\1 *\S.*)*", re.M)
 FORMULA = re.compile(r"^( *)\.\. math:: (.*(?:\n\1 +\S.*)*)", re.M)
 SHARED = re.compile(r"^    (\w+(?:, \w+)+): (.*(?:\n {5,}\S.*)*)", re.M)
-UNSAID = ("__post_init__", "extra_repr")
+NOT_SHOWN = ("__post_init__", "extra_repr")
+
+# What users reach for first, in this order, at the top of the page of each package. The rest follows as in `__all__`.
+FIRST = {
+    "data": ("digits", "image_folder", "LabelledImages", "draw_pairs", "read_pairs", "Pairs"),
+    "energy": ("MHE", "CoMHE", "inspect", "hyperspherical_energy", "minimize"),
+    "evaluation": ("verify", "identify", "roc", "angular_fisher_score", "class_angles"),
+    "heads": ("arcface", "am_softmax", "a_softmax", "softmax", "AngularHead", "Annealing", "Ramp", "ShardedHead"),
+    "layers": ("convert_", "revert_", "DecoupledConv2d", "DecoupledLinear", "SphereNorm", "sphere_conv2d"),
+    "models": ("EmbeddingCNN", "PlainCNN", "ResNet", "SphereFaceNet"),
+    "optim": ("param_groups", "project_weights_", "OGD"),
+    "recipes": ("RECIPES", "execute", "read_records"),
+    "report": ("write_page", "Page"),
+    "robustness": ("accuracy_under", "Classifier", "FGSM", "BIM", "DeepFool", "adversarial_loss"),
+    "rotation": ("rotate_", "fold_", "Stochastic", "rotation_parameters", "orthogonality_error"),
+    "sphere": ("normalize", "norm", "cosine", "cosines", "angle", "polar"),
+    "training": ("fit", "embed", "predict", "Batches"),
+    "_layer_selection": ("layers_of", "LayerSelection", "NeuronLayer", "SkippedLayer"),
+}
 
 
 def as_markdown(text: str) -> str:
-    """Put examples and formulas in a fence, which Markdown leaves as it is; give `first, second: …` a line each."""
-    text = SHARED.sub(lambda found: "\n".join(f"    {name}: {found[2]}" for name in found[1].split(", ")), text)
-    text = EXAMPLE.sub(lambda found: f"{found[1]}```pycon\n{found[0]}\n{found[1]}```", text)
+    """Turn examples and formulas into Markdown, and split `first, second: …` into one line per argument."""
+    text = SHARED.sub(lambda match: "\n".join(f"    {name}: {match[2]}" for name in match[1].split(", ")), text)
+    text = EXAMPLE.sub(lambda match: f"{match[1]}```pycon\n{match[0]}\n{match[1]}```", text)
     return FORMULA.sub(_formula, text)
 
 
-def _formula(found: re.Match[str]) -> str:
-    indent = found[1]
-    lines = [f"{indent}{line.strip()}" for line in found[2].splitlines()]
-    return "\n".join([f"{indent}```latex", *lines, f"{indent}```"])
+def _formula(match: re.Match[str]) -> str:
+    indent = match[1]
+    lines = [f"{indent}{line.strip()}" for line in match[2].splitlines()]
+    return "\n".join([f"{indent}$$", *lines, f"{indent}$$"])
 
 
 def _classes(module: griffe.Module) -> Iterator[griffe.Class]:
@@ -36,7 +54,7 @@ def _classes(module: griffe.Module) -> Iterator[griffe.Class]:
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites docstrings, leaves out attributes without one, and shows the function `data.digits`, not its file."""
+    """Rewrite docstrings, hide members without one, and show the function `data.digits` instead of the module."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Change the docstring of a module, class, function or attribute."""
@@ -44,14 +62,20 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = as_markdown(obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
-        """Decide what is shown, now that all of the package is there."""
+        """Choose what is shown, once the whole package is loaded."""
         for owner in _classes(pkg):
             for name, member in list(owner.members.items()):
-                if name != "__init__" and (name in UNSAID or not member.docstring):
+                if name != "__init__" and (name in NOT_SHOWN or not member.docstring):
                     del owner.members[name]
         loader.resolve_aliases()
         for room in pkg.modules.values():
+            if room.is_alias:  # a menu, shown on the page of the functions
+                continue
+            if room.exports is not None:
+                names = [str(name) for name in room.exports]
+                first = [name for name in FIRST.get(room.name, ()) if name in names]
+                room.exports = [*first, *(name for name in names if name not in first)]
             for name in map(str, room.exports or ()):
-                file = room.members.get(name)
-                if file is not None and file.is_module and name in file.members:
-                    room.members[name] = griffe.Alias(name, file.members[name], parent=room)
+                module = room.members.get(name)
+                if module is not None and module.is_module and name in module.members:
+                    room.members[name] = griffe.Alias(name, module.members[name], parent=room)

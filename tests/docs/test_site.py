@@ -1,9 +1,10 @@
-"""The site builds without a warning, has every public name, and asks for nothing from the network."""
+"""The site builds without a warning, shows every public name, and works without a network."""
 
 import html
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,39 +14,85 @@ import pytest
 import hypersphere as hs
 
 ROOT = Path(__file__).parents[2]
-MODULES = [name for name in hs.__all__ if name not in ("__version__", "functions")]
+PACKAGES = [getattr(hs, name) for name in hs.__all__ if hasattr(getattr(hs, name), "__all__") and name != "functions"]
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def load(name):
+    """Import a script of the docs folder, which is not a package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    for package in ("mkdocs", "material", "mkdocstrings_handlers"):
+    for package in ("mkdocs", "material", "mkdocstrings_handlers", "latex2mathml"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", out]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stdout + process.stderr
     return out
 
 
-def test_every_public_name_is_on_a_page(site):
+def test_site_shows_every_public_name(site):
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
-    for module in MODULES:
-        room = getattr(hs, module)
-        for name in room.__all__:
-            assert f'id="{room.__name__}.{name}"' in pages, f"{room.__name__}.{name} is on no page"
+    for package in PACKAGES:
+        for name in package.__all__:
+            assert f'id="{package.__name__}.{name}"' in pages, f"{package.__name__}.{name} is on no page"
+    for name in ("layers_of", "LayerSelection", "NeuronLayer"):
+        assert f'id="hypersphere._layer_selection.{name}"' in pages
 
 
-def test_nothing_is_asked_from_the_network(site):
-    loaded = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+def test_api_pages_begin_with_what_users_reach_for_first(site):
+    for package, names in load("docstrings").FIRST.items():
+        page = site / "api" / ("selection.html" if package == "_layer_selection" else f"{package}.html")
+        text = page.read_text(encoding="utf-8")
+        positions = [text.find(f'id="hypersphere.{package}.{name}"') for name in names]
+        assert -1 not in positions, f"{package}: {names[positions.index(-1)]} is not on its page"
+        assert positions == sorted(positions), package
+
+
+def test_site_loads_nothing_from_the_network(site):
+    loads = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
     for page in site.rglob("*.html"):
-        assert not loaded.search(page.read_text(encoding="utf-8")), page.name
+        assert not loads.search(page.read_text(encoding="utf-8")), page.name
 
 
-def test_examples_of_docstrings_are_code(site):
+def test_formulas_are_converted(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        outside_code = re.sub(r"<(pre|code|math|script)\b.*?</\1>", "", text, flags=re.S)
+        assert "arithmatex" not in outside_code, page.name
+        assert not re.search(r"\\(?:frac|theta|lVert|hat|cos)\b|\$\$", outside_code), page.name
+    assert (site / "math.html").read_text(encoding="utf-8").count("<math ") > 80
+
+
+def test_tags_of_formulas_become_numbers():
+    pytest.importorskip("latex2mathml")
+    page = load("mathml").on_page_content(r'<div class="arithmatex">\[a \le b \tag{2.20}\]</div>')
+    assert '<span class="number">(2.20)</span>' in page
+    assert "tag" not in page
+
+
+def test_docstring_examples_are_code_blocks(site):
     for page in (site / "api").glob("*.html"):
         text = page.read_text(encoding="utf-8")
-        outside = re.sub(r"<(pre|code)\b.*?</\1>", "", text, flags=re.S)
-        assert ">>>" not in html.unescape(re.sub(r"<[^>]+>", "", outside)), page.name
-        assert "math::" not in outside, page.name
+        outside_code = re.sub(r"<(pre|code)\b.*?</\1>", "", text, flags=re.S)
+        assert ">>>" not in html.unescape(re.sub(r"<[^>]+>", "", outside_code)), page.name
+        assert "math::" not in outside_code, page.name
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed")
+def test_search_works_from_disk(site, tmp_path):
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
+    address = f"file://{site}/index.html?q=cayley"
+    command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path}", "--virtual-time-budget=10000", "--dump-dom", address]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    match = re.search(r"(\d+) matching documents?", process.stdout)
+    assert match, process.stderr[-500:]
+    assert int(match[1]) >= 1
