@@ -1,4 +1,4 @@
-"""The formulas once more, in float64 NumPy, written from the definitions and not from the library."""
+"""Reference formulas in float64 NumPy, written from the definitions and independent of the library."""
 
 import math
 
@@ -6,19 +6,20 @@ import numpy as np
 
 
 def angle(a, b):
-    """Kahan's formula, which is accurate for every angle."""
+    """Return the angle by Kahan's formula, which is accurate for small and large angles."""
     a, b = a / np.linalg.norm(a), b / np.linalg.norm(b)
     return 2 * math.atan2(np.linalg.norm(a - b), np.linalg.norm(a + b))
 
 
 def sigmoid(theta, k):
-    """(3.4) of the thesis as it is printed."""
+    """Return the sigmoid activation as printed in the thesis, equation 3.4."""
     scale = (1 + math.exp(-math.pi / (2 * k))) / (1 - math.exp(-math.pi / (2 * k)))
     rise = math.exp(theta / k - math.pi / (2 * k))
     return scale * (1 - rise) / (1 + rise)
 
 
 def square_cosine(theta):
+    """Return sign(cos θ)·cos² θ."""
     return math.copysign(math.cos(theta) ** 2, math.cos(theta))
 
 
@@ -32,6 +33,7 @@ ANGULARS = {
 
 
 def seg(x, alpha, beta, rho):
+    """Return the segmented magnitude: slope α up to ρ, then slope β."""
     return alpha * x if x <= rho else beta * x + alpha * rho - beta * rho
 
 
@@ -54,11 +56,11 @@ WEIGHTINGS = {
 
 
 def margin(theta, g=math.cos, m1=1.0, m2=0.0, m3=0.0):
-    """Walk along the angle, one half turn after the other."""
-    phi, lowered = m1 * theta + m2, 0.0
+    """Return the combined margin of g, which falls by 2 with every half turn of m₁θ + m₂."""
+    phi, drop = m1 * theta + m2, 0.0
     while phi > math.pi + 1e-15:
-        phi, lowered = phi - math.pi, lowered + 2
-    return g(phi) - lowered - m3
+        phi, drop = phi - math.pi, drop + 2
+    return g(phi) - drop - m3
 
 
 MARGINS = {
@@ -84,10 +86,12 @@ KERNELS = {
 
 
 def kernel(distance, s):
+    """Return z^−s, or log(1/z) for s = 0."""
     return math.log(1 / distance) if s == 0 else distance**-s
 
 
 def energy(w, s, distance="euclidean", half_space=False, weights=None, reduction="mean"):
+    """Return the hyperspherical energy by a loop over ordered pairs."""
     w = np.asarray(w, dtype=np.float64)
     w = w / np.linalg.norm(w, axis=1, keepdims=True)
     if weights is not None:
@@ -98,13 +102,13 @@ def energy(w, s, distance="euclidean", half_space=False, weights=None, reduction
     for i in range(len(w)):
         for j in range(len(w)):
             if i != j:
-                apart = angle(w[i], w[j]) if distance == "angular" else np.linalg.norm(w[i] - w[j])
-                total, pairs = total + kernel(apart, s), pairs + 1
+                z = angle(w[i], w[j]) if distance == "angular" else np.linalg.norm(w[i] - w[j])
+                total, pairs = total + kernel(z, s), pairs + 1
     return total / pairs if reduction == "mean" else total
 
 
 def head_logits(x, w, y, *, radius="feature", weight_norm=True, g=math.cos, psi=None, share=None, bias=None):
-    """Scores with the margin on the target, number by number."""
+    """Return the scores with the margin on the target, entry by entry; `share` is the λ of annealing."""
     f = np.empty((len(x), len(w)))
     for i in range(len(x)):
         for j in range(len(w)):
@@ -119,6 +123,7 @@ def head_logits(x, w, y, *, radius="feature", weight_norm=True, g=math.cos, psi=
 
 
 def cross_entropy(f, y):
+    """Return the mean cross-entropy of scores."""
     losses = []
     for row, label in zip(f, y, strict=True):
         top = row.max()

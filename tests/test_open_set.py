@@ -8,12 +8,12 @@ from hypersphere.training import Batches, embed
 
 
 def strokes(per_class=12, classes=6, seed=0):
-    """Classes of 8×8 images that differ in where a bar lies, under noise."""
+    """Return noisy 8×8 images whose class is the position of a bar."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(classes).repeat_interleave(per_class)
     images = torch.randint(0, 90, (len(labels), 1, 8, 8), generator=generator, dtype=torch.uint8)
-    for place, label in enumerate(labels.tolist()):
-        images[place, 0, label, :] = 255
+    for index, label in enumerate(labels.tolist()):
+        images[index, 0, label, :] = 255
     return images, labels
 
 
@@ -21,19 +21,19 @@ SMALL = {**TRAINING, "epochs": 12, "widths": [8, 8], "feature_dim": 8, "batch_si
 
 
 @pytest.mark.parametrize("row", objectives(SLOW), ids=lambda row: row.name)
-def test_every_objective_learns_what_can_be_seen(row):
+def test_train_embedding_learns_with_every_objective(row):
     torch.manual_seed(0)
     images, labels = strokes()
     model, head, losses = train_embedding({**SMALL, **row.settings}, images, labels, 0, lambda part: None)
     assert len(losses) == 12
-    assert losses[-1] < losses[0] or head.energy_weight or head.annealing  # a margin that grows raises its own loss
+    assert losses[-1] < losses[0] or head.energy_weight or head.annealing  # a growing margin increases the loss
     features, again = embed(model, Batches(*strokes(seed=1), 24))
     first, second = torch.triu_indices(len(again), len(again), 1)
-    verified = verify(features[first], features[second], again[first] == again[second])
-    assert verified.auc > 0.8
+    verification = verify(features[first], features[second], again[first] == again[second])
+    assert verification.auc > 0.8
 
 
-def test_shifts_move_whole_batches_and_lose_nothing():
+def test_shifted_moves_images_without_losing_pixels():
     images, labels = strokes()
     generator = torch.Generator().manual_seed(0)
     moved = [x for x, _ in Shifted(Batches(images, labels, 24), 2, generator)]
@@ -43,7 +43,7 @@ def test_shifts_move_whole_batches_and_lose_nothing():
         assert torch.equal(a.flatten(1).sort().values, b.flatten(1).sort().values)
 
 
-def test_bad_settings_name_themselves():
+def test_open_set_recipes_reject_invalid_settings():
     with pytest.raises(ValueError, match="head must be one of softmax"):
         make_head({"head": "nonsense", "options": {}}, 8, 6)
     with pytest.raises(ValueError, match="image_size must be at least 8 in height and width"):

@@ -1,4 +1,4 @@
-"""Evaluation by brute force: loops over pairs and thresholds in NumPy, written from the definitions."""
+"""Brute-force evaluation: loops over pairs and thresholds in NumPy, written from the definitions."""
 
 import itertools
 
@@ -12,7 +12,7 @@ def unit(x):
 
 
 def rates(scores, same, threshold):
-    """(FAR, TAR) of accepting where score >= threshold."""
+    """Return (FAR, TAR) when pairs with score >= threshold are accepted."""
     accepted = [s >= threshold for s in scores]
     true = sum(1 for a, flag in zip(accepted, same, strict=True) if a and flag)
     false = sum(1 for a, flag in zip(accepted, same, strict=True) if a and not flag)
@@ -25,7 +25,7 @@ def every_threshold(scores):
 
 
 def tar_step(scores, same, far):
-    """The best TAR of any threshold whose FAR is no higher than asked."""
+    """Return the highest TAR of all thresholds whose FAR is at most `far`."""
     return max(t for f, t in (rates(scores, same, h) for h in every_threshold(scores)) if f <= far)
 
 
@@ -38,7 +38,7 @@ def tar_linear(scores, same, far):
 
 
 def auc(scores, same):
-    """The share of (same, different) couples in the right order, ties one half."""
+    """Return the fraction of (same, different) combinations in the right order; ties count one half."""
     wins = [
         1.0 if p > n else 0.5 if p == n else 0.0
         for p, a in zip(scores, same, strict=True)
@@ -50,7 +50,7 @@ def auc(scores, same):
 
 
 def eer(scores, same):
-    """Bisection on the broken line through the points, walked by its length."""
+    """Return the FAR with FAR = 1 − TAR, by bisection on the piecewise linear curve through all points."""
     points = np.array([rates(scores, same, h) for h in every_threshold(scores)])
     low, high = 0.0, len(points) - 1.0
     for _ in range(200):
@@ -68,7 +68,7 @@ def best_accuracy(scores, same):
 
 
 def fold_accuracies(first, second, same, fold, *, subtract_mean=False):
-    """Per fold: the accuracy on it, best of the equally good thresholds and worst of them (they may differ)."""
+    """Return two accuracies per fold: with the lower and with the upper of the middle best thresholds."""
     result = []
     for k in range(max(fold) + 1):
         train, test = fold != k, fold == k
@@ -84,14 +84,14 @@ def fold_accuracies(first, second, same, fold, *, subtract_mean=False):
 
 
 def ranks(probes, probe_labels, gallery, gallery_labels, tolerance):
-    """The place of each probe's first mate in the whole sorted list, ties against it; None without a mate."""
-    found = []
+    """Return the rank of each probe's best mate, ties counted against it; None for a probe without a mate."""
+    ranks_of_mates = []
     for x, y in zip(unit(probes), probe_labels, strict=True):
         scores = [float(x @ g) for g in unit(gallery)]
         mates = [s for s, label in zip(scores, gallery_labels, strict=True) if label == y]
         others = [s for s, label in zip(scores, gallery_labels, strict=True) if label != y]
-        found.append(1 + sum(s >= max(mates) - tolerance for s in others) if mates else None)
-    return found
+        ranks_of_mates.append(1 + sum(s >= max(mates) - tolerance for s in others) if mates else None)
+    return ranks_of_mates
 
 
 def tpir(found_scores, stranger_scores, mated, fpir):
@@ -109,7 +109,7 @@ def fisher(x, y):
     m = x.mean(0)
     within = between = 0.0
     for k in np.unique(y):
-        mine = x[y == k]
-        within += sum(1 - cos(v, mine.mean(0)) for v in mine)
-        between += len(mine) * (1 - cos(mine.mean(0), m))
+        members = x[y == k]
+        within += sum(1 - cos(v, members.mean(0)) for v in members)
+        between += len(members) * (1 - cos(members.mean(0), m))
     return within / between

@@ -30,10 +30,12 @@ def test_as_features_accepts_views_lists_and_huge_values():
         assert as_labels("y", np.ones(3, dtype=kind), 3, CPU).dtype == torch.int64
 
 
-@pytest.mark.parametrize("bad", [None, "text", object(), [["a"]], [[1.0], [1.0, 2.0]], np.ones((2, 2), dtype=complex)])
-def test_as_features_rejects_what_is_not_an_array_of_numbers(bad):
+@pytest.mark.parametrize(
+    "invalid", [None, "text", object(), [["a"]], [[1.0], [1.0, 2.0]], np.ones((2, 2), dtype=complex)]
+)
+def test_as_features_rejects_what_is_not_an_array_of_numbers(invalid):
     with pytest.raises(ValueError, match="x must be a"):
-        as_features("x", bad)
+        as_features("x", invalid)
 
 
 @pytest.mark.parametrize(

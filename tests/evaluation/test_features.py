@@ -21,14 +21,14 @@ from . import reference
 def test_fit_pca_matches_scikit_learn(n, d, whiten):
     rng = np.random.default_rng(0)
     x, new = rng.standard_normal((n, d)) @ rng.standard_normal((d, d)) + 3, rng.standard_normal((7, d))
-    mine, theirs = fit_pca(x, 3, whiten=whiten), decomposition.PCA(3, whiten=whiten, svd_solver="full").fit(x)
-    sign = np.sign((mine.directions.numpy() * theirs.components_).sum(1))
-    np.testing.assert_allclose(mine.directions.numpy() * sign[:, None], theirs.components_, atol=1e-9)
-    np.testing.assert_allclose(mine.variances, theirs.explained_variance_, rtol=1e-9)
-    np.testing.assert_allclose(mine(new).numpy() * sign, theirs.transform(new), atol=1e-8)
-    np.testing.assert_allclose(mine.inverse(mine(new)), theirs.inverse_transform(theirs.transform(new)), atol=1e-8)
-    assert mine.kept == pytest.approx(theirs.explained_variance_ratio_.sum())
-    assert (mine.directions.amax(1) == mine.directions.abs().amax(1)).all()
+    ours, theirs = fit_pca(x, 3, whiten=whiten), decomposition.PCA(3, whiten=whiten, svd_solver="full").fit(x)
+    sign = np.sign((ours.directions.numpy() * theirs.components_).sum(1))
+    np.testing.assert_allclose(ours.directions.numpy() * sign[:, None], theirs.components_, atol=1e-9)
+    np.testing.assert_allclose(ours.variances, theirs.explained_variance_, rtol=1e-9)
+    np.testing.assert_allclose(ours(new).numpy() * sign, theirs.transform(new), atol=1e-8)
+    np.testing.assert_allclose(ours.inverse(ours(new)), theirs.inverse_transform(theirs.transform(new)), atol=1e-8)
+    assert ours.kept == pytest.approx(theirs.explained_variance_ratio_.sum())
+    assert (ours.directions.amax(1) == ours.directions.abs().amax(1)).all()
 
 
 def test_fit_pca_by_fraction_of_variance_and_dtype():
@@ -36,24 +36,24 @@ def test_fit_pca_by_fraction_of_variance_and_dtype():
     for share in (0.3, 0.8, 0.99):
         theirs = decomposition.PCA(share, svd_solver="full").fit(x)
         assert len(fit_pca(x, share).variances) == theirs.n_components_
-    whole = fit_pca(x)
-    assert whole.kept == pytest.approx(1)
-    narrow = whole(torch.tensor(x).half())
+    pca = fit_pca(x)
+    assert pca.kept == pytest.approx(1)
+    narrow = pca(torch.tensor(x).half())
     assert narrow.dtype == torch.float32
-    np.testing.assert_allclose(whole.inverse(whole(x)), x, atol=1e-9)
+    np.testing.assert_allclose(pca.inverse(pca(x)), x, atol=1e-9)
     white = fit_pca(x, whiten=True)(x)
     np.testing.assert_allclose(torch.cov(white.T), np.eye(6), atol=1e-9)
     flat = x * [1, 1, 1, 1, 0, 0]
-    for bad, words in (
+    for call, message in (
         (lambda: fit_pca(x, 7), "components must be an integer from 1 to 6, a fraction"),
         (lambda: fit_pca(x, 1.5), "not 1.5"),
         (lambda: fit_pca(x[:1]), "at least two rows"),
         (lambda: fit_pca(flat, 5, whiten=True), "components must be at most 4, the rank of the features"),
-        (lambda: whole(x[:, :3]), "features must be a matrix with 6 columns"),
-        (lambda: whole.inverse(x[:, :3]), "projected must be a matrix with 6 columns"),
+        (lambda: pca(x[:, :3]), "features must be a matrix with 6 columns"),
+        (lambda: pca.inverse(x[:, :3]), "projected must be a matrix with 6 columns"),
     ):
-        with pytest.raises(ValueError, match=words):
-            bad()
+        with pytest.raises(ValueError, match=message):
+            call()
     assert fit_pca(flat, 5).variances[-1] >= 0
     assert "6 -> 4, whitened, 100.0% of the variance" in repr(fit_pca(flat, 4, whiten=True))
 
@@ -87,15 +87,15 @@ class ModeProbe(nn.Module):
 def test_mirrored_features_concatenate_both_views():
     model, images = ModeProbe(), torch.randn(5, 1, 2, 3)
     model.frozen.eval()
-    found = mirrored_features(model, images, batch=2)
-    torch.testing.assert_close(found[:, :6], images.flatten(1), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(found[:, 6:], images.flip(-1).flatten(1), atol=1e-4, rtol=1e-4)
+    features = mirrored_features(model, images, batch=2)
+    torch.testing.assert_close(features[:, :6], images.flatten(1), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(features[:, 6:], images.flip(-1).flatten(1), atol=1e-4, rtol=1e-4)
     assert (model.training, model.norm.training, model.frozen.training) == (True, True, False)
     unit = mirrored_features(model, images, unit=True)
     torch.testing.assert_close(unit.square().sum(1), torch.full((5,), 2.0))
-    # the cosine of two such embeddings does not change when an image is mirrored and both halves with it
+    # Mirroring the images exchanges the two halves.
     flipped = mirrored_features(model, images.flip(-1))
-    torch.testing.assert_close(flipped, torch.cat([found[:, 6:], found[:, :6]], 1))
+    torch.testing.assert_close(flipped, torch.cat([features[:, 6:], features[:, :6]], 1))
 
 
 def test_mirrored_features_scale_bytes_and_accept_arrays():

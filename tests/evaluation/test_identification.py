@@ -29,14 +29,14 @@ def test_identify_ranks_match_brute_force(seed, block):
     order = rng.permutation(len(x))
     probes, gallery = order[:9], order[9:]
     others = rng.standard_normal((40, 5))
-    found = identify(x[probes], y[probes], x[gallery], y[gallery], distractors=others, block=block)
+    result = identify(x[probes], y[probes], x[gallery], y[gallery], distractors=others, block=block)
     everyone = np.concatenate([x[gallery], others])
     expected = reference.ranks(x[probes], y[probes], everyone, [*y[gallery], *[-1] * 40], TOLERANCE)
-    assert found.mated.tolist() == [r is not None for r in expected]
-    known = [r for r in expected if r is not None]
-    assert found.ranks.tolist() == known
-    assert found.accuracy == pytest.approx({k: np.mean(np.array(known) <= k) for k in (1, 5, 10)})
-    assert found.entries == len(everyone)
+    assert result.mated.tolist() == [r is not None for r in expected]
+    ranks = [r for r in expected if r is not None]
+    assert result.ranks.tolist() == ranks
+    assert result.accuracy == pytest.approx({k: np.mean(np.array(ranks) <= k) for k in (1, 5, 10)})
+    assert result.entries == len(everyone)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5))
@@ -63,18 +63,18 @@ def test_identify_counts_ties_against_the_probe(block, dtype):
     point = torch.randn(1, 127, generator=torch.Generator().manual_seed(0)).to(dtype)
     x = point * torch.linspace(0.5, 2, 300).to(dtype)[:, None]
     labels = torch.arange(300)
-    found = identify(
+    result = identify(
         point.expand(20, -1), labels[:20], x if dtype != torch.float16 else point.expand(300, -1), labels, block=block
     )
-    assert found.ranks.tolist() == [300] * 20
-    assert found.accuracy_at(299) == 0
+    assert result.ranks.tolist() == [300] * 20
+    assert result.accuracy_at(299) == 0
 
 
 def test_identify_ignores_other_entries_of_the_same_identity():
     gallery = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
-    found = identify([[1.0, 0.0]], [5], gallery, [5, 5, 5, 6])
-    assert found.ranks.tolist() == [1]
-    assert found.mate_scores.tolist() == [1.0]
+    result = identify([[1.0, 0.0]], [5], gallery, [5, 5, 5, 6])
+    assert result.ranks.tolist() == [1]
+    assert result.mate_scores.tolist() == [1.0]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -83,20 +83,20 @@ def test_open_set_rates_match_brute_force(seed, rank):
     x, y = people(seed, classes=20, each=2)
     gallery = (np.arange(len(x)) % 2 == 0) & (y < 12)
     probes = np.arange(len(x)) % 2 == 1
-    found = identify(x[probes], y[probes], x[gallery], y[gallery])
+    result = identify(x[probes], y[probes], x[gallery], y[gallery])
     scores = reference.unit(x[probes]) @ reference.unit(x[gallery]).T
     strangers = scores[12:].max(1)
-    own = scores[np.arange(12), np.arange(12)]
+    mate_scores = scores[np.arange(12), np.arange(12)]
     place = np.array(reference.ranks(x[probes][:12], y[probes][:12], x[gallery], y[gallery], TOLERANCE))
-    np.testing.assert_allclose(found.top_scores, strangers, atol=1e-12)
-    np.testing.assert_allclose(found.mate_scores, own, atol=1e-12)
+    np.testing.assert_allclose(result.top_scores, strangers, atol=1e-12)
+    np.testing.assert_allclose(result.mate_scores, mate_scores, atol=1e-12)
     for fpir in (0.5, 0.25, 0.126, 0.01):
-        expected = reference.tpir(own[place <= rank], strangers, 12, fpir)
-        assert found.tpir_at(fpir, rank=rank) == pytest.approx(expected)
-    curve = found.open_set(rank)
+        expected = reference.tpir(mate_scores[place <= rank], strangers, 12, fpir)
+        assert result.tpir_at(fpir, rank=rank) == pytest.approx(expected)
+    curve = result.open_set(rank)
     assert (curve.tpir.diff() >= 0).all()
     assert (curve.fpir.diff() >= 0).all()
-    assert curve.tpir[-1].item() == pytest.approx(found.accuracy_at(rank))
+    assert curve.tpir[-1].item() == pytest.approx(result.accuracy_at(rank))
     assert curve.fpir[-1] == 1
     assert not curve.at(0.01).resolved
     torch.testing.assert_close(curve.fnir, 1 - curve.tpir)
@@ -104,9 +104,9 @@ def test_open_set_rates_match_brute_force(seed, rank):
 
 
 def test_open_set_rate_is_zero_if_no_probe_is_found():
-    found = identify([[1.0, 0.0], [0.0, 1.0]], [0, 9], [[0.0, 1.0], [1.0, 0.0]], [0, 1])
-    assert found.tpir_at(0.5) == 0
-    assert found.accuracy_at(2) == 1
+    result = identify([[1.0, 0.0], [0.0, 1.0]], [0, 9], [[0.0, 1.0], [1.0, 0.0]], [0, 1])
+    assert result.tpir_at(0.5) == 0
+    assert result.accuracy_at(2) == 1
 
 
 def test_identify_searches_a_memory_mapped_half_precision_gallery(tmp_path):
@@ -116,14 +116,14 @@ def test_identify_searches_a_memory_mapped_half_precision_gallery(tmp_path):
     gallery = np.load(tmp_path / "gallery.npy", mmap_mode="r")
     y = np.arange(2600) // 2
     probes = x.astype(np.float32) + 1.3 * rng.standard_normal(x.shape).astype(np.float32)
-    found = identify(probes, y, gallery, y)
+    result = identify(probes, y, gallery, y)
     scores = reference.unit(probes) @ reference.unit(x).T
     mates = y[:, None] == y
     best = np.where(mates, scores, -2).max(1)
     expected = 1 + ((scores >= best[:, None] - _numerics.tie_tolerance(torch.float32)) & ~mates).sum(1)
-    assert (found.ranks.numpy() != expected).mean() < 2e-3  # scores within rounding of one another
-    assert abs(found.ranks.numpy() - expected).max() <= 1
-    assert repr(found).startswith("Identification(2600 probes among 2600: rank-1 0.")
+    assert (result.ranks.numpy() != expected).mean() < 2e-3  # scores may differ by less than the rounding error
+    assert abs(result.ranks.numpy() - expected).max() <= 1
+    assert repr(result).startswith("Identification(2600 probes among 2600: rank-1 0.")
 
 
 @pytest.mark.parametrize("block", [1, 7, 2048])
@@ -132,58 +132,58 @@ def test_identify_neighbours_match_brute_force(block, monkeypatch):
     rng = np.random.default_rng(0)
     x, y = people(classes=10)
     gallery, others = x[y < 8], rng.standard_normal((13, 5))
-    found = identify(x, y, gallery, y[y < 8], distractors=others, neighbours=np.int64(6), block=block)
+    result = identify(x, y, gallery, y[y < 8], distractors=others, neighbours=np.int64(6), block=block)
     order = np.argsort(-reference.unit(x) @ reference.unit(np.concatenate([gallery, others])).T, axis=1)
-    assert found.neighbours.tolist() == order[:, :6].tolist()  # also of the strangers
+    assert result.neighbours.tolist() == order[:, :6].tolist()  # also for strangers
     assert identify(x, y, gallery, y[y < 8]).neighbours is None
     everyone = identify(x[:1], y[:1], gallery, y[y < 8], neighbours=len(gallery)).neighbours
     assert sorted(everyone[0].tolist()) == list(range(len(gallery)))
-    for bad in (0, len(gallery) + 1, 1.5):
+    for invalid in (0, len(gallery) + 1, 1.5):
         with pytest.raises(ValueError, match=f"neighbours must be an integer from 1 to {len(gallery)}"):
-            identify(x, y, gallery, y[y < 8], neighbours=bad)
+            identify(x, y, gallery, y[y < 8], neighbours=invalid)
 
 
 def test_identify_accepts_an_array_of_ranks():
-    found = identify(np.eye(3), [0, 1, 2], np.eye(3), [0, 1, 2], ranks=np.array([1, 2]))
-    assert found.accuracy == {1: 1.0, 2: 1.0}
-    assert found.accuracy_at(np.int64(1)) == found.cmc(np.int64(2))[0] == 1
-    assert all(type(rank) is int for rank in found.shown)
+    result = identify(np.eye(3), [0, 1, 2], np.eye(3), [0, 1, 2], ranks=np.array([1, 2]))
+    assert result.accuracy == {1: 1.0, 2: 1.0}
+    assert result.accuracy_at(np.int64(1)) == result.cmc(np.int64(2))[0] == 1
+    assert all(type(rank) is int for rank in result.shown)
 
 
 def test_identify_handles_zero_and_huge_embeddings():
     gallery = torch.tensor([[0.0, 0.0], [3e30, 0.0], [1e-30, 1e-30], [-1.0, 0.0]])
-    found = identify([[1.0, 0.0], [1.0, 1.0], [1.0, 0.0]], [1, 2, 0], gallery, [0, 1, 2, 3])
-    assert found.ranks.tolist() == [1, 1, 3]  # the zero vector has cosine 0
+    result = identify([[1.0, 0.0], [1.0, 1.0], [1.0, 0.0]], [1, 2, 0], gallery, [0, 1, 2, 3])
+    assert result.ranks.tolist() == [1, 1, 3]  # the zero vector has cosine 0
 
 
 @pytest.mark.parametrize("neighbours", [None, 5])
 def test_identify_needs_the_memory_of_one_block(neighbours):
     x = torch.randn(40_000, 32)
     labels = torch.arange(40_000)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         identify(x[:500], labels[:500], x, labels, block=1024, neighbours=neighbours)
     level = peak = 0
-    for event in seen.profiler.kineto_results.events():
+    for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
             level += event.nbytes()
             peak = max(peak, level)
-    assert 0 < peak < 4 * (500 * 1024 + 6 * 1024 * 32) + 40_000 * 8 * 6  # scores of a block, its rows, labels
+    assert 0 < peak < 4 * (500 * 1024 + 6 * 1024 * 32) + 40_000 * 8 * 6  # scores and rows of one block, labels
 
 
 def test_mates_list_all_pairs_with_equal_labels():
     rng = np.random.default_rng(0)
     probes, gallery = torch.tensor(rng.integers(0, 9, 30)), torch.tensor(rng.integers(4, 14, 50))
     mates = Mates(probes, gallery)
-    found = set()
+    listed = set()
     for start in range(0, 50, 8):
         pairs = list(zip(*(t.tolist() for t in mates.between(start, start + 8)), strict=True))
         assert all(start <= entry < start + 8 for _, entry in pairs)
-        found |= set(pairs)
-    assert found == {(p, g) for p in range(30) for g in range(50) if probes[p] == gallery[g]}
+        listed |= set(pairs)
+    assert listed == {(p, g) for p in range(30) for g in range(50) if probes[p] == gallery[g]}
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"probes": np.ones((3, 4))}, "gallery must be a matrix with 4 columns"),
         ({"probes": np.ones((0, 2))}, "probes must be a non-empty matrix"),
@@ -197,22 +197,22 @@ def test_mates_list_all_pairs_with_equal_labels():
         ({"block": 0}, "block must be an integer >= 1"),
     ],
 )
-def test_identify_rejects_invalid_input(change, words):
+def test_identify_rejects_invalid_input(change, message):
     good = {
         "probes": np.ones((3, 2)),
         "probe_labels": [0, 1, 2],
         "gallery": np.ones((3, 2)),
         "gallery_labels": [0, 1, 2],
     }
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         identify(**(good | change))
 
 
 def test_open_set_rejects_missing_strangers_and_invalid_ranks():
-    found = identify(np.eye(2), [0, 1], np.eye(2), [0, 1])
+    result = identify(np.eye(2), [0, 1], np.eye(2), [0, 1])
     with pytest.raises(ValueError, match="some have no mate in the gallery"):
-        found.tpir_at(0.1)
-    for call in (lambda: found.cmc(0), lambda: found.accuracy_at(0), lambda: found.open_set(0)):
+        result.tpir_at(0.1)
+    for call in (lambda: result.cmc(0), lambda: result.accuracy_at(0), lambda: result.open_set(0)):
         with pytest.raises(ValueError, match="an integer >= 1, not 0"):
             call()
 

@@ -43,15 +43,15 @@ def loss_and_error(model, dtype=torch.float32):
 
 
 class Recorded:
-    """A quadratic ½Σ h∘(w − t)² of all parameters, by NumPy; it remembers where it was asked."""
+    """A quadratic ½Σ h∘(w − t)² of all parameters, in NumPy, that records the points of its evaluation."""
 
     def __init__(self, model):
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.seen = []
+        self.points = []
 
     def __call__(self):
-        self.seen.append([p.detach().double().numpy().copy() for p in self.parameters])
-        return self.value(self.seen[-1])
+        self.points.append([p.detach().double().numpy().copy() for p in self.parameters])
+        return self.value(self.points[-1])
 
     @staticmethod
     def value(arrays):
@@ -67,17 +67,18 @@ def test_landscape_of_a_parabola_is_exact(weight):
     layer = nn.Linear(1, 2)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[weight], [0.0]]))
-    seen = landscape(
+    surface = landscape(
         layer, lambda: layer.weight.square().sum(), span=1.5, points=7, directions="uniform", generator=seeded()
     )
     axis = np.linspace(-1.5, 1.5, 7)
-    size = abs(weight)  # one number to a row: the direction is +‖w‖ whatever was drawn, and nothing for a row of zeros
+    # Rows have one entry, so every uniform direction is normalised to +‖w‖; a row of zeros does not move.
+    size = abs(weight)
     expected = (weight + size * axis[:, None] + size * axis[None, :]) ** 2
-    np.testing.assert_allclose(seen.values["value"].numpy(), expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(seen.a.numpy(), axis)
-    np.testing.assert_allclose(seen.b.numpy(), axis)
-    assert seen.centre == {"value": weight**2}
-    assert "7×7" in repr(seen)
+    np.testing.assert_allclose(surface.values["value"].numpy(), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(surface.a.numpy(), axis)
+    np.testing.assert_allclose(surface.b.numpy(), axis)
+    assert surface.centre == {"value": weight**2}
+    assert "7×7" in repr(surface)
 
 
 @pytest.mark.parametrize("directions", ["normal", "uniform"])
@@ -86,12 +87,12 @@ def test_landscape_points_are_on_a_plane_of_normalised_directions(directions, no
     model = small(torch.float64)
     quadratic = Recorded(model)
     before = [p.detach().numpy().copy() for p in quadratic.parameters]
-    seen = landscape(
+    surface = landscape(
         model, quadratic, span=0.5, points=3, directions=directions, normalize=normalize, generator=seeded()
     )
-    grid = list(itertools.product(seen.a.tolist(), seen.b.tolist()))
+    grid = list(itertools.product(surface.a.tolist(), surface.b.tolist()))
     grid.remove((0.0, 0.0))
-    at = dict(zip([(0.0, 0.0), *grid], quadratic.seen, strict=True))
+    at = dict(zip([(0.0, 0.0), *grid], quadratic.points, strict=True))
     for k, start in enumerate(before):
         first, second = ((at[spot][k] - start) / 0.5 for spot in ((0.5, 0.0), (0.0, 0.5)))
         for (a, b), arrays in at.items():
@@ -102,18 +103,18 @@ def test_landscape_points_are_on_a_plane_of_normalised_directions(directions, no
         assert np.abs(first - second).max() > 1e-3
         assert (first.min() >= 0) == (directions == "uniform")
         for direction in (first, second):
-            rows, mine = (w.reshape(len(w), -1) for w in (direction, start))
+            rows, trained_rows = (w.reshape(len(w), -1) for w in (direction, start))
             if normalize == "filter":
-                np.testing.assert_allclose(np.linalg.norm(rows, axis=1), np.linalg.norm(mine, axis=1))
+                np.testing.assert_allclose(np.linalg.norm(rows, axis=1), np.linalg.norm(trained_rows, axis=1))
             elif normalize == "layer":
-                np.testing.assert_allclose(np.linalg.norm(rows), np.linalg.norm(mine))
-                assert np.ptp(np.linalg.norm(rows, axis=1) / np.linalg.norm(mine, axis=1)) > 0.01
+                np.testing.assert_allclose(np.linalg.norm(rows), np.linalg.norm(trained_rows))
+                assert np.ptp(np.linalg.norm(rows, axis=1) / np.linalg.norm(trained_rows, axis=1)) > 0.01
             else:
                 assert np.std(rows) == pytest.approx(1.0 if directions == "normal" else 12**-0.5, rel=0.4)
     for (a, b), arrays in at.items():
-        i, j = seen.a.tolist().index(a), seen.b.tolist().index(b)
-        assert seen.values["value"][i, j].item() == pytest.approx(Recorded.value(arrays))
-    assert seen.centre["value"] == pytest.approx(Recorded.value(before))
+        i, j = surface.a.tolist().index(a), surface.b.tolist().index(b)
+        assert surface.values["value"][i, j].item() == pytest.approx(Recorded.value(arrays))
+    assert surface.centre["value"] == pytest.approx(Recorded.value(before))
 
 
 def test_landscape_is_reproducible_with_a_generator_or_the_global_seed():
@@ -132,7 +133,7 @@ def test_landscape_is_reproducible_with_a_generator_or_the_global_seed():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("raises", [False, True])
 def test_landscape_restores_parameters_and_buffers_exactly(dtype, raises):
-    model = small(dtype).train()  # so that the measure itself changes running means
+    model = small(dtype).train()  # in training mode the measure changes running means
     with torch.no_grad():
         model[0].weight[0, 0, 0, 0] = -0.0
     before = {name: t.clone() for name, t in model.state_dict().items()}
@@ -206,27 +207,28 @@ def test_landscape_moves_rotated_layers_by_their_free_matrices(method, blocks):
     def watching():
         for layer, gram, v in zip(layers, grams, frozen, strict=True):
             w = layer.weight.detach().flatten(1)
-            torch.testing.assert_close(w @ w.mT, gram, atol=1e-4, rtol=1e-4)  # a rotation everywhere, not only at θ*
+            # The layer is rotated at every point, not only at θ*, so inner products do not change.
+            torch.testing.assert_close(w @ w.mT, gram, atol=1e-4, rtol=1e-4)
             turned.append(((w - v.flatten(1)).norm() / v.norm()).item())
         return measure()
 
-    seen = landscape(model, watching, points=3, generator=seeded(), only=lambda name, p: "parametrizations" in name)
+    surface = landscape(model, watching, points=3, generator=seeded(), only=lambda name, p: "parametrizations" in name)
     assert max(turned[: len(layers)]) < 1e-6
-    assert 0.3 < np.mean(turned[len(layers) :]) < 2  # at R = I as well the direction is as long as R
-    assert seen.values["loss"].std() > 0
+    assert 0.3 < np.mean(turned[len(layers) :]) < 2  # also at R = I the direction has the norm of R
+    assert surface.values["loss"].std() > 0
     folded = fold_(copy.deepcopy(model))
     plain = landscape(folded, loss_and_error(folded), points=3, generator=seeded())
-    assert plain.centre["loss"] == pytest.approx(seen.centre["loss"], abs=1e-6)
-    assert plain.centre["error"] == seen.centre["error"]
+    assert plain.centre["loss"] == pytest.approx(surface.centre["loss"], abs=1e-6)
+    assert plain.centre["error"] == surface.centre["error"]
     assert all(torch.equal(x.parametrizations.weight.original, v) for x, v in zip(layers, frozen, strict=True))
 
 
 def first_direction(module):
-    """δ of a module with one trained parameter, from the points (1, −1) and (1, 1)."""
+    """Return the parameter of a module and δ, from the points (1, −1) and (1, 1)."""
     recorded = Recorded(module)
     landscape(module, recorded, points=2)
-    (start,), _, _, (one,), (two,) = recorded.seen
-    return start, (one + two) / 2 - start
+    (start,), _, _, (right_low,), (right_high,) = recorded.points
+    return start, (right_low + right_high) / 2 - start
 
 
 def test_landscape_directions_of_rotations_have_the_norm_of_the_rotation():
@@ -241,7 +243,7 @@ def test_landscape_directions_of_rotations_have_the_norm_of_the_rotation():
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"span": 0}, "span must be a positive number, not 0"),
         ({"points": 1}, "points must be an integer >= 2, not 1"),
@@ -251,13 +253,13 @@ def test_landscape_directions_of_rotations_have_the_norm_of_the_rotation():
         ({"only": lambda name, p: False}, "model must be a module with trained parameters"),
     ],
 )
-def test_landscape_rejects_invalid_options(options, words):
-    with pytest.raises(ValueError, match=words):
+def test_landscape_rejects_invalid_options(options, message):
+    with pytest.raises(ValueError, match=message):
         landscape(nn.Linear(3, 2), lambda: 0.0, **options)
 
 
 @pytest.mark.parametrize(
-    ("model", "measure", "words"),
+    ("model", "measure", "message"),
     [
         (nn.Linear(3, 2), 3, "measure must be a callable without arguments, not 3"),
         (nn.Linear(3, 2), lambda: None, "measure must be a function that returns one number"),
@@ -266,8 +268,8 @@ def test_landscape_rejects_invalid_options(options, words):
         (nn.Linear(3, 2).parameters(), lambda: 1.0, "model must be a module or several"),
     ],
 )
-def test_landscape_rejects_invalid_models_and_measures(model, measure, words):
-    with pytest.raises(ValueError, match=words):
+def test_landscape_rejects_invalid_models_and_measures(model, measure, message):
+    with pytest.raises(ValueError, match=message):
         landscape(model, measure, points=3)
 
 

@@ -14,7 +14,7 @@ from . import reference
 
 @st.composite
 def scored_pairs(draw):
-    """A few pairs of either kind; scores from a short list, so that most of them tie."""
+    """Draw a few pairs of both kinds, with scores from a short list, so that most of them tie."""
     size = draw(st.integers(2, 30))
     scores = draw(st.lists(st.integers(-4, 4), min_size=size, max_size=size))
     same = draw(st.lists(st.booleans(), min_size=size - 2, max_size=size - 2))
@@ -65,7 +65,7 @@ def test_roc_marks_rates_below_one_negative_as_not_resolved():
     point = curve.at(1e-3)
     assert (point.true_rate, point.false_rate, point.threshold, point.resolved) == (2 / 3, 0.0, 0.8, False)
     assert curve.at(0.5).resolved
-    assert curve.tar_at(0.25, rule="linear") == pytest.approx(2 / 3)  # the line to the next point is level
+    assert curve.tar_at(0.25, rule="linear") == pytest.approx(2 / 3)  # the line to the next point is horizontal
     assert 2 / 3 <= curve.tar_at(0.25) <= curve.tar_at(0.5) == 1
 
 
@@ -93,7 +93,7 @@ def test_roc_accepts_lists_arrays_and_tensors(make):
 
 
 @pytest.mark.parametrize(
-    ("scores", "same", "words"),
+    ("scores", "same", "message"),
     [
         ([], [], "scores must be a non-empty vector"),
         ([0.1, math.nan], [1, 0], "scores must be finite, but row 1 is not"),
@@ -106,8 +106,8 @@ def test_roc_accepts_lists_arrays_and_tensors(make):
         (["a", "b"], [1, 0], "scores must be a tensor or an array of numbers"),
     ],
 )
-def test_roc_rejects_invalid_pairs(scores, same, words):
-    with pytest.raises(ValueError, match=words):
+def test_roc_rejects_invalid_pairs(scores, same, message):
+    with pytest.raises(ValueError, match=message):
         roc(scores, same)
 
 

@@ -27,7 +27,7 @@ def linear(seed):
 def data(model, n=40):
     x = torch.rand(n, 6, generator=torch.Generator().manual_seed(2))
     y = model(x).argmax(1)
-    y[:4] = (y[:4] + 1) % 3  # four that are wrong from the start
+    y[:4] = (y[:4] + 1) % 3  # four are misclassified from the start
     return [(x[:25], y[:25]), (x[25:], y[25:])]
 
 
@@ -40,8 +40,8 @@ def test_accuracy_under_counts_over_all_batches():
     assert list(result.accuracies) == sorted(result.accuracies, reverse=True)
     assert result.accuracies[-1] < 0.5
     x, y = (torch.cat(part) for part in zip(*batches, strict=True))
-    by_hand = (model(BIM(0.1, 0.05, 5)(model, x, y)).argmax(1) == y).float().mean()
-    assert result.at(0.1) == pytest.approx(float(by_hand))
+    expected = (model(BIM(0.1, 0.05, 5)(model, x, y)).argmax(1) == y).float().mean()
+    assert result.at(0.1) == pytest.approx(float(expected))
     assert accuracy_under(model, batches).epsilons == (8 / 255,)
 
 
@@ -60,16 +60,16 @@ def test_fooling_strength_is_the_norm_of_the_perturbation():
     model = linear(0)
     batches = data(model)
     for norm in ("l2", "linf"):
-        found = fooling_strength(model, batches, DeepFool(norm))
-        assert found.wrong.sum() == 4
-        assert found.fooled.double().mean() > 0.8  # a corner of the cube may be nearer than the boundary
-        assert (found.l2[found.wrong] == 0).all()
+        strength = fooling_strength(model, batches, DeepFool(norm))
+        assert strength.wrong.sum() == 4
+        assert strength.fooled.double().mean() > 0.8  # clipping to [0, 1] may stop before the boundary
+        assert (strength.l2[strength.wrong] == 0).all()
         moved = torch.cat([DeepFool(norm)(model, x, y) - x for x, y in batches])
-        torch.testing.assert_close(found.l2, moved.square().sum(1).sqrt())
-        torch.testing.assert_close(found.linf, moved.abs().amax(1))
-        assert 0 < found.median("linf") < found.median("l2")
+        torch.testing.assert_close(strength.l2, moved.square().sum(1).sqrt())
+        torch.testing.assert_close(strength.linf, moved.abs().amax(1))
+        assert 0 < strength.median("linf") < strength.median("l2")
     euclidean, largest = (fooling_strength(model, batches, DeepFool(norm)) for norm in ("l2", "linf"))
-    assert euclidean.median("l2") < largest.median("l2")  # each is better at its own
+    assert euclidean.median("l2") < largest.median("l2")  # each attack minimises its norm
     assert euclidean.median("linf") > largest.median("linf")
     nothing = torch.zeros(2, dtype=torch.bool)
     assert math.isnan(Strength(torch.zeros(2), torch.zeros(2), nothing, nothing).median())

@@ -44,7 +44,7 @@ EVERY = [FGSM(), BIM(steps=3), DeepFool(steps=3), DeepFool("linf", steps=3)]
 def test_attacks_leave_the_model_unchanged(attack):
     model, (x, y) = network(), batch()
     model.train()
-    model.stages[1].eval()  # one that its owner froze
+    model.stages[1].eval()  # frozen by the user
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -85,10 +85,13 @@ def test_attacks_accept_a_head_as_loss_without_advancing_it():
     model = PlainCNN(3, (4, 4, 4), 6, in_channels=1, image_size=8, norm=None)
     head = hs.heads.a_softmax(6, 4, annealing=hs.heads.Annealing())
     x, y = batch()
+    state = {name: value.clone() for name, value in head.state_dict().items()}
     moved = BIM(0.1, 0.03, 5)(model, x, y, head)
-    assert int(head.steps) == 0
+    assert all(torch.equal(value, state[name]) for name, value in head.state_dict().items())
     assert head.training
-    assert float(head.eval()(model(moved), y)) > float(head(model(x), y))
+    head.eval()
+    with torch.no_grad():
+        assert head(model(moved), y) > head(model(x), y)
     assert all(p.grad is None for p in (*model.parameters(), *head.parameters()))
     scores = Classifier(model, head)(x)
     assert torch.equal(scores, head.scores(model(x)))
@@ -121,7 +124,7 @@ def test_attacks_use_every_field_and_have_a_repr_that_evaluates():
         assert eval(repr(attack)) == attack
         base = attack(model, x, y)
         for field in dataclasses.fields(attack):
-            if field.name != "candidates":  # only the likeliest classes matter, mostly
+            if field.name != "candidates":  # the other candidates rarely matter
                 changed = dataclasses.replace(attack, **{field.name: others[field.name]})
                 assert not torch.equal(changed(model, x, y), base), field.name
 

@@ -12,7 +12,7 @@ from .reference import batch, network
 def test_attacks_match_foolbox(conv):
     attacks = pytest.importorskip("foolbox.attacks", reason="foolbox (extra 'attack') is not installed")
     model, (x, y) = network(conv).eval(), batch()
-    y[:8] = model(x).argmax(1)[:8]  # most of them right, so that there is something to do
+    y[:8] = model(x).argmax(1)[:8]  # most are classified correctly, so that the attacks change them
     pairs = [
         (FGSM(0.05), attacks.LinfFastGradientAttack(random_start=False), 0.05),
         (
@@ -24,18 +24,18 @@ def test_attacks_match_foolbox(conv):
         (DeepFool("linf", candidates=3), attacks.LinfDeepFoolAttack(loss="logits", candidates=3), None),
     ]
     for ours, theirs, epsilon in pairs:
-        found, expected = ours(model, x, y), Foolbox(theirs, epsilon)(model, x, y)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-        assert ((found - x).flatten(1) != 0).any(1).sum() >= 8  # those that were right
+        attacked, expected = ours(model, x, y), Foolbox(theirs, epsilon)(model, x, y)
+        torch.testing.assert_close(attacked, expected, atol=1e-5, rtol=0)
+        assert ((attacked - x).flatten(1) != 0).any(1).sum() >= 8  # those that were classified correctly
 
 
 def test_foolbox_leaves_the_model_unchanged():
     attacks = pytest.importorskip("foolbox.attacks", reason="foolbox (extra 'attack') is not installed")
     model, (x, y) = network().train(), batch(4)
-    bridge = Foolbox(attacks.LinfPGD(steps=2, random_start=False), 0.03)
-    moved = bridge(model, x, y)
+    attack = Foolbox(attacks.LinfPGD(steps=2, random_start=False), 0.03)
+    moved = attack(model, x, y)
     assert float((moved - x).abs().max()) <= 0.03 + 1e-6
     assert all(p.grad is None for p in model.parameters())
     assert model.training
-    assert bridge(lambda images: model(images), x, y).shape == x.shape  # any callable
+    assert attack(lambda images: model(images), x, y).shape == x.shape  # any callable
     assert all(p.grad is None for p in model.parameters())

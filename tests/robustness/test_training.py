@@ -19,7 +19,7 @@ def test_adversarial_loss_mixes_two_losses():
         mixed = adversarial_loss(model, x, y, attack=FGSM(0.1), weight=weight)
         torch.testing.assert_close(mixed, (1 - weight) * clean + weight * hard)
     mixed.backward()
-    expected = torch.autograd.grad(hard, list(model.parameters()))  # attacked images count as data
+    expected = torch.autograd.grad(hard, list(model.parameters()))  # no gradient flows through the attack
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
 
@@ -37,7 +37,7 @@ def test_adversarial_loss_improves_accuracy_under_fgsm():
 
     x = torch.rand(200, 6, generator=torch.Generator().manual_seed(0))
     y = (x[:, :5].mean(1) > 0.5).long()
-    x[:, 5] = 0.5 + 0.02 * (2 * y - 1)  # a feature that is always right and easily turned
+    x[:, 5] = 0.5 + 0.02 * (2 * y - 1)  # a feature that is always right and that a small step reverses
     attack = FGSM(0.08)
     natural = trained(lambda model: F.cross_entropy(model(x), y))
     hardened = trained(lambda model: adversarial_loss(model, x, y, attack=attack))
@@ -57,7 +57,7 @@ def test_adversarial_loss_advances_a_head_once(make_head):
     torch.manual_seed(0)
     model, head = nn.Linear(6, 8), make_head()
     x, y = torch.rand(10, 6), torch.arange(10) % 3
-    for _ in range(2):  # not at the start of the schedule only
+    for _ in range(2):  # not only at the start of the schedule
         reference_head = copy.deepcopy(head)
         attacked = FGSM(0.1)(model, x, y, head)
         at_this_step = copy.deepcopy(head).eval()(model(attacked), y)

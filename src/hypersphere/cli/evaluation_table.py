@@ -43,7 +43,7 @@ def _verification(found: Mapping[str, Any]) -> Iterator[Line]:
         ends, of = part.get("intervals", {}), f"{part['same'] + part['different']:,} pairs"
         accuracy = SHARE.show((part["accuracy"], part["standard_error"]))
         yield "verification accuracy", accuracy, ends.get("accuracy"), of
-        yield "with the best threshold", SHARE.show(part["best_accuracy"]), None, of
+        yield "accuracy with the best threshold", SHARE.show(part["best_accuracy"]), None, of
         yield "equal error rate", SHARE.show(part["eer"]), ends.get("eer"), of
         yield "area under the ROC curve", NUMBER.show(part["auc"]), ends.get("auc"), of
         for point in part["tar"]:
