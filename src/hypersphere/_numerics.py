@@ -20,6 +20,7 @@ __all__ = [
     "close_pair_threshold",
     "distance_floor",
     "exact_difference_threshold",
+    "in_backward",
     "machine_epsilon",
     "narrow",
     "parallel_tolerance",
@@ -117,6 +118,11 @@ def can_update_state(x: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return True
     return not (torch.is_inference_mode_enabled() or torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def in_backward() -> bool:
+    """Return True during a backward pass, in which activation checkpointing computes forward passes again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def _holds_values(t: Tensor) -> bool:
@@ -300,18 +306,17 @@ def cotangent(c: Tensor) -> Tensor:
     return torch.addcmul(one, c, c, value=-1).clamp_min_(_pole_cotangent(c.dtype) ** -2).rsqrt_().mul_(c)
 
 
-def mask_poles(gradient: Tensor, t: Tensor) -> Tensor:
-    """Return `gradient` where the cotangent `t` is not that of a pole, and zero at the poles, as in `sphere.angle`."""
-    limit = _pole_cotangent(t.dtype) / 2
-    masked: Tensor = torch.ops.aten.hardtanh_backward(gradient, t, -limit, limit)
+def mask_poles(gradient: Tensor, c: Tensor) -> Tensor:
+    """Return `gradient` where |c| < 1, and zero at the poles and beyond, as in `sphere.angle`."""
+    masked: Tensor = torch.ops.aten.hardtanh_backward(gradient, c, -1.0, 1.0)
     return masked
 
 
-def sine_(t: Tensor) -> Tensor:
-    r"""Overwrite cotangents with sin θ = 1/√(1+t²).
+def inverse_sine(c: Tensor) -> Tensor:
+    r"""Return 1/sin θ = 1/√(1−c²); large but finite at the poles, for use with `mask_poles`.
 
-    >>> sine_(torch.tensor([0.75, 0.0]))
-    tensor([0.8000, 1.0000])
+    >>> inverse_sine(torch.tensor([0.6, 0.0]))
+    tensor([1.2500, 1.0000])
     """
-    one = torch.ones((), dtype=t.dtype, device=t.device)
-    return torch.addcmul(one, t, t, out=t).rsqrt_()
+    one = torch.ones((), dtype=c.dtype, device=c.device)
+    return torch.addcmul(one, c, c, value=-1).clamp_min_(torch.finfo(c.dtype).tiny).rsqrt_()

@@ -12,7 +12,7 @@ from hypersphere.rotation import fold_, rotate_
 
 
 def test_whole_numbers_are_refused_and_the_wider_type_wins():
-    with pytest.raises(ValueError, match=r"x must be of a floating type, not torch\.uint8"):
+    with pytest.raises(ValueError, match=r"x must be a tensor of a floating-point dtype, not torch\.uint8"):
         DecoupledConv2d(1, 2, 3)(torch.randint(0, 255, (1, 1, 4, 4), dtype=torch.uint8))
     for magnitude in ("sphere", "linear", "inner_product", "tanh"):
         layer = DecoupledLinear(3, 2, magnitude=magnitude, dtype=torch.float64)

@@ -23,8 +23,7 @@ from hypersphere.cli.compare import Probe, largest_difference
 from hypersphere.cli.opening import open_run
 from hypersphere.functions.angular import Cosine
 from hypersphere.functions.magnitude import InnerProduct, Linear
-from hypersphere.layers.direction import direction
-from hypersphere.layers.learned import Learned
+from hypersphere.sphere import normalize
 from hypersphere.training.job import Assembly, Job
 from hypersphere.training.run import Run
 
@@ -45,7 +44,7 @@ def fold(folder: Path, out: Path | None, *, step: int | None, data_root: Path | 
     rotated = [name for name, _, _ in rotation.rotated_layers(assembly.objective)]
     rotation.fold_(nn.ModuleDict({"network": assembly.network, "head": assembly.head}))
     folds_operator = fold_operator_(assembly.network)
-    kept = sum(isinstance(module, Learned) for module in assembly.network.modules())
+    kept = sum(isinstance(module, layers.DecoupledLayer) for module in assembly.network.modules())
     why = _why(job.operator["name"], kept)
     if not rotated and not folds_operator:
         raise ValueError(f"{folder} has nothing to fold: {why}")
@@ -61,7 +60,7 @@ def fold(folder: Path, out: Path | None, *, step: int | None, data_root: Path | 
 
 def fold_operator_(network: nn.Module) -> int:
     """Make all decoupled layers plain, in place, if every one is an inner product; return how many, or 0 if not."""
-    chosen = {module: plain_weight(module) for module in network.modules() if isinstance(module, Learned)}
+    chosen = {module: plain_weight(module) for module in network.modules() if isinstance(module, layers.DecoupledLayer)}
     if not chosen or any(weight is None for weight in chosen.values()):
         return 0
     for module, weight in chosen.items():
@@ -72,7 +71,7 @@ def fold_operator_(network: nn.Module) -> int:
     return len(chosen)
 
 
-def plain_weight(layer: Learned) -> Tensor | None:
+def plain_weight(layer: layers.DecoupledLayer) -> Tensor | None:
     """Return the weight with which a plain layer responds as this one does; None if no plain layer does.
 
     >>> layer = layers.DecoupledLinear(2, 1, magnitude="linear")
@@ -86,7 +85,9 @@ def plain_weight(layer: Learned) -> Tensor | None:
     if isinstance(magnitude, InnerProduct):
         return weight
     if isinstance(magnitude, Linear):
-        return magnitude.alpha * (weight if layer.weighting == "linear" else direction(weight)[1])
+        return magnitude.alpha * (
+            weight if layer.weighting == "linear" else normalize(weight.flatten(1)).view_as(weight)
+        )
     return None
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hypersphere import energy, evaluation, sphere, training
 from hypersphere.cli.figures import LEARNED
 from hypersphere.cli.opening import Opened, open_run
-from hypersphere.layers.learned import Learned
+from hypersphere.layers import DecoupledLayer
 from hypersphere.recipes.sphere_networks import learned_parameters
 from hypersphere.training.run import Run
 
@@ -176,7 +176,7 @@ def _filters(body: nn.Module) -> Tensor | None:
 
 def _starts(body: nn.Module) -> dict[str, float]:
     """Where learned numbers started, of those that all did so at one place."""
-    layers = [module for module in body.modules() if isinstance(module, Learned)]
+    layers = [module for module in body.modules() if isinstance(module, DecoupledLayer)]
     k = {float(getattr(layer.angular, "k", 0.0)) for layer in layers if layer.log_k is not None}
     radius = {float(getattr(layer.magnitude, "radius", 1.0)) for layer in layers if layer.log_radius is not None}
     return {key: of.pop() for key, of in zip(LEARNED, (k, radius), strict=True) if len(of) == 1}

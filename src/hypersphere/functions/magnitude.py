@@ -50,8 +50,8 @@ class Radial(Magnitude):
     """An h of ‖x‖ alone."""
 
     @abc.abstractmethod
-    def slope(self, x_norm: Tensor) -> Tensor:
-        """Return dh/d‖x‖, for engines that differentiate by hand."""
+    def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
+        """Return dh/d‖x‖, given ‖x‖ and the value h, for engines with a hand-written backward."""
 
 
 def _check_radius(radius: float | Tensor) -> None:
@@ -79,7 +79,7 @@ class Sphere(Radial):
         """Return α in the shape of ‖x‖."""
         return torch.full_like(x_norm, self.alpha)
 
-    def slope(self, x_norm: Tensor) -> Tensor:
+    def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
         """Return 0."""
         return torch.zeros_like(x_norm)
 
@@ -103,7 +103,7 @@ class Ball(Radial):
         """Return α·min(‖x‖/ρ, 1)."""
         return (self.alpha * (_numerics.widen(x_norm) / self.radius).clamp(max=1)).to(x_norm.dtype)
 
-    def slope(self, x_norm: Tensor) -> Tensor:
+    def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
         """Return α/ρ up to the radius, then 0."""
         return (x_norm <= self.radius).to(x_norm.dtype) * (self.alpha / self.radius)
 
@@ -127,9 +127,11 @@ class Tanh(Radial):
         """Return α·tanh(‖x‖/ρ)."""
         return (self.alpha * torch.tanh(_numerics.widen(x_norm) / self.radius)).to(x_norm.dtype)
 
-    def slope(self, x_norm: Tensor) -> Tensor:
-        """Return α(1 − tanh²(‖x‖/ρ))/ρ."""
-        return (1 - torch.tanh(x_norm / self.radius).square()) * (self.alpha / self.radius)
+    def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
+        """Return α(1 − tanh²(‖x‖/ρ))/ρ = (α − h²/α)/ρ."""
+        if self.alpha == 0:
+            return torch.zeros_like(value)
+        return (self.alpha - value.square() / self.alpha) / self.radius
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class Linear(Radial):
         """Return α‖x‖."""
         return _numerics.narrow(self.alpha * _numerics.widen(x_norm), x_norm.dtype)
 
-    def slope(self, x_norm: Tensor) -> Tensor:
+    def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
         """Return α."""
         return torch.full_like(x_norm, self.alpha)
 
@@ -173,7 +175,7 @@ class Seg(Radial):
         radius = torch.as_tensor(self.radius, dtype=wide.dtype, device=wide.device)
         return _numerics.narrow(self.beta * wide + (self.alpha - self.beta) * torch.minimum(wide, radius), x_norm.dtype)
 
-    def slope(self, x_norm: Tensor) -> Tensor:
+    def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
         """Return α up to the radius, then β."""
         return self.beta + (x_norm <= self.radius).to(x_norm.dtype) * (self.alpha - self.beta)
 
@@ -192,7 +194,7 @@ class Log(Radial):
         """Return α·log(1+‖x‖)."""
         return (self.alpha * _numerics.widen(x_norm).log1p()).to(x_norm.dtype)
 
-    def slope(self, x_norm: Tensor) -> Tensor:
+    def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
         """Return α/(1+‖x‖)."""
         return self.alpha / (1 + x_norm)
 
@@ -213,7 +215,7 @@ class Mix(Radial):
         wide = _numerics.widen(x_norm)
         return _numerics.narrow(self.alpha * wide + self.beta * wide.log1p(), x_norm.dtype)
 
-    def slope(self, x_norm: Tensor) -> Tensor:
+    def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
         """Return α + β/(1+‖x‖)."""
         return self.alpha + self.beta / (1 + x_norm)
 

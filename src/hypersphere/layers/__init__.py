@@ -1,25 +1,30 @@
 """Decoupled and sphere layers: convolutions and linear layers that respond by magnitude and angle."""
 
-from hypersphere.layers.conversion import convert_, revert_
-from hypersphere.layers.decoupled import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
-from hypersphere.layers.learned import shared_k
-from hypersphere.layers.norm import SphereNorm
-from hypersphere.layers.presets import (
+from hypersphere.layers.convert import convert_, revert_
+from hypersphere.layers.decoupled import (
     PRESETS,
+    DecoupledConv1d,
+    DecoupledConv2d,
+    DecoupledConv3d,
+    DecoupledLayer,
+    DecoupledLinear,
     ball_conv2d,
     linear_conv2d,
     log_conv2d,
     mix_conv2d,
     seg_conv2d,
+    shared_k,
     sphere_conv2d,
     tanh_conv2d,
 )
+from hypersphere.layers.norm import SphereNorm
 
 __all__ = [
     "PRESETS",
     "DecoupledConv1d",
     "DecoupledConv2d",
     "DecoupledConv3d",
+    "DecoupledLayer",
     "DecoupledLinear",
     "SphereNorm",
     "ball_conv2d",

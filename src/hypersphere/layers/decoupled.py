@@ -1,219 +1,516 @@
-r"""Decoupled layers: f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)) in place of the inner product (thesis, 4.3).
+r"""Decoupled layers: f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)) instead of the inner product (thesis, section 4.3).
 
-Each is torch's layer of the same arguments, parameters and state dict (and more of both where k or a radius is learned:
-load a plain checkpoint into such a layer with strict=False); only what a filter does to a patch differs.
+Each layer takes the arguments of torch's layer of the same kind and has the same parameters and state dict. Learned
+numbers k and ρ add parameters and buffers, so a plain checkpoint is loaded into such a layer with `strict=False`.
+
+The path of a forward pass: `DecoupledLayer.forward` prepares the input, `_respond` collects norms, directions and
+learned numbers, and `_fused_op` computes the responses, using products and window sums from `_geometry`.
 """
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere import _numerics
-from hypersphere.functions.angular import ANGULARS, Angular, Cosine
-from hypersphere.functions.magnitude import InnerProduct, Linear, LinearlyWeighted, Radial, Sphere
-from hypersphere.layers.by_hand import opaque
-from hypersphere.layers.direction import direction
-from hypersphere.layers.learned import Learned
-from hypersphere.layers.operation import operate
-from hypersphere.layers.patches import patch_norms, plain_squares, sample_peak, squares
-from hypersphere.layers.response import respond
-from hypersphere.layers.walk import Walk
+from hypersphere._validation import choose, is_number, require
+from hypersphere.functions.angular import ANGULARS, Cosine, Sigmoid
+from hypersphere.functions.magnitude import (
+    MAGNITUDES,
+    Ball,
+    InnerProduct,
+    Linear,
+    Magnitude,
+    Radial,
+    Seg,
+    Sphere,
+    Tanh,
+    weighted,
+)
+from hypersphere.layers._fused_op import Response, filter_polar, fused_response, plain_response, use_custom_op
+from hypersphere.layers._geometry import ConvGeometry, patch_norms, plain_patch_norms, sample_peak
 
-__all__ = ["DecoupledConv1d", "DecoupledConv2d", "DecoupledConv3d", "DecoupledLinear"]
+__all__ = [
+    "PRESETS",
+    "DecoupledConv1d",
+    "DecoupledConv2d",
+    "DecoupledConv3d",
+    "DecoupledLayer",
+    "DecoupledLinear",
+    "ball_conv2d",
+    "linear_conv2d",
+    "log_conv2d",
+    "mix_conv2d",
+    "seg_conv2d",
+    "shared_k",
+    "sphere_conv2d",
+    "tanh_conv2d",
+]
+
+MagnitudeFunction = Callable[[Tensor, Tensor], Tensor]
+AngularFunction = Callable[[Tensor], Tensor]
+
+# Forward passes whose mean patch norm is remembered for activation checkpointing.
+REMEMBERED_PASSES = 8
 
 
-class _Operator(Learned, abc.ABC):
-    """The operator itself; the layers below say what an inner product is and how the input is gone over."""
+def shared_k(k: float = 0.5) -> nn.Parameter:
+    """Return a parameter for one k per network. Pass it as `learn_k` to every layer that shares it. It holds log k.
 
+    >>> shared_k().exp()
+    tensor([0.5000], grad_fn=<ExpBackward0>)
+    """
+    require(is_number(k, 0) and k > 0, "k", "a positive number", k)
+    return nn.Parameter(torch.tensor([float(k)]).log())
+
+
+class DecoupledLayer(nn.Module):
+    r"""What all decoupled layers share. `isinstance(module, DecoupledLayer)` recognises them.
+
+    Learned numbers are kept positive by learning their logarithms: `log_k` holds log k, and `log_radius` holds the
+    logarithm of the factor in ρ = factor·(mean of ‖x‖), thesis (C.1). Both have one entry, or one per filter.
+
+    The mean patch norm `mean_norm` has one entry per group, because the filters of a group see the same patches. It is
+    handled like the statistics of BatchNorm: each training batch moves it by `momentum` (the first one sets it), it is
+    constant in evaluation mode, and it is part of the state dict. Activation checkpointing computes a forward pass
+    twice; the second time the layer uses the mean of the first time and does not move it.
+    """
+
+    weight: Tensor
     bias: Any
+    groups: int
+    magnitude: MagnitudeFunction
+    angular: AngularFunction
+    weighting: str | None
+    radius_norm: str
+    momentum: float
+    storage: str
+    log_k: nn.Parameter | None
+    log_radius: nn.Parameter | None
+    mean_norm: Tensor
+    batches: Tensor
+    recent_means: Tensor
 
-    @abc.abstractmethod
-    def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return ⟨w, x⟩ + b as the plain layer does."""
+    # Settings --------------------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
-    def _walk(self, x: Tensor) -> tuple[Tensor, Walk]:
-        """Return the input, padded if the walk cannot, and the walk over it."""
+    def _configure(
+        self,
+        magnitude: str | MagnitudeFunction,
+        angular: str | AngularFunction,
+        weighting: str | None,
+        learn_k: str | nn.Parameter | None,
+        learn_radius: str | None,
+        radius_norm: str,
+        momentum: float,
+        storage: str,
+    ) -> None:
+        """Check all settings, then store them. Nothing is stored if one of them is invalid."""
+        h = choose(MAGNITUDES, magnitude, "magnitude")
+        g = choose(ANGULARS, angular, "angular")
+        weighted(h, weighting)
+        require(radius_norm in ("running", "batch"), "radius_norm", "'running' or 'batch'", radius_norm)
+        require(is_number(momentum, 0, 1) and momentum > 0, "momentum", "a number in (0, 1]", momentum)
+        require(storage in ("full", "half"), "storage", "'full' or 'half'", storage)
+        log_k, log_radius = self._initial_log_k(g, learn_k), self._initial_log_radius(h, learn_radius)
+        self.magnitude, self.angular, self.weighting = h, g, weighting
+        self.radius_norm, self.momentum, self.storage = radius_norm, momentum, storage
+        self.log_k, self.log_radius = log_k, log_radius
+        if log_radius is not None:
+            groups, device, dtype = self.groups, log_radius.device, log_radius.dtype
+            self.register_buffer("mean_norm", torch.ones(groups, dtype=dtype, device=device))
+            self.register_buffer("batches", torch.zeros((), dtype=torch.int64, device=device))
+            # Pairs of a batch's mean and the running mean that it was used with, newest first.
+            recent = torch.zeros(REMEMBERED_PASSES, 2, groups, dtype=dtype, device=device)
+            self.register_buffer("recent_means", recent, persistent=False)
 
-    def _operate(self, x: Tensor) -> Tensor:
-        """Return f (N, filters, …) for a batch (N, channels, …)."""
-        if not x.is_floating_point():
-            raise ValueError(f"x must be of a floating type, not {x.dtype}")
-        plain = isinstance(self.angular, Cosine)
-        dtype = _product_type(x, self.weight)
-        x = x.to(dtype)
-        if plain and isinstance(self.magnitude, InnerProduct):
-            return self._inner_product(x, self.weight.to(dtype), _cast(self.bias, dtype))
-        if plain and isinstance(self.magnitude, Linear) and self.weighting == "linear":
-            return self._inner_product(x, (self.weight * self.magnitude.alpha).to(dtype), _cast(self.bias, dtype))
-        w_norm, w_hat = direction(self.weight)
-        if plain and isinstance(self.magnitude, Linear):
-            return self._inner_product(x, (w_hat * self.magnitude.alpha).to(dtype), _cast(self.bias, dtype))
-        x, walk = self._walk(x)
-        with _numerics.autocast_disabled(x):
-            before = None
-            if dtype == torch.float16:  # products of entries up to 1 do not overflow
-                before = _numerics.unit_scale(sample_peak(x)).unsqueeze(1)
-                x = (x * before.squeeze(1)).to(dtype)
-            return self._respond(x, w_hat.to(dtype), w_norm, walk, before)
+    def _remove_configuration(self) -> None:
+        """Undo `_configure`."""
+        settings = ("magnitude", "angular", "weighting", "radius_norm", "momentum", "storage")
+        for name in (*settings, "log_k", "log_radius", "mean_norm", "batches", "recent_means"):
+            if hasattr(self, name):
+                delattr(self, name)
 
-    def _respond(self, x: Tensor, w_hat: Tensor, w_norm: Tensor, walk: Walk, before: Tensor | None) -> Tensor:
-        """Return f, given directions and norms of filters, and what `x` was multiplied by before it came here."""
-        fused = self._is_radial and opaque(x)
-        squared, scale = (squares if fused else plain_squares)(x, walk.groups)
-        norm, reciprocal = patch_norms(walk.window_sum(squared), scale)
-        x_norm = norm if before is None else norm / before
-        w_norm = self._by_filter(w_norm, x_norm)
-        magnitude, angular = self._current_magnitude(x_norm), self._current_angular(x_norm)
-        linearly = isinstance(magnitude, LinearlyWeighted)
-        if isinstance(magnitude, LinearlyWeighted):
-            magnitude = magnitude.magnitude
-        unit = isinstance(magnitude, Sphere) and magnitude.alpha == 1
-        h = None if unit else magnitude(w_norm, x_norm)
-        if fused:
-            assert isinstance(angular, Angular)
-            assert isinstance(magnitude, Radial)
-            slope = magnitude.slope(x_norm).detach() if h is not None and x.requires_grad else None
-            if before is not None and slope is not None:
-                slope = slope / before
-            y = operate(x, w_hat, walk, scale, reciprocal, h, slope, angular)
+    def _initial_log_k(self, angular: AngularFunction, learn_k: str | nn.Parameter | None) -> nn.Parameter | None:
+        if isinstance(angular, Sigmoid) and isinstance(angular.k, nn.Parameter):
+            raise ValueError("angular must have a fixed k; to learn k, pass learn_k='layer', 'filter' or shared_k()")
+        if learn_k is None:
+            return None
+        filters = len(self.weight)
+        accepted = f"None, 'layer', 'filter' or a parameter with 1 or {filters} entries"
+        if isinstance(learn_k, nn.Parameter):
+            require(learn_k.shape in ((), (1,), (filters,)), "learn_k", accepted, tuple(learn_k.shape))
         else:
-            y = respond(walk.product(x, w_hat), reciprocal, h, angular)
-        if linearly:
-            y = y * _by_channel(w_norm, y)
-        if self.bias is None:
-            return y
-        return y.add_(_by_channel(self.bias, y)) if fused else y + _by_channel(self.bias, y)
+            require(learn_k in ("layer", "filter"), "learn_k", accepted, learn_k)
+        if not isinstance(angular, Sigmoid):
+            raise ValueError(f"learn_k must be None for {angular!r}; only a Sigmoid has a k")
+        return learn_k if isinstance(learn_k, nn.Parameter) else self._log_parameter(angular.k, learn_k)
+
+    def _initial_log_radius(self, magnitude: MagnitudeFunction, learn_radius: str | None) -> nn.Parameter | None:
+        if isinstance(getattr(magnitude, "radius", None), nn.Parameter):
+            raise ValueError("magnitude must have a fixed radius; to learn it, pass learn_radius='layer' or 'filter'")
+        if learn_radius is None:
+            return None
+        require(learn_radius in ("layer", "filter"), "learn_radius", "None, 'layer' or 'filter'", learn_radius)
+        if not isinstance(magnitude, (Ball, Tanh, Seg)):
+            raise ValueError(f"learn_radius must be None for {magnitude!r}; only Ball, Tanh and Seg have a radius")
+        return self._log_parameter(magnitude.radius, learn_radius)
+
+    def _log_parameter(self, start: float | Tensor, per: str) -> nn.Parameter:
+        """Return log(start) as a parameter with one entry, or one per filter. FSDP2 refuses 0-d parameters."""
+        weight = _numerics.widen(self.weight.detach())
+        value = torch.as_tensor(start, dtype=weight.dtype, device=weight.device).log()
+        return nn.Parameter(value.expand(len(weight) if per == "filter" else 1).clone())
+
+    def reset_parameters(self) -> None:
+        """Initialise the weight again, and k, the radius and its running mean to their start."""
+        super().reset_parameters()  # type: ignore[misc]
+        with torch.no_grad():
+            if self._parameters.get("log_k") is not None and isinstance(self.angular, Sigmoid):
+                self.log_k.copy_(torch.as_tensor(self.angular.k).log())  # type: ignore[union-attr]
+            if self._parameters.get("log_radius") is not None and isinstance(self.magnitude, (Ball, Tanh, Seg)):
+                self.log_radius.copy_(torch.as_tensor(self.magnitude.radius).log())  # type: ignore[union-attr]
+                self.mean_norm.fill_(1)
+                self.batches.zero_()
+                self.recent_means.zero_()
 
     @property
-    def _is_radial(self) -> bool:
-        """Whether h is one number a patch, and g the library's: what the operator by hand takes."""
-        k = getattr(self.angular, "k", None) if self.log_k is None else None
-        radius = getattr(self.magnitude, "radius", None) if self.log_radius is None else self.log_radius
-        single = all(not isinstance(number, Tensor) or number.ndim == 0 for number in (k, radius))
-        known = isinstance(self.magnitude, Radial) and type(self.angular) in ANGULARS.values()
-        return known and single and self.weighting in (None, "linear")
+    def uses_weight_norm(self) -> bool:
+        """True if ‖w‖ changes the output. A user's callable counts as using it unless it has this attribute."""
+        if self.weighting is not None:
+            return True
+        return bool(getattr(self.magnitude, "uses_weight_norm", not isinstance(self.magnitude, Magnitude)))
+
+    @property
+    def decay_free_parameters(self) -> tuple[str, ...]:
+        """Names of parameters that weight decay should not change."""
+        names = ("log_k", "log_radius") if self.uses_weight_norm else ("weight", "log_k", "log_radius")
+        return tuple(name for name in names if self._parameters.get(name) is not None)
+
+    def extra_repr(self) -> str:
+        """Show torch's arguments and those of the operator that are not at their default."""
+        if isinstance(self, nn.Linear):
+            # The class of another library's linear layer may have been replaced, so sizes are read from the weight.
+            filters, inputs = self.weight.shape
+            parts = [f"in_features={inputs}, out_features={filters}, bias={self.bias is not None}"]
+        else:
+            parts = [super().extra_repr()]
+        parts += [f"magnitude={self.magnitude!r}", f"angular={self.angular!r}"]
+        if self.weighting is not None:
+            parts.append(f"weighting={self.weighting!r}")
+        if self.log_k is not None:
+            parts.append(f"learn_k={'layer' if self.log_k.numel() == 1 else 'filter'!r}")
+        if self.log_radius is not None:
+            parts.append(f"learn_radius={'layer' if self.log_radius.numel() == 1 else 'filter'!r}")
+            parts.append(f"radius_norm={self.radius_norm!r}")
+        if self.storage != "full":
+            parts.append(f"storage={self.storage!r}")
+        return ", ".join(parts)
+
+    # Forward ---------------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Float[Tensor, ...]:
+        """Return the responses to `x`.
+
+        A convolution maps (N, channels, *size) or (channels, *size) to (N, filters, *places) or (filters, *places), a
+        linear layer maps (..., in_features) to (..., out_features).
+        """
+        require(x.is_floating_point(), "x", "a tensor of a floating-point dtype", x.dtype)
+        dtype = _product_dtype(x, self.weight)
+        x = x.to(dtype)
+        with _numerics.autocast_disabled(x):
+            plain_weight = self._plain_weight()
+            if plain_weight is not None:
+                return self._inner_product(x, plain_weight.to(dtype))
+            if isinstance(self, nn.Linear):
+                y = self._respond(x.reshape(-1, x.shape[-1]))
+                return y.reshape(*x.shape[:-1], y.shape[-1])
+            if x.ndim == self.weight.ndim - 1:  # a single sample
+                return self._respond(x.unsqueeze(0)).squeeze(0)
+            return self._respond(x)
+
+    def _plain_weight(self) -> Tensor | None:
+        """Return the weight of an ordinary layer with the same responses, or None: α‖x‖·cos θ is an inner product."""
+        magnitude = self.magnitude
+        if not isinstance(self.angular, Cosine):
+            return None
+        if isinstance(magnitude, InnerProduct):
+            return self.weight
+        if isinstance(magnitude, Linear):
+            weight = self.weight if self.weighting == "linear" else filter_polar(self.weight)[1]
+            return weight if magnitude.alpha == 1 else weight * magnitude.alpha
+        return None
+
+    def _inner_product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return ⟨w, x⟩ + b, computed as torch's layer does."""
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        if isinstance(self, nn.Linear):
+            return F.linear(x, weight, bias)
+        return self._conv_forward(x, weight, bias)  # type: ignore[operator]
+
+    def _respond(self, x: Tensor) -> Tensor:
+        """Return f(w, x) + b (N, filters, *places) for a batch (N, channels, *size)."""
+        x, geometry = self._pad(x)
+        w_norm, w_hat = filter_polar(self.weight)
+        unscaled = None
+        if x.dtype == torch.float16:
+            # Scale each sample to a largest entry of at most 1, so that its products do not overflow. `unscaled`
+            # turns norms of the scaled patches into those of the patches.
+            scale = _numerics.unit_scale(sample_peak(x))
+            x, unscaled = (x * scale).to(x.dtype), scale.reciprocal().unsqueeze(1)
+        # The custom operator differentiates the norms itself; plain operations need norms with a graph.
+        is_fused = self._has_fused_form and use_custom_op(x, self.weight)
+        scaled, norms = (x, patch_norms(x, geometry)) if is_fused else plain_patch_norms(x, geometry)
+        if unscaled is not None:
+            norms = norms._replace(norm=norms.norm * unscaled)
+        if self._has_fused_form:
+            response = self._response(w_norm, self._mean_norm(x, geometry, norms.norm, unscaled), x)
+            if isinstance(response.angular, Cosine) and response.output_scale is not None:
+                # The cosine is linear in ŵ, so a factor per filter can be multiplied into the filters.
+                factors = response.output_scale.expand(self.groups, len(w_hat) // self.groups, *[1] * (x.ndim - 2))
+                w_hat = w_hat * factors.reshape(-1, *[1] * (w_hat.ndim - 1))
+                response = replace(response, output_scale=None)
+            w_hat = w_hat.to(x.dtype)
+            if is_fused:
+                y = fused_response(x, w_hat, geometry, norms, response, self.storage == "half")
+            else:
+                y = plain_response(scaled, w_hat, geometry, norms, response.h, response.angular)
+        else:
+            h, filter_norms = weighted(self.magnitude, self.weighting), self._per_filter(w_norm, x)
+            y = plain_response(
+                scaled,
+                w_hat.to(x.dtype),
+                geometry,
+                norms,
+                lambda norm: h(filter_norms, norm),
+                self._angular_with_k(x),
+            )
+        if self.bias is None:
+            return y
+        bias = self.bias.to(y.dtype).reshape(-1, *[1] * (y.ndim - 2))
+        return y.add_(bias) if is_fused else y + bias
+
+    def _pad(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        """Return the input and the geometry. Padding that is asymmetric or not by zeros is applied to the input."""
+        if isinstance(self, nn.Linear):
+            return x, ConvGeometry()
+        conv: Any = self
+        # Pairs (before, after) in reverse order of the dimensions, the order of F.pad.
+        padding = conv._reversed_padding_repeated_twice
+        symmetric = tuple(padding[-2::-2])
+        if conv.padding_mode != "zeros" or padding[::2] != padding[1::2]:
+            x = F.pad(x, padding, mode="constant" if conv.padding_mode == "zeros" else conv.padding_mode)
+            symmetric = (0,) * len(symmetric)
+        return x, ConvGeometry(conv.kernel_size, conv.stride, symmetric, conv.dilation, self.groups)
+
+    # The operator with its current learned numbers -------------------------------------------------------------------
+
+    @property
+    def _has_fused_form(self) -> bool:
+        """True if h and g are the library's and their numbers are fixed or learned by this layer.
+
+        The custom operator knows these. A user's callable, or a tensor as radius or k, needs plain operations.
+        """
+        is_library = type(self.magnitude) in MAGNITUDES.values() and type(self.angular) in ANGULARS.values()
+        has_tensor = isinstance(getattr(self.magnitude, "radius", None), Tensor) and self.log_radius is None
+        has_tensor |= isinstance(getattr(self.angular, "k", None), Tensor) and self.log_k is None
+        return is_library and not has_tensor
+
+    def _response(self, w_norm: Tensor, mean_norm: Tensor | None, x: Tensor) -> Response:
+        r"""Write h(‖w‖, ‖x‖)·g(θ) as s·φ(a·‖x‖)·g(θ).
+
+        Ball and Tanh are functions of ‖x‖/ρ, and Seg is ρ times one, so a = 1/ρ and, for Seg, s = ρ. The weightings
+        multiply a (joint) or s (linear, separate) by a function of ‖w‖.
+        """
+        magnitude, angular = self.magnitude, self._angular_with_k(x)
+        a = s = None
+        if self.log_radius is not None and mean_norm is not None and isinstance(magnitude, (Ball, Tanh, Seg)):
+            # ρ = factor·mean. Adding logarithms keeps all derivatives in range for tiny and huge inputs.
+            log_radius = self._per_filter(_numerics.widen(self.log_radius), x) + self._per_filter(mean_norm.log(), x)
+            a, s = (-log_radius).exp(), log_radius.exp() if isinstance(magnitude, Seg) else None
+            magnitude = replace(magnitude, radius=1.0)
+        filter_norms = self._per_filter(w_norm, x)
+        if isinstance(magnitude, InnerProduct):
+            magnitude, s = Linear(), filter_norms
+        elif self.weighting == "linear":
+            s = filter_norms if s is None else s * filter_norms
+        elif self.weighting == "joint":
+            a = filter_norms if a is None else a * filter_norms
+        elif self.weighting == "separate":
+            assert isinstance(magnitude, Tanh)
+            bounded = replace(magnitude, alpha=1.0)
+            argument = filter_norms if a is None else a * filter_norms
+            s = bounded(argument, argument)
+        assert isinstance(magnitude, Radial)
+        if isinstance(magnitude, Sphere) and s is not None:
+            magnitude, s = Sphere(), s * magnitude.alpha
+        return Response(magnitude, angular, a, s)  # type: ignore[arg-type]
+
+    def _angular_with_k(self, x: Tensor) -> AngularFunction:
+        """Return g with the current k."""
+        if self.log_k is None or not isinstance(self.angular, Sigmoid):
+            return self.angular
+        return replace(self.angular, k=self._per_filter(_numerics.widen(self.log_k).exp(), x))
+
+    def _per_filter(self, value: Tensor, x: Tensor) -> Tensor:
+        """Reshape one entry, or one per group or filter, to broadcast with (N, groups, filters per group, *places)."""
+        ones = [1] * (x.ndim - 2)
+        return value.reshape(1, 1, *ones) if value.numel() == 1 else value.reshape(self.groups, -1, *ones)
+
+    # The mean patch norm ---------------------------------------------------------------------------------------------
+
+    def _mean_norm(self, x: Tensor, geometry: ConvGeometry, norm: Tensor, unscaled: Tensor | None) -> Tensor | None:
+        """Return the mean patch norm per group that defines the radius, if it is learned; move it in training."""
+        if self.log_radius is None:
+            return None
+        if not self.training or norm.numel() == 0:
+            return _numerics.widen(self.mean_norm)
+        all_but_groups = (0, *range(2, norm.ndim))
+        batch_mean = norm.detach().mean(all_but_groups).to(self.mean_norm.dtype)
+        is_valid = (batch_mean > 0) & torch.isfinite(batch_mean)  # zeros and overflow carry no information
+        share = torch.where(self.batches == 0, 1.0, self.momentum).to(batch_mean.dtype)
+        running = torch.where(is_valid, torch.lerp(self.mean_norm, batch_mean, share), self.mean_norm)
+        if _numerics.in_backward():
+            # Activation checkpointing computes this forward pass again. Use the running mean of the first time, which
+            # is recognised by the mean of the batch.
+            is_same = (self.recent_means[:, 0] == batch_mean).all(1)
+            first_match = self.recent_means.index_select(0, is_same.to(torch.int64).argmax().unsqueeze(0))[0, 1]
+            running = torch.where(is_same.any(), first_match, self.mean_norm)
+        elif _numerics.can_update_state(x):
+            self.mean_norm.copy_(running)
+            self.batches += is_valid.any().to(self.batches.dtype)
+            newest = torch.stack([batch_mean, running]).unsqueeze(0)
+            self.recent_means.copy_(torch.cat([newest, self.recent_means[:-1]]))
+        if self.radius_norm == "running":
+            return _numerics.widen(running)
+        if not norm.requires_grad:  # the norms of the custom operator have no graph
+            norm = plain_patch_norms(x, geometry)[1].norm
+            norm = norm if unscaled is None else norm * unscaled
+        return torch.where(is_valid, norm.mean(all_but_groups), _numerics.widen(running))
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move and cast as torch does, but keep the running mean in float32 or wider, where it does not stall."""
+        names = [name for name in ("mean_norm", "recent_means") if self._buffers.get(name) is not None]
+        before = {name: self._buffers[name] for name in names}
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = old.to(new.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load a state dict. Version 0.1 stored 0-d tensors for numbers per layer, and one mean norm per layer."""
+        for name in ("log_k", "log_radius", "mean_norm"):
+            stored, current = state_dict.get(prefix + name), getattr(self, name, None)
+            if stored is not None and current is not None and stored.ndim == 0 and current.ndim == 1:
+                state_dict[prefix + name] = stored.expand(current.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _by_channel(value: Tensor, like: Tensor) -> Tensor:
-    return value.to(like.dtype).reshape(-1, *[1] * (like.ndim - 2))
-
-
-def _cast(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if value is None else value.to(dtype)
-
-
-def _product_type(x: Tensor, weight: Tensor) -> torch.dtype:
-    """The type of products: autocast's if that is on, which leaves float64 alone, or the wider of both."""
+def _product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """Return the dtype of products: autocast's if it is enabled and `x` is not float64, else the wider of the two."""
     device = x.device.type
     if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return torch.promote_types(x.dtype, weight.dtype)
 
 
-class _Convolution(_Operator):
-    """What the convolutions share: torch's constructor, the walk over patches, batches of one."""
-
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding_mode: Any
-    _reversed_padding_repeated_twice: list[int]
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] | str = 0,
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        *,
-        magnitude: str | Callable[[Tensor, Tensor], Tensor] = "sphere",
-        angular: str | Callable[[Tensor], Tensor] = "cosine",
-        weighting: str | None = None,
-        learn_k: str | nn.Parameter | None = None,
-        learn_radius: str | None = None,
-        momentum: float = 0.1,
-        padding_mode: str = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            device=device,
-            dtype=dtype,
-        )
-        self._choose(magnitude, angular, weighting, learn_k, learn_radius, momentum)
-
-    def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._conv_forward(x, weight, bias)  # type: ignore[operator]
-
-    def _walk(self, x: Tensor) -> tuple[Tensor, Walk]:
-        padding = self._reversed_padding_repeated_twice
-        before = tuple(padding[-2::-2])
-        if self.padding_mode != "zeros" or padding[::2] != padding[1::2]:
-            x = F.pad(x, padding, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
-            before = (0,) * len(before)
-        return x, Walk(self.kernel_size, self.stride, before, self.dilation, self.groups)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return responses (N, filters, …) to `x` (N, channels, …), or without N for a single sample."""
-        if x.ndim == self.weight.ndim - 1:
-            return self._operate(x.unsqueeze(0)).squeeze(0)
-        return self._operate(x)
-
-    def extra_repr(self) -> str:
-        """Show torch's arguments and ours."""
-        return f"{super().extra_repr()}, {self._describe()}"
+# The layers ----------------------------------------------------------------------------------------------------------
 
 
-class DecoupledConv1d(_Convolution, nn.Conv1d):
-    r"""A decoupled convolution over sequences (N, C, L); arguments as in `DecoupledConv2d`.
+def _init_convolution(
+    self: Any,
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    bias: bool = True,
+    *,
+    magnitude: str | MagnitudeFunction = "sphere",
+    angular: str | AngularFunction = "cosine",
+    weighting: str | None = None,
+    learn_k: str | nn.Parameter | None = None,
+    learn_radius: str | None = None,
+    radius_norm: str = "running",
+    momentum: float = 0.1,
+    storage: str = "full",
+    padding_mode: str = "zeros",
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Initialise torch's convolution, then the operator: the constructor of the three convolutions."""
+    super(DecoupledLayer, self).__init__(
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride,
+        padding,
+        dilation,
+        groups,
+        bias,
+        padding_mode,
+        device=device,
+        dtype=dtype,
+    )
+    self._configure(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
+
+
+class DecoupledConv1d(DecoupledLayer, nn.Conv1d):
+    r"""A decoupled convolution over sequences (N, C, L). The arguments are those of `DecoupledConv2d`.
 
     >>> DecoupledConv1d(4, 8, 3)(torch.randn(2, 4, 10)).shape
     torch.Size([2, 8, 8])
     """
 
+    __init__ = _init_convolution
 
-class DecoupledConv2d(_Convolution, nn.Conv2d):
-    r"""A convolution whose filters respond by magnitude and angle (thesis, 4.3; SphereConv is 3.1).
+
+class DecoupledConv2d(DecoupledLayer, nn.Conv2d):
+    r"""A convolution whose filters respond by magnitude and angle (thesis, section 4.3; SphereConv is section 3.1).
 
         f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)),   x a patch
 
     The first eight arguments, `padding_mode`, `device` and `dtype` are those of `torch.nn.Conv2d`, and so are the
-    parameters; a bias is added to f. With `InnerProduct` and cosine this is `torch.nn.Conv2d`, exactly.
+    parameters. A bias is added to f. With `InnerProduct` and cosine this is `torch.nn.Conv2d`, exactly.
 
     Args:
-        magnitude: h, a name of `hypersphere.magnitude`, an object or a callable of (‖w‖, ‖x‖).
-        angular: g, a name of `hypersphere.angular`, an object or a callable of the cosine.
+        magnitude: h, a name from `hypersphere.magnitude`, an instance of its classes, or a callable of (‖w‖, ‖x‖).
+        angular: g, a name from `hypersphere.angular`, an instance of its classes, or a callable of the cosine.
         weighting: how ‖w‖ enters: None (not at all), "linear", or for Tanh "joint" or "separate".
-        learn_k: for a Sigmoid g: None, "layer", "filter", or the parameter of `shared_k` that layers share.
-        learn_radius: for Ball, Tanh and Seg: None, "layer" or "filter"; ρ is then a learned factor that starts at the
-            magnitude's radius, times a running mean of the patch norm.
-        momentum: the share of a new batch in that running mean.
+        learn_k: for a Sigmoid g: None, "layer", "filter", or the parameter returned by `shared_k`.
+        learn_radius: for Ball, Tanh and Seg: None, "layer" or "filter". Then ρ is a learned factor, which starts at
+            the magnitude's radius, times the mean patch norm of the group.
+        radius_norm: which mean patch norm that is during training: "running" for the running mean, a constant for the
+            gradient, or "batch" for the mean of the batch with its gradient, as in the code of the thesis' author.
+            Evaluation mode uses the running mean.
+        momentum: weight of a new batch in the running mean.
+        storage: what is kept for backward in addition to the input: "full" for products with all digits, or "half" for
+            16 bits per response, see below.
 
-    A zero patch gives h·g(π/2), with zero gradient through its direction. Norms, and angles from the products of
-    patches and filters, are computed in float32 or wider; the products themselves in the type of the input, so in half
-    precision a cosine is as good as that type. Patches 10¹⁶ times shorter than the largest number of their sample
-    count as zero, and where h has no bound gradients are finite for patches up to a norm of 10¹⁹ in float32. In eager
-    mode a gradient of the gradient is not available; through `torch.func` it is.
+    A zero patch gives h·g(π/2), with zero gradient through its direction. Norms, and angles computed from the products
+    of patches and filters, are computed in float32 or wider; the products have the dtype of the input, so in half
+    precision a cosine is as accurate as that dtype. Patches whose norm is 10¹⁶ times smaller than the largest entry of
+    their sample count as zero. If h is unbounded, gradients are finite for patch norms up to 10¹⁹ in float32.
+
+    Memory kept for backward: the input, as in `torch.nn.Conv2d`, plus the products, which have the size and dtype of
+    the output, plus two numbers per patch and group. With 64 channels and filters at stride 1 this is twice the memory
+    of `torch.nn.Conv2d`. With `storage="half"` the products take 16 bits each, so it is 1.5 times that memory; float32
+    gradients are then rounded to about 1e-4 of their size, and to 1e-2 for an input within 0.1 rad of a filter.
+
+    Callables other than the library's, and tensors as fixed k or radius, are computed by plain operations, which take
+    up to 2.5 times as long as `torch.nn.Conv2d` and keep several tensors of the size of the output.
 
     Example:
         >>> layer = DecoupledConv2d(3, 16, 3, padding=1, magnitude="tanh", learn_radius="layer")
@@ -221,17 +518,21 @@ class DecoupledConv2d(_Convolution, nn.Conv2d):
         torch.Size([2, 16, 8, 8])
     """
 
+    __init__ = _init_convolution
 
-class DecoupledConv3d(_Convolution, nn.Conv3d):
-    r"""A decoupled convolution over volumes (N, C, D, H, W); arguments as in `DecoupledConv2d`.
+
+class DecoupledConv3d(DecoupledLayer, nn.Conv3d):
+    r"""A decoupled convolution over volumes (N, C, D, H, W). The arguments are those of `DecoupledConv2d`.
 
     >>> DecoupledConv3d(2, 4, 3, padding="same")(torch.randn(1, 2, 5, 5, 5)).shape
     torch.Size([1, 4, 5, 5, 5])
     """
 
+    __init__ = _init_convolution
 
-class DecoupledLinear(_Operator, nn.Linear):
-    r"""A fully connected decoupled layer: a row is a patch; further arguments as in `DecoupledConv2d`.
+
+class DecoupledLinear(DecoupledLayer, nn.Linear):
+    r"""A fully connected decoupled layer: a row is a patch. Further arguments are those of `DecoupledConv2d`.
 
     >>> layer = DecoupledLinear(2, 1, bias=False)
     >>> _ = layer.weight.data.copy_(torch.tensor([[3.0, 0.0]]))
@@ -248,30 +549,36 @@ class DecoupledLinear(_Operator, nn.Linear):
         out_features: int,
         bias: bool = True,
         *,
-        magnitude: str | Callable[[Tensor, Tensor], Tensor] = "sphere",
-        angular: str | Callable[[Tensor], Tensor] = "cosine",
+        magnitude: str | MagnitudeFunction = "sphere",
+        angular: str | AngularFunction = "cosine",
         weighting: str | None = None,
         learn_k: str | nn.Parameter | None = None,
         learn_radius: str | None = None,
+        radius_norm: str = "running",
         momentum: float = 0.1,
+        storage: str = "full",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        self._choose(magnitude, angular, weighting, learn_k, learn_radius, momentum)
+        super(DecoupledLayer, self).__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        self._configure(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
 
-    def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
 
-    def _walk(self, x: Tensor) -> tuple[Tensor, Walk]:
-        return x, Walk()
+# The operators of the thesis: `DecoupledConv2d` with a given magnitude and all other arguments free.
+sphere_conv2d = partial(DecoupledConv2d, magnitude="sphere")
+ball_conv2d = partial(DecoupledConv2d, magnitude="ball")
+tanh_conv2d = partial(DecoupledConv2d, magnitude="tanh")
+linear_conv2d = partial(DecoupledConv2d, magnitude="linear")
+seg_conv2d = partial(DecoupledConv2d, magnitude="seg")
+log_conv2d = partial(DecoupledConv2d, magnitude="log")
+mix_conv2d = partial(DecoupledConv2d, magnitude="mix")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return responses (…, out_features) to `x` (…, in_features)."""
-        y = self._operate(x.reshape(-1, x.shape[-1]))
-        return y.reshape(*x.shape[:-1], y.shape[-1])
-
-    def extra_repr(self) -> str:
-        """Show torch's arguments and ours."""
-        filters, inputs = self.weight.shape
-        return f"in_features={inputs}, out_features={filters}, bias={self.bias is not None}, {self._describe()}"
+PRESETS: dict[str, Callable[..., DecoupledConv2d]] = {
+    "sphere_conv2d": sphere_conv2d,
+    "ball_conv2d": ball_conv2d,
+    "tanh_conv2d": tanh_conv2d,
+    "linear_conv2d": linear_conv2d,
+    "seg_conv2d": seg_conv2d,
+    "log_conv2d": log_conv2d,
+    "mix_conv2d": mix_conv2d,
+}

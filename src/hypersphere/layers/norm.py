@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere._validation import require
-from hypersphere.layers.conversion import convert_
-from hypersphere.layers.learned import Learned
+from hypersphere.layers.convert import convert_
+from hypersphere.layers.decoupled import DecoupledLayer
 
 __all__ = ["SphereNorm"]
 
@@ -39,7 +39,9 @@ class SphereNorm(nn.Module):
         rescale: str | tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
-        known = isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)) and not isinstance(layer, Learned)
+        known = isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)) and not isinstance(
+            layer, DecoupledLayer
+        )
         require(known, "layer", "a plain Conv1d, Conv2d, Conv3d or Linear layer", type(layer).__name__)
         fixed = isinstance(rescale, tuple) and len(rescale) == 2
         require(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import training
-from hypersphere.layers.learned import Learned
+from hypersphere.layers import DecoupledLayer
 from hypersphere.recipes.classification import ERROR, IMAGES, SECONDS, assemble, classify, run, settings_of
 from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
 
@@ -152,7 +152,7 @@ def _learn(settings: Mapping[str, Any], trial: Trial) -> Outcome:
 
 def learned_parameters(assembly: training.Assembly) -> tuple[Tensor, Tensor]:
     """All learned k, and all learned factors of the radius."""
-    layers = [module for module in assembly.network.modules() if isinstance(module, Learned)]
+    layers = [module for module in assembly.network.modules() if isinstance(module, DecoupledLayer)]
     none = torch.zeros(0)
     k = [layer.log_k.detach().exp().flatten() for layer in layers if layer.log_k is not None]
     factor = [layer.log_radius.detach().exp().flatten() for layer in layers if layer.log_radius is not None]

@@ -10,9 +10,8 @@ from torch.library import opcheck
 
 from hypersphere.functions.magnitude import MAGNITUDES, Radial
 from hypersphere.layers import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
-from hypersphere.layers.blockwise import PRODUCT
-from hypersphere.layers.by_hand import blocks
-from hypersphere.layers.walk import Walk
+from hypersphere.layers._fused_op import PRODUCT_BLOCK
+from hypersphere.layers._geometry import ConvGeometry, batch_blocks
 
 KINDS = {
     "sphere": {},
@@ -38,7 +37,8 @@ def gradients(layer, x):
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_a_batch_of_several_blocks_is_its_plain_operations(kind, memory_format):
     samples, side = 33, 16
-    assert len(blocks(PRODUCT, 64 * side**2, torch.empty(samples))) == 2
+    samples *= torch.get_num_threads()
+    assert len(batch_blocks(PRODUCT_BLOCK, 64 * side**2, torch.empty(samples))) == 2
     layer = DecoupledConv2d(4, 64, 3, padding=1, groups=2, dtype=torch.float64, **KINDS[kind])
     layer = layer.to(memory_format=memory_format).eval()
     x = randn(samples, 4, side, side).to(memory_format=memory_format).requires_grad_()
@@ -58,10 +58,10 @@ def test_a_batch_of_several_blocks_is_its_plain_operations(kind, memory_format):
 @pytest.mark.parametrize(
     "walk",
     [
-        Walk((3, 2), (1, 1), (1, 0), (1, 1)),
-        Walk((3, 3), (2, 3), (2, 1), (1, 1)),
-        Walk((2, 3), (3, 1), (0, 2), (2, 2)),
-        Walk((1, 1), (2, 2), (0, 0), (1, 1)),
+        ConvGeometry((3, 2), (1, 1), (1, 0), (1, 1)),
+        ConvGeometry((3, 3), (2, 3), (2, 1), (1, 1)),
+        ConvGeometry((2, 3), (3, 1), (0, 2), (2, 2)),
+        ConvGeometry((1, 1), (2, 2), (0, 0), (1, 1)),
     ],
 )
 def test_spreading_over_windows_is_the_transpose_of_summing(walk):
@@ -78,7 +78,7 @@ def test_slopes_of_magnitudes(name):
     kind = MAGNITUDES[name]
     for h in (kind(), kind(alpha=3.0), *([kind(radius=2.5)] if hasattr(kind, "radius") else [])):
         value = h(torch.ones_like(x), x) + 0 * x
-        torch.testing.assert_close(h.slope(x.detach()), torch.autograd.grad(value.sum(), x)[0])
+        torch.testing.assert_close(h.slope(x.detach(), value.detach()), torch.autograd.grad(value.sum(), x)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -141,15 +141,17 @@ def test_what_learns_alone_learns_the_same():
 
 
 def test_torch_accepts_the_operator():
-    walk = Walk((3, 3), (1, 1), (1, 1), (1, 1)).numbers()
+    geometry = ConvGeometry((3, 3), (1, 1), (1, 1), (1, 1)).to_list()
     x, weight, ones = torch.randn(2, 2, 4, 4), torch.randn(3, 2, 3, 3), torch.ones(2, 1, 1, 1)
     reciprocal = torch.rand(2, 1, 1, 4, 4) / 10
-    h, k = torch.rand(2, 1, 1, 4, 4), torch.rand(1, 3, 1, 1)
-    for learned in (x, weight, h, k):
+    norm = reciprocal.reciprocal()
+    a, k = torch.rand(1, 3, 1, 1) + 0.5, torch.rand(1, 3, 1, 1) + 0.5
+    for learned in (x, weight, a, k):
         learned.requires_grad_()
     forward = torch.ops.hypersphere.decoupled.default
-    opcheck(forward, (x, weight, None, None, ones, reciprocal, None, walk, "cosine", [], True))
-    opcheck(forward, (x, weight, h, k, ones, reciprocal, reciprocal, walk, "sigmoid", [], True))
+    norms = (norm, reciprocal, ones, geometry)
+    opcheck(forward, (x, weight, None, None, None, *norms, "sphere", [1.0], "cosine", [], "full"))
+    opcheck(forward, (x, weight, a, a, k, *norms, "tanh", [1.0, 1.0], "sigmoid", [0.5], "half"))
 
 
 @pytest.mark.parametrize("g", ["cosine", "linear", "sigmoid"])
@@ -160,7 +162,7 @@ def test_compiled_layers_keep_as_little(g):
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     compiled(x)
     weights = layer.weight.nbytes  # of which the sphere keeps the directions
-    assert kept(compiled, x) - 2 * weights <= 1.6 * (kept(nn.Conv2d(64, 64, 3), x) - weights)
+    assert kept(compiled, x) - 2 * weights <= 2.1 * (kept(nn.Conv2d(64, 64, 3), x) - weights)
 
 
 def kept(layer, x):

@@ -16,15 +16,20 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from hypersphere._validation import require
-from hypersphere.layers.decoupled import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
-from hypersphere.layers.learned import Learned
+from hypersphere.layers.decoupled import (
+    DecoupledConv1d,
+    DecoupledConv2d,
+    DecoupledConv3d,
+    DecoupledLayer,
+    DecoupledLinear,
+)
 
 __all__ = ["convert_", "revert_"]
 
 Model = TypeVar("Model", bound=nn.Module)
 Predicate = Callable[[str, nn.Module], bool]
 
-DECOUPLED: dict[type[nn.Module], type[Learned]] = {
+DECOUPLED: dict[type[nn.Module], type[DecoupledLayer]] = {
     nn.Conv1d: DecoupledConv1d,
     nn.Conv2d: DecoupledConv2d,
     nn.Conv3d: DecoupledConv3d,
@@ -40,7 +45,9 @@ def convert_(
     weighting: str | None = None,
     learn_k: str | nn.Parameter | None = None,
     learn_radius: str | None = None,
+    radius_norm: str = "running",
     momentum: float = 0.1,
+    storage: str = "full",
     where: Predicate | None = None,
 ) -> Model:
     """Make convolutions and linear layers of a model decoupled, in place; trained weights and biases are kept.
@@ -79,11 +86,11 @@ def convert_(
     for name, module in chosen:
         _require_convertible(name or type(module).__name__, module, bypassed)
     if not chosen:
-        decoupled = any(isinstance(module, Learned) for module in model.modules())
+        decoupled = any(isinstance(module, DecoupledLayer) for module in model.modules())
         reason = "its layers are decoupled already: revert_ them first" if decoupled and not candidates else None
         reason = reason or "none of its convolutions and linear layers is chosen"
         raise ValueError(f"model must have a layer to convert, but {reason}")
-    settings = (magnitude, angular, weighting, learn_k, learn_radius, momentum)
+    settings = (magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
     converted: list[nn.Module] = []
     try:
         for _, module in chosen:
@@ -92,7 +99,7 @@ def convert_(
                 module.in_features, module.out_features = module.in_channels, module.out_channels
             module.__class__ = DECOUPLED[_plain_class(module)]
             converted.append(module)
-            module._choose(*settings)
+            module._configure(*settings)
     except Exception:
         for module in converted:
             _revert(module)
@@ -110,7 +117,7 @@ def revert_(model: Model) -> Model:
       (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
     )
     """
-    found = [(n, m) for n, m in model.named_modules() if isinstance(m, Learned) and not hasattr(m, "_of_norm")]
+    found = [(n, m) for n, m in model.named_modules() if isinstance(m, DecoupledLayer) and not hasattr(m, "_of_norm")]
     for name, module in found:
         if parametrize.is_parametrized(module):
             advice = "fold it (hypersphere.rotation.fold_) or remove its parametrisation first"
@@ -122,13 +129,15 @@ def revert_(model: Model) -> Model:
 
 def _revert(module: nn.Module) -> None:
     plain = _plain_class(module)
-    if isinstance(module, Learned):
-        module._forget()
+    if isinstance(module, DecoupledLayer):
+        module._remove_configuration()
     object.__setattr__(module, "__class__", module.__dict__.pop("_converted_from", plain))
 
 
 def _is_layer(module: nn.Module) -> bool:
-    return not isinstance(module, Learned) and (isinstance(module, tuple(DECOUPLED)) or _linear_elsewhere(module))
+    return not isinstance(module, DecoupledLayer) and (
+        isinstance(module, tuple(DECOUPLED)) or _linear_elsewhere(module)
+    )
 
 
 def _linear_elsewhere(module: nn.Module) -> bool:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 from hypersphere.functions import angular, magnitude
@@ -162,16 +162,47 @@ def test_every_entry_of_the_menus_is_accepted_by_name(h, g):
     assert torch.isfinite(layer(torch.randn(1, 2, 4, 4))).all()
 
 
-def test_a_gradient_of_the_gradient_is_refused_in_eager_mode_and_right_through_func():
+@pytest.mark.parametrize("g", angular.ANGULARS)
+@pytest.mark.parametrize(
+    ("h", "weighting"),
+    [(h, None) for h in magnitude.MAGNITUDES]
+    + [(h, "linear") for h in ("sphere", "ball", "log")]
+    + [("tanh", "joint"), ("tanh", "separate")],
+)
+def test_second_derivatives_exist_in_eager_mode(h, g, weighting):
+    torch.manual_seed(0)
+    layer = DecoupledLinear(3, 2, magnitude=h, angular=g, weighting=weighting, dtype=torch.float64)
+    x = 0.4 * batch((2, 3)).detach()
+
+    def run(x, weight):
+        return functional_call(layer, {"weight": weight}, (x,))
+
+    assert gradgradcheck(run, (x.requires_grad_(), layer.weight), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["filter", "layer"])
+def test_second_derivatives_of_learned_numbers(kind):
+    settings = {"learn_k": kind, "learn_radius": kind, "groups": 2, "kernel_size": 2}
+    layer = build(DecoupledConv2d, settings, magnitude="tanh", angular="sigmoid").eval()
+    x = batch((1, 4, 3, 3))
+
+    def run(x, log_k, log_radius):
+        return functional_call(layer, {"log_k": log_k, "log_radius": log_radius}, (x,))
+
+    assert gradgradcheck(run, (x, layer.log_k, layer.log_radius), atol=1e-4)
+
+
+def test_gradient_penalty_agrees_with_the_definition():
     layer, x = build(DecoupledConv2d, {}), batch((1, 4, 3, 3))
-    with pytest.raises(RuntimeError, match="no gradient of the gradient in eager mode"):
-        torch.autograd.grad(layer(x).sum(), x, create_graph=True)
 
     def penalty(respond):
-        return torch.func.grad(lambda x: torch.func.grad(lambda x: respond(x).square().sum())(x).square().sum())(x)
+        (slope,) = torch.autograd.grad(respond(x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), [x, layer.weight])
 
-    ours, theirs = penalty(layer), penalty(lambda x: reference.convolve(x, layer, "sphere", "cosine"))
-    torch.testing.assert_close(ours, theirs)
+    for ours, theirs in zip(
+        penalty(layer), penalty(lambda x: reference.convolve(x, layer, "sphere", "cosine")), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,621 @@
+r"""The decoupled operator with a hand-written backward, as a custom operator of torch.
+
+**Forward.** With p = ⟨ŵ, x⟩ the product of a unit filter and a patch, n = ‖x‖, r = 1/n and c = p·r the cosine,
+
+    y = h·g(c; k),   h = s·φ(a·n),
+
+where g is the angular activation, φ a magnitude of the menu, and a, s and k are numbers per layer, per group or per
+filter. A learned radius ρ enters as a = 1/ρ, and ‖w‖ through a or s.
+
+**Backward.** Let G be the gradient of y. The cosine depends on p and n, the magnitude on n:
+
+    ∂c = G·h·g′(c)                      gradient of the cosine
+    ∂p = ∂c·r                           gradient of the product, at constant norm
+    ∂n = −r·Σ ∂c·c + Σ G·g·s·a·φ′(a·n)  gradient of the norm; sums over the filters of the group
+    ∂ŵ = convolution_backward(∂p)
+    ∂x = convolution_backward(∂p) + x·boxᵀ(∂n·r)        because ∂n/∂x = x/n for every patch that contains x
+    ∂a = Σ G·g·s·φ′(a·n)·n     ∂s = Σ G·g·φ(a·n)     ∂k = Σ G·h·∂g/∂k     sums over samples and places
+
+Everything follows from x, ŵ, the products p and one norm per patch. Nothing else is kept for backward: p takes as much
+memory as y, in the same dtype. With half storage, float16 cotangents cot θ replace float32 products. They keep
+their relative precision of 5e-4 at right angles and near the poles, where float16 cosines lose all digits of sin θ.
+
+**Blocks.** Allocating a large buffer costs more than the arithmetic done in it, so samples are processed in blocks:
+the product of a block, and everything computed from it, stays in cache.
+
+**When it is used.** Tracing, export, `torch.func` transforms, forward-mode differentiation and gradients of gradients
+need plain operations: `plain_response` computes the same function with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from hypersphere import _numerics, sphere
+from hypersphere.functions.angular import ANGULARS, Angular, Cosine, Sigmoid
+from hypersphere.functions.angular import Linear as LinearAngle
+from hypersphere.functions.magnitude import MAGNITUDES, Radial, Sphere
+from hypersphere.layers._geometry import (
+    ConvGeometry,
+    PatchNorms,
+    batch_blocks,
+    on_accelerator,
+    plain_patch_norms,
+    split_batches,
+)
+
+__all__ = ["Response", "filter_polar", "fused_response", "plain_response", "use_custom_op"]
+
+# Responses per block: the larger number for a convolution, which reads all filters once per block, the smaller one for
+# the element-wise operations on its result.
+PRODUCT_BLOCK = 2**19
+ELEMENT_BLOCK = 2**18
+
+
+def use_custom_op(*tensors: Tensor) -> bool:
+    """Return True if the custom operator should be used; tracing, export and transforms need plain operations instead.
+
+    So do forward-mode differentiation, empty batches, and compilation for an accelerator, whose compiler fuses plain
+    operations better.
+    """
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return False
+    if torch.compiler.is_compiling():
+        return not on_accelerator(tensors[0])
+    has_tangent = any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+    return not has_tangent and all(t.numel() > 0 for t in tensors)
+
+
+# The operator --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Response:
+    """The response s·φ(a·‖x‖)·g(cos θ) of filters to patches.
+
+    Attributes:
+        magnitude: φ, one of the library's functions of ‖x‖.
+        angular: g, one of the library's; the k of a Sigmoid may be a tensor.
+        input_scale: a, of the shape (groups or 1, filters per group or 1, *ones), or None for 1.
+        output_scale: s, in the same form.
+    """
+
+    magnitude: Radial
+    angular: Angular
+    input_scale: Tensor | None = None
+    output_scale: Tensor | None = None
+
+    @property
+    def k(self) -> Tensor | None:
+        """The k of a sigmoid if it is a tensor."""
+        return self.angular.k if isinstance(self.angular, Sigmoid) and isinstance(self.angular.k, Tensor) else None
+
+    @property
+    def has_unit_magnitude(self) -> bool:
+        """True if h = 1, so that it can be left out."""
+        return self.magnitude == Sphere(1.0) and self.output_scale is None
+
+    @property
+    def depends_on_filter(self) -> bool:
+        """True if h differs between the filters of a group, so that it has as many entries as the output."""
+        return any(t is not None and t.shape[1] > 1 for t in (self.input_scale, self.output_scale))
+
+    def magnitude_terms(self, norm: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a·‖x‖ and φ(a·‖x‖)."""
+        argument = norm if self.input_scale is None else norm * self.input_scale
+        return argument, self.magnitude(argument, argument)
+
+    def h(self, norm: Tensor) -> Tensor | None:
+        """Return h = s·φ(a·‖x‖) for norms (N, groups, 1, *places), or None if h = 1."""
+        if self.has_unit_magnitude:
+            return None
+        value = self.magnitude_terms(norm)[1]
+        return value if self.output_scale is None else value * self.output_scale
+
+
+def plain_response(
+    x: Tensor,
+    w_hat: Tensor,
+    geometry: ConvGeometry,
+    norms: PatchNorms,
+    magnitude: Callable[[Tensor], Tensor | None],
+    angular: Callable[[Tensor], Tensor],
+) -> Tensor:
+    r"""Return h·g(c) in the dtype of `x`, in plain differentiable operations.
+
+    Args:
+        x: scaled input (N, channels, *size) from `plain_patch_norms`.
+        w_hat: directions of the filters.
+        geometry: of the convolution.
+        norms: of the patches, from `plain_patch_norms`.
+        magnitude: h, a function of the norms (N, groups, 1, *places). It may return None for 1.
+        angular: g, a function of the cosines (N, groups, filters per group, *places).
+    """
+    product = geometry.product(x, w_hat)
+    value = angular(geometry.split_filters(_numerics.widen(product)) * norms.reciprocal)
+    h = magnitude(norms.norm)
+    if h is not None:
+        value = value * h  # in this order the result has the memory format of the product
+    return _numerics.narrow(value, product.dtype).flatten(1, 2)
+
+
+def fused_response(
+    x: Tensor, w_hat: Tensor, geometry: ConvGeometry, norms: PatchNorms, response: Response, half_storage: bool
+) -> Tensor:
+    r"""Return s·φ(a·‖x‖)·g(c) like `plain_response`, with the custom operator.
+
+    Args:
+        x: input (N, channels, *size).
+        w_hat: directions of the filters.
+        geometry: of the convolution.
+        norms: of the patches of `x`, without a graph: the operator differentiates them itself. `norms.norm` may be
+            multiplied by a constant per sample, if `x` was scaled.
+        response: φ, g, a, s and k.
+        half_storage: whether to keep float16 numbers for backward instead of float32 numbers.
+    """
+    k = response.k
+    learned = [t is not None and t.requires_grad for t in (x, response.input_scale, response.output_scale, k, w_hat)]
+    if isinstance(response.angular, Cosine):
+        learned[-1] = False  # ∂ŵ of a cosine needs ∂p = G·h·r only
+    storage = "none" if not (torch.is_grad_enabled() and any(learned)) else "half" if half_storage else "full"
+    return _decoupled(
+        x,
+        w_hat,
+        response.input_scale,
+        response.output_scale,
+        k,
+        norms.norm,
+        norms.reciprocal,
+        norms.scale,
+        geometry.to_list(),
+        *_name_and_numbers(response.magnitude, MAGNITUDES),
+        *_name_and_numbers(response.angular if k is None else Sigmoid(), ANGULARS),
+        storage,
+    )[0]
+
+
+def _name_and_numbers(entry: Radial | Angular, menu: dict[str, Any]) -> tuple[str, list[float]]:
+    """Describe a menu entry by types that a custom operator accepts."""
+    name = next(name for name, kind in menu.items() if type(entry) is kind)
+    return name, [float(getattr(entry, field.name)) for field in fields(entry)]  # type: ignore[arg-type]
+
+
+def _rebuild_response(
+    input_scale: Tensor | None,
+    output_scale: Tensor | None,
+    k: Tensor | None,
+    magnitude: str,
+    magnitude_numbers: list[float],
+    angular: str,
+    angular_numbers: list[float],
+) -> Response:
+    g = ANGULARS[angular](*angular_numbers)
+    if k is not None:
+        g = Sigmoid(k)
+    return Response(MAGNITUDES[magnitude](*magnitude_numbers), g, input_scale, output_scale)  # type: ignore[arg-type]
+
+
+def _keeps_cotangents(storage: str, dtype: torch.dtype) -> bool:
+    """Return True if float16 cotangents are kept instead of products: only float32 has something to save.
+
+    Products in half precision take 16 bits already, and float64 is used where precision matters.
+    """
+    return storage == "half" and dtype == torch.float32
+
+
+@torch.library.custom_op("hypersphere::decoupled", mutates_args=())
+def _decoupled(
+    x: Tensor,
+    weight: Tensor,
+    input_scale: Tensor | None,
+    output_scale: Tensor | None,
+    k: Tensor | None,
+    norm: Tensor,
+    reciprocal: Tensor,
+    scale: Tensor,
+    geometry: list[int],
+    magnitude: str,
+    magnitude_numbers: list[float],
+    angular: str,
+    angular_numbers: list[float],
+    storage: str,
+) -> tuple[Tensor, Tensor]:
+    """Return y (N, filters, *places) and what is kept for backward, in the same shape or empty."""
+    convolution = ConvGeometry.from_list(geometry)
+    response = _rebuild_response(input_scale, output_scale, k, magnitude, magnitude_numbers, angular, angular_numbers)
+    wide, per_sample = reciprocal.dtype, _responses_per_sample(weight, reciprocal)
+    keeps_cotangents = _keeps_cotangents(storage, x.dtype)
+    keeps_products = storage != "none" and not keeps_cotangents
+    y = kept = None
+    for block in _product_blocks(weight, per_sample, x):
+        product = convolution.product(x[block], weight)
+        reusable = len(product) == len(x) and not product._is_view()  # the whole batch is one block
+        if y is None:
+            # The product itself becomes what is kept or, if products are not kept, the output.
+            y = product if reusable and not keeps_products else _empty_like(product, len(x), product.dtype)
+            if keeps_products:
+                kept = product if reusable else _empty_like(product, len(x), product.dtype)
+            elif keeps_cotangents:
+                kept = _empty_like(product, len(x), torch.float16)
+        for p, r, n, out, saved in split_batches(
+            ELEMENT_BLOCK,
+            per_sample,
+            convolution.split_filters(product),
+            reciprocal[block],
+            norm[block],
+            convolution.split_filters(y[block]),
+            None if kept is None or kept is product else convolution.split_filters(kept[block]),
+        ):
+            if keeps_products and saved is not None:
+                saved.copy_(p)
+            # The cosine c = p·r, written into the output if its dtype is wide enough.
+            c = torch.mul(p, r, out=out) if out.dtype == wide else p.to(wide).mul_(r)
+            if keeps_cotangents:
+                saved.copy_(_numerics.cotangent(c))
+            value = _angular_value_(response.angular, c)
+            h = response.h(n)
+            if h is not None:
+                value = value.mul_(h) if value is c else value * h
+            if value is not out:
+                out.copy_(_numerics.narrow(value, out.dtype))
+    assert y is not None
+    return y, x.new_empty(0) if kept is None else kept
+
+
+@_decoupled.register_fake
+def _(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    geometry, storage = rest[6], rest[-1]
+    y = ConvGeometry.from_list(geometry).product(x, weight)
+    if storage == "none":
+        return y, x.new_empty(0)
+    return y, torch.empty_like(y, dtype=torch.float16 if _keeps_cotangents(storage, x.dtype) else y.dtype)
+
+
+@torch.library.custom_op("hypersphere::decoupled_backward", mutates_args=())
+def _decoupled_backward(
+    gradient: Tensor,
+    kept: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    input_scale: Tensor | None,
+    output_scale: Tensor | None,
+    k: Tensor | None,
+    norm: Tensor,
+    reciprocal: Tensor,
+    scale: Tensor,
+    geometry: list[int],
+    magnitude: str,
+    magnitude_numbers: list[float],
+    angular: str,
+    angular_numbers: list[float],
+    storage: str,
+    needed: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of x, weight, a, s and k. Those that are not needed are empty."""
+    convolution = ConvGeometry.from_list(geometry)
+    response = _rebuild_response(input_scale, output_scale, k, magnitude, magnitude_numbers, angular, angular_numbers)
+    wide, per_sample = reciprocal.dtype, _responses_per_sample(weight, reciprocal)
+    keeps_products = not _keeps_cotangents(storage, x.dtype)
+    grad_x = grad_weight = None
+    parameters = _ParameterGradients(response, needed, wide)
+    for block in _product_blocks(weight, per_sample, x):
+        r, n = reciprocal[block], norm[block]
+        grad_product = torch.empty_like(gradient[block], dtype=wide)
+        grad_norm = []
+        for g, saved, r_piece, n_piece, out in split_batches(
+            ELEMENT_BLOCK,
+            per_sample,
+            convolution.split_filters(gradient[block]),
+            convolution.split_filters(kept[block]) if kept.numel() else None,
+            r,
+            n,
+            convolution.split_filters(grad_product),
+        ):
+            if saved is None:  # only the filters of a cosine learn: ∂p = G·h·r
+                h = response.h(n_piece)
+                torch.mul(g, r_piece if h is None else h * r_piece, out=out)
+                continue
+            c = None if keeps_products else _cosines_from_cotangents(saved)
+            grad_norm.append(
+                _element_gradients(response, _numerics.widen(g), saved, c, r_piece, n_piece, out, parameters)
+            )
+        # ∂ŵ, and the part of ∂x that passes through the products.
+        grad_x_block, grad_weight_block = convolution.product_gradients(
+            grad_product.to(x.dtype), x[block], weight, (needed[0], needed[1])
+        )
+        if grad_weight_block is not None:
+            grad_weight = grad_weight_block.to(wide) if grad_weight is None else grad_weight.add_(grad_weight_block)
+        if grad_x_block is not None:
+            # The part of ∂x that passes through the norms, x·boxᵀ(∂n·r). The scale is divided out of one factor and
+            # multiplied into the other, because r² may overflow for tiny inputs.
+            spread = convolution.window_spread(
+                torch.cat(grad_norm).mul_(r / scale[block].unsqueeze(1)).squeeze(2), x.shape[2:]
+            )
+            if grad_x is None:
+                grad_x = grad_x_block if len(grad_x_block) == len(x) else torch.empty_like(x)
+            torch.addcmul(
+                convolution.split_filters(grad_x_block),
+                convolution.split_filters(x[block] * scale[block]),
+                spread.unsqueeze(2),
+                out=convolution.split_filters(grad_x[block]),
+            )
+    results = (grad_x, grad_weight, parameters.input_scale, parameters.output_scale, parameters.k_gradient())
+    grads = [
+        _match_layout(result, like) if need and result is not None and like is not None else x.new_empty(0)
+        for result, like, need in zip(results, (x, weight, input_scale, output_scale, k), needed, strict=True)
+    ]
+    return grads[0], grads[1], grads[2], grads[3], grads[4]
+
+
+@_decoupled_backward.register_fake
+def _(gradient: Tensor, kept: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    inputs, needed = (x, *rest[:4]), rest[-1]
+    return tuple(torch.empty_like(t) if need else x.new_empty(0) for t, need in zip(inputs, needed, strict=True))
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1], *inputs[:8])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.settings = inputs[8:]
+
+
+def _differentiate(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if gradient is None:
+        return (None,) * 14
+    needed = list(ctx.needs_input_grad[:5])
+    # With create_graph=True the gradient has to be differentiable itself. (A compiler traces with gradients enabled,
+    # and differentiates only once.)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return *_differentiable_gradients(ctx, gradient, needed), *[None] * 9
+    grads = _decoupled_backward(gradient, *ctx.saved_tensors, *ctx.settings, needed)
+    return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), *[None] * 9
+
+
+_decoupled.register_autograd(_differentiate, setup_context=_save_for_backward)
+
+
+def _differentiable_gradients(ctx: Any, gradient: Tensor, needed: list[bool]) -> list[Tensor | None]:
+    """Return the gradients of x, weight, a, s and k with a graph, from plain operations on the saved inputs."""
+    _, *inputs, norm, reciprocal, _ = ctx.saved_tensors
+    geometry, *names, _ = ctx.settings
+    x, weight, *learned = inputs
+    response = _rebuild_response(*learned, *names)
+    convolution = ConvGeometry.from_list(geometry)
+    scaled, norms = plain_patch_norms(x, convolution)
+    # The factor norm·reciprocal is 1 unless `x` was scaled before the operator, which `norm` is corrected for.
+    norms = norms._replace(norm=norms.norm * (norm * reciprocal))
+    y = plain_response(scaled, weight, convolution, norms, response.h, response.angular)
+    chosen = [t for t, need in zip(inputs, needed, strict=True) if need]
+    grads = iter(torch.autograd.grad(y, chosen, gradient, create_graph=True, allow_unused=True))
+    return [next(grads) if need else None for need in needed]
+
+
+# Element-wise derivatives --------------------------------------------------------------------------------------------
+
+
+def _angular_value_(angular: Angular, c: Tensor) -> Tensor:
+    """Return g(c), in place for the functions of the angle π/2 − θ = arcsin c."""
+    if isinstance(angular, Cosine):
+        return c
+    if isinstance(angular, LinearAngle):
+        return _numerics.arcsin_(c).mul_(-angular.angle_slope())
+    if isinstance(angular, Sigmoid):
+        # tanh(e/2k) = 2σ(e/k) − 1, and σ is several times faster.
+        return _numerics.arcsin_(c).mul_(1 / angular.k).sigmoid_().sub_(0.5).mul_(2 / angular.height)
+    return angular(c)
+
+
+class _ParameterGradients:
+    """Sums over blocks of the gradients of a, s and k.
+
+    The gradient of k has two parts. With e = π/2 − θ, T = tanh(π/4k) and g = (2σ(e/k) − 1)/T,
+
+        ∂g/∂k = −(2/(k²T))·σ′·e + (π/4)(1 − T²)/(k²T)·g,
+
+    so that Σ G·h·σ′·e and Σ G·h·g are accumulated and combined once at the end.
+    """
+
+    def __init__(self, response: Response, needed: list[bool], wide: torch.dtype) -> None:
+        self.response = response
+        self.needs_input, _, self.needs_input_scale, self.needs_output_scale, self.needs_k = needed
+
+        def zeros(t: Tensor | None, need: bool) -> Tensor | None:
+            return torch.zeros_like(t, dtype=wide) if t is not None and need else None
+
+        self.input_scale = zeros(response.input_scale, self.needs_input_scale)
+        self.output_scale = zeros(response.output_scale, self.needs_output_scale)
+        self.sigmoid_sum, self.value_sum = zeros(response.k, self.needs_k), zeros(response.k, self.needs_k)
+
+    @property
+    def need_magnitude(self) -> bool:
+        """True if the derivative of h is needed: for x, a or s."""
+        return not self.response.has_unit_magnitude and (
+            self.needs_input or self.needs_input_scale or self.needs_output_scale
+        )
+
+    def k_gradient(self) -> Tensor | None:
+        """Combine the two sums."""
+        if self.sigmoid_sum is None or self.value_sum is None:
+            return None
+        sigmoid = self.response.angular
+        assert isinstance(sigmoid, Sigmoid)
+        assert isinstance(sigmoid.k, Tensor)
+        k, height = sigmoid.k, torch.as_tensor(sigmoid.height)
+        return ((1 / height - height) * (torch.pi / 4) * self.value_sum - 2 / height * self.sigmoid_sum) / k.square()
+
+
+def _element_gradients(
+    response: Response,
+    gradient: Tensor,
+    products: Tensor,
+    c: Tensor | None,
+    r: Tensor,
+    n: Tensor,
+    out: Tensor,
+    parameters: _ParameterGradients,
+) -> Tensor:
+    """Write ∂p into `out`, add to the gradients of a, s and k, and return ∂n (N, groups, 1, *places).
+
+    Args:
+        response: φ, g, a, s and k.
+        gradient: G (N, groups, filters per group, *places), in float32 or wider.
+        products: p in the same shape, used if `c` is None.
+        c: cosines in the same shape, or None. They are overwritten.
+        r: reciprocal norms (N, groups, 1, *places).
+        n: norms in the same shape.
+        out: uninitialised, in the shape of `gradient`.
+        parameters: sums of the gradients of a, s and k.
+    """
+    h = response.h(n)
+    h_r = r if h is None else h * r
+
+    def per_patch(t: Tensor) -> Tensor:
+        """Sum over filters as early as possible, which is now unless h depends on the filter."""
+        return t if response.depends_on_filter else t.sum(2, keepdim=True)
+
+    if isinstance(response.angular, Cosine):
+        # g = c and g′ = 1, so G·g′·c and G·g are both G·c. The factor r of c = p·r is applied after the sum.
+        along = per_patch(torch.mul(gradient, products, out=out)) * r if c is None else per_patch(c.mul_(gradient))
+        values: Tensor | None = along
+        torch.mul(gradient, h_r, out=out)
+    else:
+        c = torch.mul(products, r) if c is None else c
+        to_c, value = _angular_gradient(response, gradient, c, h, parameters)  # G·g′ and g
+        torch.mul(to_c, h_r, out=out)
+        along = per_patch(to_c.mul_(c))
+        values = None if value is None else per_patch(value.mul_(gradient))
+    grad_norm = -(along * h_r).sum(2, keepdim=True)  # ∂n through the cosine
+    if not parameters.need_magnitude:
+        return grad_norm
+    assert values is not None
+    argument, phi = response.magnitude_terms(n)
+    if parameters.output_scale is not None:  # ∂s
+        _add_sum_(parameters.output_scale, values * phi)
+    # G·g·s·φ′(a·n), the gradient of a·n.
+    values = values * response.magnitude.slope(argument, phi)
+    if response.output_scale is not None:
+        values *= response.output_scale
+    if parameters.input_scale is not None:  # ∂a
+        _add_sum_(parameters.input_scale, values * n)
+    # ∂n through the magnitude. The factor n·r is 1 unless `x` was scaled, which divided the norm by the scale.
+    if response.input_scale is not None:
+        values *= response.input_scale
+    return grad_norm.add_(values.sum(2, keepdim=True) * (n * r))
+
+
+def _angular_gradient(
+    response: Response, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
+) -> tuple[Tensor, Tensor | None]:
+    """Return G·g′(c), and g(c) if the magnitude needs it; add to the gradient of k. Both results are new tensors."""
+    angular, needs_value = response.angular, parameters.need_magnitude
+    if isinstance(angular, LinearAngle):
+        # g = (2/π)·e with e = arcsin c, and de/dc = 1/sin θ.
+        slope = -angular.angle_slope()
+        value = _numerics.arcsin_(c.clone()).mul_(slope) if needs_value else None
+        return _numerics.mask_poles(gradient, c).mul_(_numerics.inverse_sine(c)).mul_(slope), value
+    if not isinstance(angular, Sigmoid):
+        value = angular(c)
+        return angular.slope(c, value) * gradient, value
+    # g = (2σ(e/k) − 1)/T with T = tanh(π/4k), so dg/de = 2σ(1 − σ)/(kT).
+    k, height = angular.k, angular.height
+    elevation = _numerics.arcsin_(c.clone())
+    rise = torch.mul(elevation, 1 / k).sigmoid_()
+    to_angle = torch.ops.aten.sigmoid_backward(gradient, rise)  # G·σ(1 − σ)
+    if parameters.sigmoid_sum is not None:
+        elevation.mul_(to_angle)
+        _add_sum_(parameters.sigmoid_sum, elevation if h is None else elevation.mul_(h))
+    value = None
+    if needs_value or parameters.value_sum is not None:
+        value = rise.sub_(0.5).mul_(2 / height)
+    if parameters.value_sum is not None and value is not None:
+        _add_sum_(parameters.value_sum, value * gradient if h is None else (value * gradient).mul_(h))
+    to_c = _numerics.mask_poles(to_angle.mul_(2 / (k * height)), c).mul_(_numerics.inverse_sine(c))
+    return to_c, value
+
+
+def _cosines_from_cotangents(t: Tensor) -> Tensor:
+    """Return c = t/√(1 + t²) in float32."""
+    wide = t.float()
+    return torch.addcmul(torch.ones((), device=t.device), wide, wide).rsqrt_().mul_(wide)
+
+
+def _add_sum_(total: Tensor, values: Tensor) -> None:
+    """Add values (N, groups, filters per group or 1, *places), summed to the shape of `total`, to it."""
+    sums = values.sum((0, *range(3, values.ndim)), keepdim=True).squeeze(0)
+    total.add_(sums.sum_to_size(total.shape))
+
+
+def _match_layout(gradient: Tensor, like: Tensor) -> Tensor:
+    """Return `gradient` in the dtype and memory format of `like`, as the fake implementation promises."""
+    if gradient.dtype == like.dtype and gradient.stride() == like.stride():
+        return gradient
+    return torch.empty_like(like).copy_(gradient)
+
+
+# Blocks --------------------------------------------------------------------------------------------------------------
+
+
+def _product_blocks(weight: Tensor, per_sample: int, x: Tensor) -> list[slice]:
+    """Return blocks for the product, large compared with the filters, which each of them reads once."""
+    return batch_blocks(max(PRODUCT_BLOCK, 4 * weight.numel()), per_sample, x)
+
+
+def _responses_per_sample(weight: Tensor, reciprocal: Tensor) -> int:
+    return reciprocal[:1].numel() * len(weight) // reciprocal.shape[1]
+
+
+def _empty_like(product: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised tensor with `length` samples in the memory format of `product`."""
+    strides = (product[:1].numel(), *product.stride()[1:])
+    return torch.empty_strided((length, *product.shape[1:]), strides, dtype=dtype, device=product.device)
+
+
+# Norms and directions of filters -------------------------------------------------------------------------------------
+
+
+class _FilterPolar(torch.autograd.Function):
+    """‖w‖ and ŵ of rows. One projection in backward: ∂w = (∂ŵ − ⟨∂ŵ, ŵ⟩ŵ)/‖w‖ + ∂‖w‖·ŵ, and 0 for a zero row."""
+
+    @staticmethod
+    def forward(rows: Tensor) -> tuple[Tensor, Tensor]:
+        wide = _numerics.widen(rows)
+        # Scale by a power of two before squaring, so that huge and tiny filters keep their direction.
+        peak = torch.maximum(wide.amax(1, keepdim=True), -wide.amin(1, keepdim=True))
+        scale = _numerics.safe_scale(peak)
+        length = torch.linalg.vector_norm(wide * scale, dim=1, keepdim=True)
+        is_zero = peak < _numerics.zero_floor(rows.dtype)  # False for NaN, so that a NaN stays visible
+        unit = wide * (scale / length).masked_fill(is_zero, 0.0)
+        return (length / scale).masked_fill(is_zero, 0.0), unit
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*output)
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad_norm: Tensor, grad_unit: Tensor) -> Tensor:
+        # Out-of-place operations on the outputs, so that autograd can differentiate this function again.
+        norm, unit = ctx.saved_tensors
+        reciprocal = norm.masked_fill(norm == 0, 1.0).reciprocal().masked_fill(norm == 0, 0.0)
+        along = torch.linalg.vecdot(grad_unit, unit, dim=1).unsqueeze(1)
+        return torch.addcmul(grad_unit * reciprocal, unit, grad_norm - along * reciprocal).to(ctx.dtype)
+
+
+def filter_polar(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Split filters (K, ...) into norms (K,) in float32 or wider and directions in the shape and dtype of `weight`.
+
+    >>> filter_polar(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    (tensor([5., 0.]), tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]]))
+    """
+    rows = weight.flatten(1)
+    use_function = not torch.compiler.is_compiling() and rows.shape[1] > 0 and use_custom_op(weight)
+    norm, unit = _FilterPolar.apply(rows) if use_function else sphere.polar(rows)
+    return norm.flatten(), unit.to(weight.dtype).view_as(weight)

@@ -1,0 +1,238 @@
+r"""The geometry of a convolution: products with all filters, sums over all windows, their transposes, and patch norms.
+
+The squared norm of a patch is a sum over its window and over the channels of its group. Channels are summed first, so
+that the window slides over one channel per group, and the window sum is computed by adding shifted slices. This never
+convolves with a kernel of ones and never unfolds patches. A linear layer is the case without spatial dimensions: a
+row is a patch.
+
+Tensors with one number per patch have the shape (N, groups, 1, *places), which broadcasts with the responses
+(N, groups, filters per group, *places).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hypersphere import _numerics
+
+__all__ = [
+    "ConvGeometry",
+    "PatchNorms",
+    "batch_blocks",
+    "on_accelerator",
+    "patch_norms",
+    "plain_patch_norms",
+    "sample_peak",
+    "split_batches",
+]
+
+# Entries of a block of inputs whose squares are summed together: half a megabyte in float32, which stays in cache.
+SQUARES_BLOCK = 2**17
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """Kernel, stride, symmetric zero padding and dilation per dimension, and groups. No dimension: a linear layer."""
+
+    kernel: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+
+    def to_list(self) -> list[int]:
+        """Return all numbers in one list, the form in which a custom operator accepts them."""
+        return [self.groups, *self.kernel, *self.stride, *self.padding, *self.dilation]
+
+    @classmethod
+    def from_list(cls, numbers: list[int]) -> ConvGeometry:
+        """Invert `to_list`.
+
+        >>> ConvGeometry.from_list(ConvGeometry((3,), (2,), (1,), (1,)).to_list())
+        ConvGeometry(kernel=(3,), stride=(2,), padding=(1,), dilation=(1,), groups=1)
+        """
+        groups, *rest = numbers
+        dims = len(rest) // 4
+        kernel, stride, padding, dilation = (tuple(rest[i * dims : (i + 1) * dims]) for i in range(4))
+        return cls(kernel, stride, padding, dilation, groups)
+
+    def split_filters(self, y: Tensor) -> Tensor:
+        """View responses (N, filters, *places) as (N, groups, filters per group, *places)."""
+        return y.unflatten(1, (self.groups, -1))
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the inner products of all filters with all patches, (N, filters, *places)."""
+        if not self.kernel:
+            return F.linear(x, weight)
+        no_output_padding = (0,) * len(self.kernel)
+        return torch.convolution(
+            x, weight, None, self.stride, self.padding, self.dilation, False, no_output_padding, self.groups
+        )
+
+    def product_gradients(
+        self, gradient: Tensor, x: Tensor, weight: Tensor, needed: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients of `product` with respect to `x` and `weight`, or None where they are not needed."""
+        if not self.kernel:
+            return gradient @ weight if needed[0] else None, gradient.mT @ x if needed[1] else None
+        grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
+            gradient,
+            x,
+            weight,
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            [0] * len(self.kernel),
+            self.groups,
+            (*needed, False),
+        )
+        return grad_x, grad_weight
+
+    def window_sum(self, values: Tensor) -> Tensor:
+        """Sum `values` (N, groups, *size) over the window at each place: a box filter, one dimension at a time.
+
+        >>> ConvGeometry((3,), (1,), (1,), (1,)).window_sum(torch.ones(1, 1, 4))
+        tensor([[[2., 3., 3., 2.]]])
+        """
+        if any(self.padding):
+            values = F.pad(values, [p for p in reversed(self.padding) for _ in range(2)])
+        for dim, (kernel, stride, dilation) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True), 2):
+            # One slice per tap of the kernel: the entries that this tap meets as the window slides.
+            span = values.shape[dim] - dilation * (kernel - 1)
+            starts = [tap * dilation for tap in range(kernel)]
+            slices = [torch.ops.aten.slice(values, dim, start, start + span, stride) for start in starts]
+            values = functools.reduce(torch.add, slices)
+        return values
+
+    def window_spread(self, values: Tensor, size: torch.Size) -> Tensor:
+        """Apply the transpose of `window_sum` to `values` (N, groups, *places) for an input of spatial shape `size`.
+
+        Each entry of the result is the sum over all windows that contain it.
+
+        >>> ConvGeometry((3,), (2,), (1,), (1,)).window_spread(torch.ones(1, 1, 2), torch.Size([4]))
+        tensor([[[1., 2., 1., 1.]]])
+        """
+        for dim, (length, kernel, stride, padding, dilation) in enumerate(
+            zip(size, self.kernel, self.stride, self.padding, self.dilation, strict=True), 2
+        ):
+            padded = length + 2 * padding
+            span = padded - dilation * (kernel - 1)
+            spread = values.new_zeros(*values.shape[:dim], padded, *values.shape[dim + 1 :])
+            for start in range(0, kernel * dilation, dilation):
+                torch.ops.aten.slice(spread, dim, start, start + span, stride).add_(values)
+            values = spread.narrow(dim, padding, length)
+        return values
+
+
+# Patch norms ---------------------------------------------------------------------------------------------------------
+
+
+class PatchNorms(NamedTuple):
+    """Norms of all patches.
+
+    Attributes:
+        norm: ‖x‖, (N, groups, 1, *places), 0 for a zero patch.
+        reciprocal: 1/‖x‖ in the same shape, 0 for a zero patch.
+        scale: power of two per sample, (N, 1, *ones), by which the input can be multiplied before it is squared
+            without overflow or underflow. It is 1 for ordinary inputs.
+    """
+
+    norm: Tensor
+    reciprocal: Tensor
+    scale: Tensor
+
+
+@torch.no_grad()
+def patch_norms(x: Tensor, geometry: ConvGeometry) -> PatchNorms:
+    """Return the norms of all patches of `x` (N, channels, *size), without a graph, reading `x` once.
+
+    >>> patch_norms(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), ConvGeometry()).norm.flatten()
+    tensor([5., 0.])
+    """
+    if torch.compiler.is_compiling():  # the compiler fuses plain operations into one pass
+        scale = _numerics.safe_scale(sample_peak(x))
+        squares = _group_squares(_numerics.widen(x * scale), geometry.groups)
+    else:
+        wide = _numerics.widen(x[:0]).dtype
+        squares = torch.empty(len(x), geometry.groups, *x.shape[2:], dtype=wide, device=x.device)
+        scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
+        for block in batch_blocks(SQUARES_BLOCK, x[:1].numel(), x):
+            scale[block] = _numerics.safe_scale(sample_peak(x[block]))
+            scaled = x[block] * scale[block]
+            torch.sum(scaled.mul_(scaled).unflatten(1, (geometry.groups, -1)), 2, out=squares[block])
+    norm, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares), scale)
+    return PatchNorms(norm, reciprocal, scale)
+
+
+def plain_patch_norms(x: Tensor, geometry: ConvGeometry) -> tuple[Tensor, PatchNorms]:
+    """Return the same as `patch_norms` in differentiable operations, and `x` times the scale.
+
+    The reciprocal is that of the scaled patches. The scaled input keeps all products, norms and their derivatives near
+    one, so that tiny and huge inputs have accurate gradients too.
+    """
+    scale = _numerics.safe_scale(sample_peak(x))
+    scaled = (x * scale).to(x.dtype)  # exact, because the scale is a power of two
+    squares = geometry.window_sum(_group_squares(_numerics.widen(scaled), geometry.groups))
+    length, reciprocal = _norm_and_reciprocal(squares, torch.ones_like(scale))
+    return scaled, PatchNorms(length / scale.unsqueeze(1), reciprocal, scale)
+
+
+def sample_peak(x: Tensor) -> Tensor:
+    """Return the largest absolute entry of each sample of `x` (N, *shape) as (N, *ones), in float32 or wider."""
+    flat = x.detach().flatten(1)
+    peak = _numerics.widen(torch.maximum(flat.amax(1), -flat.amin(1)))
+    return peak.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _group_squares(x: Tensor, groups: int) -> Tensor:
+    """Return the sum of squares over the channels of each group, (N, groups, *size)."""
+    return x.square().unflatten(1, (groups, -1)).sum(2)
+
+
+def _norm_and_reciprocal(squares: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn squared norms of scaled patches (N, groups, *places) into ‖x‖ and 1/‖x‖, both (N, groups, 1, *places)."""
+    is_zero = _numerics.squared_norm_is_zero(squares)
+    # Replace the norm of a zero patch before the square root, whose derivative at 0 is infinite.
+    length = squares.masked_fill(is_zero, 1.0).sqrt()
+    norm, reciprocal = (length / scale).masked_fill(is_zero, 0.0), (scale / length).masked_fill(is_zero, 0.0)
+    return norm.unsqueeze(2), reciprocal.unsqueeze(2)
+
+
+# Blocks of a batch ---------------------------------------------------------------------------------------------------
+
+
+def on_accelerator(x: Tensor) -> bool:
+    """Return True if `x` is stored on the machine's accelerator."""
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type == x.device.type
+
+
+def batch_blocks(entries: int, entries_per_sample: int, x: Tensor) -> list[slice]:
+    """Cut the batch of `x` into equal slices of about `entries` numbers per thread.
+
+    The intermediate results of such a block stay in cache, and each block reuses the memory of the one before. An
+    accelerator profits from neither and takes the batch in one block.
+
+    >>> [(block.start, block.stop) for block in batch_blocks(12 // torch.get_num_threads(), 6, torch.arange(5))]
+    [(0, 2), (2, 4), (4, 6)]
+    """
+    if on_accelerator(x):
+        return [slice(0, len(x))]
+    count = max(1, -(-len(x) * entries_per_sample // (entries * torch.get_num_threads())))
+    step = max(1, -(-len(x) // count))
+    return [slice(start, start + step) for start in range(0, max(1, len(x)), step)]
+
+
+def split_batches(entries: int, entries_per_sample: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """Iterate over the blocks of several tensors with the same batch. The blocks of None are None."""
+    blocks = batch_blocks(entries, entries_per_sample, next(t for t in tensors if t is not None))
+    return zip(*([None] * len(blocks) if t is None else [t[block] for block in blocks] for t in tensors), strict=True)
