@@ -215,7 +215,7 @@ class DecoupledLayer(nn.Module):
 
     # Forward ---------------------------------------------------------------------------------------------------------
 
-    def forward(self, x: Tensor) -> Float[Tensor, ...]:
+    def forward(self, x: Tensor) -> Float[Tensor, "..."]:
         """Return the responses to `x`.
 
         A convolution maps (N, channels, *size) or (channels, *size) to (N, filters, *places) or (filters, *places), a
