@@ -7,7 +7,7 @@ from torch import nn
 from hypersphere.functions.orthogonal import Cayley
 from hypersphere.rotation import degrees_of_freedom, fold_, orthogonality_error, rotate_, rotated_layers
 
-from .test_convert import shake_
+from .test_rotate import shake_
 
 
 @pytest.mark.parametrize("blocks", [1, 4, 8])
@@ -106,13 +106,13 @@ def test_a_model_that_checkpoints_its_activations_trains():
     assert all(turning.parameter.grad.abs().sum() > 0 for _, _, turning in rotated_layers(model))
 
 
-def test_a_layer_with_its_neurons_as_columns_is_refused():
+def test_rotate_leaves_a_layer_with_neurons_as_columns_unchanged():
     kind = pytest.importorskip("transformers.pytorch_utils").Conv1D
     model = nn.Sequential(kind(6, 4), nn.Linear(6, 6), nn.Linear(6, 2))
-    for where in (None, lambda name, module: name == "0"):
-        with pytest.raises(ValueError, match=r"layer '0' \(Conv1D\) holds its weight as \(in, out\)"):
-            rotate_(model, where=where)
-    rotate_(model, where=lambda name, module: name == "1")
+    with pytest.raises(ValueError, match=r"none is left .*0: Conv1D stores its neurons as columns"):
+        rotate_(model, where=lambda name, module: name == "0")
+    with pytest.warns(UserWarning, match="1 layers are not rotated"):
+        rotate_(model)
     assert [name for name, _, _ in rotated_layers(model)] == ["1"]
 
 

@@ -10,7 +10,7 @@ import torch
 
 from hypersphere.rotation import Stochastic, fold_, measure, rotate_, rotation_parameters, use
 
-from .test_convert import mlp, shake_
+from .test_rotate import mlp, shake_
 
 
 def test_fold_and_go_on_keeps_outputs_and_parameters():
@@ -98,7 +98,7 @@ def test_folding_and_measuring_go_to_the_host_where_a_device_has_no_float64(monk
 FRESH = """
 import sys, torch
 sys.path.insert(0, sys.argv[2])
-from rotation.test_convert import mlp
+from rotation.test_rotate import mlp
 from hypersphere.rotation import Stochastic, fold_, rotate_, use
 
 def several(model):

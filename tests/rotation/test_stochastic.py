@@ -8,7 +8,7 @@ from hypersphere.heads import a_softmax
 from hypersphere.rotation import InputRotation, Stochastic, degrees_of_freedom, fold_, rotated_layers
 
 from . import reference
-from .test_convert import mlp, shake_
+from .test_rotate import mlp, shake_
 
 
 def neurons(layer):
@@ -213,7 +213,7 @@ def test_what_an_input_rotation_cannot_be_folded_for():
         fold_(nn.Sequential(head), keep=True)
     tied = nn.Embedding(5, 8)
     tied.weight = head.module.weight
-    with pytest.raises(ValueError, match="the rows of '1' must be its own to be folded"):
+    with pytest.raises(ValueError, match="the rows of '1' cannot be folded, because another layer shares them"):
         fold_(nn.Sequential(tied, head))
     with torch.no_grad():
         head.free.fill_(float("nan"))

@@ -1,8 +1,10 @@
-r"""Orthogonal maps: how free parameters become a rotation of rows, W = V·Rᵀ.
+r"""Orthogonal maps: free parameters become a rotation of rows, W = V·Rᵀ.
 
-An entry turns a free tensor into a rotation without forming R where it can be avoided: `apply` gives V·Rᵀ and a memory
-of the factorisation, `pull` takes the gradient of W back through that memory. Both work on a batch of blocks (k, n, d)
-as on one (n, d). To add one, write a frozen dataclass and list it in ORTHOGONALS.
+Each entry is a frozen dataclass with two implementations of the same map, see `RowMap`: `expression` in ordinary torch
+operations, and kernels that never form R where that can be avoided and that share one factorisation between the forward
+and the backward pass. In the comments G is the gradient of W.
+
+To add an entry, write a frozen dataclass with `identity` and `expression` and list it in ORTHOGONALS.
 
 Reference:
     Liu et al., Orthogonal Over-Parameterized Training, CVPR 2021.
@@ -12,16 +14,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, is_number, require
-from hypersphere.functions import skew
-from hypersphere.functions.orthogonalize import GramSchmidt, Householder, Lowdin
-from hypersphere.functions.rowmap import Memory, RowMap, keeps_norms
+from hypersphere.functions import _expm
+from hypersphere.functions import _factorizations as factor
+from hypersphere.functions._rowmap import Residuals, RowMap, norms_preserved
 
 __all__ = [
     "ORTHOGONALS",
@@ -32,96 +35,285 @@ __all__ = [
     "Householder",
     "Lowdin",
     "Neumann",
+    "RowMap",
     "SkewMap",
 ]
 
 
-class SkewMap(RowMap):
-    """A map of a skew matrix S from d(d−1)/2 numbers."""
+# Maps of a free square matrix P --------------------------------------------------------------------------------------
 
-    def identity(self, d: int) -> Tensor:
-        """Return S = 0."""
+
+class _TriangularMap(RowMap):
+    r"""R = Q of P = QT, with T upper triangular and positive on the diagonal."""
+
+    def identity(self, d: int) -> Float[Tensor, "d d"]:
+        """Return P = I."""
+        return torch.eye(d)
+
+    def expression(self, free: Float[Tensor, "*batch d d"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
+        """Return V·Qᵀ by torch's QR decomposition, whose derivatives are not finite for a singular P."""
+        return v @ factor.householder_qr(free)[0].mT
+
+
+@dataclass(frozen=True)
+class GramSchmidt(_TriangularMap):
+    r"""Gram–Schmidt on the columns of P: P = QT, T upper triangular with positive diagonal (thesis, F.1).
+
+    The forms agree in exact arithmetic. "classical" takes T from the Cholesky factorisation of PᵀP. "iterative" does so
+    twice, which makes Q orthogonal to working precision (thesis, algorithm 2). "modified" removes one direction after
+    the other (F.3). If digits are lost because P is ill-conditioned, Householder reflections are used instead.
+
+    >>> GramSchmidt()(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))
+    tensor([[ 0.6000,  0.8000],
+            [ 0.8000, -0.6000]])
+    """
+
+    form: str = "classical"
+
+    def __post_init__(self) -> None:
+        """Check the form."""
+        forms = ("classical", "modified", "iterative")
+        require(self.form in forms, "form", "'classical', 'modified' or 'iterative'", self.form)
+
+    def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
+        """Return V·Qᵀ."""
+        if self.form == "modified":
+            q, triangle = factor.modified_gram_schmidt(free)
+            w = v @ q.mT
+            # The columns have norm 1 in any case, so norms of rows would not reveal a loss of orthogonality.
+            accurate = factor.is_orthogonal(q)
+        else:
+            q, triangle, accurate = factor.cholesky_qr(free)
+            if self.form == "iterative" and accurate:
+                q, second_triangle, accurate = factor.cholesky_qr(q)
+                triangle = second_triangle @ triangle
+            w = v @ q.mT
+            accurate = accurate and norms_preserved(w, v)
+        if not accurate:
+            q, triangle = factor.householder_qr(free)
+            w = v @ q.mT
+        return w, (q, triangle, v)
+
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return Q·tril(A − Aᵀ, −1)·T⁻ᵀ with A = QᵀGᵀV, and G·Q."""
+        q, triangle, v = residuals
+        grad_rotated = grad @ q
+        coordinates = factor.q_gradient_coordinates(grad_rotated, v, triangle)
+        return factor.product_with_lower_triangle(q, coordinates), grad_rotated
+
+
+@dataclass(frozen=True)
+class Householder(_TriangularMap):
+    r"""Q of P by Householder reflections, P = H₁H₂⋯T (thesis, F.6). They are applied to V and never multiplied out.
+
+    The signs are those of Gram–Schmidt, so the map is continuous at P = I. In the thesis the sign of the last column
+    depends on the parity of d.
+
+    >>> Householder()(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))
+    tensor([[ 0.6000,  0.8000],
+            [ 0.8000, -0.6000]])
+    """
+
+    def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
+        """Return V·Qᵀ."""
+        reflectors, tau = torch.geqrf(free)
+        signs = factor.diagonal_signs(reflectors)
+        w = torch.ormqr(reflectors, tau, v * signs.unsqueeze(-2), left=False, transpose=True)
+        return w, (reflectors, tau, signs, v)
+
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return Q·tril(A − Aᵀ, −1)·T⁻ᵀ with A = QᵀGᵀV, and G·Q."""
+        reflectors, tau, signs, v = residuals
+        grad_rotated = torch.ormqr(reflectors, tau, grad, left=False) * signs.unsqueeze(-2)
+        triangle = reflectors.triu() * signs.unsqueeze(-1)
+        coordinates = factor.q_gradient_coordinates(grad_rotated, v, triangle)
+        return torch.ormqr(reflectors, tau, coordinates * signs.unsqueeze(-1)), grad_rotated
+
+
+@dataclass(frozen=True)
+class Lowdin(RowMap):
+    r"""Löwdin's symmetric orthogonalisation: U = P(PᵀP)^−½, the orthogonal matrix nearest to P (thesis, F.10).
+
+    With PᵀP = B·diag(σ²)·Bᵀ and A = UᵀGᵀV, the gradient of P is U·X, where X solves HX + XH = A − Aᵀ and
+    H = UᵀP = B·diag(σ)·Bᵀ. The solution divides by σ_i + σ_j, so it is finite at repeated singular values and at P = I.
+
+    >>> Lowdin()(torch.tensor([[0.0, -2.0], [3.0, 0.0]]))
+    tensor([[ 0., -1.],
+            [ 1.,  0.]])
+    """
+
+    def identity(self, d: int) -> Float[Tensor, "d d"]:
+        """Return P = I."""
+        return torch.eye(d)
+
+    def expression(self, free: Float[Tensor, "*batch d d"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
+        r"""Return V·Uᵀ. Derivatives are exact up to the third order.
+
+        torch's derivative of the SVD is infinite at repeated singular values. So U₀ and H₀ come from an SVD without
+        derivatives, and U = U₀·E(P) with E = I in value. Each step of Newton's method on "EᵀU₀ᵀP is symmetric" makes
+        one more order of derivatives exact: after k steps the error of E is of order δ^(k+1), δ being the change of P.
+        """
+        outer, sigma, across = torch.linalg.svd(free.detach())
+        sigma = sigma.masked_fill(sigma == 0, 1.0)  # a singular P has no nearest orthogonal matrix: stay finite
+        basis, nearest = across.mT, outer @ across
+        eye = torch.eye(free.shape[-1], dtype=free.dtype, device=free.device)
+        m, correction = nearest.mT @ free, eye.expand_as(free)
+        for _ in range(3):
+            asymmetry = correction.mT @ m - m.mT @ correction
+            half_step = factor.sylvester_in_basis(asymmetry, basis, sigma) / 2
+            half_step = (half_step - half_step.mT) / 2  # exactly skew, so that the Cayley factor is orthogonal
+            correction = correction @ torch.linalg.solve(eye - half_step, eye + half_step)
+        return v @ correction.mT @ nearest.mT
+
+    def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
+        """Return V·Uᵀ from the eigenvectors of PᵀP, or from an SVD if P is ill-conditioned."""
+        squares, basis = torch.linalg.eigh(factor.gram_lower_triangle(free))
+        sigma = squares.clamp_min(0).sqrt()
+        sigma = sigma.masked_fill(sigma == 0, 1.0)  # a singular P has no nearest orthogonal matrix: stay finite
+        inverse = sigma.reciprocal().unsqueeze(-2)
+        v_in_basis = v @ basis
+        w = ((v_in_basis * inverse) @ basis.mT) @ free.mT
+        if norms_preserved(w, v):
+            return w, (free, basis, sigma, inverse, v_in_basis)
+        outer, sigma, across = torch.linalg.svd(free)
+        sigma = sigma.masked_fill(sigma == 0, 1.0)
+        v_in_basis = v @ across.mT
+        return v_in_basis @ outer.mT, (outer, across.mT, sigma, None, v_in_basis)
+
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return U·X and G·U, computed in the basis B, where U·B is P·B·diag(1/σ) or the left singular vectors."""
+        left, basis, sigma, inverse, v_in_basis = residuals
+        grad_in_basis = grad @ left if inverse is None else ((grad @ left) @ basis) * inverse  # G·U·B
+        a = grad_in_basis.mT @ v_in_basis
+        x = (a - a.mT).div_(sigma.unsqueeze(-1) + sigma.unsqueeze(-2)) @ basis.mT  # Bᵀ·X
+        grad_free = left @ x if inverse is None else (left @ (basis * inverse)) @ x
+        return grad_free, grad_in_basis @ basis.mT if rows else None
+
+
+# Maps of a skew matrix S ---------------------------------------------------------------------------------------------
+
+
+class SkewMap(RowMap):
+    """A map of a skew matrix S, the generator, which has d(d−1)/2 free parameters."""
+
+    def identity(self, d: int) -> Float[Tensor, " parameters"]:
+        """Return the parameters of S = 0."""
         return torch.zeros(d * (d - 1) // 2)
 
-    def size(self, free: Tensor) -> int:
-        """Return d of the d(d−1)/2 numbers."""
-        return skew.size_of(free.shape[-1])
+    def size(self, free: Float[Tensor, "*batch parameters"]) -> int:
+        """Return d for d(d−1)/2 parameters."""
+        return factor.skew_size(free.shape[-1])
 
-    def generator(self, free: Tensor) -> Tensor:
+    def generator(self, free: Float[Tensor, "*batch parameters"]) -> Float[Tensor, "*batch d d"]:
         """Return S."""
-        return skew.unpack(free)
+        return factor.unpack_skew(free)
+
+
+def _cayley_rows(s: Tensor, v: Tensor) -> Tensor:
+    """Return 2Z − V with Z(I+S) = V."""
+    shifted = s + torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
+    return 2 * torch.linalg.solve(shifted, v, left=False) - v
 
 
 @dataclass(frozen=True)
 class Cayley(SkewMap):
-    r"""The Cayley transform: R = (I+S)(I−S)⁻¹, S skew   (OPT, 3.4).
+    r"""The Cayley transform: R = (I+S)(I−S)⁻¹ (OPT, section 3.4).
 
-    Rᵀ = 2(I+S)⁻¹ − I, so V·Rᵀ = 2Z − V with Z(I+S) = V: one LU factorisation, which the gradient uses again. With a
-    `bound`, S is shrunk to that Frobenius norm where it is longer: the constrained form of orthogonal fine-tuning.
-    I+S of an odd d has the eigenvalue 1 beside those of S: where S is so large that the solve stretches rows, it is
-    done in float64, which serves up to ‖S‖ ≈ 10¹²; larger ones, and those in a compiled graph, are not guarded.
+    Rᵀ = 2(I+S)⁻¹ − I, so V·Rᵀ = 2Z − V with Z(I+S) = V: one LU factorisation, which the gradient uses again.
+
+    With a `bound`, S is scaled down to that Frobenius norm where it is longer: the constrained form of orthogonal
+    fine-tuning (COFT).
+
+    Precision: for odd d, I+S has the eigenvalue 1 next to eigenvalues of the size of S. Where S is so large that
+    float32 is not accurate, float64 is used. Beyond ‖S‖_F = 10¹² an error is raised, because float64 loses the
+    eigenvalue 1, too. Compiled graphs and `torch.func` transforms have neither of the two guards.
 
     >>> Cayley()(torch.tensor([1.0]))
     tensor([[ 0., -1.],
             [ 1.,  0.]])
     """
 
+    LARGEST_NORM: ClassVar[float] = 1e12
+
     bound: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a bound that is not positive."""
+        """Check the bound."""
         positive = self.bound is None or (is_number(self.bound, 0) and self.bound > 0)
         require(positive, "bound", "None or a positive number", self.bound)
 
-    def generator(self, free: Tensor) -> Tensor:
-        """Return S, shrunk to the bound."""
-        return skew.unpack(free if self.bound is None else free * self._shrinking(free, self.bound)[0])
+    def generator(self, free: Float[Tensor, "*batch parameters"]) -> Float[Tensor, "*batch d d"]:
+        """Return S, scaled down to the bound."""
+        return factor.unpack_skew(free if self.bound is None else free * self._shrinkage(free, self.bound)[0])
 
-    def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
+    def expression(
+        self, free: Float[Tensor, "*batch parameters"], v: Float[Tensor, "*batch n d"]
+    ) -> Float[Tensor, "..."]:
         """Return 2Z − V."""
-        w, memory = self._solved(free, v)
-        if keeps_norms(w, v):
-            return w, memory
-        w, memory = self._solved(_numerics.to_float64(free), _numerics.to_float64(v))
-        return w.to(v), memory
+        return _cayley_rows(self.generator(free), v)
 
-    def _solved(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
+    def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
+        """Return 2Z − V."""
+        length = self._largest_generator_norm(free) if v.shape[-1] % 2 else 0.0
+        if length > self.LARGEST_NORM:
+            raise ValueError(
+                f"the generator of a Cayley rotation must have a norm below {self.LARGEST_NORM:.0e}, not {length:.1e}: "
+                "lower the learning rate, set a bound, or use the method 'exponential'"
+            )
+        # Norms do not reveal that the 1 in I+S was rounded away completely, hence the second condition.
+        if length * _numerics.machine_epsilon(v.dtype) < 1e-3:
+            w, residuals = self._solve(free, v)
+            if norms_preserved(w, v):
+                return w, residuals
+        w, residuals = self._solve(_numerics.to_float64(free), _numerics.to_float64(v))
+        return w.to(v), residuals
+
+    def _solve(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         shifted = self.generator(free)
         shifted.diagonal(dim1=-2, dim2=-1).add_(1)
-        factor, pivots = torch.linalg.lu_factor(shifted)
-        z = torch.linalg.lu_solve(factor, pivots, v, left=False)
-        return 2 * z - v, (free, factor, pivots, z)
+        lu, pivots = torch.linalg.lu_factor(shifted)
+        z = torch.linalg.lu_solve(lu, pivots, v, left=False)
+        return 2 * z - v, (free, lu, pivots, z)
 
-    def pull(self, memory: Memory, gradient: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Return the skew part of −ZᵀH and H − G, where H(I+S)ᵀ = 2G."""
-        free, factor, pivots, z = memory
-        wide = gradient.to(factor)
-        h = torch.linalg.lu_solve(factor, pivots, 2 * wide, left=False, adjoint=True)
-        return self._through_bound(free, skew.pack(-(z.mT @ h))).to(gradient), (h - wide).to(gradient)
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return the skew part of −ZᵀH, and H − G, where H(I+S)ᵀ = 2G."""
+        free, lu, pivots, z = residuals
+        wide_grad = grad.to(lu)
+        h = torch.linalg.lu_solve(lu, pivots, 2 * wide_grad, left=False, adjoint=True)
+        grad_free = self._gradient_through_bound(free, factor.pack_skew(-(z.mT @ h)))
+        return grad_free.to(grad), (h - wide_grad).to(grad)
+
+    def _largest_generator_norm(self, free: Tensor) -> float:
+        """Return the largest ‖S‖_F of a batch."""
+        length = math.sqrt(2) * float(sphere.norm(free).amax()) if free.numel() else 0.0
+        return length if self.bound is None else min(length, self.bound)
 
     @staticmethod
-    def _shrinking(free: Tensor, bound: float) -> tuple[Tensor, Tensor]:
-        """How much S is shrunk, and whether at all."""
-        length = math.sqrt(2) * sphere.norm(free, keepdim=True)
+    def _shrinkage(free: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+        """Return the factor that scales S down to the bound, and whether it is smaller than 1."""
+        length = math.sqrt(2) * sphere.norm(free, keepdim=True)  # ‖S‖_F: every parameter occurs twice in S
         return torch.where(length > bound, bound / length, torch.ones_like(length)), length > bound
 
-    def _through_bound(self, free: Tensor, gradient: Tensor) -> Tensor:
-        """Where S is shrunk, only what turns its direction counts."""
+    def _gradient_through_bound(self, free: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient of the parameters for a gradient of the bounded parameters.
+
+        Where S is scaled down, only its direction matters, so the component along S is removed.
+        """
         if self.bound is None:
-            return gradient
-        factor, shrunk = self._shrinking(free, self.bound)
+            return grad
+        shrinkage, is_shrunk = self._shrinkage(free, self.bound)
         direction = sphere.normalize(free)
-        along = (gradient * direction).sum(-1, keepdim=True) * direction
-        return factor * torch.where(shrunk, gradient - along, gradient)
+        along = (grad * direction).sum(-1, keepdim=True) * direction
+        return shrinkage * torch.where(is_shrunk, grad - along, grad)
 
 
 @dataclass(frozen=True)
 class Neumann(SkewMap):
-    r"""The Cayley transform by a Neumann series: (I+S)⁻¹ ≈ Σ_k (−S)^k, products only.
+    r"""The Cayley transform by a truncated Neumann series: (I+S)⁻¹ ≈ Σ_k (−S)^k, matrix products only.
 
-    The residual ‖Z(I+S) − V‖ of every row is checked; where one is not small the exact solve takes over, and where
-    nobody can look (in a compiled graph) as well. The last of k terms is ‖S‖^k, so six terms serve in float32 up to
-    ‖S‖ ≈ 0.2 and in float64 up to 0.01; more terms reach further, but never to 1.
+    The residual of every row is checked. Where one is not small, and in compiled graphs and `torch.func` transforms,
+    the exact solution is used. The last of k terms has the size ‖S‖^k, so six terms suffice in float32 up to ‖S‖ ≈ 0.2
+    and in float64 up to 0.01. More terms extend this range, but never to ‖S‖ = 1.
 
     >>> Neumann(terms=8)(torch.tensor([0.01]))
     tensor([[ 0.9998, -0.0200],
@@ -131,114 +323,148 @@ class Neumann(SkewMap):
     terms: int = 6
 
     def __post_init__(self) -> None:
-        """Refuse an empty series."""
+        """Check the number of terms."""
         require(is_integer(self.terms, 1), "terms", "a whole number >= 1", self.terms)
 
-    def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
+    def expression(
+        self, free: Float[Tensor, "*batch parameters"], v: Float[Tensor, "*batch n d"]
+    ) -> Float[Tensor, "..."]:
         """Return 2Z − V."""
-        s = skew.unpack(free)
-        z, small = self._series(v, s)
-        if not small:
-            w, memory = Cayley().apply(free, v)
-            return w, (None, *memory)
-        return 2 * z - v, (s, free, z)
+        return _cayley_rows(self.generator(free), v)
 
-    def pull(self, memory: Memory, gradient: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Return what `Cayley` does, with the series of Sᵀ = −S."""
-        if memory[0] is None:
-            return Cayley().pull(memory[1:], gradient)
-        s, free, z = memory
-        h, small = self._series(2 * gradient, -s)
-        if not small:
-            return Cayley().pull(Cayley().apply(free, z + z @ s)[1], gradient)
-        return skew.pack(-(z.mT @ h)), h - gradient
+    def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
+        """Return 2Z − V."""
+        s = factor.unpack_skew(free)
+        z, converged = self._series(v, s)
+        if not converged:
+            w, residuals = Cayley().forward_kernel(free, v)
+            return w, (None, residuals)
+        return 2 * z - v, (s, (free, z))
+
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients of `Cayley`, with the series of Sᵀ = −S."""
+        s, inner = residuals
+        if s is None:
+            return Cayley().backward_kernel(inner, grad)
+        free, z = inner
+        h, converged = self._series(2 * grad, -s)
+        if not converged:
+            return Cayley().backward_kernel(Cayley().forward_kernel(free, z + z @ s)[1], grad)
+        return factor.pack_skew(-(z.mT @ h)), h - grad
 
     def _series(self, rows: Tensor, s: Tensor) -> tuple[Tensor, bool]:
-        """Σ_k rows·(−S)^k by Horner, and whether the last term is lost in rounding."""
-        z = rows
+        """Return Σ_k rows·(−S)^k by Horner's rule, and whether the last term is below rounding in every row."""
+        total = previous = rows
         for _ in range(self.terms):
-            z, before = rows - z @ s, z
-        left, lengths = torch.linalg.vector_norm(z - before, dim=-1), torch.linalg.vector_norm(rows, dim=-1)
-        small = left <= _numerics.rotation_tolerance(rows.dtype) * lengths
-        return z, _numerics.values_readable(rows) and bool(small.all())
+            total, previous = rows - total @ s, total
+        last_term = torch.linalg.vector_norm(total - previous, dim=-1)
+        tolerance = _numerics.rotation_tolerance(rows.dtype)
+        return total, bool((last_term <= tolerance * torch.linalg.vector_norm(rows, dim=-1)).all())
 
 
 @dataclass(frozen=True)
 class Exponential(SkewMap):
-    r"""The matrix exponential: R = exp(S), S skew   (OPT, 3.4), by its action on V.
+    r"""The matrix exponential: R = exp(S) (OPT, section 3.4), by its action on V.
 
-    The series is as long as S is large, so a compiled graph holds it as one node, and computes it again to go back.
-    Its length comes from an estimate of ‖S‖₂; where that turns out too small, a true bound takes its place.
+    A Chebyshev series gives V·exp(−S) without forming the exponential. Its length depends on an estimate of ‖S‖₂, which
+    is replaced by an upper bound if it was too small. `torch.func` transforms and second derivatives use
+    `torch.linalg.matrix_exp`, which is slower.
 
     >>> Exponential()(torch.tensor([1.0]))
     tensor([[ 0.5403, -0.8415],
             [ 0.8415,  0.5403]])
     """
 
-    def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
-        """Return V·exp(−S)."""
-        if not _numerics.values_readable(free, v):
-            return _exponential(free, v), (free, v)
-        s = skew.unpack(free)
-        w, memory, kept = self._action(v, s, skew.spectral_radius(s))
-        if not kept:  # the estimate was too small
-            w, memory, _ = self._action(v, s, skew.radius_bound(s))
-        return w, memory
+    LARGEST_SERIES_RADIUS: ClassVar[float] = 16.0
+    """Larger generators are halved until they are below it, and the result is squared as many times."""
 
-    def _action(self, v: Tensor, s: Tensor, radius: float) -> tuple[Tensor, Memory, bool]:
-        """V·exp(−S) by a series for this radius and by squaring, and whether the series kept the lengths of rows."""
-        halvings = max(0, math.ceil(math.log2(radius / 16)))
+    def expression(
+        self, free: Float[Tensor, "*batch parameters"], v: Float[Tensor, "*batch n d"]
+    ) -> Float[Tensor, "..."]:
+        """Return V·exp(−S)."""
+        if torch.compiler.is_compiling():  # the length of the series depends on values, so it is one opaque operator
+            return _exponential_op(free, v)
+        return v @ torch.linalg.matrix_exp(-factor.unpack_skew(free))
+
+    def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
+        """Return V·exp(−S)."""
+        s = factor.unpack_skew(free)
+        w, residuals, accurate = self._action(v, s, _expm.spectral_radius(s))
+        if not accurate:
+            w, residuals, _ = self._action(v, s, _expm.radius_bound(s))
+        return w, residuals
+
+    def _action(self, v: Tensor, s: Tensor, radius: float) -> tuple[Tensor, Residuals, bool]:
+        """Return V·exp(−S), residuals, and whether the series for this radius preserved the norms of rows."""
+        halvings = max(0, math.ceil(math.log2(radius / self.LARGEST_SERIES_RADIUS)))
         if v.shape[-2] <= s.shape[-1] and not halvings:
-            w, memory = skew.exponential_rows(v, -s, radius)
-            return w, (None, [], memory), keeps_norms(w, v)
+            w, series = _expm.exponential_series(v, -s, radius)
+            return w, (None, [], series), norms_preserved(w, v)
+        # With more rows than columns, or with squarings, it is cheaper to form the exponential.
         eye = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device).expand_as(s)
-        back, memory = skew.exponential_rows(eye, -s / 2.0**halvings, radius / 2.0**halvings)
-        powers = [back]
+        scale = 2.0**halvings
+        root, series = _expm.exponential_series(eye, -s / scale, radius / scale)
+        powers = [root]
         for _ in range(halvings):
             square = powers[-1] @ powers[-1]
-            powers.append(1.5 * square - 0.5 * square @ (square.mT @ square))  # squaring doubles the rounding errors
-        return v @ powers[-1], (v, powers, memory), keeps_norms(back, eye)
+            # Squaring doubles rounding errors. One Newton–Schulz step makes the result orthogonal again.
+            powers.append(1.5 * square - 0.5 * square @ (square.mT @ square))
+        return v @ powers[-1], (v, powers, series), norms_preserved(root, eye)
 
-    def pull(self, memory: Memory, gradient: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Return the gradient of the action, run backwards."""
-        if len(memory) == 2:
-            return _exponential_pull(*memory, gradient)
-        v, powers, inner = memory
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients of the series, after those of the squarings if there are any."""
+        v, powers, series = residuals
         if v is None:
-            of_rows, s = skew.exponential_rows_gradient(inner, gradient)
-            return skew.pack(-s), of_rows
-        of_rows, gradient = gradient @ powers[-1].mT, v.mT @ gradient
+            grad_v, grad_s = _expm.exponential_series_gradient(series, grad)
+            return factor.pack_skew(-grad_s), grad_v
+        grad_v, grad = grad @ powers[-1].mT, v.mT @ grad
         for power in reversed(powers[:-1]):
-            gradient = 0.5 * (gradient @ power.mT + power.mT @ gradient)  # of S/2^k, halved on the way
-        _, s = skew.exponential_rows_gradient(inner, gradient)
-        return skew.pack(-s), of_rows
+            # d(E·E) = dE·E + E·dE; the factor ½ turns gradients of S/2^k into gradients of S along the way.
+            grad = 0.5 * (grad @ power.mT + power.mT @ grad)
+        _, grad_s = _expm.exponential_series_gradient(series, grad)
+        return factor.pack_skew(-grad_s), grad_v
 
 
 @torch.library.custom_op("hypersphere::exponential", mutates_args=())
-def _exponential(free: Tensor, v: Tensor) -> Tensor:
-    return Exponential().apply(free, v)[0].contiguous()
+def _exponential_op(free: Tensor, v: Tensor) -> Tensor:
+    return Exponential().forward_kernel(free, v)[0].contiguous()
 
 
-@torch.library.custom_op("hypersphere::exponential_pull", mutates_args=())
-def _exponential_pull(free: Tensor, v: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    of_free, of_rows = Exponential().pull(Exponential().apply(free, v)[1], gradient)
-    assert of_rows is not None
-    return of_free.contiguous(), of_rows.contiguous()
+@torch.library.custom_op("hypersphere::exponential_gradient", mutates_args=())
+def _exponential_gradient_op(free: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    _, residuals = Exponential().forward_kernel(free, v)
+    grad_free, grad_v = Exponential().backward_kernel(residuals, grad)
+    assert grad_v is not None
+    return grad_free.contiguous(), grad_v.contiguous()
 
 
-@_exponential.register_fake
+@_exponential_op.register_fake
 def _(free: Tensor, v: Tensor) -> Tensor:
     return v.new_empty(v.shape)
 
 
-@_exponential_pull.register_fake
-def _(free: Tensor, v: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+@_exponential_gradient_op.register_fake
+def _(free: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     return free.new_empty(free.shape), v.new_empty(v.shape)
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _exponential_op_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return _exponential_gradient_op(*ctx.saved_tensors, grad)
+
+
+_exponential_op.register_autograd(_exponential_op_backward, setup_context=_save_inputs)
+
+
+# No constraint -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Free(RowMap):
-    r"""R itself, unconstrained: the ablation (UPT), the relaxation with a penalty (OR), and what OGD moves.
+    r"""R itself, unconstrained: for the ablation (UPT), the relaxation with a penalty (OR), and the optimiser OGD.
 
     >>> Free()(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([[1., 2.],
@@ -247,7 +473,7 @@ class Free(RowMap):
 
     exact: ClassVar[bool] = False
 
-    def identity(self, d: int) -> Tensor:
+    def identity(self, d: int) -> Float[Tensor, "d d"]:
         """Return R = I."""
         return torch.eye(d)
 
@@ -255,14 +481,9 @@ class Free(RowMap):
         """Return d²."""
         return d * d
 
-    def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
+    def expression(self, free: Float[Tensor, "*batch d d"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
         """Return V·Rᵀ."""
-        return v @ free.mT, (free, v)
-
-    def pull(self, memory: Memory, gradient: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Return GᵀV and G·R."""
-        free, v = memory
-        return gradient.mT @ v, gradient @ free if rows else None
+        return v @ free.mT
 
 
 ORTHOGONALS: dict[str, type[RowMap]] = {

@@ -1,6 +1,6 @@
-r"""Maps of rows that are not rotations: R positive definite, triangular or banded (G-OPT).
+r"""Linear maps of rows that are not rotations: R positive definite, triangular or banded (G-OPT).
 
-To add one, write a frozen dataclass and list it in TRANSFORMS.
+To add an entry, write a frozen dataclass with `matrix` and list it in TRANSFORMS.
 
 Reference:
     Liu et al., Orthogonal Over-Parameterized Training, CVPR 2021, appendix J.
@@ -13,45 +13,36 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hypersphere._validation import is_integer, require
-from hypersphere.functions.rowmap import Memory, RowMap
+from hypersphere.functions._rowmap import RowMap
 
 __all__ = ["TRANSFORMS", "Banded", "PositiveDefinite", "Transform", "Triangular"]
 
 
 class Transform(RowMap):
-    """A map given by its matrix R, which is formed."""
+    """A map that is given by its matrix R. The free parameters are a d×d matrix."""
 
     exact: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def matrix(self, free: Tensor) -> Tensor:
-        """Return R."""
+    def matrix(self, free: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
+        """Return R in differentiable torch operations."""
 
-    @abc.abstractmethod
-    def matrix_gradient(self, free: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient of the free parameters for a gradient of R."""
-
-    def identity(self, d: int) -> Tensor:
-        """Return I."""
+    def identity(self, d: int) -> Float[Tensor, "d d"]:
+        """Return the parameters of R = I, which are I for every entry."""
         return torch.eye(d)
 
-    def apply(self, free: Tensor, v: Tensor) -> tuple[Tensor, Memory]:
+    def expression(self, free: Float[Tensor, "*batch d d"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
         """Return V·Rᵀ."""
-        r = self.matrix(free)
-        return v @ r.mT, (free, r, v)
-
-    def pull(self, memory: Memory, gradient: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Return the gradient through R, and G·R."""
-        free, r, v = memory
-        return self.matrix_gradient(free, gradient.mT @ v), gradient @ r if rows else None
+        return v @ self.matrix(free).mT
 
 
 @dataclass(frozen=True)
 class PositiveDefinite(Transform):
-    r"""R = LLᵀ, L lower triangular: no neuron is turned by more than a right angle   (OPT, appendix J).
+    r"""R = LLᵀ with L lower triangular (OPT, appendix J). No neuron is rotated by more than a right angle.
 
     >>> PositiveDefinite()(torch.tensor([[1.0, 9.0], [2.0, 3.0]]))
     tensor([[ 1.,  2.],
@@ -62,19 +53,15 @@ class PositiveDefinite(Transform):
         """Return d(d+1)/2."""
         return d * (d + 1) // 2
 
-    def matrix(self, free: Tensor) -> Tensor:
+    def matrix(self, free: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
         """Return LLᵀ."""
         lower = free.tril()
         return lower @ lower.mT
 
-    def matrix_gradient(self, free: Tensor, gradient: Tensor) -> Tensor:
-        """Return the lower triangle of (G + Gᵀ)L."""
-        return ((gradient + gradient.mT) @ free.tril()).tril()
-
 
 @dataclass(frozen=True)
 class Triangular(Transform):
-    r"""R lower triangular, or upper   (OPT, appendix J).
+    r"""R lower or upper triangular (OPT, appendix J).
 
     >>> Triangular()(torch.tensor([[1.0, 9.0], [2.0, 3.0]]))
     tensor([[1., 0.],
@@ -87,18 +74,14 @@ class Triangular(Transform):
         """Return d(d+1)/2."""
         return d * (d + 1) // 2
 
-    def matrix(self, free: Tensor) -> Tensor:
+    def matrix(self, free: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
         """Return the triangle."""
         return free.triu() if self.upper else free.tril()
-
-    def matrix_gradient(self, free: Tensor, gradient: Tensor) -> Tensor:
-        """Return the triangle of the gradient."""
-        return self.matrix(gradient)
 
 
 @dataclass(frozen=True)
 class Banded(Transform):
-    r"""R with `width` diagonals on either side of the main one   (OPT, appendix J).
+    r"""R with `width` diagonals on either side of the main diagonal (OPT, appendix J).
 
     >>> Banded(width=1)(torch.ones(3, 3))
     tensor([[1., 1., 0.],
@@ -109,20 +92,16 @@ class Banded(Transform):
     width: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a negative width."""
+        """Check the width."""
         require(is_integer(self.width, 0), "width", "a whole number >= 0", self.width)
 
     def degrees_of_freedom(self, d: int) -> int:
-        """Return d + 2·Σ(d − i) over the diagonals i = 1…width."""
+        """Return the number of entries in the band."""
         return d + 2 * sum(d - i for i in range(1, min(self.width, d - 1) + 1))
 
-    def matrix(self, free: Tensor) -> Tensor:
+    def matrix(self, free: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
         """Return the band."""
         return free.triu(-self.width).tril(self.width)
-
-    def matrix_gradient(self, free: Tensor, gradient: Tensor) -> Tensor:
-        """Return the band of the gradient."""
-        return self.matrix(gradient)
 
 
 TRANSFORMS: dict[str, type[RowMap]] = {

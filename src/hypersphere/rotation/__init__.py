@@ -1,18 +1,25 @@
-"""Training by rotation: neurons stay as they are to each other, and the frame they live in is learned (OPT)."""
+"""Training by rotation (OPT): neurons keep their mutual angles, and one rotation of each layer is learned."""
 
-from hypersphere.rotation.convert import fold_, rotate_, rotated_layers, rotation_parameters, use
-from hypersphere.rotation.inputs import InputRotation
-from hypersphere.rotation.layout import Layout
-from hypersphere.rotation.measure import (
+from hypersphere._deprecation import deprecated_names
+from hypersphere.rotation.activations import InputRotation
+from hypersphere.rotation.diagnostics import (
+    RotationPenalty,
     RotationState,
     degrees_of_freedom,
     measure,
     orthogonality_error,
 )
-from hypersphere.rotation.parametrization import Rotation
-from hypersphere.rotation.penalty import RotationPenalty
-from hypersphere.rotation.refine import refined
-from hypersphere.rotation.selection import select
+from hypersphere.rotation.parametrization import Layout, Rotation
+from hypersphere.rotation.refine import refine_neurons
+from hypersphere.rotation.rotate import (
+    fold_,
+    rotatable_layers,
+    rotate_,
+    rotated_layers,
+    rotation_parameters,
+    select,
+    use,
+)
 from hypersphere.rotation.stochastic import Stochastic
 
 __all__ = [
@@ -26,10 +33,13 @@ __all__ = [
     "fold_",
     "measure",
     "orthogonality_error",
-    "refined",
+    "refine_neurons",
+    "rotatable_layers",
     "rotate_",
     "rotated_layers",
     "rotation_parameters",
     "select",
     "use",
 ]
+
+__getattr__ = deprecated_names(__name__, {"refined": "hypersphere.rotation:refine_neurons"})

@@ -1,82 +1,118 @@
-"""Lowering the energy of the neurons before they are fixed."""
+"""Lower the energy of neurons before they are fixed (OPT, section 3.7)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, require
 from hypersphere.functions._pairwise import PairPotential, mutual_repulsion
 
-__all__ = ["REFINEMENTS", "energy_of", "refined"]
+__all__ = ["REFINEMENTS", "half_space_energy", "mean_energy", "refine_neurons"]
+
+Energy = Callable[[Tensor], Tensor]
 
 
-def energy_of(rows: Tensor, *, half_space: bool = False) -> Tensor:
-    r"""Mean of ‖ŵᵢ − ŵⱼ‖^−2 over the ordered pairs of directions; in half space, over those of ±ŵᵢ.
+def mean_energy(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    r"""Return the mean of ‖ŵᵢ − ŵⱼ‖⁻² over ordered pairs of different rows.
 
-    >>> energy_of(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    >>> mean_energy(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
     tensor(0.2500)
     """
     n = len(rows)
     require(n >= 2, "rows", "at least two neurons", n)
-    pairs = mutual_repulsion(_numerics.widen(rows), PairPotential(half_space=half_space))
-    if not half_space:
-        return pairs / (n * (n - 1))
-    return (pairs + n / 4) / (n * (2 * n - 1))  # a direction and its mirror image are 2 apart
+    return mutual_repulsion(_numerics.widen(rows), PairPotential()) / (n * (n - 1))
 
 
-def _half_space(rows: Tensor) -> Tensor:
-    return energy_of(rows, half_space=True)
+def half_space_energy(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    r"""Return the mean of the same energy over ordered pairs of the 2n directions ±ŵᵢ.
+
+    >>> half_space_energy(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    tensor(0.4167)
+    """
+    n = len(rows)
+    require(n >= 2, "rows", "at least two neurons", n)
+    pairs = mutual_repulsion(_numerics.widen(rows), PairPotential(half_space=True))
+    return (pairs + n / 4) / (n * (2 * n - 1))  # the pairs ŵᵢ, −ŵᵢ have distance 2
 
 
-def _compressive(rows: Tensor) -> Tensor:
-    """Half-space energy of five random projections to at most 30 dimensions, drawn anew every time (CoMHE)."""
-    dim = min(30, rows.shape[1])
-    views = [rows @ torch.randn(rows.shape[1], dim, dtype=rows.dtype, device=rows.device) for _ in range(5)]
-    return torch.stack([_half_space(view) for view in views]).mean()
+def _full_space_energy_if_safe(rows: Tensor) -> Tensor:
+    """Full-space energy if n ≤ d, half-space energy otherwise.
+
+    With more neurons than dimensions, the full-space minimum contains antipodal pairs: these are far apart on the
+    sphere but are redundant as neurons, since one is the negative of the other.
+    """
+    n, d = rows.shape
+    return mean_energy(rows) if n <= d else half_space_energy(rows)
 
 
-REFINEMENTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "mhe": energy_of,
-    "half_space_mhe": _half_space,
-    "comhe": _compressive,
+def _compressive_energy(rows: Tensor) -> Tensor:
+    """Half-space energy of five random projections to at most 30 dimensions, drawn at every call (CoMHE)."""
+    d = rows.shape[1]
+    views = [rows @ torch.randn(d, min(30, d), dtype=rows.dtype, device=rows.device) for _ in range(5)]
+    return torch.stack([half_space_energy(view) for view in views]).mean()
+
+
+REFINEMENTS: dict[str, Energy] = {
+    "mhe": _full_space_energy_if_safe,
+    "half_space_mhe": half_space_energy,
+    "comhe": _compressive_energy,
 }
 
 
-def refined(
-    rows: Tensor, energy: str | Callable[[Tensor], Tensor] = "mhe", *, steps: int = 5000, rate: float = 0.1
-) -> Tensor:
-    r"""Return rows of the same norms and lower energy, by gradient descent on the sphere (OPT, section 3.7).
+def refine_neurons(
+    rows: Float[Tensor, "n d"], energy: str | Energy = "mhe", *, steps: int = 5000, rate: float = 0.1
+) -> Float[Tensor, "n d"]:
+    r"""Return rows with the same norms and lower energy, by gradient descent on the sphere.
+
+    The best iterate is returned. For the named energies, the half-space energy of the result is never above that of
+    `rows`; in the worst case `rows` are returned unchanged.
 
     Args:
-        rows: neurons (n, d).
-        energy: "mhe", "half_space_mhe", "comhe", or any differentiable energy of rows.
-        steps: how many steps.
-        rate: how far the first step goes, in radians at the row that moves most; it falls to zero over the steps.
+        rows: the neurons.
+        energy: "mhe" (half-space energy if there are more neurons than dimensions), "half_space_mhe", "comhe", or a
+            differentiable function from rows to a scalar.
+        steps: the number of descent steps.
+        rate: the length of the first step, in radians for the row that moves most. It falls linearly to zero.
 
     Example:
         >>> rows = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
-        >>> bool(energy_of(refined(rows, steps=50)) < energy_of(rows))
+        >>> bool(half_space_energy(refine_neurons(rows, steps=50)) < half_space_energy(rows))
         True
     """
+    criterion: Energy | None = None
     if isinstance(energy, str):
         names = "None, a callable of rows or one of " + ", ".join(map(repr, REFINEMENTS))
         require(energy in REFINEMENTS, "refine", names, energy)
-        energy = REFINEMENTS[energy]
+        # Values of the compressive energy are random, so its iterates are compared by the half-space energy.
+        criterion = half_space_energy if energy == "comhe" else None
+        guarded, energy = True, REFINEMENTS[energy]
+    else:
+        guarded = False
     require(callable(energy), "refine", "a name or a callable of rows", energy)
     require(is_integer(steps, 1), "steps", "a whole number >= 1", steps)
     require(rate > 0, "rate", "a positive number", rate)
-    norms, now = sphere.polar(rows.detach())
-    for t in range(steps):
-        at = now.clone().requires_grad_()
+    norms, start = sphere.polar(rows.detach())
+    current = best = start
+    best_value = torch.full((), torch.inf)
+    for step in range(steps + 1):
+        leaf = current.clone().requires_grad_()
         with torch.enable_grad():
-            value = energy(at)
-        (slope,) = torch.autograd.grad(value, at)
-        along = slope - (slope * now).sum(1, keepdim=True) * now
-        longest = along.norm(dim=1).max()
-        step = rate * (1 - t / steps) / longest.masked_fill(longest == 0, 1.0)
-        now = sphere.normalize(now - step * along)
-    return _numerics.narrow(norms * now, rows.dtype)
+            value = energy(leaf)
+        score = value.detach() if criterion is None else criterion(current)
+        if score < best_value:
+            best, best_value = current, score
+        if step == steps:
+            break
+        (slope,) = torch.autograd.grad(value, leaf)
+        tangent = slope - (slope * current).sum(1, keepdim=True) * current
+        longest = tangent.norm(dim=1).max()
+        angle = rate * (1 - step / steps)
+        current = sphere.normalize(current - angle / longest.masked_fill(longest == 0, 1.0) * tangent)
+    if guarded and half_space_energy(best) > half_space_energy(start):
+        return rows.detach().clone()
+    return _numerics.narrow(norms * best, rows.dtype)

@@ -1,40 +1,47 @@
-r"""Stochastic rotations: turn p of d dimensions at a time, fold, and draw others (S-OPT)."""
+r"""Stochastic rotations: rotate p of d dimensions at a time, fold, and draw other dimensions (S-OPT)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from hypersphere._validation import choose, is_integer, require
+from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.functions.rowmap import RowMap
-from hypersphere.rotation.convert import attach, original_of, rotated_layers
-from hypersphere.rotation.layout import Layout
-from hypersphere.rotation.parametrization import Rotation
-from hypersphere.rotation.selection import neurons_of, select
+from hypersphere.rotation.parametrization import Layout, Rotation
+from hypersphere.rotation.rotate import _plain_weight, attach, layer_path, neurons_of, rotatable_layers, rotated_layers
 
 __all__ = ["Stochastic"]
 
+Fraction = float | int | Mapping[str, float | int]
+
 
 class Stochastic:
-    r"""Train a model by small rotations R_p of randomly drawn dimensions (OPT, Algorithm 1).
+    r"""Train a model by small rotations R_p of randomly drawn dimensions (OPT, algorithm 1).
 
-    Every `every` steps R_p is folded into the neurons, other dimensions are drawn and R_p is the identity again.
-    Turning any p dimensions of all neurons keeps their energy (OPT, theorem 2). The first layer is turned as a whole.
+    Every `every` steps R_p is folded into the neurons, other dimensions are drawn, and R_p is reset to the identity.
+    Rotating any p dimensions of all neurons keeps their energy (OPT, theorem 2).
+
+    The dimensions are a function of a seed and the number of folds. The seeds are buffers of the model, so processes
+    that share the model's state (`DistributedDataParallel`, a checkpoint) draw the same dimensions, even if their
+    random number generators are seeded differently.
 
     Args:
-        model: its layers are rotated in place, as by `rotate_`; `fold_` makes it plain again.
+        model: its layers are rotated in place, as by `rotate_`. `fold_` makes it plain again.
         fraction: p for each layer: a share of d in (0, 1], a number of dimensions (an int), or a mapping from layer
             names to either.
-        every: N_in, the steps between folds.
-        method: a name or object of `hypersphere.orthogonal`.
-        where: which layers, by name and module; all but the output layer if None.
-        output: whether the output layer may be among the layers.
-        whole_first: whether the first layer is turned as a whole.
-        generator: where the dimensions are drawn from; seeded from the global seed if None.
+        every: N_in, the number of steps between folds.
+        method: a name or an object of `hypersphere.orthogonal`.
+        where: a predicate of name and module that selects layers. By default all but the output layer.
+        output: rotate the output layer, too.
+        output_layer: the name of the output layer, as in `rotate_`.
+        whole_first: rotate all dimensions of the first layer.
+        generator: the random number generator for the seeds. By default torch's global one.
+        report: print which layers are rotated, and which are not for what reason.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -46,81 +53,95 @@ class Stochastic:
     def __init__(
         self,
         model: nn.Module,
-        fraction: float | int | Mapping[str, float | int] = 0.25,
+        fraction: Fraction = 0.25,
         every: int = 750,
         method: str | RowMap = "cayley",
         *,
         where: Callable[[str, nn.Module], bool] | None = None,
         output: bool = False,
+        output_layer: str | Sequence[str] | None = "auto",
         whole_first: bool = True,
         generator: torch.Generator | None = None,
+        report: bool = False,
     ) -> None:
         require(is_integer(every, 1), "every", "a whole number >= 1", every)
         chosen = choose(ORTHOGONALS, method, "method")
         require(isinstance(chosen, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
-        layers = select(model, where, output=output)
+        selection = rotatable_layers(model, where, output=output, output_layer=output_layer)
         if isinstance(fraction, Mapping):
-            unknown, names = set(fraction) - {name for name, _ in layers}, ", ".join(repr(name) for name, _ in layers)
-            require(not unknown, "fraction", f"a mapping from names of layers, {names}", sorted(unknown, key=str))
+            names = [layer_path(layer) for layer in selection]
+            unknown = sorted(set(fraction) - set(names), key=str)
+            accepted = f"a mapping from names of layers, {', '.join(map(repr, names))}"
+            require(not unknown, "fraction", accepted, unknown)
         counts = []
-        for i, (name, layer) in enumerate(layers):
-            size = neurons_of(name, layer).flatten(1).shape[1]
-            counts.append(size if whole_first and i == 0 else _count(fraction, name, size))
-        if generator is None:
-            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        self.generator = generator
+        for i, layer in enumerate(selection):
+            size = _plain_weight(layer)[0].numel()
+            counts.append(size if whole_first and i == 0 else _dimension_count(fraction, layer_path(layer), size))
         self.every = every
         self.steps = 0
         self.partial: list[tuple[nn.Module, Rotation]] = []
-        for (_, layer), count in zip(layers, counts, strict=True):
-            weight = layer.weight
-            assert isinstance(weight, Tensor)
-            size = weight.flatten(1).shape[1]
-            dimensions = None if count == size else self._draw(size, count).to(weight.device)
-            turning = Rotation(chosen, Layout(count), dimensions=dimensions, like=weight)
-            attach(layer, turning)
-            if dimensions is not None:
-                self.partial.append((layer, turning))
+        """The layers of which only some dimensions are rotated."""
+        for layer, count in zip(selection, counts, strict=True):
+            module = cast(nn.Module, layer.module)
+            weight = cast(Tensor, module.weight)
+            size = weight[0].numel()
+            if count == size:
+                attach(layer, Rotation(chosen, Layout(size), like=weight))
+                continue
+            seed = int(torch.randint(2**62, (), generator=generator))
+            dimensions = _draw_dimensions(seed, 0, size, count).to(weight.device)
+            rotation = Rotation(chosen, Layout(count), dimensions=dimensions, seed=seed, like=weight)
+            attach(layer, rotation)
+            self.partial.append((module, rotation))
+        if report:
+            print(selection.report())
 
     def __repr__(self) -> str:
-        turned = ", ".join(f"{len(t.dimensions)}" for _, t in self.partial if t.dimensions is not None)
-        return f"Stochastic(every={self.every}, steps={self.steps}, dimensions turned: [{turned}])"
+        counts = ", ".join(str(rotation.layout.size) for _, rotation in self.partial)
+        return f"Stochastic(every={self.every}, steps={self.steps}, dimensions=[{counts}])"
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
-        """Count a training step; fold and draw anew when it is time, and say whether that was so.
+        """Count one training step, and fold and draw dimensions after every `every` steps.
 
         Args:
-            optimizer: its state of the parameters that start again (momentum of other dimensions) is dropped.
+            optimizer: its state of the folded parameters is dropped, because momentum refers to the old dimensions.
+
+        Returns:
+            True if the rotations were folded.
         """
         self.steps += 1
         if self.steps % self.every:
             return False
-        for layer, turning in self.partial:
-            rotated = any(t is turning for _, _, t in rotated_layers(layer))
-            require(rotated, "model", "rotated still to go on, but a layer of it was folded", type(layer).__name__)
-            neurons = original_of(layer)
-            turning.fold(neurons)
-            assert turning.dimensions is not None
-            turning.dimensions.copy_(self._draw(neurons.flatten(1).shape[1], len(turning.dimensions)))
+        for module, rotation in self.partial:
+            is_rotated = any(r is rotation for _, _, r in rotated_layers(module))
+            require(is_rotated, "model", "still rotated, but one of its layers was folded", type(module).__name__)
+            neurons = neurons_of(module)
+            rotation.fold(neurons)
+            seed, dimensions = cast(Tensor, rotation.seed), cast(Tensor, rotation.dimensions)
+            folds = self.steps // self.every
+            dimensions.copy_(_draw_dimensions(int(seed), folds, neurons[0].numel(), len(dimensions)))
             if optimizer is not None:
-                optimizer.state.pop(turning.parameter, None)
+                optimizer.state.pop(rotation.parameter, None)
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step counter and the random state; the dimensions are buffers of the model."""
-        return {"steps": self.steps, "generator": self.generator.get_state()}
+        """Return the step counter. Dimensions and seeds are buffers of the model."""
+        return {"steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Continue from a `state_dict`."""
         self.steps = int(state["steps"])
-        self.generator.set_state(state["generator"])
-
-    def _draw(self, size: int, count: int) -> Tensor:
-        return torch.randperm(size, generator=self.generator)[:count].sort().values
 
 
-def _count(fraction: float | int | Mapping[str, float | int], name: str, size: int) -> int:
-    """p of a layer, from a share, a number, or a mapping of names to either."""
+def _draw_dimensions(seed: int, folds: int, size: int, count: int) -> Int[Tensor, " count"]:
+    """Return `count` of `size` dimensions in ascending order, as a function of the seed and the number of folds."""
+    # Neighbouring seeds give independent streams: torch's Mersenne twister scrambles the seed.
+    generator = torch.Generator().manual_seed(seed + folds)
+    return torch.randperm(size, generator=generator)[:count].sort().values
+
+
+def _dimension_count(fraction: Fraction, name: str, size: int) -> int:
+    """Return p of a layer from a share, a number, or a mapping of names to either."""
     if isinstance(fraction, Mapping):
         require(name in fraction, "fraction", f"a mapping with an entry for every layer, {name!r} among them", fraction)
         fraction = fraction[name]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hypersphere import rotation
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.transform import TRANSFORMS
-from hypersphere.rotation.convert import select
+from hypersphere.rotation import rotatable_layers
 from hypersphere.training.parts import Spec, accepted_options, make, split_spec
 
 __all__ = ["ROTATIONS", "Turning", "turn_"]
@@ -50,7 +50,7 @@ def _rotated(method: str) -> Callable[..., Turning]:
     ) -> Turning:
         chosen = make("rotation", {**ORTHOGONALS, **TRANSFORMS}, {"name": method, **options})
         which = None if hidden else _among(["head"])
-        names = [name for name, _ in select(modules, which, output=output)]
+        names = [layer.name for layer in rotatable_layers(modules, which, output=output)]
         cut = {"blocks": blocks, "shared": shared, "factors": factors}
         # the first layer of images has three channels, which few numbers of blocks divide
         parts: list[tuple[list[str], dict[str, Any]]] = (

@@ -1,0 +1,164 @@
+r"""Matrix factorisations behind the orthogonal maps: skew matrices from a vector, and Q of P = QT.
+
+All functions work on batches of square matrices (…, d, d).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from hypersphere import _numerics
+
+__all__ = [
+    "cholesky_qr",
+    "diagonal_signs",
+    "gram_lower_triangle",
+    "householder_qr",
+    "is_orthogonal",
+    "modified_gram_schmidt",
+    "pack_skew",
+    "product_with_lower_triangle",
+    "q_gradient_coordinates",
+    "skew_size",
+    "sylvester_in_basis",
+    "unpack_skew",
+]
+
+# Skew matrices -------------------------------------------------------------------------------------------------------
+
+
+def skew_size(count: int) -> int:
+    """Return d for d(d−1)/2 parameters.
+
+    >>> skew_size(10)
+    5
+    """
+    return (1 + math.isqrt(1 + 8 * count)) // 2
+
+
+def unpack_skew(entries: Tensor) -> Tensor:
+    """Return the skew matrices S = L − Lᵀ (…, d, d) of the vectors (…, d(d−1)/2).
+
+    A strict lower triangle of size d can be cut and folded into a full rectangle of d(d−1)/2 entries. Two slices unfold
+    it, so no index tables are needed.
+
+    >>> unpack_skew(torch.tensor([1.0, 2.0, 3.0]))
+    tensor([[ 0., -2., -3.],
+            [ 2.,  0., -1.],
+            [ 3.,  1.,  0.]])
+    """
+    d = skew_size(entries.shape[-1])
+    half, odd = d // 2, d % 2
+    lower = entries.new_zeros(*entries.shape[:-1], d, d)
+    if half:
+        rectangle = entries.unflatten(-1, (-1, half))
+        # The lower part of the rectangle is the left half of L, its upper part is the transposed right half of L.
+        lower[..., 1 - odd :, :half] = rectangle.tril(-odd)
+        lower[..., half + odd :, half : d - odd] = rectangle[..., :half, :].triu(1 - odd).mT
+    return lower - lower.mT
+
+
+def pack_skew(grad: Tensor) -> Tensor:
+    """Return the gradient (…, d(d−1)/2) of the entries for a gradient (…, d, d) of S: `unpack_skew` transposed."""
+    d = grad.shape[-1]
+    half, odd = d // 2, d % 2
+    if not half:
+        return grad.new_zeros(*grad.shape[:-2], 0)
+    difference = grad - grad.mT
+    rectangle = difference[..., 1 - odd :, :half].tril(-odd)
+    rectangle[..., :half, :] += difference[..., half + odd :, half : d - odd].mT.triu(1 - odd)
+    return rectangle.flatten(-2)
+
+
+# Q of P = QT, with T upper triangular and positive on the diagonal ----------------------------------------------------
+
+
+def diagonal_signs(triangle: Tensor) -> Tensor:
+    """Return the signs of the diagonal (…, d), where the sign of zero is 1."""
+    diagonal = triangle.detach().diagonal(dim1=-2, dim2=-1)
+    return torch.where(diagonal < 0, -torch.ones_like(diagonal), torch.ones_like(diagonal))
+
+
+def is_orthogonal(q: Tensor) -> bool:
+    """Return True if QᵀQ = I up to `rotation_tolerance`."""
+    error = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+    return bool((error.abs() <= _numerics.rotation_tolerance(q.dtype)).all())
+
+
+def gram_lower_triangle(p: Tensor) -> Tensor:
+    """Return the lower triangle of PᵀP. Symmetric factorisations read no more.
+
+    Four panels skip the blocks above the diagonal: 5/8 of the work of the full product.
+    """
+    gram, width = torch.zeros_like(p), -(-p.shape[-1] // 4)
+    for i in range(0, p.shape[-1], width):
+        gram[..., i:, i : i + width] = p[..., i:].mT @ p[..., i : i + width]
+    return gram
+
+
+def product_with_lower_triangle(q: Tensor, lower: Tensor) -> Tensor:
+    """Return Q·L for a lower triangular L in four panels: 5/8 of the work of the full product."""
+    width = -(-q.shape[-1] // 4)
+    panels = [q[..., i:] @ lower[..., i:, i : i + width] for i in range(0, q.shape[-1], width)]
+    return torch.cat(panels, -1)
+
+
+def cholesky_qr(p: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Return Q, T and whether the factorisation succeeded, from TᵀT = PᵀP. Fast, but loses digits if P is
+    ill-conditioned.
+    """
+    lower, info = torch.linalg.cholesky_ex(gram_lower_triangle(p))
+    q = torch.linalg.solve_triangular(lower.mT, p, upper=True, left=False)
+    return q, lower.mT, not bool((info != 0).any())
+
+
+def householder_qr(p: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Q and T by reflections. Stable for every P."""
+    q, triangle = torch.linalg.qr(p)
+    signs = diagonal_signs(triangle)
+    return q * signs.unsqueeze(-2), triangle * signs.unsqueeze(-1)
+
+
+def modified_gram_schmidt(p: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Q and T. Each new direction is removed from all later columns at once (thesis, F.3)."""
+    # Scale by the largest entry, so that no column norm overflows or underflows.
+    peak = p.abs().amax((-2, -1), keepdim=True) if p.numel() else p.new_ones(1, 1)
+    peak = peak.masked_fill(peak == 0, 1.0)
+    columns, triangle = p / peak, torch.zeros_like(p)
+    for j in range(p.shape[-1]):
+        direction = columns[..., :, j : j + 1]
+        length = direction.norm(dim=-2, keepdim=True)
+        direction = direction / length.masked_fill(length == 0, 1.0)
+        coefficients = direction.mT @ columns[..., :, j:]
+        columns[..., :, j:] -= direction @ coefficients
+        columns[..., :, j : j + 1] = direction
+        triangle[..., j : j + 1, j:] = coefficients
+    return columns, triangle * peak
+
+
+def q_gradient_coordinates(grad_rotated: Tensor, v: Tensor, triangle: Tensor) -> Tensor:
+    r"""Return QᵀdP = tril(A − Aᵀ, −1)·T⁻ᵀ with A = QᵀGᵀV, where dP is the gradient of P for a gradient G of V·Qᵀ.
+
+    Changes of P that only change T do not contribute. `grad_rotated` is G·Q.
+    """
+    a = grad_rotated.mT @ v
+    below = (a - a.mT).tril(-1)
+    # A singular P has no unique Q. Replace the zeros on the diagonal of T, so that the gradient stays finite.
+    singular = _numerics.squared_norm_is_zero(triangle.diagonal(dim1=-2, dim2=-1))
+    triangle = triangle + torch.diag_embed(singular.to(triangle))
+    return torch.linalg.solve_triangular(triangle.mT, below, upper=False, left=False)
+
+
+# The polar factor of P = UH ------------------------------------------------------------------------------------------
+
+
+def sylvester_in_basis(c: Tensor, basis: Tensor, sigma: Tensor) -> Tensor:
+    r"""Return the solution X of HX + XH = C for H = B·diag(σ)·Bᵀ.
+
+    Only sums of singular values are divided by, never differences, so repeated singular values cause no problem.
+    """
+    inner = (basis.mT @ c @ basis) / (sigma.unsqueeze(-1) + sigma.unsqueeze(-2))
+    return basis @ inner @ basis.mT

@@ -1,0 +1,147 @@
+r"""Learned maps of rows, W = V·Rᵀ: the interface of the menus `orthogonal` and `transform`.
+
+A map has up to two implementations:
+
+* `expression` computes V·Rᵀ in ordinary torch operations. Compilers, tracers, `torch.func` transforms, forward-mode
+  differentiation and second derivatives use it. It never reads values.
+* `forward_kernel` and `backward_kernel` are a faster pair for eager first-order training. They may read values to
+  choose an algorithm, and the backward pass reuses the factorisation of the forward pass. By default they record
+  `expression`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.jit._trace import is_tracing
+
+from hypersphere import _numerics
+
+__all__ = ["Residuals", "RowMap", "differentiable_gradients", "kernels_usable", "norms_preserved"]
+
+Residuals = tuple[Any, ...]
+"""What a backward kernel needs from its forward kernel."""
+
+
+class RowMap(abc.ABC):
+    """A map from free parameters to a matrix R that is applied to rows: V → V·Rᵀ.
+
+    A subclass defines `identity` and `expression`, and optionally a pair of kernels. Free parameters and rows may have
+    leading batch dimensions: `free` (k, …) and `v` (k, n, d) are k independent maps.
+    """
+
+    exact: ClassVar[bool] = True
+    """True if R is orthogonal for all values of the parameters."""
+
+    @abc.abstractmethod
+    def identity(self, d: int) -> Float[Tensor, "..."]:
+        """Return the free parameters for which R is the identity of size `d`."""
+
+    @abc.abstractmethod
+    def expression(self, free: Float[Tensor, "..."], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Return V·Rᵀ in differentiable torch operations. The inputs have float32 or wider."""
+
+    def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
+        """Return V·Rᵀ and what `backward_kernel` needs. The inputs are detached and have float32 or wider."""
+        if torch.is_inference_mode_enabled():
+            return self.expression(free, v), ()
+        # Tensors that this inner graph saves must not be packed by the hooks of an outer activation checkpoint.
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_identity, _identity):
+            leaves = free.detach().requires_grad_(), v.detach().requires_grad_()
+            w = self.expression(*leaves)
+        return w.detach(), (leaves, w)
+
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients of the free parameters and of V (None unless `rows`), given the gradient of V·Rᵀ."""
+        leaves, w = residuals
+        # The graph is retained because one weight may be differentiated by several backward passes.
+        grads = torch.autograd.grad(w, leaves if rows else leaves[:1], grad, retain_graph=True)
+        return grads[0], grads[1] if rows else None
+
+    def size(self, free: Float[Tensor, "..."]) -> int:
+        """Return d, the size of R."""
+        return free.shape[-1]
+
+    def degrees_of_freedom(self, d: int) -> int:
+        """Return the dimension of the set of matrices R of size `d`: d(d−1)/2 for rotations."""
+        return d * (d - 1) // 2
+
+    def __call__(
+        self, free: Float[Tensor, "..."], v: Float[Tensor, "*batch n d"] | None = None
+    ) -> Float[Tensor, "*batch n d"]:
+        """Return the rows V·Rᵀ, or the matrix R if no rows are given."""
+        if v is None:
+            batch = free.shape[: free.ndim - self.identity(1).ndim]
+            eye = torch.eye(self.size(free), dtype=free.dtype, device=free.device)
+            return self(free, eye.expand(*batch, -1, -1)).mT
+        if not kernels_usable(free, v):
+            return self._wide_expression(free, v)
+        return _KernelFunction.apply(self, free, v)
+
+    def _wide_expression(self, free: Tensor, v: Tensor) -> Tensor:
+        """Evaluate `expression` in float32 or wider and return the dtype of `v`."""
+        with _numerics.autocast_disabled(v):
+            return _numerics.narrow(self.expression(_numerics.widen(free), _numerics.widen(v)), v.dtype)
+
+
+class _KernelFunction(torch.autograd.Function):
+    """V·Rᵀ by the kernels of a map. Its backward pass is differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, method: RowMap, free: Tensor, v: Tensor) -> Tensor:
+        with _numerics.autocast_disabled(v):
+            w, ctx.residuals = method.forward_kernel(_numerics.widen(free.detach()), _numerics.widen(v.detach()))
+        ctx.method = method
+        ctx.save_for_backward(free, v)
+        return _numerics.narrow(w, v.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        free, v = ctx.saved_tensors
+        _, *needs = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
+            return None, *differentiable_gradients(ctx.method._wide_expression, (free, v), needs, grad)
+        with _numerics.autocast_disabled(grad):
+            grad_free, grad_v = ctx.method.backward_kernel(ctx.residuals, _numerics.widen(grad), rows=needs[1])
+        return (
+            None,
+            _numerics.narrow(grad_free, free.dtype),
+            None if grad_v is None else _numerics.narrow(grad_v, v.dtype),
+        )
+
+
+def differentiable_gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], needs: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    """Return the gradients of `function(*inputs)` as differentiable functions of the inputs and of `grad`."""
+    with torch.enable_grad():
+        # Views separate the inputs from their history: a gradient with respect to one input must not include a path
+        # through another input that was computed from it.
+        views = [x.view_as(x) for x in inputs]
+        output = function(*views)
+        selected = [view for view, needed in zip(views, needs, strict=True) if needed]
+        grads = iter(torch.autograd.grad(output, selected, grad, create_graph=True, materialize_grads=True))
+    return [next(grads) if needed else None for needed in needs]
+
+
+def kernels_usable(free: Tensor, v: Tensor) -> bool:
+    """Return True in ordinary eager mode, where values can be read and only reverse mode differentiates."""
+    if is_tracing() or not _numerics.values_readable(free, v):
+        return False
+    return all(forward_ad.unpack_dual(x).tangent is None for x in (free, v))
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+def norms_preserved(w: Tensor, v: Tensor) -> bool:
+    """Return True if the rows kept their norms. This is the cheapest sign that a factorisation lost no digits."""
+    before, after = v.square().sum(-1), w.square().sum(-1)
+    return bool(((after - before).abs() <= _numerics.rotation_tolerance(v.dtype) * before).all())

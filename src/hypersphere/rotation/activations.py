@@ -1,0 +1,167 @@
+r"""Rotate the input of a layer instead of its weight: ⟨x, R·v⟩ = ⟨Rᵀx, v⟩.
+
+The outputs are the same. With a million class vectors this side is cheaper, because R is applied to a batch of features
+and never to the class vectors (CLS-OPT).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hypersphere import _numerics
+from hypersphere._validation import choose, is_integer, require
+from hypersphere.functions._rowmap import RowMap
+from hypersphere.functions.orthogonal import ORTHOGONALS
+from hypersphere.rotation.parametrization import direction_norms, require_finite
+
+__all__ = ["InputRotation"]
+
+
+class InputRotation(nn.Module):
+    r"""Wrap a linear layer or a head with fixed rows V and rotate its input: the scores of x·R against V.
+
+    Args:
+        module: a linear layer, or a head with class vectors as `weight`. The weight is frozen.
+        method: a name or an object of `hypersphere.orthogonal`.
+        seed: draw the rows from this seed instead of keeping the existing ones, with the same standard deviation (or
+            1/√d if there is none to measure). The state dict then contains seed and standard deviation instead of the
+            rows, which are drawn again after loading and after every change of dtype or device.
+
+    Example:
+        >>> layer = InputRotation(nn.Linear(4, 1000, bias=False), seed=0)
+        >>> sum(p.numel() for p in layer.parameters() if p.requires_grad), list(layer.state_dict())
+        (6, ['free', 'seed', 'spread'])
+    """
+
+    decay_free_parameters = ("free",)
+
+    def __init__(self, module: nn.Module, method: str | RowMap = "cayley", *, seed: int | None = None) -> None:
+        super().__init__()
+        weight = module._parameters.get("weight") if isinstance(module, nn.Module) else None
+        accepted = "a layer with a plain weight of rows (n, d), such as Linear or a head"
+        require(weight is not None and weight.ndim == 2, "module", accepted, type(module).__name__)
+        assert weight is not None
+        is_seed = seed is None or is_integer(seed, -(2**63), 2**63 - 1)
+        require(is_seed, "seed", "None or a whole number", seed)
+        self.method = choose(ORTHOGONALS, method, "method")
+        require(isinstance(self.method, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
+        self.module = module
+        self.seed = seed
+        self.original_state = weight.requires_grad, tuple(module._parameters)
+        weight.requires_grad_(False)
+        self.free = nn.Parameter(self.method.identity(weight.shape[1]).to(weight))
+        if seed is not None:
+            self.spread = _standard_deviation(weight.detach())
+            del module.weight
+            module.register_buffer("weight", torch.empty_like(weight), persistent=False)
+            self._draw()
+
+    @property
+    def rows(self) -> Float[Tensor, "n d"]:
+        """The fixed rows V."""
+        return cast(Tensor, self.module.weight)
+
+    def direction_norms(self) -> dict[str, Float[Tensor, "..."]]:
+        """Return the row norms of a random direction in parameter space, for loss landscapes."""
+        return {"free": direction_norms(self.method, self.free)}
+
+    def degrees_of_freedom(self) -> int:
+        """Return the dimension of the set of all R that training can reach, 0 if R is frozen."""
+        return self.method.degrees_of_freedom(self.rows.shape[1]) * self.free.requires_grad
+
+    def rotate(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """Return x·R."""
+        return x @ self.method(self.free).to(x.dtype)
+
+    def forward(self, x: Float[Tensor, "*batch d"], *labels: Tensor) -> Float[Tensor, "..."]:
+        """Return the output of the module for x·R."""
+        return self.module(self.rotate(x), *labels)
+
+    def scores(self, x: Float[Tensor, "batch d"]) -> Float[Tensor, "batch n"]:
+        """Return the scores of a head without a margin."""
+        return self.module.scores(self.rotate(x))  # type: ignore[operator]
+
+    def logits(self, x: Float[Tensor, "batch d"], y: Int[Tensor, " batch"]) -> Float[Tensor, "batch n"]:
+        """Return the scores of a head with the margin."""
+        return self.module.logits(self.rotate(x), y)  # type: ignore[operator]
+
+    def reset_parameters(self) -> None:
+        """Restart from R = I and draw rows that come from a seed. Call it after `to_empty` on a model made on meta."""
+        with torch.no_grad():
+            self.free.copy_(self.method.identity(self.rows.shape[1]).to(self.free))
+        self._draw()
+
+    @torch.no_grad()
+    def fold(self) -> nn.Module:
+        """Return the module with the plain rows V·Rᵀ, trainable as before. This wrapper restarts from R = I."""
+        require_finite(self.free)
+        rotated = self.method(self.free.detach(), self.rows)
+        was_trained, order = self.original_state
+        if self.seed is not None:  # the rows are a buffer
+            del self.module.weight
+            self.module.weight = nn.Parameter(rotated, requires_grad=was_trained)
+            for name in order:  # the order of parameters is the one that the state of an optimiser refers to
+                self.module._parameters[name] = self.module._parameters.pop(name)
+            self.seed = None
+        else:
+            self.rows.copy_(rotated)
+            self.rows.requires_grad_(was_trained)
+        self.free.copy_(self.method.identity(rotated.shape[1]).to(self.free))
+        return self.module
+
+    def extra_repr(self) -> str:
+        """Show the map and the seed."""
+        return f"method={self.method!r}, seed={self.seed}"
+
+    @torch.no_grad()
+    def _draw(self) -> None:
+        """Draw rows that come from a seed, always in float32 on the CPU, so that all dtypes and devices agree."""
+        if self.seed is None or self.free.is_meta:
+            return
+        generator = torch.Generator().manual_seed(self.seed)
+        rows = torch.randn(self.rows.shape, generator=generator, dtype=torch.float32, device="cpu") * self.spread
+        self.module.weight = rows.to(self.free)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InputRotation:
+        super()._apply(fn, recurse)
+        self._draw()  # converting rows to half precision and back would round them
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.seed is not None:  # stored as tensors, because some file formats hold nothing else
+            destination[prefix + "seed"] = torch.tensor(self.seed)
+            destination[prefix + "spread"] = torch.tensor(self.spread, dtype=torch.float64)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if self.seed is not None:
+            seed, spread = (state_dict.pop(prefix + key, None) for key in ("seed", "spread"))
+            missing_keys += [prefix + key for key, value in (("seed", seed), ("spread", spread)) if value is None]
+            if seed is not None and int(seed) != self.seed:  # an error even if strict=False: all rows would differ
+                error_msgs.append(f"{prefix}: saved with seed={int(seed)}, but this one has seed={self.seed}")
+            self.spread = self.spread if spread is None else float(spread)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        self._draw()
+
+
+def _standard_deviation(rows: Tensor) -> float:
+    """Return the root mean square of the entries, or 1/√d if they are all zero or on the meta device."""
+    rms = 0.0 if rows.is_meta else float(_numerics.widen(rows).square().mean().sqrt())
+    return rms if 0 < rms < math.inf else 1 / math.sqrt(rows.shape[1])

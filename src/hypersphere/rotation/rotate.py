@@ -1,0 +1,381 @@
+"""Rotate the layers of a model in place, and fold the rotations back into plain weights."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hypersphere import _numerics, sphere
+from hypersphere._layer_selection import LayerSelection, NeuronLayer, layers_of
+from hypersphere._validation import choose, is_integer, is_number, require
+from hypersphere.functions._rowmap import RowMap
+from hypersphere.functions.orthogonal import ORTHOGONALS
+from hypersphere.functions.transform import TRANSFORMS
+from hypersphere.rotation.activations import InputRotation
+from hypersphere.rotation.parametrization import Layout, Rotation, require_finite
+from hypersphere.rotation.refine import refine_neurons
+
+__all__ = [
+    "CustomTransform",
+    "fold_",
+    "rotatable_layers",
+    "rotate_",
+    "rotated_layers",
+    "rotation_parameters",
+    "select",
+    "use",
+]
+
+METHODS: dict[str, type[RowMap]] = {**ORTHOGONALS, **TRANSFORMS}
+
+Where = Callable[[str, nn.Module], bool]
+Method = str | RowMap | Callable[[int], nn.Module]
+
+
+class CustomTransform(nn.Module):
+    """A user's module (n, d) → (n, d) as the parametrisation of a weight (G-OPT). It need not be linear."""
+
+    original_state: tuple[bool, tuple[str, ...]]
+
+    def __init__(self, transform: nn.Module) -> None:
+        super().__init__()
+        self.transform = transform
+
+    def forward(self, neurons: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+        """Return the transformed neurons."""
+        return self.transform(neurons.flatten(1)).view_as(neurons)
+
+
+def rotate_(
+    model: nn.Module,
+    method: Method = "cayley",
+    *,
+    where: Where | None = None,
+    blocks: int = 1,
+    shared: bool = False,
+    factors: int = 1,
+    learn_neurons: bool = False,
+    normalize: bool = False,
+    refine: str | Callable[[Tensor], Tensor] | None = None,
+    refine_steps: int = 5000,
+    output: bool = False,
+    output_layer: str | Sequence[str] | None = "auto",
+    spread: float | None = None,
+    report: bool = False,
+) -> nn.Module:
+    r"""Train layers by rotating their neurons: W = V·Rᵀ with V fixed and R learned (OPT, equation 1).
+
+    Layers are found by `hypersphere.layers_of`. Linear layers, convolutions and heads with a plain weight of shape
+    (neurons, …) are rotated in place; a filter of a convolution is one neuron of C·k·k entries. Other layers are left
+    unchanged with a warning: fused attention weights, recurrent layers, experts, and layers that store neurons as
+    columns. Embeddings are left unchanged.
+
+    Args:
+        model: the model.
+        method: a name or an object of `hypersphere.orthogonal` or `hypersphere.transform`, or a function that returns a
+            module (n, d) → (n, d) for a given d.
+        where: a predicate of name and module that selects layers. By default all but the output layer.
+        blocks: k, to make R block diagonal, along the channels of a convolution (PE-OPT; OFT for trained neurons).
+        shared: use one matrix for all blocks.
+        factors: more than one makes R a butterfly product of block-diagonal matrices.
+        learn_neurons: train V, too.
+        normalize: scale the neurons to norm 1 first. Rotations cannot change norms, and torch initialises layers with
+            much shorter neurons, so without it such layers learn slowly.
+        refine: lower the energy of V first: "mhe", "half_space_mhe", "comhe", or a function from rows to an energy.
+        refine_steps: the number of descent steps of the refinement, see `refine_neurons`.
+        output: rotate the output layer, too (CLS-OPT).
+        output_layer: the name of the output layer, or several names. "auto" recognises heads, classifiers with a usual
+            name, and the last linear layer if the model ends with it. None if the model has no output layer.
+        spread: standard deviation of the initial free parameters (the paper uses 1). None starts from R = I.
+        report: print which layers are rotated, and which are not for what reason.
+
+    Returns:
+        The model. If an error is raised, the model is unchanged.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 2))
+        >>> sum(p.numel() for p in rotate_(model, "cayley")[0].parametrizations.parameters() if p.requires_grad)
+        28
+
+    Reference:
+        Liu et al., Orthogonal Over-Parameterized Training, CVPR 2021.
+    """
+    require(spread is None or is_number(spread, 0), "spread", "None or a number >= 0", spread)
+    require(is_integer(blocks, 1), "blocks", "a whole number >= 1", blocks)
+    require(is_integer(factors, 1), "factors", "a whole number >= 1", factors)
+    has_layout = blocks > 1 or factors > 1 or shared or spread is not None
+    make = _parametrization_factory(method, has_layout=has_layout)
+    selection = rotatable_layers(model, where, output=output, output_layer=output_layer)
+    # All parametrisations are made before the first one is attached, so that an error leaves the model unchanged.
+    plans: list[tuple[NeuronLayer, Rotation | CustomTransform, Tensor]] = []
+    for layer in selection:
+        weight = _plain_weight(layer)
+        rows = weight.detach().flatten(1)
+        if weight.ndim > 2:
+            accepted = f"a divisor of {weight.shape[1]}, the channels of {layer_path(layer)!r}"
+            require(weight.shape[1] % blocks == 0, "blocks", accepted, blocks)
+        parametrization = make(Layout(rows.shape[1], blocks, shared, factors), rows)
+        if spread and isinstance(parametrization, Rotation):
+            nn.init.normal_(parametrization.parameter, std=spread)
+        rows = rows if refine is None else refine_neurons(rows, refine, steps=refine_steps)
+        plans.append((layer, parametrization, sphere.normalize(rows) if normalize else rows))
+    for layer, parametrization, rows in plans:
+        attach(layer, parametrization, rows, learn_neurons=learn_neurons)
+    if report:
+        print(selection.report())
+    return model
+
+
+# Which layers --------------------------------------------------------------------------------------------------------
+
+
+def rotatable_layers(
+    model: nn.Module,
+    where: Where | None = None,
+    *,
+    output: bool = False,
+    output_layer: str | Sequence[str] | None = "auto",
+) -> LayerSelection:
+    """Return the layers that `rotate_` would rotate, and the others with the reason.
+
+    Raises:
+        ValueError: no layer is left, `where` selects the output layer without `output=True`, or a selected weight is
+            shared by several layers or already parametrised.
+
+    Example:
+        >>> print(rotatable_layers(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))))
+        1 layers:
+          0  hidden     3 neurons of 3 numbers
+        1 skipped:
+          1: it is the output layer, which needs output=True
+    """
+    require(isinstance(model, nn.Module), "model", "a module", type(model).__name__)
+    require(where is None or callable(where), "where", "None or a callable of name and module", where)
+    inputs_rotated = tuple(
+        f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, InputRotation)
+    )
+
+    def reject(layer: NeuronLayer) -> str | None:
+        if layer.name.startswith(inputs_rotated):
+            return "its input is rotated instead"
+        if layer.role == "embedding":
+            return "embeddings are not rotated"
+        if layer.role == "output" and not output:
+            return "it is the output layer, which needs output=True"
+        return None
+
+    layers = layers_of(model, output=output_layer, where=where)
+    if where is None and not output:
+        layers.warn_if_output_is_unknown(stacklevel=4)
+    candidates = layers.without(reject)
+    selection = candidates.without(_reason_not_rotatable)
+    selected_outputs = [layer.name for layer in layers.outputs if not layer.name.startswith(inputs_rotated)]
+    if where is not None and not output and selected_outputs:
+        name = selected_outputs[0]
+        raise ValueError(f"where selects the output layer {name!r}; pass output=True to rotate it all the same")
+    for layer in selection:
+        if layer.aliases:
+            path = layer_path(layer)
+            raise ValueError(f"layer {path!r} must not share its weight, but it shares it with {layer.aliases[0]!r}")
+    if not selection:
+        reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped[:5])
+        raise ValueError(f"where must select at least one layer that can be rotated, but none is left ({reasons})")
+    unsupported = [layer.name for layer in candidates if _reason_not_rotatable(layer)]
+    if unsupported:
+        warnings.warn(
+            f"{len(unsupported)} layers are not rotated ({', '.join(unsupported[:3])}…); "
+            "rotate_(..., report=True) prints the reasons",
+            stacklevel=4,
+        )
+    return selection
+
+
+def select(model: nn.Module, where: Where | None = None, *, output: bool = False) -> list[tuple[str, nn.Module]]:
+    """Return names and modules of `rotatable_layers`. Deprecated."""
+    warnings.warn("rotation.select is deprecated, use rotation.rotatable_layers", DeprecationWarning, stacklevel=2)
+    layers = rotatable_layers(model, where, output=output)
+    return [(layer_path(layer), cast(nn.Module, layer.module)) for layer in layers]
+
+
+def layer_path(layer: NeuronLayer) -> str:
+    """Return the qualified name of the module that owns a layer. It is empty for the model itself."""
+    return layer.group.rpartition(".")[0]
+
+
+def _reason_not_rotatable(layer: NeuronLayer) -> str | None:
+    if layer.parameter != "weight":
+        return f"its weight is part of {layer.parameter}, which is not rotated"
+    if layer._slice.orientation != "rows":
+        return f"{type(layer.module).__name__} stores its neurons as columns"
+    if layer.groups > 1 and not hasattr(layer.module, "kernel_size"):
+        return "it holds the weights of several experts in one tensor"
+    module = cast(nn.Module, layer.module)
+    if parametrize.is_parametrized(module, "weight"):
+        return None  # reported as an error by `_plain_weight`
+    return layer.not_writable
+
+
+def _plain_weight(layer: NeuronLayer) -> Tensor:
+    """Return the weight of a layer, or raise an error if it is parametrised or not finite."""
+    path, module = layer_path(layer), cast(nn.Module, layer.module)
+    if parametrize.is_parametrized(module, "weight"):
+        by = type(module.parametrizations.weight[0]).__name__  # type: ignore[union-attr,index]
+        raise ValueError(f"layer {path!r} must have a plain weight, but it is parametrised already (by {by})")
+    weight = cast(Tensor, module.weight)
+    _numerics.require_finite_rows(f"the weight of layer {path!r}", weight)
+    return weight
+
+
+# Attaching and folding -----------------------------------------------------------------------------------------------
+
+
+def _parametrization_factory(
+    method: Method, *, has_layout: bool
+) -> Callable[[Layout, Tensor], Rotation | CustomTransform]:
+    """Return a function that makes the parametrisation of one layer from its layout and its rows."""
+    from_menu = isinstance(method, (str, RowMap)) or (isinstance(method, type) and issubclass(method, RowMap))
+    if from_menu or not callable(method):
+        chosen: RowMap = choose(METHODS, cast(RowMap, method), "method")
+        return lambda layout, rows: Rotation(chosen, layout, like=rows)
+    require(not has_layout, "method", "a name or a RowMap if blocks, shared, factors or spread are used", method)
+    make_module = cast(Callable[[int], nn.Module], method)
+
+    def make(layout: Layout, rows: Tensor) -> CustomTransform:
+        module = make_module(layout.size)
+        require(isinstance(module, nn.Module), "method", "a callable that makes a module for a given d", module)
+        mode = module.training
+        with torch.no_grad():
+            shape = tuple(module.to(rows).eval()(rows).shape)
+        module.train(mode)
+        require(shape == tuple(rows.shape), "method", f"a module from and to rows {tuple(rows.shape)}", shape)
+        return CustomTransform(module)
+
+    return make
+
+
+def attach(
+    layer: NeuronLayer,
+    parametrization: Rotation | CustomTransform,
+    rows: Tensor | None = None,
+    *,
+    learn_neurons: bool = False,
+) -> None:
+    """Register the parametrisation of a layer's weight. `rows` replace its neurons if given."""
+    module = cast(nn.Module, layer.module)
+    weight = cast(nn.Parameter, module.weight)
+    parametrization.original_state = weight.requires_grad, tuple(module._parameters)
+    if isinstance(parametrization, Rotation):
+        parametrization.layer_name = layer_path(layer)
+    with torch.no_grad():
+        if rows is not None and rows.data_ptr() != weight.data_ptr():
+            weight.copy_(rows.view_as(weight))
+    weight.requires_grad_(learn_neurons)
+    parametrization.train(module.training)
+    # unsafe=True skips torch's trial evaluation. The rotation preserves shape and dtype.
+    parametrize.register_parametrization(module, "weight", parametrization, unsafe=True)
+
+
+def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
+    """Replace rotations by plain weights. Outputs do not change, and `weight` is the parameter object it was before.
+
+    Args:
+        model: its rotated layers are changed in place, and each `InputRotation` is replaced by its module. To fold a
+            model that is itself an `InputRotation`, call its method `fold`.
+        keep: fold R into V and continue to rotate from R = I with the same parameters (progressive training). This is
+            not possible if the model contains an `InputRotation`.
+
+    Example:
+        >>> layer = rotate_(nn.Linear(8, 5))
+        >>> type(fold_(layer)).__name__, [name for name, _ in layer.named_parameters()]
+        ('Linear', ['weight', 'bias'])
+    """
+    layers = list(rotated_layers(model))
+    children = [(parent, name, child) for parent in model.modules() for name, child in parent._modules.items()]
+    wrappers = [(parent, name, child) for parent, name, child in children if isinstance(child, InputRotation)]
+    # All checks come first, so that an error leaves the model unchanged.
+    require(not keep or not wrappers, "keep", "False where a model holds an InputRotation", keep)
+    users = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    for _, name, child in wrappers:
+        require_finite(child.free)
+        if users[id(child.module._parameters.get("weight"))] > 1:
+            raise ValueError(f"the rows of {name!r} cannot be folded, because another layer shares them")
+    for _, _, rotation in layers:
+        if isinstance(rotation, Rotation):
+            require_finite(rotation.parameter)
+            require(not keep or len(rotation.free) == 1, "keep", "False where there are several sets", keep)
+        else:
+            require(not keep, "keep", "False for a custom transform", keep)
+    for _, module, rotation in layers:
+        if keep and isinstance(rotation, Rotation):
+            rotation.fold(neurons_of(module))
+        else:
+            _detach(module, rotation)
+    for parent, name, child in wrappers:
+        # A wrapper that occurs in several places is folded at the first one and has R = I at the others.
+        setattr(parent, name, child.fold())
+    return model
+
+
+def _detach(module: nn.Module, rotation: Rotation | CustomTransform) -> None:
+    """Replace the parametrisation of a layer by its current weight."""
+    # Deep copies of a parametrised module share one generated class, and torch removes the property `weight` from that
+    # class. Give the module a class that no copy shares.
+    shared_class = type(module)
+    attributes = {name: value for name, value in vars(shared_class).items() if name not in ("__dict__", "__weakref__")}
+    module.__class__ = type(shared_class.__name__, shared_class.__bases__, attributes)
+    parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+    was_trained, order = rotation.original_state
+    cast(nn.Parameter, module._parameters["weight"]).requires_grad_(was_trained)
+    for name in order:  # the order of parameters is the one that the state of an optimiser refers to
+        module._parameters[name] = module._parameters.pop(name)
+
+
+# Rotated models ------------------------------------------------------------------------------------------------------
+
+
+def rotated_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rotation | CustomTransform]]:
+    """Yield name, module and parametrisation of every rotated layer."""
+    for name, module in model.named_modules():
+        if parametrize.is_parametrized(module, "weight"):
+            parametrization = cast(nn.ModuleDict, module.parametrizations)["weight"][0]  # type: ignore[index]
+            if isinstance(parametrization, (Rotation, CustomTransform)):
+                yield name, module, parametrization
+
+
+def neurons_of(module: nn.Module) -> Tensor:
+    """Return the neurons V of a rotated layer."""
+    return cast(Tensor, module.parametrizations.weight.original)  # type: ignore[union-attr]
+
+
+def rotation_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the free parameters of all rotations, for example for the optimiser `hypersphere.optim.OGD`."""
+    parameters = [p for _, _, r in rotated_layers(model) if isinstance(r, Rotation) for p in r.free.values()]
+    return parameters + [module.free for module in model.modules() if isinstance(module, InputRotation)]
+
+
+def use(model: nn.Module, name: str) -> None:
+    """Make `name` the active parameter set of every rotation of `model`. A new name adds a set that starts at R = I.
+
+    The state dict stores which set is active. Before loading it, call `use` once with every name, in any order. All
+    sets are trained unless they are frozen: give new parameters to the optimiser, and set `requires_grad_(False)` on
+    the inactive ones, which get no gradient. With `DistributedDataParallel`, do this before wrapping the model. An
+    `InputRotation` has a single set, which is used under every name.
+
+    >>> layer = rotate_(nn.Linear(4, 3))
+    >>> use(layer, "second_task")
+    >>> sorted(layer.parametrizations.weight[0].free)
+    ['main', 'second_task']
+    """
+    rotations = [rotation for _, _, rotation in rotated_layers(model) if isinstance(rotation, Rotation)]
+    require(bool(rotations), "model", "a rotated model", type(model).__name__)
+    for rotation in rotations:
+        if name not in rotation.free:
+            rotation.add(name)
+        rotation.use(name)
