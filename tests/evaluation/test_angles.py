@@ -117,8 +117,8 @@ def test_pair_angles_match_class_angles():
     opposite = pair_angles([[1.0, 0.0]] * 2, [[-1.0, 0.0], [1.0, 0.0]], [False, True], bins=4)
     assert opposite.negative.histogram.tolist() == [0, 0, 0, 1]  # the angle π is in the last bin
     for call, message in (
-        (lambda: class_angles(x, np.arange(60)), r"labels must be such that there is a positive \(same\) pair"),
-        (lambda: class_angles(x, y * 0), r"there is a negative \(different\) pair"),
+        (lambda: class_angles(x, np.arange(60)), r"labels must give at least one positive \(same\) pair"),
+        (lambda: class_angles(x, y * 0), r"at least one negative \(different\) pair"),
         (lambda: class_angles(x, y, bins=0), "bins must be an integer >= 1"),
         (lambda: pair_angles(x, x, np.ones(60)), "at least one negative"),
         (lambda: smallest_angle(x[:1]), "at least two rows"),

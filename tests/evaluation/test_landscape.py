@@ -250,7 +250,7 @@ def test_landscape_directions_of_rotations_have_the_norm_of_the_rotation():
         ({"points": 2.5}, "points must be an integer >= 2"),
         ({"directions": "sphere"}, "directions must be one of 'normal', 'uniform', not 'sphere'"),
         ({"normalize": "rows"}, "normalize must be 'filter', 'layer' or None, not 'rows'"),
-        ({"only": lambda name, p: False}, "model must be a module with trained parameters"),
+        ({"only": lambda name, p: False}, "model must have trainable parameters"),
     ],
 )
 def test_landscape_rejects_invalid_options(options, message):
@@ -275,5 +275,5 @@ def test_landscape_rejects_invalid_models_and_measures(model, measure, message):
 
 def test_landscape_rejects_a_measure_that_changes_its_names():
     names = iter("abcdefghijkl")
-    with pytest.raises(ValueError, match="measure must be a function that returns the same names"):
+    with pytest.raises(ValueError, match="measure must return the same names"):
         landscape(nn.Linear(3, 2), lambda: {next(names): 0.0}, points=2)

@@ -97,8 +97,10 @@ def as_flags(name: str, value: Array, count: int, device: torch.device) -> Bool[
     if x.dtype != torch.bool:
         invalid = ~((x == 0) | (x == 1))
         require(not bool(invalid.any()), name, "booleans, or zeros and ones", x[invalid][:1].tolist())
-    require(bool(flags.any()), name, "flags with at least one positive (same) pair", f"{count} times False")
-    require(not bool(flags.all()), name, "flags with at least one negative (different) pair", f"{count} times True")
+    if not bool(flags.any()):
+        raise ValueError(f"{name} must mark at least one positive (same) pair, but all {count} flags are False")
+    if bool(flags.all()):
+        raise ValueError(f"{name} must mark at least one negative (different) pair, but all {count} flags are True")
     return flags.to(device)
 
 

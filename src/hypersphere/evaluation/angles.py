@@ -169,7 +169,8 @@ def _histograms(pairs: Iterable[tuple[Tensor, Tensor]], bins: int, argument: str
             if len(selected):
                 moments.append(_moments(selected, bins))
     for moments, kind in ((positive, "positive (same)"), (negative, "negative (different)")):
-        require(bool(moments), argument, f"such that there is a {kind} pair", "none")
+        if not moments:
+            raise ValueError(f"{argument} must give at least one {kind} pair, but there is none")
     edges = torch.linspace(0, math.pi, bins + 1, dtype=torch.float64)
     return AngleHistograms(edges, _distribution(positive), _distribution(negative))
 

@@ -34,7 +34,8 @@ def concatenate(*features: Array, unit: bool = False) -> Float[Tensor, "samples 
         >>> concatenate(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]]), unit=True)
         tensor([[0.6000, 0.8000, 0.0000, 1.0000]])
     """
-    require(len(features) >= 1, "features", "at least one view", "none")
+    if not features:
+        raise ValueError("concatenate needs the features of at least one view")
     views = [as_features(f"features[{i}]", view) for i, view in enumerate(features)]
     for i, view in enumerate(views):
         require(len(view) == len(views[0]), f"features[{i}]", f"{len(views[0])} rows like the first", len(view))

@@ -1,7 +1,7 @@
 r"""Identification: whose image is this? Each probe is searched in a gallery, which may include distractors.
 
-The search processes the gallery in blocks. It stores the scores of one block and a count per probe, so 10⁶ distractors
-need no memory besides their own, and a memory-mapped gallery needs even less.
+The gallery is searched in blocks. Only the scores of one block and one count per probe are stored, so the memory does
+not grow with the gallery. Gallery and distractors may be memory-mapped arrays with millions of rows.
 """
 
 from __future__ import annotations
@@ -101,15 +101,15 @@ class Identification:
     def open_set(self, rank: int = 1) -> OpenSet:
         """Return the open-set rates, where a mated probe counts as found if its identity has `rank` or better.
 
-        >>> found = identify(torch.eye(3), [0, 1, 9], torch.eye(3)[:2], [0, 1])
-        >>> found.open_set()
+        >>> result = identify(torch.eye(3), [0, 1, 9], torch.eye(3)[:2], [0, 1])
+        >>> result.open_set()
         OpenSet(2 mated probes, 1 strangers, TPIR up to 1.0000)
-        >>> found.open_set().at(0.5)
+        >>> result.open_set().at(0.5)
         OperatingPoint(asked=0.5, threshold=1.0, false_rate=0.0, true_rate=1.0, resolved=False)
         """
         require(is_integer(rank, 1), "rank", "an integer >= 1", rank)
-        accepted = "probes of which some have no mate in the gallery"
-        require(len(self.top_scores) > 0, "probes", accepted, f"{len(self.mated)} probes that all have one")
+        if not len(self.top_scores):
+            raise ValueError(f"open_set needs probes without a mate in the gallery, but all {len(self.mated)} have one")
         found_scores = self.mate_scores[self.ranks <= rank]
         scores = torch.cat([found_scores, self.top_scores]).double()
         is_mated = torch.arange(len(scores), device=scores.device) < len(found_scores)
@@ -158,10 +158,10 @@ def identify(
 
     Example:
         >>> gallery = torch.eye(3)
-        >>> found = identify(gallery + 0.1, [0, 1, 9], gallery, [0, 1, 2], distractors=-gallery, ranks=[1, 2])
-        >>> found
+        >>> result = identify(gallery + 0.1, [0, 1, 9], gallery, [0, 1, 2], distractors=-gallery, ranks=[1, 2])
+        >>> result
         Identification(2 probes among 6, 1 probes of strangers: rank-1 1.0000, rank-2 1.0000)
-        >>> found.cmc(3)
+        >>> result.cmc(3)
         tensor([1., 1., 1.], dtype=torch.float64)
         >>> identify([[3.0, 2.0, 1.0]], [0], gallery, [0, 1, 2], neighbours=2).neighbours
         tensor([[0, 1]])
@@ -178,7 +178,8 @@ def identify(
     accepted = f"an integer from 1 to {entries}, the number of entries, or None"
     require(neighbours is None or is_integer(neighbours, 1, entries), "neighbours", accepted, neighbours)
     mated = torch.isin(labels, entry_labels)
-    require(bool(mated.any()), "probe_labels", "labels of which some are in gallery_labels", "no such label")
+    if not bool(mated.any()):
+        raise ValueError("probe_labels must have a label in common with gallery_labels, but there is none")
 
     dtype = torch.float32
     for features in (x, *sources):

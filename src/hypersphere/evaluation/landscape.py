@@ -108,8 +108,8 @@ def landscape(
     require(only is None or callable(only), "only", "None or a callable of name and parameter", only)
     root = model if isinstance(model, nn.Module) else _as_one_module(model)
     moved = _moved_parameters(root, only)
-    accepted = "a module with trained parameters of two or more dimensions (that `only` selects)"
-    require(bool(moved), "model", accepted, "none")
+    if not moved:
+        raise ValueError("model must have trainable parameters of two or more dimensions that `only` selects")
     plane = [_draw_direction(moved, DRAWS[directions], normalize, generator) for _ in range(2)]
     buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
 
@@ -128,9 +128,9 @@ def landscape(
         with torch.no_grad():
             for entry in moved:
                 entry.parameter.copy_(entry.trained)
-    names_agree = all(point.keys() == centre.keys() for point in grid)
-    accepted = f"a function that returns the same names at every point, {list(centre)}"
-    require(names_agree, "measure", accepted, "other names")
+    for point in grid:
+        if point.keys() != centre.keys():
+            raise ValueError(f"measure must return the same names at every point, not {list(centre)} and {list(point)}")
     values = {
         name: torch.tensor([point[name] for point in grid], dtype=torch.float64).view(points, points) for name in centre
     }

@@ -280,8 +280,8 @@ def _as_folds(folds: int | Array, same: Tensor) -> Tensor:
     require(2 <= count <= len(fold), "folds", "at least two folds, numbered from 0 without a gap", f"{count} folds")
     for members, kind in ((same, "same"), (~same, "different")):
         lacking = (fold[members].bincount(minlength=count) == 0).nonzero().flatten().tolist()
-        accepted = "such that every fold has same and different pairs"
-        require(not lacking, "folds", accepted, f"fold {lacking} without {kind} pairs")
+        if lacking:
+            raise ValueError(f"folds must have same and different pairs each, but fold {lacking[0]} has no {kind} pair")
     return fold
 
 
@@ -406,10 +406,11 @@ def _resample_pairs(same: Tensor, generator: torch.Generator | None) -> Iterator
 def _resample_people(
     same: Tensor, identities: tuple[Array, Array], generator: torch.Generator | None
 ) -> Iterator[Tensor]:
-    require(len(identities) == 2, "identities", "two vectors of labels", f"{len(identities)} of them")
+    require(len(identities) == 2, "identities", "two vectors of labels", f"{len(identities)} vectors")
     first, second = (as_labels("identities", labels, len(same), same.device) for labels in identities)
     wrong = ((first == second) != same).nonzero().flatten().tolist()
-    require(not wrong, "identities", "equal exactly where same is True", f"so at row {wrong[0] if wrong else 0}")
+    if wrong:
+        raise ValueError(f"identities must be equal exactly where same is True, which row {wrong[0]} violates")
     people, index = torch.cat([first, second]).unique(return_inverse=True)
     left, right = index.chunk(2)
     while True:
