@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
+from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require
 
 __all__ = ["LayerSelection", "LayerSource", "NeuronLayer", "SkippedLayer", "layers_of"]
@@ -423,15 +424,8 @@ def _peek_weight(module: nn.Module, parameter: str) -> Tensor | None:
         except (AttributeError, RuntimeError, TypeError, NotImplementedError):
             return None
         return weight if isinstance(weight, Tensor) and weight.is_floating_point() else None
-    parts = list(module.parametrizations[parameter].modules())  # type: ignore[index, union-attr]
-    modes = [part.training for part in parts]
-    try:
-        for part in parts:
-            part.training = False
+    with evaluation_mode(module.parametrizations[parameter]):  # type: ignore[index]
         return cast(Tensor, getattr(module, parameter))
-    finally:
-        for part, mode in zip(parts, modes, strict=True):
-            part.training = mode
 
 
 # The search ----------------------------------------------------------------------------------------------------------

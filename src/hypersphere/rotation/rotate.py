@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from hypersphere import _numerics, sphere
 from hypersphere._layer_selection import LayerSelection, NeuronLayer, layers_of
+from hypersphere._modes import evaluation_mode
 from hypersphere._validation import choose, is_integer, is_number, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
@@ -250,10 +251,8 @@ def _parametrization_factory(
     def make(layout: Layout, rows: Tensor) -> CustomTransform:
         module = make_module(layout.size)
         require(isinstance(module, nn.Module), "method", "a callable that makes a module for a given d", module)
-        mode = module.training
-        with torch.no_grad():
-            shape = tuple(module.to(rows).eval()(rows).shape)
-        module.train(mode)
+        with torch.no_grad(), evaluation_mode(module):
+            shape = tuple(module.to(rows)(rows).shape)
         require(shape == tuple(rows.shape), "method", f"a module from and to rows {tuple(rows.shape)}", shape)
         return CustomTransform(module)
 
