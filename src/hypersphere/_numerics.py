@@ -31,6 +31,7 @@ __all__ = [
     "squared_distance_floor",
     "squared_norm_is_zero",
     "squares_are_safe",
+    "squares_in_range",
     "tie_tolerance",
     "to_float64",
     "unit_scale",
@@ -114,10 +115,16 @@ def values_readable(*tensors: Tensor) -> bool:
 
 
 def can_update_state(x: Tensor) -> bool:
-    """Return True if a buffer may be updated from `x`: not in inference mode or inside a `torch.func` transform."""
+    """Return True if a buffer may be updated from `x`.
+
+    That is not the case in inference mode, inside a `torch.func` transform, and when activation checkpointing repeats a
+    forward pass that has already updated the buffer.
+    """
     if torch.compiler.is_compiling():
         return True
-    return not (torch.is_inference_mode_enabled() or torch._C._functorch.is_functorch_wrapped_tensor(x))
+    if torch.is_inference_mode_enabled() or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return False
+    return not in_backward()
 
 
 def in_backward() -> bool:
@@ -238,11 +245,19 @@ def rotation_tolerance(dtype: torch.dtype) -> float:
 # Scaling against overflow --------------------------------------------------------------------------------------------
 
 
-def squares_are_safe(norms: Tensor) -> bool:
-    """Return True if all norms are finite and can be squared without overflow or underflow."""
+def squares_in_range(norms: Tensor) -> Tensor:
+    """Return a boolean scalar tensor: whether all norms can be squared without overflow or underflow.
+
+    It is False if a norm is zero or not finite. No value is read by the host.
+    """
     info = torch.finfo(norms.dtype)
-    low, high = (float(v) for v in torch.aminmax(norms))
-    return info.tiny**0.5 / info.eps < low and high < info.max**0.5 * info.eps  # False if a norm is NaN
+    low, high = torch.aminmax(norms.detach())
+    return (low > info.tiny**0.5 / info.eps) & (high < info.max**0.5 * info.eps)
+
+
+def squares_are_safe(norms: Tensor) -> bool:
+    """Return `squares_in_range` as a Python boolean."""
+    return bool(squares_in_range(norms))
 
 
 def unit_scale(peak: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def test_backward_uses_the_strength_of_its_own_step(margin):
 @pytest.mark.parametrize(("classes", "radius"), [(2, 40.0), (2, 64.0), (3, 50.0), (3, 64.0), (1000, 40.0)])
 def test_the_first_bias_of_few_classes(classes, radius):
     head = BinaryHead(8, classes, radius=radius).double()
-    b = head._least_bias()
+    b = head._initial_bias()
     own, others = radius * (-0.75 - 0.4), radius * (-0.75 + 0.4)
     pull = 0.7 / (1 + math.exp(own + b))
     push = 0.3 * (classes - 1) / (1 + math.exp(-others - b))

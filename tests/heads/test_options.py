@@ -182,10 +182,10 @@ def test_weights_that_are_not_finite_are_named():
         ({"reduction": "max"}, "reduction must be one of 'mean', 'sum', 'none'"),
         ({"energy_weight": -1}, "energy_weight must be a number >= 0"),
         ({"margin": "additive_angle", "annealing": 5}, "annealing must be a schedule or None, not 5"),
-        ({"ignore_index": "a"}, "ignore_index must be a whole number"),
+        ({"ignore_index": "a"}, "ignore_index must be an integer"),
         ({"energy_weight": 1.0, "reduction": "none"}, "reduction must be 'mean' with an energy or norm weight"),
         ({"radius": True}, "radius must be 'feature' or a positive number"),
-        ({"gradient": "normalized"}, "gradient must be 'true' or 'detached' except"),
+        ({"gradient": "normalized"}, "gradient must be 'true' or 'detached' unless"),
     ],
 )
 def test_bad_arguments_name_themselves(arguments, words):

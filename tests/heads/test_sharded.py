@@ -13,8 +13,7 @@ from hypersphere import angular, margin
 from hypersphere.functions._pairwise import PairPotential, cross_repulsion, data_dependent_energy
 from hypersphere.functions.kernel import Riesz
 from hypersphere.heads import PRESETS, AngularHead, Annealing, arcface
-from hypersphere.heads.fingerprint import differences, fingerprint
-from hypersphere.heads.sharded import ShardedHead
+from hypersphere.heads.sharded import ShardedHead, differences, fingerprint
 
 WORKER = ["-m", "heads.sharded.worker"]
 ANNEALING = Annealing(10, 1, 1, 0)
@@ -124,7 +123,7 @@ def test_the_given_head_is_left_alone_and_copies_are_independent():
         head.weight.zero_()
     assert plain.weight.any()
     assert twin.weight.any()
-    assert twin.head.classes is twin.shard
+    assert twin.head.class_terms is twin._terms
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from hypersphere.functions.margin import MARGINS
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.projection import PROJECTIONS
 from hypersphere.functions.transform import TRANSFORMS
-from hypersphere.heads import PRESETS, AngularHead
-from hypersphere.heads.settings import HeadOptions
+from hypersphere.heads import PRESETS, AngularHead, HeadOptions
 from hypersphere.recipes import RECIPES, Recipe
 from hypersphere.robustness import ATTACKS
 from hypersphere.training.job import REGULARIZERS

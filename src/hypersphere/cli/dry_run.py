@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hypersphere.heads.collectives import Processes
+from hypersphere.heads._collectives import Processes
 from hypersphere.training import Assembly
 
 __all__ = ["plan"]

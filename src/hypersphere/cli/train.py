@@ -25,7 +25,7 @@ from hypersphere.cli.processes import is_broken, process_group, restarts
 from hypersphere.cli.progress import View
 from hypersphere.cli.start import read_start
 from hypersphere.data.errors import require_package
-from hypersphere.heads.collectives import Processes, problem_of
+from hypersphere.heads._collectives import Processes, problem_of
 from hypersphere.training import Assembly, Job
 from hypersphere.training.run import CONFIG, Run, refuse_existing
 from hypersphere.training.session import Session

@@ -1,10 +1,10 @@
-"""Classifier heads: objectives as a module whose forward is the loss."""
+"""Classifier heads: modules whose forward pass is the loss."""
 
-from hypersphere.heads.angular_head import AngularHead
-from hypersphere.heads.annealing import Annealing, Ramp
-from hypersphere.heads.binary_head import BinaryHead
+from hypersphere.heads.binary import BinaryHead
+from hypersphere.heads.head import AngularHead
 from hypersphere.heads.presets import (
     PRESETS,
+    HeadOptions,
     a_softmax,
     adaface,
     am_softmax,
@@ -20,6 +20,7 @@ from hypersphere.heads.presets import (
     sphereface_r,
     w_softmax,
 )
+from hypersphere.heads.schedules import Annealing, Ramp
 from hypersphere.heads.sharded import ShardedHead
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "AngularHead",
     "Annealing",
     "BinaryHead",
+    "HeadOptions",
     "Ramp",
     "ShardedHead",
     "a_softmax",

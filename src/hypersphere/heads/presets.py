@@ -1,35 +1,40 @@
-"""The named objectives: each is a way to set the one head.
+"""The named objectives: each is a configuration of `AngularHead` or `BinaryHead`.
 
-All take the options of `HeadOptions` by keyword: `annealing`, `ramp`, `gradient`, `class_weights`, `label_smoothing`,
-`ignore_index` and `reduction`, as `AngularHead` documents them. Angles (the m of ArcFace) are in radians.
+All presets except `sphereface2` accept the keywords of `HeadOptions`: `annealing`, `ramp`, `gradient`, `class_weights`,
+`label_smoothing`, `ignore_index` and `reduction`, documented at `AngularHead`. Angles, such as the m of ArcFace, are in
+radians.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from torch import Tensor
 
 from hypersphere._validation import require
+from hypersphere.functions.angular import PowerCosine
 from hypersphere.functions.margin import (
     AdditiveAngle,
     AdditiveCosine,
     Combined,
     DividedOthers,
+    Margin,
     Multiplicative,
     NormAdaptive,
     TruncatedMultiplicative,
+    TwoSided,
 )
-from hypersphere.heads.angular_head import AngularHead
-from hypersphere.heads.binary_head import sphereface2
-from hypersphere.heads.settings import HeadOptions
+from hypersphere.heads.binary import BinaryHead
+from hypersphere.heads.head import AngularHead
+from hypersphere.heads.schedules import Annealing, Ramp
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
     "PRESETS",
+    "HeadOptions",
     "a_softmax",
     "adaface",
     "am_softmax",
@@ -47,6 +52,18 @@ __all__ = [
 ]
 
 AngularChoice = str | Callable[[Tensor], Tensor]
+
+
+class HeadOptions(TypedDict, total=False):
+    """The options of `AngularHead` that presets pass on unchanged."""
+
+    annealing: Annealing | None
+    ramp: Ramp | None
+    gradient: str
+    class_weights: Tensor | None
+    label_smoothing: float
+    ignore_index: int
+    reduction: str
 
 
 def softmax(in_features: int, num_classes: int, *, bias: bool = False, **options: Unpack[HeadOptions]) -> AngularHead:
@@ -69,7 +86,7 @@ def l_softmax(in_features: int, num_classes: int, m: float = 4, **options: Unpac
 def a_softmax(in_features: int, num_classes: int, m: float = 4, **options: Unpack[HeadOptions]) -> AngularHead:
     """A-Softmax, SphereFace: unit class vectors, target angle multiplied by m (thesis, 2.20; Liu et al., CVPR 2017).
 
-    Training from scratch wants ``annealing=Annealing()``.
+    To train from scratch, pass ``annealing=Annealing()``.
     """
     return AngularHead(in_features, num_classes, margin=Multiplicative(m), **options)
 
@@ -143,7 +160,7 @@ def adaface(
     h: float = 0.333,
     **options: Unpack[HeadOptions],
 ) -> AngularHead:
-    """AdaFace: a margin that depends on how long a feature is beside the others (Kim et al., CVPR 2022)."""
+    """AdaFace: a margin that grows with the feature norm relative to its running mean (Kim et al., CVPR 2022)."""
     return AngularHead(in_features, num_classes, radius=s, margin=NormAdaptive(m, h), **options)
 
 
@@ -173,8 +190,8 @@ def sphereface_r(
     """SphereFace-R: v1 multiplies the target angle up to π, v2 divides the others' (Liu et al., TPAMI 2022).
 
     The feature norm is kept ("none"), set to s ("hard"), or pulled towards s by a penalty ("soft", `norm_weight`). The
-    gradient is detached unless asked otherwise. The authors' code also multiplies the loss by 50/s, so learning rates
-    do not carry over.
+    gradient is "detached" by default. The authors' code also multiplies the loss by 50/s, so its learning rates do not
+    carry over.
     """
     require(version in (1, 2), "version", "1 or 2", version)
     require(normalization in ("none", "hard", "soft"), "normalization", "'none', 'hard' or 'soft'", normalization)
@@ -186,6 +203,35 @@ def sphereface_r(
         norm_weight=norm_weight if normalization == "soft" else 0.0,
         norm_target=s,
         **HeadOptions(gradient="detached") | options,
+    )
+
+
+def sphereface2(
+    in_features: int,
+    num_classes: int,
+    s: float = 40.0,
+    m: float = 0.4,
+    t: float = 3.0,
+    *,
+    balance: float = 0.7,
+    margin: str | Margin | None = None,
+    gradient: str = "detached",
+    ramp: Ramp | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> BinaryHead:
+    """SphereFace2: C binary classifiers with a two-sided margin and an analytic initial bias (Wen et al. 2022)."""
+    return BinaryHead(
+        in_features,
+        num_classes,
+        radius=s,
+        balance=balance,
+        angular=PowerCosine(t),
+        margin=TwoSided(m) if margin is None else margin,
+        gradient=gradient,
+        ramp=ramp,
+        ignore_index=ignore_index,
+        reduction=reduction,
     )
 
 

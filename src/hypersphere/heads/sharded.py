@@ -1,57 +1,68 @@
-r"""A head whose class vectors are spread over the processes of a `torch.distributed` group."""
+r"""A head whose class vectors are distributed over the processes of a `torch.distributed` group.
+
+`ShardedHead` keeps a copy of the head that owns the class vectors of this process, and replaces its `class_terms` by
+`_ShardedClassTerms`, which computes the terms of the local classes and combines them over processes. Everything else
+(margins, schedules, losses, penalties) is the unchanged code of the head.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from hypersphere import _numerics
 from hypersphere._validation import is_number, require
-from hypersphere.heads.angular_head import AngularHead
-from hypersphere.heads.batch import check_features, counted_rows
-from hypersphere.heads.collectives import Processes, problem_of
-from hypersphere.heads.fingerprint import differences, fingerprint
-from hypersphere.heads.shard import Shard, numbered_blocks
+from hypersphere.heads._collectives import Processes, problem_of
+from hypersphere.heads.fused_loss import ClassTerms, ScoreRule, class_terms
+from hypersphere.heads.head import AngularHead, check_features, check_labels, require_labels
 
 __all__ = ["ShardedHead"]
 
-_ROWS_A_SEED = 1024
+_INITIAL_ROWS_PER_SEED = 1024
+_SAMPLES_PER_SEED = 2**16
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class ShardedHead(nn.Module):
-    r"""The same head with its classes spread over processes: each has some rows of the one logical (C, d) matrix.
+    r"""A head with its classes distributed over processes: each process holds some rows of the logical (C, d) weight.
 
-    Features and labels of all processes are gathered, and the sums over classes are taken over processes. Every process
-    returns the loss of the whole batch, and its gradients are those that one process with all classes would have. A
-    process may have fewer rows than others, or none; all of them have to call the same methods in the same order.
+    Features and labels of all processes are gathered, and the reductions over classes run over all processes. Every
+    process returns the loss of the global batch, and its gradients are those of a single process with all classes. A
+    process may have fewer samples than others, or none. All processes must call the same methods in the same order.
 
-    The head's parameters differ from process to process and must not be given to `DistributedDataParallel`: wrap the
-    backbone alone. If a process ends, the others raise at their next collective: at once where the connection breaks,
-    and after the time-out that `torch.distributed.init_process_group` was given if it only falls silent.
+    The parameters of the head differ between processes and must not be passed to `DistributedDataParallel`: wrap only
+    the backbone. If a process ends, the others raise at their next collective: immediately if the connection breaks, or
+    after the timeout given to `torch.distributed.init_process_group` if it stops responding.
 
-    Each process takes its rows from its own copy of the head. All settings are compared, and have to be the same; class
-    vectors are not: make the head with one seed, or load one state, everywhere, if it is to be that of one process.
+    Every process takes its rows from the head it was given. Settings are compared and must be equal; class vectors are
+    not compared. Create the head with the same seed or load the same state everywhere if it should equal the head of a
+    single process.
 
-    A class that is not drawn (`sample`) has no row in the sparse gradient, and no update by an optimiser that takes the
-    gradient as all there is: `torch.optim.SGD` without momentum and weight decay, or `torch.optim.SparseAdam`. SGD with
-    momentum moves rows that were not drawn by what earlier steps left; most others refuse sparse gradients.
+    Classes that are not sampled (`sample`) have no row in the sparse gradient. They are not updated by optimizers that
+    use nothing but the gradient: `torch.optim.SGD` without momentum and weight decay, and `torch.optim.SparseAdam`. SGD
+    with momentum also moves rows that were sampled in earlier steps. Most other optimizers reject sparse gradients.
 
-    `full_state_dict` and `load_full_state_dict` make checkpoints for any number of processes. `state_dict` is that of
-    this process's part alone, and so is an optimiser's: it is not gathered, and fits only the same spread of classes.
+    `full_state_dict` and `load_full_state_dict` create checkpoints that fit any number of processes. `state_dict`
+    describes the part of this process only, and so does the state of an optimizer.
 
     Args:
-        head: any head; it is left as it is. If it lies on the meta device, no process ever holds all class vectors:
-            blocks of rows are drawn from the first process's global seed, alike for any number of processes.
-        group: a process group; None for the default one, or for this process alone if there is none.
-        sizes: how many classes each process has; None for an even spread.
-        sample: a fraction of the negatives to train with, drawn anew each training step beside the positives; the loss
-            and, as sparse gradients, the update are of those class vectors alone. None for all.
+        head: any head of this library; it is not modified. If it is on the meta device, no process ever holds all class
+            vectors: blocks of rows are drawn from the global seed of the first process, with the same values for any
+            number of processes.
+        group: a process group; None for the default group, or for this process alone if there is none.
+        sizes: the number of classes of each process; None for an even distribution.
+        sample: a fraction of the negative classes to train with, drawn again in each training step. Loss and gradients
+            then contain these and the positive classes only. None for all classes.
         backbone: how gradients of the backbone are combined over processes: "averaged", as `DistributedDataParallel`
             does, so that features get their gradient times the number of processes; or "summed".
 
@@ -76,21 +87,24 @@ class ShardedHead(nn.Module):
         super().__init__()
         self.processes = Processes(group)
         self.processes.raise_any(problem_of(lambda: _check_plan(head, sizes, sample, backbone)))
-        one_bias = head.bias is not None and len(head.bias) == 1
-        plan = fingerprint(head, ["weight"] if one_bias else ["weight", "bias"])
+        shared_bias = head.bias is not None and len(head.bias) == 1
+        plan = fingerprint(
+            head, ["weight"] if shared_bias else ["weight", "bias"]
+        )  # a missing bias is compared as well
         plan |= {"sizes": repr(sizes and tuple(sizes)), "sample": repr(sample), "backbone": backbone}
         different = differences(self.processes.objects(plan))
         require(not different, "head", "made with the same arguments in all processes", different)
         if sizes is None:
             each, rest = divmod(head.num_classes, self.processes.size)
             sizes = [each + (rank < rest) for rank in range(self.processes.size)]
-        self.shard = Shard(self.processes, sizes, one_bias=one_bias)
+        self._terms = _ShardedClassTerms(self.processes, sizes)
+        self.sharded_parameters = ("weight",) if shared_bias or head.bias is None else ("weight", "bias")
         seed, sampling_seed = self.processes.objects(torch.randint(2**62, (2,)).tolist())[0]
         self.in_features: int = head.in_features
         self.num_classes: int = head.num_classes
         self.sample = sample
         self.backbone = backbone
-        self.head = self._own_part(head, seed)
+        self.head = self._local_part(head, seed)
         if sample is not None:
             self.register_buffer("sampling", torch.tensor([sampling_seed, 0]))
 
@@ -102,39 +116,52 @@ class ShardedHead(nn.Module):
     @property
     def first(self) -> int:
         """The first class of this process."""
-        return self.shard.first
+        return self._terms.first
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of all processes' features and labels; with reduction "none", those of this one's rows."""
-        rows, labels, counts = self._gathered(x, y)
-        before = {name: buffer for name, buffer in self.head.named_buffers() if buffer.ndim == 0}
+    @property
+    def classes(self) -> slice:
+        """The range of classes of this process."""
+        return self._terms.classes
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of classes of each process."""
+        return self._terms.sizes
+
+    def forward(self, x: Float[Tensor, "batch dim"], y: Integer[Tensor, " batch"]) -> Float[Tensor, "*samples"]:
+        """Return the loss of the global batch; with reduction "none", the losses of this process's samples."""
+        features, labels, counts = self._gathered(x, y)
         if self.sample is not None and self.training:
             seed, step = self.sampling.tolist()
-            self.shard.choose(labels, self.sample, seed, step)
+            self._terms.sample_classes(labels, self.sample, seed, step)
         failure = None
         try:
-            loss = self.head(rows, labels)
-            finite = bool(torch.isfinite(loss.detach()).all())
+            loss = self.head(features, labels)
+            is_finite = bool(torch.isfinite(loss.detach()).all())
         except ValueError as error:
-            failure, finite = error, False
+            failure, is_finite = error, False
         finally:
-            self.shard.choose_all()
-        if not finite:
-            self._refuse(before, failure)
+            self._terms.use_all_classes()
+        if not is_finite:
+            # The class vectors of another process may be the reason. All processes must raise, or none.
+            self.processes.raise_any(problem_of(lambda: _numerics.require_finite_rows("weight", self.weight)))
+            if failure is not None:
+                raise failure
         if self.sample is not None and self.training:
             self.sampling[1] += 1
-        return self.processes.own(loss, counts) if self.head.reduction == "none" else loss
+        return self.processes.local_rows(loss, counts) if self.head.reduction == "none" else loss
 
     @torch.no_grad()
-    def scores(self, x: Tensor) -> Tensor:
+    def scores(self, x: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
         """Return the plain scores of this process's features for all classes, without gradient."""
-        rows, _, counts = self._gathered(x, torch.zeros(len(x), dtype=torch.int64, device=x.device))
-        return self.processes.exchanged(self.head.scores(rows), counts, self.shard.sizes)
+        features, _, counts = self._gathered(x, torch.zeros(len(x), dtype=torch.int64, device=x.device))
+        return self.processes.exchange_columns(self.head.scores(features), counts, self.sizes)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Return the state of the one logical head to the first process, nothing to the others; all have to call it.
+        """Return the state of the logical head on the first process and an empty dict on the others.
 
-        It loads into any number of processes, and into the plain head (strictly, if nothing is sampled).
+        All processes must call it. The state loads into any number of processes, and into the plain head (with
+        `strict=True` if nothing is sampled).
 
         Example:
             >>> import tempfile
@@ -148,111 +175,324 @@ class ShardedHead(nn.Module):
         """
         state: dict[str, Tensor] = {}
         for name, value in self.head.state_dict().items():
-            whole = self.processes.at_first(value, self.shard.sizes) if self._is_spread(name) else value.cpu().clone()
-            if whole is not None:
-                state[name] = whole
+            if name in self.sharded_parameters:
+                full = self.processes.gather_at_first(value, self.sizes)
+            else:
+                full = value.cpu().clone()
+            if full is not None:
+                state[name] = full
         if self.sample is not None:
             state["sampling"] = self.sampling.cpu().clone()
         return state if self.processes.rank == 0 else {}
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take this process's part of a `full_state_dict`, or of a plain head's state dict; each process needs all."""
-        wanted = self.head.state_dict()
-        accepted = f"a dict of {sorted(wanted)} in every process"
+        """Load this process's part of a `full_state_dict` or of a plain head's state dict. All processes must pass it.
+
+        Raises:
+            ValueError: if a name is missing, unknown, or has another shape.
+        """
+        current = self.head.state_dict()
+        accepted = f"a dict of {sorted(current)} in every process"
         if not state:
             accepted += " (full_state_dict gives it to the first alone: save it there, and load the file everywhere)"
-        require(wanted.keys() == state.keys() - {"sampling"}, "state", accepted, sorted(state))
+        require(current.keys() == state.keys() - {"sampling"}, "state", accepted, sorted(state))
         part = {}
-        for name, value in wanted.items():
-            spread = self._is_spread(name)
-            shape = (self.head.num_classes, *value.shape[1:]) if spread else tuple(value.shape)
-            require(
-                tuple(state[name].shape) == shape, f"state[{name!r}]", f"of shape {shape}", tuple(state[name].shape)
-            )
-            part[name] = state[name][self.shard.mine] if spread else state[name]
+        for name, value in current.items():
+            is_sharded = name in self.sharded_parameters
+            shape = (self.head.num_classes, *value.shape[1:]) if is_sharded else tuple(value.shape)
+            given = tuple(state[name].shape)
+            require(given == shape, f"state[{name!r}]", f"of shape {shape}", given)
+            part[name] = state[name][self.classes] if is_sharded else state[name]
         self.head.load_state_dict(part)
         if self.sample is not None and "sampling" in state:
             self.sampling.copy_(state["sampling"])
 
     def extra_repr(self) -> str:
-        """Show which classes are here."""
-        mine = self.shard.mine
-        return f"classes={mine.start}:{mine.stop}, sample={self.sample!r}, backbone={self.backbone!r}"
-
-    def _is_spread(self, name: str) -> bool:
-        return name == "weight" or (name == "bias" and not self.shard.one_bias)
+        """Show the classes of this process."""
+        return f"classes={self.classes.start}:{self.classes.stop}, sample={self.sample!r}, backbone={self.backbone!r}"
 
     @torch.no_grad()
-    def _own_part(self, head: AngularHead, seed: int) -> AngularHead:
-        """A copy of the head that has the classes of this process only."""
-        spread = {id(p): p for name, p in head.named_parameters() if self._is_spread(name)}
+    def _local_part(self, head: AngularHead, seed: int) -> AngularHead:
+        """Return a copy of the head with only the classes of this process."""
+        sharded = {id(p): p for name, p in head.named_parameters() if name in self.sharded_parameters}
         device = torch.get_default_device() if head.weight.is_meta else None
-        part: dict[int, Any] = {}
-        for key, parameter in spread.items():
-            rows = parameter[self.shard.mine]
+        # `deepcopy` takes these parameters from its memo, so the full weight is never copied.
+        memo: dict[int, Any] = {}
+        for key, parameter in sharded.items():
+            rows = parameter[self.classes]
             rows = torch.empty_like(rows, device=device) if rows.is_meta else rows.clone()
-            part[key] = nn.Parameter(rows, requires_grad=parameter.requires_grad)
-        own = copy.deepcopy(head, part)
-        own.classes = self.shard
+            memo[key] = nn.Parameter(rows, requires_grad=parameter.requires_grad)
+        local = copy.deepcopy(head, memo)
+        local.class_terms = self._terms
         if head.weight.is_meta:
-            self._draw(own, seed)
-        return own
+            self._initialize(local, seed)
+        return local
 
-    def _draw(self, own: AngularHead, seed: int) -> None:
-        """Fill the class vectors as the head itself does, block by block of the logical matrix, each with its seed."""
-        weight, ordinary = own.weight, torch.default_generator.device
-        own._apply(lambda t: torch.empty_like(t, device=weight.device) if t.is_meta else t)
+    def _initialize(self, local: AngularHead, seed: int) -> None:
+        """Initialise class vectors with the head's own method, in blocks of the logical weight with one seed each."""
+        weight, cpu = local.weight, torch.default_generator.device
+        local._apply(lambda t: torch.empty_like(t, device=weight.device) if t.is_meta else t)
         with torch.random.fork_rng(devices=[]):
-            for number, block, here in numbered_blocks(self.shard.mine, _ROWS_A_SEED):
+            for number, block, here in numbered_blocks(self.classes, _INITIAL_ROWS_PER_SEED):
                 torch.default_generator.manual_seed((seed + number) % 2**63)
-                own.weight = nn.Parameter(
-                    torch.empty(_ROWS_A_SEED, own.in_features, dtype=weight.dtype, device=ordinary)
-                )
-                own.reset_parameters()
-                weight[here] = own.weight[block].to(weight.device)
-        own.weight = weight
+                rows = torch.empty(_INITIAL_ROWS_PER_SEED, local.in_features, dtype=weight.dtype, device=cpu)
+                local.weight = nn.Parameter(rows)
+                local.reset_parameters()
+                weight[here] = local.weight[block].to(weight.device)
+        local.weight = weight
 
     def _gathered(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """Features and labels of all processes, and how many each has; what one refuses, all refuse."""
+        """Return features and labels of all processes and the number of samples of each. All raise if one must."""
         problem = problem_of(lambda: self._check(x, y))
-        shown = [0, 0, 0, 1] if problem else [len(x), _FLOATS.index(x.dtype), x.requires_grad, 0]
-        table = torch.stack(self.processes.list_of(torch.tensor(shown, device=x.device))).tolist()
-        if any(refused for *_, refused in table):
+        header = [0, 0, 0, 1] if problem else [len(x), _FLOATS.index(x.dtype), x.requires_grad, 0]
+        headers = torch.stack(self.processes.all_gather(torch.tensor(header, device=x.device))).tolist()
+        if any(has_problem for *_, has_problem in headers):
             self.processes.raise_any(problem)
-        counts, types, learning, _ = (list(column) for column in zip(*table, strict=True))
-        named = [str(_FLOATS[index]) for index in types]
-        require(len(set(types)) == 1, "x", "of one type in all processes", named)
-        if any(learning) and not x.requires_grad:
-            x = x.detach().requires_grad_()  # all take part in backward, also one without rows
+        counts, dtypes, need_grad, _ = (list(column) for column in zip(*headers, strict=True))
+        names = [str(_FLOATS[index]) for index in dtypes]
+        require(len(set(dtypes)) == 1, "x", "of one type in all processes", names)
+        if any(need_grad) and not x.requires_grad:
+            x = x.detach().requires_grad_()  # the backward pass contains collectives, so all processes must run it
         factor = self.processes.size if self.backbone == "averaged" else 1
-        return self.processes.gathered(x, counts, factor), self.processes.rows_of_all(y.long(), counts), counts
+        features = self.processes.gather_rows(x, counts, factor)
+        return features, self.processes.concatenate_rows(y.long(), counts), counts
 
     def _check(self, x: Tensor, y: Tensor) -> None:
         check_features(x, self.head.in_features)
         require(x.dtype in _FLOATS, "x", f"of one of {', '.join(map(str, _FLOATS))}", x.dtype)
         _numerics.require_finite_rows("x", x)
-        counted_rows(x, y, self.head.num_classes, self.head.ignore_index)
-
-    def _refuse(self, before: dict[str, Tensor], failure: ValueError | None) -> None:
-        """Raise everywhere, and leave the head as it was, if class vectors are why a loss is not finite."""
-        try:
-            self.processes.raise_any(problem_of(lambda: _numerics.require_finite_rows("weight", self.weight)))
-            if failure is not None:
-                raise failure
-        except ValueError:
-            for name, value in before.items():
-                setattr(self.head, name, value)
-            raise
+        check_labels(y, len(x))
+        require_labels(y, self.head.num_classes, self.head.ignore_index)
 
 
 def _check_plan(head: AngularHead, sizes: Sequence[int] | None, sample: float | None, backbone: str) -> None:
     require(isinstance(head, AngularHead), "head", "a head of this library", head)
     learned = [name for name, _ in head.named_parameters() if name not in ("weight", "bias")]
-    require(not learned, "head", "without learned parameters but weight and bias", learned)
+    require(not learned, "head", "without learned parameters other than weight and bias", learned)
     if sizes is not None:
-        whole = all(isinstance(size, int) for size in sizes) and sum(sizes) == head.num_classes
-        require(whole, "sizes", f"numbers that add up to the {head.num_classes} classes", tuple(sizes))
+        fits = all(isinstance(size, int) for size in sizes) and sum(sizes) == head.num_classes
+        require(fits, "sizes", f"integers that add up to the {head.num_classes} classes", tuple(sizes))
     if sample is not None:
         require(is_number(sample, 0, 1) and sample > 0, "sample", "a number in (0, 1] or None", sample)
         require(head.label_smoothing == 0, "sample", "None with label smoothing, which needs all classes", sample)
     require(backbone in ("averaged", "summed"), "backbone", "'averaged' or 'summed'", backbone)
+
+
+# The terms of classes that are distributed over processes ------------------------------------------------------------
+
+
+class _ShardedClassTerms:
+    """`class_terms` for distributed classes: compute the terms of the local classes and combine those of all processes.
+
+    In a training step with sampling only the sampled classes take part.
+
+    Args:
+        processes: the processes that hold classes.
+        sizes: the number of classes of each process, in order.
+    """
+
+    def __init__(self, processes: Processes, sizes: Sequence[int]) -> None:
+        accepted = f"{processes.size} positive numbers, the classes of each process"
+        fits = len(sizes) == processes.size and all(size >= 1 for size in sizes)
+        require(fits, "sizes", f"{accepted} (there may be no more processes than classes)", tuple(sizes))
+        self.processes = processes
+        self.sizes = tuple(sizes)
+        self.first = sum(sizes[: processes.rank])
+        self.size = sizes[processes.rank]
+        self.sampled: Tensor | None = None
+
+    @property
+    def classes(self) -> slice:
+        """The range of classes of this process."""
+        return slice(self.first, self.first + self.size)
+
+    def sample_classes(self, labels: Tensor, fraction: float, seed: int, step: int) -> None:
+        """Use the classes of the labels and a random fraction of the others, at least one, until `use_all_classes`.
+
+        Whether a class is sampled depends only on seed, step and class, not on how classes are distributed.
+        """
+        generator = torch.Generator()
+        is_sampled = torch.empty(self.size, dtype=torch.bool, device=generator.device)
+        num_blocks = -(-sum(self.sizes) // _SAMPLES_PER_SEED)
+        for number, block, here in numbered_blocks(self.classes, _SAMPLES_PER_SEED):
+            generator.manual_seed((seed + step * num_blocks + number) % 2**63)
+            uniform = torch.rand(_SAMPLES_PER_SEED, generator=generator, device=generator.device)[block]
+            is_sampled[here] = uniform < fraction
+        local = labels.to(is_sampled.device) - self.first
+        is_sampled[local[(local >= 0) & (local < self.size)]] = True
+        if not bool(is_sampled.any()):
+            is_sampled[0] = True
+        self.sampled = is_sampled.nonzero().flatten().to(labels.device)
+
+    def use_all_classes(self) -> None:
+        """End the use of sampled classes."""
+        self.sampled = None
+
+    def __call__(
+        self,
+        x: Tensor,
+        w: Tensor,
+        labels: Tensor,
+        rule: ScoreRule,
+        *,
+        rho: Tensor | None = None,
+        bias: Tensor | None = None,
+        class_weights: Tensor | None = None,
+        counted: Tensor | None = None,
+        check_range: bool = False,
+    ) -> ClassTerms:
+        """Return the terms of all classes; `w` and `bias` hold the local classes, `class_weights` all classes."""
+        local_labels = self._local_labels(labels)
+        weight = self._sampled_rows(w)
+        shared_bias = bias if rule.shared_bias else None
+        energy_rows = None
+        if rule.energy:
+            # Each class vector of the batch is held by one process; the others contribute zeros.
+            rows = weight[local_labels.clamp_min(0)].masked_fill((local_labels < 0).unsqueeze(1), 0)
+            energy_rows = self.processes.sum_parts(rows)
+        # Global tensors that all processes use: their gradients are summed over processes.
+        features, rho, shared_bias, energy_rows = self.processes.share(x, rho, shared_bias, energy_rows)
+        assert features is not None
+        part = class_terms(
+            features,
+            weight,
+            local_labels,
+            rule,
+            rho=rho,
+            bias=shared_bias if rule.shared_bias or bias is None else self._sampled_rows(bias),
+            class_weights=None if class_weights is None else self._sampled_rows(class_weights[self.classes]),
+            counted=counted,
+            check_range=True,  # each process decides for its own class vectors
+            energy_rows=energy_rows,
+        )
+        # All terms with one number per sample travel in one collective.
+        per_sample = (part.others, part.weighted_sum, part.target, part.target_norm, part.target_bias)
+        stacked = self.processes.stack_parts(torch.stack([term for term in per_sample if term is not None]))
+        # The derivative of logsumexp is undefined if no process has another class, so −∞ becomes a finite number.
+        others = rule.reduction.across(stacked[:, 0].mT.clamp_min(torch.finfo(x.dtype).min))
+        # The other terms are zero except in the process that holds the target, or sums over classes.
+        sums = iter(stacked[:, 1:].sum(0))
+        weighted_sum, target, target_norm, target_bias = (None if t is None else next(sums) for t in per_sample[1:])
+        assert target is not None
+        direction, energy = part.target_direction, part.energy
+        return ClassTerms(
+            others,
+            weighted_sum,
+            target,
+            target_norm,
+            target_bias,
+            None if direction is None else self.processes.sum_parts(direction),
+            None if energy is None else self.processes.sum_parts(energy) * self._energy_scale(w),
+            in_range=torch.ones((), dtype=torch.bool, device=x.device),
+        )
+
+    def _energy_scale(self, w: Tensor) -> float:
+        """Return (C−1)/(n−1) with n sampled classes: the head divides by C−1, but the sum has only n−1 terms."""
+        if self.sampled is None:
+            return 1.0
+        num_sampled = int(self.processes.add_(torch.tensor(len(self.sampled), device=w.device)))
+        return (sum(self.sizes) - 1) / max(num_sampled - 1, 1)
+
+    def _local_labels(self, labels: Tensor) -> Tensor:
+        """Return the position of each label among the local classes in use, −1 if it is not among them."""
+        local = labels - self.first
+        if self.sampled is None:
+            return local.masked_fill((local < 0) | (local >= self.size), -1)
+        position = torch.searchsorted(self.sampled, local).clamp_max(len(self.sampled) - 1)
+        return position.masked_fill(self.sampled[position] != local, -1)
+
+    def _sampled_rows(self, values: Tensor) -> Tensor:
+        """Return the rows of the classes in use; sampled rows have a sparse gradient."""
+        return values if self.sampled is None else _SparseRows.apply(values, self.sampled)
+
+
+def numbered_blocks(classes: slice, size: int) -> Iterator[tuple[int, slice, slice]]:
+    """Cut a range of classes at multiples of `size`.
+
+    Yields:
+        The number of each block, the part of the block that is in the range, and its position within the range.
+
+    Example:
+        >>> list(numbered_blocks(slice(3, 6), 4))
+        [(0, slice(3, 4, None), slice(0, 1, None)), (1, slice(0, 2, None), slice(1, 3, None))]
+    """
+    for number in range(classes.start // size, -(-classes.stop // size)):
+        start, stop = max(classes.start, number * size), min(classes.stop, (number + 1) * size)
+        base = number * size
+        yield number, slice(start - base, stop - base), slice(start - classes.start, stop - classes.start)
+
+
+class _SparseRows(torch.autograd.Function):
+    """Select rows of a parameter. The gradient is a sparse tensor with these rows."""
+
+    @staticmethod
+    def forward(values: Tensor, rows: Tensor) -> Tensor:
+        return values[rows]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        values, ctx.rows = inputs
+        ctx.shape = values.shape
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return torch.sparse_coo_tensor(ctx.rows[None], grad, ctx.shape, is_coalesced=True, check_invariants=False), None
+
+
+# Comparison of settings between processes ----------------------------------------------------------------------------
+
+
+def fingerprint(head: nn.Module, sharded: Collection[str]) -> dict[str, str]:
+    """Return all settings and unsharded tensors of a head as text that does not depend on the process.
+
+    Parameters named in `sharded` may differ; only their dtype is included. Callables are described by their name.
+
+    >>> fingerprint(nn.Linear(2, 3), ["weight", "bias"])["out_features"]
+    '3'
+    """
+    values = {name: value for name, value in vars(head).items() if not name.startswith("_") and name != "training"}
+    values |= {name: getattr(head, name) for name in ("angular", "margin") if hasattr(head, name)}
+    values |= dict(head.named_children()) | dict(head.named_buffers()) | dict(head.named_parameters())
+    described = {name: _describe(value) for name, value in values.items() if name not in sharded}
+    dtypes = {name: str(getattr(values[name], "dtype", None)) for name in sharded}
+    return {"head": _qualified_name(type(head)), **described, **dtypes}
+
+
+def differences(fingerprints: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Return the entries that are not equal in all fingerprints, with the value of each.
+
+    >>> differences([{"m": "0.1", "s": "64"}, {"m": "0.5", "s": "64"}])
+    {'m': ['0.1', '0.5']}
+    """
+    names = dict.fromkeys(name for entries in fingerprints for name in entries)
+    values = {name: [entries.get(name, "absent") for entries in fingerprints] for name in names}
+    return {name: each for name, each in values.items() if len(set(each)) > 1}
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return _describe_tensor(value.detach())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (f"{field.name}={_describe(getattr(value, field.name))}" for field in dataclasses.fields(value))
+        return f"{type(value).__name__}({', '.join(fields)})"
+    if isinstance(value, functools.partial):
+        return f"partial({_describe(value.func)}, {value.args}, {value.keywords})"
+    if hasattr(value, "__qualname__"):
+        return _qualified_name(value)
+    # The default repr contains an address, which differs between processes.
+    return _qualified_name(type(value)) if type(value).__repr__ is object.__repr__ else repr(value)
+
+
+def _describe_tensor(value: Tensor) -> str:
+    kind = f"{value.dtype} {tuple(value.shape)}"
+    if value.is_meta:
+        return kind
+    if value.numel() == 1:
+        return f"{kind} {value.item()}"
+    content = value.to(torch.default_generator.device).contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return f"{kind} {hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def _qualified_name(value: object) -> str:
+    return f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', value)}"

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from hypersphere import energy, heads, optim
 from hypersphere._validation import require
-from hypersphere.heads.collectives import Processes
-from hypersphere.heads.settings import HeadOptions
+from hypersphere.heads._collectives import Processes
 from hypersphere.training.augment import Augmented
 from hypersphere.training.batches import Batches
 from hypersphere.training.network import OPERATORS, Network, build_network, initialize_
@@ -165,7 +164,7 @@ class Assembly:
         sharded = truth("head.sharded", options.pop("sharded", False)) and Processes().size > 1
         sizes = self.network.feature_dim, len(task.classes)
         head: heads.AngularHead = make(
-            "head", heads.PRESETS, options, None, *sizes, more=HeadOptions.__annotations__, beside=["sharded"]
+            "head", heads.PRESETS, options, None, *sizes, more=heads.HeadOptions.__annotations__, beside=["sharded"]
         )
         require(head.reduction != "none", "head.reduction", "'mean' or 'sum'", head.reduction)
         modules = nn.ModuleDict({"network": self.network.body, "head": head})

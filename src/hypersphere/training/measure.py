@@ -12,7 +12,7 @@ from hypersphere._modes import evaluation_mode
 from hypersphere.energy import hyperspherical_energy
 from hypersphere.energy.neurons import Neurons
 from hypersphere.heads import ShardedHead
-from hypersphere.heads.collectives import Processes
+from hypersphere.heads._collectives import Processes
 from hypersphere.training.objective import Objective
 from hypersphere.training.parallel import part_of
 
@@ -77,10 +77,10 @@ def class_vectors(head: Any) -> Tensor | None:
     """Return the class vectors of a head, or those that stand for all; of a sharded one, to the first process alone."""
     if not isinstance(head, ShardedHead):
         return head.weight
-    chosen, sizes = _evenly(head.num_classes), head.shard.sizes
+    chosen, sizes = _evenly(head.num_classes), head.sizes
     counts = [len(part) for part in _by_owner(chosen, sizes)]
     mine = _by_owner(chosen, sizes)[head.processes.rank] - head.first
-    return head.processes.at_first(head.weight[mine.to(head.weight.device)], counts)
+    return head.processes.gather_at_first(head.weight[mine.to(head.weight.device)], counts)
 
 
 def _by_owner(classes: Tensor, sizes: Sequence[int]) -> list[Tensor]:

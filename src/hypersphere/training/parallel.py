@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hypersphere.heads import ShardedHead
-from hypersphere.heads.collectives import Processes
+from hypersphere.heads._collectives import Processes
 from hypersphere.training.objective import Objective
 from hypersphere.training.optimizers import Together
 
@@ -136,17 +136,18 @@ class WholeOptimizer:
 
     def __init__(self, optimizer: Together, head: ShardedHead) -> None:
         self.optimizer, self.head = optimizer, head
-        spread = ["weight"] if head.shard.one_bias else ["weight", "bias"]
-        self.spread = {id(p) for name, p in head.head.named_parameters() if name in spread}
+        self.spread = {id(p) for name, p in head.head.named_parameters() if name in head.sharded_parameters}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; rows of all processes to the first."""
-        sizes = self.head.shard.sizes
-        return self._with_rows(self.optimizer.state_dict(), lambda rows: self.head.processes.at_first(rows, sizes))
+        sizes = self.head.sizes
+        return self._with_rows(
+            self.optimizer.state_dict(), lambda rows: self.head.processes.gather_at_first(rows, sizes)
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take this process's rows."""
-        self.optimizer.load_state_dict(self._with_rows(state, lambda rows: rows[self.head.shard.mine].clone()))
+        self.optimizer.load_state_dict(self._with_rows(state, lambda rows: rows[self.head.classes].clone()))
 
     def _with_rows(self, state: Mapping[str, Any], change: Any) -> dict[str, Any]:
         """A state with the rows of class vectors changed."""

@@ -13,7 +13,7 @@ from hypersphere.functions.magnitude import MAGNITUDES
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.projection import PROJECTIONS
 from hypersphere.functions.transform import TRANSFORMS
-from hypersphere.heads.annealing import Annealing, Ramp
+from hypersphere.heads import Annealing, Ramp
 
 __all__ = ["Spec", "accepted_options", "make", "nearest", "split_spec", "truth"]
 

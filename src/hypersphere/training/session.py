@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hypersphere.heads import ShardedHead
-from hypersphere.heads.collectives import Processes
+from hypersphere.heads._collectives import Processes
 from hypersphere.training.checkpoint import Checkpoint
 from hypersphere.training.job import Assembly
 from hypersphere.training.loop import ADVICE, Epoch, Progress, minimize

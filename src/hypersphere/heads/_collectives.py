@@ -1,0 +1,255 @@
+r"""Sums and gathers over processes with gradients.
+
+Two kinds of tensors occur while several processes compute one loss. A *global* tensor has the same value in all
+processes, and so has its gradient. A *part* is a summand that one process contributes. A sum of parts is global, and
+its gradient passes to every part unchanged. A global tensor that every process uses for its part collects the sum of
+their gradients. With these two rules no gradient is counted twice, and the gradients of the loss, which is global, are
+those of a single process that holds all classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hypersphere._validation import require
+
+__all__ = ["Processes", "problem_of"]
+
+
+class Processes:
+    """The processes of a `torch.distributed` group, or this process alone if there is no group.
+
+    Args:
+        group: a process group; None for the default group, if there is one when this object is used.
+
+    Example:
+        >>> alone = Processes()
+        >>> alone.rank, alone.size, alone.sum_parts(torch.tensor([1.0, 2.0]))
+        (0, 1, tensor([1., 2.]))
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        require(self.rank >= 0, "group", "a group that this process belongs to", group)
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return dist.get_world_size(self.group) if self._is_connected else 1
+
+    @property
+    def rank(self) -> int:
+        """The number of this process."""
+        return dist.get_rank(self.group) if self._is_connected else 0
+
+    @property
+    def _is_connected(self) -> bool:
+        return dist.is_available() and dist.is_initialized()
+
+    # Differentiable collectives --------------------------------------------------------------------------------------
+
+    def sum_parts(self, part: Tensor) -> Tensor:
+        """Return the global sum of the parts of all processes."""
+        return _SumParts.apply(part, self)
+
+    def stack_parts(self, part: Tensor) -> Tensor:
+        """Return the global tensor (R, …) of the parts of all R processes."""
+        return _StackParts.apply(part, self)
+
+    def share(self, *tensors: Tensor | None) -> list[Tensor | None]:
+        """Return global tensors for use in a part; their gradients are summed over processes."""
+        shared = iter(_Share.apply(self, *(t for t in tensors if t is not None)))
+        return [None if t is None else next(shared) for t in tensors]
+
+    def gather_rows(self, rows: Tensor, counts: Sequence[int], factor: float = 1.0) -> Tensor:
+        """Return the global tensor of the rows of all processes, `counts[r]` from process r.
+
+        The gradient returns to the rows of this process, multiplied by `factor`.
+        """
+        return _GatherRows.apply(rows, self, counts, factor)
+
+    def local_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return this process's rows of a global tensor. Gradients are gathered, since they differ by process."""
+        return _LocalRows.apply(rows, self, counts)
+
+    # Collectives without gradient ------------------------------------------------------------------------------------
+
+    def add_(self, part: Tensor) -> Tensor:
+        """Sum a tensor over processes in place."""
+        if self.size > 1:
+            with self._explain_failure("sum"):
+                dist.all_reduce(part, group=self.group)
+        return part
+
+    def all_gather(self, part: Tensor) -> list[Tensor]:
+        """Return the tensors of all processes, which must have the same shape."""
+        if self.size == 1:
+            return [part]
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        with self._explain_failure("gather"):
+            dist.all_gather(parts, part, group=self.group)
+        return parts
+
+    def concatenate_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return the rows of all processes, of which process r has `counts[r]`."""
+        if self.size == 1:
+            return rows.clone()
+        # `all_gather` needs equal shapes, so pad to the largest count.
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        return torch.cat([part[:count] for part, count in zip(self.all_gather(padded), counts, strict=True)])
+
+    def exchange_columns(self, block: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+        """Return this process's rows of a matrix whose columns are distributed over processes.
+
+        Args:
+            block: all rows of the columns of this process.
+            rows: the number of rows of each process.
+            columns: the number of columns of each process.
+        """
+        if self.size == 1:
+            return block
+        num_rows = rows[self.rank]
+        sent = [count * columns[self.rank] for count in rows]
+        received = [num_rows * count for count in columns]
+        flat = block.new_empty(sum(received))
+        with self._explain_failure("exchange"):
+            dist.all_to_all_single(flat, block.flatten(), received, sent, group=self.group)
+        pieces = zip(flat.split(received), columns, strict=True)
+        return torch.cat([piece.view(num_rows, count) for piece, count in pieces], 1)
+
+    def gather_at_first(self, rows: Tensor, counts: Sequence[int]) -> Tensor | None:
+        """Return the rows of all processes in CPU memory on the first process, and None on the others."""
+        if self.rank > 0:
+            with self._explain_failure("send"):
+                dist.send(rows.contiguous(), group=self.group, group_dst=0)
+            return None
+        result = torch.empty(sum(counts), *rows.shape[1:], dtype=rows.dtype, device=torch.default_generator.device)
+        pieces = result.split(list(counts))
+        pieces[0].copy_(rows)
+        for source in range(1, self.size):
+            buffer = rows.new_empty(counts[source], *rows.shape[1:])
+            with self._explain_failure("receive"):
+                dist.recv(buffer, group=self.group, group_src=source)
+            pieces[source].copy_(buffer)
+        return result
+
+    def objects(self, value: Any) -> list[Any]:
+        """Return the Python objects of all processes."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        with self._explain_failure("gather"):
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def raise_any(self, problem: str | None) -> None:
+        """Raise a `ValueError` in every process if any process has a problem."""
+        for rank, message in enumerate(self.objects(problem)):
+            if message is not None:
+                raise ValueError(message if self.size == 1 else f"process {rank}: {message}")
+
+    @contextlib.contextmanager
+    def _explain_failure(self, action: str) -> Iterator[None]:
+        """Turn the error of a failed collective into a message that says what it means."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"process {self.rank} of {self.size} could not {action} with the others: one of them has ended, or did "
+                "not answer within the time-out of the process group"
+            ) from error
+
+
+def problem_of(check: Callable[[], object]) -> str | None:
+    """Return the message of the `ValueError` that `check` raises, or None."""
+    try:
+        check()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+class _SumParts(torch.autograd.Function):
+    @staticmethod
+    def forward(part: Tensor, processes: Processes) -> Tensor:
+        return processes.add_(part.clone())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _StackParts(torch.autograd.Function):
+    @staticmethod
+    def forward(part: Tensor, processes: Processes) -> Tensor:
+        return torch.stack(processes.all_gather(part))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.rank = inputs[1].rank
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad[ctx.rank], None
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(processes: Processes, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(t.view_as(t) for t in tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.processes = inputs[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # One collective for all tensors.
+        flat = ctx.processes.add_(torch.cat([grad.flatten() for grad in grads]))
+        parts = flat.split([grad.numel() for grad in grads])
+        return None, *(part.view_as(grad) for part, grad in zip(parts, grads, strict=True))
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(rows: Tensor, processes: Processes, counts: Sequence[int], factor: float) -> Tensor:
+        return processes.concatenate_rows(rows, counts)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        rows, processes, counts, ctx.factor = inputs
+        first = sum(counts[: processes.rank])
+        ctx.rows = slice(first, first + len(rows))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return grad[ctx.rows] * ctx.factor, None, None, None
+
+
+class _LocalRows(torch.autograd.Function):
+    @staticmethod
+    def forward(rows: Tensor, processes: Processes, counts: Sequence[int]) -> Tensor:
+        return rows.split(list(counts))[processes.rank].clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.processes, ctx.counts = inputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.processes.concatenate_rows(grad, ctx.counts), None, None

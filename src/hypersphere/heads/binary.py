@@ -1,0 +1,117 @@
+r"""SphereFace2: one binary classifier per class instead of one softmax over all classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hypersphere import _numerics
+from hypersphere._validation import is_number, require
+from hypersphere.functions.angular import PowerCosine
+from hypersphere.functions.margin import Margin, TwoSided
+from hypersphere.heads.fused_loss import SOFTPLUS_SUM, ClassTerms
+from hypersphere.heads.head import AngularHead
+from hypersphere.heads.schedules import Ramp
+
+__all__ = ["BinaryHead"]
+
+
+class BinaryHead(AngularHead):
+    r"""C binary classifiers with one shared bias (Wen et al., SphereFace2, ICLR 2022, equations 5–7).
+
+        loss = λ/s·log(1 + exp(−f_y)) + (1−λ)/s·Σ_{j≠y} log(1 + exp(f_j)),   f_j = s·g(θ_j) + b
+
+    The authors' code also multiplies the loss by 50, so its learning rates do not carry over.
+
+    Args:
+        in_features: d, the length of a feature.
+        num_classes: C ≥ 2.
+        radius: s > 0.
+        balance: λ in (0, 1), the weight of the target's classifier.
+        angular: g.
+        margin: ψ; `TwoSided` lowers the target's response and raises the others'.
+        gradient: "detached", as in the authors' code, or "true".
+        ramp: a schedule of the strength of the margin.
+        ignore_index: a label whose samples do not count.
+        reduction: "mean", "sum" or "none".
+
+    Example:
+        >>> head = BinaryHead(8, 3)
+        >>> head(torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])).shape
+        torch.Size([])
+    """
+
+    class_reduction = SOFTPLUS_SUM
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        radius: float = 40.0,
+        balance: float = 0.7,
+        angular: str | Callable[[Tensor], Tensor] = PowerCosine(3.0),  # noqa: B008
+        margin: str | Margin | None = TwoSided(0.4),  # noqa: B008
+        gradient: str = "detached",
+        ramp: Ramp | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+    ) -> None:
+        require(is_number(balance, 0, 1) and 0 < balance < 1, "balance", "a number in (0, 1)", balance)
+        require(is_number(radius, 0) and radius > 0, "radius", "a positive number", radius)
+        self.balance = balance  # set before the parent's constructor, which initialises the bias
+        super().__init__(
+            in_features,
+            num_classes,
+            radius=radius,
+            angular=angular,
+            margin=margin,
+            bias=True,
+            gradient=gradient,
+            ramp=ramp,
+            ignore_index=ignore_index,
+            reduction=reduction,
+        )
+
+    def extra_repr(self) -> str:
+        """Show the sizes and all settings that differ from the defaults."""
+        return f"{super().extra_repr()}, balance={self.balance}"
+
+    def reset_parameters(self) -> None:
+        """Draw class vectors uniformly, and set the bias to the minimiser of the loss at right angles."""
+        super().reset_parameters()
+        assert self.bias is not None
+        if _numerics.values_readable(self.bias):
+            nn.init.constant_(self.bias, self._initial_bias())
+
+    @torch.no_grad()
+    def _initial_bias(self) -> float:
+        r"""Return the b that minimises the loss of a feature that is perpendicular to all class vectors.
+
+        With a_y and a_j the scores at a right angle without bias, the derivative of the loss is zero if
+        λ·σ(−a_y − b) = (1−λ)(C−1)·σ(a_j + b), a quadratic equation in e^b.
+        """
+        right_angle = torch.zeros(1, dtype=torch.float64)
+        radius = float(self.radius)
+        if self.margin is None:
+            target = radius * float(self.angular(right_angle))
+        else:
+            target = radius * float(self._target_response(right_angle, right_angle + radius, 1.0, self._statistics()))
+        others = radius * float(self._other_response(right_angle, 1.0))
+        odds = self.balance / ((1 - self.balance) * (self.num_classes - 1))
+        root = math.sqrt((1 - odds) ** 2 + 4 * odds * math.exp(target - others))
+        if odds > 1:  # the other form of the root would cancel here
+            return math.log((root + odds - 1) / 2) - target
+        return math.log(2 * odds) - others - math.log(1 - odds + root)
+
+    def _bias_size(self) -> int:
+        return 1
+
+    def _row_losses(self, terms: ClassTerms, score: Tensor, labels: Tensor) -> Tensor:
+        """Return the weighted sum of all binary losses of each sample."""
+        target = F.softplus(-score, threshold=50)
+        return (self.balance * target + (1 - self.balance) * terms.others) / float(self.radius)

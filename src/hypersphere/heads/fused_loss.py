@@ -1,0 +1,586 @@
+r"""The loss of a head from a few numbers per sample, computed in blocks of classes.
+
+A margin changes only the score of the target class. So a loss needs one reduction over all other classes per sample,
+and the product of the feature with its target class vector. `class_terms` computes these numbers, `row_losses` turns
+them into a cross entropy. `class_terms` has two implementations of the same formulas: `plain_terms`, through a B×C
+matrix and automatic differentiation, and a fused one with the derivatives below, which is faster and needs less memory.
+
+**Forward.** Write z_bj = x_b·ŵ_j (x_b·w_j if class vectors keep their norms), r for the response of the other classes
+(the identity for cosine scores), f_bj = ρ_b·r(z_bj) + β_j for the scores and y for the label of sample b. Then
+
+    others_b = log Σ_{j≠y} exp f_bj,     weighted_sum_b = Σ_{j≠y} v_j·f_bj,     target_b = z_by.
+
+**Backward.** Let G, S and H be the gradients of the loss with respect to these three. With
+
+    P_bj = G_b·exp(f_bj − others_b) + S_b·v_j  (j ≠ y),   D_bj = P_bj·ρ_b·r′(z_bj)  (j ≠ y),   D_by = H_b
+
+the gradients are
+
+    ∂β_j = Σ_b P_bj,     ∂ρ_b = Σ_j P_bj·r(z_bj),     ∂x_b = Σ_j (D_bj/‖w_j‖)·w_j,
+    ∂w_j = (Σ_b D_bj·x_b − a_j·ŵ_j)/‖w_j‖,            a_j = Σ_b D_bj·z_bj.
+
+The last line is the projection to the tangent space of the sphere. The radial part a_j is a sum over the batch, not
+over the d entries of w_j, and class vectors are never normalised as a tensor: products are divided by row norms.
+
+**Energy** (SphereFace+). The energy of the class vectors of the batch, E = Σ_b Σ_{j≠y} φ(c_bj) with c_bj = ŵ_y·ŵ_j and
+φ(c) = 1/(2 − 2c), needs the products of the rows ŵ_y with the same class vectors. These rows are stacked below the
+features, so one matrix product per block gives both, and φ′(c) = 1/(2(1−c)²) are further rows of D.
+
+**Memory.** A block of class vectors fits into the cache, where its norms, products, exponentials and gradient are
+computed. All products are saved for the backward pass if there are at most 2²⁶ of them (256 MB in float32). If there
+are more, backward computes them again, and memory beyond the weight and its gradient does not grow with the number of
+classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from hypersphere import _numerics, sphere
+from hypersphere.functions._pairwise import PairPotential, cross_repulsion
+from hypersphere.functions.kernel import Riesz
+
+__all__ = [
+    "LOG_SUM_EXP",
+    "SOFTPLUS_SUM",
+    "ClassReduction",
+    "ClassTerms",
+    "ClassTermsFunction",
+    "ScoreRule",
+    "class_terms",
+    "plain_terms",
+    "reduce_rows",
+    "row_losses",
+    "straight_through",
+]
+
+_WEIGHT_ENTRIES_PER_BLOCK = 2**20  # 4 MB of class vectors in float32, which stay in the cache
+_PRODUCTS_PER_BLOCK = 2**22
+_SAVED_PRODUCTS = 2**26
+_ENERGY = PairPotential(Riesz(2))
+
+
+@dataclass(frozen=True)
+class ClassReduction:
+    """How the scores of the other classes are reduced to one number per sample.
+
+    Args:
+        within: reduces the scores of a block of classes, (B, n) → (B,). A score of −∞ contributes nothing.
+        across: reduces the results of several blocks, (B, blocks) → (B,).
+        derivative: writes d(result)/d(scores) of a block into its last argument, given scores and the final result.
+    """
+
+    within: Callable[[Tensor], Tensor]
+    across: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+LOG_SUM_EXP = ClassReduction(
+    within=lambda scores: torch.logsumexp(scores, 1),
+    across=lambda parts: torch.logsumexp(parts, 1),
+    derivative=lambda scores, others, out: torch.sub(scores, others.unsqueeze(1), out=out).exp_(),
+)
+SOFTPLUS_SUM = ClassReduction(
+    within=lambda scores: F.softplus(scores, threshold=50).sum(1),
+    across=lambda parts: parts.sum(1),
+    derivative=lambda scores, others, out: torch.sigmoid(scores, out=out),
+)
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """How products become scores of the other classes, and which terms the loss needs.
+
+    Args:
+        unit_rows: whether class vectors count as unit vectors.
+        response: r, a function of the cosine; None if scores are the products themselves.
+        derivative: dr/dc as a function of the cosine and the response; None to differentiate r automatically.
+        detached: whether the response passes its gradient on as the bare cosine would.
+        learned: whether r has parameters of its own, which only automatic differentiation reaches.
+        reduction: the reduction over the other classes.
+        shared_bias: whether all classes share one bias.
+        target_norm: whether ‖w_y‖ is needed.
+        target_direction: whether ŵ_y is needed, without gradient.
+        energy: whether the energy of the class vectors of the batch is needed.
+    """
+
+    unit_rows: bool
+    response: Callable[[Tensor], Tensor] | None = None
+    derivative: Callable[[Tensor, Tensor], Tensor] | None = None
+    detached: bool = False
+    learned: bool = False
+    reduction: ClassReduction = LOG_SUM_EXP
+    shared_bias: bool = False
+    target_norm: bool = False
+    target_direction: bool = False
+    energy: bool = False
+
+    def scores(self, z: Tensor, rho: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Return f = ρ·r(z) + β. The result is `z` itself if there is neither a response nor a bias."""
+        if self.response is not None and rho is not None:
+            response = self.response(z)
+            z = rho.unsqueeze(1) * (straight_through(z, response) if self.detached else response)
+        return z if bias is None else z + bias
+
+
+class ClassTerms(NamedTuple):
+    """What a loss needs from all classes; one number per sample unless noted otherwise. Unneeded terms are None.
+
+    Fields:
+        others: the reduction over the scores of the other classes.
+        weighted_sum: Σ_{j≠y} v_j·f_j, for label smoothing.
+        target: the product of the feature with the class vector of the label, 0 if the label is −1.
+        target_norm: ‖w_y‖.
+        target_bias: β_y, unless all classes share one bias.
+        target_direction: (B, d) ŵ_y, without gradient.
+        energy: a scalar, the energy summed over counted samples and over the other classes.
+        in_range: a boolean scalar, False if the fused pass lost precision: a class vector is zero, its squares overflow
+            or underflow, or two class vectors nearly coincide while an energy is needed.
+    """
+
+    others: Tensor
+    weighted_sum: Tensor | None
+    target: Tensor
+    target_norm: Tensor | None
+    target_bias: Tensor | None
+    target_direction: Tensor | None
+    energy: Tensor | None
+    in_range: Tensor
+
+
+class ClassTermsFunction(Protocol):
+    """The signature of `class_terms`. A sharded head replaces it by one that also sums over processes."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        w: Tensor,
+        labels: Tensor,
+        rule: ScoreRule,
+        *,
+        rho: Tensor | None = None,
+        bias: Tensor | None = None,
+        class_weights: Tensor | None = None,
+        counted: Tensor | None = None,
+        check_range: bool = False,
+    ) -> ClassTerms:
+        """Return the terms of all classes."""
+
+
+def straight_through(plain: Tensor, value: Tensor) -> Tensor:
+    """Return `value` with the gradient of `plain`."""
+    return plain + (value - plain).detach()
+
+
+def class_terms(
+    x: Tensor,
+    w: Tensor,
+    labels: Tensor,
+    rule: ScoreRule,
+    *,
+    rho: Tensor | None = None,
+    bias: Tensor | None = None,
+    class_weights: Tensor | None = None,
+    counted: Tensor | None = None,
+    check_range: bool = False,
+    energy_rows: Tensor | None = None,
+) -> ClassTerms:
+    """Return the terms for features `x` (B, d) and class vectors `w` (C, d), by the fused pass where possible.
+
+    Args:
+        x: features; unit features if the rule has a response.
+        w: class vectors, with the dtype of `x`.
+        labels: (B,) int64 in [0, C), or −1 for a sample whose target is not among these classes.
+        rule: how products become scores, and which terms are needed.
+        rho: (B,) factors of the responses; None without a response.
+        bias: (C,) or, if shared, (1,).
+        class_weights: (C,) factors v of the weighted sum of scores; None if it is not needed.
+        counted: (B,) booleans, the samples whose energy counts; None for all.
+        check_range: whether to read `in_range` here and to use plain operations if it is False. The energy is then
+            computed by `cross_repulsion`, which is exact for class vectors that nearly coincide.
+        energy_rows: (B, d) class vectors of the labels; None to take them from `w`.
+    """
+    fusable = not rule.learned and (rule.response is None or rule.unit_rows) and len(x) > 0
+    with _numerics.autocast_disabled(x):
+        # Tracing and torch.func need plain operations, and so does forward-mode differentiation.
+        if not fusable or not _numerics.values_readable(x, w, labels) or forward_ad._current_level >= 0:
+            return plain_terms(x, w, labels, rule, rho, bias, class_weights, counted, energy_rows)
+        fused_rule = replace(rule, energy=False) if check_range else rule
+        outputs = _FusedTerms.apply(x, w, rho, bias, labels, class_weights, counted, fused_rule)
+        others, weighted_sum, target, target_norm, energy, in_range = outputs[:6]
+        if check_range:
+            if not bool(in_range):
+                return plain_terms(x, w, labels, rule, rho, bias, class_weights, counted, energy_rows)
+            energy = cross_repulsion(energy_rows, w, labels, _ENERGY, counted) if rule.energy else None
+        target_bias, direction = _target_bias(bias, labels, rule), _target_direction(w, labels, rule)
+        return ClassTerms(others, weighted_sum, target, target_norm, target_bias, direction, energy, in_range)
+
+
+def plain_terms(
+    x: Tensor,
+    w: Tensor,
+    labels: Tensor,
+    rule: ScoreRule,
+    rho: Tensor | None = None,
+    bias: Tensor | None = None,
+    class_weights: Tensor | None = None,
+    counted: Tensor | None = None,
+    energy_rows: Tensor | None = None,
+) -> ClassTerms:
+    """Return the terms through a B×C matrix of scores and automatic differentiation; arguments as in `class_terms`."""
+    w_norm, w_hat = sphere.polar(w)
+    z = x @ (w_hat if rule.unit_rows or rule.response is not None else w).mT
+    scores = rule.scores(z, rho, None)
+    if rule.response is not None and not rule.unit_rows:
+        scores = scores * w_norm.mT
+    if bias is not None:
+        scores = scores + bias
+    column, is_absent = labels.clamp_min(0).unsqueeze(1), (labels < 0).unsqueeze(1)
+    is_target = torch.zeros_like(scores, dtype=torch.bool).scatter(1, column, ~is_absent)
+    others = rule.reduction.within(scores.masked_fill(is_target, float("-inf")))
+    weighted_sum = None
+    if class_weights is not None:
+        weighted_sum = (scores * class_weights).masked_fill(is_target, 0).sum(1)
+    target = z.gather(1, column).masked_fill(is_absent, 0).squeeze(1)
+    target_norm = w_norm[column.squeeze(1)].masked_fill(is_absent, 0).squeeze(1) if rule.target_norm else None
+    energy = None
+    if rule.energy:
+        energy = cross_repulsion(energy_rows, w, labels, _ENERGY, counted)
+    target_bias, direction = _target_bias(bias, labels, rule), _target_direction(w, labels, rule)
+    in_range = torch.ones((), dtype=torch.bool, device=x.device)
+    return ClassTerms(others, weighted_sum, target, target_norm, target_bias, direction, energy, in_range)
+
+
+def _target_bias(bias: Tensor | None, labels: Tensor, rule: ScoreRule) -> Tensor | None:
+    if bias is None or rule.shared_bias:
+        return None
+    return bias[labels.clamp_min(0)].masked_fill(labels < 0, 0)
+
+
+def _target_direction(w: Tensor, labels: Tensor, rule: ScoreRule) -> Tensor | None:
+    if not rule.target_direction:
+        return None
+    direction = sphere.polar(w.detach()[labels.clamp_min(0)])[1]
+    return direction.masked_fill((labels < 0).unsqueeze(1), 0)
+
+
+# The fused pass ------------------------------------------------------------------------------------------------------
+
+
+class _Block(NamedTuple):
+    """A range of classes, and the samples whose target is among them."""
+
+    classes: slice
+    is_inside: Tensor  # (B, 1) whether the target of a sample is in the block
+    column: Tensor  # (B, 1) the column of the target in the block; any column for samples whose target is elsewhere
+
+    def at_targets(self, scores: Tensor) -> Tensor:
+        """Return the entries of `scores` at the targets, (B, 1)."""
+        return scores.gather(1, self.column)
+
+    def fill_targets_(self, scores: Tensor, values: Tensor | float) -> None:
+        """Overwrite the entries at the targets of this block with `values`, a number or (B,)."""
+        new = values.unsqueeze(1) if isinstance(values, Tensor) else values
+        scores.scatter_(1, self.column, torch.where(self.is_inside, new, self.at_targets(scores)))
+
+
+def _blocks(labels: Tensor, w: Tensor, num_rows: int) -> Iterator[_Block]:
+    """Cut the classes into blocks whose class vectors and products fit into the cache."""
+    num_classes, dim = w.shape
+    size = max(1, min(_WEIGHT_ENTRIES_PER_BLOCK // dim, _PRODUCTS_PER_BLOCK // num_rows))
+    if num_classes <= 2 * size:
+        size = num_classes  # two small products are slower than one of twice the size
+    for start in range(0, num_classes, size):
+        stop = min(start + size, num_classes)
+        local = (labels - start).unsqueeze(1)
+        column = local.clamp(0, stop - start - 1)
+        yield _Block(slice(start, stop), column == local, column)
+
+
+def _products(rows: Tensor, w: Tensor, norms: Tensor | None, block: _Block) -> Tensor:
+    """Return the products of all rows with a block of class vectors, which count as unit vectors if norms are given."""
+    z = rows @ w[block.classes].mT
+    return z if norms is None else z.div_(norms[block.classes])
+
+
+def _block_bias(bias: Tensor | None, rule: ScoreRule, block: _Block) -> Tensor | None:
+    return bias if bias is None or rule.shared_bias else bias[block.classes]
+
+
+def _stacked_rows(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor | None]:
+    """Return the left factor of all products, with the rows ŵ_y of the energy below the features, and their norms."""
+    if not rule.energy:
+        return x, None
+    w_target = w[labels]
+    row_norms = torch.linalg.vector_norm(w_target, dim=1, keepdim=True)
+    return torch.cat([x, w_target / row_norms]), row_norms
+
+
+class _FusedTerms(torch.autograd.Function):
+    """The terms and their gradients, block by block; see the derivation at the top of this file."""
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        w: Tensor,
+        rho: Tensor | None,
+        bias: Tensor | None,
+        labels: Tensor,
+        class_weights: Tensor | None,
+        counted: Tensor | None,
+        rule: ScoreRule,
+    ) -> Any:
+        batch = len(x)
+        rows, _ = _stacked_rows(x, w, labels, rule)
+        save_products = len(rows) * len(w) <= _SAVED_PRODUCTS
+        norms = w.new_empty(len(w)) if rule.unit_rows else None
+        target = x.new_zeros(batch, 1)
+        weighted_sum = None if class_weights is None else x.new_zeros(batch)
+        row_energies, smallest = x.new_zeros(batch), []
+        parts, products = [], []
+        for block in _blocks(labels, w, len(rows)):
+            if norms is not None:
+                torch.linalg.vector_norm(w[block.classes], dim=1, out=norms[block.classes])
+            stacked = _products(rows, w, norms, block)
+            z = stacked[:batch]
+            # The target's product, from the one block that contains it.
+            z_target = block.at_targets(z)
+            target = torch.where(block.is_inside, z_target, target)
+            # weighted_sum += Σ_{j≠y} v_j·f_j
+            scores = rule.scores(z, rho, _block_bias(bias, rule, block))
+            if weighted_sum is not None and class_weights is not None:
+                weights = class_weights[block.classes]
+                of_target = block.at_targets(scores) * weights[block.column.squeeze(1)].unsqueeze(1)
+                weighted_sum += scores @ weights - torch.where(block.is_inside, of_target, 0).squeeze(1)
+            # The reduction over the other classes of this block: the target is excluded by a score of −∞.
+            block.fill_targets_(scores, float("-inf"))
+            parts.append(rule.reduction.within(scores))
+            if scores is z and save_products:
+                block.fill_targets_(z, z_target.squeeze(1))  # −∞ was written into the products themselves
+            if rule.energy:
+                # Σ_{j≠y} 1/(2 − 2c): the pair of a class with itself is excluded by an infinite distance.
+                half_squares = 1 - stacked[batch:]
+                block.fill_targets_(half_squares, float("inf"))
+                smallest.append(half_squares.amin())
+                row_energies += half_squares.reciprocal_().sum(1)
+            if save_products:
+                products.append(stacked)
+        others = parts[0] if len(parts) == 1 else rule.reduction.across(torch.stack(parts, 1))
+        target_norm, target_peaks = None, None
+        if rule.target_norm:
+            w_target = w[labels.clamp_min(0)]
+            target_norm = torch.linalg.vector_norm(w_target, dim=1).masked_fill(labels < 0, 0)
+            target_peaks = torch.linalg.vector_norm(w_target, torch.inf, dim=1)
+        energy = None
+        if rule.energy:
+            counted_energies = row_energies if counted is None else row_energies.masked_fill(~counted, 0)
+            energy = counted_energies.sum() / 2
+        in_range = _in_range(norms, target_peaks, smallest, x)
+        return others, weighted_sum, target.squeeze(1), target_norm, energy, in_range, norms, *products
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        *tensors, ctx.rule = inputs
+        others, _, _, target_norm, _, in_range, norms, *products = output
+        # Norms and products are outputs only because that is how `setup_context` receives intermediate results.
+        ctx.mark_non_differentiable(*(t for t in (in_range, norms, *products) if t is not None))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, others, target_norm, norms, *products)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        x = ctx.saved_tensors[0]
+        with _numerics.autocast_disabled(x):
+            backward = _differentiable_backward if torch.is_grad_enabled() else _blocked_backward
+            return (*backward(ctx, grads[:5]), None, None, None, None)
+
+
+def _in_range(norms: Tensor | None, target_peaks: Tensor | None, half_squares: list[Tensor], x: Tensor) -> Tensor:
+    """Return a boolean scalar: False if squares left the range of the dtype or two class vectors nearly coincide.
+
+    Args:
+        norms: norms of all class vectors, if they are divided by.
+        target_peaks: largest entries of the class vectors of the labels, if their norms are needed.
+        half_squares: the smallest 1 − c of each block, half the squared distance of two class vectors.
+        x: features, for dtype and device.
+    """
+    in_range = torch.ones((), dtype=torch.bool, device=x.device) if norms is None else _numerics.squares_in_range(norms)
+    if target_peaks is not None:
+        # The norm of a zero vector is exact.
+        in_range = in_range & _numerics.squares_in_range(target_peaks.masked_fill(target_peaks == 0, 1))
+    if half_squares:
+        in_range = in_range & (torch.stack(half_squares).amin() > _numerics.close_pair_threshold(x.dtype, 2.0) / 2)
+    return in_range
+
+
+def _differentiable_backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    """Return the gradients as a differentiable graph, for `create_graph=True`."""
+    x, w, rho, bias, labels, class_weights, counted = ctx.saved_tensors[:7]
+    terms = plain_terms(x, w, labels, ctx.rule, rho, bias, class_weights, counted)
+    outputs = (terms.others, terms.weighted_sum, terms.target, terms.target_norm, terms.energy)
+    pairs = [(term, grad) for term, grad in zip(outputs, grads, strict=True) if term is not None and grad is not None]
+    variables = (x, w, rho, bias)
+    needed = [t is not None and need for t, need in zip(variables, ctx.needs_input_grad, strict=False)]
+    inputs = [t for t, need in zip(variables, needed, strict=True) if need]
+    results = iter(
+        torch.autograd.grad(
+            [term for term, _ in pairs], inputs, [grad for _, grad in pairs], create_graph=True, allow_unused=True
+        )
+    )
+    return [next(results) if need else None for need in needed]
+
+
+def _blocked_backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """Return the gradients with respect to x, w, ρ and β; see the top of this file."""
+    x, w, rho, bias, labels, class_weights, counted, others, target_norm, norms, *products = ctx.saved_tensors
+    rule: ScoreRule = ctx.rule
+    grad_others, grad_sum, grad_target, grad_norm, grad_energy = grads
+    needs_x, needs_w, needs_rho, needs_bias = ctx.needs_input_grad[:4]
+    batch = len(x)
+    rows, row_norms = _stacked_rows(x, w, labels, rule)
+    grad_rows = torch.zeros_like(rows) if needs_x or rule.energy else None
+    grad_w = torch.empty_like(w) if needs_w else None
+    grad_rho = torch.zeros_like(rho) if needs_rho else None
+    grad_bias = torch.zeros_like(bias) if needs_bias else None
+    energy_factor = _energy_factor(grad_energy, counted, x) if rule.energy else None
+    radial = x.new_zeros(batch, 1)
+    for number, block in enumerate(_blocks(labels, w, len(rows))):
+        stacked = products[number] if products else _products(rows, w, norms, block)
+        grad_stacked = torch.empty_like(stacked)
+        z, grad_z = stacked[:batch], grad_stacked[:batch]
+
+        # r(z), with a graph if its derivative has to be found automatically
+        response, leaf = None, None
+        if rule.response is not None:
+            needs_graph = rule.derivative is None and not rule.detached
+            with torch.set_grad_enabled(needs_graph):
+                leaf = z.detach().requires_grad_() if needs_graph else None
+                response = rule.response(z if leaf is None else leaf)
+
+        # P = G·∂others/∂f + S·v, and zero at the target
+        scores = z if response is None else rho.unsqueeze(1) * response.detach()
+        block_bias = _block_bias(bias, rule, block)
+        scores = scores if block_bias is None else scores + block_bias
+        if grad_others is None:
+            grad_z.zero_()
+        else:
+            rule.reduction.derivative(scores, others, grad_z).mul_(grad_others.unsqueeze(1))
+        if grad_sum is not None and class_weights is not None:
+            grad_z.addcmul_(grad_sum.unsqueeze(1), class_weights[block.classes])
+        if bias is not None or rho is not None:
+            block.fill_targets_(grad_z, 0.0)
+
+        # ∂β = Σ_b P and ∂ρ = Σ_j P·r
+        if grad_bias is not None:
+            if rule.shared_bias:
+                grad_bias += grad_z.sum()
+            else:
+                torch.sum(grad_z, 0, out=grad_bias[block.classes])
+        if grad_rho is not None and response is not None:
+            grad_rho += torch.linalg.vecdot(grad_z, response.detach(), dim=1)
+
+        # D = P·ρ·r′(z), and H at the target
+        if response is not None:
+            grad_z.mul_(rho.unsqueeze(1))
+            if leaf is not None:
+                grad_z.copy_(torch.autograd.grad(response, leaf, grad_z)[0])
+            elif rule.derivative is not None and not rule.detached:
+                grad_z.mul_(rule.derivative(z, response))
+        block.fill_targets_(grad_z, 0.0 if grad_target is None else grad_target)
+
+        # The energy's rows of D: φ′(c) = 1/(2(1−c)²), and zero for the pair of a class with itself
+        if energy_factor is not None:
+            cosines, slopes = stacked[batch:], grad_stacked[batch:]
+            torch.sub(1, cosines, out=slopes).reciprocal_().square_().mul_(energy_factor)
+            block.fill_targets_(slopes, 0.0)
+            radial += torch.linalg.vecdot(slopes, cosines, dim=1).unsqueeze(1)
+
+        # ∂w = (Σ_b D·x − a·ŵ)/‖w‖ with a = Σ_b D·z, and ∂x = Σ_j (D/‖w‖)·w
+        w_block = w[block.classes]
+        if norms is not None:
+            inverse = norms[block.classes].reciprocal()
+            if grad_w is not None:
+                along = torch.linalg.vecdot(grad_stacked, stacked, dim=0).mul_(inverse).mul_(inverse).neg_()
+                torch.mul(w_block, along.unsqueeze(1), out=grad_w[block.classes])
+            grad_stacked.mul_(inverse)
+            if grad_w is not None:
+                grad_w[block.classes].addmm_(grad_stacked.mT, rows)
+        elif grad_w is not None:
+            torch.mm(grad_stacked.mT, rows, out=grad_w[block.classes])
+        if grad_rows is not None:
+            grad_rows.addmm_(grad_stacked, w_block)
+
+    # ∂‖w_y‖/∂w_y = ŵ_y, and zero for a zero class vector
+    if grad_w is not None and grad_norm is not None:
+        own = labels.clamp_min(0)
+        factor = grad_norm / target_norm.masked_fill(target_norm == 0, torch.inf)
+        grad_w.index_add_(0, own, w[own] * factor.unsqueeze(1))
+
+    # The rows of the energy are normalised class vectors, so their gradient is projected to the tangent space as well:
+    # ∂w_y += (Σ_j E·ŵ_j − (Σ_j E·c)·ŵ_y)/‖w_y‖.
+    if row_norms is not None and grad_w is not None and grad_rows is not None:
+        tangent = grad_rows[batch:].addcmul_(radial, rows[batch:], value=-1).div_(row_norms)
+        grad_w.index_add_(0, labels, tangent)
+    grad_x = grad_rows[:batch] if needs_x and grad_rows is not None else None
+    return grad_x, grad_w, grad_rho, grad_bias
+
+
+def _energy_factor(grad_energy: Tensor | None, counted: Tensor | None, x: Tensor) -> Tensor:
+    """Return the factor of 1/(1−c)² in each energy row, (B, 1): half the incoming gradient, 0 if not counted."""
+    factor = x.new_zeros(()) if grad_energy is None else grad_energy / 2
+    share = x.new_ones(len(x), 1) if counted is None else counted.to(x.dtype).unsqueeze(1)
+    return factor * share
+
+
+# Cross entropy -------------------------------------------------------------------------------------------------------
+
+
+def row_losses(
+    terms: ClassTerms, score: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None, smoothing: float
+) -> Tensor:
+    r"""Return the cross entropy of each sample, as `torch.nn.CrossEntropyLoss(reduction="none")` defines it.
+
+    Without options this is log(1 + exp(others − f_y)), times v_y for class weights v. Label smoothing ε adds
+    ε/C·Σ_j v_j·(log Σ_i exp f_i − f_j).
+
+    Args:
+        terms: the reductions over the other classes.
+        score: (B,) target scores f_y.
+        labels: (B,) classes.
+        num_classes: C.
+        weights: (C,) class weights v, or None.
+        smoothing: ε.
+    """
+    losses = F.softplus(terms.others - score, threshold=50)
+    if weights is not None:
+        losses = losses * weights[labels]
+    if terms.weighted_sum is None:
+        return losses
+    target_weight, total_weight = (1.0, num_classes) if weights is None else (weights[labels], weights.sum())
+    log_sum = torch.logaddexp(terms.others, score)
+    spread = total_weight * log_sum - terms.weighted_sum - target_weight * score
+    return (1 - smoothing) * losses + smoothing / num_classes * spread
+
+
+def reduce_rows(losses: Tensor, labels: Tensor, weights: Tensor | None, counted: Tensor, reduction: str) -> Tensor:
+    """Return the losses of all samples ("none"), their sum, or their mean weighted by class.
+
+    Samples that are not counted have loss 0, and so has a mean over no samples.
+    """
+    losses = losses.masked_fill(~counted, 0)
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    shares = counted.to(losses.dtype)
+    if weights is not None:
+        shares = shares * weights[labels]
+    total = shares.sum()
+    return losses.sum() / total.masked_fill(total == 0, 1)

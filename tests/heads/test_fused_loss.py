@@ -1,0 +1,181 @@
+"""The fused pass against the plain one, and both against sums that are written out."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.profiler import ProfilerActivity, profile
+
+import hypersphere as hs
+from hypersphere.heads import fused_loss
+from hypersphere.heads.fused_loss import LOG_SUM_EXP, SOFTPLUS_SUM, ScoreRule, class_terms, plain_terms
+
+
+def problem(batch=9, dim=6, classes=40, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, dim, generator=generator, dtype=torch.float64)
+    w = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
+    y = torch.randint(-1, classes, (batch,), generator=generator)
+    y[0], y[1], y[2] = -1, 0, classes - 1
+    rho = torch.rand(batch, generator=generator, dtype=torch.float64) + 0.5
+    bias = torch.randn(classes, generator=generator, dtype=torch.float64)
+    return x, w, y, rho, bias
+
+
+RULES = {
+    "unit": ScoreRule(True),
+    "raw": ScoreRule(False, target_norm=True),
+    "response": ScoreRule(True, hs.angular.Linear(), hs.angular.Linear().slope),
+    "response without derivative": ScoreRule(True, hs.angular.SquareCosine()),
+    "detached": ScoreRule(True, hs.angular.Sigmoid(), detached=True),
+    "binary": ScoreRule(True, hs.angular.PowerCosine(), reduction=SOFTPLUS_SUM),
+    "energy": ScoreRule(True, energy=True),
+    "energy and response": ScoreRule(True, hs.angular.PowerCosine(), energy=True),
+}
+FIELDS = ("others", "weighted_sum", "target", "target_norm", "target_bias", "energy")
+
+
+@pytest.fixture(params=["one block", "many blocks", "computed again"])
+def blocks(request, monkeypatch):
+    if request.param != "one block":
+        monkeypatch.setattr(fused_loss, "_WEIGHT_ENTRIES_PER_BLOCK", 6 * 7)  # seven classes per block
+    if request.param == "computed again":
+        monkeypatch.setattr(fused_loss, "_SAVED_PRODUCTS", 0)
+
+
+def evaluate(function, rule, smoothing, counted, x, w, y, rho, bias):
+    """Return all terms, and the gradients of a random linear combination of them."""
+    y = y.clamp_min(0) if rule.energy else y
+    leaves = [t.clone().requires_grad_() for t in (x, w, rho, bias)]
+    options = {"rho": leaves[2] if rule.response else None, "bias": leaves[3], "counted": counted}
+    options["class_weights"] = torch.linspace(0, 1, len(w), dtype=torch.float64) if smoothing else None
+    terms = function(leaves[0], leaves[1], y, rule, **options)
+    values = [getattr(terms, name) for name in FIELDS]
+    generator = torch.Generator().manual_seed(5)
+    factors = [torch.randn(len(x), generator=generator, dtype=torch.float64) for _ in values]
+    total = sum((f * t).sum() for f, t in zip(factors, values, strict=True) if t is not None)
+    total.backward()
+    return [*values, *(t.grad for t in leaves)]
+
+
+@pytest.mark.parametrize("smoothing", [False, True], ids=["plain", "smoothing"])
+@pytest.mark.parametrize("form", RULES)
+def test_class_terms_fused_values_and_gradients_equal_plain_ones(form, smoothing, blocks):
+    counted = torch.arange(9) != 3
+    ours = evaluate(class_terms, RULES[form], smoothing, counted, *problem())
+    expected = evaluate(plain_terms, RULES[form], smoothing, counted, *problem())
+    for a, b in zip(ours, expected, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
+
+
+def test_class_terms_others_are_the_sum_over_all_classes_except_the_target(blocks):
+    x, w, y, _, bias = problem()
+    unit = (w / w.norm(dim=1, keepdim=True)).numpy()
+    terms = class_terms(x, w, y, RULES["unit"], bias=bias)
+    for i in range(len(x)):
+        scores = unit @ x[i].numpy() + bias.numpy()
+        remaining = np.delete(scores, y[i].item()) if y[i] >= 0 else scores
+        assert terms.others[i].item() == pytest.approx(np.log(np.exp(remaining).sum()), rel=1e-12)
+        target = unit[y[i]] @ x[i].numpy() if y[i] >= 0 else 0
+        assert terms.target[i].item() == pytest.approx(target, abs=1e-12)
+        assert terms.target_bias[i].item() == (bias[y[i]].item() if y[i] >= 0 else 0)
+
+
+@pytest.mark.parametrize("form", [form for form in RULES if not RULES[form].detached])
+def test_class_terms_differentiate_twice(form, blocks):
+    x, w, y, rho, bias = problem(4, 3, 40)
+    rule = RULES[form]
+    y = y.clamp_min(0) if rule.energy else y
+
+    def loss(x, w, rho, bias):
+        terms = class_terms(x, w, y, rule, rho=rho if rule.response else None, bias=bias)
+        return sum(getattr(terms, name).square().sum() for name in FIELDS if getattr(terms, name) is not None)
+
+    inputs = [t.requires_grad_() for t in (x, w, rho, bias)]
+    assert gradcheck(loss, inputs, fast_mode=True)
+    assert gradgradcheck(loss, inputs, atol=1e-4, fast_mode=True)
+
+
+def test_class_terms_backward_twice_through_one_graph(blocks):
+    x, w, y, _, _ = problem()
+    w.requires_grad_()
+    loss = class_terms(x, w, y, RULES["unit"]).others.sum()
+    loss.backward(retain_graph=True)
+    first = w.grad.clone()
+    loss.backward()
+    torch.testing.assert_close(w.grad, 2 * first)
+
+
+@pytest.mark.parametrize("form", ["unit", "energy", "response"])
+def test_class_terms_float32_gradients_are_as_accurate_as_autograd(form):
+    x, *others = problem(batch=64, dim=32, classes=500)
+    arguments = (x / x.norm(dim=1, keepdim=True), *others)  # responses are functions of cosines
+    exact = evaluate(plain_terms, RULES[form], False, None, *arguments)
+    ours = evaluate(
+        class_terms, RULES[form], False, None, *(t.float() if t.is_floating_point() else t for t in arguments)
+    )
+    for a, b in zip(ours, exact, strict=True):
+        if a is not None:
+            error = (a.double() - b).norm() / b.norm().clamp_min(1e-30)
+            assert error < 1e-5
+
+
+def test_class_terms_in_range_is_false_for_zero_huge_tiny_and_coincident_class_vectors():
+    x, w, y, _, _ = problem()
+    y = y.clamp_min(0)
+    assert class_terms(x, w, y, RULES["energy"]).in_range
+    for factor in (0.0, 1e200, 1e-200):
+        changed = w.clone()
+        changed[3] *= factor
+        assert not class_terms(x, changed, y, RULES["unit"]).in_range
+    twin = w.clone()
+    twin[5] = 3 * twin[y[1]]
+    assert not class_terms(x, twin, y, RULES["energy"]).in_range
+    assert class_terms(x, twin, y, RULES["unit"]).in_range
+    assert class_terms(x, twin, y, RULES["energy"], check_range=True).in_range
+
+
+def test_head_computes_class_vectors_out_of_range_exactly():
+    x, y = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    head = hs.heads.modified_softmax(4, 5)
+    reference = copy.deepcopy(head)
+    with torch.no_grad():
+        head.weight[1] *= 1e25
+        head.weight[2] *= 1e-25
+    torch.testing.assert_close(head(x, y), reference(x, y))
+    with torch.no_grad():
+        head.weight[3] = 0
+    loss = head(x, y)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(head.weight.grad).all()
+    assert not head.weight.grad[3].any()
+
+
+def test_class_reduction_derivative_equals_autograd():
+    scores = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    for reduction in (LOG_SUM_EXP, SOFTPLUS_SUM):
+        value = reduction.within(scores)
+        (expected,) = torch.autograd.grad(value.sum(), scores)
+        out = torch.empty_like(expected)
+        torch.testing.assert_close(reduction.derivative(scores.detach(), value.detach(), out), expected)
+
+
+def test_class_terms_memory_does_not_grow_with_the_number_of_classes(monkeypatch):
+    monkeypatch.setattr(fused_loss, "_SAVED_PRODUCTS", 0)
+    monkeypatch.setattr(fused_loss, "_WEIGHT_ENTRIES_PER_BLOCK", 2**12)
+    x, y = torch.randn(64, 4, requires_grad=True), torch.randint(50_000, (64,))
+    w = torch.randn(50_000, 4, requires_grad=True)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        class_terms(x, w, y, ScoreRule(True)).others.sum().backward()
+    level = peak = 0
+    for event in trace.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            peak = max(peak, level)
+    gradient, block = w.numel() * 4, 64 * 2**10 * 4
+    assert gradient <= peak < gradient + 6 * block  # all products would be 49 blocks
