@@ -189,8 +189,8 @@ def test_small_integer_labels_are_welcome():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda x, y: (x, y + 3), r"y must be in \[0, 4\), but row \d+ is"),
-        (lambda x, y: (x, y - 9), r"y must be in \[0, 4\), but row 0 is -"),
+        (lambda x, y: (x, y + 3), r"y must lie in \[0, 4\), but row \d+ is"),
+        (lambda x, y: (x, y - 9), r"y must lie in \[0, 4\), but row 0 is -"),
         (lambda x, y: (x, y.double()), "y must be 6 integer labels"),
         (lambda x, y: (x, y[:-1]), "y must be 6 integer labels"),
         (lambda x, y: (x[:, :-1], y), r"x must be dense floating-point features of shape \(B, 5\)"),

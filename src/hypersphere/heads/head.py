@@ -635,7 +635,7 @@ def require_labels(y: Tensor, num_classes: int, ignore_index: int) -> None:
     is_bad = (y != ignore_index) & ((y < 0) | (y >= num_classes))
     if bool(is_bad.any()):
         row = int(is_bad.nonzero()[0])
-        raise ValueError(f"y must be in [0, {num_classes}), but row {row} is {int(y[row])}")
+        raise ValueError(f"y must lie in [0, {num_classes}), but row {row} is {int(y[row])}")
 
 
 # Checks and meaning of settings --------------------------------------------------------------------------------------
