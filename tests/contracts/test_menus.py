@@ -1,4 +1,4 @@
-"""The laws that every menu entry keeps; entries are found from the dictionaries, so listing one tests it."""
+"""Contracts that every entry of a menu satisfies. Entries are read from the menus, so a new one is tested at once."""
 
 import dataclasses
 import inspect
@@ -35,7 +35,7 @@ def build(menu, name):
 
 
 def inputs(menu, dtype=torch.float64, *, edges=False) -> tuple[Tensor, ...]:
-    """What entries of a menu are functions of: cosines, norms or distances; with `edges`, the hard ones."""
+    """Return cosines, norms or distances, the inputs of the entries of a menu; `edges` adds extreme values."""
     if menu in TWO_NORMS:
         values = [0.0, 0.3, 0.7, 1.7, 4.2] + ([1.0, 4e4 if dtype == torch.float16 else 1e20] if edges else [])
         x_norm = torch.tensor(values, dtype=dtype)
@@ -52,7 +52,7 @@ def call(menu, entry, tensors):
 
 @everywhere
 @every_type
-def test_finite_value_and_gradient_and_type_kept(menu, name, dtype):
+def test_entry_has_finite_values_and_gradients_in_the_dtype_of_its_input(menu, name, dtype):
     tensors = tuple(t.requires_grad_() for t in inputs(menu, dtype, edges=True))
     value = call(menu, build(menu, name), tensors)
     assert value.dtype == dtype
@@ -65,7 +65,7 @@ def test_finite_value_and_gradient_and_type_kept(menu, name, dtype):
 
 
 @everywhere
-def test_derivatives(menu, name):
+def test_entry_passes_gradcheck_and_gradgradcheck(menu, name):
     tensors = tuple(t.requires_grad_() for t in inputs(menu))
     if menu in TWO_NORMS:
         tensors = (tensors[0], (tensors[1].detach() + 0.01).requires_grad_())
@@ -78,15 +78,15 @@ def test_derivatives(menu, name):
 
 
 @everywhere
-def test_half_precision_is_computed_wide(menu, name):
+def test_entry_computes_half_precision_in_float32(menu, name):
     narrow = inputs(menu, torch.bfloat16)
     value = call(menu, build(menu, name), narrow)
     wide = call(menu, build(menu, name), tuple(t.double() for t in narrow))
-    torch.testing.assert_close(value.double(), wide, rtol=2**-8, atol=1e-4)  # no worse than the type's own rounding
+    torch.testing.assert_close(value.double(), wide, rtol=2**-8, atol=1e-4)  # within the rounding error of bfloat16
 
 
 @everywhere
-def test_values_agree_with_the_oracle(menu, name):
+def test_entry_matches_the_oracle(menu, name):
     tensors = inputs(menu)
     value = call(menu, build(menu, name), tensors).tolist()
     if menu == "angular":
@@ -105,7 +105,7 @@ def test_values_agree_with_the_oracle(menu, name):
 
 
 @everywhere
-def test_repr_evaluates_back(menu, name):
+def test_entry_has_a_repr_that_evaluates(menu, name):
     entry = build(menu, name)
     names = {k: v for module in (angular, magnitude, margin, kernel) for k, v in vars(module).items()}
     names |= vars(MENUS_MODULE[menu])
@@ -122,28 +122,28 @@ MENUS_MODULE = {
 
 
 @everywhere
-def test_every_field_matters(menu, name):
+def test_entry_uses_every_field(menu, name):
     entry, tensors = build(menu, name), inputs(menu)
     for field in dataclasses.fields(entry):
         value = getattr(entry, field.name)
         other = magnitude.Tanh(alpha=2.0, radius=3.0) if callable(value) else value + 0.5
         changed = dataclasses.replace(entry, **{field.name: other})
-        assert not torch.equal(everything_of(menu, changed, tensors), everything_of(menu, entry, tensors)), field.name
+        assert not torch.equal(all_outputs(menu, changed, tensors), all_outputs(menu, entry, tensors)), field.name
 
 
-def everything_of(menu, entry, tensors):
-    """All that an entry says: for a margin its other responses and its use of norms too."""
+def all_outputs(menu, entry, tensors):
+    """Return everything that an entry computes. A margin may also change other scores and use feature norms."""
     value = call(menu, entry, tensors)
     if isinstance(entry, margin.Margin):
         value = torch.cat([value, entry.others(*tensors)])
     if isinstance(entry, margin.NormAdaptive):
         quality = entry.quality(tensors[0].abs(), torch.tensor(0.5), torch.tensor(1.0))
-        value = torch.cat([value, quality, torch.tensor([entry.momentum])])  # the head moves its statistics by it
+        value = torch.cat([value, quality, torch.tensor([entry.momentum])])  # used by the head to update its statistics
     return value
 
 
 @everywhere
-def test_named_as_its_class_and_documented(menu, name):
+def test_entry_is_documented_and_named_like_its_class(menu, name):
     entry = MENUS[menu][name]
     if menu != "weighting":
         assert re.sub(r"(?<!^)(?=[A-Z])", "_", entry.__name__).lower() == name
@@ -152,7 +152,7 @@ def test_named_as_its_class_and_documented(menu, name):
 
 
 @everywhere
-def test_scalar_and_empty_tensors_are_welcome(menu, name):
+def test_entry_accepts_scalars_and_empty_tensors(menu, name):
     entry = build(menu, name)
     count = 2 if menu in TWO_NORMS else 1
     assert entry(*[torch.tensor(0.5)] * count).shape == ()
@@ -160,7 +160,7 @@ def test_scalar_and_empty_tensors_are_welcome(menu, name):
 
 
 @pytest.mark.parametrize("name", angular.ANGULARS)
-def test_angular_ends_and_fall(name):
+def test_angular_falls_from_one_to_minus_one(name):
     g = angular.ANGULARS[name]()
     c = torch.linspace(1, -1, 2001, dtype=torch.float64)
     values = g(c)
@@ -172,7 +172,7 @@ def test_angular_ends_and_fall(name):
 
 
 @pytest.mark.parametrize("name", angular.ANGULARS)
-def test_slope_is_the_derivative(name):
+def test_angular_slope_is_the_derivative(name):
     g = angular.ANGULARS[name]()
     c = torch.tensor([-1.0, -0.9, -0.3, 0.2, 0.7, 0.999, 1.0], dtype=torch.float64, requires_grad=True)
     value = g(c)
@@ -223,7 +223,7 @@ def test_margin_is_monotone_continuous_and_below_g(g, name, fields):
 
 
 @pytest.mark.parametrize("name", margin.MARGINS)
-def test_margin_grows_with_its_strength(name):
+def test_margin_increases_with_its_strength(name):
     c, psi = torch.linspace(-0.9, 0.9, 19, dtype=torch.float64), margin.MARGINS[name]()
     strengths = [torch.tensor(a, dtype=torch.float64) for a in (0.0, 0.3, 0.6, 1.0)]
     gaps = torch.stack([psi.others(c, strength=a) - psi(c, strength=a) for a in strengths])
@@ -232,13 +232,13 @@ def test_margin_grows_with_its_strength(name):
     torch.testing.assert_close(psi(c, strength=strengths[-1]), psi(c), atol=1e-10, rtol=0)
 
 
-def test_cosines_beyond_one_do_not_run_away():
+def test_margin_is_bounded_for_cosines_beyond_one():
     c = torch.tensor([1 + 5e-7, -1 - 5e-7])
     for m in (4, 16, 17, 100, 1000):
         torch.testing.assert_close(margin.Multiplicative(m)(c), torch.tensor([1.0, 1.0 - 2 * m]), rtol=1e-3, atol=1e-3)
 
 
-def test_norm_adaptive_margin_is_adafaces():
+def test_norm_adaptive_margin_matches_adaface():
     psi, theta = margin.NormAdaptive(m=0.4, h=0.333), torch.tensor([0.8, 0.8, 0.8, 2.0], dtype=torch.float64)
     norms = torch.tensor([5.0, 20.0, 35.0, 21.0], dtype=torch.float64)
     q = psi.quality(norms, torch.tensor(20.0).double(), torch.tensor(4.0).double())
@@ -250,7 +250,7 @@ def test_norm_adaptive_margin_is_adafaces():
 
 
 @pytest.mark.parametrize("g", angular.ANGULARS)
-def test_no_margin_is_no_margin(g):
+def test_margin_of_zero_strength_is_g(g):
     activation, c = angular.ANGULARS[g](), torch.linspace(-1, 1, 41, dtype=torch.float64)
     for psi in (margin.Multiplicative(1), margin.AdditiveCosine(0), margin.AdditiveAngle(0), margin.Combined()):
         torch.testing.assert_close(psi(c, activation), activation(c), atol=0, rtol=0)
@@ -263,14 +263,14 @@ def test_multiplicative_margin_of_cosine_has_slope_m_squared_at_the_pole():
         assert c.grad.tolist() == pytest.approx([m**2, m**2])
 
 
-def test_linear_margin_is_the_straight_line():
+def test_multiplicative_margin_of_linear_is_a_straight_line():
     c = torch.linspace(-1, 1, 41, dtype=torch.float64)
     torch.testing.assert_close(
         margin.Multiplicative(3)(c, angular.Linear()), 1 - 6 * torch.acos(c) / math.pi, atol=1e-12, rtol=0
     )
 
 
-def test_a_users_callable_serves_as_g_under_a_margin():
+def test_margin_accepts_a_custom_g():
     c = torch.linspace(-0.95, 0.95, 21, dtype=torch.float64)
     ours = margin.Multiplicative(3)(c, angular.Linear())
     theirs = margin.Multiplicative(3)(c, lambda c: 1 - 2 * torch.acos(c.clamp(-1, 1)) / math.pi)
@@ -278,7 +278,7 @@ def test_a_users_callable_serves_as_g_under_a_margin():
 
 
 @pytest.mark.parametrize("menu", MENUS)
-def test_unknown_name_lists_the_choices(menu):
+def test_choose_lists_the_menu_for_an_unknown_name(menu):
     with pytest.raises(ValueError, match=f"{menu} must be one of '{next(iter(MENUS[menu]))}'.*not 'nonsense'"):
         choose(MENUS[menu], "nonsense", menu)
     with pytest.raises(ValueError, match="not 3"):
@@ -292,7 +292,7 @@ def test_choose_accepts_names_objects_and_callables():
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: angular.Sigmoid(k=0), "k must be a number in"),
         (lambda: angular.Sigmoid(k=float("nan")), "k must be a number in"),
@@ -308,8 +308,8 @@ def test_choose_accepts_names_objects_and_callables():
         (lambda: magnitude.weighted("ball", "cubic"), "weighting must be None or one of 'linear'"),
     ],
 )
-def test_bad_fields_name_themselves(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_entry_rejects_invalid_fields(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
@@ -320,5 +320,5 @@ def test_weighted_linear_with_cosine_is_the_inner_product():
     )
 
 
-def test_functions_room_names_its_menus():
+def test_functions_package_lists_its_menus():
     assert {"angular", "magnitude", "margin", "kernel"} <= set(functions.__all__)

@@ -1,4 +1,4 @@
-"""The laws that every map of rows keeps; entries are found from the dictionaries, so listing one tests it."""
+"""Contracts that every orthogonal map satisfies. Entries are read from the menu, so a new one is tested at once."""
 
 import dataclasses
 import inspect
@@ -26,18 +26,18 @@ VARIANTS = {
 everywhere = pytest.mark.parametrize("name", VARIANTS)
 
 
-def free_of(method, d, *lead, spread=0.3, dtype=torch.float64):
+def free_parameters(method, d, *lead, spread=0.3, dtype=torch.float64):
     one = method.identity(d).to(dtype)
     random = torch.Generator().manual_seed(d)
     return one + spread * torch.randn(*lead, *one.shape, generator=random, dtype=dtype)
 
 
-def rows_of(*shape, dtype=torch.float64):
+def random_rows(*shape, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(7), dtype=dtype)
 
 
-def numpy_of(name, free):
-    """R from the definition, with NumPy and SciPy."""
+def numpy_rotation(name, free):
+    """Return R by its definition, with NumPy and SciPy."""
     p = free.numpy()
     if name in ("gram_schmidt", "householder", "modified", "iterative"):
         q, r = np.linalg.qr(p)
@@ -60,11 +60,11 @@ def numpy_of(name, free):
 
 @everywhere
 @pytest.mark.parametrize("d", [1, 2, 3, 6, 9])
-def test_matrix_agrees_with_numpy_and_rows_with_the_matrix(name, d):
-    method, v = VARIANTS[name], rows_of(4, d)
-    free = free_of(method, d)
+def test_map_matches_numpy(name, d):
+    method, v = VARIANTS[name], random_rows(4, d)
+    free = free_parameters(method, d)
     r = method(free)
-    np.testing.assert_allclose(r.numpy(), numpy_of(name, free), atol=1e-12)
+    np.testing.assert_allclose(r.numpy(), numpy_rotation(name, free), atol=1e-12)
     torch.testing.assert_close(method(free, v), v @ r.mT, atol=1e-12, rtol=0)
     assert method.size(free) == d
 
@@ -72,20 +72,20 @@ def test_matrix_agrees_with_numpy_and_rows_with_the_matrix(name, d):
 @everywhere
 @pytest.mark.parametrize("shape", [(3, 5), (7, 5), (2, 3, 4), (2, 6, 4)])
 @pytest.mark.parametrize("spread", [0.0, 0.3])
-def test_gradient(name, shape, spread):
+def test_map_passes_gradcheck(name, shape, spread):
     method = VARIANTS[name]
-    free = free_of(method, shape[-1], *shape[:-2], spread=spread).requires_grad_()
+    free = free_parameters(method, shape[-1], *shape[:-2], spread=spread).requires_grad_()
     if name == "bounded" and spread == 0:
-        assert torch.isfinite(torch.autograd.grad(method(free, rows_of(*shape)).sum(), free)[0]).all()
-    assert gradcheck(method, (free, rows_of(*shape).requires_grad_()))
+        assert torch.isfinite(torch.autograd.grad(method(free, random_rows(*shape)).sum(), free)[0]).all()
+    assert gradcheck(method, (free, random_rows(*shape).requires_grad_()))
 
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_rotations_keep_lengths_angles_and_type(name, dtype):
+def test_map_preserves_inner_products_and_dtype(name, dtype):
     method = VARIANTS[name]
-    free = free_of(method, 24, spread=0.1).to(dtype).requires_grad_()
-    v = rows_of(10, 24).to(dtype)
+    free = free_parameters(method, 24, spread=0.1).to(dtype).requires_grad_()
+    v = random_rows(10, 24).to(dtype)
     w = method(free, v)
     assert w.dtype == dtype
     (gradient,) = torch.autograd.grad(w.sum(), free)
@@ -96,8 +96,8 @@ def test_rotations_keep_lengths_angles_and_type(name, dtype):
 
 
 @everywhere
-def test_identity_is_the_identity(name):
-    method, v = VARIANTS[name], rows_of(4, 6, dtype=torch.float32)
+def test_map_identity_gives_the_identity_matrix(name):
+    method, v = VARIANTS[name], random_rows(4, 6, dtype=torch.float32)
     torch.testing.assert_close(method(method.identity(6), v), v, atol=1e-6, rtol=0)
     assert 0 <= method.degrees_of_freedom(6) <= 36
     if method.exact:
@@ -119,14 +119,14 @@ def test_identity_is_the_identity(name):
     ],
     ids=["identity", "scaled", "repeated", "reflection", "flip", "ill-conditioned", "huge", "tiny"],
 )
-def test_finite_and_orthogonal_at_hard_places(name, p):
+def test_map_is_finite_and_orthogonal_at_difficult_points(name, p):
     method = VARIANTS[name]
     free = p.clone().requires_grad_()
     w = method(free, torch.eye(6))
-    (gradient,) = torch.autograd.grad((w * rows_of(6, 6, dtype=torch.float32)).sum(), free)
+    (gradient,) = torch.autograd.grad((w * random_rows(6, 6, dtype=torch.float32)).sum(), free)
     assert torch.isfinite(gradient).all()
     torch.testing.assert_close(w @ w.mT, torch.eye(6), atol=2e-5, rtol=0)
-    np.testing.assert_allclose(w.mT.detach().numpy(), numpy_of(name, p.double()), atol=1e-3)
+    np.testing.assert_allclose(w.mT.detach().numpy(), numpy_rotation(name, p.double()), atol=1e-3)
 
 
 HILBERT = 1 / (torch.arange(10.0).unsqueeze(1) + torch.arange(10.0) + 1)
@@ -143,10 +143,10 @@ HILBERT = 1 / (torch.arange(10.0).unsqueeze(1) + torch.arange(10.0) + 1)
     ],
     ids=["zero", "zero column", "equal columns", "Hilbert"],
 )
-def test_a_singular_matrix_gives_finite_gradients_and_what_is_nearly_so_a_rotation(name, p):
+def test_map_of_a_singular_matrix_has_finite_gradients(name, p):
     d, free = len(p), p.clone().requires_grad_()
-    w = VARIANTS[name](free, rows_of(7, d, dtype=torch.float32))
-    (gradient,) = torch.autograd.grad((w * rows_of(7, d, dtype=torch.float32).flip(0)).sum(), free)
+    w = VARIANTS[name](free, random_rows(7, d, dtype=torch.float32))
+    (gradient,) = torch.autograd.grad((w * random_rows(7, d, dtype=torch.float32).flip(0)).sum(), free)
     assert torch.isfinite(gradient).all()
     if p is HILBERT or name != "lowdin":  # a singular P has no nearest orthogonal matrix
         r = VARIANTS[name](p)
@@ -154,41 +154,41 @@ def test_a_singular_matrix_gives_finite_gradients_and_what_is_nearly_so_a_rotati
 
 
 @pytest.mark.parametrize("diagonal", [[1.0, 1, 1, 1], [2.0, 2, 2, 2], [1.0, 1, -1, 1], [1.0, 1, 3, 3]])
-def test_lowdin_gradient_is_right_where_singular_values_repeat(diagonal):
+def test_lowdin_gradient_is_exact_at_repeated_singular_values(diagonal):
     free = torch.diag(torch.tensor(diagonal, dtype=torch.float64)).requires_grad_()
-    assert gradcheck(orthogonal.Lowdin(), (free, rows_of(3, 4)))
+    assert gradcheck(orthogonal.Lowdin(), (free, random_rows(3, 4)))
 
 
-def test_gaussian_matrices_are_orthogonalised_to_working_precision():
-    p = rows_of(96, 96, dtype=torch.float32)
+def test_map_of_gaussian_matrices_is_orthogonal_to_rounding():
+    p = random_rows(96, 96, dtype=torch.float32)
     for name in ("gram_schmidt", "householder", "lowdin", "iterative"):
         q = VARIANTS[name](p)
         assert (q.mT @ q - torch.eye(96)).abs().max() < 2e-5, name
 
 
-def test_the_three_forms_of_gram_schmidt_agree():
-    p = free_of(orthogonal.GramSchmidt(), 12, 3)
+def test_gram_schmidt_forms_agree():
+    p = free_parameters(orthogonal.GramSchmidt(), 12, 3)
     one, two, three = (orthogonal.GramSchmidt(form)(p) for form in ("classical", "modified", "iterative"))
     torch.testing.assert_close(one, two, atol=1e-12, rtol=0)
     torch.testing.assert_close(one, three, atol=1e-12, rtol=0)
 
 
-def test_neumann_is_cayley_and_falls_back_where_the_series_does_not_converge():
+def test_neumann_matches_cayley_also_if_the_series_diverges():
     for spread in (1e-3, 0.1, 1.0, 30.0):
-        free = free_of(orthogonal.Cayley(), 8, spread=spread)
+        free = free_parameters(orthogonal.Cayley(), 8, spread=spread)
         series = orthogonal.Neumann(terms=6)
         torch.testing.assert_close(series(free), orthogonal.Cayley()(free), atol=1e-9, rtol=0)
         a, b = (
-            torch.autograd.grad(m(free.requires_grad_(), rows_of(5, 8)).square().sum() + m(free).sum(), free)[0]
+            torch.autograd.grad(m(free.requires_grad_(), random_rows(5, 8)).square().sum() + m(free).sum(), free)[0]
             for m in (series, orthogonal.Cayley())
         )
         torch.testing.assert_close(a, b, atol=1e-8, rtol=1e-8)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 20.0, 200.0])
-def test_exponential_agrees_with_torch_for_small_and_large_generators(spread):
-    free = free_of(orthogonal.Exponential(), 11, spread=spread)
-    for v in (rows_of(3, 11), rows_of(30, 11)):
+def test_exponential_matches_torch_for_small_and_large_generators(spread):
+    free = free_parameters(orthogonal.Exponential(), 11, spread=spread)
+    for v in (random_rows(3, 11), random_rows(30, 11)):
         grads = []
         for compute in (
             lambda f, v=v: orthogonal.Exponential()(f, v),
@@ -201,8 +201,8 @@ def test_exponential_agrees_with_torch_for_small_and_large_generators(spread):
 
 
 @pytest.mark.parametrize("size", [0.1, 1.0, 4.0, 30.0])
-def test_exponential_of_a_generator_whose_radius_the_estimate_misses(size):
-    axis = torch.tensor([[0.0, -3, 2], [3, 0, -1], [-2, 1, 0]])  # which turns about where the power iteration starts
+def test_exponential_is_exact_if_the_norm_estimate_fails(size):
+    axis = torch.tensor([[0.0, -3, 2], [3, 0, -1], [-2, 1, 0]])  # its axis is the start of the power iteration
     free = factor.pack_skew(size * axis) / 2
     r = orthogonal.Exponential()(free)
     torch.testing.assert_close(r, torch.linalg.matrix_exp(size * axis.double()).float(), atol=1e-4, rtol=0)
@@ -212,57 +212,60 @@ def test_exponential_of_a_generator_whose_radius_the_estimate_misses(size):
 
 @pytest.mark.parametrize("name", ["exponential", "bounded"])
 @pytest.mark.parametrize("spread", [1e7, 1e20, 1e30])
-def test_huge_generators_give_rotations_and_finite_gradients(name, spread):
-    free = free_of(VARIANTS[name], 11, spread=spread, dtype=torch.float32).requires_grad_()
+def test_map_of_huge_generators_is_a_rotation_with_finite_gradients(name, spread):
+    free = free_parameters(VARIANTS[name], 11, spread=spread, dtype=torch.float32).requires_grad_()
     r = VARIANTS[name](free)
-    (gradient,) = torch.autograd.grad((r * rows_of(11, 11, dtype=torch.float32)).sum(), free)
+    (gradient,) = torch.autograd.grad((r * random_rows(11, 11, dtype=torch.float32)).sum(), free)
     assert torch.isfinite(gradient).all()
     torch.testing.assert_close(r @ r.mT, torch.eye(11), atol=1e-5, rtol=0)
     assert (r - torch.eye(11)).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("spread", [1e4, 1e7, 1e10])
-def test_cayley_of_a_large_generator_of_odd_size_keeps_lengths(spread):
-    free = free_of(orthogonal.Cayley(), 11, spread=spread, dtype=torch.float32).requires_grad_()
+def test_cayley_of_a_large_odd_generator_preserves_norms(spread):
+    free = free_parameters(orthogonal.Cayley(), 11, spread=spread, dtype=torch.float32).requires_grad_()
     r = orthogonal.Cayley()(free)
     torch.testing.assert_close(r @ r.mT, torch.eye(11), atol=2e-5, rtol=0)
     assert torch.linalg.det(r.double()).item() == pytest.approx(1, abs=1e-4)
-    (gradient,) = torch.autograd.grad((r * rows_of(11, 11, dtype=torch.float32)).sum(), free)
+    (gradient,) = torch.autograd.grad((r * random_rows(11, 11, dtype=torch.float32)).sum(), free)
     assert gradient.dtype == torch.float32
     assert torch.isfinite(gradient).all()
 
 
-def test_neumann_looks_at_every_block():
+def test_neumann_checks_every_block():
     free = torch.stack([torch.zeros(28), torch.full((28,), 0.2)])
-    v = torch.stack([1e4 * torch.ones(5, 8), 1e-3 * rows_of(5, 8, dtype=torch.float32)])
+    v = torch.stack([1e4 * torch.ones(5, 8), 1e-3 * random_rows(5, 8, dtype=torch.float32)])
     torch.testing.assert_close(orthogonal.Neumann()(free, v)[1], orthogonal.Cayley()(free, v)[1], atol=1e-9, rtol=1e-5)
 
 
-def test_exponential_of_an_enormous_generator_is_still_a_rotation():
-    r = orthogonal.Exponential()(free_of(orthogonal.Exponential(), 11, spread=1e6, dtype=torch.float32))
+def test_exponential_of_an_enormous_generator_is_a_rotation():
+    r = orthogonal.Exponential()(free_parameters(orthogonal.Exponential(), 11, spread=1e6, dtype=torch.float32))
     torch.testing.assert_close(r @ r.mT, torch.eye(11), atol=1e-5, rtol=0)
 
 
-def test_the_bound_of_cayley_holds_and_does_nothing_inside():
-    far, near = free_of(orthogonal.Cayley(), 8, spread=5.0), free_of(orthogonal.Cayley(), 8, spread=0.01)
+def test_cayley_bound_limits_only_large_generators():
+    far, near = (
+        free_parameters(orthogonal.Cayley(), 8, spread=5.0),
+        free_parameters(orthogonal.Cayley(), 8, spread=0.01),
+    )
     bounded = orthogonal.Cayley(bound=0.5)
     assert torch.linalg.matrix_norm(bounded.generator(far)).item() == pytest.approx(0.5)
     torch.testing.assert_close(bounded(near), orthogonal.Cayley()(near), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("d", range(1, 12))
-def test_skew_numbers_are_each_used_once_and_the_gradient_is_the_transpose(d):
+def test_skew_uses_every_entry_once_and_has_the_adjoint_as_gradient(d):
     numbers = torch.arange(1.0, d * (d - 1) // 2 + 1, dtype=torch.float64)
     s = factor.unpack_skew(numbers)
     assert torch.equal(s, -s.mT)
     assert sorted(s[s > 0].tolist() + (-s[s < 0]).tolist()) == sorted(2 * numbers.tolist())
-    g = rows_of(d, d)
+    g = random_rows(d, d)
     assert (s * g).sum().item() == pytest.approx((numbers * factor.pack_skew(g)).sum().item())
     assert factor.skew_size(len(numbers)) == d or d == 1
 
 
 @pytest.mark.parametrize("name", MENU)
-def test_named_as_its_class_documented_frozen_and_repr_evaluates_back(name):
+def test_map_is_documented_frozen_and_has_a_repr_that_evaluates(name):
     entry = MENU[name]
     assert re.sub(r"(?<!^)(?=[A-Z])", "_", entry.__name__).lower() == name
     assert ">>>" in inspect.getdoc(entry)
@@ -281,14 +284,16 @@ def test_named_as_its_class_documented_frozen_and_repr_evaluates_back(name):
     ],
     ids=str,
 )
-def test_every_field_matters(method, field, value):
+def test_map_uses_every_field(method, field, value):
     assert [f.name for f in dataclasses.fields(method)] == [field]
-    free = free_of(method, 8, spread=0.02 if isinstance(method, orthogonal.Neumann) else 0.5, dtype=torch.float32)
+    free = free_parameters(
+        method, 8, spread=0.02 if isinstance(method, orthogonal.Neumann) else 0.5, dtype=torch.float32
+    )
     assert not torch.equal(method(free), dataclasses.replace(method, **{field: value})(free))
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: orthogonal.GramSchmidt("fast"), "form must be 'classical', 'modified' or 'iterative', not 'fast'"),
         (lambda: orthogonal.Cayley(bound=0), "bound must be None or a positive number"),
@@ -300,8 +305,8 @@ def test_every_field_matters(method, field, value):
         (lambda: choose(MENU, "nonsense", "method"), "method must be one of 'gram_schmidt'"),
     ],
 )
-def test_bad_fields_name_themselves(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_map_rejects_invalid_fields(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
@@ -315,17 +320,17 @@ def test_map_second_derivatives_pass_gradgradcheck(name, shape, spread):
     method = VARIANTS[name]
     if name == "bounded" and spread == 0:
         pytest.skip("the norm of the generator has a kink at zero")
-    free = free_of(method, shape[-1], *shape[:-2], spread=spread).requires_grad_()
-    assert gradgradcheck(method, (free, rows_of(*shape).requires_grad_()))
+    free = free_parameters(method, shape[-1], *shape[:-2], spread=spread).requires_grad_()
+    assert gradgradcheck(method, (free, random_rows(*shape).requires_grad_()))
 
 
 @everywhere
 def test_map_expression_equals_kernels(name):
-    method, v = VARIANTS[name], rows_of(2, 7, 5)
-    free = free_of(method, 5, 2)
+    method, v = VARIANTS[name], random_rows(2, 7, 5)
+    free = free_parameters(method, 5, 2)
     w, residuals = method.forward_kernel(free, v)
     torch.testing.assert_close(method.expression(free, v), w, atol=1e-12, rtol=0)
-    g = rows_of(2, 7, 5).flip(0)
+    g = random_rows(2, 7, 5).flip(0)
     leaves = free.clone().requires_grad_(), v.clone().requires_grad_()
     expected = torch.autograd.grad(method.expression(*leaves), leaves, g)
     torch.testing.assert_close(method.backward_kernel(residuals, g), expected, atol=1e-10, rtol=0)
@@ -333,8 +338,8 @@ def test_map_expression_equals_kernels(name):
 
 @everywhere
 def test_map_works_under_vmap_grad_and_jvp(name):
-    method, v = VARIANTS[name], rows_of(3, 4, 5)
-    frees = free_of(method, 5, 3)
+    method, v = VARIANTS[name], random_rows(3, 4, 5)
+    frees = free_parameters(method, 5, 3)
     together = torch.func.vmap(method)(frees, v)
     torch.testing.assert_close(together, torch.stack([method(f, x) for f, x in zip(frees, v, strict=True)]))
 
@@ -366,11 +371,11 @@ def test_lowdin_third_derivative_is_exact_at_repeated_singular_values():
 
 
 @pytest.mark.parametrize("spread", [1e13, 1e17, 1e30])
-def test_cayley_of_an_odd_generator_beyond_float64_is_refused(spread):
-    free = free_of(orthogonal.Cayley(), 11, spread=spread, dtype=torch.float32)
+def test_cayley_rejects_an_odd_generator_beyond_float64(spread):
+    free = free_parameters(orthogonal.Cayley(), 11, spread=spread, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"generator of a Cayley rotation must have a norm below 1e\+12, not \d"):
         orthogonal.Cayley()(free)
-    even = orthogonal.Cayley()(free_of(orthogonal.Cayley(), 10, spread=spread, dtype=torch.float32))
+    even = orthogonal.Cayley()(free_parameters(orthogonal.Cayley(), 10, spread=spread, dtype=torch.float32))
     torch.testing.assert_close(even, -torch.eye(10))  # the limit, which is a rotation
 
 
@@ -388,7 +393,7 @@ class PlaneRotation(orthogonal.RowMap):
 
 
 def test_map_defined_by_an_expression_needs_no_kernels():
-    method, v = PlaneRotation(), rows_of(3, 4)
+    method, v = PlaneRotation(), random_rows(3, 4)
     free = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(method(free, v).norm(dim=1), v.norm(dim=1))
     assert gradcheck(method, (free, v.requires_grad_()))

@@ -1,4 +1,4 @@
-"""The laws that every projection keeps; entries are found from the dictionary, so listing one tests it."""
+"""Contracts that every projection satisfies. Entries are read from the menu, so a new one is tested at once."""
 
 import dataclasses
 import inspect
@@ -30,7 +30,7 @@ def rows(seed=0, dtype=torch.float64):
 
 
 @every
-def test_stacks_have_directions_and_gradients(name):
+def test_projection_is_finite_with_finite_gradients(name):
     entry, w = small(name), rows().requires_grad_()
     basis = entry.basis(NEURONS, CHANNELS, TAPS, seeded())
     stacks = entry(w, basis.to(w) if basis.is_floating_point() else basis)
@@ -44,24 +44,26 @@ def test_stacks_have_directions_and_gradients(name):
 
 
 @every
-def test_same_generator_same_basis(name):
+def test_projection_is_reproducible_with_a_generator(name):
     first, second = (small(name).basis(NEURONS, CHANNELS, TAPS, seeded(3)) for _ in range(2))
     assert torch.equal(first, second)
 
 
 @every
-def test_scale_of_neurons_does_not_matter(name):
+def test_projection_is_invariant_to_the_norms_of_neurons(name):
     if name == "bilateral":
-        return  # mixtures of neurons weigh them by their norms
+        return  # mixtures of neurons are weighted by their norms
     entry, w = small(name), rows()
     basis = entry.basis(NEURONS, CHANNELS, TAPS, seeded())
     basis = basis.to(w) if basis.is_floating_point() else basis
-    (seen,), (scaled,) = entry(w, basis), entry(3 * w, basis)
-    torch.testing.assert_close(scaled / scaled.norm(dim=-1, keepdim=True), seen / seen.norm(dim=-1, keepdim=True))
+    (projected,), (scaled,) = entry(w, basis), entry(3 * w, basis)
+    torch.testing.assert_close(
+        scaled / scaled.norm(dim=-1, keepdim=True), projected / projected.norm(dim=-1, keepdim=True)
+    )
 
 
 @every
-def test_repr_evaluates_back_named_as_its_class_and_documented(name):
+def test_projection_is_documented_and_has_a_repr_that_evaluates(name):
     entry = small(name)
     assert eval(repr(entry), vars(projection)) == entry
     kind = PROJECTIONS[name]
@@ -71,7 +73,7 @@ def test_repr_evaluates_back_named_as_its_class_and_documented(name):
 
 
 @every
-def test_wider_than_the_neurons_is_an_error(name):
+def test_projection_rejects_more_dimensions_than_the_neurons(name):
     if "dim" not in {field.name for field in dataclasses.fields(PROJECTIONS[name])}:
         return
     with pytest.raises(ValueError, match="dim must be at most"):
@@ -80,15 +82,15 @@ def test_wider_than_the_neurons_is_an_error(name):
 
 
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
-def test_constructions_keep_angles_in_the_mean(construction):
-    """Inner products are unbiased up to the common scale: E[PᵀP] ∝ I."""
+def test_random_constructions_preserve_inner_products_in_the_mean(construction):
+    """Inner products are unbiased up to a common scale: E[PᵀP] ∝ I."""
     basis = Random(dim=8, views=600, construction=construction).basis(1, 24, 1, seeded()).double()
     gram = (basis.mT @ basis).mean(0)
     gram = gram / gram.diagonal().mean()
     torch.testing.assert_close(gram, torch.eye(24, dtype=torch.float64), atol=0.12, rtol=0)
 
 
-def test_hadamard_rows_are_orthogonal_and_sketches_have_one_entry_a_column():
+def test_hadamard_has_orthogonal_rows_and_count_sketch_one_entry_per_column():
     hadamard = Random(dim=8, views=2, construction="hadamard").basis(1, 16, 1, seeded())
     torch.testing.assert_close(hadamard @ hadamard.mT, 16 * torch.eye(8).expand(2, 8, 8))
     sketch = Random(dim=8, views=2, construction="count_sketch").basis(1, 16, 1, seeded())
@@ -113,7 +115,7 @@ def test_angle_preserving_slope_is_the_derivative(form):
     assert (second * direction).sum().item() == pytest.approx((ahead - behind).item() / (2 * step), rel=1e-3)
 
 
-def test_learned_bases_go_where_they_should():
+def test_learned_projections_move_in_the_direction_of_their_objective():
     w = rows(2).float() + 0.7
     for name, lower in (("angle_preserving", True), ("adversarial", False)):
         entry = small(name)
@@ -124,8 +126,8 @@ def test_learned_bases_go_where_they_should():
         def measure(basis, entry=entry, potential=potential, lower=lower):
             if lower:
                 return entry.objective(w, basis).item()
-            seen = torch.nn.functional.normalize(entry(w, basis)[0], dim=-1)
-            return (1 / (2 - 2 * seen @ seen.mT + 1e9 * torch.eye(NEURONS))).sum().item()
+            projected = torch.nn.functional.normalize(entry(w, basis)[0], dim=-1)
+            return (1 / (2 - 2 * projected @ projected.mT + 1e9 * torch.eye(NEURONS))).sum().item()
 
         before = measure(basis)
         for _ in range(3):
@@ -133,7 +135,7 @@ def test_learned_bases_go_where_they_should():
         assert (measure(basis) < before) == lower
 
 
-def test_groups_divide_the_channels():
+def test_groups_partition_the_channels():
     w = torch.arange(2 * 10 * 3.0).reshape(1, 2, 30)
     stacks = Group(channels=4)(w, Group(channels=4).basis(2, 10, 3, seeded()))[0]
     assert stacks.shape == (3, 1, 2, 12)
@@ -145,7 +147,7 @@ def test_groups_divide_the_channels():
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: Random(dim=1), "dim must be an integer >= 2"),
         (lambda: Random(views=0), "views must be an integer >= 1"),
@@ -157,6 +159,6 @@ def test_groups_divide_the_channels():
         (lambda: Group(channels=0), "channels must be an integer >= 1"),
     ],
 )
-def test_bad_fields_name_themselves(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_projection_rejects_invalid_fields(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
