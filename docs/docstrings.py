@@ -15,17 +15,53 @@ NOT_SHOWN = ("__post_init__", "extra_repr")
 
 # What users reach for first, in this order, at the top of the page of each package. The rest follows as in `__all__`.
 FIRST = {
-    "data": ("digits", "image_folder", "LabelledImages", "draw_pairs", "read_pairs", "Pairs"),
+    "data": (
+        "digits",
+        "image_folder",
+        "LabelledImages",
+        "draw_pairs",
+        "read_pairs",
+        "Pairs",
+    ),
     "energy": ("MHE", "CoMHE", "inspect", "hyperspherical_energy", "minimize"),
     "evaluation": ("verify", "identify", "roc", "angular_fisher_score", "class_angles"),
-    "heads": ("arcface", "am_softmax", "a_softmax", "softmax", "AngularHead", "Annealing", "Ramp", "ShardedHead"),
-    "layers": ("convert_", "revert_", "DecoupledConv2d", "DecoupledLinear", "SphereNorm", "sphere_conv2d"),
+    "heads": (
+        "arcface",
+        "am_softmax",
+        "a_softmax",
+        "softmax",
+        "AngularHead",
+        "Annealing",
+        "Ramp",
+        "ShardedHead",
+    ),
+    "layers": (
+        "convert_",
+        "revert_",
+        "DecoupledConv2d",
+        "DecoupledLinear",
+        "SphereNorm",
+        "sphere_conv2d",
+    ),
     "models": ("EmbeddingCNN", "PlainCNN", "ResNet", "SphereFaceNet"),
     "optim": ("param_groups", "project_weights_", "OGD"),
     "recipes": ("RECIPES", "execute", "read_records"),
     "report": ("write_page", "Page"),
-    "robustness": ("accuracy_under", "Classifier", "FGSM", "BIM", "DeepFool", "adversarial_loss"),
-    "rotation": ("rotate_", "fold_", "Stochastic", "rotation_parameters", "orthogonality_error"),
+    "robustness": (
+        "accuracy_under",
+        "Classifier",
+        "FGSM",
+        "BIM",
+        "DeepFool",
+        "adversarial_loss",
+    ),
+    "rotation": (
+        "rotate_",
+        "fold_",
+        "Stochastic",
+        "rotation_parameters",
+        "orthogonality_error",
+    ),
     "sphere": ("normalize", "norm", "cosine", "cosines", "angle", "polar"),
     "training": ("fit", "embed", "predict", "Batches"),
     "_layer_selection": ("layers_of", "LayerSelection", "NeuronLayer", "SkippedLayer"),
@@ -34,8 +70,15 @@ FIRST = {
 
 def as_markdown(text: str) -> str:
     """Turn examples and formulas into Markdown, and split `first, second: …` into one line per argument."""
-    text = SHARED.sub(lambda match: "\n".join(f"    {name}: {match[2]}" for name in match[1].split(", ")), text)
-    text = EXAMPLE.sub(lambda match: f"{match[1]}```pycon\n{match[0]}\n{match[1]}```", text)
+    text = SHARED.sub(
+        lambda match: "\n".join(
+            f"    {name}: {match[2]}" for name in match[1].split(", ")
+        ),
+        text,
+    )
+    text = EXAMPLE.sub(
+        lambda match: f"{match[1]}```pycon\n{match[0]}\n{match[1]}```", text
+    )
     return FORMULA.sub(_formula, text)
 
 
@@ -61,7 +104,9 @@ class Docstrings(griffe.Extension):
         if obj.docstring:
             obj.docstring.value = as_markdown(obj.docstring.value)
 
-    def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
+    def on_package(
+        self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any
+    ) -> None:
         """Choose what is shown, once the whole package is loaded."""
         for owner in _classes(pkg):
             for name, member in list(owner.members.items()):
@@ -71,6 +116,8 @@ class Docstrings(griffe.Extension):
         for room in pkg.modules.values():
             if room.is_alias:  # a menu, shown on the page of the functions
                 continue
+            if room.name in FIRST:  # its page has an introduction instead
+                room.docstring = None
             if room.exports is not None:
                 names = [str(name) for name in room.exports]
                 first = [name for name in FIRST.get(room.name, ()) if name in names]
@@ -78,4 +125,6 @@ class Docstrings(griffe.Extension):
             for name in map(str, room.exports or ()):
                 module = room.members.get(name)
                 if module is not None and module.is_module and name in module.members:
-                    room.members[name] = griffe.Alias(name, module.members[name], parent=room)
+                    room.members[name] = griffe.Alias(
+                        name, module.members[name], parent=room
+                    )

@@ -21,12 +21,19 @@ TAG = re.compile(r"\\tag\{([^}]*)\}")
 # and puts nothing between a function's name and its argument. Bars stretch to the height of the row by default.
 _OPENING = "(?:&#x00028;|&#x0005B;|&#x0003D;|&#x0002C;|&#x0007B;)"
 _BARS = r"<(mo|mi)>(&#x02225;|&#x02016;|&#x0007C;|\|)</\1>"
-_FUNCTIONS = r"(<mi>(?:arccos|cos|sin|tanh|log|exp|min|max|sign|tr)</mi>)"
+_FUNCTIONS = r"(?<!<msup>)(?<!<msub>)(<mi>(?:arccos|cos|sin|tanh|log|exp)</mi>)"
 CORRECTIONS = [
-    (re.compile(rf"(<mo[^>]*>{_OPENING}</mo>)<mo>(&#x02212;|&#x000B1;)</mo>"), r'\1<mo form="prefix">\2</mo>'),
+    (
+        re.compile(rf"(<mo[^>]*>{_OPENING}</mo>)<mo>(&#x02212;|&#x000B1;)</mo>"),
+        r'\1<mo form="prefix">\2</mo>',
+    ),
     (re.compile(r"<mo>&#x0002F;</mo>"), '<mo lspace="0" rspace="0">&#x0002F;</mo>'),
+    (re.compile(r"<mo>(min|max)</mo>"), r"<mi>\1</mi>"),
     (re.compile(_BARS), r'<mo stretchy="false" lspace="0" rspace="0">\2</mo>'),
-    (re.compile(_FUNCTIONS + r'(?!<mo stretchy="false">&#x00028;|</m)'), r'\1<mspace width="0.17em" />'),
+    (
+        re.compile(_FUNCTIONS + r'(?!<mo stretchy="false">&#x00028;|</m)'),
+        r'\1<mspace width="0.17em" />',
+    ),
 ]
 
 
@@ -41,9 +48,13 @@ def _mathml(tex: str, display: str) -> str:
 def _display(match: re.Match[str]) -> str:
     tag = TAG.search(match[1])
     number = f'<span class="number">({html.escape(tag[1])})</span>' if tag else ""
-    return f'<div class="formula">{_mathml(TAG.sub("", match[1]), "block")}{number}</div>'
+    return (
+        f'<div class="formula">{_mathml(TAG.sub("", match[1]), "block")}{number}</div>'
+    )
 
 
 def on_page_content(content: str, **_: Any) -> str:
     """Convert every formula of a page."""
-    return INLINE.sub(lambda match: _mathml(match[1], "inline"), DISPLAY.sub(_display, content))
+    return INLINE.sub(
+        lambda match: _mathml(match[1], "inline"), DISPLAY.sub(_display, content)
+    )

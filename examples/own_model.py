@@ -1,4 +1,4 @@
-"""A model and a loop of one's own: the energy is one line, and so are rotating and folding (extra: eval)."""
+"""Your model and your loop: energy, rotation and folding are one line each (extra: eval)."""
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,8 @@ model = nn.Sequential(
     nn.Linear(32 * 16, 10),
 )
 
-hs.rotation.rotate_(model, normalize=True)  # filters keep their angles to each other, and all turn together
-energy = hs.energy.MHE(model, hidden=0.0, output=1.0)  # classes repel each other; a rotation cannot change the others
+hs.rotation.rotate_(model, normalize=True)  # filters keep their angles and rotate together
+energy = hs.energy.MHE(model, hidden=0.0, output=1.0)  # only the classes: rotations keep the energy of the rest
 
 optimizer = torch.optim.Adam(hs.optim.param_groups(model, weight_decay=1e-4), lr=1e-2)
 for _ in range(10):

@@ -1,4 +1,4 @@
-"""Train an embedding with a margin on any DataLoader, and classify with it (extra: eval)."""
+"""Train an embedding with a margin head from any DataLoader, and classify with it (extra: eval)."""
 
 import torch
 from torch.utils.data import DataLoader

@@ -1,4 +1,4 @@
-"""A head prepared by Accelerate beside the model (extra: eval; pip install accelerate)."""
+"""A head that Accelerate prepares together with the model (extra: eval; pip install accelerate)."""
 
 import torch
 from accelerate import Accelerator
@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 import hypersphere as hs
 
 set_seed(0)
-accelerator = Accelerator(cpu=True)  # leave cpu=True out where there are devices
+accelerator = Accelerator(cpu=True)  # remove cpu=True to use accelerators
 model = hs.models.EmbeddingCNN(in_channels=1, image_size=(8, 8), feature_dim=16, widths=(16, 32))
 head = hs.heads.arcface(16, 10, s=30, m=0.3)
 optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], lr=3e-3)
@@ -24,11 +24,11 @@ for _ in range(8):
         optimizer.step()
 
 model.eval()
-scores = accelerator.unwrap_model(head).scores  # a wrapper knows `forward` alone
-right = total = 0
+scores = accelerator.unwrap_model(head).scores  # wrappers expose only `forward`
+correct = total = 0
 with torch.no_grad():
     for images, labels in test:
-        found = scores(model(images)).argmax(1)
-        found, labels = accelerator.gather_for_metrics((found, labels))
-        right, total = right + int((found == labels).sum()), total + len(labels)
-accelerator.print(f"accuracy {100 * right / total:.1f} %")
+        predictions = scores(model(images)).argmax(1)
+        predictions, labels = accelerator.gather_for_metrics((predictions, labels))
+        correct, total = correct + int((predictions == labels).sum()), total + len(labels)
+accelerator.print(f"accuracy {100 * correct / total:.1f} %")

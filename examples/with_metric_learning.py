@@ -1,4 +1,4 @@
-"""Our head and energy with the trainer, sampler, miner and tester of pytorch-metric-learning (extras eval, compare)."""
+"""A head and an energy in the trainer of pytorch-metric-learning, with its sampler and miner (extras eval, compare)."""
 
 import logging
 
@@ -12,7 +12,7 @@ import hypersphere as hs
 
 
 class Objective(nn.Module):
-    """What trainers call: the loss of our head, a loss of theirs on the mined triplets, and an energy."""
+    """The sum of a head's loss, a triplet loss on the mined triplets, and an energy."""
 
     def __init__(self, head: nn.Module, triplets: nn.Module, energy: nn.Module) -> None:
         super().__init__()
@@ -50,5 +50,5 @@ if __name__ == "__main__":
 
     nearest = AccuracyCalculator(include=("precision_at_1",), k=1, knn_func=CustomKNN(cosine))
     tester = testers.GlobalEmbeddingSpaceTester(batch_size=500, dataloader_num_workers=0, accuracy_calculator=nearest)
-    found = tester.test({"train": train, "test": test}, 5, model, splits_to_eval=[("test", ["train"])])
-    print(f"accuracy {100 * found['test']['precision_at_1_level0']:.1f} %")
+    accuracies = tester.test({"train": train, "test": test}, 5, model, splits_to_eval=[("test", ["train"])])
+    print(f"accuracy {100 * accuracies['test']['precision_at_1_level0']:.1f} %")

@@ -40,8 +40,6 @@ NOT_YET_REWRITTEN = (
     "tests/models",
     "tests/report",
     "tests/training",
-    "docs",
-    "README.md",
 )
 
 
