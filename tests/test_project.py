@@ -22,22 +22,18 @@ IDIOMS = re.compile(
 # Parts of the repository that are still to be rewritten. This list only shrinks.
 NOT_YET_REWRITTEN = (
     "src/hypersphere/cli",
-    "src/hypersphere/data",
     "src/hypersphere/energy",
     "src/hypersphere/functions",
     "src/hypersphere/heads",
     "src/hypersphere/layers",
-    "src/hypersphere/models",
     "src/hypersphere/optim",
     "src/hypersphere/recipes",
     "src/hypersphere/report",
     "src/hypersphere/rotation",
     "src/hypersphere/training",
     "tests/cli",
-    "tests/data",
     "tests/heads",
     "tests/layers",
-    "tests/models",
     "tests/report",
     "tests/training",
 )

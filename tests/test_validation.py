@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hypersphere._validation import choose, is_integer, is_number, require
+from hypersphere._validation import choose, is_integer, is_number, require, require_package
 from hypersphere.functions.angular import ANGULARS, Cosine
 
 
@@ -46,3 +46,12 @@ def test_choose_accepts_names_instances_and_callables():
 def test_choose_lists_the_menu_when_it_fails(choice):
     with pytest.raises(ValueError, match=r"angular must be one of 'cosine', .* or a callable, not"):
         choose(ANGULARS, choice, "angular")
+
+
+def test_require_package_returns_the_module():
+    assert require_package("math", "nothing", "eval") is math
+
+
+def test_require_package_names_the_extra_that_installs_it():
+    with pytest.raises(ImportError, match=r"needs nothing-real: pip install 'torch-hypersphere\[eval\]'"):
+        require_package("no_such_module_at_all", "nothing-real", "eval")

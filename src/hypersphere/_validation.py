@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import numbers
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-__all__ = ["choose", "is_integer", "is_number", "require"]
+__all__ = ["choose", "is_integer", "is_number", "require", "require_package"]
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
@@ -67,3 +68,20 @@ def is_integer(value: object, low: float, high: float = math.inf) -> bool:
         return low <= operator.index(value) <= high
     except (TypeError, RuntimeError):  # NumPy and torch scalars define __index__ but raise if they are not integers
         return False
+
+
+def require_package(module: str, package: str, extra: str) -> Any:
+    """Import and return an optional module.
+
+    Args:
+        module: the module to import.
+        package: the name of the package that contains it, for the error message.
+        extra: the extra of this library that installs the package.
+
+    Raises:
+        ImportError: if the module cannot be imported; the message says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"this needs {package}: pip install 'torch-hypersphere[{extra}]'") from error

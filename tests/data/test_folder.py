@@ -1,17 +1,20 @@
 import io
+import os
 import tarfile
+import warnings
 
 import pytest
 import torch
 
 from hypersphere.data import DamagedData, MissingData, image_folder, image_names
+from hypersphere.data.folder import MAX_IMAGE_BYTES
 
 Image = pytest.importorskip("PIL.Image")
 
 
-def picture(colour, size=(4, 3), mode="RGB", form="PNG") -> bytes:
+def picture(colour, size=(4, 3), mode="RGB", file_format="PNG") -> bytes:
     buffer = io.BytesIO()
-    Image.new(mode, size, colour).save(buffer, form)
+    Image.new(mode, size, colour).save(buffer, file_format)
     return buffer.getvalue()
 
 
@@ -32,14 +35,14 @@ def archive(path, members, mode="w:gz"):
 def pets(write):
     write("pets/dog/b.png", picture((1, 2, 3)))
     write("pets/dog/a.png", picture((4, 5, 6)))
-    write("pets/cat/x.bmp", picture(7, mode="L", form="BMP"))
+    write("pets/cat/x.bmp", picture(7, mode="L", file_format="BMP"))
     write("pets/cat/.hidden.png", b"nothing")
     write("pets/cat/notes.txt", b"not an image")
     write("pets/loose.png", picture(1, mode="L"))
     return write("pets/README", b"pets").parent
 
 
-def test_classes_and_names_are_in_order(pets):
+def test_image_folder_orders_classes_and_names(pets):
     data = image_folder(pets)
     assert data.classes == ("cat", "dog")
     assert data.names == ("cat/x.bmp", "dog/a.png", "dog/b.png")
@@ -49,7 +52,7 @@ def test_classes_and_names_are_in_order(pets):
     assert image_names(pets) == data.names
 
 
-def test_an_archive_reads_like_its_folder(pets, tmp_path):
+def test_image_folder_reads_an_archive_like_its_folder(pets, tmp_path):
     members = [(f"some/where/{name}", (pets / name).read_bytes()) for name in image_names(pets)[::-1]]
     for suffix, mode in ((".tar.gz", "w:gz"), (".tgz", "w:gz"), (".tar", "w"), (".tar.bz2", "w:bz2")):
         packed = image_folder(archive(tmp_path / f"pets{suffix}", members, mode))
@@ -62,7 +65,7 @@ def test_an_archive_reads_like_its_folder(pets, tmp_path):
     )
 
 
-def test_grey_and_size_and_classes(pets):
+def test_image_folder_converts_resizes_and_selects(pets):
     assert image_folder(pets, classes=["cat"]).images.shape == (1, 1, 3, 4)
     assert image_folder(pets, grey=True, size=5).images.shape == (3, 1, 5, 5)
     assert image_folder(pets, grey=False, classes=["cat"], size=(6, 2)).images.shape == (1, 3, 6, 2)
@@ -72,20 +75,20 @@ def test_grey_and_size_and_classes(pets):
     assert image_names(pets, classes=["dog"]) == ("dog/a.png", "dog/b.png")
 
 
-def test_different_sizes_need_a_size(pets, write):
+def test_image_folder_needs_a_size_if_images_differ(pets, write):
     write("pets/cat/y.png", picture(0, size=(9, 9), mode="L"))
-    with pytest.raises(ValueError, match=r"one size, not 3x4 \(cat/x\.bmp\) and 9x9 \(cat/y\.png\)"):
+    with pytest.raises(ValueError, match=r"the same size, not 3x4 \(cat/x\.bmp\) and 9x9 \(cat/y\.png\)"):
         image_folder(pets)
     assert len(image_folder(pets, size=4)) == 4
 
 
 @pytest.mark.parametrize("size", [0, (3,), (2, -1)])
-def test_a_bad_size_is_refused(pets, size):
+def test_image_folder_rejects_an_invalid_size(pets, size):
     with pytest.raises(ValueError, match="size must be"):
         image_folder(pets, size=size)
 
 
-def test_absent_classes_and_folders_are_named(pets, tmp_path):
+def test_image_folder_names_missing_classes_and_folders(pets, tmp_path):
     with pytest.raises(ValueError, match="'bird'"):
         image_folder(pets, classes=["cat", "bird"])
     with pytest.raises(MissingData, match="nowhere"):
@@ -98,15 +101,15 @@ def test_absent_classes_and_folders_are_named(pets, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"GIF89a", picture((1, 2, 3))[:40], b"%!PS-Adobe-3.0 EPSF-3.0"])
-def test_broken_images_are_named(write, content):
+def test_image_folder_names_damaged_images(write, content):
     root = write("pets/cat/z.png", content).parents[1]
     with pytest.raises(DamagedData, match=r"cat/z\.png is not a readable image"):
         image_folder(root)
 
 
-def test_sixteen_bits_are_refused(write):
+def test_image_folder_rejects_sixteen_bits_per_channel(write):
     root = write("pets/cat/z.png", picture(1000, mode="I;16")).parents[1]
-    with pytest.raises(DamagedData, match="8 bits a channel"):
+    with pytest.raises(DamagedData, match="8 bits per channel"):
         image_folder(root)
 
 
@@ -116,20 +119,20 @@ def test_sixteen_bits_are_refused(write):
         ([("../cat/a.png", picture(1, mode="L"))], "paths inside it"),
         ([("pets/../../cat/a.png", picture(1, mode="L"))], "paths inside it"),
         ([("/cat/a.png", picture(1, mode="L"))], "paths inside it"),
-        ([("pets/cat/a.png", None)], "plain file"),
+        ([("pets/cat/a.png", None)], "regular file"),
         ([("a.png", picture(1, mode="L"))], "class folder"),
         ([("x/cat/a.png", picture(1, mode="L")), ("y/cat/a.png", picture(1, mode="L"))], "class folder"),
         ([("cat/a.png", picture(1, mode="L"))] * 2, "not twice"),
     ],
 )
-def test_unsafe_archives_are_refused(tmp_path, members, message):
+def test_image_folder_rejects_unsafe_archives(tmp_path, members, message):
     with pytest.raises(DamagedData, match=message):
         image_folder(archive(tmp_path / "pets.tar.gz", members))
 
 
 @pytest.fixture
 def hundred(tmp_path):
-    """A hundred images, each a block of header and a block of content."""
+    """An archive of a hundred images, each with one header block and one content block."""
     members = [(f"cat/{number:03d}.png", picture(number, mode="L")) for number in range(100)]
 
     def pack(mode="w"):
@@ -142,45 +145,45 @@ def hundred(tmp_path):
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda whole: whole[: 1024 * 30] + bytes([whole[1024 * 30] ^ 1]) + whole[1024 * 30 + 1 :],
-        lambda whole: whole[: 1024 * 30] + bytes(512) + whole[1024 * 30 + 512 :],
-        lambda whole: whole[: 1024 * 30],
-        lambda whole: whole[: 1024 * 30 + 100],
-        lambda whole: whole[: 1024 * 30 + 550],
-        lambda whole: whole[: 1024 * 100],
+        lambda content: content[: 1024 * 30] + bytes([content[1024 * 30] ^ 1]) + content[1024 * 30 + 1 :],
+        lambda content: content[: 1024 * 30] + bytes(512) + content[1024 * 30 + 512 :],
+        lambda content: content[: 1024 * 30],
+        lambda content: content[: 1024 * 30 + 100],
+        lambda content: content[: 1024 * 30 + 550],
+        lambda content: content[: 1024 * 100],
     ],
-    ids=["flipped header", "blank header", "cut before a header", "cut header", "cut content", "no end"],
+    ids=["flipped header", "blank header", "no header", "truncated header", "truncated content", "no end"],
 )
-def test_a_damaged_archive_loses_no_image_in_silence(hundred, damage, read):
+def test_damaged_archive_is_an_error_instead_of_a_shorter_one(hundred, damage, read):
     path = hundred()
-    whole = path.read_bytes()
+    content = path.read_bytes()
     assert len(read(path)) == 100
-    path.write_bytes(damage(whole))
+    path.write_bytes(damage(content))
     with pytest.raises(DamagedData, match="not a complete tar archive"):
         read(path)
 
 
-@pytest.mark.parametrize(("mode", "place"), [("w:gz", -6), ("w:bz2", -4)])
-def test_the_sum_of_a_compressed_archive_is_checked(hundred, mode, place):
+@pytest.mark.parametrize(("mode", "position"), [("w:gz", -6), ("w:bz2", -4)])
+def test_checksum_of_a_compressed_archive_is_compared(hundred, mode, position):
     path = hundred(mode)
-    whole = bytearray(path.read_bytes())
-    whole[place] ^= 16
-    path.write_bytes(whole)
+    content = bytearray(path.read_bytes())
+    content[position] ^= 16
+    path.write_bytes(content)
     with pytest.raises(DamagedData, match="not a complete tar archive"):
         image_folder(path)
 
 
-def test_broken_xz_content_is_named(hundred):
+def test_damaged_xz_content_is_an_error(hundred):
     path = hundred("w:xz")
-    whole = bytearray(path.read_bytes())
-    whole[len(whole) // 2] ^= 255
-    path.write_bytes(whole)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
     with pytest.raises(DamagedData, match="not a complete tar archive"):
         image_folder(path)
 
 
 @pytest.mark.parametrize("key", ["GNU.sparse.map", "GNU.sparse.size", "size"])
-def test_broken_pax_headers_are_named(tmp_path, key):
+def test_damaged_pax_headers_are_an_error(tmp_path, key):
     info = tarfile.TarInfo("cat/a.png")
     info.pax_headers = {"GNU.sparse.size": "1", key: "many"}
     with tarfile.open(tmp_path / "pets.tar", "w", format=tarfile.PAX_FORMAT) as tar:
@@ -189,21 +192,21 @@ def test_broken_pax_headers_are_named(tmp_path, key):
         image_folder(tmp_path / "pets.tar")
 
 
-def test_hidden_folders_are_no_classes(pets, write, tmp_path):
+def test_hidden_folders_are_not_classes(pets, write, tmp_path):
     write("pets/.ipynb_checkpoints/a.png", picture(1, mode="L"))
     members = [(f"pets/{file.relative_to(pets)}", file.read_bytes()) for file in pets.glob("*/*.png")]
     assert image_folder(pets).classes == ("cat", "dog")
     assert image_folder(archive(tmp_path / "pets.tar", members)).classes == ("dog",)
 
 
-def test_a_class_may_be_named_once(pets):
+def test_classes_must_be_different(pets):
     for read in (image_folder, image_names):
         with pytest.raises(ValueError, match=r"classes must be different names, not \['cat', 'cat'\]"):
             read(pets, classes=["cat", "cat"])
 
 
 @pytest.mark.parametrize("keep", [0, 10, 150, -30])
-def test_truncated_archives_are_named(tmp_path, keep):
+def test_truncated_archives_are_an_error(tmp_path, keep):
     noise = torch.randint(256, (40, 40), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     buffer = io.BytesIO()
     Image.fromarray(noise.numpy()).save(buffer, "PNG")
@@ -211,3 +214,68 @@ def test_truncated_archives_are_named(tmp_path, keep):
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(DamagedData, match="not a complete tar archive"):
         image_folder(path)
+
+
+def test_image_folder_rejects_files_above_the_size_limit(pets):
+    with (pets / "cat" / "huge.png").open("wb") as file:
+        file.truncate(MAX_IMAGE_BYTES + 1)  # sparse, so that it takes no space
+    with pytest.raises(DamagedData, match=r"huge\.png must be an image file of at most 67108864 bytes, not 67108865"):
+        image_folder(pets)
+    assert "cat/huge.png" in image_names(pets)
+
+
+def test_image_folder_warns_of_class_folders_without_images(pets, write):
+    (pets / "bird").mkdir()
+    write("pets/fish/notes.txt", b"not an image")
+    (pets / ".cache").mkdir()
+    for read in (image_folder, image_names):
+        with pytest.warns(UserWarning, match=r"class folders without images are ignored: 'bird', 'fish'$") as caught:
+            read(pets)
+        assert caught[0].filename == __file__  # the warning names the line of the caller
+    assert image_folder(pets, classes=["cat", "dog"]).classes == ("cat", "dog")
+
+
+def test_image_folder_warns_of_empty_class_folders_in_an_archive(pets, write, tmp_path):
+    (pets / "bird").mkdir()
+    with tarfile.open(tmp_path / "pets.tar", "w") as tar:
+        tar.add(pets, "pets")
+    (pets / "loose.png").unlink()
+    with tarfile.open(tmp_path / "top.tar", "w") as tar:
+        tar.add(pets, ".")
+    with pytest.raises(DamagedData, match="class folder"):  # loose.png is not in a class folder
+        image_folder(tmp_path / "pets.tar")
+    with pytest.warns(UserWarning, match=r"class folders without images are ignored: 'bird'$"):
+        assert image_folder(tmp_path / "top.tar").classes == ("cat", "dog")
+
+
+def test_image_folder_does_not_warn_if_every_class_has_images(pets):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        image_folder(pets)
+        image_folder(pets, classes=["dog"])
+
+
+def test_image_folder_with_classes_opens_no_other_folder(pets, monkeypatch):
+    (pets / "secret").mkdir()
+    listed = []
+    iterdir = type(pets).iterdir
+    monkeypatch.setattr(type(pets), "iterdir", lambda path: (listed.append(path.name), iterdir(path))[1])
+    assert image_folder(pets, classes=["dog"]).names == ("dog/a.png", "dog/b.png")
+    assert listed == ["dog"]
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="permissions do not bind the superuser")
+def test_image_folder_with_classes_needs_no_permission_for_siblings(pets):
+    (pets / "secret").mkdir(mode=0)
+    pets.chmod(0o111)
+    try:
+        assert image_folder(pets, classes=["cat"]).names == ("cat/x.bmp",)
+    finally:
+        pets.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["../pets/cat", "cat/../dog", ".", "..", "", ".hidden"])
+def test_image_folder_classes_must_be_names_of_subfolders(pets, write, name):
+    write("pets/.hidden/a.png", picture(1, mode="L"))
+    with pytest.raises(ValueError, match="classes must be subfolders of"):
+        image_folder(pets, classes=[name])

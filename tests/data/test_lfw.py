@@ -3,7 +3,7 @@ import io
 import pytest
 import torch
 
-from hypersphere.data import DamagedData, lfw, lfw_pairs, lfw_people
+from hypersphere.data import DamagedData, image_names, lfw, lfw_pairs, lfw_people
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -23,7 +23,7 @@ def faces(write, tmp_path):
     return tmp_path
 
 
-def test_pairs_refer_to_the_images(faces):
+def test_lfw_pairs_are_positions_of_the_images(faces):
     images = lfw(faces)
     assert images.classes == ("Ada_L", "Bob", "Cy", "Dee")
     assert images.images.shape == (7, 1, 5, 4)
@@ -35,15 +35,15 @@ def test_pairs_refer_to_the_images(faces):
     assert torch.equal(images.labels[pairs.first] == images.labels[pairs.second], pairs.same)
 
 
-def test_pairs_may_refer_to_other_names(faces):
+def test_lfw_pairs_accept_other_names(faces):
     images = lfw(faces)
-    turned = images.subset(list(range(6, -1, -1)))
-    assert lfw_pairs(faces, names=turned.names, verify=False).first.tolist() == [6, 5, 3, 0]
+    reversed_images = images.subset(list(range(6, -1, -1)))
+    assert lfw_pairs(faces, names=reversed_images.names, verify=False).first.tolist() == [6, 5, 3, 0]
     with pytest.raises(DamagedData, match="line 2 must name one of the 6 images, not 'Ada_L/Ada_L_0001'"):
         lfw_pairs(faces, names=images.names[1:], verify=False)
 
 
-def test_one_trains_on_nine_folds_of_people_and_tests_on_the_tenth(faces):
+def test_lfw_reads_the_people_of_a_fold(faces):
     folds = lfw_people(faces, verify=False)
     assert folds == (("Ada_L", "Bob"), ("Cy", "Dee"))
     train = lfw(faces, people=folds[0], size=8, grey=False)
@@ -51,7 +51,7 @@ def test_one_trains_on_nine_folds_of_people_and_tests_on_the_tenth(faces):
     assert train.images.shape == (3, 3, 8, 8)
 
 
-def test_other_lists_fail_the_check(faces):
+def test_lfw_verifies_the_checksums_of_its_lists(faces):
     with pytest.raises(DamagedData, match=r"pairs\.txt must have SHA-256"):
         lfw_pairs(faces)
     with pytest.raises(DamagedData, match=r"people\.txt must have SHA-256"):
@@ -63,7 +63,7 @@ def test_other_lists_fail_the_check(faces):
     [
         (b"", "must begin with"),
         (b"ten\n", "must begin with"),
-        (b"2\t1\nAda_L\t1\t2\n", "must hold 4 pairs, not 1"),
+        (b"2\t1\nAda_L\t1\t2\n", "must contain 4 pairs, not 1"),
         (PAIRS.replace(b"Ada_L\t1\t2", b"Ada_L\t1"), "line 2 must be name, number, number"),
         (PAIRS.replace(b"Dee\t1\tCy\t2", b"Dee\t1\t1"), "line 5 must be name, number, name, number"),
         (PAIRS.replace(b"Cy\t1\t3", b"Cy\tone\t3"), "line 4 must be"),
@@ -71,7 +71,7 @@ def test_other_lists_fail_the_check(faces):
         (b"9" * 5000 + b"\t1\n", "must begin with"),
     ],
 )
-def test_bad_pairs_are_named(faces, write, text, message):
+def test_lfw_pairs_rejects_a_damaged_list(faces, write, text, message):
     write("lfw/pairs.txt", text)
     with pytest.raises(DamagedData, match=message):
         lfw_pairs(faces, verify=False)
@@ -84,18 +84,18 @@ def test_bad_pairs_are_named(faces, write, text, message):
         (b"2\n2\nAda_L\t2\n", "line 3 must be a new name"),
         (b"2\n1\nAda_L\t2\n", "ends before"),
         (b"2\n1\nAda_L\t2\n1\nAda_L\t2\n", "line 5 must be a new name"),
-        (b"1\n1\nAda_L\t2\nBob\t1\n", "as its counts say, not more"),
+        (b"1\n1\nAda_L\t2\nBob\t1\n", "that its counts state, not more"),
         (b"x\n", "line 1 must be a count"),
         (b"9" * 5000 + b"\n", "line 1 must be a count"),
     ],
 )
-def test_bad_people_are_named(faces, write, text, message):
+def test_lfw_people_rejects_a_damaged_list(faces, write, text, message):
     write("lfw/people.txt", text)
     with pytest.raises(DamagedData, match=message):
         lfw_people(faces, verify=False)
 
 
-def test_real_lfw(real):
+def test_lfw_reads_the_real_files(real):
     root = real("lfw")
     pairs = lfw_pairs(root)
     assert torch.bincount(pairs.fold[pairs.same]).tolist() == [300] * 10
@@ -108,10 +108,8 @@ def test_real_lfw(real):
     assert some.images[0].float().std() > 10
 
 
-def test_real_pairs_stay_within_the_folds_of_people(real):
+def test_lfw_pairs_stay_within_the_folds_of_people(real):
     root = real("lfw")
-    from hypersphere.data import image_names
-
     source = root / "lfw" / "lfw-a-96x112.tar.gz"
     names = image_names(source if source.exists() else root / "lfw" / "lfw")
     pairs = lfw_pairs(root, names=names)

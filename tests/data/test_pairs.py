@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from hypersphere.data import DamagedData, MissingData, Pairs, draw_pairs, read_pairs
-from hypersphere.data.pairs import as_pairs
+from hypersphere.data.pairs import pairs_from_rows
 
 NAMES = ("a/1.png", "a/2.png", "b/1.png", "my b/2.png")
 
@@ -17,7 +17,7 @@ NAMES = ("a/1.png", "a/2.png", "b/1.png", "my b/2.png")
         "\ufeffa/1.png a/2.png 1\na/2.png b/1.png 0",
     ],
 )
-def test_reads_text_and_csv(write, text):
+def test_read_pairs_accepts_spaces_commas_and_tabs(write, text):
     pairs = read_pairs(write("pairs.txt", text.encode()), NAMES)
     assert pairs.first.tolist() == [0, 1]
     assert pairs.second.tolist() == [1, 2]
@@ -25,7 +25,7 @@ def test_reads_text_and_csv(write, text):
     assert pairs.folds == 1
 
 
-def test_commas_and_tabs_allow_spaces_in_names_and_folds(write):
+def test_read_pairs_allows_spaces_in_names_with_commas(write):
     pairs = read_pairs(write("pairs.csv", b"my b/2.png,b/1.png,1,0\nmy b/2.png,a/1.png,0,2\n"), NAMES)
     assert pairs.first.tolist() == [3, 3]
     assert pairs.fold.tolist() == [0, 2]
@@ -43,25 +43,25 @@ def test_commas_and_tabs_allow_spaces_in_names_and_folds(write):
         ("a/1.png c/9.png 1\n", "line 1 must name two of the 4 images, not 'c/9.png'"),
     ],
 )
-def test_bad_lines_are_named(write, text, message):
+def test_read_pairs_names_invalid_lines(write, text, message):
     with pytest.raises(DamagedData, match=message):
         read_pairs(write("pairs.txt", text.encode()), NAMES)
 
 
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
-def test_other_encodings_are_named(write, start):
+def test_read_pairs_names_lines_in_another_encoding(write, start):
     content = start + b"a/1.png a/2.png 1\na/1.png caf\xe9.png 0\n"
     with pytest.raises(DamagedData, match=r"line 2 must be UTF-8 text, not b'\\xe9'"):
         read_pairs(write("pairs.txt", content), NAMES)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_read_pairs_names_a_missing_file(tmp_path):
     with pytest.raises(MissingData, match=r"name name 0\|1"):
         read_pairs(tmp_path / "gone.txt", NAMES)
 
 
-def test_split_holds_out_one_fold():
-    pairs = as_pairs([(0, 1, True, 0), (1, 2, False, 1), (2, 3, True, 1)])
+def test_pairs_split_holds_out_one_fold():
+    pairs = pairs_from_rows([(0, 1, True, 0), (1, 2, False, 1), (2, 3, True, 1)])
     rest, held_out = pairs.split(1)
     assert len(rest) == 1
     assert held_out.first.tolist() == [1, 2]
@@ -70,18 +70,18 @@ def test_split_holds_out_one_fold():
         pairs.split(2)
 
 
-def test_bad_pairs_are_refused():
+def test_pairs_reject_invalid_fields():
     one = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="same must be"):
         Pairs(one, one, one, one)
     with pytest.raises(ValueError, match="second must be"):
         Pairs(one, one.repeat(2), one.bool(), one)
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match="first, second and fold must be >= 0, not -1"):
         Pairs(one - 1, one, one.bool(), one)
 
 
-@pytest.mark.parametrize(("classes", "each"), [(40, 6), (50, 900)])  # few: listed; many: by rejection
-def test_drawn_pairs_are_true_distinct_and_disjoint_between_folds(classes, each):
+@pytest.mark.parametrize(("classes", "each"), [(40, 6), (50, 900)])  # few items: enumeration; many: rejection
+def test_draw_pairs_are_correct_distinct_and_disjoint_between_folds(classes, each):
     labels = torch.arange(classes).repeat(each)
     pairs = draw_pairs(labels, folds=10, per_fold=20, seed=3)
     assert len(pairs) == 400
@@ -89,10 +89,10 @@ def test_drawn_pairs_are_true_distinct_and_disjoint_between_folds(classes, each)
     assert torch.bincount(pairs.fold[pairs.same]).tolist() == [20] * 10
     ends = zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)
     assert len({frozenset(pair) for pair in ends}) == 400
-    seen = [
+    fold_classes = [
         set(torch.cat((labels[part.first], labels[part.second])).tolist()) for _, part in map(pairs.split, range(10))
     ]
-    assert sum(map(len, seen)) == len(set.union(*seen))
+    assert sum(map(len, fold_classes)) == len(set.union(*fold_classes))
     again = draw_pairs(labels, folds=10, per_fold=20, seed=3)
     assert torch.equal(pairs.first, again.first)
     assert not torch.equal(pairs.first, draw_pairs(labels, folds=10, per_fold=20, seed=4).first)
@@ -100,16 +100,16 @@ def test_drawn_pairs_are_true_distinct_and_disjoint_between_folds(classes, each)
 
 @pytest.mark.parametrize("each", [6, 900])
 @pytest.mark.parametrize(("factor", "offset"), [(10**12, 0), (1, -7), (-3, 2)])
-def test_labels_may_be_any_integers(each, factor, offset):
+def test_draw_pairs_accepts_any_integer_labels(each, factor, offset):
     plain = torch.arange(20).repeat(each)
     labels = plain * factor + offset
     pairs = draw_pairs(labels, folds=4, per_fold=10)
     assert torch.equal(labels[pairs.first] == labels[pairs.second], pairs.same)
-    if factor > 0:  # only the order of the classes counts
+    if factor > 0:  # the draw depends only on the order of the classes
         assert torch.equal(pairs.first, draw_pairs(plain, folds=4, per_fold=10).first)
 
 
-def test_too_many_pairs_are_refused():
+def test_draw_pairs_rejects_more_pairs_than_there_are():
     with pytest.raises(ValueError, match="not 5: fold 0 has"):
         draw_pairs(torch.tensor([0, 0, 1, 1]), folds=1, per_fold=5)
     with pytest.raises(ValueError, match="fold 0 has 36 same and 0 different"):

@@ -1,4 +1,4 @@
-"""The unpickler of the citation graphs runs nothing and admits only what those files need."""
+"""The unpickler of the citation graphs runs no code and accepts only the names that those files need."""
 
 import builtins
 import os
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from hypersphere.data import DamagedData, ForbiddenGlobal
-from hypersphere.data.pickles import ADMITTED, Array, SparseRows, dense_array, load_pickle
+from hypersphere.data._pickles import ALLOWED, ArrayStandIn, CsrStandIn, dense_array, load_pickle
 
 HERE = Path("evil")
 
 
 class Call:
-    """Pickles as a call of any function."""
+    """Pickles as a call of a function."""
 
     def __init__(self, function, *arguments):
         self.function, self.arguments = function, arguments
@@ -31,10 +31,10 @@ def stack_global(module: str, name: str, argument: bytes = b"\x8c\x04true") -> b
 
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch):
-    """Every usual target fails the test if it is ever called."""
+    """Fail the test if one of the usual targets is called."""
 
     def called(*arguments):
-        pytest.fail(f"the pickle ran something: {arguments}")
+        pytest.fail(f"the pickle ran code: {arguments}")
 
     for module, name in ((os, "system"), (os, "popen"), (builtins, "eval"), (builtins, "exec")):
         monkeypatch.setattr(module, name, called)
@@ -64,23 +64,23 @@ def nothing_runs(monkeypatch):
         (stack_global("numpy", "f.__globals__"), r"numpy\.f\.__globals__"),
         (stack_global("collections", "defaultdict.__init__.__globals__"), "__globals__"),
         (stack_global("builtins", "list.__subclasses__"), "__subclasses__"),
-        (stack_global("hypersphere.data.pickles", "load_pickle"), "load_pickle"),
+        (stack_global("hypersphere.data._pickles", "load_pickle"), "load_pickle"),
         (stack_global("", "numpy.ndarray"), "numpy.ndarray"),
     ],
 )
-def test_forbidden_names_are_refused_and_named(content, name):
-    with pytest.raises(ForbiddenGlobal, match=f"evil: the pickle asks for .*{name}"):
+def test_load_pickle_rejects_and_names_forbidden_names(content, name):
+    with pytest.raises(ForbiddenGlobal, match=f"evil: the pickle names .*{name}"):
         load_pickle(content, HERE)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_pickled_calls_are_refused_in_every_protocol(protocol):
+def test_load_pickle_rejects_calls_in_every_protocol(protocol):
     for function in (print, open, np.load, os.getcwd):
         with pytest.raises(ForbiddenGlobal):
             load_pickle(pickle.dumps(Call(function, "true"), protocol=protocol), HERE)
 
 
-def test_a_forbidden_name_inside_admitted_ones_is_refused():
+def test_load_pickle_rejects_a_forbidden_name_inside_allowed_ones():
     nested = b"ccollections\ndefaultdict\n(cos\nsystem\ntR."
     with pytest.raises(ForbiddenGlobal, match=r"os\.system"):
         load_pickle(nested, HERE)
@@ -95,8 +95,8 @@ def test_a_forbidden_name_inside_admitted_ones_is_refused():
         pickle.dumps(list(range(100)))[:-20],
         b"Pid\n.",  # a persistent id
         b"\x82\x01.",  # an extension code
-        b"c__builtin__\nlist\n(dS'append'\nI1\nsb.",  # state planted on a mentioned type
-        b"cscipy.sparse.csr\ncsr_matrix\n(N}S'dense'\nI1\nstb.",  # attributes planted on a stand-in class
+        b"c__builtin__\nlist\n(dS'append'\nI1\nsb.",  # sets the state of a mentioned type
+        b"cscipy.sparse.csr\ncsr_matrix\n(N}S'dense'\nI1\nstb.",  # sets attributes of a stand-in class
         b"ccollections\ndefaultdict\n(}S'x'\nI1\nstb.",
         b"cnumpy\ndtype\n(S'O8'\ntR.",
         b"cnumpy\ndtype\n(S'f4, (1000000000,)f4'\ntR.",
@@ -106,37 +106,37 @@ def test_a_forbidden_name_inside_admitted_ones_is_refused():
         b"cnumpy.core.multiarray\n_reconstruct\n(tR(I1\n(I1\ntNI00\nS'abcd'\ntb.",
     ],
 )
-def test_broken_and_odd_pickles_are_refused(content):
-    before = {name: dict(vars(stand_in)) for name, stand_in in ADMITTED.items()}
+def test_load_pickle_rejects_damaged_pickles(content):
+    before = {name: dict(vars(stand_in)) for name, stand_in in ALLOWED.items()}
     with pytest.raises(DamagedData, match="evil"):
         load_pickle(content, HERE)
-    assert before == {name: dict(vars(stand_in)) for name, stand_in in ADMITTED.items()}
+    assert before == {name: dict(vars(stand_in)) for name, stand_in in ALLOWED.items()}
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f8", "<i4", "|u1", ">i2", "|b1"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_arrays_come_back(dtype, order):
+def test_load_pickle_restores_arrays(dtype, order):
     array = np.asarray(np.arange(6).reshape(2, 3) % 2, dtype=dtype, order=order)
     loaded = dense_array(load_pickle(pickle.dumps(array, protocol=3), HERE))
     assert np.array_equal(loaded, array)
     assert loaded.dtype.isnative
 
 
-def test_python_two_arrays_come_back():
-    old = (
+def test_load_pickle_restores_arrays_of_python_2():
+    content = (
         b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87R"
         b"(K\x01K\x02\x85cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
         b"\x89U\x02\xe9\x01tb."
     )
-    assert dense_array(load_pickle(old, HERE)).tolist() == [0xE9, 1]
+    assert dense_array(load_pickle(content, HERE)).tolist() == [0xE9, 1]
 
 
-def test_a_matrix_that_does_not_fit_is_refused():
+def test_sparse_matrix_with_inconsistent_parts_is_rejected():
     sparse = pytest.importorskip("scipy.sparse")
     for part, value in (("indptr", [0, 5]), ("indices", [9, 9]), ("indices", [0.0, 1.0]), ("data", [1.0])):
         matrix = sparse.csr_matrix(np.ones((1, 2)))
         setattr(matrix, part, np.array(value))
-        with pytest.raises(DamagedData, match="sparse matrix must"):
+        with pytest.raises(DamagedData, match="of a sparse matrix must"):
             dense_array(load_pickle(pickle.dumps(matrix, protocol=3), HERE))
     for part, value in (
         ("indptr", np.array([0.0, 2.0])),
@@ -146,45 +146,45 @@ def test_a_matrix_that_does_not_fit_is_refused():
     ):
         matrix = sparse.csr_matrix(np.ones((1, 2)))
         setattr(matrix, part, value)
-        with pytest.raises(DamagedData, match="parts of a sparse matrix must"):
+        with pytest.raises(DamagedData, match="data, indices and indptr of a sparse matrix must"):
             dense_array(load_pickle(pickle.dumps(matrix, protocol=3), HERE))
     huge = sparse.csr_matrix((1, 2**40), dtype=np.float32)
-    with pytest.raises(DamagedData, match="at most 268435456 numbers, not 1x1099511627776"):
+    with pytest.raises(DamagedData, match="at most 268435456 entries, not 1x1099511627776"):
         dense_array(load_pickle(pickle.dumps(huge, protocol=3), HERE))
 
 
 @pytest.mark.parametrize(("middle", "dtype"), [(5, np.uint8), (5, np.uint32), (2**63 + 5, np.uint64)])
-def test_unsigned_row_starts_must_rise_too(middle, dtype):
+def test_sparse_matrix_with_decreasing_unsigned_row_starts_is_rejected(middle, dtype):
     matrix = pytest.importorskip("scipy.sparse").csr_matrix(np.ones((2, 1)))
     matrix.indptr = np.array([0, middle, 2], dtype=dtype)
-    with pytest.raises(DamagedData, match="row starts of a sparse matrix must fit"):
+    with pytest.raises(DamagedData, match="row starts of a sparse matrix must increase"):
         dense_array(load_pickle(pickle.dumps(matrix, protocol=3), HERE))
 
 
-def test_unsigned_parts_that_fit_are_read():
+def test_sparse_matrix_may_have_unsigned_parts():
     matrix = pytest.importorskip("scipy.sparse").csr_matrix(np.eye(3)[[2, 0]])
     matrix.indptr, matrix.indices = matrix.indptr.astype(np.uint64), matrix.indices.astype(np.uint8)
     assert np.array_equal(dense_array(load_pickle(pickle.dumps(matrix, protocol=3), HERE)), np.eye(3)[[2, 0]])
 
 
-def test_a_matrix_made_of_itself_is_refused():
-    itself = SparseRows()
+def test_sparse_matrix_that_contains_itself_is_rejected():
+    itself = CsrStandIn()
     itself.__setstate__({"data": itself, "indices": itself, "indptr": itself, "shape": (1, 1)})
-    with pytest.raises(DamagedData, match="must be an array, not SparseRows"):
+    with pytest.raises(DamagedData, match="must be an array, not CsrStandIn"):
         dense_array(itself)
 
 
-def test_a_flat_matrix_of_endless_columns_is_refused():
-    empty = Array()
+def test_sparse_matrix_without_rows_and_huge_columns_is_rejected():
+    empty = ArrayStandIn()
     empty.values = np.zeros(0, dtype=np.int64)
-    start = Array()
+    start = ArrayStandIn()
     start.values = np.zeros(1, dtype=np.int64)
-    flat = SparseRows()
+    flat = CsrStandIn()
     flat.__setstate__({"data": empty, "indices": empty, "indptr": start, "shape": (0, 2**70)})
-    with pytest.raises(DamagedData, match="at most 268435456 numbers"):
+    with pytest.raises(DamagedData, match="at most 268435456 entries"):
         dense_array(flat)
 
 
-def test_an_array_without_state_is_refused():
+def test_array_without_state_is_rejected():
     with pytest.raises(DamagedData, match="must be an array"):
-        dense_array(Array())
+        dense_array(ArrayStandIn())

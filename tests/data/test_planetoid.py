@@ -12,7 +12,7 @@ sparse = pytest.importorskip("scipy.sparse")
 
 @pytest.fixture
 def small(write, tmp_path):
-    """Nodes 0-2 known (0, 1 train), 3 and 5 test, 4 isolated and left out."""
+    """Nodes 0-2 are in allx (0 and 1 train), 3 and 5 are test nodes, 4 is isolated and omitted."""
     features = np.arange(12, dtype=np.float32).reshape(3, 4) % 5
     parts = {
         "x": sparse.csr_matrix(features[:2]),
@@ -33,7 +33,7 @@ def small(write, tmp_path):
     return write_parts
 
 
-def test_parts_come_together(small):
+def test_planetoid_assembles_the_parts(small):
     graph = planetoid("cora", small(), verify=False)
     assert graph.features.tolist()[3:] == [[0, 0, 0, 7], [0, 0, 0, 0], [9, 0, 0, 0]]
     assert graph.features[1].tolist() == [4, 0, 1, 2]
@@ -47,28 +47,28 @@ def test_parts_come_together(small):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"graph": {0: [6]}}, "nodes 0..5"),
-        ({"graph": {"0": [1]}}, "nodes 0..5"),
+        ({"graph": {0: [6]}}, "nodes in 0..5"),
+        ({"graph": {"0": [1]}}, "nodes in 0..5"),
         ({"graph": [0]}, "dict of lists"),
-        ({"ty": np.zeros((1, 2), dtype=np.int32)}, "equally many"),
+        ({"ty": np.zeros((1, 2), dtype=np.int32)}, "equal numbers"),
         ({"ally": np.zeros((3, 3), dtype=np.int32)}, "same features and classes"),
-        ({"allx": sparse.csr_matrix(np.zeros((4, 4))), "ally": np.zeros((4, 2))}, "after all 4 others, not at 3"),
+        ({"allx": sparse.csr_matrix(np.zeros((4, 4))), "ally": np.zeros((4, 2))}, "after the 4 other nodes, not at 3"),
         ({"y": np.zeros(2)}, "must be a matrix"),
         ({"allx": np.array(1.0)}, "allx must be a matrix, not of shape"),
         ({"tx": np.array([[np.nan, 0, 0, 0], [0, 0, 0, 0]])}, "must be finite"),
         ({"tx": sparse.csr_matrix(np.array([[1e300, 0, 0, 0], [0, 0, 0, 0]]))}, "must be finite"),
         ({"ty": np.array([[np.nan, 0], [0, 0]])}, "must be finite"),
         ({"y": 7}, "must be an array, not int"),
-        ({"y": np.array([["a"]])}, "arrays must hold numbers"),
-        ({"y": np.array([[object()]], dtype=object)}, "not dtype 'O8'"),
+        ({"y": np.array([["a"]])}, "arrays must have a numeric dtype"),
+        ({"y": np.array([[object()]], dtype=object)}, "numeric dtype, not 'O8'"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(small, change, message):
+def test_planetoid_rejects_inconsistent_parts(small, change, message):
     with pytest.raises(DamagedData, match=message):
         planetoid("cora", small(**change), verify=False)
 
 
-def test_other_files_fail_the_check_and_names_are_listed(small):
+def test_planetoid_verifies_checksums_and_lists_the_names(small):
     with pytest.raises(DamagedData, match="SHA-256"):
         planetoid("cora", small())
     with pytest.raises(ValueError, match="name must be one of 'cora', 'citeseer', 'pubmed', not 'dblp'"):
@@ -76,18 +76,18 @@ def test_other_files_fail_the_check_and_names_are_listed(small):
 
 
 @pytest.mark.parametrize("number", [b"five", b"1000000000", b"1" + b"0" * 30, b"9" * 5000])
-def test_a_bad_index_is_refused(small, write, number):
+def test_planetoid_rejects_an_invalid_index(small, write, number):
     root = small()
     write("citation/ind.cora.test.index", b"3\n" + number + b"\n")
-    with pytest.raises(DamagedData, match=r"test\.index must hold one node number a line"):
+    with pytest.raises(DamagedData, match=r"test\.index must contain node numbers of at most 7 digits, one per line"):
         planetoid("cora", root, verify=False)
 
 
-def test_an_index_may_not_make_a_matrix_too_large(small, write, monkeypatch):
+def test_planetoid_rejects_an_index_that_makes_a_matrix_too_large(small, write, monkeypatch):
     root = small()
     write("citation/ind.cora.test.index", b"3\n9999999\n")
-    monkeypatch.setattr("hypersphere.data.pickles.LARGEST_MATRIX", 2**20)
-    with pytest.raises(DamagedData, match="at most 1048576 numbers, not 10000000x6"):
+    monkeypatch.setattr("hypersphere.data._pickles.MAX_MATRIX_ENTRIES", 2**20)
+    with pytest.raises(DamagedData, match="at most 1048576 entries, not 10000000x6"):
         planetoid("cora", root, verify=False)
 
 
@@ -99,7 +99,7 @@ def test_an_index_may_not_make_a_matrix_too_large(small, write, monkeypatch):
         ("pubmed", 19717, 500, 3, 44324),
     ],
 )
-def test_real_graphs_have_the_published_sizes(real, name, nodes, features, classes, edges):
+def test_planetoid_reads_graphs_of_the_published_sizes(real, name, nodes, features, classes, edges):
     graph = DATASETS[name](real("citation"))
     assert graph.features.shape == (nodes, features)
     assert len(graph.classes) == classes
@@ -108,10 +108,10 @@ def test_real_graphs_have_the_published_sizes(real, name, nodes, features, class
     assert (int(graph.val.sum()), int(graph.test.sum())) == (500, 1000)
 
 
-def test_the_stand_ins_read_what_scipy_reads(real):
-    """On a file whose sum was checked, ordinary unpickling is an independent oracle."""
+def test_planetoid_features_equal_those_unpickled_by_scipy(real):
+    """For a file with a verified checksum, ordinary unpickling is safe and an independent reference."""
     root = real("citation")
     graph = planetoid("cora", root)
     with (root / "citation" / "ind.cora.allx").open("rb") as file, pytest.warns(DeprecationWarning, match="deprecated"):
-        oracle = pickle.load(file, encoding="latin1")
-    assert np.array_equal(graph.features[: oracle.shape[0]].numpy(), oracle.toarray())
+        expected = pickle.load(file, encoding="latin1")
+    assert np.array_equal(graph.features[: expected.shape[0]].numpy(), expected.toarray())

@@ -38,7 +38,7 @@ def small_task(spec, root=None):
     return Task(inputs, labels, inputs, labels, CLASSES)
 
 
-def small_omniglot(root, split, size):
+def small_omniglot(split, root, size):
     labels = torch.arange(20).repeat_interleave(20)
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(0, 256, (400, 1, size, size), generator=generator, dtype=torch.uint8)

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from hypersphere import report
 from hypersphere._files import replacing
-from hypersphere._validation import require
+from hypersphere._validation import require, require_package
 from hypersphere.cli.opening import Opened, RunNetwork, device_of, open_run
 from hypersphere.cli.target import check_target, write_json
-from hypersphere.data.errors import require_package
 from hypersphere.robustness import (
     ATTACKS,
     Classifier,

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from hypersphere import rotation
 from hypersphere._files import replacing
-from hypersphere._validation import require
+from hypersphere._validation import require, require_package
 from hypersphere.cli.compare import FeaturesAndScores, Probe, largest_difference
 from hypersphere.cli.opening import open_run
 from hypersphere.cli.target import check_target
-from hypersphere.data.errors import require_package
 
 __all__ = ["FORMS", "export"]
 

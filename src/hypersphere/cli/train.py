@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from hypersphere._modes import evaluation_mode
-from hypersphere._validation import require
+from hypersphere._validation import require, require_package
 from hypersphere.cli.catalogue import resolved
 from hypersphere.cli.config import dotted_words, read_config, resolve
 from hypersphere.cli.dry_run import plan
@@ -24,7 +24,6 @@ from hypersphere.cli.interrupts import interrupts
 from hypersphere.cli.processes import is_broken, process_group, restarts
 from hypersphere.cli.progress import View
 from hypersphere.cli.start import read_start
-from hypersphere.data.errors import require_package
 from hypersphere.heads._collectives import Processes, problem_of
 from hypersphere.training import Assembly, Job
 from hypersphere.training.run import CONFIG, Run, refuse_existing

@@ -1,25 +1,23 @@
-"""Datasets and pair protocols: read from your own files, checked, never fetched.
+"""Data sets and pair protocols, read from your files and verified. Nothing is downloaded.
 
-Every loader takes the folder that holds all datasets as `root`; without it the environment variable HYPERSPHERE_DATA
-names that folder. To add a dataset, write a loader and list it in DATASETS.
+A loader is called as `loader(split, root)`, or as `loader(root)` if the data set has no splits. `root` is the folder
+that contains all data sets; without it, the environment variable HYPERSPHERE_DATA names that folder. To add a data set,
+write a loader and list it in DATASETS.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+from hypersphere.data._files import DamagedData, ForbiddenGlobal, MissingData, data_root
 from hypersphere.data.cifar import cifar10, cifar100, cifar100_fifth
-from hypersphere.data.digits import digits
-from hypersphere.data.errors import DamagedData, ForbiddenGlobal, MissingData
+from hypersphere.data.containers import Graph, LabelledImages, PointClouds
 from hypersphere.data.folder import image_folder, image_names
-from hypersphere.data.graph import Graph
-from hypersphere.data.idx import fashion_mnist, mnist
-from hypersphere.data.labelled import LabelledImages, PointClouds
 from hypersphere.data.lfw import lfw, lfw_pairs, lfw_people
+from hypersphere.data.mnist import digits, fashion_mnist, mnist
 from hypersphere.data.modelnet import modelnet10
 from hypersphere.data.omniglot import omniglot
 from hypersphere.data.pairs import Pairs, draw_pairs, read_pairs
 from hypersphere.data.planetoid import citeseer, cora, planetoid, pubmed
-from hypersphere.data.root import data_root
 
 DATASETS: dict[str, Callable[..., Any]] = {
     "digits": digits,

@@ -1,25 +1,30 @@
-"""The binary records of CIFAR: label bytes, then 32x32 red, green and blue planes; plain or gzipped."""
+"""CIFAR-10, CIFAR-100 and a fifth of CIFAR-100 in the binary version, plain or gzipped."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from hypersphere.data.content import check_sum, read_content
-from hypersphere.data.errors import DamagedData, check_choice
-from hypersphere.data.labelled import LabelledImages
-from hypersphere.data.root import data_root, find
+from hypersphere.data._files import (
+    DamagedData,
+    accept_root_first,
+    data_root,
+    find_file,
+    read_content,
+    require_choice,
+    verify_sha256,
+)
+from hypersphere.data.containers import LabelledImages
 
-PIXELS = 3 * 32 * 32
+PIXEL_BYTES = 3 * 32 * 32
 CIFAR10_FILES: dict[str, tuple[str, ...]] = {
     "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
     "test": ("test_batch.bin",),
 }
 CIFAR100_FILES: dict[str, tuple[str, ...]] = {"train": ("train.bin",), "test": ("test.bin",)}
-FIFTH_SUMS = {
+FIFTH_SHA256 = {
     "train.bin": "be83d5ea8b6d3b113460a4486580e805954487a33f3eb533c6ef734ba8682200",
     "test.bin": "26bf37c977bebf5697a918308609790a7a66b496c463c7cfecf053a089deed00",
 }
@@ -38,90 +43,98 @@ CIFAR100_CLASSES = (
 )  # fmt: skip
 
 
-def parse_records(content: bytes, label_bytes: int, classes: int, path: Path) -> tuple[Tensor, Tensor]:
-    """Images (N, 3, 32, 32) and labels (N,) of a record file; the last label byte is the class."""
-    width = label_bytes + PIXELS
-    if not content or len(content) % width:
-        raise DamagedData(f"{path} must hold whole records of {width} bytes, not {len(content)} bytes")
-    records = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, width)
-    labels = records[:, label_bytes - 1].to(torch.int64)
-    if int(labels.max()) >= classes:
-        raise DamagedData(f"{path} must hold labels 0..{classes - 1}, not {int(labels.max())}")
-    return records[:, label_bytes:].reshape(-1, 3, 32, 32), labels
-
-
-def cifar10(root: str | Path | None = None, split: str = "train", *, verify: bool = True) -> LabelledImages:
+@accept_root_first(*CIFAR10_FILES)
+def cifar10(split: str = "train", root: str | Path | None = None, *, verify: bool = True) -> LabelledImages:
     """Small colour photographs, 32x32, 10 classes: 50,000 train and 10,000 test.
 
     Args:
-        root: holds the folder cifar-10-batches-bin with data_batch_1.bin .. data_batch_5.bin and test_batch.bin,
-            gzipped or plain.
         split: "train" or "test".
-        verify: every class must come 5,000 (train) or 1,000 (test) times; False reads any number of records.
+        root: contains the folder cifar-10-batches-bin with data_batch_1.bin .. data_batch_5.bin and test_batch.bin,
+            gzipped or plain.
+        verify: every class must have 5,000 (train) or 1,000 (test) images; False reads any number of records.
     """
-    folder, each = data_root(root) / "cifar-10-batches-bin", {"train": 5000, "test": 1000}
-    return _read(folder, CIFAR10_FILES, split, 1, CIFAR10_CLASSES, each if verify else None, {})
+    folder, per_class = data_root(root) / "cifar-10-batches-bin", {"train": 5000, "test": 1000}
+    return _read_split(folder, CIFAR10_FILES, split, 1, CIFAR10_CLASSES, per_class if verify else None, {})
 
 
-def cifar100(root: str | Path | None = None, split: str = "train", *, verify: bool = True) -> LabelledImages:
+@accept_root_first(*CIFAR100_FILES)
+def cifar100(split: str = "train", root: str | Path | None = None, *, verify: bool = True) -> LabelledImages:
     """Small colour photographs, 32x32, 100 classes (the fine labels): 50,000 train and 10,000 test.
 
     Args:
-        root: holds the folder cifar-100-binary with train.bin and test.bin, gzipped or plain.
         split: "train" or "test".
-        verify: every class must come 500 (train) or 100 (test) times; False reads any number of records.
+        root: contains the folder cifar-100-binary with train.bin and test.bin, gzipped or plain.
+        verify: every class must have 500 (train) or 100 (test) images; False reads any number of records.
     """
-    folder, each = data_root(root) / "cifar-100-binary", {"train": 500, "test": 100}
-    return _read(folder, CIFAR100_FILES, split, 2, CIFAR100_CLASSES, each if verify else None, {})
+    folder, per_class = data_root(root) / "cifar-100-binary", {"train": 500, "test": 100}
+    return _read_split(folder, CIFAR100_FILES, split, 2, CIFAR100_CLASSES, per_class if verify else None, {})
 
 
-def cifar100_fifth(root: str | Path | None = None, split: str = "train", *, verify: bool = True) -> LabelledImages:
+@accept_root_first(*CIFAR100_FILES)
+def cifar100_fifth(split: str = "train", root: str | Path | None = None, *, verify: bool = True) -> LabelledImages:
     """A fixed part of CIFAR-100, 32x32 colour, 100 classes: 10,000 train and 5,000 test.
 
     Args:
-        root: holds the folder cifar100-fifth with train.bin and test.bin in the record of CIFAR-100, gzipped or plain.
         split: "train" or "test".
-        verify: compare with the known sums; False reads any number of records.
+        root: contains the folder cifar100-fifth with train.bin and test.bin in the format of CIFAR-100, gzipped or
+            plain.
+        verify: compare with the checksums of the library; False reads any number of records.
     """
-    folder, each = data_root(root) / "cifar100-fifth", {"train": 100, "test": 50}
-    sums = FIFTH_SUMS if verify else {}
-    return _read(folder, CIFAR100_FILES, split, 2, CIFAR100_CLASSES, each if verify else None, sums)
+    folder, per_class = data_root(root) / "cifar100-fifth", {"train": 100, "test": 50}
+    sha256 = FIFTH_SHA256 if verify else {}
+    return _read_split(folder, CIFAR100_FILES, split, 2, CIFAR100_CLASSES, per_class if verify else None, sha256)
 
 
-def _read(
+def _read_split(
     folder: Path,
     files: dict[str, tuple[str, ...]],
     split: str,
     label_bytes: int,
     classes: tuple[str, ...],
-    each: dict[str, int] | None,
-    sums: dict[str, str],
+    per_class: dict[str, int] | None,
+    sha256: dict[str, str],
 ) -> LabelledImages:
-    check_choice("split", split, files)
-    advice = f"Put the binary version of the dataset, gzipped or plain, in the folder {folder.name}."
-    records = None if each is None else each[split] * len(classes) // len(files[split]) + 1
-    most = None if records is None else records * (label_bytes + PIXELS)
+    """Read the files of a split; compare the number of images per class if `per_class` states it."""
+    require_choice("split", split, files)
+    advice = f"Put the binary version of the data set, gzipped or plain, in the folder {folder.name}."
+    limit = None
+    if per_class is not None:
+        # One record more than a file should have is enough to see that it is too long.
+        records_per_file = per_class[split] * len(classes) // len(files[split])
+        limit = (records_per_file + 1) * (label_bytes + PIXEL_BYTES)
     images: list[Tensor] = []
     labels: list[Tensor] = []
     for name in files[split]:
-        path = find([folder], (name, f"{name}.gz"), advice)
-        content = read_content(path, most)
-        image, label = parse_records(content, label_bytes, len(classes), path)
-        if name in sums:
-            check_sum(content, sums[name], path)
-        images.append(image)
-        labels.append(label)
+        path = find_file([folder], (name, f"{name}.gz"), advice)
+        content = read_content(path, limit)
+        file_images, file_labels = _parse_records(content, label_bytes, len(classes), path)
+        if name in sha256:
+            verify_sha256(content, sha256[name], path)
+        images.append(file_images)
+        labels.append(file_labels)
     data = LabelledImages(torch.cat(images), torch.cat(labels), classes)
-    if each is not None:
-        _check_balance(data.labels, each[split], len(classes), folder, files[split])
+    if per_class is not None:
+        counts = torch.bincount(data.labels, minlength=len(classes))
+        unbalanced = (counts != per_class[split]).nonzero().flatten().tolist()
+        if unbalanced:
+            label = unbalanced[0]
+            raise DamagedData(
+                f"{', '.join(files[split])} in {folder} must contain {per_class[split]} images of every class, "
+                f"not {int(counts[label])} of class {label}; pass verify=False to read them anyway"
+            )
     return data
 
 
-def _check_balance(labels: Tensor, each: int, classes: int, folder: Path, names: Sequence[str]) -> None:
-    counts = torch.bincount(labels, minlength=classes)
-    if (counts != each).any():
-        odd = int((counts != each).nonzero()[0])
-        raise DamagedData(
-            f"{', '.join(names)} in {folder} must hold {each} images of every class, "
-            f"not {int(counts[odd])} of class {odd}; pass verify=False to read them anyway"
-        )
+def _parse_records(content: bytes, label_bytes: int, num_classes: int, path: Path) -> tuple[Tensor, Tensor]:
+    """Return images (N, 3, 32, 32) and labels (N,) of a file.
+
+    A record has one or two label bytes, of which the last is the class, then the red, green and blue planes.
+    """
+    record_bytes = label_bytes + PIXEL_BYTES
+    if not content or len(content) % record_bytes:
+        raise DamagedData(f"{path} must contain complete records of {record_bytes} bytes, not {len(content)} bytes")
+    records = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, record_bytes)
+    labels = records[:, label_bytes - 1].to(torch.int64)
+    if int(labels.max()) >= num_classes:
+        raise DamagedData(f"{path} must contain labels in 0..{num_classes - 1}, not {int(labels.max())}")
+    return records[:, label_bytes:].reshape(-1, 3, 32, 32), labels

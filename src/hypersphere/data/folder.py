@@ -1,10 +1,11 @@
-"""Images in one subfolder a class, from a folder or straight from a tar archive (nothing is written to disk)."""
+"""Images in one subfolder per class, read from a folder or directly from a tar archive, which is not unpacked."""
 
 from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 from typing import IO
@@ -13,14 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hypersphere._validation import require
-from hypersphere.data.errors import DamagedData, MissingData, require_package
-from hypersphere.data.labelled import LabelledImages
+from hypersphere._validation import require, require_package
+from hypersphere.data._files import DamagedData, MissingData
+from hypersphere.data.containers import LabelledImages
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2")
-LARGEST_IMAGE = 64 * 2**20
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # what Pillow may decode
+ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2")
+MAX_IMAGE_BYTES = 64 * 2**20
+
+# The name "class/file" of an image, and a function that reads its file.
+_Entry = tuple[str, Callable[[], bytes]]
 
 
 def image_folder(
@@ -30,168 +34,202 @@ def image_folder(
     grey: bool | None = None,
     classes: Sequence[str] | None = None,
 ) -> LabelledImages:
-    """Your own images, one subfolder a class, in a folder or a tar archive.
+    """Your own images, one subfolder per class, in a folder or a tar archive.
 
-    Images come in the order of their names, "class/file"; classes in alphabetical order or as given. Names that begin
-    with a dot are hidden, and skipped.
+    Images are ordered by their names, "class/file"; classes alphabetically or as given. Files and folders whose name
+    begins with a dot are skipped. A class folder without images gives a warning.
 
     Args:
-        root: the folder or the .tar, .tar.gz, .tgz or .tar.bz2 archive.
-        size: resize every image to (height, width), or to a square; without it all must have one size.
-        grey: True for one channel, False for three; None keeps grey when every image is grey.
-        classes: read only these classes.
+        root: the folder, or a .tar, .tar.gz, .tgz or .tar.bz2 archive.
+        size: resize every image to (height, width), or to a square; without it all images must have the same size.
+        grey: True for one channel, False for three; None keeps one channel if every image is grey.
+        classes: read only these classes. No other subfolder is opened.
+
+    Raises:
+        MissingData: if there is no such folder, or no image in it.
+        DamagedData: if a file is not a readable image or has more than 64 MiB.
     """
-    shape, wanted = _height_width(size), _wanted(classes)
-    found: dict[str, Tensor] = {}
-    for name, read in _entries(Path(root).expanduser()):
-        if wanted is not None and _class_of(name) not in wanted:
-            continue
-        if name in found:
-            raise DamagedData(f"{root} must hold {name!r} once, not twice")
-        found[name] = _decode(read(), name, shape, grey)
-    names = _in_order(found, root, classes)
-    kinds = tuple(classes) if classes is not None else tuple(sorted({_class_of(name) for name in names}))
-    place = {kind: number for number, kind in enumerate(kinds)}
-    labels = torch.tensor([place[_class_of(name)] for name in names], dtype=torch.int64)
-    return LabelledImages(_stack([found[name] for name in names], names), labels, kinds, names)
+    shape = _height_and_width(size)
+    images: dict[str, Tensor] = {}
+    for name, read in _entries(Path(root).expanduser(), classes):
+        if name in images:
+            raise DamagedData(f"{root} must contain {name!r} once, not twice")
+        images[name] = _decode(read(), name, shape, grey)
+    names = _sorted_names(images, root, classes)
+    all_classes = tuple(classes) if classes is not None else tuple(sorted({_class_of(name) for name in names}))
+    label_of = {class_name: label for label, class_name in enumerate(all_classes)}
+    labels = torch.tensor([label_of[_class_of(name)] for name in names], dtype=torch.int64)
+    return LabelledImages(_stack([images[name] for name in names], names), labels, all_classes, names)
 
 
 def image_names(root: str | Path, *, classes: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The names image_folder would give, in its order, without decoding an image."""
-    wanted = _wanted(classes)
-    names = [name for name, _ in _entries(Path(root).expanduser()) if wanted is None or _class_of(name) in wanted]
-    return _in_order(names, root, classes)
+    """Return the names that image_folder would give, in the same order, without decoding an image."""
+    entries = list(_entries(Path(root).expanduser(), classes))
+    names = [name for name, _ in entries]
+    return _sorted_names(names, root, classes)
 
 
 def is_image(path: PurePath) -> bool:
-    """Whether the name is that of an image, and not of a hidden file."""
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    """Return True if the name has the suffix of an image and does not begin with a dot."""
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
 
 
 def _class_of(name: str) -> str:
     return name.split("/")[0]
 
 
-def _wanted(classes: Sequence[str] | None) -> frozenset[str] | None:
-    if classes is None:
-        return None
-    require(len(set(classes)) == len(classes), "classes", "different names", list(classes))
-    return frozenset(classes)
-
-
-def _height_width(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+def _height_and_width(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     shape = (size, size) if isinstance(size, int) else size
     fits = shape is None or (len(shape) == 2 and min(shape) >= 1)
     require(fits, "size", "a positive int, (height, width) or None", size)
     return shape
 
 
-def _in_order(
-    names: Sequence[str] | dict[str, Tensor], root: str | Path, classes: Sequence[str] | None
-) -> tuple[str, ...]:
+def _sorted_names(names: Collection[str], root: str | Path, classes: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names ordered by class and file, after checking that every requested class has images."""
     ordered = tuple(sorted(names, key=lambda name: name.split("/")))
     if not ordered and not classes:
-        raise MissingData(f"no images in {root}; expected CLASS/FILE with a suffix of {', '.join(SUFFIXES)}")
+        raise MissingData(f"no images in {root}; expected CLASS/FILE with a suffix of {', '.join(IMAGE_SUFFIXES)}")
     absent = set(classes or ()) - {_class_of(name) for name in ordered}
     require(not absent, "classes", f"subfolders of {root} with images", min(absent, default=None))
     return ordered
 
 
-def _entries(source: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _entries(source: Path, classes: Sequence[str] | None) -> Iterator[_Entry]:
+    """Return the images of a folder or archive, without reading them."""
+    if classes is not None:
+        require(len(set(classes)) == len(classes), "classes", "different names", list(classes))
     if source.is_dir():
-        return _from_folder(source)
-    if source.is_file() and source.name.lower().endswith(ARCHIVES):
-        return _from_archive(source)
+        return _folder_entries(source, classes)
+    if source.is_file() and source.name.lower().endswith(ARCHIVE_SUFFIXES):
+        return _archive_entries(source, classes)
     if source.exists():
-        raise ValueError(f"root must be a folder or an archive ({', '.join(ARCHIVES)}), not {str(source)!r}")
-    raise MissingData(f"{source} not found. Give a folder or tar archive with one subfolder of images a class.")
+        raise ValueError(f"root must be a folder or an archive ({', '.join(ARCHIVE_SUFFIXES)}), not {str(source)!r}")
+    raise MissingData(f"{source} not found. Give a folder or tar archive with one subfolder of images per class.")
 
 
-def _from_folder(source: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    for folder in sorted(entry for entry in source.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
-        for file in sorted(folder.iterdir()):
-            if is_image(file) and file.is_file():
-                yield f"{folder.name}/{file.name}", file.read_bytes
+def _folder_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_Entry]:
+    if classes is None:
+        folders = sorted(entry for entry in source.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    else:
+        # The folder itself is not listed, so neither it nor other subfolders have to be readable. A name with a
+        # separator could leave the folder; like a hidden one, it is no class.
+        names = [name for name in classes if PurePath(name).name == name and not name.startswith(".")]
+        folders = [source / name for name in names if (source / name).is_dir()]
+    empty = []
+    for folder in folders:
+        files = [file for file in sorted(folder.iterdir()) if is_image(file) and file.is_file()]
+        if not files:
+            empty.append(folder.name)
+        for file in files:
+            yield f"{folder.name}/{file.name}", partial(_read_file, file)
+    if classes is None and len(empty) < len(folders):  # without any image there is an error instead
+        _warn_of_empty_classes(source, empty)
 
 
-class _Header(tarfile.TarInfo):
-    """A tar header that must be whole: tarfile takes a broken or missing one for the end of the archive."""
+def _read_file(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size > MAX_IMAGE_BYTES:
+        raise DamagedData(f"{path} must be an image file of at most {MAX_IMAGE_BYTES} bytes, not {size}")
+    return path.read_bytes()
+
+
+def _warn_of_empty_classes(source: Path, names: Collection[str]) -> None:
+    if names:
+        listed = ", ".join(repr(name) for name in sorted(names))
+        message = f"{source}: class folders without images are ignored: {listed}"
+        warnings.warn(message, UserWarning, stacklevel=4)  # the caller of image_folder or image_names
+
+
+class _StrictHeader(tarfile.TarInfo):
+    """A tar header that raises an error if it is damaged. tarfile would take it for the end of the archive."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _StrictHeader:
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
-            if buf == bytes(tarfile.BLOCKSIZE):  # the true end
+            if buf == bytes(tarfile.BLOCKSIZE):  # a block of zeros is the real end
                 raise
             raise tarfile.ReadError(str(error)) from error
 
 
-def _from_archive(source: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    parent: tuple[str, ...] | None = None
+def _archive_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_Entry]:
+    parent: tuple[str, ...] | None = None  # the path above the class folders
+    folders: list[PurePosixPath] = []
+    classes_with_images = set()
     try:
-        with tarfile.open(source, tarinfo=_Header) as archive:
+        with tarfile.open(source, tarinfo=_StrictHeader) as archive:
             for member in archive:
                 path = PurePosixPath(member.name)
                 if path.is_absolute() or ".." in path.parts:
-                    raise DamagedData(f"{source} must hold paths inside it, not {member.name!r}")
-                if not is_image(path) or any(part.startswith(".") for part in path.parts):
+                    raise DamagedData(f"{source} must contain paths inside it, not {member.name!r}")
+                if any(part.startswith(".") for part in path.parts):
                     continue
-                if not member.isreg() or member.size > LARGEST_IMAGE:
+                if member.isdir():
+                    folders.append(path)
+                    continue
+                if not is_image(path):
+                    continue
+                if not member.isreg() or member.size > MAX_IMAGE_BYTES:
                     raise DamagedData(
-                        f"{source}: {member.name!r} must be a plain file of at most {LARGEST_IMAGE} bytes"
+                        f"{source}: {member.name!r} must be a regular file of at most {MAX_IMAGE_BYTES} bytes"
                     )
                 if len(path.parts) < 2 or (parent is not None and path.parts[:-2] != parent):
-                    raise DamagedData(f"{source}: {member.name!r} must lie in a class folder beside the other classes")
-                parent = path.parts[:-2]
+                    raise DamagedData(f"{source}: {member.name!r} must be in a class folder next to the other classes")
+                parent, class_name = path.parts[:-2], path.parts[-2]
+                classes_with_images.add(class_name)
                 file = archive.extractfile(member)
-                if file is not None:
-                    yield f"{path.parts[-2]}/{path.name}", partial(_read_member, file, source)
-            _check_rest(archive)
+                if file is not None and (classes is None or class_name in classes):
+                    yield f"{class_name}/{path.name}", partial(_read_member, file, source)
+            _read_to_end(archive)
     except DamagedData:
         raise
-    except Exception as error:  # a broken archive can fail in any way
+    except Exception as error:  # a damaged archive can raise almost any exception
         raise DamagedData(f"{source} is not a complete tar archive: {error}") from error
+    if classes is None:
+        class_folders = {folder.name for folder in folders if folder.name and folder.parts[:-1] == parent}
+        _warn_of_empty_classes(source, class_folders - classes_with_images)
 
 
-def _check_rest(archive: tarfile.TarFile) -> None:
-    """Read on to the end, past which compressed files keep their sum: after the last image come only zeros."""
+def _read_to_end(archive: tarfile.TarFile) -> None:
+    """Read the rest of an archive, so that compressed files compare their checksum. Only zeros may follow."""
     assert archive.fileobj is not None
     while chunk := archive.fileobj.read(2**16):
         if chunk.strip(b"\0"):
-            raise tarfile.ReadError("more data after its end")
+            raise tarfile.ReadError("data after the end of the archive")
 
 
 def _read_member(file: IO[bytes], source: Path) -> bytes:
     try:
         return file.read()
-    except Exception as error:  # as above
+    except Exception as error:  # a damaged archive can raise almost any exception
         raise DamagedData(f"{source} is not a complete tar archive: {error}") from error
 
 
 def _decode(content: bytes, name: str, shape: tuple[int, int] | None, grey: bool | None) -> Tensor:
-    """One image as uint8 (1 or 3, H, W)."""
+    """Return one image as uint8 (1 or 3, H, W)."""
     pillow = require_package("PIL.Image", "Pillow", "eval")
     try:
-        with pillow.open(io.BytesIO(content), formats=FORMATS) as image:
+        with pillow.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             if image.mode.startswith(("I", "F")):
-                raise ValueError(f"it must have 8 bits a channel, not mode {image.mode}")
-            has_grey = image.mode in ("1", "L", "LA") if grey is None else grey
-            picture = image.convert("L" if has_grey else "RGB")
-            if shape is not None and picture.size != shape[::-1]:
+                raise ValueError(f"it must have 8 bits per channel, not mode {image.mode}")
+            one_channel = image.mode in ("1", "L", "LA") if grey is None else grey
+            picture = image.convert("L" if one_channel else "RGB")
+            if shape is not None and picture.size != shape[::-1]:  # Pillow's sizes are (width, height)
                 picture = picture.resize(shape[::-1], pillow.Resampling.BILINEAR)
             pixels = np.array(picture, dtype=np.uint8)
-    except Exception as error:  # a broken image can fail in any way
+    except Exception as error:  # a damaged image can raise almost any exception
         raise DamagedData(f"{name} is not a readable image: {error}") from error
     return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1)
 
 
 def _stack(images: list[Tensor], names: Sequence[str]) -> Tensor:
-    """All images as (N, C, H, W); grey ones gain two channels when there are colour ones."""
+    """Return all images as (N, C, H, W). If one is coloured, grey images get three equal channels."""
     height, width = images[0].shape[1:]
     channels = max(len(image) for image in images)
     for image, name in zip(images, names, strict=True):
         if image.shape[1:] != (height, width):
-            found = f"{height}x{width} ({names[0]}) and {image.shape[1]}x{image.shape[2]} ({name})"
-            raise ValueError(f"images must have one size, not {found}; or pass size=(height, width)")
+            sizes = f"{height}x{width} ({names[0]}) and {image.shape[1]}x{image.shape[2]} ({name})"
+            raise ValueError(f"images must have the same size, not {sizes}; pass size=(height, width) to resize them")
     return torch.stack([image.expand(channels, height, width) for image in images])

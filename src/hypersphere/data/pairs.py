@@ -1,4 +1,4 @@
-"""Verification pairs: two positions in a dataset, whether they show the same, and the fold the pair belongs to."""
+"""Verification pairs: two positions in a data set, whether both show the same class, and the fold of the pair."""
 
 from __future__ import annotations
 
@@ -7,38 +7,48 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
 from hypersphere._validation import require
-from hypersphere.data.errors import DamagedData, MissingData
-from hypersphere.data.labelled import as_indices
+from hypersphere.data._files import DamagedData, MissingData, read_content
+from hypersphere.data.containers import Indices, to_positions
 
-LONGEST_FOLD = 6
+MAX_FOLD_DIGITS = 6
+MAX_ITEMS_TO_ENUMERATE = 2000  # draw_pairs lists all pairs of up to this many items
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """M pairs: int64 positions `first` and `second`, bool `same`, int64 `fold`; all of shape (M,).
+    """M verification pairs.
 
-    >>> pairs = Pairs(torch.tensor([0, 2]), torch.tensor([1, 3]), torch.tensor([True, False]), torch.tensor([0, 1]))
-    >>> rest, held_out = pairs.split(fold=1)
-    >>> len(pairs), pairs.folds, held_out.first
-    (2, 2, tensor([2]))
+    Attributes:
+        first: int64 (M,), positions of the first items.
+        second: int64 (M,), positions of the second items.
+        same: bool (M,), True if both items belong to the same class.
+        fold: int64 (M,), the fold of each pair.
+
+    Example:
+        >>> pairs = Pairs(torch.tensor([0, 2]), torch.tensor([1, 3]), torch.tensor([True, False]), torch.tensor([0, 1]))
+        >>> rest, held_out = pairs.split(fold=1)
+        >>> len(pairs), pairs.folds, held_out.first
+        (2, 2, tensor([2]))
     """
 
-    first: Tensor
-    second: Tensor
-    same: Tensor
-    fold: Tensor
+    first: Int64[Tensor, " pairs"]
+    second: Int64[Tensor, " pairs"]
+    same: Bool[Tensor, " pairs"]
+    fold: Int64[Tensor, " pairs"]
 
     def __post_init__(self) -> None:
-        wanted = {"first": torch.int64, "second": torch.int64, "same": torch.bool, "fold": torch.int64}
-        for name, dtype in wanted.items():
+        dtypes = {"first": torch.int64, "second": torch.int64, "same": torch.bool, "fold": torch.int64}
+        for name, dtype in dtypes.items():
             value: Tensor = getattr(self, name)
             if value.dtype != dtype or value.shape != (len(self.first),):
                 raise ValueError(f"{name} must be {dtype} ({len(self.first)},), not {value.dtype} {tuple(value.shape)}")
-        if len(self) and min(int(self.first.min()), int(self.second.min()), int(self.fold.min())) < 0:
-            raise ValueError("first, second and fold must be 0 or more, not negative")
+        if len(self):
+            lowest = min(int(self.first.min()), int(self.second.min()), int(self.fold.min()))
+            require(lowest >= 0, "first, second and fold", ">= 0", lowest)
 
     def __len__(self) -> int:
         return len(self.first)
@@ -48,60 +58,65 @@ class Pairs:
 
     @property
     def folds(self) -> int:
-        """How many folds there are."""
+        """The number of folds."""
         return int(self.fold.max()) + 1 if len(self) else 0
 
-    def subset(self, indices: Tensor | Sequence[int] | Sequence[bool]) -> Pairs:
-        """The pairs at these positions, or under this mask."""
-        index = as_indices(indices, len(self))
+    def subset(self, indices: Indices) -> Pairs:
+        """Return the pairs at these positions, or where this mask is True."""
+        index = to_positions(indices, len(self))
         return Pairs(self.first[index], self.second[index], self.same[index], self.fold[index])
 
     def split(self, fold: int) -> tuple[Pairs, Pairs]:
-        """The pairs of all other folds, and those of this fold."""
+        """Return the pairs of all other folds, and those of this fold."""
         require(0 <= fold < self.folds, "fold", f"in 0..{self.folds - 1}", fold)
         return self.subset(self.fold != fold), self.subset(self.fold == fold)
 
 
-def as_pairs(rows: Sequence[tuple[int, int, bool, int]]) -> Pairs:
-    """Pairs from rows of (first, second, same, fold)."""
+def pairs_from_rows(rows: Sequence[tuple[int, int, bool, int]]) -> Pairs:
+    """Return pairs from rows of (first, second, same, fold)."""
     columns = torch.tensor([[int(value) for value in row] for row in rows], dtype=torch.int64).reshape(-1, 4)
     first, second, same, fold = columns.unbind(dim=1)
     return Pairs(first.contiguous(), second.contiguous(), same.bool(), fold.contiguous())
 
 
 def read_pairs(file: str | Path, names: Sequence[str]) -> Pairs:
-    """Read your own pairs: lines of `name name 0|1`, with an optional fold 0, 1, ... (six digits at most) at the end.
+    """Read pairs from lines of `name name 0|1`, optionally followed by a fold 0, 1, ... (at most six digits).
 
-    Fields are separated by commas, tabs or spaces; empty lines and lines that begin with # are skipped.
+    Fields are separated by commas, tabs or spaces. Empty lines and lines that begin with # are skipped.
 
     Args:
         file: the text file, in UTF-8.
-        names: the names of the dataset (`LabelledImages.names`); positions refer to them.
+        names: the names of the data set (`LabelledImages.names`), to which positions refer.
+
+    Raises:
+        MissingData: if the file does not exist.
+        DamagedData: if a line has another form or names no image; the message states its number.
     """
     path = Path(file).expanduser()
     if not path.is_file():
         raise MissingData(f"{path} not found. Give a text file with lines of: name name 0|1")
-    place = {name: number for number, name in enumerate(names)}
+    position = {name: number for number, name in enumerate(names)}
     rows = []
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    for number, line in enumerate(_read_text(path).splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         separator = next((mark for mark in (",", "\t") if mark in line), None)
         fields = [field.strip() for field in line.strip().split(separator)]
-        folds_fit = all(fold.isdecimal() and len(fold) <= LONGEST_FOLD for fold in fields[3:])
-        if len(fields) not in (3, 4) or fields[2] not in ("0", "1") or not folds_fit:
+        fold_is_valid = all(fold.isdecimal() and len(fold) <= MAX_FOLD_DIGITS for fold in fields[3:])
+        if len(fields) not in (3, 4) or fields[2] not in ("0", "1") or not fold_is_valid:
             raise DamagedData(f"{path} line {number} must be `name name 0|1 [fold]`, not {line!r}")
         for name in fields[:2]:
-            if name not in place:
-                raise DamagedData(f"{path} line {number} must name two of the {len(place)} images, not {name!r}")
+            if name not in position:
+                raise DamagedData(f"{path} line {number} must name two of the {len(position)} images, not {name!r}")
         fold = int(fields[3]) if len(fields) == 4 else 0
-        rows.append((place[fields[0]], place[fields[1]], fields[2] == "1", fold))
-    return as_pairs(rows)
+        rows.append((position[fields[0]], position[fields[1]], fields[2] == "1", fold))
+    return pairs_from_rows(rows)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file, with or without a byte order mark."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_content(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         number = error.object.count(b"\n", 0, error.start) + 1
         raise DamagedData(
@@ -109,59 +124,70 @@ def _text(path: Path) -> str:
         ) from error
 
 
-def draw_pairs(labels: Tensor, *, folds: int = 10, per_fold: int = 300, seed: int = 0) -> Pairs:
-    """Draw a verification protocol like that of LFW: folds of classes, each with as many same as different pairs.
+def draw_pairs(labels: Int[Tensor, " items"], *, folds: int = 10, per_fold: int = 300, seed: int = 0) -> Pairs:
+    """Draw a verification protocol like that of LFW: disjoint folds of classes, with equally many pairs of both kinds.
 
-    No class is in two folds and no pair comes twice; the same arguments give the same pairs.
+    No class is in two folds and no pair occurs twice. The same arguments give the same pairs.
 
     Args:
         labels: integers (N,).
         folds: number of folds.
-        per_fold: same pairs a fold, and different pairs a fold.
-        seed: of the random draw.
+        per_fold: number of same pairs per fold, which is also the number of different pairs per fold.
+        seed: seed of the random draw.
+
+    Raises:
+        ValueError: if a fold has fewer pairs of a kind than `per_fold`.
+
+    Example:
+        >>> draw_pairs(torch.arange(8) // 4, folds=1, per_fold=3)
+        Pairs(6 pairs, 3 of them same, 1 folds)
     """
-    require(labels.ndim == 1, "labels", "one row of integers", tuple(labels.shape))
+    require(labels.ndim == 1, "labels", "1-d integers", tuple(labels.shape))
     require(folds >= 1, "folds", "at least 1", folds)
     require(per_fold >= 1, "per_fold", "at least 1", per_fold)
     generator = torch.Generator().manual_seed(seed)
-    kinds, labels = torch.unique(labels.to(generator.device), return_inverse=True)  # now 0, 1, ... whatever they were
+    classes, labels = torch.unique(labels.to(generator.device), return_inverse=True)  # labels become 0, 1, ...
     rows: list[tuple[int, int, bool, int]] = []
-    for fold, members in enumerate(torch.randperm(len(kinds), generator=generator).tensor_split(folds)):
-        items = torch.isin(labels, members).nonzero().flatten()
-        here = labels[items]
-        counts = torch.bincount(here) if len(here) else torch.zeros(1, dtype=torch.int64)
+    for fold, fold_classes in enumerate(torch.randperm(len(classes), generator=generator).tensor_split(folds)):
+        items = torch.isin(labels, fold_classes).nonzero().flatten()
+        fold_labels = labels[items]
+        counts = torch.bincount(fold_labels) if len(fold_labels) else torch.zeros(1, dtype=torch.int64)
         same_pairs = int((counts * (counts - 1) // 2).sum())
         different_pairs = len(items) * (len(items) - 1) // 2 - same_pairs
         if min(same_pairs, different_pairs) < per_fold:
             raise ValueError(
-                f"per_fold must be at most the pairs there are, not {per_fold}: fold {fold} has "
+                f"per_fold must be at most the number of pairs per fold, not {per_fold}: fold {fold} has "
                 f"{same_pairs} same and {different_pairs} different pairs"
             )
         for same in (True, False):
-            rows.extend((a, b, same, fold) for a, b in _draw(items, here, same, per_fold, generator))
-    return as_pairs(rows)
+            drawn = _draw_distinct(items, fold_labels, same, per_fold, generator)
+            rows.extend((first, second, same, fold) for first, second in drawn)
+    return pairs_from_rows(rows)
 
 
-def _draw(items: Tensor, labels: Tensor, same: bool, count: int, generator: torch.Generator) -> list[tuple[int, int]]:
-    """Distinct pairs of one kind, by listing them all when there are few and by rejection when there are many."""
+def _draw_distinct(
+    items: Tensor, labels: Tensor, same: bool, count: int, generator: torch.Generator
+) -> list[tuple[int, int]]:
+    """Draw distinct pairs of one kind: from the list of all pairs if it is short, by rejection otherwise."""
     size = len(items)
-    if size <= 2000:
+    if size <= MAX_ITEMS_TO_ENUMERATE:
         first, second = torch.triu_indices(size, size, offset=1)
-        fit = (labels[first] == labels[second]) == same
-        chosen = fit.nonzero().flatten()
-        chosen = chosen[torch.randperm(len(chosen), generator=generator)[:count]]
+        is_candidate = (labels[first] == labels[second]) == same
+        candidates = is_candidate.nonzero().flatten()
+        chosen = candidates[torch.randperm(len(candidates), generator=generator)[:count]]
         return list(zip(items[first[chosen]].tolist(), items[second[chosen]].tolist(), strict=True))
-    order = torch.argsort(labels, stable=True)
+    by_class = torch.argsort(labels, stable=True)
     counts = torch.bincount(labels)
     starts = torch.cumsum(counts, dim=0) - counts
-    drawn: dict[tuple[int, int], None] = {}
-    while len(drawn) < count:
+    pairs: dict[tuple[int, int], None] = {}  # a dict keeps the order in which pairs were drawn
+    while len(pairs) < count:
         first = torch.randint(size, (count,), generator=generator)
         second = torch.randint(size, (count,), generator=generator)
         if same:
-            second = order[starts[labels[first]] + second % counts[labels[first]]]
-        fit = ((labels[first] == labels[second]) == same) & (first != second)
-        for a, b in zip(first[fit].tolist(), second[fit].tolist(), strict=True):
-            if len(drawn) < count:
-                drawn[(min(a, b), max(a, b))] = None
-    return [(int(items[a]), int(items[b])) for a, b in drawn]
+            # Two random items are rarely of one class, so the second is drawn from the class of the first.
+            second = by_class[starts[labels[first]] + second % counts[labels[first]]]
+        is_candidate = ((labels[first] == labels[second]) == same) & (first != second)
+        for a, b in zip(first[is_candidate].tolist(), second[is_candidate].tolist(), strict=True):
+            if len(pairs) < count:
+                pairs[(min(a, b), max(a, b))] = None
+    return [(int(items[a]), int(items[b])) for a, b in pairs]

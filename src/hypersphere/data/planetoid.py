@@ -9,16 +9,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hypersphere.data.content import check_sum, read_content
-from hypersphere.data.errors import DamagedData, check_choice
-from hypersphere.data.graph import Graph
-from hypersphere.data.pickles import check_size, dense_array, load_pickle
-from hypersphere.data.root import data_root, find
+from hypersphere.data._files import (
+    DamagedData,
+    data_root,
+    find_file,
+    read_content,
+    require_choice,
+    verify_sha256,
+)
+from hypersphere.data._pickles import dense_array, load_pickle, require_matrix_size
+from hypersphere.data.containers import Graph
 
-VALIDATION = 500
-LONGEST_NUMBER = 7
+NUM_VALIDATION = 500
+MAX_NODE_DIGITS = 7
 PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index")
-SUMS = {
+SHA256 = {
     "cora": {
         "x": "23cfa55d91c6f624233f5eb7b6e3f141f1bd2b2ae39608a63cf5d084bb27baab",
         "y": "94465c14eb53e04ca262198dcbb2521ee8af60fb3f3d546cd6ca24a511b0e7d1",
@@ -53,29 +58,30 @@ SUMS = {
 
 
 def planetoid(name: str, root: str | Path | None = None, *, verify: bool = True) -> Graph:
-    """A citation graph: "cora", "citeseer" or "pubmed", with 20 training nodes a class, 500 to validate, 1,000 to test.
+    """Read a citation graph with 20 training nodes per class, 500 validation nodes and 1,000 test nodes.
 
-    Features are as in the files (words present, or tf-idf), edges undirected without loops or repeats. The isolated
-    test nodes that Citeseer's files leave out get zero features and label 0 and are in no mask, as is usual.
+    Features are those of the files (words present, or tf-idf). Edges are undirected, without loops or repetitions. The
+    files of Citeseer omit some isolated test nodes; these get zero features and label 0 and are in no mask, as usual.
 
     Args:
-        name: which graph.
-        root: holds the folder citation with the eight files ind.NAME.{x, y, tx, ty, allx, ally, graph, test.index}.
-        verify: compare with the published files; False reads any files of the same form. Either way their pickles
+        name: "cora", "citeseer" or "pubmed".
+        root: contains the folder citation with the eight files ind.NAME.{x, y, tx, ty, allx, ally, graph, test.index}.
+        verify: compare with the published files; False reads any files in the same format. In both cases their pickles
             cannot run code.
     """
-    check_choice("name", name, SUMS)
+    require_choice("name", name, SHA256)
     folder = data_root(root) / "citation"
     parts: dict[str, object] = {}
     for part in PARTS:
         advice = f"Put the eight files ind.{name}.* of the Planetoid release in the folder citation."
-        path = find([folder], (f"ind.{name}.{part}",), advice)
+        path = find_file([folder], (f"ind.{name}.{part}",), advice)
         content = read_content(path)
         if verify:
-            check_sum(content, SUMS[name][part], path)
-        parts[part] = _read_index(content, path) if part == "test.index" else load_pickle(content, path)
+            verify_sha256(content, SHA256[name][part], path)
+        parts[part] = _parse_index(content, path) if part == "test.index" else load_pickle(content, path)
     try:
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
+        # Overflow in a conversion gives an infinity, which is rejected later with a better message than a warning.
+        with np.errstate(over="ignore", invalid="ignore"):
             return _assemble(parts)
     except ValueError as error:
         raise DamagedData(f"ind.{name}.* in {folder} do not fit together: {error}") from error
@@ -96,64 +102,76 @@ def pubmed(root: str | Path | None = None, *, verify: bool = True) -> Graph:
     return planetoid("pubmed", root, verify=verify)
 
 
-def _read_index(content: bytes, path: Path) -> NDArray[np.int64]:
+def _parse_index(content: bytes, path: Path) -> NDArray[np.int64]:
+    """Return the node numbers of the file test.index."""
     fields = content.split()
-    odd = [field for field in fields if not field.isdigit() or len(field) > LONGEST_NUMBER]
-    if odd or not fields:
-        found = f"{odd[0]!r:.80}" if odd else "nothing"
-        raise DamagedData(f"{path} must hold one node number a line, of at most {LONGEST_NUMBER} digits, not {found}")
+    invalid = [field for field in fields if not field.isdigit() or len(field) > MAX_NODE_DIGITS]
+    if invalid or not fields:
+        received = f"{invalid[0]!r:.80}" if invalid else "nothing"
+        raise DamagedData(
+            f"{path} must contain node numbers of at most {MAX_NODE_DIGITS} digits, one per line, not {received}"
+        )
     return np.array([int(field) for field in fields], dtype=np.int64)
 
 
 def _assemble(parts: dict[str, object]) -> Graph:
+    """Combine the parts of the eight files.
+
+    allx, ally are all nodes except the test nodes, of which the first len(y) are the training nodes; x is contained in
+    allx. tx, ty are the test nodes in the order of test.index.
+    """
     arrays = {part: dense_array(parts[part]) for part in ("y", "tx", "ty", "allx", "ally")}
     test = parts["test.index"]
     assert isinstance(test, np.ndarray)
     _check_shapes(arrays, test)
-    known, nodes = len(arrays["allx"]), int(test.max()) + 1
-    check_size(nodes, arrays["allx"].shape[1] + arrays["ally"].shape[1])
-    features = np.zeros((nodes, arrays["allx"].shape[1]), dtype=np.float32)
-    scores = np.zeros((nodes, arrays["ally"].shape[1]), dtype=np.float32)
-    features[:known], features[test] = arrays["allx"], arrays["tx"]
-    scores[:known], scores[test] = arrays["ally"], arrays["ty"]
-    if not (np.isfinite(features).all() and np.isfinite(scores).all()):
+    num_other, num_nodes = len(arrays["allx"]), int(test.max()) + 1
+    require_matrix_size(num_nodes, arrays["allx"].shape[1] + arrays["ally"].shape[1])
+    features = np.zeros((num_nodes, arrays["allx"].shape[1]), dtype=np.float32)
+    one_hot = np.zeros((num_nodes, arrays["ally"].shape[1]), dtype=np.float32)
+    features[:num_other], features[test] = arrays["allx"], arrays["tx"]
+    one_hot[:num_other], one_hot[test] = arrays["ally"], arrays["ty"]
+    if not (np.isfinite(features).all() and np.isfinite(one_hot).all()):
         raise DamagedData("features and labels must be finite, not NaN or infinite")
-    train_count = len(arrays["y"])
-    places = np.arange(nodes)
-    validation = (places >= train_count) & (places < min(train_count + VALIDATION, known))
+    num_train = len(arrays["y"])
+    nodes = np.arange(num_nodes)
+    validation = (nodes >= num_train) & (nodes < min(num_train + NUM_VALIDATION, num_other))
     return Graph(
         torch.from_numpy(features),
-        torch.from_numpy(scores.argmax(axis=1).astype(np.int64)),
-        torch.from_numpy(_edges(parts["graph"], nodes)),
-        torch.from_numpy(places < train_count),
+        torch.from_numpy(one_hot.argmax(axis=1).astype(np.int64)),
+        torch.from_numpy(_undirected_edges(parts["graph"], num_nodes)),
+        torch.from_numpy(nodes < num_train),
         torch.from_numpy(validation),
-        torch.from_numpy(np.isin(places, test)),
-        tuple(str(label) for label in range(scores.shape[1])),
+        torch.from_numpy(np.isin(nodes, test)),
+        tuple(str(label) for label in range(one_hot.shape[1])),
     )
 
 
 def _check_shapes(arrays: dict[str, NDArray[Any]], test: NDArray[np.int64]) -> None:
+    """Raise DamagedData unless the parts have matching shapes."""
     for name, array in arrays.items():
         if array.ndim != 2:
             raise DamagedData(f"{name} must be a matrix, not of shape {array.shape}")
-    known = len(arrays["allx"])
+    num_other = len(arrays["allx"])
     shapes = {name: array.shape for name, array in arrays.items()}
-    if len(arrays["ally"]) != known or {len(arrays["tx"]), len(arrays["ty"]), len(np.unique(test))} != {len(test)}:
-        raise DamagedData(f"features, labels and test nodes must be equally many, not {len(test)} nodes for {shapes}")
+    test_counts = {len(arrays["tx"]), len(arrays["ty"]), len(np.unique(test))}
+    if len(arrays["ally"]) != num_other or test_counts != {len(test)}:
+        raise DamagedData(
+            f"features, labels and test nodes must have equal numbers, not {len(test)} test nodes for {shapes}"
+        )
     if arrays["tx"].shape[1] != arrays["allx"].shape[1] or arrays["ty"].shape[1] != arrays["ally"].shape[1]:
         raise DamagedData(f"train and test must have the same features and classes, not {shapes}")
-    if int(test.min()) < known or len(arrays["y"]) > known:
-        raise DamagedData(f"test nodes must come after all {known} others, not at {int(test.min())}")
+    if int(test.min()) < num_other or len(arrays["y"]) > num_other:
+        raise DamagedData(f"test nodes must come after the {num_other} other nodes, not at {int(test.min())}")
 
 
-def _edges(graph: object, nodes: int) -> NDArray[np.int64]:
-    """Every edge in both directions, once, without loops, ordered by source and target."""
+def _undirected_edges(graph: object, num_nodes: int) -> NDArray[np.int64]:
+    """Return every edge in both directions, once, without loops, ordered by source and target."""
     if not isinstance(graph, dict) or not all(isinstance(targets, list) for targets in graph.values()):
         raise DamagedData(f"the graph must be a dict of lists, not {type(graph).__name__}")
-    pairs = [(source, target) for source, targets in graph.items() for target in targets]
-    if not all(type(end) is int and 0 <= end < nodes for pair in pairs for end in pair):
-        raise DamagedData(f"the graph must name nodes 0..{nodes - 1}")
-    ends = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    edges = [(source, target) for source, targets in graph.items() for target in targets]
+    if not all(type(end) is int and 0 <= end < num_nodes for edge in edges for end in edge):
+        raise DamagedData(f"the graph must have nodes in 0..{num_nodes - 1}")
+    ends = np.array(edges, dtype=np.int64).reshape(-1, 2)
     ends = ends[ends[:, 0] != ends[:, 1]]
-    both = np.unique(np.concatenate((ends, ends[:, ::-1])), axis=0)
-    return np.ascontiguousarray(both.T)
+    both_directions = np.unique(np.concatenate((ends, ends[:, ::-1])), axis=0)
+    return np.ascontiguousarray(both_directions.T)

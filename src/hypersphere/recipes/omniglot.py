@@ -15,8 +15,8 @@ __all__ = ["RECIPE"]
 
 def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     """Train one objective, then compare unseen characters: 6,000 pairs, and one drawing each against all others."""
-    seen = data.omniglot(trial.data_root, "background", size=settings["size"])
-    unseen = data.omniglot(trial.data_root, "evaluation", size=settings["size"])
+    seen = data.omniglot("background", trial.data_root, size=settings["size"])
+    unseen = data.omniglot("evaluation", trial.data_root, size=settings["size"])
     model, head, losses = train_embedding(settings, seen.images, seen.labels, trial.seed, trial.tell)
     features, labels = training.embed(model, training.Batches(unseen.images, unseen.labels, 500))
     return Outcome(

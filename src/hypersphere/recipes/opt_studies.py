@@ -27,7 +27,7 @@ def run_open_set(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     numbers = rotation.degrees_of_freedom(assembly.head)
 
     def more() -> dict[str, float]:
-        unseen = data.omniglot(trial.data_root, "evaluation", size=_SIZE)
+        unseen = data.omniglot("evaluation", trial.data_root, size=_SIZE)
         return compare_unseen(*training.embed(assembly.network, training.Batches(unseen.images, unseen.labels, 500)))
 
     outcome = classify(assembly, trial, more=more)

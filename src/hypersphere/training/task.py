@@ -73,7 +73,6 @@ def load_task(spec: Spec | str, root: Path | None = None) -> Task:
 
 def _classification(name: str) -> Callable[..., Task]:
     loader = data.DATASETS[name]
-    has_root = "root" in inspect.signature(loader).parameters  # those that come with a package have none
 
     def load(
         root: Path | None,
@@ -91,7 +90,7 @@ def _classification(name: str) -> Callable[..., Task]:
         takes so many from the training data to test on instead, for choices that must not see the test data. `seed`
         draws which.
         """
-        task = _of_splits(*(loader(*([root] if has_root else []), split) for split in ("train", "test")))
+        task = _of_splits(*(loader(split, root) for split in ("train", "test")))
         task = replace(task, inputs=_pooled(task.inputs, pool), test_inputs=_pooled(task.test_inputs, pool))
         shares = _shares(task, keep or {}, truth("data.rising", rising))
         return _fewer(_holding_out(task, held_out, seed), shares, limit, seed)
@@ -158,7 +157,7 @@ def _fewer(task: Task, shares: Tensor, limit: int | None, seed: int) -> Task:
 
 def _omniglot(root: Path | None, *, size: int = 28, held_out: int = 4) -> Task:
     """Drawings of 964 characters, of each of which the last `held_out` are for testing."""
-    return _last_of_each(data.omniglot(root, "background", size=size), held_out)
+    return _last_of_each(data.omniglot("background", root, size=size), held_out)
 
 
 def _lfw(root: Path | None, *, at_least: int = 10, held_out: int = 2) -> Task:

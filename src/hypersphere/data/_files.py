@@ -1,0 +1,167 @@
+"""Find data files, read them within size limits and verify what they contain."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import os
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hypersphere._validation import require
+
+ROOT_VARIABLE = "HYPERSPHERE_DATA"
+MAX_FILE_BYTES = 2**30
+CHUNK_BYTES = 2**20
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class MissingData(FileNotFoundError):
+    """A file or folder does not exist. The message says where it was searched for and how to get it."""
+
+
+class DamagedData(ValueError):
+    """A file exists but does not contain what it should."""
+
+
+class ForbiddenGlobal(DamagedData):
+    """A pickle names a function or class that no data file needs."""
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """Return the folder of all data sets: `root`, or else the value of the environment variable HYPERSPHERE_DATA.
+
+    Raises:
+        MissingData: if neither is given or the folder does not exist.
+    """
+    given = root if root is not None else os.environ.get(ROOT_VARIABLE) or None
+    if given is None:
+        raise MissingData(f"no data folder: pass root= or set the environment variable {ROOT_VARIABLE}")
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        origin = "root" if root is not None else ROOT_VARIABLE
+        raise MissingData(f"{origin} must be an existing folder, not {str(folder)!r}")
+    return folder
+
+
+def find_file(folders: Sequence[Path], names: Sequence[str], advice: str) -> Path:
+    """Return the first of the names that exists, searching folder by folder.
+
+    Raises:
+        MissingData: if there is none. The message ends with the advice, which says how to get the file.
+    """
+    for folder in folders:
+        for name in names:
+            if (folder / name).exists():
+                return folder / name
+    searched = ", ".join(str(folder) for folder in folders)
+    raise MissingData(f"{' or '.join(names)} not found in {searched}. {advice}")
+
+
+def require_choice(argument: str, value: str, choices: Iterable[str]) -> None:
+    """Raise a ValueError unless the value is one of the choices."""
+    choices = tuple(choices)
+    require(value in choices, argument, f"one of {', '.join(map(repr, choices))}", value)
+
+
+def accept_root_first(
+    *splits: str,
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Let a loader with the arguments (split, root) also accept (root, split), the order of version 0.1.
+
+    The old order gives a DeprecationWarning. The first argument is taken as the root if it is None or a path, or if it
+    is a string that is none of the splits and either a split is given too or a folder of that name exists.
+    """
+
+    def is_root(first: object, has_second: bool) -> bool:
+        if first is None or isinstance(first, os.PathLike):
+            return True
+        return isinstance(first, str) and first not in splits and (has_second or Path(first).expanduser().is_dir())
+
+    def decorate(loader: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        @functools.wraps(loader)
+        def load(*args: Any, **kwargs: Any) -> Result:
+            has_second = "split" in kwargs or (len(args) > 1 and args[1] in splits)
+            if not args or not is_root(args[0], has_second):
+                return loader(*args, **kwargs)
+            name = loader.__name__
+            message = f"{name}(root, split) is deprecated, use {name}(split, root) or {name}(split, root=root) instead"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            root, *split = args
+            return cast(Callable[..., Result], loader)(*split, root=root, **kwargs)
+
+        return load
+
+    return decorate
+
+
+def read_content(path: Path, limit: int | None = None) -> bytes:
+    """Return the bytes of a file, or the first `limit` of them. Files whose name ends in .gz are decompressed.
+
+    No more is decompressed than returned, so a small file cannot fill the memory.
+
+    Raises:
+        DamagedData: if the file cannot be read or, without `limit`, has more than MAX_FILE_BYTES bytes.
+    """
+    read_limit = MAX_FILE_BYTES + 1 if limit is None else limit
+    content = bytearray()
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            while chunk := file.read(min(CHUNK_BYTES, read_limit - len(content))):
+                content += chunk
+    except (OSError, EOFError, zlib.error) as error:
+        kind = "complete gzip" if path.suffix == ".gz" else "readable"
+        raise DamagedData(f"{path} is not a {kind} file: {error}") from error
+    if limit is None and len(content) > MAX_FILE_BYTES:
+        raise DamagedData(f"{path} must have at most {MAX_FILE_BYTES} bytes (decompressed), not more")
+    return bytes(content)
+
+
+def verify_sha256(content: bytes, expected: str, path: Path) -> None:
+    """Raise DamagedData unless the (decompressed) content has the expected SHA-256."""
+    actual = hashlib.sha256(content).hexdigest()
+    if actual != expected:
+        raise DamagedData(
+            f"{path} must have SHA-256 {expected} (decompressed), not {actual}; "
+            "get a new copy, or pass verify=False to read it anyway"
+        )
+
+
+def read_arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return the named arrays of an npz file. Nothing is unpickled.
+
+    Raises:
+        DamagedData: if the file is not a complete npz file, lacks an array or contains a larger one than allowed.
+    """
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise DamagedData(f"{path} must be an npz file, not a single array")
+        with archive:
+            if any(name not in archive.files for name in names):
+                present = ", ".join(archive.files)
+                raise DamagedData(f"{path} must contain the arrays {', '.join(names)}, not {present}")
+            # The directory of the archive states the decompressed sizes, so nothing has to be read for this check.
+            assert archive.zip is not None
+            largest = max(info.file_size for info in archive.zip.infolist())
+            if largest > MAX_FILE_BYTES:
+                raise DamagedData(f"{path} must contain arrays of at most {MAX_FILE_BYTES} bytes, not {largest}")
+            arrays = {name: archive[name] for name in names}
+    except DamagedData:
+        raise
+    except Exception as error:  # a damaged npz file can raise almost any exception
+        raise DamagedData(f"{path} is not a readable npz file: {type(error).__name__}: {error}") from error
+    for name, array in arrays.items():
+        # For a member without the array header, NumPy returns its bytes.
+        if not isinstance(array, np.ndarray):
+            raise DamagedData(f"{path}: {name} must be an array, not {type(array).__name__}")
+    return arrays
