@@ -81,3 +81,14 @@ def test_biases_and_normalisations_by_option():
     for nothing in (None, 3, [], model().parameters()):
         with pytest.raises(ValueError, match="model must be a module or a list of modules"):
             param_groups(nothing, 0.1)
+
+
+def test_param_groups_report_names_every_parameter(capsys):
+    net = rotate_(model(), "cayley")
+    param_groups(net, 0.1, report=True)
+    report = capsys.readouterr().out
+    assert all(name in report for name, _ in net.named_parameters())
+    assert "1.weight: parameter of a normalisation" in report
+    assert "0.bias: bias" in report
+    assert "0.parametrizations.weight.0.free.main: Rotation excludes it" in report
+    assert report.index("frozen, in no group") < report.index("0.parametrizations.weight.original")

@@ -128,18 +128,58 @@ def test_trains_a_model_beside_another_optimiser_and_folds(blocks):
     torch.testing.assert_close(fold_(model)(x), out, atol=1e-5, rtol=1e-5)
 
 
-def test_state_resumes():
+@pytest.mark.parametrize("kind", [OGD, OGDAdam])
+def test_ogd_state_resumes_exactly(kind):
     def run(steps, state=None, start=0):
         u = nn.Parameter(torch.eye(5) if state is None else state[0].clone())
-        optimizer = OGDAdam([u], lr=0.1)
+        optimizer = kind([u], lr=0.1)
         if state is not None:
             optimizer.load_state_dict(state[1])
         for i in range(start, start + steps):
             u.grad = torch.randn(5, 5, generator=torch.Generator().manual_seed(i))
             optimizer.step()
-        return u.detach(), optimizer.state_dict()
+        return u.detach(), copy.deepcopy(optimizer.state_dict())
 
-    torch.testing.assert_close(run(7, run(5), 5)[0], run(12)[0])
+    assert torch.equal(run(7, run(5), 5)[0], run(12)[0])
+
+
+@pytest.mark.parametrize("kind", [OGD, OGDAdam])
+@pytest.mark.parametrize("size", [1e-30, 1e18, 1e20, 1e30, 1e37])
+def test_ogd_stays_finite_and_moves_for_gradients_of_any_size(kind, size):
+    u = nn.Parameter(torch.eye(6))
+    optimizer = kind([u], lr=0.1)
+    for i in range(4):
+        direction = torch.randn(6, 6, generator=torch.Generator().manual_seed(i))
+        u.grad = size * (direction / direction.abs().max())
+        optimizer.step()
+        assert error(u.detach()) < 1e-4
+    assert all(torch.isfinite(value).all() for value in optimizer.state[u].values() if isinstance(value, torch.Tensor))
+    if size > 1 or kind is OGDAdam:
+        assert (u.detach() - torch.eye(6)).abs().max() > 0.05
+
+
+def test_ogd_adam_does_not_depend_on_the_scale_of_gradients():
+    results = []
+    for size in (1.0, 2.0**70):
+        u = nn.Parameter(torch.eye(6))
+        optimizer = OGDAdam([u], lr=0.1)
+        for i in range(4):
+            u.grad = size * torch.randn(6, 6, generator=torch.Generator().manual_seed(i))
+            optimizer.step()
+        results.append(u.detach())
+    torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=0)
+
+
+def test_ogd_adam_loads_a_state_with_squares():
+    u = nn.Parameter(torch.eye(3))
+    optimizer = OGDAdam([u], lr=0.1)
+    u.grad = torch.ones(3, 3).triu()
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0]["square"] = state["state"][0].pop("rms").square()
+    optimizer.load_state_dict(state)
+    assert optimizer.state[u]["rms"].item() == pytest.approx((0.01 * 6) ** 0.5)
+    assert "square" not in optimizer.state[u]
 
 
 def test_closures_and_bad_input():

@@ -1,5 +1,7 @@
 """Weight projection and weighted gradients against the formulas of the thesis."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -95,6 +97,77 @@ def test_refusals(tool):
         tool(layer)
     with pytest.raises(ValueError, match="norm must be a positive number"):
         project_weights_(network(), norm=0)
+
+
+def test_weighted_gradients_survive_a_deep_copy_and_end_together():
+    model, x = network(), torch.randn(2, 2, 3, 3)
+    with torch.no_grad():
+        model[0].weight.mul_(3)
+    expected, plain = {}, copy.deepcopy(model)
+    plain(x).square().sum().backward()
+    norms = plain[0].weight.detach().flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    expected = norms * plain[0].weight.grad
+    weighted = WeightedGradients(model)
+    twin = copy.deepcopy(model)
+    for module in (model, twin):
+        module(x).square().sum().backward()
+        torch.testing.assert_close(module[0].weight.grad, expected)
+        module.zero_grad()
+    with pytest.raises(ValueError, match="one whose gradients are not weighted already"):
+        WeightedGradients(model)
+    weighted.remove()
+    for module in (model, twin):
+        module(x).square().sum().backward()
+        torch.testing.assert_close(module[0].weight.grad, plain[0].weight.grad)
+    with WeightedGradients(model):
+        model.zero_grad()
+        model(x).square().sum().backward()
+    torch.testing.assert_close(model[0].weight.grad, expected)
+
+
+def test_weighted_gradients_compile_in_one_graph():
+    torch._dynamo.reset()
+    layer, x = DecoupledLinear(5, 3), torch.randn(4, 5)
+    with WeightedGradients(layer):
+        layer(x).square().sum().backward()
+        expected, layer.weight.grad = layer.weight.grad, None
+        torch.compile(layer, backend="aot_eager")(x).square().sum().backward()
+    torch.testing.assert_close(layer.weight.grad, expected)
+
+
+def test_update_angle_is_constant_under_projection_and_falls_with_the_norm_otherwise():
+    """A plain step turns w by an angle proportional to 1/‖w‖², a weighted one by 1/‖w‖ (thesis, section C.7)."""
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rate, sizes = 1e-3, (1.0, 2.0, 4.0, 8.0)
+
+    def turned(size, tool):
+        torch.manual_seed(0)
+        layer = DecoupledLinear(6, 1, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            layer.weight.mul_(size / layer.weight.norm())
+        if tool == "projection":
+            project_weights_(layer)
+        before = layer.weight.detach().clone()
+        handle = WeightedGradients(layer) if tool == "weighted" else None
+        layer(x).sum().backward()
+        if handle is not None:
+            handle.remove()
+        after = before - rate * layer.weight.grad
+        cross = after - (after @ before.mT) / before.square().sum() * before
+        return torch.atan2(cross.norm(), (after @ before.mT).squeeze() / before.norm()).item()
+
+    plain, weighted, projected = (
+        [turned(size, tool) for size in sizes] for tool in ("plain", "weighted", "projection")
+    )
+    assert [plain[0] / angle for angle in plain] == pytest.approx([size**2 for size in sizes], rel=1e-3)
+    assert [weighted[0] / angle for angle in weighted] == pytest.approx(sizes, rel=1e-3)
+    assert projected == pytest.approx([projected[0]] * len(sizes), rel=1e-9)
+
+
+def test_project_weights_reports_what_it_changed(capsys):
+    project_weights_(network(), report=True)
+    report = capsys.readouterr().out
+    assert "1 weights projected:\n  0\n1 unchanged:\n  3: its output depends on ‖w‖" in report
 
 
 def test_what_weight_decay_should_leave_alone():

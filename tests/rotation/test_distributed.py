@@ -8,7 +8,7 @@ import torch
 import torch.multiprocessing as processes
 from torch import nn
 
-from hypersphere.rotation import Stochastic, fold_
+from hypersphere.rotation import Stochastic, fold_, rotate_, rotation_parameters
 
 
 def train(model, stochastic, batches, rank=0, world=1):
@@ -20,31 +20,70 @@ def train(model, stochastic, batches, rank=0, world=1):
         stochastic.step(optimizer)
 
 
-def make():
+def make(generator=None):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
-    return model, Stochastic(model, 0.5, every=3, generator=torch.Generator().manual_seed(1)), torch.randn(8, 16, 6)
+    batches = torch.randn(8, 16, 6)
+    return model, Stochastic(model, 0.5, every=3, generator=generator), batches
+
+
+def broadcast(model):
+    """Make all processes start from the tensors of the first one, written through `.data`."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        torch.distributed.broadcast(tensor.data, 0)
 
 
 def worker(rank, port, folder):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    model, stochastic, batches = make()
+    model, stochastic, batches = make(torch.Generator().manual_seed(1))
     train(nn.parallel.DistributedDataParallel(model), stochastic, batches, rank, 2)
-    torch.save(fold_(model).state_dict(), f"{folder}/{rank}.pt")
+    torch.save(fold_(model).state_dict(), f"{folder}/same_seed_{rank}.pt")
+
+    # Processes with different global seeds.
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+    stochastic = Stochastic(model, 0.5, every=3)
+    train(nn.parallel.DistributedDataParallel(model), stochastic, batches, rank, 2)
+    torch.save(fold_(model).state_dict(), f"{folder}/other_seed_{rank}.pt")
+
+    # Neurons that are overwritten behind autograd's version counter, after the weight was read once.
+    torch.manual_seed(rank)
+    layer = rotate_(nn.Linear(6, 4), "cayley")
+    layer(batches[0])
+    broadcast(layer)
+    torch.save(layer(batches[0]).detach(), f"{folder}/broadcast_{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
-def test_two_processes_train_as_one(tmp_path):
+def test_rotations_agree_between_two_processes(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     processes.spawn(worker, args=(port, str(tmp_path)), nprocs=2)
-    model, stochastic, batches = make()
+    model, stochastic, batches = make(torch.Generator().manual_seed(1))
     train(model, stochastic, batches)
     alone = fold_(model).state_dict()
     for rank in range(2):
-        together = torch.load(tmp_path / f"{rank}.pt")
+        together = torch.load(tmp_path / f"same_seed_{rank}.pt")
         torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)
+    for case in ("other_seed", "broadcast"):
+        first, second = (torch.load(tmp_path / f"{case}_{rank}.pt") for rank in range(2))
+        torch.testing.assert_close(first, second, atol=0, rtol=0)
+
+
+def test_writes_to_fixed_neurons_through_data_are_noticed():
+    layer, x = rotate_(nn.Linear(6, 4), "cayley"), torch.randn(3, 6)
+    with torch.no_grad():
+        rotation_parameters(layer)[0].normal_()
+    neurons = layer.parametrizations.weight.original
+    for mode in (True, False):
+        layer.train(mode)
+        before = layer(x)
+        neurons.data.mul_(-1)
+        torch.testing.assert_close(layer(x) - layer.bias, -(before - layer.bias))
+        neurons.data[[0, 1]] = neurons.data[[1, 0]]  # a permutation of rows keeps every sum
+        torch.testing.assert_close((layer(x) - layer.bias)[:, 0], -(before - layer.bias)[:, 1])
+        neurons.data.copy_(-neurons[[1, 0, 2, 3]].detach())

@@ -11,7 +11,6 @@ from hypersphere.functions.orthogonal import Cayley, GramSchmidt
 from hypersphere.heads import AngularHead
 from hypersphere.rotation import (
     InputRotation,
-    RotationPenalty,
     Stochastic,
     degrees_of_freedom,
     fold_,
@@ -266,24 +265,6 @@ def test_a_butterfly_is_a_product_of_permuted_block_diagonal_rotations(factors):
         assert (whole != 0).all()  # every number meets every other
 
 
-def test_counts_of_the_papers_table_10():
-    assert degrees_of_freedom(cnn6()) == 257_984  # 258K
-    assert degrees_of_freedom(rotate_(cnn6(), "gram_schmidt")) == 1_358_527  # 1.36M
-    model = rotate_(cnn6(), "free")  # descends on the group: as many
-    assert degrees_of_freedom(model, on_group=rotation_parameters(model)) == 1_358_527
-    model = cnn6()
-    Stochastic(model, 0.25, method="gram_schmidt")
-    assert degrees_of_freedom(model) == 90_871  # 90.9K
-    head = InputRotation(nn.Linear(512, 1000, bias=False))
-    assert degrees_of_freedom(head) == 130_816  # 131K of Table 12
-    one = nn.Conv2d(64, 64, 3, bias=False)
-    rotate_(one, "free", blocks=2, shared=True)
-    assert degrees_of_freedom(one) == 82_944  # 82.9K of Table 19
-    fold_(one)
-    rotate_(one, "free", blocks=2)
-    assert degrees_of_freedom(one) == 165_888  # 165.9K of Table 20
-
-
 def test_learned_normalized_and_refined_neurons():
     torch.manual_seed(0)
     layer = rotate_(nn.Linear(12, 20), learn_neurons=True, normalize=True)
@@ -294,24 +275,6 @@ def test_learned_normalized_and_refined_neurons():
     with torch.no_grad():
         layer.parametrizations.weight.original.data[0, 0] += 5  # behind the version counter
     assert layer.weight[0].norm() > 2
-
-
-@pytest.mark.parametrize(
-    "energy", ["mhe", "half_space_mhe", "comhe", lambda w: -w.std()], ids=["mhe", "half", "comhe", "own"]
-)
-def test_refinement_lowers_what_it_is_told_to(energy):
-    from hypersphere.rotation.refine import half_space_energy, mean_energy, refine_neurons
-
-    rows = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
-    torch.manual_seed(0)
-    better = refine_neurons(rows, energy, steps=80)
-    torch.testing.assert_close(better.norm(dim=1), rows.norm(dim=1))
-    if callable(energy):
-        assert energy(torch.nn.functional.normalize(better)) < energy(torch.nn.functional.normalize(rows))
-    else:
-        assert half_space_energy(better) < half_space_energy(rows)
-    ours = mean_energy(rows.double()).item()
-    assert ours == pytest.approx(reference.energy(rows.double().numpy()))
 
 
 def test_a_users_transform_and_the_general_maps():
@@ -394,39 +357,3 @@ def test_a_folded_model_has_no_steps_left():
     fold_(model)
     with pytest.raises(ValueError, match="model must be still rotated"):
         stochastic.step()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("method", ["cayley", "exponential", "lowdin", "free"])
-def test_half_precision_is_measured_as_it_is_computed(method, dtype):
-    model = rotate_(mlp().to(dtype), method)
-    if method != "free":
-        shake_(model)
-    assert orthogonality_error(model) < 1e-5
-    state = measure(model)["0"]
-    assert state.orthogonality_error < 1e-5
-    assert (state.generator_norm is None) == (method in ("lowdin", "free"))
-    if method == "free":
-        shake_(model)
-        (free, _), penalty = rotation_parameters(model), RotationPenalty(model)
-        value = penalty()
-        assert value.dtype == torch.float32
-        exact = sum(torch.dist(p.mT.double() @ p.double(), torch.eye(len(p))) ** 2 for p in rotation_parameters(model))
-        assert value.item() == pytest.approx(exact.item(), rel=1e-5)
-        value.backward()
-        assert free.grad.dtype == dtype
-    with pytest.raises(ValueError, match="weight must be a number >= 0, not 'a'"):
-        RotationPenalty(model, "a")
-
-
-def test_only_trained_rotations_count_and_input_rotations_are_measured():
-    model = nn.Sequential(rotate_(nn.Linear(6, 4, bias=False)), InputRotation(nn.Linear(4, 5, bias=False)))
-    shake_(model)
-    assert degrees_of_freedom(model) == 15 + 6
-    states = measure(model)
-    assert list(states) == ["0", "1"]
-    assert states["1"].energy_drift < 1e-5
-    assert states["1"].degrees_of_freedom == 6
-    for p in rotation_parameters(model):
-        p.requires_grad_(False)
-    assert degrees_of_freedom(model) == 0

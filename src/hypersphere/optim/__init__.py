@@ -1,4 +1,4 @@
-"""Optimisers on the orthogonal group, what weight decay may touch, and training by direction alone."""
+"""Optimisers on the orthogonal group, parameter groups for weight decay, and control of weight norms."""
 
 from hypersphere.optim.groups import param_groups
 from hypersphere.optim.ogd import OGD, OGDAdam

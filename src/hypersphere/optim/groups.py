@@ -1,4 +1,4 @@
-"""Which parameters weight decay is for."""
+"""Parameter groups: which parameters get weight decay."""
 
 from __future__ import annotations
 
@@ -20,20 +20,26 @@ _NORMALIZATIONS = (
 
 
 def param_groups(
-    model: nn.Module | Sequence[nn.Module], weight_decay: float, *, bias: bool = False, normalization: bool = False
+    model: nn.Module | Sequence[nn.Module],
+    weight_decay: float,
+    *,
+    bias: bool = False,
+    normalization: bool = False,
+    report: bool = False,
 ) -> list[dict[str, Any]]:
     """Split the trained parameters into two groups for an optimiser: with weight decay, and without.
 
-    A module says which of its own parameters decay would harm by an attribute `decay_free_parameters`, a tuple of their
-    names: the parameters of a rotation, whose decay pulls it to the identity or makes it no rotation at all, or class
-    vectors of which only the direction counts.
+    A module declares parameters that decay would harm in an attribute `decay_free_parameters`, a tuple of names.
+    Examples are the parameters of a rotation, where decay pulls R to the identity or makes it non-orthogonal, and class
+    vectors of which only the direction matters.
 
     Args:
-        model: any module, or several, such as a network and its head;
-            parameters that are not trained are left out, shared ones are listed once.
-        weight_decay: of the first group; that of the second is 0.
-        bias: whether biases decay too.
-        normalization: whether the parameters of batch, layer, group and instance normalisation decay too.
+        model: a module, or several, such as a network and its head. Frozen parameters are left out, and shared ones are
+            listed once.
+        weight_decay: the weight decay of the first group. That of the second is 0.
+        bias: apply decay to biases, too.
+        normalization: apply decay to the parameters of batch, layer, group and instance normalisation, too.
+        report: print the group of every parameter, with the reason if it is without decay or left out.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -43,22 +49,44 @@ def param_groups(
     require(is_number(weight_decay, 0), "weight_decay", "a number >= 0", weight_decay)
     if not isinstance(model, nn.Module):
         modules = list(model) if isinstance(model, Iterable) else []
-        fits = bool(modules) and all(isinstance(one, nn.Module) for one in modules)
-        require(fits, "model", "a module or a list of modules", model)
+        all_modules = bool(modules) and all(isinstance(module, nn.Module) for module in modules)
+        require(all_modules, "model", "a module or a list of modules", model)
         model = nn.ModuleList(modules)
-    spared: set[int] = set()
+    reasons: dict[int, str] = {}  # by identity of the parameter: why it gets no decay
     for module in model.modules():
-        own = dict(module.named_parameters(recurse=False))
-        free = set(getattr(module, "decay_free_parameters", ()))
-        spared |= {
-            id(p) for name, p in module.named_parameters() if name in free
-        }  # a parametrised one has another name
+        declared = set(getattr(module, "decay_free_parameters", ()))
+        # named_parameters() includes children: a parametrised weight is stored under another name.
+        for name, parameter in module.named_parameters():
+            if name in declared:
+                reasons.setdefault(id(parameter), f"{type(module).__name__} excludes it")
+        direct = dict(module.named_parameters(recurse=False))
         if not normalization and isinstance(module, _NORMALIZATIONS):
-            spared |= {id(p) for p in own.values()}
-        if not bias and own.get("bias") is not None:
-            spared.add(id(own["bias"]))
+            for parameter in direct.values():
+                reasons.setdefault(id(parameter), "parameter of a normalisation")
+        if not bias and "bias" in direct:
+            reasons.setdefault(id(direct["bias"]), "bias")
     trained = [p for p in model.parameters() if p.requires_grad]
+    if report:
+        _print_report(model, weight_decay, reasons)
     return [
-        {"params": [p for p in trained if id(p) not in spared], "weight_decay": weight_decay},
-        {"params": [p for p in trained if id(p) in spared], "weight_decay": 0.0},
+        {"params": [p for p in trained if id(p) not in reasons], "weight_decay": weight_decay},
+        {"params": [p for p in trained if id(p) in reasons], "weight_decay": 0.0},
     ]
+
+
+def _print_report(model: nn.Module, weight_decay: float, reasons: dict[int, str]) -> None:
+    decayed, without, frozen = [], [], []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            frozen.append(f"  {name}")
+        elif id(parameter) in reasons:
+            without.append(f"  {name}: {reasons[id(parameter)]}")
+        else:
+            decayed.append(f"  {name}")
+    for title, names in (
+        (f"weight decay {weight_decay:g}", decayed),
+        ("no weight decay", without),
+        ("frozen, in no group", frozen),
+    ):
+        if names:
+            print("\n".join([f"{title}:", *names]))

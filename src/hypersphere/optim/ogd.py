@@ -1,8 +1,12 @@
-r"""Descent on the orthogonal group: each step is itself a rotation, so no map from free numbers is needed.
+r"""Descent on the orthogonal group: every step is a rotation, so no map from free parameters is needed.
 
-With U orthogonal and M a descent direction, W = Ŵ − Ŵᵀ, Ŵ = M·Uᵀ − ½U(Uᵀ·M·Uᵀ), is skew, and the Cayley curve
-Y = U + (λ/2)·W·(U + Y) stays orthogonal (OPT, equations 3 and 4, where the sign of ∇f is to be read as that of M). In
-the frame of U it is Y = U + (λ/2)(U + Y)·Ω with Ω = ½(UᵀM − MᵀU), which needs four products for two fixed-point steps.
+Derivation. Let U be orthogonal and M a descent direction. With Ŵ = M·Uᵀ − ½U(Uᵀ·M·Uᵀ), the matrix W = Ŵ − Ŵᵀ is skew,
+and the Cayley curve Y(λ) = U + (λ/2)·W·(U + Y) stays orthogonal (OPT, equations 3 and 4, with M in place of +∇f, which
+would climb). Since U is square, W·U = U·Ω with the skew matrix Ω = ½(UᵀM − MᵀU), so the curve is
+
+    Y = U + (λ/2)·(U + Y)·Ω.
+
+Starting from Y = U + λUΩ, two fixed-point steps solve it up to O((λ‖Ω‖)⁵): four d×d products in total.
 
 Reference:
     Li, Li and Todorovic, Efficient Riemannian Optimization on the Stiefel Manifold via the Cayley Transform, ICLR 2020.
@@ -17,14 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypersphere import _numerics
+from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, is_number, require
 
 __all__ = ["OGD", "OGDAdam"]
 
 
-class _OnTheGroup(torch.optim.Optimizer, abc.ABC):
-    """What both share: square matrices, a guarded Cayley step, and putting them back on the group."""
+class _CayleyDescent(torch.optim.Optimizer, abc.ABC):
+    """The step that `OGD` and `OGDAdam` share. They differ in the descent direction M and its scale."""
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
         require(is_number(defaults["lr"], 0) and defaults["lr"] > 0, "lr", "a positive number", defaults["lr"])
@@ -34,20 +38,18 @@ class _OnTheGroup(torch.optim.Optimizer, abc.ABC):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add matrices, once they are known to be square and orthogonal."""
+        """Add matrices after checking that they are square and orthogonal."""
         super().add_param_group(param_group)
         try:
             for p in self.param_groups[-1]["params"]:
-                _require_orthogonal(p.detach())
+                _require_orthogonal(_gather(p.detach()))
         except ValueError:
             self.param_groups.pop()
             raise
 
     @abc.abstractmethod
-    def _direction(
-        self, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
-    ) -> tuple[Tensor, Tensor | float]:
-        """The averaged descent direction M, and what its skew part is to be divided by."""
+    def _direction(self, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> tuple[Tensor, Tensor | float]:
+        """Return the averaged descent direction M, and the number that its skew part is divided by."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -58,16 +60,16 @@ class _OnTheGroup(torch.optim.Optimizer, abc.ABC):
                 loss = closure()
         for group in self.param_groups:
             for p in group["params"]:
-                if p.grad is not None:
+                if p.grad is not None and p.numel():
                     self._move(p, group)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a state back as wide as it was, where torch would narrow it to the type of the parameters."""
+        """Load a state in the precision in which it was saved. torch would round it to the dtype of the parameters."""
         super().load_state_dict(state_dict)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            for p, place in zip(group["params"], saved["params"], strict=True):
-                for key, value in state_dict["state"].get(place, {}).items():
+            for p, index in zip(group["params"], saved["params"], strict=True):
+                for key, value in state_dict["state"].get(index, {}).items():
                     if isinstance(value, Tensor):
                         self.state[p][key] = value.detach().to(p.device, copy=True)
 
@@ -77,68 +79,46 @@ class _OnTheGroup(torch.optim.Optimizer, abc.ABC):
             state["steps"] = 0
             state["momentum"] = torch.zeros_like(_numerics.widen(p.detach()))
         state["steps"] += 1
-        u = _numerics.widen(p.detach())
-        m, scale = self._direction(_numerics.widen(p.grad), state, group)  # type: ignore[arg-type]
+        # Under FSDP2 the matrices are distributed. Every process gathers them and computes the whole step.
+        u, grad = _numerics.widen(_gather(p.detach())), _numerics.widen(_gather(p.grad))  # type: ignore[arg-type]
+        full_state = {key: _gather(value) if isinstance(value, Tensor) else value for key, value in state.items()}
+        m, scale = self._direction(grad, full_state, group)
         with _numerics.autocast_disabled(u):
-            a = u.mT @ m
-            omega = 0.5 * (a - a.mT) / scale
+            # Multiply M by a power of two, so that neither the product nor its norm overflows: Ω' = unit·scale·Ω.
+            unit = _numerics.unit_scale(m.abs().amax((-2, -1), keepdim=True))
+            a = u.mT @ (m * unit)
+            omega = 0.5 * (a - a.mT)
             tangent = u @ omega
-            state["momentum"].copy_(tangent * scale)
+            momentum = tangent / unit  # the tangential part of M
+            # λ' = λ/(unit·scale), shortened so that λ‖Ω‖ ≤ 2q, where the fixed-point steps converge.
             length = torch.linalg.matrix_norm(omega).unsqueeze(-1).unsqueeze(-1)
-            rate = torch.clamp(2 * group["guard"] / length.masked_fill(length == 0, 1.0), max=group["lr"])
+            longest_rate = 2 * group["guard"] / length.masked_fill(length == 0, 1.0)
+            rate = torch.minimum(group["lr"] / (unit * scale), longest_rate)
             y = u + rate * tangent
+            half_step = 0.5 * rate * omega
             for _ in range(2):
-                y = u + 0.5 * rate * ((u + y) @ omega)
+                y = u + (u + y) @ half_step
             if group["restore_every"] is not None:
-                due = state["steps"] % group["restore_every"] == 0
-                y = _restored(y, due=due, turned=rate * length)
-        p.copy_(_numerics.narrow(y, p.dtype))
+                is_due = state["steps"] % group["restore_every"] == 0
+                y = _restore_orthogonality(y, is_due=is_due, step_length=rate * length)
+        full_state["momentum"] = momentum
+        state.update(
+            {key: _shard(value, p) if isinstance(value, Tensor) else value for key, value in full_state.items()}
+        )
+        p.copy_(_shard(_numerics.narrow(y, p.dtype), p))
 
 
-def _restored(y: Tensor, *, due: bool, turned: Tensor) -> Tensor:
-    """U ← U(3I − UᵀU)/2: once where it is due, and after a long step λ‖Ω‖ until what truncation left is gone."""
-    tolerance = _numerics.rotation_tolerance(y.dtype)
-    if due:
-        y = 1.5 * y - 0.5 * y @ (y.mT @ y)
-    far = turned**5 / 16 > tolerance  # more than which two fixed-point steps leave, matrix by matrix
-    for _ in range(6):  # each squares the error
-        if not bool(far.any()):
-            break
-        gram = y.mT @ y
-        far = far & (_off(gram) > tolerance)
-        y = torch.where(far, 1.5 * y - 0.5 * y @ gram, y)
-    return y
-
-
-def _off(gram: Tensor) -> Tensor:
-    """How far each UᵀU is from I, (…, 1, 1)."""
-    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    return (gram - eye).abs().amax((-2, -1), keepdim=True)
-
-
-def _require_orthogonal(p: Tensor) -> None:
-    """Raise unless p is a square orthogonal matrix or a batch of them, up to the rounding of a narrow type."""
-    square = p.ndim >= 2 and p.shape[-1] == p.shape[-2]
-    require(square, "params", "square matrices, or batches of them (…, d, d)", tuple(p.shape))
-    if p.numel() and _numerics.values_readable(p):
-        wide = _numerics.widen(p)
-        error = float(_off(wide.mT @ wide).max())
-        allowed = max(_numerics.machine_epsilon(p.dtype), _numerics.machine_epsilon(torch.float32)) ** 0.5
-        if not error <= allowed:
-            raise ValueError(f"params must be orthogonal matrices, but max |UᵀU − I| is {error:.2g}")
-
-
-class OGD(_OnTheGroup):
+class OGD(_CayleyDescent):
     r"""Gradient descent with momentum on orthogonal matrices: M ← μM − ∇f, then the Cayley step (OPT, section 3.5).
 
     Args:
-        params: orthogonal matrices (…, d, d), such as `rotation_parameters(rotate_(model, "free"))`; the other
-            parameters of a model go to any other optimiser.
+        params: orthogonal matrices (…, d, d), such as `rotation_parameters(rotate_(model, "free"))`. Matrices that
+            FSDP2 has distributed are accepted. Give the other parameters of a model to another optimiser.
         lr: λ, the length of a step.
         momentum: μ.
-        guard: q, where λ·‖W‖ would be larger than 2q it is shortened, so that the fixed-point steps converge.
-        restore_every: after how many steps U ← U(3I − UᵀU)/2 removes what rounding left; what two fixed-point steps
-            leave of a long step is removed at once. None does neither.
+        guard: q. Steps are shortened to λ‖Ω‖ ≤ 2q, so that the fixed-point steps converge.
+        restore_every: the number of steps after which U ← U(3I − UᵀU)/2 removes rounding errors. The error of the
+            fixed-point steps after a long step is removed at once. None does neither.
 
     Example:
         >>> u = torch.nn.Parameter(torch.eye(3))
@@ -163,17 +143,15 @@ class OGD(_OnTheGroup):
         require(is_number(momentum, 0) and momentum < 1, "momentum", "a number in [0, 1)", momentum)
         super().__init__(params, {"lr": lr, "momentum": momentum, "guard": guard, "restore_every": restore_every})
 
-    def _direction(
-        self, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
-    ) -> tuple[Tensor, Tensor | float]:
-        return group["momentum"] * state["momentum"] - gradient, 1.0
+    def _direction(self, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> tuple[Tensor, Tensor | float]:
+        return group["momentum"] * state["momentum"] - grad, 1.0
 
 
-class OGDAdam(_OnTheGroup):
-    r"""The adaptive form: M ← β₁M − (1−β₁)∇f, divided by the root of a running mean of ‖∇f‖² of each matrix.
+class OGDAdam(_CayleyDescent):
+    r"""The adaptive form: M ← β₁M − (1−β₁)∇f, divided by the running root mean square of ‖∇f‖_F of each matrix.
 
     Args:
-        params: orthogonal matrices (…, d, d).
+        params: orthogonal matrices (…, d, d), as in `OGD`.
         lr: λ, the length of a step.
         betas: β₁ and β₂.
         guard: as in `OGD`.
@@ -202,13 +180,73 @@ class OGDAdam(_OnTheGroup):
         require(two, "betas", "two numbers in [0, 1)", betas)
         super().__init__(params, {"lr": lr, "betas": betas, "guard": guard, "restore_every": restore_every})
 
-    def _direction(
-        self, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
-    ) -> tuple[Tensor, Tensor | float]:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state. Version 0.1 stored the running mean of squares instead of its root."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            if "square" in state:
+                state["rms"] = state.pop("square").sqrt()
+
+    def _direction(self, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> tuple[Tensor, Tensor | float]:
         first, second = group["betas"]
-        square = gradient.square().sum((-2, -1), keepdim=True)
-        mean = second * state.get("square", torch.zeros_like(square)) + (1 - second) * square
-        state["square"] = mean
-        size = (mean / (1 - second ** state["steps"])).sqrt()
-        m = first * state["momentum"] - (1 - first) * gradient
-        return m, (1 - first ** state["steps"]) * size.masked_fill(size == 0, 1.0)
+        # The root is averaged with hypot, and the norm scales its entries, because squares of float32 gradients
+        # overflow from 1.8e19 on.
+        norm = sphere.norm(grad.flatten(-2), keepdim=True).unsqueeze(-1)
+        norm = norm.clamp_max(torch.finfo(norm.dtype).max)
+        previous = state.get("rms", torch.zeros_like(norm))
+        state["rms"] = torch.hypot(second**0.5 * previous, (1 - second) ** 0.5 * norm)
+        rms = state["rms"] / (1 - second ** state["steps"]) ** 0.5
+        m = first * state["momentum"] - (1 - first) * grad
+        return m, (1 - first ** state["steps"]) * rms.masked_fill(rms == 0, 1.0)
+
+
+def _restore_orthogonality(y: Tensor, *, is_due: bool, step_length: Tensor) -> Tensor:
+    """Apply U ← U(3I − UᵀU)/2: once if it is due, and after a long step until the matrix is orthogonal."""
+    tolerance = _numerics.rotation_tolerance(y.dtype)
+    if is_due:
+        y = 1.5 * y - 0.5 * y @ (y.mT @ y)
+    # Two fixed-point steps leave an error of (λ‖Ω‖)⁵/16, for each matrix of a batch.
+    is_inexact = step_length**5 / 16 > tolerance
+    for _ in range(6):  # every iteration squares the error
+        if not bool(is_inexact.any()):
+            break
+        gram = y.mT @ y
+        is_inexact = is_inexact & (_gram_error(gram) > tolerance)
+        y = torch.where(is_inexact, 1.5 * y - 0.5 * y @ gram, y)
+    return y
+
+
+def _gram_error(gram: Tensor) -> Tensor:
+    """Return max |UᵀU − I| of each matrix, (…, 1, 1)."""
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    return (gram - eye).abs().amax((-2, -1), keepdim=True)
+
+
+def _require_orthogonal(p: Tensor) -> None:
+    """Raise a `ValueError` unless `p` is an orthogonal matrix or a batch of them, up to the rounding of its dtype."""
+    is_square = p.ndim >= 2 and p.shape[-1] == p.shape[-2]
+    require(is_square, "params", "square matrices, or batches of them (…, d, d)", tuple(p.shape))
+    if p.numel() and _numerics.values_readable(p):
+        wide = _numerics.widen(p)
+        error = float(_gram_error(wide.mT @ wide).max())
+        allowed = max(_numerics.machine_epsilon(p.dtype), _numerics.machine_epsilon(torch.float32)) ** 0.5
+        if not error <= allowed:
+            raise ValueError(f"params must be orthogonal matrices, but max |UᵀU − I| is {error:.2g}")
+
+
+# Distributed tensors -------------------------------------------------------------------------------------------------
+
+
+def _gather(x: Tensor) -> Tensor:
+    """Return the full tensor if `x` is distributed over processes (a DTensor), else `x`."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def _shard(x: Tensor, like: Tensor) -> Tensor:
+    """Return this process's part of `x`, distributed like the parameter `like`, or `x` if `like` is not distributed."""
+    if not hasattr(like, "full_tensor") or x.shape != like.shape:  # a running mean has one number per matrix
+        return x
+    from torch.distributed.tensor import distribute_tensor
+
+    # All processes hold the same full tensor, so no data need be sent.
+    return distribute_tensor(x, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]

@@ -1,25 +1,26 @@
-r"""What keeps the norm of a weight from slowing its learning, where the forward pass does not depend on it.
+r"""Keep the norms of weights from slowing down training where the output does not depend on them.
 
-The gradient of a decoupled operator with respect to w is perpendicular to w and shrinks as 1/‖w‖ (thesis, 4.17), so
-growing weights learn ever more slowly. Either put them back to a fixed norm, or multiply their gradient by it.
+The gradient of such a weight w is perpendicular to w and proportional to 1/‖w‖ (thesis, 4.17), so norms grow and
+updates shrink. `project_weights_` resets the norms, `WeightedGradients` multiplies the gradients by them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import TracebackType
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
+from hypersphere._layer_selection import layers_of
 from hypersphere._validation import is_number, require
 
 __all__ = ["WeightedGradients", "project_weights_"]
 
 
 @torch.no_grad()
-def project_weights_(model: nn.Module, norm: float = 1.0) -> None:
+def project_weights_(model: nn.Module, norm: float = 1.0, *, report: bool = False) -> None:
     r"""Rescale every filter and every unit class vector to norm s in place, w ← s·ŵ (thesis, section 4.4.1).
 
     Outputs do not change. Ordinary layers and heads that keep ‖w‖ (`weight_norm=False`) are left alone. Call it after
@@ -29,6 +30,7 @@ def project_weights_(model: nn.Module, norm: float = 1.0) -> None:
         model: a model with decoupled operators (`hypersphere.layers`) or heads with unit class vectors
             (`hypersphere.heads`). A decoupled operator whose output depends on ‖w‖ is an error.
         norm: s > 0.
+        report: print which weights are projected, and which layers are left unchanged for what reason.
 
     Example:
         >>> from hypersphere.layers import DecoupledLinear
@@ -38,17 +40,24 @@ def project_weights_(model: nn.Module, norm: float = 1.0) -> None:
         tensor([2., 2., 2.])
     """
     require(is_number(norm, 0) and norm > 0, "norm", "a positive number", norm)
-    for weight in _unweighted(model, heads=True):
-        rows = weight.flatten(1)
-        weight.copy_((sphere.polar(rows)[1] * norm).to(weight.dtype).view_as(weight))
+    modules = _modules_without_weight_norm(model, heads=True)
+    for module in modules.values():
+        weight = cast(Tensor, module.weight)
+        directions = sphere.polar(weight.flatten(1))[1]
+        weight.copy_((directions * norm).to(weight.dtype).view_as(weight))
+    if report:
+        print(_report(model, modules))
 
 
 class WeightedGradients:
-    r"""Multiply the gradient of every filter by its norm, ∂w ← ‖w‖·∂w, from now on (thesis, 4.18).
+    r"""Multiply the gradient of every filter by its norm, ∂w ← ‖w‖·∂w, until `remove` is called (thesis, 4.18).
+
+    Deep copies of the model that are made in the meantime are weighted, too, from their first forward pass until
+    `remove` is called.
 
     Args:
-        model: a model with decoupled operators (`hypersphere.layers`); a weighted one among them is an error, frozen
-            ones are left out.
+        model: a model with decoupled operators (`hypersphere.layers`). An operator whose output depends on ‖w‖ is an
+            error. Frozen weights are left out.
 
     Example:
         >>> from hypersphere.layers import DecoupledLinear
@@ -58,20 +67,21 @@ class WeightedGradients:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._weights = [weight for weight in _unweighted(model) if weight.requires_grad]
-        twice = any(getattr(weight, "_times_its_norm", False) for weight in self._weights)
-        require(not twice, "model", "one whose gradients are not weighted already", type(model).__name__)
-        self._hooks = [weight.register_hook(_times_norm(weight)) for weight in self._weights]
-        for weight in self._weights:
-            weight._times_its_norm = True  # type: ignore[attr-defined]
+        modules = list(_modules_without_weight_norm(model, heads=False).values())
+        for module in modules:
+            is_weighted = any(isinstance(hook, _GradientWeighting) for hook in module._forward_pre_hooks.values())
+            require(not is_weighted, "model", "one whose gradients are not weighted already", type(model).__name__)
+        self._weighting = _GradientWeighting()
+        self._handles = [module.register_forward_pre_hook(self._weighting) for module in modules]
+        for module in modules:  # gradients may arrive without a forward pass of the module
+            self._weighting.watch(cast(nn.Parameter, module.weight))
 
     def remove(self) -> None:
-        """Leave gradients as they are again."""
-        for hook in self._hooks:
-            hook.remove()
-        for weight in self._weights:
-            weight._times_its_norm = False  # type: ignore[attr-defined]
-        self._hooks, self._weights = [], []
+        """Stop weighting gradients, of the model and of its copies."""
+        self._weighting.active = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def __enter__(self) -> WeightedGradients:
         return self
@@ -82,20 +92,44 @@ class WeightedGradients:
         self.remove()
 
 
-def _times_norm(weight: nn.Parameter) -> Callable[[Tensor], Tensor]:
-    def hook(gradient: Tensor) -> Tensor:
-        norm = sphere.polar(weight.detach().flatten(1))[0].view(-1, *[1] * (weight.ndim - 1))
-        return (norm * gradient).to(gradient.dtype)
+class _GradientWeighting:
+    """A forward pre-hook that makes sure that a module's weight has the gradient hook.
 
-    return hook
-
-
-def _unweighted(model: nn.Module, *, heads: bool = False) -> list[nn.Parameter]:
-    """Return the weights whose norm does not change the output, each once, from decoupled operators and from heads.
-
-    Both kinds of modules are recognised by their attribute `uses_weight_norm`, heads also by `num_classes`.
+    Deep copies lose the hooks of parameters, but keep the hooks of modules. One object is shared by a model and its
+    copies, so that all of them end together.
     """
-    weights: dict[int, nn.Parameter] = {}
+
+    def __init__(self) -> None:
+        self.active = True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _GradientWeighting:
+        return self
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self.active:
+            self.watch(cast(nn.Parameter, module.weight))
+
+    def watch(self, weight: nn.Parameter) -> None:
+        """Register the gradient hook, unless the weight has it already or is frozen."""
+        if not weight.requires_grad or getattr(weight, "_gradient_weighting", None) is self:
+            return
+        weight._gradient_weighting = self  # type: ignore[attr-defined]
+
+        def multiply_by_norm(grad: Tensor) -> Tensor | None:
+            if not self.active:
+                return None
+            norms = sphere.polar(weight.detach().flatten(1))[0].view(-1, *[1] * (weight.ndim - 1))
+            return (norms * grad).to(grad.dtype)
+
+        weight.register_hook(multiply_by_norm)
+
+
+def _modules_without_weight_norm(model: nn.Module, *, heads: bool) -> dict[str, nn.Module]:
+    """Return the decoupled operators, and with `heads` the heads, whose output does not depend on ‖w‖, by name.
+
+    Both kinds declare this in the attribute `uses_weight_norm`. Heads are recognised by `num_classes`.
+    """
+    modules: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         uses_weight_norm = getattr(module, "uses_weight_norm", None)
         is_head = hasattr(module, "num_classes")
@@ -105,12 +139,25 @@ def _unweighted(model: nn.Module, *, heads: bool = False) -> list[nn.Parameter]:
         label = name or type(module).__name__
         if uses_weight_norm:
             raise ValueError(f"model must have unweighted operators only, but the output of {label!r} depends on ‖w‖")
-        weight = module._parameters.get("weight")
-        if weight is None:
+        if module._parameters.get("weight") is None:
             raise ValueError(f"model must own the weights of its operators, but that of {label!r} is parametrised")
-        weights[id(weight)] = weight
-    if not weights:
+        modules[label] = module
+    if not modules:
         kinds = "decoupled operators (hypersphere.layers)"
         kinds += " or heads with unit class vectors" if heads else ""
         raise ValueError(f"model must have {kinds}, but there is none")
-    return list(weights.values())
+    return modules
+
+
+def _report(model: nn.Module, projected: dict[str, nn.Module]) -> str:
+    """Return which weights were projected, and the other layers with the reason."""
+    lines = [f"{len(projected)} weights projected:", *(f"  {name}" for name in projected)]
+    projected_weights = {id(module.weight) for module in projected.values()}
+    selection = layers_of(model)
+    rest = [
+        (layer.name, "its output depends on ‖w‖") for layer in selection if id(layer.tensor) not in projected_weights
+    ]
+    rest += [(skip.name, skip.reason) for skip in selection.skipped if skip.name not in projected]
+    if rest:
+        lines += [f"{len(rest)} unchanged:", *(f"  {name}: {reason}" for name, reason in rest)]
+    return "\n".join(lines)

@@ -91,8 +91,8 @@ class Layout:
             return rows
         stride = self.block**j
         # Entry index = (outer, position in the block, stride): the block number is (outer, stride).
-        parts = rows.reshape(len(rows), -1, self.block, stride).permute(1, 3, 0, 2)
-        return parts.reshape(-1, self.block) if self.shared else parts.reshape(self.blocks, len(rows), self.block)
+        parts = rows.reshape(rows.shape[0], -1, self.block, stride).permute(1, 3, 0, 2)
+        return parts.reshape(-1, self.block) if self.shared else parts.reshape(self.blocks, rows.shape[0], self.block)
 
     def join(self, parts: Float[Tensor, "..."], n: int, j: int = 0) -> Float[Tensor, "n d"]:
         """Undo `split` for `n` rows."""
@@ -115,7 +115,7 @@ class _RowRotation:
         selected = rows if self.dimensions is None else rows.index_select(1, self.dimensions)
         for j in range(self.layout.factors):
             parts = self.method.expression(self.layout.of_factor(free, j), self.layout.split(selected, j))
-            selected = self.layout.join(parts, len(rows), j)
+            selected = self.layout.join(parts, rows.shape[0], j)
         return selected if self.dimensions is None else rows.index_copy(1, self.dimensions, selected)
 
     def forward_kernel(self, free: Tensor, rows: Tensor) -> tuple[Tensor, list[Residuals]]:
@@ -124,7 +124,7 @@ class _RowRotation:
         residuals = []
         for j in range(self.layout.factors):
             parts, saved = self.method.forward_kernel(self.layout.of_factor(free, j), self.layout.split(selected, j))
-            selected = self.layout.join(parts, len(rows), j)
+            selected = self.layout.join(parts, rows.shape[0], j)
             residuals.append(saved)
         return self._insert(selected, rows), residuals
 
@@ -139,7 +139,7 @@ class _RowRotation:
             )
             grads_free.insert(0, grad_free)
             if grad_parts is not None:
-                selected = self.layout.join(grad_parts, len(grad), j)
+                selected = self.layout.join(grad_parts, grad.shape[0], j)
         grad_free = torch.stack(grads_free) if self.layout.factors > 1 else grads_free[0]
         return grad_free, self._insert(selected, grad) if rows else None
 

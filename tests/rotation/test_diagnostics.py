@@ -1,0 +1,73 @@
+"""Measurements of rotations and the penalty of OR."""
+
+import pytest
+import torch
+from torch import nn
+
+from hypersphere.rotation import (
+    InputRotation,
+    RotationPenalty,
+    Stochastic,
+    degrees_of_freedom,
+    fold_,
+    measure,
+    orthogonality_error,
+    rotate_,
+    rotation_parameters,
+)
+
+from .test_rotate import cnn6, mlp, shake_
+
+
+def test_counts_of_the_papers_table_10():
+    assert degrees_of_freedom(cnn6()) == 257_984  # 258K
+    assert degrees_of_freedom(rotate_(cnn6(), "gram_schmidt")) == 1_358_527  # 1.36M
+    model = rotate_(cnn6(), "free")  # descends on the group: as many
+    assert degrees_of_freedom(model, on_group=rotation_parameters(model)) == 1_358_527
+    model = cnn6()
+    Stochastic(model, 0.25, method="gram_schmidt")
+    assert degrees_of_freedom(model) == 90_871  # 90.9K
+    head = InputRotation(nn.Linear(512, 1000, bias=False))
+    assert degrees_of_freedom(head) == 130_816  # 131K of Table 12
+    one = nn.Conv2d(64, 64, 3, bias=False)
+    rotate_(one, "free", blocks=2, shared=True)
+    assert degrees_of_freedom(one) == 82_944  # 82.9K of Table 19
+    fold_(one)
+    rotate_(one, "free", blocks=2)
+    assert degrees_of_freedom(one) == 165_888  # 165.9K of Table 20
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", ["cayley", "exponential", "lowdin", "free"])
+def test_half_precision_is_measured_as_it_is_computed(method, dtype):
+    model = rotate_(mlp().to(dtype), method)
+    if method != "free":
+        shake_(model)
+    assert orthogonality_error(model) < 1e-5
+    state = measure(model)["0"]
+    assert state.orthogonality_error < 1e-5
+    assert (state.generator_norm is None) == (method in ("lowdin", "free"))
+    if method == "free":
+        shake_(model)
+        (free, _), penalty = rotation_parameters(model), RotationPenalty(model)
+        value = penalty()
+        assert value.dtype == torch.float32
+        exact = sum(torch.dist(p.mT.double() @ p.double(), torch.eye(len(p))) ** 2 for p in rotation_parameters(model))
+        assert value.item() == pytest.approx(exact.item(), rel=1e-5)
+        value.backward()
+        assert free.grad.dtype == dtype
+    with pytest.raises(ValueError, match="weight must be a number >= 0, not 'a'"):
+        RotationPenalty(model, "a")
+
+
+def test_only_trained_rotations_count_and_input_rotations_are_measured():
+    model = nn.Sequential(rotate_(nn.Linear(6, 4, bias=False)), InputRotation(nn.Linear(4, 5, bias=False)))
+    shake_(model)
+    assert degrees_of_freedom(model) == 15 + 6
+    states = measure(model)
+    assert list(states) == ["0", "1"]
+    assert states["1"].energy_drift < 1e-5
+    assert states["1"].degrees_of_freedom == 6
+    for p in rotation_parameters(model):
+        p.requires_grad_(False)
+    assert degrees_of_freedom(model) == 0
