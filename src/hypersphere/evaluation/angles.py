@@ -210,6 +210,7 @@ def angular_fisher_score(features: Array, labels: Array) -> float:
         0.0
     """
     checked = as_features("features", features)
+    # 1 − cos of nearly parallel vectors loses its digits in float32.
     x = checked.double()
     y = as_labels("labels", labels, len(x), x.device)
     classes, index, counts = y.unique(return_inverse=True, return_counts=True)
@@ -257,6 +258,7 @@ def angular_visual_hardness(features: Array, labels: Array, weight: Array) -> Fl
         total = rows.new_zeros(len(rows))
         for _, vectors in blocks(w, BLOCK_CLASSES):
             total += sphere.angle(sphere.cosines(rows, vectors.to(dtype))).sum(1)
+        # The angle to the target is computed by rows, because the product above does not keep it.
         targets = w[y[start : start + len(rows)]].to(dtype)
         target_angle = sphere.angle(sphere.cosine(rows, targets))
         hardness.append(torch.where(total > 0, target_angle / total.masked_fill(total == 0, 1), 1 / len(w)))

@@ -181,6 +181,7 @@ def identify(
     if not bool(mated.any()):
         raise ValueError("probe_labels must have a label in common with gallery_labels, but there is none")
 
+    # Scores have the widest dtype of all inputs, and float32 at least.
     dtype = torch.float32
     for features in (x, *sources):
         dtype = torch.promote_types(dtype, features.dtype)
@@ -188,6 +189,7 @@ def identify(
         mated_probes, strangers = (sphere.row_directions(x[rows].to(dtype)) for rows in (mated, ~mated))
         mates = Mates(labels[mated], entry_labels)
         mate_scores = _best_mate_scores(mated_probes, sources[0], mates, block)
+        # An entry within the tolerance below the best mate is tied with it, and ties count as rivals.
         least = mate_scores - _numerics.tie_tolerance(dtype)
         rivals, top_scores = _search(mated_probes, strangers, sources, mates, least, block)
         nearest = None

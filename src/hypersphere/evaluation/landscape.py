@@ -110,12 +110,14 @@ def landscape(
     moved = _moved_parameters(root, only)
     if not moved:
         raise ValueError("model must have trainable parameters of two or more dimensions that `only` selects")
+    # δ and η.
     plane = [_draw_direction(moved, DRAWS[directions], normalize, generator) for _ in range(2)]
     buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
 
     def values_at(a: float, b: float) -> dict[str, float]:
         with torch.no_grad():
             for entry, delta, eta in zip(moved, *plane, strict=True):
+                # Start from the trained values at every point, so that rounding errors do not accumulate.
                 point = _numerics.widen(entry.trained) + a * delta + b * eta
                 entry.parameter.copy_(_numerics.narrow(point, entry.parameter.dtype))
         return _measure_once(measure, buffers)

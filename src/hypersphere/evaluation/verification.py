@@ -258,6 +258,7 @@ def make_folds(same: Array, folds: int = 10) -> Int64[Tensor, " pairs"]:
     for members, kind in ((flags, "same"), (~flags, "different")):
         count = int(members.sum())
         require(folds <= count, "folds", f"at most {count}, the number of {kind} pairs", folds)
+        # The i-th of `count` pairs is in run ⌊i·folds/count⌋, so run lengths differ by at most one.
         fold[members] = torch.arange(count, device=flags.device) * folds // count
     return fold
 
@@ -272,6 +273,7 @@ def _as_pairs(first: Array, second: Array) -> tuple[Tensor, Tensor]:
 
 def _as_folds(folds: int | Array, same: Tensor) -> Tensor:
     """Return the fold of each pair. Every fold must have pairs of both kinds."""
+    # A number, also one of NumPy or torch; anything else is the fold of each pair.
     if isinstance(folds, int) or np.ndim(folds) == 0:
         return make_folds(same, cast(int, folds))
     fold = as_labels("folds", folds, len(same), same.device)
@@ -309,6 +311,7 @@ def _cross_validate(
     for test_fold in range(int(fold.max()) + 1):
         scores = scores_for(test_fold)
         tested = fold == test_fold
+        # The threshold must not depend on the tested fold.
         threshold = RankedScores(scores[~tested], same[~tested]).roc().best_threshold
         test_scores[tested] = scores[tested]
         thresholds.append(threshold)
@@ -358,6 +361,7 @@ def bootstrap(
     measure = statistic if callable(statistic) else STATISTICS[statistic]
     values = as_scores("scores", scores)
     flags = as_flags("same", same, len(values), values.device)
+    # A bootstrap sample is a vector of weights of the pairs, so all samples share one sort of the scores.
     ranked = RankedScores(values, flags)
     draws = _resampled_weights(flags, identities, generator)
     return _percentile_interval(
@@ -414,6 +418,7 @@ def _resample_people(
     people, index = torch.cat([first, second]).unique(return_inverse=True)
     left, right = index.chunk(2)
     while True:
+        # A same pair needs its person once; a different pair needs both people.
         counts = _draw_counts(len(people), generator).to(same.device)
         yield torch.where(same, counts[left], counts[left] * counts[right])
 

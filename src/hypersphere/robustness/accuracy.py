@@ -115,13 +115,14 @@ def accuracy_under(
     strengths = (attack.epsilon,) if epsilons is None else tuple(epsilons)  # type: ignore[attr-defined]
     are_strengths = bool(strengths) and all(is_number(strength, 0) for strength in strengths)
     require(are_strengths, "epsilons", "numbers >= 0", strengths)
+    # `replace` validates each strength like the constructor of the attack.
     attacks = [dataclasses.replace(attack, epsilon=strength) for strength in strengths]  # type: ignore[type-var]
     attacked_model = model if source is None else source
     images, clean_hits, hits = 0, 0, [0] * len(attacks)
     for x, y in data:
         images += len(y)
         clean_hits += int((_predict(model, x) == y).sum())
-        for i, one in enumerate(attacks):
+        for i, one in enumerate(attacks):  # computed on the source, judged by the model
             hits[i] += int((_predict(model, one(attacked_model, x, y, loss)) == y).sum())
     require(images > 0, "data", "an iterable that yields at least one image", data)
     accuracies = tuple(count / images for count in hits)
@@ -149,6 +150,7 @@ def fooling_strength(
     for x, y in data:
         attacked = attack(model if source is None else source, x, y)
         change = (attacked - x).flatten(1)
+        # amax of an empty dimension is an error.
         largest = change.abs().amax(1) if change.shape[1] else change.new_zeros(len(change))
         parts.append((sphere.norm(change), largest, _predict(model, attacked) != y, _predict(model, x) != y))
     require(bool(parts), "data", "an iterable that yields at least one batch", data)

@@ -109,6 +109,7 @@ class BIM:
         """Return attacked images."""
         check_batch(images, labels)
         images = images.detach()
+        # One pair of bounds for both constraints: within ε of the image and inside [0, 1].
         low, high = (images - self.epsilon).clamp(min=0), (images + self.epsilon).clamp(max=1)
         attacked = images
         with evaluation_mode(model, loss):
@@ -180,6 +181,7 @@ class DeepFool:
                     are_logits = logits.ndim == 2 and logits.shape[1] >= 2
                     accepted = "images to logits (B, C) of two classes or more"
                     require(are_logits, "model", accepted, tuple(logits.shape))
+                    # The candidates are chosen once, from the logits of the original images.
                     candidates = logits.detach().topk(min(self.candidates, logits.shape[1])).indices
                 is_correct = logits.argmax(1) == labels[active]
                 if not is_correct.any():
@@ -189,9 +191,11 @@ class DeepFool:
                 gaps = candidate_logits[:, 1:] - candidate_logits[:, :1]
                 # w_k, one backward pass per candidate. The images of a batch do not depend on one another.
                 gradients = [torch.autograd.grad(gap.sum(), x, retain_graph=True)[0] for gap in gaps.unbind(1)]
+            # Images that are misclassified now are finished.
             active = active[is_correct]
             step = self._step(gaps.detach()[is_correct], torch.stack(gradients, 1)[is_correct].flatten(2))
             perturbation[active] += step.view_as(perturbation[active])
+            # The overshoot extends the sum of all steps, so it does not accumulate.
             attacked[active] = (images[active] + (1 + self.overshoot) * perturbation[active]).clamp(0, 1)
         return attacked
 
@@ -199,6 +203,8 @@ class DeepFool:
         self, gaps: Float[Tensor, "batch classes"], gradients: Float[Tensor, "batch classes pixels"]
     ) -> Float[Tensor, "batch pixels"]:
         """Return the shortest step to a point where one of the linearised gaps is zero."""
+        # A step of length t along a direction changes the linearised gap by t·slope. The slope is the dual norm of the
+        # gradient: ℓ₁ for a perturbation measured in ℓ∞, ℓ₂ for ℓ₂.
         if self.norm == "linf":
             slope, direction = gradients.abs().sum(2), gradients.sign()
         else:
@@ -258,6 +264,7 @@ def _image_gradient(model: Model, images: Tensor, labels: Tensor, loss: Loss) ->
     >>> _image_gradient(lambda x: 3 * x, torch.tensor([[0.5]]), torch.tensor([0]), lambda output, y: output.sum())
     tensor([[3.]])
     """
+    # The caller may be in inference mode or under no_grad. `autograd.grad` does not touch the `.grad` of parameters.
     with torch.inference_mode(False), torch.enable_grad():
         x = _differentiable_copy(images)
         (gradient,) = torch.autograd.grad(loss(model(x), _differentiable_copy(labels)), x)

@@ -44,6 +44,7 @@ def adversarial_loss(
         >>> adversarial_loss(model, torch.rand(4, 2), torch.tensor([0, 1, 0, 1])).backward()
     """
     require(is_number(weight, 0, 1), "weight", "a number in [0, 1]", weight)
+    # Attacks switch the model and the loss to evaluation mode, so they change neither statistics nor schedules.
     attacked = (FGSM() if attack is None else attack)(model, images, labels, loss)
     clean_output, attacked_output = model(torch.cat([images, attacked])).chunk(2)
     # The attacked images come first: the call on clean images below advances the schedule of a head.
