@@ -404,6 +404,8 @@ def _is_lazy(module: nn.Module, parameter: str) -> bool:
 def _read_weight(module: nn.Module, parameter: str) -> Tensor:
     """Return the current weight. Quantised weights are dequantised."""
     weight = getattr(module, parameter)
+    if type(weight) in (nn.Parameter, Tensor) and not weight.is_quantized:
+        return cast(Tensor, weight)  # the usual case; torch.compile cannot trace the checks below
     if not isinstance(weight, Tensor) and callable(weight):  # quantised modules of torch have a method `weight()`
         weight = weight()
     # torch's own quantised tensors, and tensor subclasses of quantisation libraries that can be dequantised

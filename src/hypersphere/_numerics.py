@@ -197,7 +197,7 @@ def squared_distance_floor(dtype: torch.dtype, power: float = 0.0) -> float:
 def close_pair_threshold(dtype: torch.dtype, power: float = 0.0) -> float:
     r"""Return the squared chord below which a cosine of `dtype` is too inaccurate to compute z^−s from it.
 
-    The rounding error of 2 − 2c is a few eps, so its relative error is a few eps^¾ above eps^¼ (0.019 in float32),
+    The rounding error of 2 − 2c is a few eps. Above eps^¼ (0.019 in float32) its relative error is a few eps^¾,
     about 1e-5 in float32. For large powers the threshold is raised, so that u^(−s/2−1) cannot overflow above it.
     """
     info = torch.finfo(_compute_dtype(dtype))

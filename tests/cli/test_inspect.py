@@ -11,7 +11,7 @@ from torch import nn
 
 from hypersphere import energy
 from hypersphere.cli.inspect import layer_table
-from hypersphere.energy import checkpoint
+from hypersphere.energy import _weight_files
 from hypersphere.report import print_table
 
 
@@ -127,13 +127,13 @@ def test_the_page_shows_norms_holes_and_orthogonality(succeeds, tmp_path):
 
 def test_damage_in_a_later_tensor_is_damage(weights, fails, monkeypatch, tmp_path):
     save_file(weights, tmp_path / "w.safetensors")
-    whole = checkpoint._of_safetensors
+    whole = _weight_files._read_safetensors
 
     def broken(file):
         yield next(iter(whole(file)))
-        raise checkpoint.UnreadableWeights(f"{file} cannot be opened as a file of weights")
+        raise _weight_files.UnreadableWeights(f"{file} cannot be opened as a file of weights")
 
-    monkeypatch.setattr(checkpoint, "_of_safetensors", broken)
+    monkeypatch.setattr(_weight_files, "_read_safetensors", broken)
     assert "cannot be opened" in fails(3, "inspect", tmp_path / "w.safetensors")
 
 

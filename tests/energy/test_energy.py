@@ -1,4 +1,5 @@
 import itertools
+import math
 import resource
 
 import numpy as np
@@ -297,3 +298,44 @@ def test_a_users_kernel_is_floored_under_both_distances():
 def test_weights_have_to_be_positive(bad):
     with pytest.raises(ValueError, match="weights must be positive and finite"):
         hyperspherical_energy(torch.randn(3, 4), weights=torch.tensor([1.0, bad, 1.0]))
+
+
+@pytest.mark.parametrize("power", [0, 1, 2, 3])
+@pytest.mark.parametrize("scale", [1e-5, 1.0, 1e5, 1e18])
+def test_weighted_energies_of_any_scale(power, scale):
+    generator = torch.Generator().manual_seed(0)
+    w, beta = torch.randn(6, 4, generator=generator), torch.rand(6, generator=generator) + 0.5
+    w.requires_grad_()
+    one = hyperspherical_energy(w, power=power, weights=beta)
+    (slope,) = torch.autograd.grad(one, w)
+    scaled = hyperspherical_energy(w, power=power, weights=beta * scale)
+    (scaled_slope,) = torch.autograd.grad(scaled, w)
+    if power == 0:
+        assert scaled.item() == pytest.approx(one.item() - math.log(scale), rel=1e-4)
+        torch.testing.assert_close(scaled_slope, slope)
+    elif scale < 1e15 or power == 1:
+        assert scaled.item() == pytest.approx(one.item() * scale**-power, rel=1e-4)
+        torch.testing.assert_close(scaled_slope * scale**power, slope, rtol=1e-3, atol=1e-5)
+    assert torch.isfinite(scaled_slope).all()
+
+
+@pytest.mark.parametrize("length", [1e-30, 1e30])
+def test_close_rows_of_extreme_length_have_finite_gradients(length):
+    w = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    w = w / w.norm(dim=1, keepdim=True)
+    w[1] = w[0] + torch.tensor([2e-3, 0, 0])
+    w = (w * length).requires_grad_()
+    hyperspherical_energy(w).backward()
+    assert torch.isfinite(w.grad).all()
+
+
+def test_backward_inside_autocast_is_exact():
+    generator = torch.Generator().manual_seed(0)
+    w, labels = torch.randn(20, 6, generator=generator, requires_grad=True), torch.tensor([1, 2])
+    for energy in (hyperspherical_energy, lambda w: data_dependent_energy(w, labels)):
+        (expected,) = torch.autograd.grad(energy(w), w)
+        with torch.autocast("cpu", torch.bfloat16):
+            (ours,) = torch.autograd.grad(energy(w), w)
+            (plain,) = torch.autograd.grad(energy(w), w, create_graph=True)
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(plain, expected, rtol=1e-4, atol=1e-7)

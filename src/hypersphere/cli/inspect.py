@@ -17,10 +17,8 @@ from hypersphere._validation import require
 from hypersphere.cli.opening import device_of, open_run
 from hypersphere.cli.target import check_target, write_json
 from hypersphere.data import DamagedData, MissingData
-from hypersphere.energy.checkpoint import UnreadableWeights
-from hypersphere.energy.inspection import Inspection, LayerInspection, Pair
-from hypersphere.energy.inspection import inspect as inspect_neurons
-from hypersphere.energy.uniform import angle_density
+from hypersphere.energy.inspect import Inspection, LayerInspection, Pair, UnreadableWeights, angle_density
+from hypersphere.energy.inspect import inspect as inspect_neurons
 from hypersphere.training.run import CONFIG
 
 __all__ = ["inspect", "layer_table", "layer_tables"]

@@ -1,14 +1,14 @@
 """Hyperspherical energy: how evenly neurons cover the sphere."""
 
-from hypersphere.energy.comhe import CoMHE
+from hypersphere.energy._regularizer import NeuronRegularizer, Warmup
+from hypersphere.energy.comhe import CoMHE, LowRank, factors, low_rank_
 from hypersphere.energy.energy import (
     data_dependent_energy,
     hyperspherical_energy,
     random_batch_energy,
     random_energy,
 )
-from hypersphere.energy.inspection import Inspection, LayerInspection, inspect
-from hypersphere.energy.low_rank import LowRank, factors, low_rank_
+from hypersphere.energy.inspect import Inspection, LayerInspection, inspect
 from hypersphere.energy.mhe import MHE
 from hypersphere.energy.minimum import Minimum, minimize
 from hypersphere.energy.orthogonality import SRIP, Orthogonal, Orthonormal
@@ -21,8 +21,10 @@ __all__ = [
     "LayerInspection",
     "LowRank",
     "Minimum",
+    "NeuronRegularizer",
     "Orthogonal",
     "Orthonormal",
+    "Warmup",
     "data_dependent_energy",
     "factors",
     "hyperspherical_energy",

@@ -1,191 +1,375 @@
-"""CoMHE: the energy of projected neurons as a regulariser."""
+r"""CoMHE: the energy of projected neurons as a regulariser, and its low-rank form."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
-from hypersphere._validation import is_number, require
-from hypersphere.energy.draws import require_seed, seeded, uncompiled
-from hypersphere.energy.energy import stacked_energy
-from hypersphere.energy.neurons import Neurons, Source, find_neurons, stack_equal_shapes
+from hypersphere._layer_selection import LayerSource, NeuronLayer, layers_of
+from hypersphere._validation import is_integer, require
+from hypersphere.energy._regularizer import (
+    Call,
+    NeuronRegularizer,
+    add_terms,
+    check_factor,
+    check_seed,
+    resolve_patterns,
+    run_uncompiled,
+    seeded_generator,
+    select_layers,
+    stack_equal_shapes,
+)
+from hypersphere.energy.energy import data_dependent_energy, stacked_energy
+from hypersphere.energy.mhe import NeuronWeights, resolve_neuron_weights
 from hypersphere.functions._pairwise import PairPotential
 from hypersphere.functions.kernel import kernel_of
-from hypersphere.functions.projection import PROJECTIONS, Learned, Projection
+from hypersphere.functions.projection import PROJECTIONS, Bilateral, Learned, Projection
 
-__all__ = ["CoMHE"]
+__all__ = ["CoMHE", "LowRank", "factors", "low_rank_"]
 
 
-class CoMHE(nn.Module):
-    r"""λ_h·Σ_hidden Ē(g(ŵ₁), …, g(ŵ_N)) + λ_o·Ē_output with g(ŵ) = Pŵ/‖Pŵ‖   (thesis, 6.3).
+class CoMHE(NeuronRegularizer):
+    r"""Compressive MHE: λ_h·Σ_hidden Ē(g(ŵ₁), …, g(ŵ_N)) + λ_o·Ē_output with g(ŵ) = Pŵ/‖Pŵ‖   (thesis, 6.3).
 
-    Random bases are a function of the seed and the step, learned ones are buffers: both are in the state dict and the
-    same on every rank. The output layer is not projected. Neurons shorter than the projection's `dim` stand for
-    themselves, with a note.
+    Random bases are functions of the seed and the step; learned bases are buffers. Both are in the state dict and the
+    same on every rank. The output layer is not projected. A layer whose neurons are shorter than the projection's `dim`
+    is not projected either and contributes its plain energy. Call the regulariser once per optimiser step; see
+    `NeuronRegularizer` for the counting of steps.
 
     Args:
-        model: a module or named tensors, as for `MHE`.
-        projection: a name of `hypersphere.projection` or one of its objects.
+        model: a module or named tensors, as for `hypersphere.layers_of`.
+        projection: a name of `hypersphere.projection` or an object of its classes.
         hidden: λ_h.
-        output: λ_o, of the full-space energy of the output layer.
-        half_space: whether hidden neurons repel the opposites of the others too.
+        output: λ_o, for the full-space energy of the output layer.
+        embedding: λ of embeddings, which are left out by default.
+        half_space: True if hidden neurons are also repelled by the opposites of the others.
         power: s ≥ 0, a kernel or a callable of the distance.
         distance: "euclidean" or "angular".
-        shared: whether layers whose neurons have equal length share a basis.
-        output_layer: "last" (a head if there is one, else the last layer; none of named tensors), a name, or None.
-        where: which layers to take, by name and module.
-        seed: of the bases.
+        min_distance: below this distance the energy continues linearly, which bounds the gradient; None for the value
+            of the projection, 0.1 for "adversarial" and no bound for the others.
+        shared: True if layers whose neurons have equal length share a basis.
+        layer_weights: a mapping from names or patterns of layers to λ, which replace λ_h and λ_o there.
+        neuron_weights: a mapping from names or patterns of layers to positive factors β of their neurons (Euclidean
+            distance only, and not with "bilateral").
+        average: divide the sum over hidden layers by their number.
+        schedule: a callable of the step that returns a factor for the whole regulariser, such as `Warmup`.
+        every: compute the energy only at every k-th step; the regulariser is 0 at the others.
+        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
+        where: a predicate of name and module that selects layers.
+        seed: the seed of the bases.
+        auto_advance: False if steps are counted by calling `advance`.
+        report: print which layers were taken and skipped.
 
     Example:
         >>> from hypersphere.functions.projection import Random
         >>> net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-        >>> regulariser = CoMHE(net, projection=Random(dim=3, views=2))
-        >>> loss = net(torch.randn(5, 8)).square().mean() + regulariser()
+        >>> regularizer = CoMHE(net, projection=Random(dim=3, views=2))
+        >>> loss = net(torch.randn(5, 8)).square().mean() + regularizer()
 
     Reference:
         Lin et al., Regularizing Neural Networks via Minimizing Hyperspherical Energy, CVPR 2020.
     """
 
-    steps: Tensor
     seed: Tensor
 
     def __init__(
         self,
-        model: Source,
+        model: LayerSource,
         *,
         projection: str | Projection = "random",
         hidden: float = 1.0,
         output: float = 1.0,
+        embedding: float = 0.0,
         half_space: bool = True,
         power: float | str | Callable[[Tensor], Tensor] = 2,
         distance: str = "euclidean",
+        min_distance: float | None = None,
         shared: bool = True,
-        output_layer: str | None = "last",
+        layer_weights: Mapping[str, float] | None = None,
+        neuron_weights: NeuronWeights | None = None,
+        average: bool = False,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | Sequence[str] | None = "auto",
         where: Callable[[str, nn.Module], bool] | None = None,
         seed: int = 0,
+        auto_advance: bool = True,
+        report: bool = False,
     ) -> None:
-        super().__init__()
-        for name, factor in (("hidden", hidden), ("output", output)):
-            require(is_number(factor, 0), name, "a number >= 0", factor)
-        for name, flag in (("half_space", half_space), ("shared", shared)):
+        for name, factor in (("hidden", hidden), ("output", output), ("embedding", embedding)):
+            check_factor(name, factor)
+        for name, flag in (("half_space", half_space), ("shared", shared), ("average", average)):
             require(isinstance(flag, bool), name, "a bool", flag)
-        require_seed(seed)
+        check_seed(seed)
         if isinstance(projection, str) and projection in PROJECTIONS:
             projection = PROJECTIONS[projection]()
         accepted = f"one of {', '.join(map(repr, PROJECTIONS))} or an object of those classes"
         require(isinstance(projection, Projection), "projection", accepted, projection)
         assert isinstance(projection, Projection)
-        self.projection = projection
-        self.population = find_neurons(model, output=output_layer, where=where, shortest=2)
-        self.hidden, self.output, self.shared = hidden, output, shared
-        self.potential = PairPotential(kernel_of(power), distance, half_space)
-        self.plain = PairPotential(kernel_of(power), distance)
-        self.projected, self.short = self._split()
-        self.register_buffer("seed", torch.tensor(seed))
-        self.register_buffer("steps", torch.tensor(0))
-        self._drawn: tuple[tuple[int, int], dict[str, Tensor]] = (seed, 0), self._draw(0)
-        if isinstance(projection, Learned):
-            first = {self._key(layer): layer for layer in reversed(self.projected)}
-            for key, basis in self._drawn[1].items():
-                self.register_buffer(f"basis_{key}", first[key].placed(basis))
-
-    def _split(self) -> tuple[tuple[Neurons, ...], tuple[Neurons, ...]]:
-        """Which hidden layers are projected, and which have neurons too short for that."""
-        hidden = self.population.hidden
-        fits = [self.projection.fits(layer.shape[1], layer.length) for layer in hidden]
-        longest = max((layer.length for layer in hidden), default=0)
-        require(
-            bool(hidden), "model", "one with a hidden layer (output_layer=None makes the last one hidden)", "without"
+        selection = select_layers(model, output_layer=output_layer, where=where, shortest=2, embeddings=embedding > 0)
+        super().__init__(
+            selection, schedule=schedule, every=every, auto_advance=auto_advance, report=report, needs_counter=True
         )
-        require(any(fits), "projection", f"at most as wide as the longest neurons, {longest}", self.projection)
-        short = tuple(layer for layer, long in zip(hidden, fits, strict=True) if not long)
-        if short:
-            names = ", ".join(layer.name for layer in short)
-            warnings.warn(f"not projected, with neurons shorter than the projection: {names}", stacklevel=3)
-        return tuple(layer for layer, long in zip(hidden, fits, strict=True) if long), short
+        self.projection, self.shared, self.average = projection, shared, average
+        self.hidden, self.output, self.embedding = hidden, output, embedding
+        is_named_power = isinstance(power, (int, float, str))
+        cap = projection.min_distance if min_distance is None and is_named_power else min_distance
+        self.potential = PairPotential(kernel_of(power, cap), distance, half_space)
+        self.full_space = PairPotential(kernel_of(power, min_distance), distance)
+        self.layer_weights = resolve_patterns("layer_weights", layer_weights, selection)
+        for factor in self.layer_weights.values():
+            check_factor("layer_weights", factor)
+        self.neuron_weights = resolve_neuron_weights(neuron_weights, selection, distance)
+        is_mixing = isinstance(projection, Bilateral) and bool(self.neuron_weights)
+        require(not is_mixing, "neuron_weights", "None with a bilateral projection, which mixes neurons", "a mapping")
+        self.projected, self.unprojected = self._split()
+        self.register_buffer("seed", torch.tensor(seed))
+        self._drawn: tuple[tuple[int, int], dict[str, Tensor]] = (seed, 0), self._draw_bases(0)
+        if isinstance(projection, Learned):
+            first = {self._basis_key(layer): layer for layer in reversed(self.projected)}
+            for key, basis in self._drawn[1].items():
+                self.register_buffer(f"basis_{key}", _place(basis, first[key]))
 
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        """The layers left out because they have one neuron, or neurons of one number."""
-        return self.population.skipped
+    def _split(self) -> tuple[tuple[NeuronLayer, ...], tuple[NeuronLayer, ...]]:
+        """Return the layers that are projected, and those that are too small for the projection."""
+        layers = [layer for layer in self.selection if layer.role != "output"]
+        accepted = "one with a hidden layer (output_layer=None makes the output layer a hidden one)"
+        require(bool(layers), "model", accepted, "one with an output layer only")
+        fits = {layer.name: self.projection.fits(layer.shape[1], layer.length) for layer in layers}
+        small = tuple(layer for layer in layers if not fits[layer.name])
+        if small:
+            names = ", ".join(layer.name for layer in small)
+            warnings.warn(f"not projected, because the layers are smaller than the projection: {names}", stacklevel=3)
+        return tuple(layer for layer in layers if fits[layer.name]), small
 
-    def forward(self) -> Tensor:
-        """Return the regulariser, and count a step while training."""
-        anchor = self.population.layers[0].anchor
-        with _numerics.autocast_disabled(anchor):
-            rows = {layer.name: layer.rows() for layer in self.projected}
-            bases = self._bases(rows)
-            terms = []
-            if self.hidden:
-                stacks = [layer.rows().unsqueeze(0) for layer in self.short]
-                for layer in self.projected:
-                    w, basis = rows[layer.name], bases[self._key(layer)]
-                    stacks += self.projection(w, basis.to(w if basis.is_floating_point() else w.device))
-                for stack in stack_equal_shapes(stacks):
-                    energies = stacked_energy(stack, self.potential)
-                    views = energies.amax(1) if self.projection.aggregate == "max" else energies.mean(1)
-                    terms.append(self.hidden * views.mean(-1).sum())
-            for layer in self.population.outputs if self.output else ():
-                terms.append(self.output * stacked_energy(layer.rows(), self.plain).mean())
-            total = torch.stack([term.to(terms[0]) for term in terms]).sum() if terms else anchor.new_zeros(())
-        self._keep(total, bases)
-        return total
+    def factor(self, layer: NeuronLayer) -> float:
+        """Return λ of a layer, with the division by the number of hidden layers included."""
+        by_role = {"output": self.output, "embedding": self.embedding}
+        factor = self.layer_weights.get(layer.name, by_role.get(layer.role, self.hidden))
+        return factor / len(self.selection.hidden) if self.average and layer.role == "hidden" else factor
 
-    @uncompiled
-    def _keep(self, total: Tensor, bases: dict[str, Tensor]) -> None:
-        """Count the step and keep learned bases, unless numbers are not finite."""
-        self.population.require_finite(total)
-        if self.training:
-            self.steps += 1
-        if isinstance(self.projection, Learned):
-            for key, basis in bases.items():
-                setattr(self, f"basis_{key}", basis.detach())
+    def compute(self, labels: Tensor | None, step: int, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted sum of energies of views. With `labels`, the output energy is the data-dependent one."""
+        rows = {layer.name: layer.row_sets() for layer in self.projected}
+        bases = self._bases(rows, step, call)
+        terms = [self._output_term(layer, labels) for layer in self.selection.outputs if self.factor(layer)]
+        # Stacks (views, sets, N, r) of projected layers; a layer that is not projected has one view.
+        stacks: list[tuple[Tensor, float]] = []
+        for layer in (*self.projected, *self.unprojected):
+            if not self.factor(layer):
+                continue
+            if layer.name in rows:
+                basis, w = bases[self._basis_key(layer)], rows[layer.name]
+                views = self.projection(w, basis.to(w if basis.is_floating_point() else w.device))
+            else:
+                views = (layer.row_sets().unsqueeze(0),)
+            if layer.name in self.neuron_weights:
+                betas = self.neuron_weights[layer.name].to(views[0])
+                terms += [self.factor(layer) * self._aggregate(stacked_energy(v, self.potential, betas)) for v in views]
+            else:
+                stacks += [(view, self.factor(layer)) for view in views]
+        for stack, layer_factors in stack_equal_shapes(stacks):
+            energies = stacked_energy(stack, self.potential)  # (layers, views, sets)
+            terms.append((layer_factors * self._aggregate(energies)).sum())
+        updates = (
+            {f"basis_{key}": basis for key, basis in bases.items()} if isinstance(self.projection, Learned) else {}
+        )
+        return add_terms(terms, self.selection[0].anchor), updates
 
-    def _key(self, layer: Neurons) -> str:
-        """What layers that share a basis have in common."""
+    def _aggregate(self, energies: Tensor) -> Tensor:
+        """Reduce energies (…, views, sets): the mean or maximum over views, then the mean over sets."""
+        views = energies.amax(-2) if self.projection.aggregate == "max" else energies.mean(-2)
+        return views.mean(-1)
+
+    def _output_term(self, layer: NeuronLayer, labels: Tensor | None) -> Tensor:
+        if labels is None:
+            return self.factor(layer) * stacked_energy(layer.row_sets(), self.full_space).mean()
+        is_single = len(self.selection.outputs) == 1 and layer.shape[0] == 1
+        accepted = "None unless there is one output layer of one group"
+        require(is_single, "labels", accepted, f"given, with {len(self.selection.outputs)} outputs")
+        kernel, distance = self.full_space.kernel, self.full_space.distance
+        return self.factor(layer) * data_dependent_energy(layer.rows(), labels, power=kernel, distance=distance)
+
+    # Bases ---------------------------------------------------------------------------------------------------------
+
+    def _basis_key(self, layer: NeuronLayer) -> str:
+        """Return what layers that share a basis have in common, as part of a buffer's name."""
         _, _, channels, taps = layer.shape
         if not self.shared or self.projection.scope == "layer":
-            return layer.name.replace("~", "~0").replace(".", "~1")  # a buffer's name has no dot
+            return layer.name.replace("~", "~0").replace(".", "~1")  # names of buffers contain no dot
         return f"{channels}x{taps}" if self.projection.scope == "channels" else str(channels * taps)
 
-    def _draw(self, number: int) -> dict[str, Tensor]:
-        generator = seeded(int(self.seed), number)
+    def _draw_bases(self, number: int) -> dict[str, Tensor]:
+        """Draw the bases of all keys; the same number gives the same bases."""
+        generator = seeded_generator(int(self.seed), number)
         bases: dict[str, Tensor] = {}
         for layer in self.projected:
-            key = self._key(layer)
+            key = self._basis_key(layer)
             if key not in bases:
                 bases[key] = self.projection.basis(*layer.shape[1:], generator)
         return bases
 
-    @uncompiled
-    def _bases(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The basis of every key at this step: drawn, or moved along its slope."""
-        step = int(self.steps)
+    @run_uncompiled
+    def _bases(self, rows: dict[str, Tensor], step: int, call: Call) -> dict[str, Tensor]:
+        """Return the basis of every key at a step: drawn, or learned."""
         if isinstance(self.projection, Learned):
-            return self._learn(self.projection, rows, step)
+            return self._learn_bases(self.projection, rows, step, call)
         draw = (int(self.seed), step // self.projection.every)
         if self._drawn[0] != draw:
-            self._drawn = draw, self._draw(draw[1])
+            self._drawn = draw, self._draw_bases(draw[1])
         return self._drawn[1]
 
-    def _learn(self, projection: Learned, rows: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+    def _learn_bases(self, projection: Learned, rows: dict[str, Tensor], step: int, call: Call) -> dict[str, Tensor]:
+        """Return learned bases, after gradient steps on their objective if this step has any."""
+        moves = call != "read" and (projection.unrolled or step % projection.every == 0)
+        redraws = (
+            call != "read" and projection.redraw_every is not None and step and step % projection.redraw_every == 0
+        )
+        redrawn = self._draw_bases(step // (projection.redraw_every or 1)) if redraws else {}
         bases: dict[str, Tensor] = {}
-        moves = self.training and (projection.unrolled or step % projection.every == 0)
-        for key in {self._key(layer): None for layer in self.projected}:
-            equal = [rows[layer.name] for layer in self.projected if self._key(layer) == key]
-            basis = getattr(self, f"basis_{key}").to(equal[0])
+        for key in {self._basis_key(layer): None for layer in self.projected}:
+            sharing = [rows[layer.name] for layer in self.projected if self._basis_key(layer) == key]
+            basis = redrawn.get(key, self.initial_value(f"basis_{key}", call)).to(sharing[0])
             with torch.set_grad_enabled(torch.is_grad_enabled() and projection.unrolled):
                 for _ in range(projection.updates if moves else 0):
-                    gradients = [projection.gradient(w, basis, self.potential) for w in equal]
+                    gradients = [projection.gradient(w, basis, self.potential) for w in sharing]
                     basis = projection.update(basis, torch.stack(gradients).sum(0))
             bases[key] = basis
         return bases
 
     def extra_repr(self) -> str:
-        """Show the layers and what is asked of them."""
+        """Show the layers and their settings."""
         hidden = ", ".join(layer.name for layer in self.projected)
         return f"{self.projection!r}, hidden={self.hidden} of [{hidden}], shared={self.shared}, {self.potential!r}"
+
+
+def _place(x: Tensor, layer: NeuronLayer) -> Tensor:
+    """Return `x` on the device of a layer and in the dtype of its rows; on the meta device it stays as it is."""
+    anchor = layer.anchor.detach()
+    return x if anchor.is_meta else x.to(anchor.device, _numerics.widen(anchor[:0]).dtype)
+
+
+# The low-rank form ---------------------------------------------------------------------------------------------------
+
+
+class LowRank(nn.Module):
+    r"""A parametrisation W̃ = Y₂(P₁Y₂)⁻¹Y₁ of rank r   (thesis, E.23). With neurons as rows it is Y₁(Y₂P₁ᵀ)⁻¹Y₂.
+
+    Y₁ (N, r) and Y₂ (r, d) are learned; P₁ (r, d) is fixed. They start at the layer's best approximation of
+    rank r, W·VVᵀ with its leading right singular vectors V: Y₂ = Vᵀ and Y₁ = W·VVᵀ·P₁ᵀ.
+
+    Args:
+        weight: the tensor of the layer, (N, …).
+        rank: r, at most N and the length of a neuron.
+        basis: P₁, "svd" for Vᵀ, which makes P₁Y₂ well conditioned, or "random" for the Gaussian matrix of the source.
+        generator: the generator of a random P₁; the global one if None.
+    """
+
+    left: Tensor
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "neurons ..."],
+        rank: int,
+        *,
+        basis: str = "svd",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        rows = _numerics.widen(weight.detach()).flatten(1)
+        smaller = min(rows.shape)
+        accepted = f"an integer from 1 to {smaller}, of {rows.shape[0]} x {rows.shape[1]} neurons"
+        require(is_integer(rank, 1, smaller), "rank", accepted, rank)
+        require(basis in ("svd", "random"), "basis", "'svd' or 'random'", basis)
+        self.shape = tuple(weight.shape)
+        if basis == "random":
+            left = torch.randn(rank, rows.shape[1], generator=generator).to(rows)
+        else:
+            left = _right_singular_vectors(rows, rank)
+        self.register_buffer("left", left)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return the tensor of the layer from Y₁ (N, r) and Y₂ (r, d)."""
+        with _numerics.autocast_disabled(first):
+            y1, y2, p1 = _numerics.widen(first), _numerics.widen(second), self.left.to(_numerics.widen(first).dtype)
+            w = y1 @ torch.linalg.solve(y2 @ p1.mT, y2)
+        return w.reshape(self.shape).to(first.dtype)
+
+    def right_inverse(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Y₁ = W·VVᵀ·P₁ᵀ and Y₂ = Vᵀ for the best approximation W·VVᵀ of a tensor."""
+        rows = _numerics.widen(w).flatten(1)
+        right = _right_singular_vectors(rows, len(self.left))
+        return (rows @ right.mT @ (right @ self.left.to(rows).mT)).to(w.dtype), right.to(w.dtype)
+
+
+def _right_singular_vectors(rows: Tensor, rank: int) -> Tensor:
+    """Return the `rank` leading right singular vectors of a matrix as rows."""
+    return torch.linalg.svd(rows, full_matrices=False).Vh[:rank].contiguous()
+
+
+def low_rank_(
+    model: nn.Module,
+    rank: int,
+    *,
+    basis: str = "svd",
+    where: Callable[[str, nn.Module], bool] | None = None,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """Turn the hidden layers of `model` into products of two learned factors of rank `rank`, in place, and return it.
+
+    `MHE(factors(model))` is the regulariser of low-rank BP-CoMHE. `parametrize.remove_parametrizations` folds a layer.
+    If one layer cannot be changed, none is.
+
+    Args:
+        model: the model.
+        rank: the rank of every hidden layer.
+        basis: the fixed matrix P₁, "svd" or "random" (see `LowRank`).
+        where: a predicate of name and module that selects layers.
+        generator: the generator of random matrices P₁; the global one if None.
+
+    Example:
+        >>> net = low_rank_(nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4)), rank=3)
+        >>> torch.linalg.matrix_rank(net[0].weight).item()
+        3
+    """
+    hidden = [layer for layer in layers_of(model, where=where).hidden if layer.shape[1] > 1]
+    require(bool(hidden), "model", "one with a hidden layer", "one without")
+    parametrizations: list[tuple[NeuronLayer, LowRank]] = []
+    for layer in hidden:
+        module, kind = layer.module, type(layer.module).__name__
+        assert module is not None
+        is_plain = layer.groups == 1 and tuple(layer.tensor.shape[:1]) == (layer.shape[1],)
+        is_plain = is_plain and not getattr(module, "transposed", False)
+        require(is_plain, layer.name, "a layer without groups that stores its neurons in the first dimension", kind)
+        is_free = not parametrize.is_parametrized(module, layer.parameter)
+        require(is_free, layer.name, "a layer whose weight has no parametrisation yet", "parametrised")
+        try:
+            parametrizations.append((layer, LowRank(layer.tensor, rank, basis=basis, generator=generator)))
+        except ValueError as error:
+            raise ValueError(f"{error} in {layer.name}") from None
+    for layer, parametrization in parametrizations:
+        assert layer.module is not None
+        parametrize.register_parametrization(layer.module, layer.parameter, parametrization, unsafe=True)
+    return model
+
+
+def factors(model: nn.Module) -> dict[str, Tensor]:
+    """Return Y₁ and Y₂ of every low-rank layer as named rows: N vectors of r numbers and r vectors of d numbers.
+
+    >>> net = low_rank_(nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4)), rank=3)
+    >>> {name: tuple(rows.shape) for name, rows in factors(net).items()}
+    {'0.first': (6, 3), '0.second': (3, 8)}
+    """
+    named: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, parametrize.ParametrizationList) and isinstance(module[0], LowRank):
+            layer = name.removesuffix(".parametrizations.weight")
+            named[f"{layer}.first"] = module.get_parameter("original0")
+            named[f"{layer}.second"] = module.get_parameter("original1")
+    return named

@@ -2,167 +2,225 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from hypersphere import _numerics
+from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer
 from hypersphere._validation import is_integer, is_number, require
-from hypersphere.energy.draws import require_seed, seeded, uncompiled
-from hypersphere.energy.energy import stacked_energy
-from hypersphere.energy.neurons import Population, Source, find_neurons, stack_equal_shapes
-from hypersphere.functions._pairwise import PairPotential, data_dependent_energy
+from hypersphere.energy._regularizer import (
+    Call,
+    NeuronRegularizer,
+    add_terms,
+    check_factor,
+    check_seed,
+    resolve_patterns,
+    run_uncompiled,
+    seeded_generator,
+    select_layers,
+    stack_equal_shapes,
+)
+from hypersphere.energy.energy import check_weights, data_dependent_energy, stacked_energy
+from hypersphere.functions._pairwise import PairPotential
 from hypersphere.functions.kernel import kernel_of
 
 __all__ = ["MHE"]
 
+NeuronWeights = Mapping[str, Tensor | Sequence[float]]
 
-class MHE(nn.Module):
-    r"""λ_h·Σ_hidden Ē + λ_o·Ē_output, with Ē the mean energy of a layer's neurons   (thesis, 5.4).
 
-    It holds the layers, not their parameters: its state dict has its seed and step counter at most. Called once a step,
-    it returns the scalar to add to the loss. Neurons of the output layer always repel each other in full space.
+class MHE(NeuronRegularizer):
+    r"""Minimum hyperspherical energy: λ_h·Σ_hidden Ē + λ_o·Ē_output   (thesis, 5.4).
+
+    Ē is the mean energy of the neurons of a layer. Neurons of the output layer always repel each other in full space.
+    The regulariser holds no parameters. Call it once per optimiser step and add the result to the loss; see
+    `NeuronRegularizer` for the counting of steps. Weights without neurons are listed in `skipped`, with the reason.
 
     Args:
-        model: a module (linear, convolution and head layers are found, parametrised ones too), or named tensors.
-        hidden: λ_h; None for what the sources use, 1 for layers in half space and 10 for those in full space.
+        model: a module or named tensors, as for `hypersphere.layers_of`.
+        hidden: λ_h; None for the values of the source, 1 for layers in half space and 10 for layers in full space.
         output: λ_o.
-        half_space: whether hidden neurons repel the opposites of the others too, or the names of the layers where so;
-            None for all hidden layers, if there are any.
+        embedding: λ of embeddings, which are left out by default.
+        half_space: True if hidden neurons are also repelled by the opposites of the others, or the names of the layers
+            where they are; None for all hidden layers, if there are any.
         power: s ≥ 0, a kernel or a callable of the distance.
-        distance: "euclidean" or "angular" (A-MHE).
-        output_layer: "last" (all heads, else the last layer; none of named tensors), a name (beside heads), or None.
-        where: which layers to take, by name and module.
-        batch: how many neurons of each larger hidden layer to draw at each step, or None for all.
-        seed: of those draws, which are the same on every rank.
+        distance: "euclidean", or "angular" (A-MHE).
+        min_distance: below this distance the energy continues linearly, which bounds the gradient of near-duplicate
+            neurons; None for no bound.
+        layer_weights: a mapping from names or patterns of layers to λ, which replace λ_h and λ_o there. The first
+            match counts.
+        neuron_weights: a mapping from names or patterns of layers to positive factors β of their neurons, for the
+            energy of βᵢ·ŵᵢ (Euclidean distance only).
+        average: divide the sum over hidden layers by their number.
+        schedule: a callable of the step that returns a factor for the whole regulariser, such as `Warmup`.
+        every: compute the energy only at every k-th step; the regulariser is 0 at the others.
+        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
+        where: a predicate of name and module that selects layers.
+        batch: the number of neurons that are drawn from each larger layer at each step; None for all. It does not apply
+            to the output layer if labels are passed.
+        seed: the seed of those draws, which are the same on every rank.
+        auto_advance: False if steps are counted by calling `advance`.
+        report: print which layers were taken and skipped.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-        >>> regulariser = MHE(net)
-        >>> loss = net(torch.randn(5, 8)).square().mean() + regulariser()
+        >>> regularizer = MHE(net)
+        >>> loss = net(torch.randn(5, 8)).square().mean() + regularizer()
 
     Reference:
         Liu et al., Learning towards Minimum Hyperspherical Energy, NeurIPS 2018.
     """
 
-    steps: Tensor
     seed: Tensor
 
     def __init__(
         self,
-        model: Source,
+        model: LayerSource,
         *,
         hidden: float | None = None,
         output: float = 1.0,
-        half_space: bool | tuple[str, ...] | list[str] | None = None,
+        embedding: float = 0.0,
+        half_space: bool | Sequence[str] | None = None,
         power: float | str | Callable[[Tensor], Tensor] = 2,
         distance: str = "euclidean",
-        output_layer: str | None = "last",
+        min_distance: float | None = None,
+        layer_weights: Mapping[str, float] | None = None,
+        neuron_weights: NeuronWeights | None = None,
+        average: bool = False,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | Sequence[str] | None = "auto",
         where: Callable[[str, nn.Module], bool] | None = None,
         batch: int | None = None,
         seed: int = 0,
+        auto_advance: bool = True,
+        report: bool = False,
     ) -> None:
-        super().__init__()
         require(hidden is None or is_number(hidden, 0), "hidden", "None or a number >= 0", hidden)
-        require(is_number(output, 0), "output", "a number >= 0", output)
-        whole = is_integer(batch, 2)
-        require(batch is None or whole, "batch", "None or an integer >= 2", batch)
-        require_seed(seed)
-        self.population = find_neurons(model, output=output_layer, where=where, shortest=2)
-        self.hidden, self.output, self.batch = hidden, output, batch
-        self.potential = PairPotential(kernel_of(power), distance)
-        self.mirrored = _mirrored(self.population, half_space)
+        check_factor("output", output)
+        check_factor("embedding", embedding)
+        require(batch is None or is_integer(batch, 2), "batch", "None or an integer >= 2", batch)
+        require(isinstance(average, bool), "average", "a bool", average)
+        check_seed(seed)
+        selection = select_layers(model, output_layer=output_layer, where=where, shortest=2, embeddings=embedding > 0)
+        super().__init__(
+            selection,
+            schedule=schedule,
+            every=every,
+            auto_advance=auto_advance,
+            report=report,
+            needs_counter=batch is not None,
+        )
+        self.hidden, self.output, self.embedding = hidden, output, embedding
+        self.average, self.batch = average, batch
+        self.potential = PairPotential(kernel_of(power, min_distance), distance)
+        self.mirrored = _half_space_names(selection, half_space)
+        self.layer_weights = resolve_patterns("layer_weights", layer_weights, selection)
+        for factor in self.layer_weights.values():
+            check_factor("layer_weights", factor)
+        self.neuron_weights = resolve_neuron_weights(neuron_weights, selection, distance)
         if batch is not None:
             self.register_buffer("seed", torch.tensor(seed))
-            self.register_buffer("steps", torch.tensor(0))
 
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        """The layers left out because they have one neuron, or neurons of one number."""
-        return self.population.skipped
+    def factor(self, layer: NeuronLayer) -> float:
+        """Return λ of a layer, with the division by the number of hidden layers included."""
+        by_role = {"output": self.output, "embedding": self.embedding}
+        default = (1.0 if layer.name in self.mirrored else 10.0) if self.hidden is None else self.hidden
+        factor = self.layer_weights.get(layer.name, by_role.get(layer.role, default))
+        return factor / len(self.selection.hidden) if self.average and layer.role == "hidden" else factor
 
-    def forward(self, labels: Tensor | None = None) -> Tensor:
-        """Return the regulariser; with the `labels` of a batch, the output's energy is the data-dependent one."""
-        outputs = self.population.outputs
+    def compute(self, labels: Tensor | None, step: int, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted sum of energies. With `labels`, the energy of the output is the data-dependent one."""
+        layers = [layer for layer in self.selection if self.factor(layer)]
+        terms: list[Tensor] = []
         if labels is not None:
-            one = len(outputs) == 1 and outputs[0].shape[0] == 1
-            require(one, "labels", "None without one output layer of one group", f"given, with {len(outputs)} outputs")
-        generator = None if self.batch is None else self._generator()
-        anchor = self.population.layers[0].anchor
-        with _numerics.autocast_disabled(anchor):
-            terms = self._hidden_energies(generator)
-            for layer in outputs if self.output else ():
-                w = layer.rows()
-                if labels is None:
-                    energy = stacked_energy(w, self.potential).mean()
-                else:
-                    kernel, distance = self.potential.kernel, self.potential.distance
-                    energy = data_dependent_energy(w[0], labels, power=kernel, distance=distance)
-                terms.append(self.output * energy)
-            total = torch.stack([term.to(anchor.device) for term in terms]).sum() if terms else _nothing(anchor)
-        self.population.require_finite(total)
-        if generator is not None and self.training:
-            self.steps += 1
-        return total
-
-    def _hidden_energies(self, generator: torch.Generator | None) -> list[Tensor]:
-        """The energies of hidden layers times λ_h, those of one shape together."""
-        energies: list[Tensor] = []
+            (output,) = self._labelled_output()
+            layers = [layer for layer in layers if layer is not output]
+            if self.factor(output):
+                kernel, distance = self.potential.kernel, self.potential.distance
+                energy = data_dependent_energy(output.rows(), labels, power=kernel, distance=distance)
+                terms.append(self.factor(output) * energy)
+        sampled = [layer for layer in layers if self.batch is not None and layer.shape[1] > self.batch]
+        indices = self._draw(step, sampled) if sampled else {}
         for mirrored in (False, True):
-            factor = (1.0 if mirrored else 10.0) if self.hidden is None else self.hidden
             potential = PairPotential(self.potential.kernel, self.potential.distance, mirrored)
-            layers = [layer for layer in self.population.hidden if (layer.name in self.mirrored) == mirrored]
-            if not factor:
-                continue
-            whole = [layer.rows() for layer in layers if not self._is_large(layer.shape[1])]
-            energies += [
-                factor * stacked_energy(stack, potential).mean(-1).sum() for stack in stack_equal_shapes(whole)
-            ]
-            for layer in layers:
-                n = layer.shape[1]
-                if self._is_large(n):
-                    drawn = torch.randperm(n, generator=generator)[: self.batch]
-                    rows = layer.rows()
-                    energies.append(
-                        factor * stacked_energy(rows[:, drawn.to(rows.device)], potential, sampled_from=n).mean()
-                    )
-        return energies
+            in_space = [layer for layer in layers if (layer.name in self.mirrored) == mirrored]
+            single = [layer for layer in in_space if layer in sampled or layer.name in self.neuron_weights]
+            for layer in single:
+                terms.append(self.factor(layer) * self._energy_of(layer, potential, indices.get(layer.name)))
+            stackable = ((layer.row_sets(), self.factor(layer)) for layer in in_space if layer not in single)
+            for stack, factors in stack_equal_shapes(stackable):
+                terms.append((factors * stacked_energy(stack, potential).mean(-1)).sum())
+        return add_terms(terms, self.selection[0].anchor), {}
 
-    def _is_large(self, n: int) -> bool:
-        return self.batch is not None and n > self.batch
+    def _energy_of(self, layer: NeuronLayer, potential: PairPotential, index: Tensor | None) -> Tensor:
+        """Return the mean energy of one layer, of all neurons or of a sample, with its neuron weights."""
+        rows = layer.row_sets()
+        betas = self.neuron_weights.get(layer.name)
+        betas = None if betas is None else betas.to(rows)
+        if index is None:
+            return stacked_energy(rows, potential, betas).mean()
+        index = index.to(rows.device)
+        betas = None if betas is None else betas[..., index]
+        return stacked_energy(rows[:, index], potential, betas, sampled_from=layer.shape[1]).mean()
 
-    @uncompiled
-    def _generator(self) -> torch.Generator:
-        return seeded(int(self.seed), int(self.steps))
+    def _labelled_output(self) -> tuple[NeuronLayer]:
+        outputs = self.selection.outputs
+        is_single = len(outputs) == 1 and outputs[0].shape[0] == 1
+        accepted = "None unless there is one output layer of one group"
+        require(is_single, "labels", accepted, f"given, with {len(outputs)} outputs")
+        return (outputs[0],)
+
+    @run_uncompiled
+    def _draw(self, step: int, layers: list[NeuronLayer]) -> dict[str, Tensor]:
+        """Return the indices of the neurons that are drawn from large layers at a step."""
+        generator = seeded_generator(int(self.seed), step)
+        return {layer.name: torch.randperm(layer.shape[1], generator=generator)[: self.batch] for layer in layers}
 
     def extra_repr(self) -> str:
-        """Show the layers and what is asked of them."""
-        hidden = ", ".join(layer.name for layer in self.population.hidden)
-        output = ", ".join(layer.name for layer in self.population.outputs) or None
+        """Show the layers and their settings."""
+        hidden = ", ".join(layer.name for layer in self.selection.hidden)
+        output = ", ".join(layer.name for layer in self.selection.outputs) or None
         space = f"half space in [{', '.join(sorted(self.mirrored))}]" if self.mirrored else "full space"
         kernel, distance = self.potential.kernel, self.potential.distance
         factor = "1 in half space, 10 in full space," if self.hidden is None else self.hidden
         return f"hidden={factor} of [{hidden}], {space}, output={self.output} of {output}, {kernel}, {distance}"
 
 
-def _nothing(anchor: Tensor) -> Tensor:
-    return torch.zeros((), device=anchor.device)
+def resolve_neuron_weights(
+    weights: NeuronWeights | None, selection: LayerSelection, distance: str
+) -> dict[str, Tensor]:
+    """Return factors β per layer as tensors (groups, neurons per group), after checking sizes and signs."""
+    if weights is not None:
+        require(distance == "euclidean", "distance", "'euclidean' when neuron_weights are given", distance)
+    by_name = {layer.name: layer for layer in selection}
+    resolved = {}
+    for name, betas in resolve_patterns("neuron_weights", weights, selection).items():
+        groups, neurons, _, _ = by_name[name].shape
+        values = torch.as_tensor(betas)
+        values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
+        accepted = f"{groups * neurons} numbers for {name}"
+        require(values.numel() == groups * neurons, "neuron_weights", accepted, tuple(values.shape))
+        check_weights("neuron_weights", values.detach())
+        resolved[name] = values.reshape(groups, neurons)
+    return resolved
 
 
-def _mirrored(population: Population, half_space: bool | tuple[str, ...] | list[str] | None) -> frozenset[str]:
-    """The names of the hidden layers in half space."""
-    hidden = [layer.name for layer in population.hidden]
-    outputs = [layer.name for layer in population.outputs]
+def _half_space_names(selection: LayerSelection, half_space: bool | Sequence[str] | None) -> frozenset[str]:
+    """Return the names of the hidden layers in half space."""
+    hidden = [layer.name for layer in selection.hidden]
+    outputs = [layer.name for layer in selection.outputs]
     if half_space is None or isinstance(half_space, bool):
         if half_space and not hidden:
             raise ValueError(
-                f"half_space must be False here: the only layer, {outputs[0] or 'the model itself'!r}, is the output "
-                "layer, whose energy is always that of the full space (output_layer=None makes it a hidden one)"
+                f"half_space must be False if the only layer, {outputs[0]!r}, is the output layer, whose energy is "
+                "always computed in full space (output_layer=None makes it a hidden layer)"
             )
         return frozenset(() if half_space is False else hidden)
     accepted = f"None, a bool or a list of some of the hidden layers {', '.join(hidden)}"
-    require(isinstance(half_space, (tuple, list)), "half_space", accepted, half_space)
+    is_listing = isinstance(half_space, Sequence) and not isinstance(half_space, str)
+    require(is_listing, "half_space", accepted, half_space)
     for name in half_space:
         if name in outputs:
             raise ValueError(f"half_space must not name the output layer {name!r}: opposite classes are far apart")

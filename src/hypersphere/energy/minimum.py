@@ -1,4 +1,4 @@
-r"""Points of least energy on the sphere: the problems of Thomson (s = 1), Whyte (s = 0) and Tammes (s = ∞)."""
+r"""Minimum-energy configurations on the sphere: the problems of Thomson (s = 1), Whyte (s = 0) and Tammes (s = ∞)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
@@ -17,9 +18,9 @@ __all__ = ["Minimum", "minimize"]
 
 
 class Minimum(NamedTuple):
-    """The best points found, rows of a (n, d) matrix in float64, and their energy."""
+    """The best configuration: points as rows of a (n, d) matrix in float64, and their energy."""
 
-    points: Tensor
+    points: Float[Tensor, "n d"]
     energy: float
 
 
@@ -35,21 +36,21 @@ def minimize(
 ) -> Minimum:
     r"""Spread `n` points over the unit sphere of R^d: minimise Σ_{i<j} f_s(‖xᵢ − xⱼ‖).
 
-    All restarts descend together, by L-BFGS in float64. Large powers are reached through smaller ones. What is known is
-    not searched for: the regular simplex for n ≤ d+1, and an orthonormal set for n ≤ d in half space.
+    All restarts descend together by L-BFGS in float64. Large powers are approached through smaller ones. Known minima
+    are constructed: the regular simplex for n ≤ d + 1, and an orthonormal set for n ≤ d in half space.
 
     Args:
-        n: how many points, at least 2 (1 in half space).
-        d: of how many coordinates.
-        power: s ≥ 0, 0 for the logarithm, `math.inf` for the largest least distance.
-        half_space: count −xᵢ beside every xᵢ: 2n points, of which n are returned.
-        restarts: how many random beginnings; None for 32, and 128 for s = ∞, which has more false minima.
-        iterations: at most so many steps, a tenth of them at powers beyond 64.
-        generator: where beginnings come from; the global seed if None.
+        n: the number of points, at least 2 (1 in half space).
+        d: the number of coordinates.
+        power: s ≥ 0, 0 for the logarithm, `math.inf` to maximise the smallest distance.
+        half_space: add −xᵢ for every xᵢ: 2n points, of which n are returned.
+        restarts: the number of random starts; None for 32, and 128 for s = ∞, which has more local minima.
+        iterations: the largest number of L-BFGS iterations, a tenth of it for powers above 64.
+        generator: the generator of the starts; the global one if None.
 
     Returns:
-        Points and energy over unordered pairs, as tables of such points give it (half of `hyperspherical_energy` with
-        `reduction="sum"`); for s = ∞ one over the least distance, the limit of E^(1/s).
+        Points and energy. The energy is a sum over unordered pairs, as in published tables (half of
+        `hyperspherical_energy` with `reduction="sum"`). For s = ∞ it is 1 / smallest distance, the limit of E^(1/s).
 
     Example:
         >>> round(minimize(12, 3).energy, 6)  # the icosahedron
@@ -77,15 +78,15 @@ def minimize(
             x, partial(_potential, power=s, half_space=half_space), iterations if s <= 64 else iterations // 10
         )
     if power == math.inf:
-        widest = _energies(x, power, half_space).argsort()[:8]
-        x = torch.stack([_polish(points, half_space) for points in x[widest]])
+        best_starts = _energies(x, power, half_space).argsort()[:8]
+        x = torch.stack([_equalize(points, half_space) for points in x[best_starts]])
     energies = _energies(x, power, half_space)
     best = int(energies.argmin())
     return Minimum(x[best], float(energies[best]))
 
 
 def _simplex(n: int, d: int) -> Tensor:
-    """n unit vectors with all cosines −1/(n−1), in the first n − 1 coordinates."""
+    """Return n unit vectors whose cosines are all −1/(n−1), in the first n − 1 coordinates."""
     centred = torch.eye(n, dtype=torch.float64) - 1 / n
     left, values, _ = torch.linalg.svd(centred)
     points = torch.zeros(n, d, dtype=torch.float64)
@@ -94,15 +95,15 @@ def _simplex(n: int, d: int) -> Tensor:
 
 
 def _continuation(power: float) -> list[float]:
-    """The powers to descend at, one after the other: eight times larger each, up to the one that is wanted."""
-    steps, last = [min(power, 64.0)], min(power, 2.0**15)
-    while steps[-1] < last:
-        steps.append(min(8 * steps[-1], last))
-    return steps
+    """Return the powers to descend at in turn: each is eight times the last one, up to the given power."""
+    powers, last = [min(power, 64.0)], min(power, 2.0**15)
+    while powers[-1] < last:
+        powers.append(min(8 * powers[-1], last))
+    return powers
 
 
 def _log_squares(x: Tensor, half_space: bool) -> Tensor:
-    """log‖xᵢ ∓ xⱼ‖² of unordered pairs, (restarts, pairs)."""
+    """Return log‖xᵢ − xⱼ‖² of unordered pairs as (restarts, pairs); half space appends log‖xᵢ + xⱼ‖²."""
     i, j = torch.triu_indices(x.shape[1], x.shape[1], 1, device=x.device)
     c = (x @ x.mT)[:, i, j]
     u = 2 - 2 * (torch.cat([c, -c], 1) if half_space else c)
@@ -110,7 +111,7 @@ def _log_squares(x: Tensor, half_space: bool) -> Tensor:
 
 
 def _potential(x: Tensor, power: float, half_space: bool) -> Tensor:
-    """What is descended, with the same minima: Σ log(1/z), or log(Σ z^−s)/s, which no power overflows."""
+    """Return an objective with the same minima as the energy: Σ log(1/z), or log(Σ z^−s)/s, which cannot overflow."""
     x = x / x.norm(dim=-1, keepdim=True)
     logs = _log_squares(x, half_space)
     if power == 0:
@@ -119,10 +120,11 @@ def _potential(x: Tensor, power: float, half_space: bool) -> Tensor:
 
 
 def _energies(x: Tensor, power: float, half_space: bool) -> Tensor:
+    """Return the energy of each configuration (restarts, n, d)."""
     logs = _log_squares(x, half_space)
     if power == math.inf:
-        least = logs.amin(1) if logs.shape[1] else logs.new_full((len(x),), math.log(4.0))
-        return (-0.5 * least).exp()
+        smallest = logs.amin(1) if logs.shape[1] else logs.new_full((len(x),), math.log(4.0))
+        return (-0.5 * smallest).exp()
     values = -0.5 * logs if power == 0 else (-0.5 * power * logs).exp()
     if not half_space:
         return values.sum(1)
@@ -131,87 +133,100 @@ def _energies(x: Tensor, power: float, half_space: bool) -> Tensor:
 
 
 def _descend(x: Tensor, potential: Callable[[Tensor], Tensor], iterations: int, memory: int = 12) -> Tensor:
-    """L-BFGS for every restart by itself, all at once; each step is halved until it descends."""
+    """Minimise each configuration by L-BFGS on the sphere, all of them in parallel."""
 
-    def value_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(x: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             value = potential(leaf)
-            (slope,) = torch.autograd.grad(value.sum(), leaf)
-        return value.detach(), slope
+            (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        return value.detach(), gradient
 
-    def dot(a: Tensor, b: Tensor) -> Tensor:
-        return (a * b).sum((-2, -1), keepdim=True)
-
-    value, slope = value_and_slope(x)
-    moves: list[tuple[Tensor, Tensor, Tensor]] = []
-    resting = 0
+    value, gradient = value_and_gradient(x)
+    # The last changes of x and of the gradient, and 1/(their product), or 0 where the curvature is not positive.
+    history: list[tuple[Tensor, Tensor, Tensor]] = []
+    iterations_without_gain = 0
     for _ in range(iterations):
-        direction = slope
-        kept = []
-        for move, change, curvature in reversed(moves):
-            share = curvature * dot(move, direction)
-            direction = direction - share * change
-            kept.append(share)
-        if moves:
-            move, change, _ = moves[-1]
-            squared = dot(change, change)
-            direction = direction * torch.where(squared > 0, dot(move, change).abs() / squared, 1.0)
-        else:
-            size = dot(slope, slope).sqrt()
-            direction = direction * torch.where(size > 0, 0.1 / size, 0.0)
-        for (move, change, curvature), share in zip(moves, reversed(kept), strict=True):
-            direction = direction + (share - curvature * dot(change, direction)) * move
-        descent = dot(direction, slope)
-        direction = torch.where(descent > 0, direction, slope)
-        descent = dot(direction, slope)
+        direction = _lbfgs_direction(gradient, history)
+        descent = _dot(direction, gradient)
+        direction = torch.where(descent > 0, direction, gradient)
+        descent = _dot(direction, gradient)
+        # Backtracking line search: each restart halves its step until it satisfies the Armijo condition.
         step = torch.ones_like(descent)
         for _ in range(30):
-            there = x - step * direction
-            new_value, new_slope = value_and_slope(there)
-            worse = ~(new_value <= value - 1e-4 * (step * descent).flatten())
-            if not worse.any():
+            trial = x - step * direction
+            trial_value, _ = value_and_gradient(trial)
+            fails = ~(trial_value <= value - 1e-4 * (step * descent).flatten())
+            if not fails.any():
                 break
-            step = torch.where(worse[:, None, None], step / 2, step)
-        stays = worse[:, None, None]
-        there = sphere.normalize(torch.where(stays, x, there))
-        new_value, new_slope = value_and_slope(there)
-        move, change = there - x, new_slope - slope
-        product = dot(move, change)
-        usable = product > 0
-        moves = [
-            *moves[-memory + 1 :],
-            (move, change, torch.where(usable, 1 / torch.where(usable, product, 1.0), 0.0)),
-        ]
+            step = torch.where(fails[:, None, None], step / 2, step)
+        new_x = sphere.normalize(torch.where(fails[:, None, None], x, trial))
+        new_value, new_gradient = value_and_gradient(new_x)
+        change, gradient_change = new_x - x, new_gradient - gradient
+        product = _dot(change, gradient_change)
+        inverse = torch.where(product > 0, 1 / torch.where(product > 0, product, 1.0), 0.0)
+        history = [*history[-memory + 1 :], (change, gradient_change, inverse)]
         gain = (value - new_value).max()
-        x, value, slope = there, new_value, new_slope
-        resting = resting + 1 if gain <= _numerics.machine_epsilon(value.dtype) * value.abs().max() else 0
-        if resting >= 3:
+        x, value, gradient = new_x, new_value, new_gradient
+        has_gain = gain > _numerics.machine_epsilon(value.dtype) * value.abs().max()
+        iterations_without_gain = 0 if has_gain else iterations_without_gain + 1
+        if iterations_without_gain >= 3:
             break
     return x
 
 
-def _polish(x: Tensor, half_space: bool, within: float = 4e-4, steps: int = 12) -> Tensor:
-    """Make the least distances of a packing equal to each other by Newton steps; keep what enlarges the least one."""
+def _lbfgs_direction(gradient: Tensor, history: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """Return the product of the inverse Hessian approximation with the gradient, by the two-loop recursion."""
+    direction = gradient
+    coefficients = []
+    for change, gradient_change, inverse in reversed(history):
+        coefficient = inverse * _dot(change, direction)
+        direction = direction - coefficient * gradient_change
+        coefficients.append(coefficient)
+    if history:
+        # Scale by the curvature along the last change.
+        change, gradient_change, _ = history[-1]
+        squared = _dot(gradient_change, gradient_change)
+        direction = direction * torch.where(squared > 0, _dot(change, gradient_change).abs() / squared, 1.0)
+    else:
+        # Nothing is known yet: take a first step of length 0.1.
+        length = _dot(gradient, gradient).sqrt()
+        direction = direction * torch.where(length > 0, 0.1 / length, 0.0)
+    for (change, gradient_change, inverse), coefficient in zip(history, reversed(coefficients), strict=True):
+        direction = direction + (coefficient - inverse * _dot(gradient_change, direction)) * change
+    return direction
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner product of each configuration, with dimensions kept."""
+    return (a * b).sum((-2, -1), keepdim=True)
+
+
+def _equalize(x: Tensor, half_space: bool, tolerance: float = 4e-4, steps: int = 12) -> Tensor:
+    """Make the smallest distances of a packing equal by Newton steps, and return the best iterate.
+
+    The contacts are the pairs whose squared distance is within the relative `tolerance` of the smallest one. Each step
+    solves the linearised equations ±xᵢ·xⱼ = t for all contacts, with moves tangential to the sphere and unknown t.
+    """
     n, d = x.shape
     c = x @ x.mT
     signs = c.sign() if half_space else torch.ones_like(c)
     c = (signs * c).triu(1).masked_fill(torch.ones_like(c).tril() > 0, -math.inf)
-    closest = float(c.max())
-    i, j = (2 - 2 * c <= (2 - 2 * closest) * (1 + 2 * within)).nonzero(as_tuple=True)
-    sign, at = signs[i, j], torch.arange(len(i), device=x.device)
-    best, now = x, x
+    largest = float(c.max())
+    i, j = (2 - 2 * c <= (2 - 2 * largest) * (1 + 2 * tolerance)).nonzero(as_tuple=True)
+    sign, contacts, points = signs[i, j], torch.arange(len(i), device=x.device), torch.arange(n, device=x.device)
+    best = current = x
     for _ in range(steps):
+        # Unknowns: n·d coordinates of the move, and −t.
         system = x.new_zeros(len(i) + n, n * d + 1)
-        pairs = system[: len(i), :-1].view(len(i), n, d)
-        pairs[at, i] = sign[:, None] * now[j]
-        pairs[at, j] = sign[:, None] * now[i]
+        contact_rows = system[: len(i), :-1].view(len(i), n, d)
+        contact_rows[contacts, i] = sign[:, None] * current[j]
+        contact_rows[contacts, j] = sign[:, None] * current[i]
         system[: len(i), -1] = -1
-        rows = torch.arange(n, device=x.device)
-        system[len(i) :, :-1].view(n, n, d)[rows, rows] = now  # moves stay tangential
-        wanted = torch.cat([-sign * (now[i] * now[j]).sum(1), x.new_zeros(n)])
-        move = torch.linalg.lstsq(system, wanted, driver="gelsd").solution[:-1].view(n, d)
-        now = sphere.normalize(now + move)
-        if _energies(now[None], math.inf, half_space) < _energies(best[None], math.inf, half_space):
-            best = now
+        system[len(i) :, :-1].view(n, n, d)[points, points] = current  # moves are tangential
+        target = torch.cat([-sign * (current[i] * current[j]).sum(1), x.new_zeros(n)])
+        move = torch.linalg.lstsq(system, target, driver="gelsd").solution[:-1].view(n, d)
+        current = sphere.normalize(current + move)
+        if _energies(current[None], math.inf, half_space) < _energies(best[None], math.inf, half_space):
+            best = current
     return best

@@ -1,103 +1,183 @@
-"""The regularisers that energies are compared with: they want neurons orthogonal, not evenly spread."""
+"""Orthogonality regularisers, with which energies are compared: they want neurons orthogonal, not evenly spread."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
-from hypersphere._validation import is_integer, is_number, require
-from hypersphere.energy.draws import require_seed, seeded
-from hypersphere.energy.neurons import Source, find_neurons, stack_equal_shapes
+from hypersphere._layer_selection import LayerSource, NeuronLayer
+from hypersphere._validation import is_integer, require
+from hypersphere.energy._regularizer import (
+    Call,
+    NeuronRegularizer,
+    add_terms,
+    check_factor,
+    check_seed,
+    resolve_patterns,
+    seeded_generator,
+    select_layers,
+    stack_equal_shapes,
+)
 
 __all__ = ["SRIP", "Orthogonal", "Orthonormal"]
 
 
-class _GramRegulariser(nn.Module):
-    """λ·Σ_layers of some function of the layer's rows, all layers of a model taken."""
+class _GramRegularizer(NeuronRegularizer):
+    """Σ_layers λ·f(WWᵀ) for the rows W of each layer."""
 
     def __init__(
-        self, model: Source, weight: float = 1e-4, *, where: Callable[[str, nn.Module], bool] | None = None
+        self,
+        model: LayerSource,
+        weight: float = 1e-5,
+        *,
+        output: bool = False,
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | None = "auto",
+        where: Callable[[str, nn.Module], bool] | None = None,
+        report: bool = False,
     ) -> None:
-        super().__init__()
-        require(is_number(weight, 0), "weight", "a number >= 0", weight)
+        check_factor("weight", weight)
+        require(isinstance(output, bool), "output", "a bool", output)
+        selection = select_layers(model, output_layer=output_layer, where=where, shortest=1)
+        if not output:
+            hidden = selection.without(
+                lambda layer: "the output layer, which is left out by default" if layer.role == "output" else None
+            )
+            accepted = "one with a hidden layer (output=True takes the output layer too)"
+            require(len(hidden) > 0, "model", accepted, "one with an output layer only")
+            selection = hidden
+        super().__init__(selection, schedule=schedule, every=every, auto_advance=True, report=report)
         self.weight = weight
-        self.population = find_neurons(model, output=None, where=where)
+        self.layer_weights = resolve_patterns("layer_weights", layer_weights, selection)
+        for factor in self.layer_weights.values():
+            check_factor("layer_weights", factor)
 
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        """The layers left out because they have one neuron."""
-        return self.population.skipped
+    def factor(self, layer: NeuronLayer) -> float:
+        """Return λ of a layer."""
+        return self.layer_weights.get(layer.name, self.weight)
 
-    def forward(self) -> Tensor:
-        """Return the regulariser."""
-        with _numerics.autocast_disabled(self.population.layers[0].anchor):
-            rows = [layer.rows() for layer in self.population.layers]
-            terms = [self.of(stack) for stack in stack_equal_shapes(rows)]
-            total = self.weight * torch.stack([term.to(terms[0]) for term in terms]).sum()
-        self.population.require_finite(total)
-        return total
-
-    def of(self, w: Tensor) -> Tensor:
-        """Return the sum over a stack (…, N, d)."""
-        raise NotImplementedError
+    def sum_over_layers(self, value: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return Σ λ·value for a function of stacks (L, groups, N, d) that returns one number per layer."""
+        stacks = stack_equal_shapes((layer.row_sets(), self.factor(layer)) for layer in self.selection)
+        return add_terms([(factors * value(stack)).sum() for stack, factors in stacks], self.selection[0].anchor)
 
     def extra_repr(self) -> str:
         """Show the factor and the layers."""
-        return f"weight={self.weight} of [{', '.join(layer.name for layer in self.population.layers)}]"
+        return f"weight={self.weight} of [{', '.join(layer.name for layer in self.selection)}]"
 
 
-class Orthonormal(_GramRegulariser):
-    r"""λ·Σ_layers ‖WWᵀ − I‖²_F, rows of W being neurons.
+class Orthonormal(_GramRegularizer):
+    r"""Orthonormality: λ·Σ_layers ‖WWᵀ − I‖²_F, where the rows of W are neurons.
 
     Args:
-        model: a module or named tensors, as for `MHE`; the output layer is a layer like the others.
+        model: a module or named tensors, as for `hypersphere.layers_of`.
         weight: λ.
-        where: which layers to take, by name and module.
+        output: True to regularise the output layer too, which the sources exclude.
+        layer_weights: a mapping from names or patterns of layers to λ, which replace `weight` there.
+        schedule: a callable of the step that returns a factor for the whole regulariser, such as `Warmup`.
+        every: compute the regulariser only at every k-th step; it is 0 at the others.
+        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
+        where: a predicate of name and module that selects layers.
+        report: print which layers were taken and skipped.
 
     Example:
         >>> Orthonormal({"w": 2 * torch.eye(2)}, weight=1.0)()
         tensor(18.)
     """
 
-    def of(self, w: Tensor) -> Tensor:
-        """Return Σ‖WWᵀ − I‖²."""
-        return (w @ w.mT - torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)).square().sum()
+    def compute(self, labels: Tensor | None, step: int, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return λ·Σ‖WWᵀ − I‖²."""
+
+        def squared_error(w: Tensor) -> Tensor:
+            identity = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
+            return (w @ w.mT - identity).square().sum((-3, -2, -1))
+
+        return self.sum_over_layers(squared_error), {}
 
 
-class Orthogonal(_GramRegulariser):
-    r"""λ·Σ_layers ‖WWᵀ − diag(WWᵀ)‖²_F, rows of W being neurons, whose norms are free.
+class Orthogonal(_GramRegularizer):
+    r"""Orthogonality: λ·Σ_layers Σ_{i≠j} cos²(wᵢ, wⱼ), the sum of squared cosines between neurons.
 
     Args:
-        model: a module or named tensors, as for `MHE`; the output layer is a layer like the others.
+        model: a module or named tensors, as for `hypersphere.layers_of`.
         weight: λ.
-        where: which layers to take, by name and module.
+        normalize: False for Σ_{i≠j} (wᵢ·wⱼ)² = ‖WWᵀ − diag(WWᵀ)‖²_F, which also shrinks the neurons.
+        output: True to regularise the output layer too, which the sources exclude.
+        layer_weights: a mapping from names or patterns of layers to λ, which replace `weight` there.
+        schedule: a callable of the step that returns a factor for the whole regulariser, such as `Warmup`.
+        every: compute the regulariser only at every k-th step; it is 0 at the others.
+        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
+        where: a predicate of name and module that selects layers.
+        report: print which layers were taken and skipped.
 
     Example:
-        >>> Orthogonal({"w": torch.tensor([[2.0, 0.0], [1.0, 1.0]])}, weight=1.0)()
-        tensor(8.)
+        >>> w = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
+        >>> Orthogonal({"w": w}, weight=1.0)(), Orthogonal({"w": w}, weight=1.0, normalize=False)()
+        (tensor(1.0000), tensor(8.))
     """
 
-    def of(self, w: Tensor) -> Tensor:
-        """Return the sum of the squares off the diagonals of WWᵀ."""
-        itself = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
-        return (w @ w.mT).masked_fill(itself, 0.0).square().sum()
+    def __init__(
+        self,
+        model: LayerSource,
+        weight: float = 1e-5,
+        *,
+        normalize: bool = True,
+        output: bool = False,
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | None = "auto",
+        where: Callable[[str, nn.Module], bool] | None = None,
+        report: bool = False,
+    ) -> None:
+        require(isinstance(normalize, bool), "normalize", "a bool", normalize)
+        super().__init__(
+            model,
+            weight,
+            output=output,
+            layer_weights=layer_weights,
+            schedule=schedule,
+            every=every,
+            output_layer=output_layer,
+            where=where,
+            report=report,
+        )
+        self.uses_cosines = normalize
+
+    def compute(self, labels: Tensor | None, step: int, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return λ times the sum of squares off the diagonal of the Gram matrices."""
+
+        def squares_off_diagonal(w: Tensor) -> Tensor:
+            rows = sphere.row_directions(w) if self.uses_cosines else w
+            no_pair = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
+            return (rows @ rows.mT).masked_fill(no_pair, 0.0).square().sum((-3, -2, -1))
+
+        return self.sum_over_layers(squares_off_diagonal), {}
 
 
-class SRIP(_GramRegulariser):
-    r"""λ·Σ_layers σ_max(WWᵀ − I) by power iteration, rows of W being neurons.
+class SRIP(_GramRegularizer):
+    r"""Spectral restricted isometry: λ·Σ_layers σ_max(WWᵀ − I) by power iteration, where the rows of W are neurons.
 
-    Products with W and Wᵀ alone; the vectors that the iteration reached are in the state dict and serve the next step.
+    The iteration uses products with W and Wᵀ only. Its vectors are buffers, and each step continues from the last one.
 
     Args:
-        model: a module or named tensors, as for `MHE`; the output layer is a layer like the others.
+        model: a module or named tensors, as for `hypersphere.layers_of`.
         weight: λ.
-        iterations: power iterations at each step.
-        where: which layers to take, by name and module.
-        seed: of the first vectors.
+        iterations: power iterations per step.
+        seed: the seed of the first vectors.
+        output: True to regularise the output layer too, which the sources exclude.
+        layer_weights: a mapping from names or patterns of layers to λ, which replace `weight` there.
+        schedule: a callable of the step that returns a factor for the whole regulariser, such as `Warmup`.
+        every: compute the regulariser only at every k-th step; it is 0 at the others.
+        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
+        where: a predicate of name and module that selects layers.
+        report: print which layers were taken and skipped.
 
     Example:
         >>> SRIP({"w": torch.diag(torch.tensor([2.0, 1.0]))}, weight=1.0, iterations=9)()
@@ -109,48 +189,58 @@ class SRIP(_GramRegulariser):
 
     def __init__(
         self,
-        model: Source,
-        weight: float = 1e-4,
+        model: LayerSource,
+        weight: float = 1e-5,
         *,
         iterations: int = 2,
+        output: bool = False,
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | None = "auto",
         where: Callable[[str, nn.Module], bool] | None = None,
         seed: int = 0,
+        report: bool = False,
     ) -> None:
-        super().__init__(model, weight, where=where)
-        whole = is_integer(iterations, 1)
-        require(whole, "iterations", "an integer >= 1", iterations)
-        require_seed(seed)
+        super().__init__(
+            model,
+            weight,
+            output=output,
+            layer_weights=layer_weights,
+            schedule=schedule,
+            every=every,
+            output_layer=output_layer,
+            where=where,
+            report=report,
+        )
+        require(is_integer(iterations, 1), "iterations", "an integer >= 1", iterations)
+        check_seed(seed)
         self.iterations = iterations
-        for at, layer in enumerate(self.population.layers):
-            sets, n, _, _ = layer.shape
-            vector = torch.randn(sets, n, 1, generator=seeded(seed, at))
-            self.register_buffer(f"vector_{at}", layer.placed(vector / math.sqrt(n)))
+        for index, layer in enumerate(self.selection):
+            groups, n, _, _ = layer.shape
+            vector = torch.randn(groups, n, 1, generator=seeded_generator(seed, index)) / math.sqrt(n)
+            anchor = layer.anchor.detach()
+            placed = vector if anchor.is_meta else vector.to(anchor.device, _numerics.widen(anchor[:0]).dtype)
+            self.register_buffer(f"vector_{index}", placed)
 
-    def forward(self) -> Tensor:
-        """Return the regulariser and, while training, keep the vectors for the next step."""
-        with _numerics.autocast_disabled(self.population.layers[0].anchor):
-            terms, vectors = [], []
-            for at, layer in enumerate(self.population.layers):
-                w = layer.rows()
-                v = self._reached(w.detach(), getattr(self, f"vector_{at}").to(w))
-                terms.append(sphere.norm(_excess(w, v), dim=-2).sum())
-                vectors.append(v)
-            total = self.weight * torch.stack([term.to(terms[0]) for term in terms]).sum()
-        self.population.require_finite(total)
-        if self.training:
-            for at, v in enumerate(vectors):
-                setattr(self, f"vector_{at}", v.clone())
-        return total
+    def compute(self, labels: Tensor | None, step: int, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted sum over layers, and the vectors from which the next step continues."""
+        terms, vectors = [], {}
+        for index, layer in enumerate(self.selection):
+            w, name = layer.row_sets(), f"vector_{index}"
+            v = self._iterate(w, self.initial_value(name, call).to(w))
+            terms.append(self.factor(layer) * sphere.norm(_excess(w, v), dim=-2).sum())
+            vectors[name] = v
+        return add_terms(terms, self.selection[0].anchor), vectors
 
-    @torch.no_grad()
-    def _reached(self, w: Tensor, v: Tensor) -> Tensor:
-        """Where the iteration comes to from v; it stays where the excess vanishes, as at an orthonormal layer."""
+    def _iterate(self, w: Tensor, v: Tensor) -> Tensor:
+        """Return v after differentiable power iterations; where WWᵀ − I maps it to zero, v stays as it is."""
         for _ in range(self.iterations):
-            moved = sphere.normalize(_excess(w, v), dim=-2)
-            v = torch.where((moved == 0).all(-2, keepdim=True), v, moved)
+            direction = sphere.normalize(_excess(w, v), dim=-2)
+            v = torch.where((direction == 0).all(-2, keepdim=True), v, direction)
         return v
 
 
 def _excess(w: Tensor, v: Tensor) -> Tensor:
-    """(WWᵀ − I)v without the Gram matrix."""
+    """Return (WWᵀ − I)v without forming the Gram matrix."""
     return w @ (w.mT @ v) - v

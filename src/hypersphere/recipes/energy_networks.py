@@ -24,6 +24,7 @@ def regularizers(rate: float, printed: Mapping[str, float]) -> tuple[Row, ...]:
     settings: dict[str, dict[str, Any]] = {
         "none": {"optimizer": {"name": "sgd", "lr": rate, "momentum": 0.9, "weight_decay": 0.0}},
         "weight decay": {},
+        "orthogonal": {"regularizer": {"name": "orthogonal", "weight": 1e-4}},
         "orthonormal": {"regularizer": {"name": "orthonormal", "weight": 1e-4}},
         "SRIP": {"regularizer": {"name": "srip", "weight": 1e-3}},
         "MHE": {"regularizer": _FULL},
@@ -66,7 +67,7 @@ CNN = Recipe(
         0.1,
         {
             "weight decay": 28.03,
-            "orthonormal": 27.01,
+            "orthogonal": 27.01,
             "SRIP": 25.80,
             "MHE": 26.75,
             "half-space MHE": 25.96,

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hypersphere._layer_selection import layers_of
 from hypersphere._modes import evaluation_mode
 from hypersphere.energy import hyperspherical_energy
-from hypersphere.energy.neurons import Neurons
 from hypersphere.heads import ShardedHead
 from hypersphere.heads._collectives import Processes
 from hypersphere.training.objective import Objective
@@ -19,7 +19,6 @@ from hypersphere.training.parallel import part_of
 __all__ = ["accuracy", "class_vectors", "layer_energies", "mean_energy"]
 
 MOST = 2048
-_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 @torch.no_grad()
@@ -55,12 +54,10 @@ def layer_energies(body: nn.Module, head: Tensor) -> dict[str, float]:
     (['0', 'head'], 0.5)
     """
     found = {}
-    for name, module in body.named_modules():
-        if isinstance(module, _LAYERS):
-            sets = Neurons(name, module, getattr(module, "groups", 1)).rows()
-            if sets.shape[1] > 1:
-                values = [hyperspherical_energy(_some(rows), half_space=True) for rows in sets]
-                found[name] = float(torch.stack(values).mean())
+    for layer in layers_of(body, output=None):
+        if layer.role == "hidden" and layer.shape[1] > 1:
+            values = [hyperspherical_energy(_some(rows), half_space=True) for rows in layer.row_sets()]
+            found[layer.name] = float(torch.stack(values).mean())
     return {**found, "head": float(hyperspherical_energy(_some(head)))}
 
 

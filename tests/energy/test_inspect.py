@@ -142,8 +142,8 @@ def test_no_unrestricted_pickle(tmp_path, capsys):
     ("source", "words"),
     [
         ({}, "model must be one with a matrix"),
-        ("nowhere.safetensors", "model must be a module, a state dict, or a path of a file that exists"),
-        (3, "model must be a module, a state dict, or a path"),
+        ("nowhere.safetensors", "model must be a module, a state dict, or the path of a file that exists"),
+        (3, "model must be a module, a state dict, or the path"),
     ],
 )
 def test_bad_input_names_itself(source, words):
@@ -178,7 +178,7 @@ def test_holes_and_orthogonality():
     assert inspect({"long": torch.randn(4, 5)}).layers[0].hole_radius is None
 
 
-def test_what_is_left_out_is_told(tmp_path):
+def test_inspect_lists_what_is_skipped(tmp_path):
     w = torch.randn(4, 3)
     linear = nn.Linear(3, 4)
     optimiser = torch.optim.Adam(linear.parameters())
@@ -196,7 +196,7 @@ def test_what_is_left_out_is_told(tmp_path):
     )
     assert [layer.name for layer in found.layers] == ["w"]
     assert [line.split(":")[0] for line in found.skipped] == ["optimizer", "words", "things", "thin", "nowhere"]
-    assert inspect(nn.Sequential(linear, nn.Linear(4, 1))).skipped == ("1: one neuron to a set",)
+    assert inspect(nn.Sequential(linear, nn.Linear(4, 1))).skipped == ("1: one neuron per set",)
     torch.save({"w": w}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     assert inspect(tmp_path / "old.pt").layers[0].neurons == 4
     save_file({"w": w}, tmp_path / "cut.safetensors")
@@ -216,7 +216,7 @@ def test_dictionaries_without_end_and_types_that_torch_cannot_compute_with(tmp_p
     endless["a"]["again"] = endless
     found = inspect(endless)
     assert [layer.name for layer in found.layers] == ["a.weight"]
-    assert "a.again.: a dictionary that holds itself" in found.skipped
+    assert "a.again.: a dictionary that contains itself" in found.skipped
     deep = {"weight": w}
     for _ in range(500):
         deep = {"a": deep}

@@ -1,0 +1,162 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import oracle
+from hypersphere.energy import MHE, CoMHE, factors, low_rank_
+from hypersphere.functions.projection import PROJECTIONS, Adversarial, AnglePreserving, Bilateral, Group, Random
+
+from .networks import network, pyramid
+
+SMALL = [
+    Random(dim=4, views=2),
+    Random(dim=4, views=3, aggregate="max", construction="hadamard"),
+    Random(dim=4, construction="count_sketch", every=2),
+    AnglePreserving(dim=4),
+    AnglePreserving(dim=4, form="angle", updates=2),
+    AnglePreserving(dim=4, method="alternating", every=2),
+    Adversarial(dim=4),
+    Group(channels=3),
+    Group(channels=3, random=True),
+    Bilateral(dim=4),
+]
+every_projection = pytest.mark.parametrize("projection", SMALL, ids=repr)
+
+
+def test_every_projection_is_tested():
+    assert {type(p) for p in SMALL} == set(PROJECTIONS.values())
+
+
+@every_projection
+def test_comhe_is_the_energy_of_projected_rows(projection):
+    """One layer, one step: the energies of what the projection makes of its rows."""
+    w = torch.randn(9, 12, dtype=torch.float64)
+    regulariser = CoMHE({"w": w}, projection=projection, seed=3).eval()
+    bases = dict(regulariser.named_buffers())
+    basis = next((b for name, b in bases.items() if name.startswith("basis")), None)
+    if basis is None:
+        basis = regulariser._draw_bases(0)[regulariser._basis_key(regulariser.projected[0])]
+    rows, views = w.numpy(), basis.double().numpy()
+    if isinstance(projection, Group):
+        sets = [rows[:, [k for k in group if k < 12]] for group in basis.tolist()]
+    elif isinstance(projection, Bilateral):
+        sets = [rows @ views[:, :12].T, views[:, 12:] @ rows]
+    else:
+        sets = [rows @ p.T for p in views]
+    energies = [oracle.energy(s, 2, half_space=True) for s in sets]
+    total = sum(energies) if isinstance(projection, Bilateral) else np.mean(energies)
+    total = max(energies) if projection.aggregate == "max" else total
+    assert regulariser().item() == pytest.approx(total, rel=1e-5)
+
+
+@every_projection
+def test_comhe_trains_and_resumes_and_does_not_use_the_global_seed(projection):
+    net, twin = network(), network()
+    first = CoMHE(net, projection=projection)
+    torch.manual_seed(1234)
+    second = CoMHE(twin, projection=projection)
+    for _ in range(3):
+        losses = [first(), second()]
+        assert losses[0].item() == losses[1].item()
+        for model, loss in zip((net, twin), losses, strict=True):
+            model.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    if p.grad is not None:
+                        assert torch.isfinite(p.grad).all()
+                        p -= 0.1 * p.grad
+    resumed = CoMHE(net, projection=projection, seed=77)
+    resumed.load_state_dict(first.state_dict())
+    value = first()
+    torch.testing.assert_close(resumed(), value)
+    resumed.load_state_dict(second.state_dict())
+
+
+def test_comhe_unrolled_differentiates_through_the_step():
+    w = torch.randn(6, 7, dtype=torch.float64, requires_grad=True)
+    projection = AnglePreserving(dim=3, rate=2.0)
+    start = CoMHE({"w": w}, projection=projection).basis_7.double()
+
+    def value(w):
+        regulariser = CoMHE({"w": w}, projection=projection)
+        regulariser.basis_7 = start
+        return regulariser()
+
+    assert torch.autograd.gradcheck(value, (w,))
+    regulariser = CoMHE({"w": w}, projection=projection)
+    regulariser()
+    assert not torch.equal(regulariser.basis_7, start)
+
+
+def test_comhe_bases_are_shared_by_length_and_redrawn():
+    net = network()
+    shared, own = (CoMHE(net, projection=AnglePreserving(dim=4), shared=s) for s in (True, False))
+    assert [k for k in shared.state_dict() if k.startswith("basis")] == ["basis_36", "basis_24", "basis_12"]
+    assert "basis_4" in own.state_dict()
+    rare = CoMHE(net, projection=Random(dim=4, every=2))
+    values = [rare().item() for _ in range(4)]
+    assert values[0] == values[1] != values[2] == values[3]
+    rare.eval()
+    assert rare().item() == rare().item()
+
+
+def test_comhe_does_not_project_short_neurons():
+    net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+    with pytest.warns(UserWarning, match="not projected, because the layers are smaller than the projection: 0"):
+        regulariser = CoMHE(net, projection=Random(dim=5), output=0)
+    with_short = regulariser().item()
+    alone = CoMHE({"1": net[1].weight}, projection=Random(dim=5))().item()
+    first = oracle.energy(net[0].weight.detach().numpy(), 2, half_space=True)
+    assert with_short == pytest.approx(alone + first, rel=1e-5)
+
+
+def test_low_rank_neurons_have_the_rank_and_formula():
+    net = low_rank_(network(), rank=4)
+    assert torch.linalg.matrix_rank(net[3].weight).item() == 4
+    found = factors(net)
+    assert {name: tuple(y.shape) for name, y in found.items()}["3.first"] == (12, 4)
+    p1, (y1, y2) = net[3].parametrizations.weight[0].left, (found["3.first"], found["3.second"])
+    expected = (y2.T @ torch.linalg.inv(p1 @ y2.T) @ y1.T).T  # (E.23), columns are neurons
+    torch.testing.assert_close(net[3].weight, expected, atol=1e-4, rtol=1e-3)
+    MHE(found)().backward()
+    assert all(y.grad.abs().sum() > 0 for y in found.values())
+    with pytest.raises(ValueError, match=r"rank must be an integer from 1 to 6, .* in 0"):
+        low_rank_(network(), rank=7)
+
+
+def test_low_rank_starts_at_the_best_approximation_and_changes_all_or_nothing():
+    net, wanted = pyramid(), pyramid()
+    low_rank_(net, 6)
+    left, values, right = torch.linalg.svd(wanted[0].weight.detach(), full_matrices=False)
+    best = left[:, :6] * values[:6] @ right[:6]
+    torch.testing.assert_close(net[0].weight, best, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match="0 must be a layer whose weight has no parametrisation yet"):
+        low_rank_(net, 6)
+    net = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 4), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"rank must be an integer from 1 to 4, .* in 1"):
+        low_rank_(net, 6)
+    assert not parametrize.is_parametrized(net[0])
+
+
+def test_comhe_groups_of_one_number_are_merged():
+    w = torch.randn(6, 9, dtype=torch.float64)
+    value = CoMHE({"w": w}, projection=Group(channels=4), half_space=False)().item()
+    expected = [oracle.energy(part.numpy(), 2) for part in (w[:, :4], w[:, 4:])]
+    assert value == pytest.approx(np.mean(expected))
+    with pytest.raises(ValueError, match="channels must be at least 2 where a channel has one number"):
+        CoMHE({"w": w}, projection=Group(channels=1))
+    both = CoMHE({"thin": torch.randn(6, 1), "w": w}, projection=Group(channels=4), half_space=False)
+    assert [(skip.name, skip.reason) for skip in both.skipped] == [("thin", "neurons of 1 number")]
+    assert both().item() == pytest.approx(value)
+
+
+def test_comhe_buffers_are_unique_for_similar_names():
+    generator = torch.Generator().manual_seed(0)
+    pairs = [(name, torch.randn(6, 8, generator=generator)) for name in ("a.b", "a_b", "a.~1b")]
+    regulariser = CoMHE(pairs, projection=AnglePreserving(dim=3), shared=False)
+    assert sum(name.startswith("basis") for name in regulariser.state_dict()) == 3
+    with pytest.raises(ValueError, match="model must be pairs with different names, not \"pairs with 'a' twice\""):
+        MHE([("a", pairs[0][1]), ("a", pairs[1][1])])
