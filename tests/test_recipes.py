@@ -53,22 +53,24 @@ def only_record(folder):
     return path
 
 
-def test_records_hold_everything_and_are_not_run_again(tmp_path):
+def test_execute_writes_complete_records_and_does_not_repeat_runs(tmp_path):
     RUNS.clear()
-    told = []
-    records = execute(recipe(1, 2), tmp_path, on_progress=lambda row, seed, part: told.append((row.name, seed, part)))
+    progress = []
+    records = execute(
+        recipe(1, 2), tmp_path, on_progress=lambda row, seed, part: progress.append((row.name, seed, part))
+    )
     assert RUNS == [(1, 0), (1, 1), (2, 0), (2, 1)]
     first = records[0]
     assert first.settings == {"size": 1, "extra": 1}
     assert first.versions["torch"] == torch.__version__
     assert first.seconds >= 0
-    assert told[:4] == [("size 1", 0, 0.0), ("size 1", 0, 0.5), ("size 1", 0, 1.0), ("size 1", 1, 0.0)]
+    assert progress[:4] == [("size 1", 0, 0.0), ("size 1", 0, 0.5), ("size 1", 0, 1.0), ("size 1", 1, 0.0)]
     assert execute(recipe(1, 2), tmp_path) == records == read_records(tmp_path, "toy")
     assert len(RUNS) == 4
     assert torch.equal(read_tensors(tmp_path, first)["features"], torch.ones(2, 3))
 
 
-def test_the_seed_is_set_and_settings_that_differ_run_again(tmp_path):
+def test_execute_sets_the_seed_and_repeats_runs_with_other_settings(tmp_path):
     RUNS.clear()
     a = execute(recipe(1), tmp_path / "a")
     b = execute(recipe(1), tmp_path / "b")
@@ -80,7 +82,7 @@ def test_the_seed_is_set_and_settings_that_differ_run_again(tmp_path):
     assert len(RUNS) == 8
 
 
-def test_rows_win_over_the_recipe_and_may_not_be_overridden(tmp_path):
+def test_settings_of_rows_replace_those_of_the_recipe_and_cannot_be_overridden(tmp_path):
     (first, *_) = execute(recipe(5), tmp_path, overrides={"extra": 6})
     assert first.settings == {"size": 5, "extra": 6}
     assert first.overrides == {"extra": 6}
@@ -90,7 +92,7 @@ def test_rows_win_over_the_recipe_and_may_not_be_overridden(tmp_path):
         execute(recipe(5), tmp_path, overrides={"size": 6})
 
 
-def test_a_run_with_overrides_leaves_the_full_one_alone(tmp_path):
+def test_execute_stores_runs_with_overrides_separately(tmp_path):
     RUNS.clear()
     full = execute(recipe(1), tmp_path)
     small, other = (execute(recipe(1), tmp_path, overrides={"extra": n}) for n in (7, 8))
@@ -103,14 +105,14 @@ def test_a_run_with_overrides_leaves_the_full_one_alone(tmp_path):
     assert len(RUNS) == 6
 
 
-def test_a_row_that_fails_leaves_the_finished_ones_and_nothing_of_its_own(tmp_path):
+def test_execute_keeps_finished_rows_if_another_row_fails(tmp_path):
     with pytest.raises(RuntimeError, match="unlucky"):
         execute(recipe(1, 13), tmp_path)
     assert len(read_records(tmp_path, "toy")) == 2
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_run_that_is_killed_leaves_no_old_record(tmp_path):
+def test_interrupted_run_leaves_no_old_record(tmp_path):
     execute(recipe(1), tmp_path, seeds=[0])
 
     def die(settings, trial):
@@ -121,14 +123,14 @@ def test_a_run_that_is_killed_leaves_no_old_record(tmp_path):
     assert not list(tmp_path.rglob("seed-*"))
 
 
-def test_tensors_go_with_the_outcome_that_had_them(tmp_path):
+def test_tensors_of_an_older_run_are_removed(tmp_path):
     execute(recipe(1), tmp_path, seeds=[0])
     bare = recipe(1, run=lambda settings, trial: Outcome({"value": 1.0}), settings={"extra": 2})
     (record,) = execute(bare, tmp_path, seeds=[0])
     assert read_tensors(tmp_path, record) == {}
 
 
-def test_tensors_may_share_their_storage(tmp_path):
+def test_tensors_with_shared_storage_are_stored(tmp_path):
     base = torch.arange(6.0)
     tensors = {"a": base, "b": base[:3], "c": base.view(2, 3).T}
     shared = recipe(1, run=lambda settings, trial: Outcome({}, {}, tensors))
@@ -137,7 +139,7 @@ def test_tensors_may_share_their_storage(tmp_path):
         assert torch.equal(tensor, tensors[name])
 
 
-def test_two_at_once_in_one_folder(tmp_path):
+def test_record_can_be_written_by_several_threads(tmp_path):
     result = Record("toy", "row", 0, {}, {}, 1.0)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: result.write(tmp_path / "seed-0.json"), range(200)))
@@ -146,7 +148,7 @@ def test_two_at_once_in_one_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["seed-0.json"]
 
 
-def test_every_name_has_a_file_of_its_own(tmp_path):
+def test_different_row_names_have_different_files(tmp_path):
     names = ["a/b", "a b", "a_b", "é", "e", "x" * 300, "x" * 299, "../..", "..a"]
     execute(named(*names), tmp_path)
     paths = list(tmp_path.rglob("seed-0.json"))
@@ -154,13 +156,13 @@ def test_every_name_has_a_file_of_its_own(tmp_path):
     assert all(path.parent.parent == tmp_path / "toy" for path in paths)
     assert {one.row for one in read_records(tmp_path, "toy")} == set(names)
     for name in ("", ".", "..", " "):
-        with pytest.raises(ValueError, match="name must be words"):
+        with pytest.raises(ValueError, match="name must be text other than dots and spaces"):
             Row(name, {})
     assert record.record_path(tmp_path, "toy", "..", 0).resolve().parent.parent == tmp_path / "toy"
 
 
 @pytest.mark.parametrize("change", [{"row": "other"}, {"recipe": "other"}, {"seed": 3}])
-def test_a_record_of_something_else_does_not_count(tmp_path, change):
+def test_record_of_another_run_is_not_reused(tmp_path, change):
     RUNS.clear()
     execute(named("row"), tmp_path)
     path = only_record(tmp_path)
@@ -169,10 +171,10 @@ def test_a_record_of_something_else_does_not_count(tmp_path, change):
     assert len(RUNS) == 2
 
 
-def test_settings_that_json_cannot_write_are_refused_before_anything_is_run(tmp_path):
+def test_execute_checks_all_settings_before_the_first_run(tmp_path):
     RUNS.clear()
     for value in ({1}, math.nan):
-        with pytest.raises(ValueError, match="settings of 'size 1' must be what JSON can write"):
+        with pytest.raises(ValueError, match="settings of 'size 1' must be JSON values"):
             execute(recipe(1, settings={"extra": value}), tmp_path)
     last = Row("last", {"extra": "words"})
     with pytest.raises(ValueError, match="extra must be a value like 1, not 'words'"):
@@ -188,7 +190,7 @@ def test_settings_that_json_cannot_write_are_refused_before_anything_is_run(tmp_
     [(1.5, 2, 2.0), (1.5, 2.5, 2.5), ([1, 2], [], []), ([1, 2], [3], [3]), ([0.5], [1], [1.0]), (None, "x", "x"), (
         True, False, False), ("a", "b", "b"), ([1, "a"], ["b", 2], ["b", 2]), ({"a": 1}, {"b": "c"}, {"b": "c"})],
 )  # fmt: skip
-def test_overrides_of_the_right_type_are_taken(default, given, kept):
+def test_overrides_are_converted_to_the_type_of_the_default(default, given, kept):
     entry = recipe(1, settings={"extra": default})
     value = entry.settings_of(entry.rows[0], {"extra": given})["extra"]
     assert value == kept
@@ -200,13 +202,13 @@ def test_overrides_of_the_right_type_are_taken(default, given, kept):
     [(1, 1.5), (1, True), (1, "1"), (1, None), (1.5, "x"), (1.5, True), (1.5, math.nan), (1.5, 10**400), (True, 1),
      ("a", 1), ([1], 1), ([1], "1"), ([1], ["a"]), ([[1]], [1]), ({"a": 1}, [1])],
 )  # fmt: skip
-def test_overrides_of_another_type_name_the_setting(default, given):
+def test_overrides_of_another_type_are_rejected(default, given):
     entry = recipe(1, settings={"extra": default})
     with pytest.raises(ValueError, match=r"^extra must be a value like "):
         entry.settings_of(entry.rows[0], {"extra": given})
 
 
-def test_numbers_that_are_not_finite_are_null(tmp_path):
+def test_record_stores_non_finite_numbers_as_null(tmp_path):
     wild = Outcome({"value": math.nan, "other": math.inf, "good": 1.0}, {"curve": [1.0, math.nan, -math.inf]})
     (first,) = execute(recipe(1, run=lambda settings, trial: wild), tmp_path, seeds=[0])
     assert first.metrics == {"value": None, "other": None, "good": 1.0}
@@ -234,7 +236,7 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
         lambda good: json.dumps({key: good[key] for key in good if key != "row"}),
     ],
 )
-def test_a_damaged_record_is_named(tmp_path, damage):
+def test_damaged_record_is_named(tmp_path, damage):
     execute(named("row"), tmp_path)
     path = only_record(tmp_path)
     path.write_text(damage(json.loads(path.read_text())))
@@ -251,13 +253,13 @@ def test_damaged_tensors_are_named(tmp_path):
         read_tensors(tmp_path, first)
 
 
-def test_bad_choices_name_themselves(tmp_path):
+def test_execute_rejects_invalid_arguments(tmp_path):
     with pytest.raises(ValueError, match="rows must be names among size 1"):
         execute(recipe(1), tmp_path, rows=["size 9"])
     with pytest.raises(ValueError, match="overrides must be settings of toy: size, extra, not 'sise'"):
         execute(recipe(1), tmp_path, overrides={"sise": 9})
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="out must be a folder that can be written to"):
+    with pytest.raises(ValueError, match="out must be a writable folder"):
         execute(recipe(1), tmp_path / "file")
 
 
@@ -266,7 +268,7 @@ def git(folder, *words):
     subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
 
 
-def test_the_commit_is_ours_or_none(tmp_path, monkeypatch):
+def test_commit_is_that_of_the_library_or_none(tmp_path, monkeypatch):
     file = tmp_path / "package" / "recipes" / "record.py"
     file.parent.mkdir(parents=True)
     file.touch()
@@ -284,14 +286,14 @@ def test_the_commit_is_ours_or_none(tmp_path, monkeypatch):
     assert len(asked) == 1
 
 
-def test_a_trial_knows_where_data_lies(tmp_path):
+def test_trial_receives_the_data_root(tmp_path):
     seen = []
     watch = recipe(1, run=lambda settings, trial: seen.append(trial.data_root) or Outcome({}))
     execute(watch, tmp_path, seeds=[0], data_root=Path("there"))
     assert seen == [Path("there")]
 
 
-def test_every_recipe_is_whole():
+def test_every_recipe_is_complete():
     for name, entry in RECIPES.items():
         assert entry.name == name
         assert entry.title
@@ -307,7 +309,7 @@ def test_every_recipe_is_whole():
 SMALL = {"epochs": 2, "widths": [8, 8]}
 
 
-def test_the_main_job_in_small(tmp_path):
+def test_digits_recipe_runs_at_a_small_scale(tmp_path):
     records = execute(RECIPES["digits"], tmp_path, overrides=SMALL)
     assert [one.row for one in records] == ["Softmax", "A-Softmax (m=4)", "A-Softmax + energy"]
     for one in records:
@@ -318,7 +320,7 @@ def test_the_main_job_in_small(tmp_path):
         assert len(one.curves["loss"]) == 2
 
 
-def test_the_energy_row_of_the_digits_is_trained_with_its_energy():
+def test_digits_energy_row_is_trained_with_energy():
     entry = RECIPES["digits"]
     outcomes = []
     for weight in (0.0, 10.0):
@@ -331,7 +333,7 @@ def test_the_energy_row_of_the_digits_is_trained_with_its_energy():
     assert entry.settings_of(entry.rows[-1], {})["energy_weight"] > 0
 
 
-def test_an_unknown_head_lists_the_choices():
+def test_unknown_head_lists_the_choices():
     settings = {**RECIPES["digits"].settings, "head": "nonsense"}
     with pytest.raises(ValueError, match=r"head must be one of softmax, .*arcface.*, not 'nonsense'"):
         RECIPES["digits"].run(settings, Trial(seed=0))

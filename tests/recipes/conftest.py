@@ -1,4 +1,4 @@
-"""Recipes on noise in the shape of their data, so that no file is needed."""
+"""Replaces the data of all recipes by noise of the same shape, so that no file is needed."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ CLASSES = tuple("abcd")
 
 
 def small_task(spec, root=None):
-    """Noise with labels in the shape of a data set, so that no file is needed."""
+    """Return labelled noise in the shape of a data set."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(40) % len(CLASSES)
     if spec["name"] in ("cora", "citeseer", "pubmed"):

@@ -11,7 +11,7 @@ from hypersphere.recipes.open_set import compare_unseen
 from hypersphere.rotation import degrees_of_freedom
 
 
-def the_row(recipe, name):
+def find_row(recipe, name):
     (row,) = (row for row in recipe.rows if row.name == name)
     return row
 
@@ -31,41 +31,40 @@ def the_row(recipe, name):
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_a_small_run_gives_every_number_and_keeps_the_energy(recipe, name, overrides):
-    settings = recipe.settings_of(the_row(recipe, name), {"epochs": 1, **overrides})
+def test_small_run_returns_every_metric_and_keeps_the_energy(recipe, name, overrides):
+    settings = recipe.settings_of(find_row(recipe, name), {"epochs": 1, **overrides})
     outcome = recipe.run(settings, Trial(0))
     for metric in recipe.metrics:
         assert math.isfinite(outcome.metrics[metric.key]), metric.key
     first, last = outcome.curves["energy"]
-    if recipe is not opt_studies.OMNIGLOT:  # whose hidden layers are trained plainly
+    if recipe is not opt_studies.OMNIGLOT:  # its hidden layers are trained plainly
         assert last == pytest.approx(first, rel=1e-4)
 
 
-def test_the_printed_energies_are_those_of_the_half_space_summed_over_seven_layers():
-    # for random directions the mean of 1/(1 − cos²) is (d−2)/(d−3); 64 neurons and their 64 mirror images
+def test_source_energy_reproduces_the_printed_energies():
+    # For random directions the mean of 1/(1 − cos²) is (d−2)/(d−3). There are 64 neurons and their 64 negatives.
     def expected(d):
         return (128 * 126 / 2 * (d - 2) / (d - 3) + 128 / 4) / (128 * 127)
 
-    by_hand = expected(27) + 5 * expected(576) + expected(1024)
-    assert opt_studies.source_energy("he", 0.0, 0) == pytest.approx(by_hand, abs=1e-3)
+    total = expected(27) + 5 * expected(576) + expected(1024)
+    assert opt_studies.source_energy("he", 0.0, 0) == pytest.approx(total, abs=1e-3)
     for row in opt_studies.INITIAL_ENERGY.rows:
         if "source_energy" in row.paper:
             mean = row.settings["model"]["init_mean"]
             assert opt_studies.source_energy("he", mean, 0) == pytest.approx(row.paper["source_energy"], abs=3e-3)
 
 
-def test_class_vectors_that_only_turn_have_few_numbers():
-    settings = opt_studies.OMNIGLOT.settings_of(the_row(opt_studies.OMNIGLOT, "CLS-OPT (CP)"), {})
+def test_rotated_class_vectors_have_the_degrees_of_freedom_of_a_rotation():
+    settings = opt_studies.OMNIGLOT.settings_of(find_row(opt_studies.OMNIGLOT, "CLS-OPT (CP)"), {})
     assert degrees_of_freedom(assemble(settings, Trial(0)).head) == 64 * 63 / 2
 
 
-def test_features_that_are_their_classes_are_verified_and_identified():
+def test_compare_unseen_is_perfect_for_one_hot_features():
     labels = torch.arange(20).repeat_interleave(20)
-    found = compare_unseen(torch.eye(20)[labels], labels)
-    assert found == {"accuracy": 100, "eer": 0, "tar": 100, "rank1": 100}
+    assert compare_unseen(torch.eye(20)[labels], labels) == {"accuracy": 100, "eer": 0, "tar": 100, "rank1": 100}
 
 
-def test_a_ring_is_the_mean_at_its_distance():
+def test_on_ring_is_the_mean_at_a_distance():
     axis = torch.linspace(-1.5, 1.5, 301, dtype=torch.float64)
     bowl = Landscape(axis, axis, {"loss": axis[:, None].square() + axis.square()}, {"loss": 0.0})
     assert opt_studies.on_ring(bowl, "loss", 0.5) == pytest.approx(0.25, abs=1e-3)

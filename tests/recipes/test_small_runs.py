@@ -1,4 +1,4 @@
-"""Every table is run once in small: all rows build, and chosen ones give every number."""
+"""Every table runs once at a small scale: all rows can be built, and selected ones return every metric."""
 
 import math
 from pathlib import Path
@@ -10,13 +10,13 @@ from hypersphere.recipes import RECIPES, Trial, attacks, read_records
 from hypersphere.recipes.classification import assemble, classify
 from hypersphere.robustness import accuracy_under
 
-BY_JOBS = [recipe for recipe in RECIPES.values() if "optimizer" in recipe.settings]
+JOB_RECIPES = [recipe for recipe in RECIPES.values() if "optimizer" in recipe.settings]
 FIRST_ROWS = ["attacks", "imbalance", "imbalance-picture", "energy-gcn", "energy-mlp", "energy-spherenet"]
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-@pytest.mark.parametrize("recipe", BY_JOBS, ids=lambda recipe: recipe.name)
-def test_every_row_builds_its_job_and_has_a_loss(recipe):
+@pytest.mark.parametrize("recipe", JOB_RECIPES, ids=lambda recipe: recipe.name)
+def test_every_row_can_be_built_and_has_a_finite_loss(recipe):
     for row in recipe.rows:
         assembly = assemble(recipe.settings_of(row, {}), Trial(0))
         loss = assembly.objective(*next(iter(assembly.batches)))
@@ -26,33 +26,33 @@ def test_every_row_builds_its_job_and_has_a_loss(recipe):
 
 
 @pytest.mark.parametrize("name", ["spherenet-convergence", "decoupled-norms", "learned-parameters", *FIRST_ROWS])
-def test_the_last_row_in_small_gives_every_number(name):
+def test_last_row_returns_every_metric_at_a_small_scale(name):
     recipe = RECIPES[name]
     row = recipe.rows[-1]
     outcome = recipe.run({**recipe.settings_of(row, {}), "epochs": 2}, Trial(0))
     missing = {metric.key for metric in recipe.metrics if not math.isfinite(outcome.metrics.get(metric.key, math.nan))}
     if name == "learned-parameters":
-        missing -= {"k_mean", "k_least", "k_most"}  # of other rows
+        missing -= {"k_mean", "k_least", "k_most"}  # metrics of other rows
     assert not missing
 
 
-def test_transferred_attacks_come_from_another_network(monkeypatch):
-    seen = []
+def test_transferred_attacks_are_computed_on_another_network(monkeypatch):
+    calls = []
 
-    def watched(*arguments, source=None):
-        seen.append((arguments[0], source))
+    def recorded(*arguments, source=None):
+        calls.append((arguments[0], source))
         return accuracy_under(*arguments, source=source)
 
-    monkeypatch.setattr(attacks, "accuracy_under", watched)
+    monkeypatch.setattr(attacks, "accuracy_under", recorded)
     recipe = attacks.RECIPE
     recipe.run(recipe.settings_of(recipe.rows[0], {"epochs": 1}), Trial(0))
-    victim, source = seen[-1]
+    victim, source = calls[-1]
     assert not any(
         torch.equal(a, b) for a, b in zip(victim.parameters(), source.parameters(), strict=True) if a.dim() > 1
     )
 
 
-def test_a_row_that_diverges_is_told_and_has_no_error():
+def test_diverged_run_is_marked_and_has_no_error():
     recipe = RECIPES["energy-mlp"]
     settings = recipe.settings_of(recipe.rows[0], {"epochs": 2})
     settings["optimizer"] = {"name": "sgd", "lr": 1e30}
@@ -62,7 +62,7 @@ def test_a_row_that_diverges_is_told_and_has_no_error():
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in RESULTS.iterdir() if path.is_dir()))
-def test_kept_records_are_of_the_rows_as_they_are(name):
+def test_stored_records_have_the_settings_of_the_rows(name):
     recipe = RECIPES[name.partition("@")[0]]
     rows = {row.name: row for row in recipe.rows}
     records = read_records(RESULTS, name)

@@ -1,4 +1,4 @@
-"""Every table of the sources as one command: rows as data, one JSON record a row and seed."""
+"""Every table of the sources as one command: rows as data, one JSON record per row and seed."""
 
 from hypersphere.recipes import (
     attacks,

@@ -1,4 +1,4 @@
-"""Attacks on decoupled networks, natural and adversarially trained: tables 4.7 and 4.8 of the thesis, on MNIST."""
+"""Attacks on decoupled networks, trained naturally and adversarially: tables 4.7 and 4.8 of the thesis, on MNIST."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hypersphere.robustness import BIM, FGSM, Classifier, accuracy_under, advers
 __all__ = ["RECIPE"]
 
 
-class _Against(nn.Module):
-    """The loss on images and on their attacked versions."""
+class _AdversarialObjective(nn.Module):
+    """The loss on images and on the same images after an FGSM attack."""
 
     def __init__(self, assembly: training.Assembly, epsilon: float) -> None:
         super().__init__()
@@ -29,19 +29,24 @@ class _Against(nn.Module):
 
 
 def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
-    """Train, naturally or against FGSM, then attack: white box, and transferred from a plain network."""
+    """Train naturally or against FGSM; then attack, white-box and transferred from a plain network."""
     assembly = assemble(settings, trial)
     epsilon = settings["epsilon"]
     plain = settings["regularizer"]["name"] == "none" and settings["precision"] == "float32"
-    require(plain, "settings", "without a regulariser and in float32, which the loss under attack leaves out", settings)
-    against = _Against(assembly, epsilon) if settings["adversarial"] else None
+    require(
+        plain,
+        "settings",
+        "without a regulariser and in float32, because the adversarial loss supports neither",
+        settings,
+    )
+    adversarial_objective = _AdversarialObjective(assembly, epsilon) if settings["adversarial"] else None
     victim = Classifier(assembly.network, assembly.head)
 
     def more() -> dict[str, float]:
-        elsewhere = Trial(trial.seed + settings["source_seed"], data_root=trial.data_root)
-        source = assemble({**settings, "operator": {"name": "none"}}, elsewhere)
-        classify(source, elsewhere, measure_every=settings["epochs"])
-        other = Classifier(source.network, source.head)
+        source_trial = Trial(trial.seed + settings["source_seed"], data_root=trial.data_root)
+        source = assemble({**settings, "operator": {"name": "none"}}, source_trial)
+        classify(source, source_trial, measure_every=settings["epochs"])
+        source_classifier = Classifier(source.network, source.head)
         images, labels = assembly.task.test_inputs[: settings["attacked"]], assembly.task.test_labels
         batches = list(training.Batches(images, labels[: len(images)], 250))
         fgsm, bim = FGSM(epsilon=epsilon), BIM(epsilon=epsilon, step=epsilon / 4, steps=20)
@@ -50,11 +55,11 @@ def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
             "clean": 100 * white.clean,
             "fgsm": 100 * white.accuracies[0],
             "bim": 100 * accuracy_under(victim, batches, bim).accuracies[0],
-            "transferred_fgsm": 100 * accuracy_under(victim, batches, fgsm, source=other).accuracies[0],
-            "transferred_bim": 100 * accuracy_under(victim, batches, bim, source=other).accuracies[0],
+            "transferred_fgsm": 100 * accuracy_under(victim, batches, fgsm, source=source_classifier).accuracies[0],
+            "transferred_bim": 100 * accuracy_under(victim, batches, bim, source=source_classifier).accuracies[0],
         }
 
-    return classify(assembly, trial, more=more, objective=against)
+    return classify(assembly, trial, more=more, objective=adversarial_objective)
 
 
 def _rows(adversarial: bool) -> list[Row]:
@@ -75,10 +80,10 @@ def _rows(adversarial: bool) -> list[Row]:
         "BallConv": {"name": "ball", "learn_radius": "layer"},
         "TanhConv": {"name": "tanh", "learn_radius": "layer"},
     }
-    words = ", adversarially trained" if adversarial else ""
+    suffix = ", adversarially trained" if adversarial else ""
     return [
         Row(
-            f"{name}{words}",
+            f"{name}{suffix}",
             {"operator": operator, "adversarial": adversarial},
             dict(zip(columns, printed[name, adversarial], strict=True)),
         )
@@ -113,7 +118,8 @@ RECIPE = Recipe(
         Metric("transferred_bim", "BIM, transferred %", ".1f", True),
     ),
     run=run,
-    note="CNN-9 with 8, 16 and 32 filters and BatchNorm, 6,000 digits, 4 epochs; attacked with ε = 0.1 (BIM: "
-    "20 steps of 0.025) on 500 test digits. Transferred attacks are made on a plain, naturally trained network of "
-    "another seed. The source's figures are of CIFAR-10: only the order of rows compares.",
+    note="CNN-9 with 8, 16 and 32 filters and BatchNorm, 6,000 digits, 4 epochs; attacked with ε = 0.1 (BIM: 20 "
+    "steps of 0.025) on 500 test digits. Transferred attacks are computed on a plain, naturally trained "
+    "network with another seed. The numbers of the source are for CIFAR-10, so only the order of rows can be "
+    "compared.",
 )

@@ -1,4 +1,4 @@
-"""What the recipes that train a classifier share: a job whose parts are the settings, measured after every epoch."""
+"""Shared by the recipes that train a classifier: a job built from the settings and measured after every epoch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["ENERGY", "ERROR", "IMAGES", "SECONDS", "assemble", "classify", "hidd
 SECONDS = Metric("seconds", "seconds of training", ".0f", None)
 ERROR = Metric("error", "test error %", ".2f", False)
 ENERGY = Metric("energy", "hidden energy", ".4f", False)
-_JOB = [one.name for one in fields(training.Job) if one.name != "seed"]
+_JOB_SETTINGS = [field.name for field in fields(training.Job) if field.name != "seed"]
 
-# CIFAR-100's fifth at half its size, for networks that two cores train in a minute
+# A fifth of CIFAR-100 at half its resolution, for networks that two cores train in a minute.
 IMAGES: dict[str, Any] = {
     "data": {"name": "cifar100_fifth", "pool": 2},
     "augment": {"shift": 2, "mirror": True},
@@ -32,18 +32,18 @@ IMAGES: dict[str, Any] = {
 
 
 def settings_of(**changes: Any) -> dict[str, Any]:
-    """Return all settings of a job but the seed, with these changes."""
+    """Return all settings of a job except the seed, with these changes."""
     return {key: value for key, value in training.Job.of(changes).settings().items() if key != "seed"}
 
 
 def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
-    """Train the job that the settings describe; the test error and the energy of the hidden neurons by epoch."""
+    """Train the job that the settings describe; measure test error and hidden energy after every epoch."""
     return classify(assemble(settings, trial), trial)
 
 
 def assemble(settings: Mapping[str, Any], trial: Trial) -> training.Assembly:
     """Return the objects of the job that the settings describe."""
-    job = training.Job.of({**{key: settings[key] for key in _JOB}, "seed": trial.seed})
+    job = training.Job.of({**{key: settings[key] for key in _JOB_SETTINGS}, "seed": trial.seed})
     return job.build(trial.data_root)
 
 
@@ -56,15 +56,15 @@ def classify(
     objective: nn.Module | None = None,
     measure_every: int = 1,
 ) -> Outcome:
-    """Train, and measure after every epoch; a run that diverges ends there, and its error is not a number.
+    """Train, and measure after every epoch. A run that diverges stops; its error is NaN.
 
     Args:
-        assembly: what is trained.
-        trial: whom to tell.
-        more: further numbers, asked for at the end.
-        tensors: what to keep for pictures, asked for at the end.
-        objective: trained instead of the assembly's own.
-        measure_every: how many epochs between measurements of error and energy; always after the last.
+        assembly: the objects of the job.
+        trial: receives the progress.
+        more: computes further metrics after training.
+        tensors: computes the tensors to store for pictures after training.
+        objective: trained instead of the objective of the assembly.
+        measure_every: number of epochs between measurements of error and energy; the last epoch is always measured.
     """
     curves: dict[str, list[float]] = {"loss": [], "error": [test_error(assembly)], "energy": [hidden_energy(assembly)]}
     seconds = []
@@ -103,7 +103,7 @@ def classify(
 
 
 def test_error(assembly: training.Assembly) -> float:
-    """The share of the test data that is not recognised, in per cent; NaN if the features are not finite."""
+    """Return the error on the test data in per cent, or NaN if the features are not finite."""
     try:
         return 100 * (1 - accuracy(assembly.objective, assembly.test_batches()))
     except FloatingPointError:
@@ -111,7 +111,10 @@ def test_error(assembly: training.Assembly) -> float:
 
 
 def hidden_energy(assembly: training.Assembly) -> float:
-    """The half-space energy (s = 2) of the hidden neurons, averaged over layers of two or more; NaN if not finite."""
+    """Return the half-space energy (s = 2) of the hidden neurons, averaged over layers with at least two neurons.
+
+    It is NaN if a weight is not finite.
+    """
     network, head = assembly.network.body, assembly.head
     if not all(bool(torch.isfinite(p).all()) for p in (*network.parameters(), *head.parameters())):
         return math.nan

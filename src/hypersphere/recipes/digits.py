@@ -1,4 +1,4 @@
-"""The first sphere: one small CNN with a 3-d feature on real digits, under three objectives."""
+"""A first example: a small CNN with a 3-d feature on real digits, trained with three objectives."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
 RECIPE = Recipe(
     name="digits",
     title="Digits on the unit sphere",
-    reference="after figure 2.10 of the thesis (3-d features, there of faces)",
+    reference="after figure 2.10 of the thesis (3-d features of faces)",
     settings={
         "feature_dim": 3,
         "widths": [32, 64],
@@ -87,7 +87,7 @@ RECIPE = Recipe(
         Metric("seconds", "seconds", ".1f", None),
     ),
     run=run,
-    note="1,297 digits of 8×8 pixels for training, 500 for testing. Fisher score: the angular one, of the test "
-    "features, lower is better. The smallest angle and the energy (s = 2, mean over "
-    "pairs) are those of the ten class vectors. One seed by default; --seeds 5 gives mean ± s.d.",
+    note="Trained on 1,297 digits of 8×8 pixels, tested on 500. The Fisher score is the angular Fisher score of "
+    "the test features; lower is better. The smallest angle and the energy (s = 2, mean over pairs) are those "
+    "of the ten class vectors. The default is one seed; --seeds 5 gives mean ± s.d.",
 )

@@ -1,4 +1,4 @@
-"""Hyperspherical energy against other regularisers, in wider and deeper networks: tables of chapters 5 and 6."""
+"""Hyperspherical energy and other regularisers, also in wider and deeper networks: tables of chapters 5 and 6."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _projected(name: str, **options: Any) -> dict[str, Any]:
 
 
 def regularizers(rate: float, printed: Mapping[str, float]) -> tuple[Row, ...]:
-    """The regularisers that are compared, each on top of weight decay but for the first; what the source prints."""
+    """Return one row per regulariser, with the printed error. All rows except the first use weight decay."""
     settings: dict[str, dict[str, Any]] = {
         "none": {"optimizer": {"name": "sgd", "lr": rate, "momentum": 0.9, "weight_decay": 0.0}},
         "weight decay": {},
@@ -35,13 +35,15 @@ def regularizers(rate: float, printed: Mapping[str, float]) -> tuple[Row, ...]:
         "adversarial CoMHE": _projected("adversarial"),
         "group CoMHE": _projected("group"),
     }
-    return tuple(Row(name, own, {"error": printed[name]} if name in printed else {}) for name, own in settings.items())
+    return tuple(
+        Row(name, changes, {"error": printed[name]} if name in printed else {}) for name, changes in settings.items()
+    )
 
 
 MLP = Recipe(
     name="energy-mlp",
     title="Regularisers of a multilayer perceptron on MNIST",
-    reference="after table 6.1 of the thesis, which is of a CNN on CIFAR-100",
+    reference="after table 6.1 of the thesis, which has a CNN on CIFAR-100",
     settings=settings_of(
         data={"name": "mnist"},
         model={"name": "mlp"},
@@ -53,15 +55,14 @@ MLP = Recipe(
     seeds=(0, 1, 2),
     metrics=(ERROR, ENERGY, SECONDS),
     run=run,
-    note="784-256-256-10 on all 60,000 digits, 3 epochs of SGD with one cycle of the learning rate. Hidden "
-    "energy: half "
-    "space, s = 2, the mean over pairs and layers.",
+    note="784-256-256-10 on all 60,000 digits, 3 epochs of SGD with a one-cycle learning rate. Hidden energy: half "
+    "space, s = 2, mean over pairs and layers.",
 )
 
 CNN = Recipe(
     name="energy-cnn",
     title="Regularisers of CNN-9 on a fifth of CIFAR-100",
-    reference="tables 5.1 and 6.1 of the thesis, CNN-9 of four times the width on all of CIFAR-100",
+    reference="tables 5.1 and 6.1 of the thesis, CNN-9 with four times the width on all of CIFAR-100",
     settings=settings_of(**IMAGES, model=_NARROW),
     rows=regularizers(
         0.1,
@@ -82,8 +83,8 @@ CNN = Recipe(
     metrics=(ERROR, ENERGY, SECONDS),
     run=run,
     figures=("error", "energy"),
-    note="CNN-9 with 16, 32 and 64 filters (the source: 64, 128, 256) on 10,000 images of 16×16 pixels, 6 epochs, so "
-    "errors are far above the source's and only differences between rows compare.",
+    note="CNN-9 with 16, 32 and 64 filters (the source: 64, 128 and 256) on 10,000 images of 16×16 pixels, 6 "
+    "epochs. Errors are far above those of the source, so only differences between rows can be compared.",
 )
 
 _WIDE = {"name": "mhe_cnn9", "widths": [32, 64, 128], "feature_dim": 64}
@@ -104,7 +105,7 @@ WIDTH = Recipe(
     metrics=(ERROR, ENERGY, SECONDS),
     run=run,
     figures=("error", "energy"),
-    note="16t, 32t and 64t filters; 10,000 images of 16×16 pixels, 6 epochs.",
+    note="16t, 32t and 64t filters; 10,000 images of 16×16 pixels; 6 epochs.",
 )
 
 _DEEP = {"name": "mhe_cnn15", "widths": [16, 32, 64], "feature_dim": 64}
@@ -126,7 +127,7 @@ DEPTH = Recipe(
     metrics=(ERROR, ENERGY, SECONDS),
     run=run,
     figures=("error", "energy"),
-    note="16, 32 and 64 filters, 10,000 images of 16×16 pixels, 6 epochs. An error of 99 is chance.",
+    note="16, 32 and 64 filters, 10,000 images of 16×16 pixels, 6 epochs. An error of 99 % is chance.",
 )
 
 _SPHERE = {"name": "sphere", "angular": "cosine"}

@@ -1,4 +1,4 @@
-"""Class imbalance: energy keeps room for a class that has few examples (section 5.5 of the thesis)."""
+"""Class imbalance: energy reserves space on the sphere for a class with few examples (section 5.5 of the thesis)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
 
 __all__ = ["MANY", "TOY"]
 
-_PICTURED = 2000
+_NUM_PICTURED = 2000
 
 
 def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
-    """Train on imbalanced digits; the errors on all test digits and on the zeros, and the features if they are 2-d."""
+    """Train on imbalanced digits; measure the error on all test digits and on the zeros, and store 2-d features."""
     assembly = assemble(settings, trial)
 
     def test() -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,7 +34,7 @@ def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
             return {}
         features, labels = test()
         vectors = assembly.head.weight.detach()
-        return {"features": features[:_PICTURED], "labels": labels[:_PICTURED], "class_vectors": vectors}
+        return {"features": features[:_NUM_PICTURED], "labels": labels[:_NUM_PICTURED], "class_vectors": vectors}
 
     return classify(assembly, trial, more=more, tensors=tensors)
 
@@ -62,11 +62,11 @@ TOY = Recipe(
     seeds=(0, 1, 2),
     metrics=(ERROR, _RARE),
     run=run,
-    note="All digits of MNIST at 14×14 pixels but 98 % of the zeros, CNN-6 with 8, 16 and 32 filters of 5×5 and a 2-d "
-    "feature, unit class vectors, 4 epochs, gradients clipped to norm 5: class vectors that start near each other "
-    "repel each other strongly. Chosen on 10,000 held-out training digits: with a plain softmax, whose class vectors "
-    "have norms of their own, digit 0 was never recognised in 3 epochs, with energy or without. The pictures show the "
-    "first 2,000 test digits.",
+    note="All digits of MNIST at 14×14 pixels except for 98 % of the zeros; CNN-6 with 8, 16 and 32 filters of 5×5 "
+    "and a 2-d feature, unit class vectors, 4 epochs. Gradients are clipped to norm 5, because class vectors "
+    "that start close together repel each other strongly. Settings were chosen on 10,000 held-out training "
+    "digits: with a plain softmax, which learns the norms of the class vectors, digit 0 was never recognised "
+    "in 3 epochs, with energy or without. The pictures show the first 2,000 test digits.",
 )
 
 _ONE = {"data": {"name": "mnist", "keep": {"0": 0.02}, "limit": 5000}}
@@ -95,6 +95,7 @@ MANY = Recipe(
     seeds=(0, 1),
     metrics=(ERROR, _RARE),
     run=run,
-    note="5,000 digits: 2 % of the zeros (single), or (i+1)/10 of digit i (rising); CNN-6 with 8, 16 and 32 filters, "
-    "4 epochs. The source's figures are of CIFAR-10 with 10 % of one class: only the order of rows compares.",
+    note="5,000 digits: 2 % of the zeros (single), or a fraction (i+1)/10 of digit i (rising); CNN-6 with 8, 16 "
+    "and 32 filters, 4 epochs. The numbers of the source are for CIFAR-10 with 10 % of one class, so only the "
+    "order of rows can be compared.",
 )

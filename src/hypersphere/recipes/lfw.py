@@ -16,30 +16,32 @@ __all__ = ["RECIPE"]
 
 
 def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
-    """Train one objective on nine folds of people; the seed chooses the fold that is left out."""
+    """Train one objective on nine folds of people. The seed chooses the fold that is left out."""
     people = data.lfw_people(trial.data_root)
     left_out = trial.seed % len(people)
     faces = data.lfw(trial.data_root, size=tuple(settings["size"]))
     pairs = data.lfw_pairs(trial.data_root, names=faces.names)
-    held = pairs.subset(pairs.fold == left_out)
-    known = {name for fold, names in enumerate(people) if fold != left_out for name in names}
+    test_pairs = pairs.subset(pairs.fold == left_out)
+    train_people = {name for fold, names in enumerate(people) if fold != left_out for name in names}
     counts = torch.bincount(faces.labels, minlength=len(faces.classes)).tolist()
-    enough = [
-        name for name, count in zip(faces.classes, counts, strict=True) if name in known and count >= settings["images"]
+    classes = [
+        name
+        for name, count in zip(faces.classes, counts, strict=True)
+        if name in train_people and count >= settings["images"]
     ]
-    train = faces.of_classes(enough)
+    train = faces.of_classes(classes)
     model, head, losses = train_embedding(settings, train.images, train.labels, trial.seed, trial.tell)
-    asked = torch.cat([held.first, held.second]).unique()
-    with_mirror = evaluation.mirrored_features(model.eval(), faces.images[asked].float() / 255, batch=500)
-    place = torch.zeros(len(faces), dtype=torch.int64)
-    place[asked] = torch.arange(len(asked))
-    scores = evaluation.cosine_scores(with_mirror[place[held.first]], with_mirror[place[held.second]])
-    roc = evaluation.roc(scores, held.same)
-    features, labels = training.embed(model, training.Batches(faces.images[asked], faces.labels[asked], 500))
+    used = torch.cat([test_pairs.first, test_pairs.second]).unique()
+    with_mirror = evaluation.mirrored_features(model.eval(), faces.images[used].float() / 255, batch=500)
+    position = torch.zeros(len(faces), dtype=torch.int64)
+    position[used] = torch.arange(len(used))
+    scores = evaluation.cosine_scores(with_mirror[position[test_pairs.first]], with_mirror[position[test_pairs.second]])
+    roc = evaluation.roc(scores, test_pairs.same)
+    features, labels = training.embed(model, training.Batches(faces.images[used], faces.labels[used], 500))
     threshold = _training_threshold(model, train, settings)
     return Outcome(
         metrics={
-            "accuracy": 100 * float(((scores >= threshold) == held.same).double().mean()),
+            "accuracy": 100 * float(((scores >= threshold) == test_pairs.same).double().mean()),
             "best": 100 * roc.best_accuracy,
             "eer": 100 * roc.eer,
             "fisher": evaluation.angular_fisher_score(features, labels),
@@ -50,13 +52,13 @@ def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
 
 
 def _training_threshold(model: Any, train: data.LabelledImages, settings: Mapping[str, Any]) -> float:
-    """The threshold that is best on pairs of people of the training folds, drawn as LFW's are."""
+    """Return the threshold that is best on drawn pairs of people of the training folds."""
     pairs = data.draw_pairs(train.labels, folds=1, per_fold=settings["threshold_pairs"], seed=0)
-    asked = torch.cat([pairs.first, pairs.second]).unique()
-    features = evaluation.mirrored_features(model, train.images[asked].float() / 255, batch=500)
-    place = torch.zeros(len(train), dtype=torch.int64)
-    place[asked] = torch.arange(len(asked))
-    scores = evaluation.cosine_scores(features[place[pairs.first]], features[place[pairs.second]])
+    used = torch.cat([pairs.first, pairs.second]).unique()
+    features = evaluation.mirrored_features(model, train.images[used].float() / 255, batch=500)
+    position = torch.zeros(len(train), dtype=torch.int64)
+    position[used] = torch.arange(len(used))
+    scores = evaluation.cosine_scores(features[position[pairs.first]], features[position[pairs.second]])
     return evaluation.roc(scores, pairs.same).best_threshold
 
 
@@ -82,12 +84,12 @@ RECIPE = Recipe(
         *OPEN_SET_METRICS[1:],
     ),
     run=run,
-    note="View 2: trained for 10 epochs on the people of nine folds with at least 3 images (about 800 people, 6,800 "
-    "faces of 48×56 grey pixels, each batch moved by up to two pixels, cyclically), tested on the 600 pairs of the "
-    "fold left out; seed k leaves out fold k, so the deviation is mostly that between folds. Features of image and "
-    "mirror image concatenated, cosine scores. The "
-    "threshold comes from pairs of the training people, who were seen, so it is pessimistic; the best threshold from "
-    "the test pairs themselves. Fisher score of the images of the test pairs. The thesis trains on 0.49 million faces; "
-    "only the order of methods can be compared. Multiplicative margins are annealed faster than SphereFace's: λ is 5, "
-    "a sixth for the margin, from step 190 of 540 on.",
+    note="View 2: trained for 10 epochs on the people of nine folds with at least 3 images (about 800 people and "
+    "6,800 grey faces of 56×48 pixels; each batch is shifted cyclically by up to two pixels), tested on the "
+    "600 pairs of the remaining fold. Seed k leaves out fold k, so most of the deviation is between folds. "
+    "Features of the image and its mirror image are concatenated; scores are cosines. The threshold is chosen "
+    "on pairs of the training people, which makes it pessimistic; the best threshold is chosen on the test "
+    "pairs themselves. The Fisher score is that of the images of the test pairs. The thesis trains on 0.49 "
+    "million faces, so only the order of methods can be compared. Multiplicative margins are annealed faster "
+    "than in SphereFace: λ reaches 5, a weight of one sixth for the margin, at step 190 of 540.",
 )

@@ -1,4 +1,4 @@
-"""What the open-set recipes share: an embedding trained under one objective, and the rows of objectives."""
+"""Shared by the open-set recipes: rows of objectives, and an embedding network trained with one of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hypersphere.recipes.recipe import Metric, Row
 
 __all__ = ["FAST", "OPEN_SET_METRICS", "SLOW", "TRAINING", "compare_unseen", "objectives", "train_embedding"]
 
-SLOW = {"start": 1000, "gamma": 0.12, "power": 1, "end": 5}  # SphereFace's own
+SLOW = {"start": 1000, "gamma": 0.12, "power": 1, "end": 5}  # the schedule of SphereFace
 FAST = {"start": 100, "gamma": 0.1, "power": 1, "end": 5}
 
 
 def objectives(annealing: Mapping[str, float]) -> tuple[Row, ...]:
-    """The objectives that are compared; those with a multiplicative margin are annealed from the plain softmax."""
+    """Return one row per objective. Objectives with a multiplicative margin are annealed from the plain softmax."""
     annealed = {"annealing": dict(annealing)}
     return (
         Row("Softmax", {"head": "softmax"}),
@@ -57,7 +57,7 @@ TRAINING = {
 def train_embedding(
     settings: Mapping[str, Any], images: Tensor, labels: Tensor, seed: int, tell: Callable[[float], None]
 ) -> tuple[EmbeddingCNN, heads.AngularHead, list[float]]:
-    """Train a network and the head of one objective by SGD, one cycle of the learning rate; return the losses too."""
+    """Train a network and a head by SGD with a one-cycle learning rate; return both and the loss of each epoch."""
     dim, classes = settings["feature_dim"], int(labels.max()) + 1
     size = (images.shape[2], images.shape[3])
     model = EmbeddingCNN(images.shape[1], size, dim, tuple(settings["widths"]), first_stride=settings["first_stride"])
@@ -72,7 +72,7 @@ def train_embedding(
     history = training.fit(
         model,
         head,
-        Shifted(batches, settings["shift"], generator),
+        ShiftedBatches(batches, settings["shift"], generator),
         epochs=epochs,
         optimizer=optimizer,
         scheduler=schedule,
@@ -82,7 +82,7 @@ def train_embedding(
 
 
 def compare_unseen(features: Tensor, labels: Tensor) -> dict[str, float]:
-    """Verify 6,000 pairs in ten folds, and identify all against the first of each class; in per cent."""
+    """Verify 6,000 pairs in ten folds and identify all items by the first one of each class; values in per cent."""
     pairs = data.draw_pairs(labels, folds=10, per_fold=300, seed=0)
     verified = evaluation.verify(features[pairs.first], features[pairs.second], pairs.same, folds=pairs.fold)
     gallery = evaluation.first_of_each(labels)
@@ -96,7 +96,7 @@ def compare_unseen(features: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def make_head(settings: Mapping[str, Any], dim: int, classes: int) -> heads.AngularHead:
-    """Build a preset from its name and JSON options."""
+    """Return the head that the settings name, with its options."""
     name, options = settings["head"], dict(settings["options"])
     require(name in heads.PRESETS, "head", f"one of {', '.join(heads.PRESETS)}", name)
     if "annealing" in options:
@@ -104,13 +104,13 @@ def make_head(settings: Mapping[str, Any], dim: int, classes: int) -> heads.Angu
     return heads.PRESETS[name](dim, classes, **options)
 
 
-class Shifted:
-    """Batches moved by up to `most` pixels in each direction, all images of a batch alike."""
+class ShiftedBatches:
+    """Batches shifted cyclically by up to `max_shift` pixels; all images of a batch by the same amount."""
 
-    def __init__(self, batches: training.Batches, most: int, generator: torch.Generator) -> None:
-        self.batches, self.most, self.generator = batches, most, generator
+    def __init__(self, batches: training.Batches, max_shift: int, generator: torch.Generator) -> None:
+        self.batches, self.max_shift, self.generator = batches, max_shift, generator
 
     def __iter__(self) -> Any:
         for x, y in self.batches:
-            down, right = torch.randint(-self.most, self.most + 1, (2,), generator=self.generator).tolist()
+            down, right = torch.randint(-self.max_shift, self.max_shift + 1, (2,), generator=self.generator).tolist()
             yield torch.roll(x, (down, right), (2, 3)), y

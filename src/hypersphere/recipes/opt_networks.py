@@ -1,4 +1,4 @@
-"""Training by rotation against plain training: perceptrons, CNNs and PointNet (tables of chapter 7 of the thesis)."""
+"""Training by rotation and plain training: perceptrons, CNNs and PointNet (tables of chapter 7 of the thesis)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
 
 __all__ = ["CNN", "CNN6", "MLP", "POINTNET", "decaying_sgd"]
 
-_NUMBERS = Metric("parameters", "trained numbers", ".0f", None)
-_OPTS: dict[str, dict[str, Any]] = {
+_TRAINED_NUMBERS = Metric("parameters", "trained numbers", ".0f", None)
+_METHODS: dict[str, dict[str, Any]] = {
     "OPT (GS)": {"name": "gram_schmidt"},
     "OPT (HR)": {"name": "householder"},
     "OPT (LS)": {"name": "lowdin"},
@@ -24,25 +24,25 @@ _OPTS: dict[str, dict[str, Any]] = {
 
 
 def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
-    """Train, by rotation or not; error, accuracy, energy, and how many numbers training can change."""
+    """Train, with or without rotation; measure error, accuracy, energy and the number of degrees of freedom."""
     assembly = assemble(settings, trial)
-    numbers = rotation.degrees_of_freedom(assembly.objective, on_group=assembly.turning.on_group)
+    degrees_of_freedom = rotation.degrees_of_freedom(assembly.objective, on_group=assembly.turning.on_group)
     outcome = classify(assembly, trial)
-    more = {"accuracy": 100 - outcome.metrics["error"], "parameters": float(numbers)}
+    more = {"accuracy": 100 - outcome.metrics["error"], "parameters": float(degrees_of_freedom)}
     return Outcome({**outcome.metrics, **more}, outcome.curves, outcome.tensors)
 
 
-def _sgd(rate: float, turning: float | None = None, **options: Any) -> dict[str, Any]:
-    rotating = {} if turning is None else {"rotation_lr": turning}
-    return {"name": "sgd", "lr": rate, "momentum": 0.9, **rotating, **options}
+def _sgd(rate: float, rotation_rate: float | None = None, **options: Any) -> dict[str, Any]:
+    rotation_options = {} if rotation_rate is None else {"rotation_lr": rotation_rate}
+    return {"name": "sgd", "lr": rate, "momentum": 0.9, **rotation_options, **options}
 
 
-def decaying_sgd(rate: float, turning: float | None = None) -> dict[str, Any]:
-    """SGD with momentum, 5e-4 of weight decay, and a rate of its own for rotations."""
-    return _sgd(rate, turning, weight_decay=5e-4)
+def decaying_sgd(rate: float, rotation_rate: float | None = None) -> dict[str, Any]:
+    """Return settings of SGD with momentum, weight decay 5e-4 and a separate learning rate for rotations."""
+    return _sgd(rate, rotation_rate, weight_decay=5e-4)
 
 
-# by initialisation: the rate of rotations, chosen on held-out digits, and the error of table 7.3
+# By initialisation and method: the learning rate of rotations, chosen on held-out digits, and the error of table 7.3.
 _DIGITS: dict[str, dict[str, tuple[float, float | None]]] = {
     "normal": {
         "OPT (GS)": (1e-3, 5.11),
@@ -65,15 +65,15 @@ _DIGITS: dict[str, dict[str, tuple[float, float | None]]] = {
     },
 }
 _DIGIT_RATES = {"normal": 1e-3, "xavier": 0.1}
-_DIGIT_TURNS = {**_OPTS, "S-OPT (CP)": {"name": "stochastic", "every": 100}}
+_DIGIT_METHODS = {**_METHODS, "S-OPT (CP)": {"name": "stochastic", "every": 100}}
 
 
 def _digit_rows(init: str, plain: float) -> list[Row]:
     model, rate = {"name": "mlp", "init": init}, _DIGIT_RATES[init]
     rows = [Row(f"{init}, baseline", {"model": model, "optimizer": _sgd(rate)}, {"error": plain})]
-    for name, (turning, error) in _DIGITS[init].items():
-        own = {"model": model, "optimizer": _sgd(rate, turning), "rotation": _DIGIT_TURNS[name]}
-        rows.append(Row(f"{init}, {name}", own, {} if error is None else {"error": error}))
+    for name, (rotation_rate, error) in _DIGITS[init].items():
+        changes = {"model": model, "optimizer": _sgd(rate, rotation_rate), "rotation": _DIGIT_METHODS[name]}
+        rows.append(Row(f"{init}, {name}", changes, {} if error is None else {"error": error}))
     return rows
 
 
@@ -84,7 +84,7 @@ _UNIT = {
 }
 _AT_ITS_RATE = (
     Row("xavier, baseline at 0.01", {"optimizer": _sgd(0.01)}, {"error": 2.14}),
-    Row("xavier, OPT (CP) at 0.01", {"optimizer": _sgd(0.01, 0.01), "rotation": _OPTS["OPT (CP)"]}, {"error": 1.49}),
+    Row("xavier, OPT (CP) at 0.01", {"optimizer": _sgd(0.01, 0.01), "rotation": _METHODS["OPT (CP)"]}, {"error": 1.49}),
 )
 MLP = Recipe(
     name="opt-mlp",
@@ -104,16 +104,17 @@ MLP = Recipe(
         *_AT_ITS_RATE,
     ),
     seeds=(0, 1, 2, 3, 4),
-    metrics=(ERROR, ENERGY, _NUMBERS, SECONDS),
+    metrics=(ERROR, ENERGY, _TRAINED_NUMBERS, SECONDS),
     run=run,
     figures=("error", "energy"),
-    note="196-256-256-10 on all 60,000 digits of 14×14 pixels, 4 epochs of SGD in batches of 100 with one cycle of "
-    "the learning rate (the source: 28×28 pixels, 100 epochs). Rates were chosen on 10,000 digits held out "
-    "from training, 3 epochs of 20,000 others, one seed: four for plain training, and for the rotations of CP "
-    "four, of all others two or three, all else at the rate of plain training; with unit neurons all else at "
-    "0.1, and of three. HR has the rate of GS, which it equals but for rounding and signs. S-OPT turns a quarter "
-    "of the dimensions, drawn anew every 100 steps. The last two rows have the source's rate, 0.01, for everything. "
-    "Trained numbers: d(d−1)/2 for a rotation.",
+    note="196-256-256-10 on all 60,000 digits at 14×14 pixels, 4 epochs of SGD with batches of 100 and a one-cycle "
+    "learning rate (the source: 28×28 pixels, 100 epochs). Learning rates were chosen on 10,000 digits held "
+    "out from training, after 3 epochs on 20,000 others, with one seed: from four values for plain training "
+    "and for the rotations of CP, from two or three for the other rotations; all other parameters have the "
+    "rate of plain training. With unit neurons the other parameters have 0.1, and the rate of the rotation "
+    "was chosen from three. HR has the rate of GS, to which it is equal except for rounding and signs. S-OPT "
+    "rotates a quarter of the dimensions, which are redrawn every 100 steps. The last two rows have the "
+    "learning rate of the source, 0.01, for all parameters. Trained numbers: d(d−1)/2 for a rotation.",
 )
 
 CNN6 = {"name": "opt_cnn6", "widths": [32, 32, 32], "feature_dim": 64, "norm": "batch"}
@@ -121,14 +122,14 @@ _BARE = {**CNN6, "norm": "none"}
 _RATE = 0.1
 
 
-def _turned(turning: float, turn: Mapping[str, Any]) -> dict[str, Any]:
-    return {"rotation": dict(turn), "optimizer": decaying_sgd(_RATE, turning)}
+def _rotated(rotation_rate: float, method: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rotation": dict(method), "optimizer": decaying_sgd(_RATE, rotation_rate)}
 
 
-def _bare(turning: float | None = None, turn: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    if turn is None:
+def _bare(rotation_rate: float | None = None, method: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    if method is None:
         return {"model": _BARE, "optimizer": decaying_sgd(0.1)}
-    return {"model": _BARE, "optimizer": decaying_sgd(0.03, turning), "rotation": dict(turn)}
+    return {"model": _BARE, "optimizer": decaying_sgd(0.03, rotation_rate), "rotation": dict(method)}
 
 
 CNN = Recipe(
@@ -139,44 +140,49 @@ CNN = Recipe(
     rows=(
         Row("baseline", {}, {"error": 37.59}),
         Row("HS-MHE", {"regularizer": {"name": "mhe"}}, {"error": 34.97}),
-        Row("OPT (GS)", _turned(0.3, _OPTS["OPT (GS)"]), {"error": 33.02}),
-        Row("OPT (CP)", _turned(0.3, _OPTS["OPT (CP)"]), {"error": 33.53}),
-        Row("OPT (OGD)", _turned(0.1, _OPTS["OPT (OGD)"]), {"error": 33.33}),
-        Row("OPT (OR)", _turned(0.1, _OPTS["OPT (OR)"]), {"error": 34.70}),
-        Row("UPT", _turned(0.03, {"name": "free"}), {"error": 42.61}),
+        Row("OPT (GS)", _rotated(0.3, _METHODS["OPT (GS)"]), {"error": 33.02}),
+        Row("OPT (CP)", _rotated(0.3, _METHODS["OPT (CP)"]), {"error": 33.53}),
+        Row("OPT (OGD)", _rotated(0.1, _METHODS["OPT (OGD)"]), {"error": 33.33}),
+        Row("OPT (OR)", _rotated(0.1, _METHODS["OPT (OR)"]), {"error": 34.70}),
+        Row("UPT", _rotated(0.03, {"name": "free"}), {"error": 42.61}),
         Row(
             "S-OPT (GS), p = d/4",
-            _turned(0.3, {"name": "stochastic", "method": "gram_schmidt", "every": 40}),
+            _rotated(0.3, {"name": "stochastic", "method": "gram_schmidt", "every": 40}),
             {"error": 33.70},
         ),
-        Row("PE-OPT (CP), k = 2", _turned(0.3, {"name": "cayley", "blocks": 2, "whole_first": True}), {"error": 33.54}),
-        Row("PE-OPT (CP), k = 4", _turned(0.3, {"name": "cayley", "blocks": 4, "whole_first": True}), {"error": 34.77}),
+        Row(
+            "PE-OPT (CP), k = 2", _rotated(0.3, {"name": "cayley", "blocks": 2, "whole_first": True}), {"error": 33.54}
+        ),
+        Row(
+            "PE-OPT (CP), k = 4", _rotated(0.3, {"name": "cayley", "blocks": 4, "whole_first": True}), {"error": 34.77}
+        ),
         Row("no BatchNorm, baseline", _bare(), {"error": 38.95}),
         Row("no BatchNorm, HS-MHE", {**_bare(), "regularizer": {"name": "mhe"}}, {"error": 36.90}),
-        Row("no BatchNorm, OPT (GS)", _bare(1.0, _OPTS["OPT (GS)"]), {"error": 35.61}),
-        Row("no BatchNorm, OPT (CP)", _bare(0.3, _OPTS["OPT (CP)"]), {"error": 34.88}),
-        Row("no BatchNorm, OPT (OGD)", _bare(0.1, _OPTS["OPT (OGD)"]), {"error": 35.38}),
+        Row("no BatchNorm, OPT (GS)", _bare(1.0, _METHODS["OPT (GS)"]), {"error": 35.61}),
+        Row("no BatchNorm, OPT (CP)", _bare(0.3, _METHODS["OPT (CP)"]), {"error": 34.88}),
+        Row("no BatchNorm, OPT (OGD)", _bare(0.1, _METHODS["OPT (OGD)"]), {"error": 35.38}),
     ),
     seeds=(0, 1),
-    metrics=(ERROR, ENERGY, _NUMBERS, SECONDS),
+    metrics=(ERROR, ENERGY, _TRAINED_NUMBERS, SECONDS),
     run=run,
     figures=("error", "energy"),
-    note="CNN-6 with 32 filters a layer (the source: 64) on 10,000 images of 16×16 pixels, 6 epochs, so errors are "
-    "far above the source's and only differences between rows compare. Rates were chosen on 2,000 images held "
-    "out from training, 4 epochs, one seed: of three for plain training and for the rotations of CP, of two "
-    "for those of GS, OR, UPT and S-OPT, of four for OGD, all else at the rate of plain training; PE-OPT has "
-    "that of CP. Without BatchNorm: of two for plain training (0.1), and of two or three for the rotations of "
-    "CP, GS and OGD with all else at 0.03. Weight decay is on what is not a rotation. S-OPT turns a quarter of the "
-    "dimensions, drawn anew every 40 steps; PE-OPT turns the first layer as a whole. Trained numbers: d(d−1)/2 "
-    "for a rotation.",
+    note="CNN-6 with 32 filters per layer (the source: 64) on 10,000 images of 16×16 pixels, 6 epochs. Errors are "
+    "far above those of the source, so only differences between rows can be compared. Learning rates were "
+    "chosen on 2,000 images held out from training, after 4 epochs, with one seed: from three values for "
+    "plain training and for the rotations of CP, from two for those of GS, OR, UPT and S-OPT, from four for "
+    "OGD; all other parameters have the rate of plain training, and PE-OPT has the rate of CP. Without "
+    "BatchNorm: from two for plain training (0.1), and from two or three for the rotations of CP, GS and OGD, "
+    "with 0.03 for all other parameters. Weight decay applies to everything except rotations. S-OPT rotates a "
+    "quarter of the dimensions, which are redrawn every 40 steps; PE-OPT rotates the first layer with a "
+    "single block. Trained numbers: d(d−1)/2 for a rotation.",
 )
 
 _ADAM = {"name": "adam", "lr": 3e-3}
-_TURNING_ADAM = {**_ADAM, "rotation_lr": 0.01}
+_ROTATION_ADAM = {**_ADAM, "rotation_lr": 0.01}
 POINTNET = Recipe(
     name="opt-pointnet",
     title="PointNet on ModelNet10, trained by rotation",
-    reference="table 7.12 of the thesis and table 9 of the OPT paper, of ModelNet40",
+    reference="table 7.12 of the thesis and table 9 of the OPT paper, on ModelNet40",
     settings=settings_of(
         data={"name": "modelnet10"},
         model={"name": "pointnet", "per_point": [32, 32, 64, 128], "hidden": [64, 64]},
@@ -186,15 +192,16 @@ POINTNET = Recipe(
     ),
     rows=(
         Row("baseline", {}, {"accuracy": 87.1}),
-        Row("OPT (GS)", {"rotation": _OPTS["OPT (GS)"], "optimizer": _TURNING_ADAM}, {"accuracy": 87.23}),
-        Row("OPT (CP)", {"rotation": _OPTS["OPT (CP)"], "optimizer": _TURNING_ADAM}, {"accuracy": 87.81}),
+        Row("OPT (GS)", {"rotation": _METHODS["OPT (GS)"], "optimizer": _ROTATION_ADAM}, {"accuracy": 87.23}),
+        Row("OPT (CP)", {"rotation": _METHODS["OPT (CP)"], "optimizer": _ROTATION_ADAM}, {"accuracy": 87.81}),
     ),
     seeds=(0, 1),
-    metrics=(Metric("accuracy", "test accuracy %", ".2f", True), ENERGY, _NUMBERS, SECONDS),
+    metrics=(Metric("accuracy", "test accuracy %", ".2f", True), ENERGY, _TRAINED_NUMBERS, SECONDS),
     run=run,
-    note="PointNet without transforms and with narrow layers on the 10 classes of ModelNet10; 6 epochs of Adam in "
-    "batches of 32. Rates were chosen on 800 shapes held out from training, 2 epochs of 1,500 others, one seed: of "
-    "three for plain training (0.003), of four for the rotations of CP and of three for GS (0.01), all else at "
-    "0.003. The source has 0.001 for everything; its figures are of ModelNet40, and the thesis "
-    "prints 87.86 for CP, which the paper prints for OGD.",
+    note="PointNet without transforms and with narrow layers on the 10 classes of ModelNet10; 6 epochs of Adam "
+    "with batches of 32. Learning rates were chosen on 800 shapes held out from training, after 2 epochs on "
+    "1,500 others, with one seed: from three values for plain training (0.003), from four for the rotations "
+    "of CP and from three for GS (0.01), with 0.003 for all other parameters. The source uses 0.001 for all "
+    "parameters. Its numbers are for ModelNet40; the thesis prints 87.86 for CP, which the paper prints for "
+    "OGD.",
 )

@@ -1,4 +1,4 @@
-"""Three studies of training by rotation: class vectors that only turn, the energy it starts from, its landscape."""
+"""Three studies of training by rotation: rotated class vectors, initial energy, and the loss landscape."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _SIZE = 28
 
 
 def run_open_set(settings: Mapping[str, Any], trial: Trial) -> Outcome:
-    """Train on the seen characters, then compare the unseen: 6,000 pairs, and one drawing each against all others."""
+    """Train on the seen characters; then verify 6,000 pairs of unseen ones and identify each drawing."""
     assembly = assemble(settings, trial)
-    numbers = rotation.degrees_of_freedom(assembly.head)
+    degrees_of_freedom = rotation.degrees_of_freedom(assembly.head)
 
     def more() -> dict[str, float]:
         unseen = data.omniglot("evaluation", trial.data_root, size=_SIZE)
         return compare_unseen(*training.embed(assembly.network, training.Batches(unseen.images, unseen.labels, 500)))
 
     outcome = classify(assembly, trial, more=more)
-    return Outcome({**outcome.metrics, "head_parameters": float(numbers)}, outcome.curves)
+    return Outcome({**outcome.metrics, "head_parameters": float(degrees_of_freedom)}, outcome.curves)
 
 
 OMNIGLOT = Recipe(
     name="opt-omniglot",
     title="Random class vectors that only turn, on Omniglot's unseen characters",
-    reference="table 13 of the OPT paper, of faces: CASIA and LFW",
+    reference="table 13 of the OPT paper, on faces (CASIA and LFW)",
     settings=settings_of(
         data={"name": "omniglot", "size": _SIZE, "held_out": 1},
         model={"name": "embedding_cnn", "image_size": [_SIZE, _SIZE], "widths": [32, 64, 64], "feature_dim": 64},
@@ -66,26 +66,27 @@ OMNIGLOT = Recipe(
         Metric("head_parameters", "trained numbers of the head", ".0f", None),
     ),
     run=run_open_set,
-    note="The network of the recipe omniglot with a softmax: 964 characters of 19 drawings for training, 8 epochs, "
-    "64-d features; the error is that of the twentieth drawing of each. CLS-OPT: the class vectors are random, of "
-    "unit length and fixed, and a rotation of 64 dimensions turns them all; every other layer is trained plainly. "
-    "Chosen on four held-out drawings of each character: the rate of plain training, of two in 1 epoch (0.3), and "
-    "that of the rotation, of two in 1 and 4 epochs (1; 0.1 is no better), all else at 0.3. Verification and "
-    "identification of 659 unseen characters as in omniglot. The source's figures are of 512-d features of faces.",
+    note="The network of the recipe omniglot with a softmax: 964 characters with 19 drawings each for training, 8 "
+    "epochs, 64-d features; the error is that on the twentieth drawing of each character. CLS-OPT: the class "
+    "vectors are random unit vectors, fixed, and rotated together by one rotation of the 64 dimensions; all "
+    "other layers are trained plainly. Chosen on four held-out drawings of each character: the learning rate "
+    "of plain training, from two values after 1 epoch (0.3), and that of the rotation, from two after 1 and 4 "
+    "epochs (1; 0.1 is no better), with 0.3 for all other parameters. Verification and identification of 659 "
+    "unseen characters as in omniglot. The numbers of the source are for 512-d features of faces.",
 )
 
 
 def run_from_energy(settings: Mapping[str, Any], trial: Trial) -> Outcome:
-    """Train from neurons of some mean; and the energy that this mean gives CNN-6 in the source's size."""
-    full = source_energy(settings["model"]["init"], settings["model"]["init_mean"], trial.seed)
+    """Train from weights with a given mean; also compute the initial energy of CNN-6 at the size of the source."""
+    energy_at_source_size = source_energy(settings["model"]["init"], settings["model"]["init_mean"], trial.seed)
     outcome = classify(assemble(settings, trial), trial)
-    start = {"source_energy": full, "start_energy": outcome.curves["energy"][0]}
+    start = {"source_energy": energy_at_source_size, "start_energy": outcome.curves["energy"][0]}
     return Outcome({**outcome.metrics, **start}, outcome.curves)
 
 
 @torch.no_grad()
 def source_energy(init: str, mean: float, seed: int) -> float:
-    """The half-space energy (s = 2) of CNN-6 before training, the mean over pairs and the sum over seven layers."""
+    """Return the half-space energy (s = 2) of CNN-6 before training: mean over pairs, sum over seven layers."""
     torch.manual_seed(seed)
     network = models.MODELS["opt_cnn6"]()
     initialize_(network, init, mean)
@@ -97,7 +98,7 @@ def _of_mean(mean: float) -> dict[str, Any]:
     return {"model": {**CNN6, "init": "he", "init_mean": mean}}
 
 
-_PRINTED = {  # mean: energy and error of table 7.2
+_PRINTED = {  # by mean: energy and error of table 7.2
     0.0: {"source_energy": 3.5109, "error": 32.49},
     1e-3: {"source_energy": 3.5117, "error": 33.11},
     1e-2: {"source_energy": 3.5160, "error": 39.51},
@@ -105,14 +106,17 @@ _PRINTED = {  # mean: energy and error of table 7.2
     3e-2: {"source_energy": 3.6761},
     5e-2: {"source_energy": 4.2776},
 }
-_TURNED = {"rotation": {"name": "cayley", "normalize": True}, "optimizer": decaying_sgd(0.1, 0.3)}
+_ROTATED = {"rotation": {"name": "cayley", "normalize": True}, "optimizer": decaying_sgd(0.1, 0.3)}
 INITIAL_ENERGY = Recipe(
     name="opt-initial-energy",
     title="The energy that training starts from, CNN-6 on a fifth of CIFAR-100",
     reference="table 7.2 of the thesis, table 4 of the OPT paper",
     settings=settings_of(**{**IMAGES, "epochs": 5}, **_of_mean(0.0)),
     rows=(
-        *(Row(f"OPT (CP), mean {mean:g}", {**_of_mean(mean), **_TURNED}, own) for mean, own in _PRINTED.items()),
+        *(
+            Row(f"OPT (CP), mean {mean:g}", {**_of_mean(mean), **_ROTATED}, printed)
+            for mean, printed in _PRINTED.items()
+        ),
         *(Row(f"plain, mean {mean:g}", _of_mean(mean)) for mean in (0.0, 2e-2, 5e-2)),
     ),
     seeds=(0, 1),
@@ -124,17 +128,18 @@ INITIAL_ENERGY = Recipe(
     ),
     run=run_from_energy,
     figures=("error", "energy"),
-    note="The mean is added to weights drawn by He's rule. The initial energy of CNN-6 is that of the source's "
-    "size, 64 filters on images of 32×32: half space, s = 2, the mean over pairs and the sum over seven "
-    "layers, which is what gives the source's numbers. Trained is the network of the recipe opt-cnn, of half "
-    "the width, whose shorter neurons a mean moves less; 5 epochs. The source's errors are those of OPT (CP) "
-    "with unit neurons (its error at mean 0 is that of table 7.7), so these rows stand beside them; it does "
-    "not converge at means of 0.03 and 0.05.",
+    note="The mean is added to weights drawn with He initialisation. The initial energy of CNN-6 is computed at "
+    "the size of the source, 64 filters and images of 32×32: half space, s = 2, mean over pairs and sum over "
+    "seven layers, which reproduces the numbers of the source. The trained network is that of the recipe "
+    "opt-cnn with half the width; its neurons have fewer dimensions, so the mean changes them less; 5 epochs. "
+    "The errors of the source are those of OPT (CP) with unit neurons (its error at mean 0 is that of table "
+    "7.7), so they are printed next to these rows; the source reports no convergence at means of 0.03 and "
+    "0.05.",
 )
 
 
 def run_landscape(settings: Mapping[str, Any], trial: Trial) -> Outcome:
-    """Train, then measure loss and error on a plane around what the hidden layers learned."""
+    """Train; then measure loss and error on a plane through the trained hidden layers."""
     assembly = assemble(settings, trial)
     outcome = classify(assembly, trial)
     if outcome.metrics["diverged"]:
@@ -158,12 +163,12 @@ def run_landscape(settings: Mapping[str, Any], trial: Trial) -> Outcome:
         for radius in (0.5, 1.0)
     }
     centre = {f"{name}_at_centre": value for name, value in around.centre.items()}
-    kept = {f"landscape_{name}": values for name, values in around.values.items()}
-    return Outcome({**outcome.metrics, **centre, **rings}, outcome.curves, {**kept, "coordinates": around.a})
+    landscape = {f"landscape_{name}": values for name, values in around.values.items()}
+    return Outcome({**outcome.metrics, **centre, **rings}, outcome.curves, {**landscape, "coordinates": around.a})
 
 
 def on_ring(around: evaluation.Landscape, name: str, radius: float) -> float:
-    """The mean over the grid's points at this distance of the centre, to half a step of the grid."""
+    """Return the mean over the grid points at this distance from the centre, within half a step of the grid."""
     distance = (around.a[:, None].square() + around.b.square()).sqrt()
     step = float(around.a[1] - around.a[0])
     near = around.values[name][(distance - radius).abs() <= step / 2]
@@ -191,7 +196,7 @@ LANDSCAPE = Recipe(
     ),
     run=run_landscape,
     note="The network of the recipe opt-cnn after 5 epochs. The hidden layers are moved along two random "
-    "directions, each filter of a direction as long as the filter it moves (a rotation's: as long as R "
-    "itself), to ±1.5; the head stays. Loss and error of the first 500 test images on 15×15 points; a rise is "
-    "the mean at that distance of the centre less the value at the centre.",
+    "directions up to ±1.5; each filter of a direction has the norm of the filter that it moves (for a "
+    "rotation: the norm of R). The head is not moved. Loss and error of the first 500 test images at 15×15 "
+    "points; a rise is the mean at that distance from the centre minus the value at the centre.",
 )

@@ -1,4 +1,4 @@
-"""What a recipe is: the rows of a table as data, and one function that runs a row."""
+"""The data model of recipes: the rows of a table as data, and one function that runs a row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Metric", "Outcome", "Recipe", "Row", "Trial"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A column of the table: its key in the outcome, its heading, how it is written and which end is better."""
+    """A column of the table: its key in the outcome, its heading, its number format and whether higher is better."""
 
     key: str
     heading: str
@@ -28,28 +28,28 @@ class Metric:
 
 @dataclass(frozen=True)
 class Row:
-    """What differs from the other rows, and what the source printed for it."""
+    """A row of the table: the settings that differ from the recipe, and the numbers that the source prints."""
 
     name: str
     settings: Mapping[str, Any]
     paper: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(bool(self.name.strip(". ")), "name", "words, not only dots", self.name)
+        require(bool(self.name.strip(". ")), "name", "text other than dots and spaces", self.name)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a run is given beside its settings: the seed, whom to tell the part done (0…1), and where data lies."""
+    """What a run receives next to its settings: the seed, a callback for progress in [0, 1], and the data folder."""
 
     seed: int
-    tell: Callable[[float], None] = lambda part: None
+    tell: Callable[[float], None] = lambda fraction: None
     data_root: Path | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run gave: numbers for the record, and tensors for pictures."""
+    """The result of one run: numbers and curves for the record, and tensors for pictures."""
 
     metrics: Mapping[str, float]
     curves: Mapping[str, list[float]] = field(default_factory=dict)
@@ -61,16 +61,16 @@ class Recipe:
     """A table or figure of the sources as one command.
 
     Args:
-        name: what it is called on the command line.
-        title: one line that says what it shows.
+        name: name on the command line.
+        title: one line that says what the table shows.
         reference: where the source prints it.
-        settings: what all rows have in common (the schedule, the size), as JSON can write it.
-        rows: what differs.
-        seeds: run by default.
+        settings: settings that all rows share, such as schedule and size, as JSON values.
+        rows: the rows of the table.
+        seeds: seeds that run by default.
         metrics: the columns, in order.
-        run: one row with its settings, as a `Trial`.
-        note: what to know when reading the table: the scale, and how it differs from the source.
-        figures: the curves of the outcomes that are worth a picture beside the table, as ("error", "energy").
+        run: function that runs one row from its settings and a `Trial`.
+        note: what a reader of the table has to know: the scale, and the differences from the source.
+        figures: curves of the outcomes that are drawn next to the table, such as ("error", "energy").
     """
 
     name: str
@@ -85,13 +85,13 @@ class Recipe:
     figures: tuple[str, ...] = ()
 
     def settings_of(self, row: Row, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """The recipe's settings, changed by the row's and by the overrides, as JSON would give them back.
+        """Return the settings of the recipe, changed by those of the row and by the overrides, as JSON values.
 
-        A value has the type of the recipe's own; a whole number does for a fraction, and anything for None. What makes
-        a row is the row's alone: overriding it would give one row another's numbers.
+        A value must have the type of the default. An int is accepted for a float, and anything for None. Settings of
+        the row cannot be overridden, because its numbers would then belong to another row.
         """
-        own = ", ".join(key for key in overrides if key in row.settings)
-        require(not own, "overrides", f"settings that row {row.name!r} does not set itself", own)
+        fixed = ", ".join(key for key in overrides if key in row.settings)
+        require(not fixed, "overrides", f"settings that row {row.name!r} does not set itself", fixed)
         settings = dict(self.settings)
         for key, value in [*row.settings.items(), *overrides.items()]:
             require(key in settings, "overrides", f"settings of {self.name}: {', '.join(settings)}", key)
@@ -102,18 +102,18 @@ class Recipe:
         try:
             return json.loads(json.dumps(settings, allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise ValueError(f"settings of {row.name!r} must be what JSON can write: {error}") from None
+            raise ValueError(f"settings of {row.name!r} must be JSON values: {error}") from None
 
 
 def _like(default: Any, value: Any) -> Any:
-    """Return the value in the default's type; raise a `TypeError` if it has another."""
+    """Return the value converted to the type of the default; raise a `TypeError` if it has another type."""
     if default is None:
         return value
     if isinstance(default, float) and type(value) is int:
         return float(value)
     if isinstance(default, (list, tuple)) and isinstance(value, (list, tuple)):
-        item = default[0] if len({type(part) for part in default}) == 1 else None
-        return [_like(item, part) for part in value]
+        item_default = default[0] if len({type(item) for item in default}) == 1 else None
+        return [_like(item_default, item) for item in value]
     if type(value) is not type(default) or (isinstance(value, float) and not math.isfinite(value)):
         raise TypeError
     return value

@@ -1,4 +1,4 @@
-"""Records: one JSON file a row and seed, written at once or not at all, never run twice."""
+"""Records: one JSON file per row and seed, written atomically. A row that has a record is not run again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Record", "execute", "read_records", "read_tensors", "record_path", "
 
 @dataclass(frozen=True)
 class Record:
-    """One run of one row: what was asked, where it ran, what came out; None for a number that was not finite."""
+    """One run of one row: its settings, environment and results. None stands for a number that is not finite."""
 
     recipe: str
     row: str
@@ -47,13 +47,13 @@ class Record:
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """Write as JSON, atomically."""
+        """Write the record as JSON, atomically."""
         with replacing(path) as draft:
             draft.write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read a record; what is none is `DamagedData` that names the file."""
+        """Read a record; raise `DamagedData` if the file is not one."""
         try:
             record = cls(**json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None))
             for name, kind in get_type_hints(cls).items():
@@ -78,19 +78,21 @@ def execute(
 
     Args:
         recipe: the table.
-        out: folder of the records; `out/NAME/ROW/seed-K.json`, tensors beside it as safetensors.
-        seeds: instead of the recipe's own.
+        out: folder of the records, `out/NAME/ROW/seed-K.json`, with tensors next to them as safetensors.
+        seeds: seeds to run; by default those of the recipe.
         rows: names of the rows to run; all if None.
-        overrides: settings instead of the recipe's, for a smaller or larger scale, but none that rows set themselves;
-            they become part of the record, and their records lie apart, in `out/NAME@MARK/`.
-        data_root: where data sets lie; None leaves it to the data room.
-        on_progress: told the row, the seed and the part of it that is done (1 when it is finished or was before).
+        overrides: settings that replace those of the recipe, for a smaller or larger scale, but none that rows set.
+            They become part of the record, and the records are stored separately, in `out/NAME@MARK/`.
+        data_root: folder of the data sets; None uses the environment variable HYPERSPHERE_DATA.
+        on_progress: called with the row, the seed and the fraction done, which is 1 at the end and for old records.
     """
     changes = dict(overrides or {})
-    known = [row.name for row in recipe.rows]
-    require(set(rows or known) <= set(known), "rows", f"names among {', '.join(known)}", rows)
+    names = [row.name for row in recipe.rows]
+    require(set(rows or names) <= set(names), "rows", f"names among {', '.join(names)}", rows)
     chosen = [row for row in recipe.rows if rows is None or row.name in rows]
-    planned = [(row, recipe.settings_of(row, changes)) for row in chosen]  # all of them before any is run
+    planned = [
+        (row, recipe.settings_of(row, changes)) for row in chosen
+    ]  # all settings are checked before the first run
     origin, records = made_with(), []
     for row, settings in planned:
         for seed in map(int, recipe.seeds if seeds is None else seeds):
@@ -108,7 +110,7 @@ def execute(
 
 
 def run_name(recipe: str, overrides: Mapping[str, Any]) -> str:
-    """The folder of a run: the recipe's name, and a mark of their own for overrides.
+    """Return the folder of a run: the name of the recipe, and a hash of the overrides if there are any.
 
     >>> run_name("digits", {}), run_name("digits", {"epochs": 1})
     ('digits', 'digits@f75a221d')
@@ -117,7 +119,7 @@ def run_name(recipe: str, overrides: Mapping[str, Any]) -> str:
 
 
 def record_path(out: Path, recipe: str, row: str, seed: int, overrides: Mapping[str, Any] | None = None) -> Path:
-    """Where the record of a row and seed lies."""
+    """Return the path of the record of a row and seed."""
     return out / run_name(recipe, overrides or {}) / _file_name(row) / f"seed-{seed}.json"
 
 
@@ -128,7 +130,7 @@ def read_records(out: Path, run: str) -> list[Record]:
 
 
 def read_tensors(out: Path, record: Record) -> dict[str, Tensor]:
-    """Read what a run kept for pictures; empty if it kept nothing."""
+    """Read the tensors that a run stored for pictures; empty if it stored none."""
     path = record_path(out, record.recipe, record.row, record.seed, record.overrides).with_suffix(".safetensors")
     try:
         return load_file(path) if path.exists() else {}
@@ -136,23 +138,24 @@ def read_tensors(out: Path, record: Record) -> dict[str, Tensor]:
         raise DamagedData(f"{path} is not a file of tensors: {error}") from None
 
 
-def _tell(on_progress: Callable[[Row, int, float], None] | None, row: Row, seed: int, part: float) -> None:
-    if on_progress is not None and part < 1:  # that it is finished is said when its record is written
-        on_progress(row, seed, part)
+def _tell(on_progress: Callable[[Row, int, float], None] | None, row: Row, seed: int, fraction: float) -> None:
+    if on_progress is not None and fraction < 1:  # the end is reported when the record has been written
+        on_progress(row, seed, fraction)
 
 
 def _finished(path: Path, asked: Mapping[str, Any]) -> Record | None:
     if not path.exists():
         return None
     record = Record.read(path)
-    # as text, because 1, 1.0 and True are equal to Python but not the same setting
+    # Compared as text, because 1, 1.0 and True are equal in Python but different settings.
     return record if _text({key: getattr(record, key) for key in asked}) == _text(asked) else None
 
 
 def _run(recipe: Recipe, asked: Mapping[str, Any], trial: Trial, path: Path, origin: Mapping[str, Any]) -> Record:
     _require_writable(path.parent)
-    kept = path.with_suffix(".safetensors")
-    for old in (path, kept):  # of other settings; the record first: it promises that its tensors are there
+    tensor_path = path.with_suffix(".safetensors")
+    # Files of other settings are removed, the record first: a record without its tensors must not exist.
+    for old in (path, tensor_path):
         old.unlink(missing_ok=True)
     trial.tell(0.0)
     torch.manual_seed(trial.seed)
@@ -172,10 +175,10 @@ def _run(recipe: Recipe, asked: Mapping[str, Any], trial: Trial, path: Path, ori
         threads=origin["threads"],
     )
     if outcome.tensors:
-        own = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in outcome.tensors.items()}
-        with replacing(kept) as draft:
-            save_file(own, draft)
-    record.write(path)  # last, so that a record means that all of it is there
+        tensors = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in outcome.tensors.items()}
+        with replacing(tensor_path) as draft:
+            save_file(tensors, draft)
+    record.write(path)  # last, so that a record implies that its tensors exist
     return record
 
 
@@ -184,7 +187,7 @@ def _require_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise ValueError(f"out must be a folder that can be written to, not {folder}: {error.strerror}") from None
+        raise ValueError(f"out must be a writable folder, not {folder}: {error.strerror}") from None
 
 
 def _finite(value: float | str) -> float | None:
@@ -192,7 +195,7 @@ def _finite(value: float | str) -> float | None:
 
 
 def _file_name(name: str) -> str:
-    """The name as a file may be called anywhere, marked if that changed it, so that no two names share a file."""
+    """Return a file name that is valid on every system; a hash keeps names distinct that become equal."""
     safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_=.") else "_" for letter in name)
     return name if safe[:80] == name and name.strip(".") else f"{safe[:80]}-{_mark(name)}"
 
@@ -206,7 +209,7 @@ def _text(value: Any) -> str:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value that JSON gave has the annotated type."""
+    """Return True if a value read from JSON has the annotated type."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is UnionType:
         return any(_fits(value, part) for part in parts)

@@ -1,4 +1,4 @@
-"""SphereNets and decoupled networks: convergence, operators with and without ReLU, what keeps norms from mattering."""
+"""SphereNets and decoupled networks: convergence, operators with and without ReLU, and the role of weight norms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
 __all__ = ["CONVERGENCE", "LEARNED", "NORMS", "OPERATORS"]
 
 _CNN = {"name": "spherenet_cnn9", "widths": [16, 32, 64], "feature_dim": 64}
-_BARE = {**_CNN, "norm": "none"}
+_NO_NORM = {**_CNN, "norm": "none"}
 _SIZE = "CNN-9 with 16, 32 and 64 filters on 10,000 images of 16×16 pixels"
 
 
@@ -25,7 +25,11 @@ def _sphere(angular: Any = "cosine") -> dict[str, Any]:
 
 
 _SIGMOID = {"name": "sigmoid", "k": 0.3}
-_FEW = {"batch_size": 4, "epochs": 1, "optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}}
+_SMALL_BATCH = {
+    "batch_size": 4,
+    "epochs": 1,
+    "optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4},
+}
 
 
 def _with_early(settings: Mapping[str, Any], trial: Trial) -> Outcome:
@@ -37,27 +41,27 @@ def _with_early(settings: Mapping[str, Any], trial: Trial) -> Outcome:
 CONVERGENCE = Recipe(
     name="spherenet-convergence",
     title="Convergence of SphereNets and CNNs, with and without BatchNorm, and at batch 4",
-    reference="figures 3.4 and 3.5 of the thesis, which are curves on CIFAR-10",
+    reference="figures 3.3 and 3.5 of the thesis, which are curves on CIFAR-10",
     settings=settings_of(**IMAGES, model=_CNN),
     rows=(
         Row("CNN", {"model": _CNN}),
         Row("SphereNet, cosine", {"model": _CNN, **_sphere()}),
         Row("SphereNet, linear", {"model": _CNN, **_sphere("linear")}),
         Row("SphereNet, sigmoid (0.3)", {"model": _CNN, **_sphere(_SIGMOID)}),
-        Row("CNN without BatchNorm", {"model": _BARE}),
-        Row("SphereNet, cosine, without BatchNorm", {"model": _BARE, **_sphere()}),
-        Row("SphereNet, linear, without BatchNorm", {"model": _BARE, **_sphere("linear")}),
-        Row("CNN, batch 4", {"model": _CNN, **_FEW}),
-        Row("SphereNet, cosine, batch 4", {"model": _CNN, **_sphere(), **_FEW}),
-        Row("CNN without BatchNorm, batch 4", {"model": _BARE, **_FEW}),
-        Row("SphereNet, cosine, without BatchNorm, batch 4", {"model": _BARE, **_sphere(), **_FEW}),
+        Row("CNN without BatchNorm", {"model": _NO_NORM}),
+        Row("SphereNet, cosine, without BatchNorm", {"model": _NO_NORM, **_sphere()}),
+        Row("SphereNet, linear, without BatchNorm", {"model": _NO_NORM, **_sphere("linear")}),
+        Row("CNN, batch 4", {"model": _CNN, **_SMALL_BATCH}),
+        Row("SphereNet, cosine, batch 4", {"model": _CNN, **_sphere(), **_SMALL_BATCH}),
+        Row("CNN without BatchNorm, batch 4", {"model": _NO_NORM, **_SMALL_BATCH}),
+        Row("SphereNet, cosine, without BatchNorm, batch 4", {"model": _NO_NORM, **_sphere(), **_SMALL_BATCH}),
     ),
     seeds=(0, 1),
     metrics=(Metric("early", "error % after 2 epochs", ".2f", False), ERROR, SECONDS),
     run=_with_early,
     figures=("error",),
-    note=f"{_SIZE}, 6 epochs of batches of 128 (one epoch of batches of 4), one cycle of the learning rate up to 0.1 "
-    "(0.01).",
+    note=f"{_SIZE}; 6 epochs with batches of 128, or one epoch with batches of 4; one-cycle learning rate with a "
+    "maximum of 0.1, or 0.01 for batches of 4.",
 )
 
 _OPERATORS = {
@@ -69,7 +73,7 @@ _OPERATORS = {
     "LogConv": ("log", 33.62, 24.91, 25.17),
     "MixConv": ("mix", 33.46, 24.93, 25.27),
 }
-_QUIET = {**_CNN, "activation": "none"}
+_NO_RELU = {**_CNN, "activation": "none"}
 
 
 def _decoupled(name: str, angular: str = "cosine", **options: Any) -> dict[str, Any]:
@@ -79,15 +83,15 @@ def _decoupled(name: str, angular: str = "cosine", **options: Any) -> dict[str, 
 
 def _operator_rows() -> list[Row]:
     rows = [
-        Row("Conv, no ReLU", {"model": _QUIET}, {"error": 58.24}),
+        Row("Conv, no ReLU", {"model": _NO_RELU}, {"error": 58.24}),
         Row("Conv, ReLU", {"model": _CNN}, {"error": 26.01}),
     ]
     for title, (name, cosine, square, with_relu) in _OPERATORS.items():
         rows += [
-            Row(f"{title}, no ReLU", {"model": _QUIET, **_decoupled(name)}, {"error": cosine}),
+            Row(f"{title}, no ReLU", {"model": _NO_RELU, **_decoupled(name)}, {"error": cosine}),
             Row(
                 f"{title}, square cosine, no ReLU",
-                {"model": _QUIET, **_decoupled(name, "square_cosine")},
+                {"model": _NO_RELU, **_decoupled(name, "square_cosine")},
                 {"error": square},
             ),
             Row(f"{title}, ReLU", {"model": _CNN, **_decoupled(name)}, {"error": with_relu}),
@@ -98,15 +102,16 @@ def _operator_rows() -> list[Row]:
 OPERATORS = Recipe(
     name="decoupled-operators",
     title="Decoupled operators with and without ReLU, on a fifth of CIFAR-100",
-    reference="table 4.3 of the thesis, CNN-9 of four times the width on all of CIFAR-100",
+    reference="table 4.3 of the thesis, CNN-9 with four times the width on all of CIFAR-100",
     settings=settings_of(**{**IMAGES, "epochs": 4}, model=_CNN),
     rows=tuple(_operator_rows()),
     seeds=(0, 1),
     metrics=(ERROR, SECONDS),
     run=run,
     figures=("error",),
-    note=f"{_SIZE}, 4 epochs; BatchNorm everywhere, weights projected to the unit sphere after every step as in the "
-    "source, radii learned, one a layer. Errors are far above the source's: only differences between rows compare.",
+    note=f"{_SIZE}; 4 epochs; BatchNorm in every row; weights are projected to the unit sphere after every step, as "
+    "in the source; one learned radius per layer. Errors are far above those of the source, so only "
+    "differences between rows can be compared.",
 )
 
 _TANH = {"name": "tanh", "angular": "cosine", "learn_radius": "layer"}
@@ -127,13 +132,14 @@ NORMS = Recipe(
     metrics=(ERROR, SECONDS),
     run=run,
     figures=("error",),
-    note=f"{_SIZE}, 6 epochs; cosine TanhConv, radii learned, one a layer, but for the product of tanhs, where "
-    "ρ = 1: learned, its radii grow without end (to 50 times the mean patch norm in 40 steps) and outputs vanish.",
+    note=f"{_SIZE}; 6 epochs; cosine TanhConv with one learned radius per layer, except for the product of tanhs, "
+    "where ρ = 1: if learned, its radii grow without bound (to 50 times the mean patch norm in 40 steps) and "
+    "the outputs vanish.",
 )
 
 
 def _learn(settings: Mapping[str, Any], trial: Trial) -> Outcome:
-    """Train, and keep the learned k and factors of ρ."""
+    """Train, and store the learned k and the learned factors of ρ."""
     assembly = assemble(settings, trial)
 
     def tensors() -> dict[str, Tensor]:
@@ -151,7 +157,7 @@ def _learn(settings: Mapping[str, Any], trial: Trial) -> Outcome:
 
 
 def learned_parameters(assembly: training.Assembly) -> tuple[Tensor, Tensor]:
-    """All learned k, and all learned factors of the radius."""
+    """Return all learned k and all learned factors of the radius."""
     layers = [module for module in assembly.network.modules() if isinstance(module, DecoupledLayer)]
     none = torch.zeros(0)
     k = [layer.log_k.detach().exp().flatten() for layer in layers if layer.log_k is not None]
@@ -163,7 +169,7 @@ _K = {"name": "sphere", "angular": {"name": "sigmoid", "k": 0.5}}
 LEARNED = Recipe(
     name="learned-parameters",
     title="Learned k of the sigmoid SphereConv and learned radii of the TanhConv",
-    reference="figure 3.6 and section C.2 of the thesis",
+    reference="figure 3.4 and section C.2 of the thesis",
     settings=settings_of(**IMAGES, model=_CNN),
     rows=(
         Row("sigmoid, k = 0.5", {"operator": _K}),
@@ -182,5 +188,5 @@ LEARNED = Recipe(
         Metric("radius_factor_most", "largest factor of ρ", ".3f", None),
     ),
     run=_learn,
-    note=f"{_SIZE}, 6 epochs. ρ is its learned factor, starting at 1, times the running mean of the patch norm.",
+    note=f"{_SIZE}; 6 epochs. ρ is a learned factor, which starts at 1, times the running mean of the patch norm.",
 )

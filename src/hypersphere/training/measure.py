@@ -26,7 +26,7 @@ def accuracy(objective: Objective, data: Iterable[tuple[Tensor, Tensor]]) -> flo
     """Return the share of the data that is recognised, each process looking at a part; all get the same number.
 
     Raises:
-        FloatingPointError: features are not finite.
+        FloatingPointError: features or scores are not finite.
     """
     processes, where = Processes(), next(objective.parameters()).device
     right, seen, sound = 0, 0, 1
@@ -35,11 +35,15 @@ def accuracy(objective: Objective, data: Iterable[tuple[Tensor, Tensor]]) -> flo
             x, y = (part.to(where) for part in part_of(inputs, labels, processes))
             features = objective.features(x)
             sound &= int(torch.isfinite(features).all())
-            scores: Tensor = objective.head.scores(features.nan_to_num(0.0, 0.0, 0.0))  # type: ignore[operator]
+            try:
+                scores: Tensor = objective.head.scores(features.nan_to_num(0.0, 0.0, 0.0))  # type: ignore[operator]
+            except ValueError:  # finite features can be so large that their scores overflow
+                sound = 0
+                continue
             right, seen = right + int((scores.argmax(1) == y).sum()), seen + len(labels)
     right, broken = processes.add_(torch.tensor([right, 1 - sound], device=where)).tolist()
     if broken:
-        raise FloatingPointError("training diverged: the features of test data are not finite")
+        raise FloatingPointError("training diverged: the features or scores of test data are not finite")
     return right / seen
 
 
