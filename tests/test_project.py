@@ -26,7 +26,6 @@ NOT_YET_REWRITTEN = (
     "src/hypersphere/heads",
     "src/hypersphere/layers",
     "src/hypersphere/optim",
-    "src/hypersphere/recipes",
     "src/hypersphere/report",
     "src/hypersphere/rotation",
     "src/hypersphere/training",

@@ -3,7 +3,7 @@ import torch
 
 from hypersphere.evaluation import verify
 from hypersphere.models import EmbeddingCNN
-from hypersphere.recipes.open_set import SLOW, TRAINING, Shifted, make_head, objectives, train_embedding
+from hypersphere.recipes.open_set import SLOW, TRAINING, ShiftedBatches, make_head, objectives, train_embedding
 from hypersphere.training import Batches, embed
 
 
@@ -33,10 +33,10 @@ def test_train_embedding_learns_with_every_objective(row):
     assert verification.auc > 0.8
 
 
-def test_shifted_moves_images_without_losing_pixels():
+def test_shifted_batches_move_images_without_losing_pixels():
     images, labels = strokes()
     generator = torch.Generator().manual_seed(0)
-    moved = [x for x, _ in Shifted(Batches(images, labels, 24), 2, generator)]
+    moved = [x for x, _ in ShiftedBatches(Batches(images, labels, 24), 2, generator)]
     still = [x for x, _ in Batches(images, labels, 24)]
     assert any(not torch.equal(a, b) for a, b in zip(moved, still, strict=True))
     for a, b in zip(moved, still, strict=True):

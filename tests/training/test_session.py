@@ -192,7 +192,7 @@ def test_diverged_weights_are_told_and_never_saved(tmp_path):
     other = session(tmp_path / "other", {})
     with torch.no_grad():
         other.assembly.network.body.layers[0].weight.fill_(3e38)
-    with pytest.raises(FloatingPointError, match="the features of test data are not finite"):
+    with pytest.raises(FloatingPointError, match="the features or scores of test data are not finite"):
         accuracy(other.assembly.objective, other.assembly.test_batches())
 
 
