@@ -1,4 +1,4 @@
-"""Rotated weights against the plain product V·Rᵀ, and a training step of CNN-6 against the plain one."""
+"""Time rotated weights relative to the plain product V·Rᵀ, and training steps of rotated CNN-6 relative to plain ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP_TARGETS = {"cayley": 1.15, "stochastic": 1.08}
 
 
 def weights(d: int, n: int, peers: bool) -> dict[str, Callable[[], object]]:
-    """Forward and backward of W for every map, started near the identity, and of torch's ways to the same."""
+    """Return forward and backward passes of W for every map near the identity, and with `peers` for torch's functions."""
     random = torch.Generator().manual_seed(0)
     v, g = torch.randn(n, d, generator=random) * (2 / d) ** 0.5, torch.randn(n, d, generator=random)
     square = torch.randn(d, d, generator=random) * d**-0.5
@@ -73,7 +73,7 @@ def cnn6() -> nn.Sequential:
 
 
 def steps(batch: int) -> dict[str, Callable[[], object]]:
-    """A whole training step: plain, every hidden layer by Cayley, a quarter of the dimensions by Cayley."""
+    """Return training steps: plain, hidden layers rotated by Cayley or Gram–Schmidt, a quarter of their dimensions."""
     torch.manual_seed(0)
     x, y = torch.randn(batch, 3, 32, 32), torch.randint(100, (batch,))
     start = cnn6()
@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--peers", action="store_true", help="torch's QR, SVD, solve and matrix exponential too")
+    parser.add_argument("--peers", action="store_true", help="also time torch's QR, SVD, solve and matrix_exp")
     parser.add_argument("--only", choices=("weights", "steps"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

@@ -1,4 +1,4 @@
-"""What weight decay may touch."""
+"""Parameter groups for weight decay."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ class Directions(nn.Module):
     [lambda m: rotate_(m, "cayley"), lambda m: rotate_(m, "gram_schmidt"), lambda m: Stochastic(m, 0.5)],
     ids=["cayley", "gram_schmidt", "stochastic"],
 )
-def test_rotations_do_not_decay_and_the_rest_does(convert):
+def test_param_groups_decay_everything_but_rotations(convert):
     net = model()
     convert(net)
     with torch.no_grad():
@@ -43,7 +43,7 @@ def test_rotations_do_not_decay_and_the_rest_does(convert):
     torch.testing.assert_close(net[-1].weight.detach(), 0.95 * last)
 
 
-def test_naive_weight_decay_does_change_a_rotation():
+def test_weight_decay_without_groups_changes_a_rotation():
     net = rotate_(model(), "cayley")
     free = rotation_parameters(net)[0]
     with torch.no_grad():
@@ -55,7 +55,7 @@ def test_naive_weight_decay_does_change_a_rotation():
     assert (net[0].weight - before).abs().max() > 1e-4
 
 
-def test_every_trained_parameter_is_in_exactly_one_group():
+def test_param_groups_contain_every_trained_parameter_once():
     net = nn.Sequential(rotate_(model()), Directions(), InputRotation(nn.Linear(3, 4)))
     groups = param_groups(net, 0.1)
     ids = [id(p) for group in groups for p in group["params"]]
@@ -67,7 +67,7 @@ def test_every_trained_parameter_is_in_exactly_one_group():
     assert id(net[2].free) in spared
 
 
-def test_biases_and_normalisations_by_option():
+def test_param_groups_options_include_biases_and_normalisations():
     def counts(**options):
         return [len(group["params"]) for group in param_groups(model(), 0.1, **options)]
 

@@ -1,4 +1,4 @@
-"""Descent on the orthogonal group."""
+"""OGD and OGDAdam: descent on the orthogonal group."""
 
 import copy
 
@@ -19,7 +19,7 @@ def error(u):
     return (u.double().mT @ u.double() - torch.eye(u.shape[-1], dtype=torch.float64)).abs().max().item()
 
 
-def test_a_step_is_the_cayley_curve_of_the_paper_downhill():
+def test_ogd_step_follows_the_cayley_curve_downhill():
     u0, g = rotation(6, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
     rate = 1e-3
     u = nn.Parameter(u0.clone())
@@ -35,7 +35,7 @@ def test_a_step_is_the_cayley_curve_of_the_paper_downhill():
 
 
 @pytest.mark.parametrize("make", [lambda p: OGD(p, lr=0.05), lambda p: OGDAdam(p, lr=0.02)], ids=["OGD", "OGDAdam"])
-def test_finds_a_rotation_and_stays_orthogonal_for_two_thousand_steps(make):
+def test_ogd_converges_and_stays_orthogonal_for_two_thousand_steps(make):
     target = torch.matrix_exp(
         0.4 * (lambda s: s - s.mT)(torch.randn(16, 16, generator=torch.Generator().manual_seed(2)))
     )
@@ -50,7 +50,7 @@ def test_finds_a_rotation_and_stays_orthogonal_for_two_thousand_steps(make):
     assert (u.detach() - target).norm() < 0.05 * target.norm()
 
 
-def test_the_guard_keeps_wild_gradients_on_the_group_and_restoring_is_optional():
+def test_ogd_guard_limits_steps_and_restoring_is_optional():
     torch.manual_seed(0)
     for every, bound in ((1, 1e-2), (None, 1.0)):
         u = nn.Parameter(torch.eye(8))
@@ -68,7 +68,7 @@ def test_the_guard_keeps_wild_gradients_on_the_group_and_restoring_is_optional()
 
 
 @pytest.mark.parametrize("kind", [OGD, OGDAdam])
-def test_long_steps_stay_on_the_group_at_every_step(kind):
+def test_ogd_stays_orthogonal_after_every_long_step(kind):
     torch.manual_seed(0)
     u = nn.Parameter(torch.eye(12).repeat(3, 1, 1))
     optimizer = kind([u], lr=0.3)
@@ -78,7 +78,7 @@ def test_long_steps_stay_on_the_group_at_every_step(kind):
         assert error(u.detach()) < 1e-4
 
 
-def test_the_energy_of_a_small_network_stays_while_its_loss_runs_away():
+def test_ogd_keeps_the_energy_while_the_loss_diverges():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
     rotate_(model, "free")
@@ -91,7 +91,7 @@ def test_the_energy_of_a_small_network_stays_while_its_loss_runs_away():
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_batches_of_blocks_move_as_each_would_alone(adaptive):
+def test_ogd_moves_each_block_of_a_batch_separately(adaptive):
     make = (lambda p: OGDAdam(p, lr=0.1)) if adaptive else (lambda p: OGD(p, lr=0.1))
     grads = torch.randn(5, 3, 4, 4)
     together, alone = nn.Parameter(torch.eye(4).repeat(3, 1, 1)), nn.Parameter(torch.eye(4))
@@ -104,14 +104,14 @@ def test_batches_of_blocks_move_as_each_would_alone(adaptive):
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
-def test_trains_a_model_beside_another_optimiser_and_folds(blocks):
+def test_ogd_trains_a_model_next_to_another_optimiser(blocks):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
     rotate_(model, "free", blocks=blocks)
-    turning = rotation_parameters(model)
-    mine = {id(p) for p in turning}
-    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in mine]
-    optimizers = OGD(turning, lr=0.05), torch.optim.Adam(rest, lr=1e-2)
+    matrices = rotation_parameters(model)
+    on_group = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in on_group]
+    optimizers = OGD(matrices, lr=0.05), torch.optim.Adam(rest, lr=1e-2)
     x, y = torch.randn(64, 8), torch.randint(3, (64,))
     losses = []
     for _ in range(200):
@@ -182,10 +182,10 @@ def test_ogd_adam_loads_a_state_with_squares():
     assert "square" not in optimizer.state[u]
 
 
-def test_closures_and_bad_input():
+def test_ogd_calls_closures_and_rejects_invalid_input():
     u = nn.Parameter(torch.eye(3))
     assert OGD([u], lr=0.1).step(lambda: 3.0) == 3.0
-    for make, words in (
+    for make, message in (
         (lambda: OGD([nn.Parameter(torch.zeros(3, 4))], lr=0.1), r"params must be square matrices.*not \(3, 4\)"),
         (lambda: OGD([u], lr=0), "lr must be a positive number, not 0"),
         (lambda: OGD([u], lr=0.1, momentum=1), "momentum must be a number in"),
@@ -199,12 +199,12 @@ def test_closures_and_bad_input():
         (lambda: OGD([nn.Parameter(torch.ones(3, 3))], lr=0.1), r"params must be orthogonal matrices, but max .* is 3"),
         (lambda: OGD([u], lr=0.1).add_param_group({"params": nn.Parameter(torch.ones(2, 3))}), "params must be square"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             make()
 
 
 @pytest.mark.parametrize("kind", [OGD, OGDAdam])
-def test_a_resumed_half_precision_run_ends_where_the_other_does(kind):
+def test_ogd_state_resumes_exactly_in_half_precision(kind):
     start = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1)))[0].bfloat16()
     goal = torch.eye(6).flip(0).bfloat16()
 

@@ -16,7 +16,7 @@ def network(**more):
     return nn.Sequential(DecoupledConv2d(2, 4, 3, **more), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3))
 
 
-def test_projection_keeps_outputs_and_sets_norms():
+def test_project_weights_keeps_outputs_and_sets_norms():
     model, x = network(magnitude="tanh"), torch.randn(2, 2, 3, 3)
     before, plain = model(x), model[3].weight.detach().clone()
     directions = nn.functional.normalize(model[0].weight.detach().flatten(1))
@@ -82,7 +82,7 @@ def test_weighted_gradients_do_not_depend_on_the_norm():
 
 
 @pytest.mark.parametrize("tool", [project_weights_, WeightedGradients])
-def test_refusals(tool):
+def test_norm_control_rejects_layers_that_depend_on_norms(tool):
     for weighted in ({"magnitude": "ball", "weighting": "linear"}, {"magnitude": "inner_product"}):
         model = nn.Sequential(DecoupledLinear(2, 2), network(**weighted))
         before = model[0].weight.detach().clone()
@@ -170,7 +170,7 @@ def test_project_weights_reports_what_it_changed(capsys):
     assert "1 weights projected:\n  0\n1 unchanged:\n  3: its output depends on ‖w‖" in report
 
 
-def test_what_weight_decay_should_leave_alone():
+def test_decoupled_layers_declare_parameters_without_decay():
     assert DecoupledLinear(2, 2).decay_free_parameters == ("weight",)
     assert DecoupledLinear(2, 2, magnitude="ball", weighting="linear").decay_free_parameters == ()
     assert DecoupledLinear(2, 2, magnitude=lambda w, x: x).decay_free_parameters == ()

@@ -10,7 +10,7 @@ from hypersphere.rotation import InputRotation, degrees_of_freedom, fold_
 from .test_rotate import shake_
 
 
-def test_input_side_equals_weight_side_and_folds():
+def test_input_rotation_equals_weight_rotation_and_folds():
     torch.manual_seed(0)
     layer = nn.Linear(6, 9)
     v, x = layer.weight.detach().clone(), torch.randn(4, 6)
@@ -28,7 +28,7 @@ def test_input_side_equals_weight_side_and_folds():
     assert layer.weight.requires_grad
 
 
-def test_class_vectors_from_a_seed_cost_neither_optimiser_state_nor_disk():
+def test_input_rotation_with_a_seed_stores_no_rows():
     torch.manual_seed(0)
     head = InputRotation(a_softmax(16, 5000), seed=3)
     assert degrees_of_freedom(head) == 120
@@ -56,7 +56,7 @@ def test_class_vectors_from_a_seed_cost_neither_optimiser_state_nor_disk():
     assert isinstance(plain.weight, nn.Parameter)
 
 
-def test_rows_from_a_seed_survive_types_devices_and_loading():
+def test_input_rotation_with_a_seed_survives_conversion_and_loading():
     torch.manual_seed(0)
     one = InputRotation(nn.Linear(8, 20), seed=7)
     rows, x = one.module.weight.clone(), torch.randn(3, 8)
@@ -78,7 +78,7 @@ def test_rows_from_a_seed_survive_types_devices_and_loading():
     assert [name for name, _ in fold_(nn.Sequential(one)).named_parameters()] == ["0.weight", "0.bias"]
 
 
-def test_an_input_rotation_in_several_places_is_folded_once():
+def test_input_rotation_in_several_places_is_folded_once():
     class Sum(nn.Module):
         def __init__(self, *parts):
             super().__init__()
@@ -98,7 +98,7 @@ def test_an_input_rotation_in_several_places_is_folded_once():
         assert torch.equal(one.fold()(x), one(x))
 
 
-def test_what_an_input_rotation_cannot_be_folded_for():
+def test_input_rotation_rejects_what_it_cannot_fold():
     head = InputRotation(nn.Linear(8, 5, bias=False))
     with pytest.raises(ValueError, match="keep must be False where a model holds an InputRotation"):
         fold_(nn.Sequential(head), keep=True)

@@ -19,7 +19,7 @@ from hypersphere.rotation import (
 from .test_rotate import cnn6, mlp, shake_
 
 
-def test_counts_of_the_papers_table_10():
+def test_degrees_of_freedom_match_the_tables_of_the_paper():
     assert degrees_of_freedom(cnn6()) == 257_984  # 258K
     assert degrees_of_freedom(rotate_(cnn6(), "gram_schmidt")) == 1_358_527  # 1.36M
     model = rotate_(cnn6(), "free")  # descends on the group: as many
@@ -39,7 +39,7 @@ def test_counts_of_the_papers_table_10():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("method", ["cayley", "exponential", "lowdin", "free"])
-def test_half_precision_is_measured_as_it_is_computed(method, dtype):
+def test_measure_computes_half_precision_in_float32(method, dtype):
     model = rotate_(mlp().to(dtype), method)
     if method != "free":
         shake_(model)
@@ -60,7 +60,7 @@ def test_half_precision_is_measured_as_it_is_computed(method, dtype):
         RotationPenalty(model, "a")
 
 
-def test_only_trained_rotations_count_and_input_rotations_are_measured():
+def test_degrees_of_freedom_count_trained_rotations_only():
     model = nn.Sequential(rotate_(nn.Linear(6, 4, bias=False)), InputRotation(nn.Linear(4, 5, bias=False)))
     shake_(model)
     assert degrees_of_freedom(model) == 15 + 6

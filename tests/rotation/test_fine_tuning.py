@@ -11,7 +11,7 @@ from .test_rotate import shake_
 
 
 @pytest.mark.parametrize("blocks", [1, 4, 8])
-def test_three_by_three_convolutions_over_many_patches(blocks):
+def test_rotate_starts_and_folds_convolutions_exactly(blocks):
     torch.manual_seed(0)
     conv, x = nn.Conv2d(8, 6, 3, padding=1), torch.randn(3, 8, 17, 19)
     before = conv(x)
@@ -23,7 +23,7 @@ def test_three_by_three_convolutions_over_many_patches(blocks):
     torch.testing.assert_close(fold_(conv)(x), turned, atol=1e-5, rtol=0)
 
 
-def test_the_constrained_form_stays_near_the_trained_weights():
+def test_cayley_bound_keeps_weights_near_the_trained_ones():
     torch.manual_seed(0)
     layer = nn.Linear(16, 16)
     v = layer.weight.detach().clone()
@@ -66,7 +66,7 @@ def three_by_three(name, module):
 
 @pytest.mark.parametrize("make", [bert, resnet])
 @pytest.mark.parametrize("form", FORMS)
-def test_models_of_transformers_with_random_weights(make, form):
+def test_rotate_fine_tunes_models_of_transformers(make, form):
     model, inputs, options = make()
     method, more = FORMS[form]
     before = model(inputs).last_hidden_state
@@ -76,8 +76,8 @@ def test_models_of_transformers_with_random_weights(make, form):
     assert len(layers) == (6 if make is bert else 4)
     for p in model.parameters():
         p.requires_grad_(False)
-    for _, _, turning in layers:
-        turning.parameter.requires_grad_()
+    for _, _, rotation in layers:
+        rotation.parameter.requires_grad_()
     numbers = 6 * 8 * 6 if make is bert else 4 * 9 * 36
     assert degrees_of_freedom(model) == numbers * more.get("factors", 1)
     optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=0.02)
@@ -98,12 +98,12 @@ def test_models_of_transformers_with_random_weights(make, form):
     torch.testing.assert_close(model(inputs).last_hidden_state, tuned, atol=1e-5, rtol=0)
 
 
-def test_a_model_that_checkpoints_its_activations_trains():
+def test_rotate_supports_models_with_gradient_checkpointing():
     model, inputs, options = bert()
     rotate_(model, "cayley", **options)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()(inputs).last_hidden_state.square().sum().backward()
-    assert all(turning.parameter.grad.abs().sum() > 0 for _, _, turning in rotated_layers(model))
+    assert all(rotation.parameter.grad.abs().sum() > 0 for _, _, rotation in rotated_layers(model))
 
 
 def test_rotate_leaves_a_layer_with_neurons_as_columns_unchanged():
@@ -116,7 +116,7 @@ def test_rotate_leaves_a_layer_with_neurons_as_columns_unchanged():
     assert [name for name, _, _ in rotated_layers(model)] == ["1"]
 
 
-def test_what_peft_does_to_three_by_three_convolutions():
+def test_peft_changes_three_by_three_convolutions_at_the_identity():
     peft = pytest.importorskip("peft")
     model, inputs, _ = resnet()
     before = model(inputs).last_hidden_state.detach()
@@ -135,7 +135,7 @@ def test_what_peft_does_to_three_by_three_convolutions():
         )
 
 
-def test_linear_layers_agree_with_peft():
+def test_rotate_linear_layers_agree_with_peft():
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 3))

@@ -1,4 +1,4 @@
-"""When the rotated weight is computed, and that it is always the right one."""
+"""The parametrisation of a rotated layer: its cache, its gradients, compilation."""
 
 import copy
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ def counted():
     return layer, rotation_parameters(layer)[0], method.tally
 
 
-def test_computed_once_a_step_however_often_it_is_read(counted):
+def test_rotation_is_computed_once_per_step(counted):
     layer, free, tally = counted
     optimizer = torch.optim.SGD([free], lr=0.1)
     for step in range(1, 4):
@@ -52,7 +52,7 @@ def test_computed_once_a_step_however_often_it_is_read(counted):
         optimizer.zero_grad()
 
 
-def test_not_computed_in_eval_after_the_first_use(counted):
+def test_rotation_is_cached_in_eval_mode(counted):
     layer, _, tally = counted
     layer.eval()
     for _ in range(5):
@@ -64,7 +64,7 @@ def test_not_computed_in_eval_after_the_first_use(counted):
     assert tally["forward"] == 1
 
 
-def test_gradients_accumulate_over_backwards_without_another_factorisation(counted):
+def test_rotation_accumulates_gradients_of_several_backward_passes(counted):
     layer, free, tally = counted
     xs = torch.randn(3, 4, 6)
     for x in xs:
@@ -77,7 +77,7 @@ def test_gradients_accumulate_over_backwards_without_another_factorisation(count
 
 
 @pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_any_mode_may_come_first(counted, first):
+def test_rotation_works_whichever_grad_mode_comes_first(counted, first):
     layer, free, _ = counted
     with first():
         layer(torch.randn(2, 6))
@@ -103,7 +103,7 @@ def test_any_mode_may_come_first(counted, first):
     ],
     ids=["data", "detach", "numpy", "swap", "vector"],
 )
-def test_no_way_of_writing_goes_unnoticed(counted, write):
+def test_rotation_notices_every_way_of_writing_parameters(counted, write):
     layer, free, _ = counted
     before = layer.weight.detach().clone()
     write(free)
@@ -112,7 +112,7 @@ def test_no_way_of_writing_goes_unnoticed(counted, write):
     assert not torch.allclose(layer.weight.detach(), before)
 
 
-def test_copies_moves_and_loads(counted):
+def test_rotation_survives_copying_conversion_and_loading(counted):
     layer, _, _ = counted
     layer(torch.randn(2, 6)).sum().backward()
     twin = copy.deepcopy(layer)
@@ -128,7 +128,7 @@ def test_copies_moves_and_loads(counted):
     assert rotate_(nn.Linear(4, 3, device="meta")).weight.is_meta
 
 
-def test_two_losses_two_backwards_and_a_checkpoint(counted):
+def test_rotation_supports_two_losses_and_activation_checkpointing(counted):
     layer, free, _ = counted
     x = torch.randn(4, 6)
     one, two = layer(x).sum(), layer(x).square().sum()
@@ -149,18 +149,18 @@ def test_two_losses_two_backwards_and_a_checkpoint(counted):
 
 @pytest.mark.parametrize("method", [*ORTHOGONALS, *TRANSFORMS])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_may_be_the_first_to_read_a_weight(method, reentrant):
+def test_rotation_can_be_read_first_inside_a_checkpoint(method, reentrant):
     torch.manual_seed(0)
     model = rotate_(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), method, learn_neurons=True)
-    x, found = torch.randn(4, 6, requires_grad=True), []
+    x, results = torch.randn(4, 6, requires_grad=True), []
     for run in (lambda m: checkpoint(m, x, use_reentrant=reentrant), lambda m: m(x)):
         twin = copy.deepcopy(model)  # which remembers no weight
         run(twin).sum().backward()
-        found.append([p.grad for p in twin.parameters()])
-    torch.testing.assert_close(found[0], found[1])
+        results.append([p.grad for p in twin.parameters()])
+    torch.testing.assert_close(results[0], results[1])
 
 
-def test_torchs_own_cache_and_functional_call_work_too(counted):
+def test_rotation_works_with_parametrize_cached_and_functional_call(counted):
     layer, free, _ = counted
     with parametrize.cached():
         assert layer.weight is layer.weight
@@ -174,7 +174,7 @@ def test_torchs_own_cache_and_functional_call_work_too(counted):
 
 
 @pytest.mark.parametrize("method", ["gram_schmidt", "lowdin", "cayley", "exponential", "householder"])
-def test_autocast_factorises_in_float32(method):
+def test_rotation_is_computed_in_float32_under_autocast(method):
     torch.manual_seed(0)
     model = rotate_(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)), method)
     x = torch.randn(8, 16)
@@ -188,14 +188,14 @@ def test_autocast_factorises_in_float32(method):
         y.float().square().sum().backward()
         optimizer.step()
     assert orthogonality_error(model) < 1e-5
-    found = []
+    results = []
     for enabled in (True, False):
         twin = copy.deepcopy(model)  # which remembers no weight
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             weight = twin[0].weight
             (weight * model[0].bias).sum().backward()
-        found.append((weight.detach(), rotation_parameters(twin)[0].grad))
-    torch.testing.assert_close(found[0], found[1], atol=0, rtol=0)
+        results.append((weight.detach(), rotation_parameters(twin)[0].grad))
+    torch.testing.assert_close(results[0], results[1], atol=0, rtol=0)
 
 
 def train_both(run, model, twin, x, steps=2):
@@ -235,7 +235,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_compiled_in_one_graph_and_trained_as_in_eager_mode(way):
+def test_rotation_compiles_to_one_graph_and_trains_as_in_eager_mode(way):
     model, twin, x = pair(WAYS[way])
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     train_both(compiled, model, twin, x)
@@ -246,13 +246,13 @@ def test_compiled_in_one_graph_and_trained_as_in_eager_mode(way):
     torch.testing.assert_close(torch.compile(fold_(model), backend="aot_eager", fullgraph=True)(x), twin(x))
 
 
-def test_compiled_for_real():
+def test_rotation_compiles_with_inductor():
     torch._dynamo.reset()
     layer = rotate_(nn.Linear(6, 6, bias=False), "exponential")
     train_both(torch.compile(layer, fullgraph=True), layer, copy.deepcopy(layer), torch.randn(3, 6))
 
 
-def test_the_exponential_is_a_proper_operator_of_torch():
+def test_exponential_operators_pass_opcheck():
     free, v, g = torch.randn(2, 15), torch.randn(2, 4, 6), torch.randn(2, 6, 4).mT
     operators = torch.ops.hypersphere
     for operator, arguments in ((operators.exponential, (free, v)), (operators.exponential_gradient, (free, v, g))):
@@ -260,7 +260,7 @@ def test_the_exponential_is_a_proper_operator_of_torch():
 
 
 @pytest.mark.parametrize("method", ["gram_schmidt", "householder", "lowdin", "exponential", "neumann"])
-def test_compiled_where_eager_mode_would_change_its_way(method):
+def test_rotation_compiles_with_ill_conditioned_parameters(method):
     """Ill-conditioned matrices and large generators: a graph cannot look, so it has to go the safe way."""
     torch._dynamo.reset()
     layer = rotate_(nn.Linear(8, 8, bias=False), method)
@@ -276,7 +276,7 @@ def test_compiled_where_eager_mode_would_change_its_way(method):
     torch.testing.assert_close(weight, layer.weight, atol=1e-3, rtol=0)
 
 
-def test_the_set_in_use_is_seen_by_a_compiled_model():
+def test_use_is_seen_by_a_compiled_model():
     model, twin, x = pair(rotate_)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for m in (model, twin):
@@ -287,22 +287,22 @@ def test_the_set_in_use_is_seen_by_a_compiled_model():
     torch.testing.assert_close(compiled(x), twin(x), atol=1e-5, rtol=1e-5)
 
 
-def test_the_gradient_is_that_of_the_dimensions_turned_in_the_forward_pass():
+def test_rotation_gradient_uses_the_dimensions_of_the_forward_pass():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 2))
     stochastic = Stochastic(model, 0.5, every=1, whole_first=False)
     (free,) = rotation_parameters(model)
     with torch.no_grad():
         free.normal_()
-    x, found = torch.randn(5, 12), []
+    x, results = torch.randn(5, 12), []
     for redraw in (False, True):
         out = model(x).square().sum()
         if redraw:
             stochastic.step()
         out.backward()
-        found.append(free.grad.clone())
+        results.append(free.grad.clone())
         free.grad = None
-    torch.testing.assert_close(found[0], found[1], atol=0, rtol=0)
+    torch.testing.assert_close(results[0], results[1], atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("method", ["free", "lowdin", Cayley(bound=0.2), "positive_definite"])
@@ -333,29 +333,29 @@ def test_rotation_gradient_is_that_of_the_forward_pass_after_a_step_or_a_fold(me
     torch.testing.assert_close(after, free.grad, atol=0, rtol=0)
 
 
-def test_other_dimensions_are_noticed():
+def test_rotation_notices_other_dimensions():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 2))
     Stochastic(model, 3, whole_first=False)
-    turning = model[0].parametrizations.weight[0]
+    rotation = model[0].parametrizations.weight[0]
     with torch.no_grad():
-        turning.parameter.normal_()
+        rotation.parameter.normal_()
     before = model[0].weight.detach().clone()
-    turning.dimensions = (turning.dimensions + 1) % 12
+    rotation.dimensions = (rotation.dimensions + 1) % 12
     assert not torch.equal(model[0].weight, before)
 
 
-def test_inference_keeps_the_weight_alone():
+def test_rotation_keeps_no_residuals_in_inference():
     layer = rotate_(nn.Linear(6, 5), "exponential").eval()
-    turning = layer.parametrizations.weight[0]
+    rotation = layer.parametrizations.weight[0]
     with torch.no_grad():
         layer(torch.randn(2, 6))
-        assert turning._cache.residuals is None
+        assert rotation._cache.residuals is None
         layer.train()(torch.randn(2, 6))
-    assert turning._cache.residuals is not None
+    assert rotation._cache.residuals is not None
 
 
-def test_the_memory_format_of_a_convolution_is_kept():
+def test_rotation_keeps_the_memory_format():
     conv = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
     rotate_(conv, "cayley", spread=0.3)
     assert conv.weight.is_contiguous(memory_format=torch.channels_last)

@@ -1,6 +1,9 @@
-"""Rotating a model and folding it."""
+"""Rotating the layers of a model, folding, and what is saved."""
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,7 +71,7 @@ def cnn6(classes=100):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", LAYERS)
-def test_weight_is_each_neuron_turned_and_folding_changes_no_output(kind, method):
+def test_rotate_multiplies_each_neuron_and_fold_keeps_the_output(kind, method):
     torch.manual_seed(1)
     layer, shape = LAYERS[kind]()
     x, v, parameter = torch.randn(shape), layer.weight.detach().clone(), layer.weight
@@ -77,9 +80,9 @@ def test_weight_is_each_neuron_turned_and_folding_changes_no_output(kind, method
     rotate_(layer, method)
     torch.testing.assert_close(layer(x), before, atol=1e-6, rtol=0)
     shake_(layer)
-    ((_, _, turning),) = rotated_layers(layer)
-    free = turning.parameter.detach().double()
-    square = turning.method.generator(free) if hasattr(turning.method, "generator") else free
+    ((_, _, rotation),) = rotated_layers(layer)
+    free = rotation.parameter.detach().double()
+    square = rotation.method.generator(free) if hasattr(rotation.method, "generator") else free
     r = reference.ORTHOGONALS[method](square.numpy())
     expected = np.stack([r @ row for row in v.flatten(1).double().numpy()]).reshape(v.shape)
     np.testing.assert_allclose(layer.weight.detach().numpy(), expected, atol=2e-5)
@@ -94,7 +97,7 @@ def test_weight_is_each_neuron_turned_and_folding_changes_no_output(kind, method
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_step_of_training_reaches_only_the_rotation_and_keeps_the_energy(method):
+def test_rotate_trains_only_the_rotation_and_keeps_the_energy(method):
     model = rotate_(mlp(), method)
     frozen = [layer.parametrizations.weight.original for _, layer, _ in rotated_layers(model)]
     copies = [v.clone() for v in frozen]
@@ -120,7 +123,7 @@ def test_a_step_of_training_reaches_only_the_rotation_and_keeps_the_energy(metho
         assert orthogonality_error(model) < 1e-5
 
 
-def test_the_output_layer_is_left_alone_unless_asked_for():
+def test_rotate_skips_the_output_layer_by_default():
     model = mlp()
     rotate_(model)
     assert [name for name, _, _ in rotated_layers(model)] == ["0", "2"]
@@ -136,7 +139,7 @@ def test_the_output_layer_is_left_alone_unless_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda m: rotate_(rotate_(m)), "layer '0' must have a plain weight, but it is parametrised already"),
         (lambda m: rotate_(m, blocks=3), "blocks must be a divisor of 10"),
@@ -173,18 +176,18 @@ def test_the_output_layer_is_left_alone_unless_asked_for():
         (lambda m: InputRotation(m), "module must be a layer with a plain weight"),
     ],
 )
-def test_bad_input_is_a_clear_error_and_the_model_untouched(change, words):
+def test_rotate_rejects_invalid_input_and_leaves_the_model_unchanged(change, message):
     model = mlp()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         change(model)
-    if "plain weight, but" not in words:
+    if "plain weight, but" not in message:
         assert model.state_dict().keys() == before.keys()
         assert all(torch.equal(model.state_dict()[k], before[k]) for k in before)
         assert all(p.requires_grad for p in model.parameters())
 
 
-def test_non_finite_numbers_are_named():
+def test_rotate_and_fold_reject_values_that_are_not_finite():
     model = mlp()
     with torch.no_grad():
         model[2].weight[3, 1] = float("nan")
@@ -201,7 +204,7 @@ def test_non_finite_numbers_are_named():
     assert len(list(rotated_layers(model))) == 2
 
 
-def test_a_shared_weight_is_refused():
+def test_rotate_rejects_a_shared_weight():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     model[1].weight = model[0].weight
     with pytest.raises(ValueError, match="layer '0' must not share its weight, but it shares it with '1'"):
@@ -210,62 +213,62 @@ def test_a_shared_weight_is_refused():
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "lowdin", "exponential"])
-def test_blocks_turn_groups_of_channels(shared, method):
+def test_rotate_blocks_act_on_groups_of_channels(shared, method):
     torch.manual_seed(0)
     layer = nn.Conv2d(8, 5, 3)
     v = layer.weight.detach().clone()
     rotate_(layer, method, blocks=4, shared=shared)
     shake_(layer)
-    ((_, _, turning),) = rotated_layers(layer)
-    r = turning.matrices()
+    ((_, _, rotation),) = rotated_layers(layer)
+    r = rotation.matrices()
     assert r.shape == ((18, 18) if shared else (4, 18, 18))
     for k in range(4):
         part = v[:, 2 * k : 2 * k + 2].flatten(1)
         expected = part @ (r if shared else r[k]).mT
         torch.testing.assert_close(layer.weight[:, 2 * k : 2 * k + 2].flatten(1), expected, atol=1e-5, rtol=0)
-    assert turning.degrees_of_freedom() == (1 if shared else 4) * 18 * 17 // 2
+    assert rotation.degrees_of_freedom() == (1 if shared else 4) * 18 * 17 // 2
     x = torch.randn(2, 8, 9, 9)
     y = layer(x)
     torch.testing.assert_close(fold_(layer)(x), y, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("factors", [1, 2, 3])
-def test_a_butterfly_is_a_product_of_permuted_block_diagonal_rotations(factors):
+def test_rotate_factors_multiply_permuted_block_diagonal_rotations(factors):
     torch.manual_seed(0)
     layer = nn.Linear(8, 5).double()
     v = layer.weight.detach().clone()
     rotate_(layer, "cayley", blocks=4, factors=factors)
     shake_(layer, 0.5)
-    ((_, _, turning),) = rotated_layers(layer)
-    blocks = turning.matrices().reshape(factors, 4, 2, 2)
-    whole = torch.eye(8, dtype=torch.float64)
+    ((_, _, rotation),) = rotated_layers(layer)
+    blocks = rotation.matrices().reshape(factors, 4, 2, 2)
+    product = torch.eye(8, dtype=torch.float64)
     for j in range(factors):
         r, step = torch.eye(8, dtype=torch.float64), 2**j
         firsts = [i for i in range(8) if not i // step % 2]  # pairs (i, i + step), as in a fast Fourier transform
         for block, i in zip(blocks[j], firsts, strict=True):
             pair = torch.tensor([i, i + step])
             r[pair.unsqueeze(1), pair] = block
-        whole = r @ whole
-    torch.testing.assert_close(layer.weight.detach(), v @ whole.mT, atol=1e-12, rtol=0)
-    assert turning.degrees_of_freedom() == factors * 4
+        product = r @ product
+    torch.testing.assert_close(layer.weight.detach(), v @ product.mT, atol=1e-12, rtol=0)
+    assert rotation.degrees_of_freedom() == factors * 4
     g = torch.randn_like(v)
-    (ours,) = torch.autograd.grad((layer.weight * g).sum(), turning.parameter)
-    numbers = turning.parameter.detach().clone().requires_grad_()
+    (ours,) = torch.autograd.grad((layer.weight * g).sum(), rotation.parameter)
+    numbers = rotation.parameter.detach().clone().requires_grad_()
 
     def value(numbers):
         w = v
         for j in range(factors):
             free = numbers[j] if factors > 1 else numbers
-            w = turning.layout.join(Cayley()(free, turning.layout.split(w, j)), 5, j)
+            w = rotation.layout.join(Cayley()(free, rotation.layout.split(w, j)), 5, j)
         return (w * g).sum()
 
     (theirs,) = torch.autograd.grad(value(numbers), numbers)
     torch.testing.assert_close(ours, theirs)
     if factors == 3:
-        assert (whole != 0).all()  # every number meets every other
+        assert (product != 0).all()  # every entry depends on every other
 
 
-def test_learned_normalized_and_refined_neurons():
+def test_rotate_can_learn_and_normalize_neurons():
     torch.manual_seed(0)
     layer = rotate_(nn.Linear(12, 20), learn_neurons=True, normalize=True)
     torch.testing.assert_close(layer.weight.norm(dim=1), torch.ones(20))
@@ -277,7 +280,7 @@ def test_learned_normalized_and_refined_neurons():
     assert layer.weight[0].norm() > 2
 
 
-def test_a_users_transform_and_the_general_maps():
+def test_rotate_accepts_custom_modules_and_general_transforms():
     model, x = mlp(), torch.randn(4, 10)
     rotate_(model, lambda d: nn.Sequential(nn.Linear(d, d), nn.Tanh()))
     y = model(x)
@@ -292,7 +295,7 @@ def test_a_users_transform_and_the_general_maps():
         torch.testing.assert_close(fold_(model)(x), y, atol=1e-6, rtol=0)
 
 
-def test_start_can_be_spread():
+def test_rotate_spread_draws_the_initial_rotation():
     torch.manual_seed(0)
     layer = nn.Linear(32, 20)
     v = layer.weight.detach().clone()
@@ -301,7 +304,7 @@ def test_start_can_be_spread():
     torch.testing.assert_close(layer.weight @ layer.weight.mT, v @ v.mT, atol=1e-5, rtol=0)
 
 
-def test_writing_into_a_rotated_weight_changes_nothing():
+def test_rotation_undoes_in_place_writes_to_the_weight():
     layer = rotate_(nn.Linear(5, 4))
     shake_(layer)
     weight = layer.weight.detach().clone()
@@ -310,19 +313,19 @@ def test_writing_into_a_rotated_weight_changes_nothing():
     assert torch.equal(layer.weight, weight)
 
 
-def test_objects_serve_as_methods():
+def test_rotate_accepts_objects_as_methods():
     model = rotate_(mlp(), GramSchmidt("iterative"))
     assert "iterative" in repr(model)
 
 
 @pytest.mark.parametrize("seed", [None, 0])
-def test_a_turned_head_counts_as_output(seed):
+def test_rotate_treats_an_input_rotation_as_output(seed):
     model = nn.ModuleDict({"net": mlp(), "head": InputRotation(AngularHead(3, 4), seed=seed)})
     rotate_(model)
     assert [name for name, _, _ in rotated_layers(model)] == ["net.0", "net.2", "net.4"]
 
 
-def test_only_layers_with_neurons_are_rotated(capsys):
+def test_rotate_takes_only_layers_that_store_neurons_as_rows(capsys):
     class Mine(nn.Module):
         def __init__(self, *shape, **sides):
             super().__init__()
@@ -342,7 +345,7 @@ def test_only_layers_with_neurons_are_rotated(capsys):
 
 
 @pytest.mark.parametrize("name", ["values", "training", "_keys", "a b", "", 3])
-def test_a_set_of_rotations_needs_a_name_of_its_own(name):
+def test_use_rejects_invalid_names(name):
     model = rotate_(mlp())
     before = list(model.state_dict())
     with pytest.raises(ValueError, match="name must be an identifier that is not yet in use"):
@@ -351,9 +354,215 @@ def test_a_set_of_rotations_needs_a_name_of_its_own(name):
     assert model(torch.randn(2, 10)).shape == (2, 3)
 
 
-def test_a_folded_model_has_no_steps_left():
+def test_stochastic_step_rejects_a_folded_model():
     model = mlp()
     stochastic = Stochastic(model, 0.5, every=1)
     fold_(model)
     with pytest.raises(ValueError, match="model must be still rotated"):
         stochastic.step()
+
+
+# Folding, parameter sets, saving and loading -------------------------------------------------------------------------
+
+
+def test_fold_with_keep_preserves_outputs_and_parameters():
+    model = rotate_(mlp(), "lowdin")
+    shake_(model)
+    x, parameters = torch.randn(4, 10), rotation_parameters(model)
+    y = model(x)
+    fold_(model, keep=True)
+    torch.testing.assert_close(model(x), y, atol=1e-6, rtol=0)
+    assert all(a is b for a, b in zip(parameters, rotation_parameters(model), strict=True))
+    assert measure(model)["0"].energy_drift == 0
+    assert torch.equal(parameters[0].detach(), torch.eye(10))
+
+
+def test_use_switches_between_parameter_sets():
+    model, x = rotate_(mlp()), torch.randn(4, 10)
+    start = model(x)
+    use(model, "other")
+    torch.testing.assert_close(model(x), start)
+    with torch.no_grad():
+        model[0].parametrizations.weight[0].parameter.add_(0.3)
+    turned = model(x)
+    assert (turned - start).abs().max() > 1e-3
+    use(model, "main")
+    assert torch.equal(model(x), start)
+    use(model, "other")
+    with pytest.raises(ValueError, match="keep must be False where there are several sets"):
+        fold_(model, keep=True)
+    torch.testing.assert_close(fold_(model)(x), turned, atol=1e-6, rtol=0)
+
+
+def test_use_is_stored_in_the_state_dict():
+    model, x = rotate_(mlp()), torch.randn(4, 10)
+    assert not any("active" in key for key in model.state_dict())  # one set needs no name
+    use(model, "other")
+    shake_(model)
+    turned, state = model(x), model.state_dict()
+    assert all(isinstance(value, torch.Tensor) for value in state.values())
+    use(model, "main")
+    assert (model(x) - turned).abs().max() > 1e-3
+    model.load_state_dict(state)
+    assert torch.equal(model(x), turned)
+    assert torch.equal(copy.deepcopy(model)(x), turned)
+    fresh = rotate_(mlp())
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match=r"'other' in use, but there is only 'main': call use\(model, 'other'\)"):
+            fresh.load_state_dict(state, strict=strict)
+    use(fresh, "other")
+    use(fresh, "main")
+    fresh.load_state_dict(state)
+    assert torch.equal(fresh(x), turned)
+    use(model, "main")
+    rest = rotate_(mlp()).load_state_dict(model.state_dict(), strict=False)
+    assert [key.rsplit(".", 1)[1] for key in rest.unexpected_keys] == ["other", "other"]
+
+
+def test_fold_and_measure_use_the_cpu_if_a_device_has_no_float64(monkeypatch):
+    model, expected, x = mlp(), mlp(), torch.randn(4, 10)
+    for m in (model, expected):
+        Stochastic(m, 0.5, every=1, generator=torch.Generator().manual_seed(0)).step()
+        rotate_(m[4], "lowdin")
+        shake_(m)
+    fold_(expected, keep=True)
+    errors = measure(expected)
+    double, host, hosted = torch.Tensor.double, torch.Tensor.cpu, []
+
+    def without_float64(tensor):
+        if not any(tensor is other for other in hosted):
+            raise TypeError("this device has no float64")
+        return double(tensor)
+
+    def to_host(tensor):
+        hosted.append(host(tensor).clone())
+        return hosted[-1]
+
+    monkeypatch.setattr(torch.Tensor, "double", without_float64)
+    monkeypatch.setattr(torch.Tensor, "cpu", to_host)
+    fold_(model, keep=True)
+    assert hosted
+    assert measure(model) == errors
+    monkeypatch.undo()
+    torch.testing.assert_close(model(x), expected(x), atol=0, rtol=0)
+
+
+FRESH = """
+import sys, torch
+sys.path.insert(0, sys.argv[2])
+from rotation.test_rotate import mlp
+from hypersphere.rotation import Stochastic, fold_, rotate_, use
+
+def several(model):
+    rotate_(model)
+    for name in ("third", "second", "main"):
+        use(model, name)
+
+saved = torch.load(sys.argv[1])
+makers = {"full": lambda m: rotate_(m, "gram_schmidt"), "partial": lambda m: Stochastic(m, 0.5, 3), "several": several}
+for key, convert in makers.items():
+    model = mlp()
+    convert(model)
+    model.load_state_dict(saved[key])
+    torch.testing.assert_close(model(saved["x"]), saved[key + "_y"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(fold_(model)(saved["x"]), saved[key + "_y"], atol=1e-6, rtol=0)
+print("same")
+"""
+
+
+def test_rotated_models_can_be_loaded_in_another_process_and_folded(tmp_path):
+    saved = {"x": torch.randn(4, 10)}
+    full, partial, several = rotate_(mlp(), "gram_schmidt"), mlp(), rotate_(mlp())
+    stochastic = Stochastic(partial, 0.5, 3)
+    for name in ("second", "third", "second"):  # which is in use at the end is saved too, by name
+        use(several, name)
+    for key, model in (("full", full), ("partial", partial), ("several", several)):
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        for _ in range(7):
+            optimizer.zero_grad()
+            model(saved["x"]).square().sum().backward()
+            optimizer.step()
+            if key == "partial":
+                stochastic.step(optimizer)
+        saved |= {key: model.state_dict(), key + "_y": model(saved["x"]).detach()}
+    torch.save(saved, tmp_path / "model.pt")
+    tests = str(Path(__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, str(tmp_path / "model.pt"), tests], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "same", done.stderr
+
+
+# Layers that are not rotated -----------------------------------------------------------------------------------------
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+        self.lstm = nn.LSTM(8, 6, batch_first=True)
+        self.classifier = nn.Linear(6, 4)
+
+    def forward(self, tokens):
+        return self.classifier(self.lstm(self.encoder(self.embedding(tokens)))[0])
+
+
+def test_rotate_reports_layers_that_it_leaves_unchanged(capsys):
+    torch.manual_seed(0)
+    model, tokens = Tagger(), torch.randint(20, (3, 5))
+    before = model(tokens)
+    with pytest.warns(UserWarning, match="layers are not rotated"):
+        rotate_(model, report=True)
+    report = capsys.readouterr().out
+    assert [name for name, _, _ in rotated_layers(model)] == [
+        "encoder.self_attn.out_proj",
+        "encoder.linear1",
+        "encoder.linear2",
+    ]
+    assert "encoder.self_attn.q: its weight is part of in_proj_weight, which is not rotated" in report
+    assert "lstm.weight_ih_l0" in report
+    assert "embedding: embeddings are not rotated" in report
+    assert "classifier: it is the output layer, which needs output=True" in report
+    torch.testing.assert_close(model(tokens), before)
+    shake_(model)
+    after = model(tokens)
+    assert (after - before).abs().max() > 1e-4
+    after.sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in rotation_parameters(model))
+    torch.testing.assert_close(fold_(model)(tokens), after, atol=1e-5, rtol=0)
+
+
+def test_rotate_needs_the_name_of_an_output_layer_that_cannot_be_recognised():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.answer = nn.ModuleDict({"last": nn.Linear(6, 3)})
+            self.body = nn.ModuleDict({"first": nn.Linear(4, 6)})
+
+    with pytest.warns(UserWarning, match="no output layer was recognised in Net"):
+        rotate_(Net())
+    model = rotate_(Net(), output_layer="answer.last")
+    assert [name for name, _, _ in rotated_layers(model)] == ["body.first"]
+    with pytest.raises(ValueError, match="output must be 'auto', None or one of"):
+        rotate_(Net(), output_layer="nonsense")
+
+
+def test_rotate_names_the_layer_whose_generator_is_too_large():
+    model = rotate_(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)))
+    with torch.no_grad():
+        rotation_parameters(model)[0].fill_(1e20)
+    with pytest.raises(
+        ValueError, match=r"layer '0': the generator of a Cayley rotation must have a norm below 1e\+12"
+    ):
+        model(torch.randn(2, 5))
+
+
+def test_deprecated_names_of_rotation_still_work():
+    from hypersphere import rotation
+
+    model = mlp()
+    with pytest.warns(DeprecationWarning, match="use rotation.rotatable_layers"):
+        assert [name for name, _ in rotation.select(model)] == ["0", "2"]
+    with pytest.warns(DeprecationWarning, match="refine_neurons"):
+        assert rotation.refined is rotation.refine_neurons

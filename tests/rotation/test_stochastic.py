@@ -1,4 +1,4 @@
-"""S-OPT and CLS-OPT."""
+"""Stochastic rotations (S-OPT)."""
 
 import pytest
 import torch
@@ -14,12 +14,12 @@ def neurons(layer):
     return layer.parametrizations.weight.original
 
 
-def test_only_the_drawn_dimensions_are_turned_and_the_first_layer_as_a_whole():
+def test_stochastic_rotates_the_drawn_dimensions_and_the_whole_first_layer():
     model = mlp()
     v = model[2].weight.detach().clone()
     Stochastic(model, 0.25, generator=torch.Generator().manual_seed(0))
     shake_(model)
-    first, second = [turning for _, _, turning in rotated_layers(model)]
+    first, second = [rotation for _, _, rotation in rotated_layers(model)]
     assert first.dimensions is None
     assert len(second.dimensions) == len(set(second.dimensions.tolist())) == 4
     moved = (model[2].weight - v).abs().amax(0) > 1e-6
@@ -31,24 +31,24 @@ def test_only_the_drawn_dimensions_are_turned_and_the_first_layer_as_a_whole():
     torch.testing.assert_close(fold_(model)(x), y, atol=1e-6, rtol=0)
 
 
-def test_gradient_through_the_drawn_dimensions():
+def test_stochastic_gradient_matches_autograd():
     torch.manual_seed(0)
     model = mlp().double()
     Stochastic(model, 5, method="lowdin", whole_first=False)
     shake_(model)
-    _, layer, turning = next(iter(rotated_layers(model)))
+    _, layer, rotation = next(iter(rotated_layers(model)))
     neurons(layer).requires_grad_()
     g = torch.randn_like(layer.weight)
-    ours = torch.autograd.grad((layer.weight * g).sum(), [turning.parameter, neurons(layer)])
-    free, v = turning.parameter.detach().requires_grad_(), neurons(layer).detach().requires_grad_()
+    ours = torch.autograd.grad((layer.weight * g).sum(), [rotation.parameter, neurons(layer)])
+    free, v = rotation.parameter.detach().requires_grad_(), neurons(layer).detach().requires_grad_()
     u, _, vh = torch.linalg.svd(free)
     w = v.clone()
-    w[:, turning.dimensions] = v[:, turning.dimensions] @ (u @ vh).mT
+    w[:, rotation.dimensions] = v[:, rotation.dimensions] @ (u @ vh).mT
     torch.testing.assert_close(ours, torch.autograd.grad((w * g).sum(), [free, v]))
 
 
 @pytest.mark.parametrize("method", ["cayley", "gram_schmidt", "lowdin"])
-def test_folding_keeps_the_output_and_starts_again_elsewhere(method):
+def test_stochastic_step_keeps_the_output_and_draws_other_dimensions(method):
     model, x = mlp(), torch.randn(5, 10)
     stochastic = Stochastic(model, 0.5, every=3, method=method)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
@@ -68,17 +68,17 @@ def test_folding_keeps_the_output_and_starts_again_elsewhere(method):
     assert seen == set(range(16))
 
 
-def test_energy_is_the_same_to_rounding_after_two_thousand_folds():
+def test_stochastic_keeps_the_energy_over_two_thousand_folds():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 2))
     start = reference.energy(model[0].weight.detach().double().numpy())
     norms = model[0].weight.detach().double().norm(dim=1)
     stochastic = Stochastic(model, 0.25, every=1, method="gram_schmidt", whole_first=False)
-    _, layer, turning = next(iter(rotated_layers(model)))
-    first, eye = neurons(layer).clone(), turning.identity()
+    _, layer, rotation = next(iter(rotated_layers(model)))
+    first, eye = neurons(layer).clone(), rotation.identity()
     for _ in range(2_000):
         with torch.no_grad():
-            turning.parameter.copy_(eye + 0.5 * torch.randn_like(eye))
+            rotation.parameter.copy_(eye + 0.5 * torch.randn_like(eye))
         stochastic.step()
     assert (neurons(layer) - first).abs().max() > 0.1
     end = neurons(layer).double()  # folds are computed in float64, so errors do not add up
@@ -86,7 +86,7 @@ def test_energy_is_the_same_to_rounding_after_two_thousand_folds():
     torch.testing.assert_close(end.norm(dim=1), norms, rtol=5e-6, atol=0)
 
 
-def test_state_resumes_with_the_same_dimensions():
+def test_stochastic_state_resumes_with_the_same_dimensions():
     def run(steps, resume=None):
         model = mlp()
         stochastic = Stochastic(model, 0.5, every=2, generator=torch.Generator().manual_seed(5))
@@ -99,18 +99,18 @@ def test_state_resumes_with_the_same_dimensions():
             drawn.append(list(rotated_layers(model))[1][2].dimensions.tolist())
         return drawn, ({k: v.clone() for k, v in model.state_dict().items()}, stochastic.state_dict())
 
-    whole, _ = run(8)
+    uninterrupted, _ = run(8)
     half, state = run(3)
     rest, _ = run(5, state)
-    assert half + rest == whole
+    assert half + rest == uninterrupted
     assert any("dimensions" in key for key in state[0])
 
 
-def test_shares_numbers_and_mappings():
+def test_stochastic_fraction_may_be_a_share_a_number_or_a_mapping():
     def counts(fraction):
         model = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(4)])
         Stochastic(model, fraction)
-        return [turning.layout.size for _, _, turning in rotated_layers(model)]
+        return [rotation.layout.size for _, _, rotation in rotated_layers(model)]
 
     assert counts(0.25) == [16, 4, 4]
     assert counts(6) == [16, 6, 6]

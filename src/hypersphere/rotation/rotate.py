@@ -193,7 +193,7 @@ def rotatable_layers(
         warnings.warn(
             f"{len(unsupported)} layers are not rotated ({', '.join(unsupported[:3])}…); "
             "rotate_(..., report=True) prints the reasons",
-            stacklevel=4,
+            stacklevel=3,  # the caller of rotate_ or Stochastic
         )
     return selection
 
