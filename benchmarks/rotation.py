@@ -1,4 +1,4 @@
-"""Time rotated weights relative to the plain product V·Rᵀ, and training steps of rotated CNN-6 relative to plain ones."""
+"""Time rotated weights relative to the product V·Rᵀ, and training steps of rotated CNN-6 relative to plain ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP_TARGETS = {"cayley": 1.15, "stochastic": 1.08}
 
 
 def weights(d: int, n: int, peers: bool) -> dict[str, Callable[[], object]]:
-    """Return forward and backward passes of W for every map near the identity, and with `peers` for torch's functions."""
+    """Return forward and backward passes of W for every map near the identity, with `peers` also torch's functions."""
     random = torch.Generator().manual_seed(0)
     v, g = torch.randn(n, d, generator=random) * (2 / d) ** 0.5, torch.randn(n, d, generator=random)
     square = torch.randn(d, d, generator=random) * d**-0.5
