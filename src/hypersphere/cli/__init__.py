@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; an interrupt while it is being imported is told in one line too."""
+    """Run the command line. An interrupt during its imports is also reported in one line."""
     try:
         from hypersphere.cli.commands import main as run
 

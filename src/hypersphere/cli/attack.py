@@ -1,4 +1,4 @@
-"""`hypersphere attack`: how many test images a run still gets right under attack."""
+"""`hypersphere attack`: measure the accuracy of a run on attacked test images."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def attack(
     device: str | None,
     data_root: Path | None,
 ) -> None:
-    """Attack the first test images of a run, by itself or by the run `source`; print a table, write what is asked."""
+    """Attack the first test images of a run, through the run itself or through the run `source`, and print a table."""
     require(name in ATTACKS, "--attack", f"one of {', '.join(ATTACKS)}", name)
     check_target("--plot", plot, [".png"])
     check_target("--json", json_file, [".json"])
@@ -112,12 +112,12 @@ def _strength_table(result: Strength, norm: str, source: Path | None) -> report.
     found = _plain_strength(result)
     rows = [
         ["accuracy without attack", share.show(found["clean"])],
-        ["wrong or fooled in the end", share.show(found["fooled"])],
+        ["misclassified after the attack", share.show(found["fooled"])],
         ["median strength, l2", number.show(found["median_l2"])],
         ["median strength, linf", number.show(found["median_linf"])],
     ]
     columns = [report.Column(f"DeepFool ({norm})"), report.Column("value")]
-    return report.Table("Strength that fools", columns, rows, _caption(len(result.fooled), source))
+    return report.Table("Strength needed to fool the run", columns, rows, _caption(len(result.fooled), source))
 
 
 def _plain_strength(result: Strength) -> dict[str, Any]:
@@ -131,5 +131,5 @@ def _plain_strength(result: Strength) -> dict[str, Any]:
 
 
 def _caption(images: int, source: Path | None) -> str:
-    by = "made on the run itself" if source is None else f"transferred from {source}"
+    by = "crafted on the run itself" if source is None else f"transferred from {source}"
     return f"{images} test images; attacks {by}."

@@ -1,4 +1,4 @@
-"""What `hypersphere list` shows: the menus, straight from their dictionaries, and what an entry can be given."""
+"""`hypersphere list`: the menus, read from their dictionaries, and the options of each entry."""
 
 from __future__ import annotations
 
@@ -35,19 +35,28 @@ from hypersphere.training.task import TASKS
 __all__ = ["MENUS", "Menu", "options_of", "print_catalogue", "resolved", "summary"]
 
 NEEDED = inspect.Parameter.empty
-OF_DATA = "as the data are"
+OF_DATA = "from the data"
 
 
 def _defaults(maker: Callable[..., Any], names: Iterable[str] | None = None) -> dict[str, Any]:
-    """What a maker takes by name, or of these names what it does, with defaults."""
-    known = inspect.signature(maker).parameters
-    named = {key: one.default for key, one in known.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    """Return the parameters of a callable with their defaults: all of them, or only those in `names`."""
+    parameters = inspect.signature(maker).parameters
+    named = {
+        key: one.default for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    }
     return named if names is None else {key: named[key] for key in names}
 
 
 @dataclass(frozen=True)
 class Menu:
-    """Entries by name; `option` of `train` chooses one, `given` arguments are not the user's, `more` options are."""
+    """A menu of named entries.
+
+    Attributes:
+        entries: the entries by name.
+        option: the option of `train` that selects an entry, empty if there is none.
+        given: parameters that the library passes; users cannot set them.
+        more: returns additional options of an entry with their defaults.
+    """
 
     entries: Mapping[str, Any]
     option: str = ""
@@ -63,8 +72,8 @@ def _of_heads(name: str) -> dict[str, Any]:
 def _conversion(name: str) -> dict[str, Any]:
     if name not in MAGNITUDES:
         return {}
-    own = _defaults(layers.convert_, ("angular", "weighting", "learn_k", "learn_radius", "momentum"))
-    return {**own, "layers": "convolutions", "project_every": None, "weighted_gradients": False}
+    options = _defaults(layers.convert_, ("angular", "weighting", "learn_k", "learn_radius", "momentum"))
+    return {**options, "layers": "convolutions", "project_every": None, "weighted_gradients": False}
 
 
 def _turning(name: str) -> dict[str, Any]:
@@ -77,15 +86,15 @@ def _of_data(name: str) -> dict[str, Any]:
     return {**dict.fromkeys(sizes, OF_DATA), "standardize": OF_DATA, "init": None, "init_mean": 0.0}
 
 
-# menus of training that are words there, not functions with a docstring
+# Menus whose entries are plain names in training, without a docstring to show.
 AUGMENTATIONS = {
-    "shift": "Move each image by up to so many pixels in each direction, zeros moving in.",
-    "mirror": "Mirror each image half the time.",
+    "shift": "Shift each image by up to this number of pixels in each direction; zeros fill the gap.",
+    "mirror": "Mirror each image with probability 1/2.",
 }
 INITIALS = {
-    "normal": "Standard normal numbers.",
-    "xavier": "Uniform numbers of the variance 2/(fan in + fan out) (Glorot and Bengio 2010).",
-    "he": "Normal numbers of the variance 2/fan in (He et al. 2015).",
+    "normal": "Standard normal distribution.",
+    "xavier": "Uniform distribution with variance 2/(fan in + fan out) (Glorot and Bengio 2010).",
+    "he": "Normal distribution with variance 2/fan in (He et al. 2015).",
 }
 
 MENUS: dict[str, Menu] = {
@@ -115,9 +124,9 @@ MENUS: dict[str, Menu] = {
 
 
 def print_catalogue(menu: str | None = None, entry: str | None = None) -> None:
-    """Print every menu, or only one, with one line an entry; or one entry with its words and its options.
+    """Print all menus or one menu with one line per entry, or one entry with its description and options.
 
-    The entry "none", the default of some menus, is left out.
+    The entry "none", the default of some menus, is not listed.
     """
     console = Console(highlight=False, soft_wrap=True)
     chosen = MENUS if menu is None else {_title(menu): MENUS[_title(menu)]}
@@ -131,15 +140,15 @@ def print_catalogue(menu: str | None = None, entry: str | None = None) -> None:
 
 
 def _title(menu: str) -> str:
-    """The menu that a word stands for: "data-sets", "optimizers" and "head" are as good as our own."""
+    """Return the title of a menu; spellings such as "data-sets", "optimizers" and "head" are accepted."""
     plain = {_folded(title): title for title in MENUS} | {one.option: title for title, one in MENUS.items()}
-    found = plain.get(menu) or plain.get(_folded(menu))
-    require(bool(menu) and found is not None, "menu", f"one of {', '.join(t.replace(' ', '-') for t in MENUS)}", menu)
-    return str(found)
+    title = plain.get(menu) or plain.get(_folded(menu))
+    require(bool(menu) and title is not None, "menu", f"one of {', '.join(t.replace(' ', '-') for t in MENUS)}", menu)
+    return str(title)
 
 
-def _folded(words: str) -> str:
-    return words.lower().replace("-", " ").replace("_", " ").replace("iz", "is").removesuffix("s")
+def _folded(text: str) -> str:
+    return text.lower().replace("-", " ").replace("_", " ").replace("iz", "is").removesuffix("s")
 
 
 def _print_entry(console: Console, title: str, name: str) -> None:
@@ -149,7 +158,7 @@ def _print_entry(console: Console, title: str, name: str) -> None:
     called = {"augment": f"--augment.{name} VALUE", "": ""}.get(menu.option, f"--{menu.option} {name}")
     if title == "recipes":
         called = f"hypersphere reproduce {name}"
-    console.print(f"{name}, of {title}{f': {called}' if called else ''}", style="bold", markup=False)
+    console.print(f"{name} ({title}){f': {called}' if called else ''}", style="bold", markup=False)
     for line in "\n".join(_words(made)).strip().splitlines():
         wrapped = textwrap.wrap(line, 116) if isinstance(made, Recipe) else [line]
         for part in wrapped or [""]:
@@ -159,12 +168,12 @@ def _print_entry(console: Console, title: str, name: str) -> None:
         _print_pairs(console, {row.name: words_of(row.settings) for row in made.rows})
     if options:
         form = "--set {}=" if title == "recipes" else f"--{menu.option}.{{}}" if menu.option else "{}"
-        console.print("options, and what they are if left out", style="bold")
+        console.print("options and their defaults", style="bold")
         _print_pairs(console, {form.format(key): _shown(default) for key, default in options.items()})
 
 
 def options_of(title: str, name: str) -> dict[str, Any]:
-    """The options of an entry with their defaults, NEEDED for those without; of a recipe, its settings.
+    """Return the options of an entry with their defaults, NEEDED where there is none; for a recipe, its settings.
 
     >>> options_of("schedules", "steps")
     {'warmup': 0.0, 'at': (0.5, 0.75), 'factor': 0.1}
@@ -173,29 +182,29 @@ def options_of(title: str, name: str) -> dict[str, Any]:
     made = menu.entries[name]
     if isinstance(made, Recipe):
         return dict(made.settings)
-    own = _defaults(made) if callable(made) else {}
-    return {key: default for key, default in {**own, **menu.more(name)}.items() if key not in menu.given}
+    options = _defaults(made) if callable(made) else {}
+    return {key: default for key, default in {**options, **menu.more(name)}.items() if key not in menu.given}
 
 
 def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a job with every option of every part that they leave out, as it is then.
+    """Return the settings of a job, completed by the defaults of all options of its components.
 
     >>> resolved({"schedule": {"name": "steps", "factor": 0.5}, "epochs": 3})
     {'schedule': {'name': 'steps', 'warmup': 0.0, 'at': [0.5, 0.75], 'factor': 0.5}, 'epochs': 3}
     """
     titles = {menu.option: title for title, menu in MENUS.items()}
-    whole: dict[str, Any] = {}
+    complete: dict[str, Any] = {}
     for key, value in settings.items():
         named = key in titles and isinstance(value, Mapping) and "name" in value
-        known = options_of(titles[key], value["name"]) if named else {}
-        defaults = {option: default for option, default in known.items() if default is not NEEDED}
+        options = options_of(titles[key], value["name"]) if named else {}
+        defaults = {option: default for option, default in options.items() if default is not NEEDED}
         plain = json.loads(json.dumps(defaults, default=_shown))
-        whole[key] = {"name": value["name"], **plain, **value} if named else value
-    return whole
+        complete[key] = {"name": value["name"], **plain, **value} if named else value
+    return complete
 
 
 def summary(entry: Any) -> str:
-    """The one line that an entry says of itself; for a network, what its name stands for.
+    """Return the one-line description of an entry; for a network, its class and arguments.
 
     >>> summary(NETWORKS["sphereface4"])
     'SphereFaceNet with units=(0, 0, 0, 0)'
@@ -209,7 +218,7 @@ def summary(entry: Any) -> str:
 
 
 def _words(entry: Any) -> Iterator[str]:
-    """The lines of an entry's docstring up to its examples."""
+    """Yield the lines of the docstring of an entry up to its examples."""
     if isinstance(entry, Recipe):
         yield from (f"{entry.title}.", f"Source: {entry.reference}.", entry.note)
         return
@@ -223,9 +232,9 @@ def _words(entry: Any) -> Iterator[str]:
 
 
 def _shown(default: Any) -> str:
-    """A default as one would write it on the command line: JSON, or plain words."""
+    """Format a default as on the command line: JSON, or plain text."""
     if default is NEEDED:
-        return "has to be given"
+        return "required"
     if isinstance(default, str):
         return default
     if callable(default):

@@ -1,4 +1,4 @@
-"""`hypersphere cite`: the works that the parts of a run come from, as BibTeX."""
+"""`hypersphere cite`: print BibTeX entries for the works behind the components of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DECOUPLED, ENERGY, COMPRESSIVE, ROTATION = (
 )
 RESNET, POINTNET, GRAPHS = "he2016deep", "qi2017pointnet", ("sen2008collective", "yang2016revisiting")
 
-# by part of a job and by name; what is common knowledge, or our own, rests on nothing
+# References by component of a job and by name. Textbook components and those of this library have none.
 SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
     "data": {
         "digits": ("alpaydin1998cascading",),
@@ -109,7 +109,7 @@ SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
     "measure": {"angular Fisher score": (THESIS,), "angular visual hardness": ("chen2020angular",)},
 }
 
-# options that are works of their own, by part and option: the words or the least number that count, and the work
+# Options with a reference: by component and option, the value or the smallest number that uses the work, and the work.
 OPTIONS: dict[tuple[str, str], dict[Any, str]] = {
     ("rotation", "refine"): {"mhe": ENERGY, "half_space_mhe": ENERGY, "comhe": COMPRESSIVE},
     ("rotation", "factors"): {2: "liu2024boft"},
@@ -119,9 +119,9 @@ OPTIONS: dict[tuple[str, str], dict[Any, str]] = {
 
 
 def cite(folder: Path | None, *, everything: bool) -> None:
-    """Print the entries of what a run used, or of all that there is, each under a comment that says what for."""
+    """Print the entries for a run, or all entries, each under a comment that lists the components that use it."""
     if (folder is None) != everything:
-        raise ValueError("cite needs a run, or --all and no run")
+        raise ValueError("cite needs either the folder of a run or --all")
     if folder is None:
         uses = {key: _users(key) for key in REFERENCES}
     else:
@@ -133,23 +133,23 @@ def cite(folder: Path | None, *, everything: bool) -> None:
 
 
 def works_of(settings: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the keys of all works that the parts of a job rest on, each with those parts; the thesis is the first.
+    """Return the keys of the works that a job uses, each with its components; the thesis comes first.
 
     >>> works_of({"head": {"name": "a_softmax", "m": 3}, "rotation": {"name": "cayley", "refine": "mhe"}})
     {'liu2020thesis': ['the framework'], 'liu2017sphereface': ['head a_softmax'],
      'liu2021orthogonal': ['rotation cayley'], 'liu2018energy': ['rotation.refine mhe']}
     """
-    found: dict[str, list[str]] = {THESIS: ["the framework"]}
+    uses: dict[str, list[str]] = {THESIS: ["the framework"]}
     for part, by_name in SOURCES.items():
         spec = settings.get(part) or {}
         for key in by_name.get(spec.get("name", ""), ()):
-            found.setdefault(key, []).append(f"{part} {spec['name']}")
+            uses.setdefault(key, []).append(f"{part} {spec['name']}")
         for option, value in spec.items():
             for least, key in OPTIONS.get((part, option), {}).items():
                 counts = value == least if isinstance(least, str) else value is not None and value >= least
                 if counts:
-                    found.setdefault(key, []).append(f"{part}.{option} {value}")
-    return found
+                    uses.setdefault(key, []).append(f"{part}.{option} {value}")
+    return uses
 
 
 def _users(key: str) -> list[str]:

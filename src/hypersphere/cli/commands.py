@@ -1,4 +1,7 @@
-"""The command line: what trains, what lists, and those of `run_commands`. Nothing here imports torch too early."""
+"""The application `hypersphere`: `train`, `reproduce`, `list` and the commands of `run_commands`.
+
+Commands import torch when they run, so that `--help` answers quickly.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from hypersphere import __version__
 
         typer.echo(__version__)
@@ -47,41 +50,40 @@ def _options(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def train(
     ctx: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="Settings in a .yaml or .json file.")] = None,
-    data: Annotated[str | None, typer.Option(help="What is learned: digits, mnist, cifar10, image_folder…")] = None,
-    model: Annotated[str | None, typer.Option(help="The network: toy_cnn, opt_cnn6, sphereface20…")] = None,
-    operator: Annotated[str | None, typer.Option(help="Of its layers: none, sphere, ball, tanh…")] = None,
-    head: Annotated[str | None, typer.Option(help="The objective: softmax, a_softmax, arcface…")] = None,
-    regularizer: Annotated[str | None, typer.Option(help="none, mhe, comhe, orthonormal…")] = None,
-    rotation: Annotated[str | None, typer.Option(help="none, cayley, gram_schmidt, stochastic…")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="Of the learning rate: one_cycle, cosine, steps…")] = None,
-    epochs: Annotated[int | None, typer.Option(help="How many times through the data (10).")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples a step, over all processes (64).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of all random numbers (0).")] = None,
-    precision: Annotated[str | None, typer.Option(help="Of the network: float32 or bfloat16.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Read settings from this .yaml or .json file.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data set: digits, mnist, cifar10, image_folder…")] = None,
+    model: Annotated[str | None, typer.Option(help="Network: toy_cnn, opt_cnn6, sphereface20…")] = None,
+    operator: Annotated[str | None, typer.Option(help="Operator of its layers: none, sphere, ball, tanh…")] = None,
+    head: Annotated[str | None, typer.Option(help="Head with the loss: softmax, a_softmax, arcface…")] = None,
+    regularizer: Annotated[str | None, typer.Option(help="Regulariser: none, mhe, comhe, orthonormal…")] = None,
+    rotation: Annotated[str | None, typer.Option(help="Rotation: none, cayley, gram_schmidt, stochastic…")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Optimiser: sgd, adam or adamw.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Learning-rate schedule: one_cycle, cosine, steps…")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Number of passes over the data (10).")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples per step, summed over processes (64).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for all random number generators (0).")] = None,
+    precision: Annotated[str | None, typer.Option(help="Precision of the network: float32 or bfloat16.")] = None,
     compile: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Compile the network with torch.compile.")
     ] = None,
     start: Annotated[
-        Path | None, typer.Option("--from", help="Begin with the weights of this run or .safetensors file.")
+        Path | None, typer.Option("--from", help="Start from the weights of this run or .safetensors file.")
     ] = None,
-    resume: Annotated[str, typer.Option(help="never, or auto: go on from the last checkpoint if there is one.")] = (
-        "never"
-    ),
-    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/train"),
+    resume: Annotated[str, typer.Option(help="never, or auto: continue from the last checkpoint, if any.")] = ("never"),
+    out: Annotated[Path, typer.Option(help="Folder to write the run to.")] = Path("runs/train"),
     data_root: DataRoot = None,
     device: Device = None,
     threads: Threads = None,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints within an epoch.")] = 60.0,
-    keep: Annotated[int, typer.Option(help="How many of the last checkpoints stay.")] = 3,
-    log_every: Annotated[int, typer.Option(help="Steps between lines of metrics.jsonl.")] = 10,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events for TensorBoard too.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print settings and sizes, and write nothing.")] = False,
+    keep: Annotated[int, typer.Option(help="Number of checkpoints to keep; older ones are deleted.")] = 3,
+    log_every: Annotated[int, typer.Option(help="Steps between two lines in metrics.jsonl.")] = 10,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print settings and sizes without training.")] = False,
 ) -> None:
-    """Train a network; any option of a part by its name: --head.m=4, --optimizer.lr=0.1, --data.limit=500.
+    """Train a network. Options of a component take dots: --head.m=4, --optimizer.lr=0.1, --data.limit=500.
 
-    Also under `torchrun --nproc-per-node N -m hypersphere train …`, where --head.sharded spreads the classes.
+    To train with N processes, use `torchrun --nproc-per-node N -m hypersphere train …`; --head.sharded then divides
+    the classes among them.
     """
     from hypersphere.cli.train import train as run
 
@@ -123,17 +125,17 @@ def train(
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="A recipe; `hypersphere list recipes` shows them.")] = "digits",
-    out: Annotated[Path, typer.Option(help="Folder of the records and the report.")] = Path("runs"),
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="How many seeds; the recipe's own number if left out.")
+    name: Annotated[str, typer.Argument(help="Name of a recipe; `hypersphere list recipes` shows them.")] = "digits",
+    out: Annotated[Path, typer.Option(help="Folder to write records and report to.")] = Path("runs"),
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: that of the recipe.")] = None,
+    rows: Annotated[list[str] | None, typer.Option("--row", help="Run only this row; can be repeated.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting of the recipe: KEY=VALUE; can be repeated.")
     ] = None,
-    rows: Annotated[list[str] | None, typer.Option("--row", help="Only this row; may be repeated.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe, as KEY=VALUE.")] = None,
     threads: Threads = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Run a table of the sources, row by row; rows that have a record are not run again."""
+    """Reproduce a table or figure of the sources, row by row; rows that already have a record are not run again."""
     from hypersphere.cli.reproduce import reproduce as run
 
     run(name, out, seeds=seeds, rows=rows or None, assignments=set_ or [], threads=threads, data_root=data_root)
@@ -154,27 +156,27 @@ for command in (
 
 @app.command("list")
 def list_(
-    menu: Annotated[str | None, typer.Argument(help="Only this menu, as heads or data-sets.")] = None,
-    entry: Annotated[str | None, typer.Argument(help="Only this entry of it, with its options.")] = None,
+    menu: Annotated[str | None, typer.Argument(help="Show only this menu, for example heads or data-sets.")] = None,
+    entry: Annotated[str | None, typer.Argument(help="Show only this entry of the menu, with its options.")] = None,
 ) -> None:
-    """Show everything that has a name (heads, networks, data sets, recipes…), or one of them with its options."""
+    """List the available heads, networks, data sets, recipes and so on, or show one entry with its options."""
     from hypersphere.cli.catalogue import print_catalogue
 
     print_catalogue(menu, entry)
 
 
 def main() -> None:
-    """Run the command line; a reader that closes the pipe ends it silently with 1, anything else in one line."""
+    """Run the command line. An error becomes one line on stderr; a closed output pipe exits silently with code 1."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that has no ± gets a ?
+            stream.reconfigure(errors="replace")  # print "?" where the terminal cannot show a character such as ±
     try:
         try:
             app()
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of Python
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         sys.exit(1)
     except Exception as error:
         end_with(error)

@@ -1,7 +1,7 @@
-"""Whether two forms of one network agree, on its own test inputs and on random ones.
+"""Compare the outputs of two forms of a network on test inputs and on random inputs.
 
-Both compute in float32, also where the run trained in bfloat16: two forms of one map round differently there, by more
-than what tells right from wrong.
+Both are evaluated in float32 even if the run was trained in bfloat16. In bfloat16, rounding differences between two
+correct forms would be larger than the errors to be detected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["FeaturesAndScores", "Probe", "largest_difference"]
 
 
 class FeaturesAndScores(nn.Module):
-    """The network and the head of an objective as one map in float32, to features (B, d) and plain scores (B, C)."""
+    """The network and head of an objective as one float32 module with outputs features (B, d) and scores (B, C)."""
 
     def __init__(self, objective: Objective) -> None:
         super().__init__()
@@ -33,13 +33,13 @@ class FeaturesAndScores(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Batches of inputs that a network is tried with: some of the test data, and random ones of the same kind."""
+    """Batches of inputs for the comparison: some of the test data, and random inputs in the same range."""
 
     batches: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, assembly: Assembly, count: int = 32) -> Probe:
-        """Take the first test inputs, and as many random ones; of a graph all test nodes."""
+        """Return the first test inputs and as many random ones; for a graph, all test nodes."""
         task = assembly.task
         if task.graph is not None:
             return cls((task.test_inputs,))
@@ -47,7 +47,7 @@ class Probe:
         generator = torch.Generator().manual_seed(0)
         low, high = real.min(), real.max()
         random = low + (high - low) * torch.rand(real.shape, generator=generator)
-        return cls((real, random, random[:1]))  # one alone too: the number of inputs must be free
+        return cls((real, random, random[:1]))  # also a batch of one, because the exported batch size must be variable
 
     @torch.no_grad()
     def outputs(self, assembly: Assembly) -> list[tuple[Tensor, Tensor]]:
@@ -57,7 +57,7 @@ class Probe:
 
 
 def largest_difference(ones: Sequence[Sequence[Tensor]], others: Sequence[Sequence[Tensor]]) -> float:
-    """Return the largest difference of two lists of outputs, beside the largest number of each output.
+    """Return the largest difference between two lists of outputs, relative to the largest entry of each output.
 
     >>> largest_difference([[torch.tensor([100.0])]], [[torch.tensor([101.0])]])
     0.01
@@ -67,5 +67,5 @@ def largest_difference(ones: Sequence[Sequence[Tensor]], others: Sequence[Sequen
         for a, b in zip(one, other, strict=True):
             scale = float(a.abs().max()) or 1.0
             difference = float((a - b).abs().max()) / scale
-            worst = difference if not difference <= worst else worst  # NaN is the worst
+            worst = difference if not difference <= worst else worst  # NaN counts as the largest difference
     return worst

@@ -1,4 +1,4 @@
-"""Settings from a file and from the command line: one YAML or JSON file, then words such as `--head.m=4`."""
+"""Read settings from a YAML or JSON file and from command-line arguments such as `--head.m=4`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypersphere.training.parts import nearest
 __all__ = ["dotted_words", "json_or_text", "read_config", "resolve"]
 
 Word = tuple[list[str], Any]
-_SHORT = {  # what options of parts are often called
+_SHORT = {  # common names for options of components
     "lr": "optimizer.lr",
     "learning_rate": "optimizer.lr",
     "weight_decay": "optimizer.weight_decay",
@@ -35,20 +35,21 @@ _SHORT = {  # what options of parts are often called
 def resolve(
     base: Mapping[str, Any], file: Mapping[str, Any], options: Mapping[str, Any], words: Sequence[Word]
 ) -> dict[str, Any]:
-    """Return the settings of a job: `base`, changed by a file, by options and by dotted words, in this order.
+    """Return the settings of a job: `base`, updated by a file, by options and by dotted arguments, in this order.
 
-    A part in a file that has no name changes the options of the one in `base`. An option that names a part keeps its
-    options if that is its name already, and drops them if not, since they belong to another.
+    A component without a name in the file updates the options of the component in `base`. Naming a component on the
+    command line drops the options of a component with a different name, because they do not apply to the new one.
 
     Args:
-        base: complete settings, of `Job.settings`.
-        file: what `read_config` returned.
-        options: settings by name; None is left alone.
-        words: what `dotted_words` returned.
+        base: complete settings, from `Job.settings`.
+        file: the result of `read_config`.
+        options: settings by name; None means not given.
+        words: the result of `dotted_words`.
 
     Example:
-        >>> found = resolve(Job().settings(), {"optimizer": {"lr": 0.1}}, {"head": "a_softmax"}, [(["head", "m"], 4)])
-        >>> found["optimizer"]["name"], found["optimizer"]["lr"], found["head"]
+        >>> words = [(["head", "m"], 4)]
+        >>> settings = resolve(Job().settings(), {"optimizer": {"lr": 0.1}}, {"head": "a_softmax"}, words)
+        >>> settings["optimizer"]["name"], settings["optimizer"]["lr"], settings["head"]
         ('adamw', 0.1, {'name': 'a_softmax', 'm': 4})
     """
     settings = copy.deepcopy(dict(base))
@@ -59,7 +60,9 @@ def resolve(
     for key, value in options.items():
         if value is not None:
             _set(settings, [key], value)
-    for path, value in sorted(words, key=lambda word: len(word[0]) > 1):  # names first: options belong to them
+    for path, value in sorted(
+        words, key=lambda word: len(word[0]) > 1
+    ):  # names first, because naming a component drops its options
         _set(settings, path, value)
     return Job.of(settings).settings()
 
@@ -78,20 +81,20 @@ def _set(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def dotted_words(arguments: Sequence[str], options: Iterable[str]) -> list[Word]:
-    """Return paths and values of `--a.b=value` and `--a.b value`; a last word without a value is true.
+    """Return the paths and values of `--a.b=value` and `--a.b value`; `--a.b` without a value means true.
 
-    Values are JSON, or text where they are none.
+    Values are parsed as JSON; anything else is text.
 
     Args:
-        arguments: what the command's typed options left over.
-        options: the names of those, for the message about a wrong one.
+        arguments: the arguments that are not declared options of the command.
+        options: the names of the declared options, used to suggest a correction.
 
     Example:
         >>> dotted_words(["--head.m=4", "--model.widths", "[8, 8]", "--head.sharded"], [])
         [(['head', 'm'], 4), (['model', 'widths'], [8, 8]), (['head', 'sharded'], True)]
         >>> dotted_words(["--epoch", "3"], ["--epochs"])
         Traceback (most recent call last):
-        ValueError: --epoch is no option; did you mean --epochs?
+        ValueError: --epoch is not an option; did you mean --epochs?
     """
     parts = [one.name for one in fields(Job)]
     words: list[Word] = []
@@ -100,13 +103,13 @@ def dotted_words(arguments: Sequence[str], options: Iterable[str]) -> list[Word]
         word = left.pop(0)
         key, equals, value = word.partition("=")
         path = key.removeprefix("--").split(".")
-        known = key.startswith("--") and path[0] in parts and len(path) > 1
-        if not known or not all(path):
+        is_dotted = key.startswith("--") and path[0] in parts and len(path) > 1
+        if not is_dotted or not all(path):
             rest = key.partition(".")[2]
             short = _SHORT.get(path[0].replace("-", "_")) if len(path) == 1 else None
             near = nearest(key, [f"--{name}.{rest}" for name in parts] if rest else options)
             near = f"; did you mean --{short}?" if short else near
-            raise ValueError(f"{key} is no option{near}".removesuffix("."))
+            raise ValueError(f"{key} is not an option{near}".removesuffix("."))
         if equals:
             words.append((path, json_or_text(value)))
         elif left and not left[0].startswith("--"):
@@ -117,7 +120,7 @@ def dotted_words(arguments: Sequence[str], options: Iterable[str]) -> list[Word]
 
 
 def json_or_text(text: str) -> Any:
-    """Return what a word of the command line stands for: JSON, or the text itself where it is none."""
+    """Parse a command-line argument as JSON, or return the text itself if it is not JSON."""
     try:
         return json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):
@@ -125,23 +128,23 @@ def json_or_text(text: str) -> Any:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the settings in a YAML or JSON file, by its ending; a run's own `config.json` serves too.
+    """Return the settings in a YAML or JSON file, chosen by its suffix. The `config.json` of a run is accepted too.
 
     Raises:
-        ValueError: the file is not there, or holds no settings.
-        ImportError: it is YAML, and PyYAML is not installed.
+        ValueError: if the file cannot be read or does not contain settings.
+        ImportError: if it is YAML and PyYAML is not installed.
     """
     kinds = {".json": _json, ".yaml": _yaml, ".yml": _yaml}
-    require(path.suffix in kinds, "--config", f"a file that ends in {', '.join(kinds)}", str(path))
+    require(path.suffix in kinds, "--config", f"a file with suffix {', '.join(kinds)}", str(path))
     try:
-        found = kinds[path.suffix](path.read_text(encoding="utf-8"))
+        content = kinds[path.suffix](path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise ValueError(f"--config {path} cannot be read: {reason}") from None
-    require(isinstance(found, dict), "--config", "a mapping of settings", found)
-    known = all(isinstance(key, str) for key in found)
-    require(known, "--config", "a mapping with words as keys", list(found))
-    return found["settings"] if {"format", "settings"} <= found.keys() else found
+    require(isinstance(content, dict), "--config", "a mapping of settings", content)
+    has_text_keys = all(isinstance(key, str) for key in content)
+    require(has_text_keys, "--config", "a mapping with text keys", list(content))
+    return content["settings"] if {"format", "settings"} <= content.keys() else content
 
 
 def _json(text: str) -> Any:
@@ -152,10 +155,10 @@ def _yaml(text: str) -> Any:
     try:
         yaml: Any = importlib.import_module("yaml")
     except ImportError:
-        raise ImportError("a YAML file needs PyYAML: pip install pyyaml, or write the settings as JSON") from None
+        raise ImportError("a YAML file needs PyYAML (pip install pyyaml); or write the settings as JSON") from None
 
     class Loader(yaml.SafeLoader):
-        """Reads 1e-3 as a number, which YAML 1.1 calls text."""
+        """Reads 1e-3 as a number; YAML 1.1 would read it as text."""
 
     number = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))

@@ -1,4 +1,4 @@
-"""Files of embeddings: a matrix as .npy or .safetensors, and beside it a .json with names, labels and classes."""
+"""Files of embeddings: a matrix as .npy or .safetensors, and a .json file with names, labels and classes next to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """Features (N, d), and where they are known labels (N,), the names of the N inputs and of the classes."""
+    """Features (N, d) and, if available, labels (N,), the names of the N inputs and the names of the classes."""
 
     features: Tensor
     labels: Tensor | None = None
@@ -35,12 +35,12 @@ class Embeddings:
 
 
 def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
-    """Write the matrix and, under the same name, the .json; return the path of that."""
-    beside = path.with_suffix(".json")
+    """Write the matrix, and a .json file with the same name; return the path of the latter."""
+    description = path.with_suffix(".json")
     labels = None if embeddings.labels is None else embeddings.labels.tolist()
-    words = {"names": embeddings.names, "labels": labels, "classes": embeddings.classes}
+    content = {"names": embeddings.names, "labels": labels, "classes": embeddings.classes}
     features = embeddings.features.detach().cpu().contiguous()
-    with replacing(path) as draft, replacing(beside) as draft_beside:
+    with replacing(path) as draft, replacing(description) as draft_description:
         with draft.open("wb") as file:
             if path.suffix == ".npy":
                 np.save(file, features.numpy(), allow_pickle=False)
@@ -49,20 +49,20 @@ def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
                 if embeddings.labels is not None:
                     tensors["labels"] = embeddings.labels.detach().cpu().contiguous()
                 file.write(save(tensors))
-        draft_beside.write_text(json.dumps(words) + "\n", encoding="utf-8")
-    return beside
+        draft_description.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    return description
 
 
 def read_embeddings(path: Path) -> Embeddings:
-    """Read what `write_embeddings` wrote; any .npy matrix, or .safetensors with "features", will do.
+    """Read embeddings: files of `write_embeddings`, any .npy matrix, or .safetensors with a tensor "features".
 
     Raises:
-        MissingData: there is no such file.
-        DamagedData: it does not hold what it should, or the .json beside it is of something else.
+        MissingData: if the file does not exist.
+        DamagedData: if its content is not valid, or does not match that of the .json file.
     """
-    require(path.suffix in SUFFIXES, "embeddings", f"a file that ends in {' or '.join(SUFFIXES)}", str(path))
+    require(path.suffix in SUFFIXES, "embeddings", f"a file with suffix {' or '.join(SUFFIXES)}", str(path))
     if path.suffix == ".npy":
-        return _with_words(path, Embeddings(torch.from_numpy(read_array(path))))
+        return _with_description(path, Embeddings(torch.from_numpy(read_array(path))))
     if not path.is_file():
         raise MissingData(f"{path} not found")
     try:
@@ -73,55 +73,55 @@ def read_embeddings(path: Path) -> Embeddings:
     features, labels = tensors["features"], tensors.get("labels")
     fits = features.ndim == 2 and features.dtype in FLOATS
     if not fits or (labels is not None and labels.shape != features.shape[:1]):
-        found = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(tensors.items())}
-        raise DamagedData(f"{path} must hold features (N, d) of floating point, and labels (N,) if any, not {found}")
-    return _with_words(path, Embeddings(features, labels))
+        contents = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(tensors.items())}
+        raise DamagedData(f"{path} must hold floating-point features (N, d) and optional labels (N,), not {contents}")
+    return _with_description(path, Embeddings(features, labels))
 
 
 def read_array(path: Path) -> np.ndarray:
-    """Read a .npy of numbers; one that holds pickled objects is refused unopened."""
+    """Read a .npy file of numbers; a file with pickled objects is rejected without unpickling it."""
     if not path.is_file():
         raise MissingData(f"{path} not found")
     try:
         array = np.load(path, allow_pickle=False)
     except MemoryError:
-        raise DamagedData(f"{path} is not a readable .npy file: it claims to be larger than memory") from None
+        raise DamagedData(f"{path} is not a readable .npy file: the size in its header exceeds the memory") from None
     except (ValueError, EOFError, SyntaxError) as error:
-        reason = "it holds pickled objects, which are not opened" if "pickle" in str(error) else str(error)
+        reason = "it holds pickled objects, which are not loaded" if "pickle" in str(error) else str(error)
         raise DamagedData(f"{path} is not a readable .npy file: {' '.join(reason.split())}") from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or not array.ndim:
-        raise DamagedData(f"{path} must hold one array of real numbers, not {getattr(array, 'dtype', type(array))}")
+        raise DamagedData(f"{path} must hold an array of real numbers, not {getattr(array, 'dtype', type(array))}")
     if array.dtype.itemsize > 8:
         return array.astype(np.float64)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _with_words(path: Path, bare: Embeddings) -> Embeddings:
-    beside = path.with_suffix(".json")
-    if not beside.is_file():
+def _with_description(path: Path, bare: Embeddings) -> Embeddings:
+    description = path.with_suffix(".json")
+    if not description.is_file():
         return bare
     try:
-        words = json.loads(beside.read_text(encoding="utf-8"))
+        content = json.loads(description.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DamagedData(f"{beside} is not readable JSON: {error}") from None
-    if not isinstance(words, Mapping) or not {"names", "labels", "classes"} <= set(words):
-        return bare  # another file that happens to have this name
-    names, labels, classes = (_listed(beside, words, key) for key in ("names", "labels", "classes"))
-    for key, found in (("names", names), ("labels", labels)):
-        if found is not None and len(found) != len(bare.features):
+        raise DamagedData(f"{description} is not readable JSON: {error}") from None
+    if not isinstance(content, Mapping) or not {"names", "labels", "classes"} <= set(content):
+        return bare  # an unrelated file with this name
+    names, labels, classes = (_listed(description, content, key) for key in ("names", "labels", "classes"))
+    for key, values in (("names", names), ("labels", labels)):
+        if values is not None and len(values) != len(bare.features):
             raise DamagedData(
-                f"{beside} must have {len(bare.features)} {key}, as many as {path.name}, not {len(found)}"
+                f"{description} must have {len(bare.features)} {key}, as many as {path.name}, not {len(values)}"
             )
-    known = bare.labels
-    if known is None and labels is not None:
-        known = torch.tensor(labels, dtype=torch.int64)
-    words_of = [None if found is None else tuple(map(str, found)) for found in (names, classes)]
-    return Embeddings(bare.features, known, *words_of)
+    tensor = bare.labels
+    if tensor is None and labels is not None:
+        tensor = torch.tensor(labels, dtype=torch.int64)
+    texts = [None if values is None else tuple(map(str, values)) for values in (names, classes)]
+    return Embeddings(bare.features, tensor, *texts)
 
 
-def _listed(path: Path, words: Mapping[str, Any], key: str) -> list[Any] | None:
-    found = words[key]
-    listed = found is None or isinstance(found, list)
-    if not listed or (key == "labels" and not all(type(label) is int for label in found or ())):
+def _listed(path: Path, content: Mapping[str, Any], key: str) -> list[Any] | None:
+    values = content[key]
+    is_list = values is None or isinstance(values, list)
+    if not is_list or (key == "labels" and not all(type(label) is int for label in values or ())):
         raise DamagedData(f"{path}: {key} must be a list or null")
-    return found
+    return values

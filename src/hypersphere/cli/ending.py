@@ -1,7 +1,7 @@
-"""How a command ends: whatever ends it early is one line on the standard error, and a code.
+"""Exit codes and error messages. A command that fails prints one line on stderr.
 
-Misuse ends with code 2, damaged data or checkpoints with 3, a run that fails (it diverged, the disk or the memory is
-full) with 1, an interrupt with 130. Nothing here imports torch before something went wrong.
+The code is 2 for invalid input, 3 for damaged data or checkpoints, 1 for a run that fails (divergence, full disk, out
+of memory) and 130 for an interrupt. This module imports torch only after an error, so that `--help` answers quickly.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typer.core import TyperGroup
 
 __all__ = ["Commands", "end", "end_with"]
 
-KEPT = {"reproduce": "interrupted; finished rows are kept"}
-SMALLER = {  # what a command that runs out of memory can be given less of
+INTERRUPTED = {"reproduce": "interrupted; finished rows are kept"}
+SMALLER = {  # the option that lowers the memory use of a command
     "train": "--batch-size",
     "evaluate": "number of --pairs",
     "embed": "--batch",
@@ -25,40 +25,42 @@ SMALLER = {  # what a command that runs out of memory can be given less of
 
 
 class Commands(TyperGroup):
-    """The commands; what they raise becomes a line of ours, where typer would say nothing or something else."""
+    """The group of commands. It prints its own messages for errors that typer would print differently or not at all."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that the words name."""
+        """Run the requested command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            end(KEPT.get(ctx.invoked_subcommand, "interrupted"), 130)
+            end(INTERRUPTED.get(ctx.invoked_subcommand, "interrupted"), 130)
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
             end(_about_memory(error, SMALLER.get(ctx.invoked_subcommand)), 1)
         except Exception as error:
-            if not hasattr(error, "format_message"):  # which errors of the command line itself have
+            if not hasattr(error, "format_message"):  # only usage errors of typer and click have this method
                 raise
             end(error.format_message(), 2)
 
 
 def end_with(error: Exception) -> NoReturn:
-    """End with the line and the code of an error; one that is nobody's fault but ours is raised again."""
+    """Exit with the message and code of an error. An unexpected error, which is a bug, is raised again."""
     if isinstance(error, ValueError):
         from hypersphere.data import DamagedData
         from hypersphere.training import DamagedCheckpoint
 
         end(error, 3 if isinstance(error, DamagedData | DamagedCheckpoint) else 2)
     if isinstance(error, FileNotFoundError | PermissionError | ImportError):
-        end(str(error).replace("pass root= or", "pass --data-root or"), 2)  # as the data room calls it
+        end(
+            str(error).replace("pass root= or", "pass --data-root or"), 2
+        )  # `root` is the name of the argument in Python
     if isinstance(error, OSError | FloatingPointError):
         end(error, 1)
     raise error
 
 
 def end(reason: object, code: int) -> NoReturn:
-    """Say why in one line, and end."""
+    """Print the reason in one line and exit with the code."""
     print(f"hypersphere: {' '.join(str(reason).splitlines())}", file=sys.stderr)
     sys.exit(code)
 
@@ -70,5 +72,5 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _about_memory(error: Exception, option: str | None) -> str:
     size = re.search(r"allocate ([\d.]+ ?\w*)", str(error))
-    wanted = f" ({size[1]} more were asked for)" if size else ""
-    return f"out of memory{wanted}; {f'a smaller {option}' if option else 'a larger machine'} may help"
+    request = f" (could not allocate {size[1]})" if size else ""
+    return f"out of memory{request}; {f'try a smaller {option}' if option else 'try a machine with more memory'}"

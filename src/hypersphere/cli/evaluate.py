@@ -1,4 +1,4 @@
-"""`hypersphere evaluate`: measure features, of a run or from files, and print one table."""
+"""`hypersphere evaluate`: evaluate the features of a run or of a file, and print one table."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ from hypersphere.evaluation import (
 
 __all__ = ["DRAWN", "Protocol", "drawn_pairs", "evaluate", "numbers"]
 
-DRAWN = 3000  # pairs of either kind, as in View 2 of LFW
-MOST_RESAMPLED = 20_000  # pairs that have intervals without being asked for
+DRAWN = 3000  # pairs of each kind, as in View 2 of LFW
+MOST_RESAMPLED = 20_000  # largest number of pairs for which intervals are computed by default
 Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How features are measured.
+    """The evaluation protocol.
 
     Attributes:
-        pairs: a file of pairs, how many of either kind to draw, or None for as many as LFW has.
-        folds: of the pairs; None for those of the file, or ten.
-        ranks, far: where identification and verification are read.
-        bootstrap: draws for intervals, 0 for none; None for 1,000 if there are not too many pairs.
-        seed: of the drawn pairs, and of these draws.
+        pairs: a file of pairs, the number of pairs of each kind to draw, or None for the numbers of LFW.
+        folds: number of folds of the pairs; None for those of the file, or ten.
+        ranks: ranks at which identification is reported.
+        far: false accept rates at which verification is reported.
+        bootstrap: draws for intervals, 0 for none; None for 1,000 unless there are very many pairs.
+        seed: seed for the drawn pairs and the bootstrap.
     """
 
     pairs: Path | int | None = None
@@ -71,15 +72,15 @@ def evaluate(
     device: str | None = None,
     data_root: Path | None = None,
 ) -> None:
-    """Measure a run, features with labels, two sides of pairs, or features with a list of pairs."""
+    """Evaluate a run, embeddings with labels, two files of paired embeddings, or embeddings with a list of pairs."""
     check_target("--json", json_file, [".json"])
     found: dict[str, Any] = {"source": str(source)}
     if source.is_dir():
-        require(second is None, "second", "left out with a run", str(second))
+        require(second is None, "second", "omitted if the source is a run", str(second))
         _measure_run(found, open_run(source, data_root, step=step, device=device_of(device)), protocol, mirror)
     else:
         for option, value in (("--mirror", mirror or None), ("--step", step), ("--device", device)):
-            require(value is None, option, "left out, unless of a run", value)
+            require(value is None, option, "omitted unless the source is a run", value)
         other = None if second is None else torch.from_numpy(read_array(second))
         sample = read_embeddings(source)
         if other is not None and other.ndim == 2:
@@ -88,12 +89,12 @@ def evaluate(
             labels = sample.labels if other is None else other
             _measure_features(found, Embeddings(sample.features, labels, sample.names), protocol)
     if json_file is not None:
-        write_json(json_file, found)  # before anything is printed: a closed pipe must not cost it
+        write_json(json_file, found)  # before printing, so that a closed pipe cannot prevent it
     report.print_table(evaluation_table(found))
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    """Read numbers that are separated by commas; a quotient as 8/255 is one too.
+    """Parse numbers that are separated by commas; fractions such as 8/255 are allowed.
 
     >>> numbers("--far", "0.1,1/100", float)
     (0.1, 0.01)
@@ -101,7 +102,7 @@ def numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Numb
     try:
         return tuple(_number(part, kind) for part in text.split(","))
     except (ValueError, ZeroDivisionError):
-        raise ValueError(f"{option} must be numbers with commas between them, not {text!r}") from None
+        raise ValueError(f"{option} must be numbers separated by commas, not {text!r}") from None
 
 
 def _number(text: str, kind: Callable[[str], Number]) -> Number:
@@ -131,21 +132,21 @@ def _measure_run(found: dict[str, Any], opened: Opened, protocol: Protocol, mirr
 
 def _measure_sides(found: dict[str, Any], first: Tensor, second: Tensor, same: Path | None, protocol: Protocol) -> None:
     if same is None:
-        raise ValueError("--same must be given with two sides of pairs: a .npy file of zeros and ones")
+        raise ValueError("two files of embeddings need --same, a .npy file of zeros and ones")
     flags = torch.from_numpy(read_array(same))
     verified = verify(first, second, flags, folds=protocol.folds or 10, far=protocol.far)
     found["verification"] = _of_verification(verified, protocol) | {"pairs": "given"}
 
 
 def _measure_features(found: dict[str, Any], sample: Embeddings, protocol: Protocol, resample: str = "classes") -> None:
-    """Measure features: pairs of them, and where they are labelled each of them.
+    """Evaluate features by verification and, if they have labels, by identification and Fisher score.
 
-    Intervals are over pairs drawn anew; where the labels are of people whom no training saw, over people.
+    Bootstrap intervals resample pairs for classes seen in training, and whole classes otherwise.
     """
     features, labels, pairs = sample.features, sample.labels, protocol.pairs
     if labels is not None:
         fits = labels.ndim == 1 and len(labels) == len(features) and not labels.is_floating_point()
-        accepted = f"a whole number for each of the {len(features)} embeddings"
+        accepted = f"one integer for each of the {len(features)} embeddings"
         require(fits, "labels", accepted, f"{labels.dtype} {tuple(labels.shape)}")
         labels = labels.long()
         found |= {"samples": len(labels), "angular_fisher_score": angular_fisher_score(features, labels)}
@@ -153,14 +154,14 @@ def _measure_features(found: dict[str, Any], sample: Embeddings, protocol: Proto
     people = None
     if isinstance(pairs, Path):
         chosen = read_pairs(pairs, sample.names or tuple(map(str, range(len(features)))))
-        require(len(chosen) > 0, "--pairs", "a list with at least one pair", f"{pairs}, which has none")
+        require(len(chosen) > 0, "--pairs", "a list with at least one pair", f"{pairs}, which is empty")
         if protocol.folds is None and chosen.folds > 1:
             folds = chosen.fold
     elif labels is not None:
         chosen = drawn_pairs(labels, pairs, protocol.seed)
         people = (labels[chosen.first], labels[chosen.second]) if resample == "classes" else None
     else:
-        raise ValueError("labels must be given, as a second .npy file, or pairs by --pairs FILE")
+        raise ValueError("embeddings without labels need a second .npy file with labels, or --pairs FILE")
     one, two = features[chosen.first], features[chosen.second]
     verified = verify(one, two, chosen.same, folds=folds, far=protocol.far)
     origin = "listed" if isinstance(pairs, Path) else "drawn"
@@ -170,11 +171,11 @@ def _measure_features(found: dict[str, Any], sample: Embeddings, protocol: Proto
 
 
 class _Alone(ValueError):
-    """No class has two samples."""
+    """Raised if no class has two samples."""
 
 
 def drawn_pairs(labels: Tensor, count: int | None, seed: int) -> Pairs:
-    """Draw as many same as different pairs from all classes: `count` of each, or 3,000 as far as there are so many.
+    """Draw equal numbers of same and different pairs from all classes: `count` of each, by default up to 3,000.
 
     >>> drawn_pairs(torch.tensor([0, 0, 1, 1]), None, 0)
     Pairs(4 pairs, 2 of them same, 1 folds)
@@ -183,8 +184,8 @@ def drawn_pairs(labels: Tensor, count: int | None, seed: int) -> Pairs:
     same = int((counts * (counts - 1) // 2).sum())
     different = len(labels) * (len(labels) - 1) // 2 - same
     if not same:
-        raise _Alone("verification and identification need a class with two samples, and there is none")
-    require(different > 0, "labels", "of two classes or more", len(counts))
+        raise _Alone("verification and identification need a class with two samples; every class has one")
+    require(different > 0, "labels", "labels of at least two classes", len(counts))
     most = min(same, different)
     accepted = f"a list, or a number from 1 to {most}: there are {same} same and {different} different pairs"
     require(count is None or 1 <= count <= most, "--pairs", accepted, count)
@@ -194,7 +195,7 @@ def drawn_pairs(labels: Tensor, count: int | None, seed: int) -> Pairs:
 def _of_verification(
     verified: Verification, protocol: Protocol, people: tuple[Tensor, Tensor] | None = None
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "accuracy": verified.accuracy,
         "standard_error": verified.standard_error,
         "best_accuracy": verified.best_accuracy,
@@ -209,22 +210,22 @@ def _of_verification(
     if draws is None:
         draws = BOOTSTRAP if len(verified.same) <= MOST_RESAMPLED else 0
     if not draws:
-        return told
+        return numbers
 
     def ends(statistic: str | Callable[[Roc], float]) -> list[float]:
         generator = torch.Generator().manual_seed(protocol.seed)
         found = verified.interval(statistic, identities=people, samples=draws, generator=generator)
         return [found.low, found.high]
 
-    for point in told["tar"]:
+    for point in numbers["tar"]:
         if point["resolved"]:
             point["interval"] = ends(partial(Roc.tar_at, far=point["far"]))
     intervals = {name: ends(name) for name in ("accuracy", "eer", "auc")}
-    return told | {"intervals": intervals, "draws": draws, "drawn": "pairs" if people is None else "classes"}
+    return numbers | {"intervals": intervals, "draws": draws, "drawn": "pairs" if people is None else "classes"}
 
 
 def _identification(features: Tensor, labels: Tensor, ranks: Sequence[int]) -> dict[str, Any]:
-    """Search all samples but the first of each class among the first ones."""
-    known = first_of_each(labels)
-    result = identify(features[~known], labels[~known], features[known], labels[known], ranks=ranks)
-    return {"rank": result.accuracy, "probes": int((~known).sum()), "gallery": int(known.sum())}
+    """Identify all other samples in a gallery of the first sample of each class."""
+    first = first_of_each(labels)
+    result = identify(features[~first], labels[~first], features[first], labels[first], ranks=ranks)
+    return {"rank": result.accuracy, "probes": int((~first).sum()), "gallery": int(first.sum())}

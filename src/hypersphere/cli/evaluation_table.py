@@ -1,4 +1,4 @@
-"""What `hypersphere evaluate` found, as one table."""
+"""Format the results of `hypersphere evaluate` as one table."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypersphere.cli.run_study import MOST_COMPARED
 __all__ = ["evaluation_table"]
 
 SHARE, NUMBER = report.Column("", format=".2%"), report.Column("", format=".4f")
-Line = tuple[str, str, Sequence[float] | None, str]  # the measure, its value, its interval, and what it is of
+Line = tuple[str, str, Sequence[float] | None, str]  # metric, value, interval, what it was computed from
 
 
 def evaluation_table(found: Mapping[str, Any]) -> report.Table:
-    """Return one line a measure, with its interval where any has one."""
+    """Return one row per metric; there is a column for intervals if any metric has one."""
     lines = [*_classification(found), *_verification(found), *_features(found)]
-    columns = [report.Column("measure"), report.Column("value"), report.Column("95 %"), report.Column("of")]
+    columns = [report.Column("metric"), report.Column("value"), report.Column("95 %"), report.Column("from")]
     rows = [[name, value, _interval(value, ends), of] for name, value, ends, of in lines]
     if not any(ends for _, _, ends, _ in lines):
         del columns[2]
@@ -47,8 +47,8 @@ def _verification(found: Mapping[str, Any]) -> Iterator[Line]:
         yield "equal error rate", SHARE.show(part["eer"]), ends.get("eer"), of
         yield "area under the ROC curve", NUMBER.show(part["auc"]), ends.get("auc"), of
         for point in part["tar"]:
-            told = of if point["resolved"] else "not resolved"
-            yield f"true accepts at {point['far']:g} false", SHARE.show(point["tar"]), point.get("interval"), told
+            origin = of if point["resolved"] else "not resolved"
+            yield f"TAR at FAR {point['far']:g}", SHARE.show(point["tar"]), point.get("interval"), origin
 
 
 def _features(found: Mapping[str, Any]) -> Iterator[Line]:
@@ -64,7 +64,7 @@ def _features(found: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _measured(mean: float, deviation: float) -> str:
-    """Both with four decimals, or as many as the deviation needs to be seen.
+    """Format mean and deviation with four decimals, or more if the deviation needs them.
 
     >>> _measured(0.00104, 0.000021), _measured(0.5, 0.1)
     ('0.00104 ± 0.00002', '0.5000 ± 0.1000')
@@ -74,26 +74,28 @@ def _measured(mean: float, deviation: float) -> str:
 
 
 def _caption(found: Mapping[str, Any]) -> str:
-    """What the lines are of, a line each."""
-    verified, identified, words = found.get("verification"), found.get("identification"), []
+    """Return one line of explanation per group of rows."""
+    verified, identified, lines = found.get("verification"), found.get("identification"), []
     if part := found.get("classification"):
-        words.append(f"Samples: test data of {part['classes']:,} classes, after step {found['step']:,}.")
+        lines.append(f"Samples: test data of {part['classes']:,} classes, checkpoint of step {found['step']:,}.")
     if left_out := found.get("left_out"):
-        words.append(f"Left out: {left_out}.")
+        lines.append(f"Omitted: {left_out}.")
     if verified:
         kinds = f"{verified['same']:,} same and {verified['different']:,} different"
-        folds = f"in {verified['folds']} folds; the threshold of a fold is that of the others, the best one that of all"
-        words.append(f"Pairs: {kinds}, {verified['pairs']}, {folds}.")
-        if not all(point["resolved"] for point in verified["tar"]):
-            words.append(f"Not resolved: by {verified['different']:,} different pairs.")
-        if "draws" in verified:
-            words.append(f"95 %: percentiles over {verified['draws']:,} draws of the {verified['drawn']}.")
-    if identified:
-        words.append(f"Probes: searched among {identified['gallery']:,} samples, the first of each class.")
-    if "angular_fisher_score" in found:
-        words.append(f"Fisher score{' and hardness' * ('hardness' in found)}: lower is better.")
-    if verified and verified["pairs"] == "drawn" and "classification" in found:
-        words.append(
-            f"The page of `report` has rates of all pairs of up to {MOST_COMPARED:,} test samples, so they differ."
+        folds = (
+            f"in {verified['folds']} folds; a fold uses the threshold of the others, the best threshold uses all pairs"
         )
-    return "\n".join(words)
+        lines.append(f"Pairs: {kinds}, {verified['pairs']}, {folds}.")
+        if not all(point["resolved"] for point in verified["tar"]):
+            lines.append(f"Not resolved: {verified['different']:,} different pairs are too few for this FAR.")
+        if "draws" in verified:
+            lines.append(f"95 %: percentile bootstrap with {verified['draws']:,} draws of the {verified['drawn']}.")
+    if identified:
+        lines.append(f"Probes: compared with a gallery of {identified['gallery']:,} samples, the first of each class.")
+    if "angular_fisher_score" in found:
+        lines.append(f"Fisher score{' and hardness' * ('hardness' in found)}: lower is better.")
+    if verified and verified["pairs"] == "drawn" and "classification" in found:
+        lines.append(
+            f"`report` computes its rates from all pairs of up to {MOST_COMPARED:,} test samples, so they differ."
+        )
+    return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""`hypersphere export`: the network and head of a run as ONNX or as a torch.export program, checked before it is there.
+"""`hypersphere export`: write the network and head of a run as ONNX or as a torch.export program, after a check.
 
-One graph maps inputs (N, …), with N free, to two outputs: `features` (N, d) and the plain `scores` (N, C). Images go in
-as numbers in [0, 1]; standardisation is inside. Rotations are folded first. It computes in float32, also where the run
-trained in bfloat16.
+The graph maps inputs (N, …) with variable N to two outputs, `features` (N, d) and `scores` (N, C) without margin.
+Images have values in [0, 1]; standardisation is part of the graph. Rotations are folded first. The graph computes in
+float32 even if the run was trained in bfloat16.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hypersphere.cli.target import check_target
 
 __all__ = ["FORMS", "export"]
 
-TOLERANCE = 1e-4  # of the largest output
+TOLERANCE = 1e-4  # relative to the largest output
 Outputs = tuple[Tensor, ...]
 NAMES = ["features", "scores"]
 
 
 def export(folder: Path, to: str, out: Path | None, *, step: int | None, data_root: Path | None) -> None:
-    """Write the file if it computes what the run does; name it at the end."""
+    """Write the file if its outputs agree with those of the run, and print its name."""
     require(to in FORMS, "--to", f"one of {', '.join(FORMS)}", to)
     suffix, write, reader = FORMS[to]
     target = out or folder / f"model{suffix}"
@@ -42,7 +42,7 @@ def export(folder: Path, to: str, out: Path | None, *, step: int | None, data_ro
             require_package(package, package, "onnx")
     assembly = open_run(folder, data_root, step=step, data=False).assembly
     if assembly.task.graph is not None:
-        raise ValueError("export needs a run on images or points: a graph has no inputs of its own")
+        raise ValueError("export needs a run on images or points; a run on a graph has no separate inputs")
     probe = Probe.of(assembly)
     expected = probe.outputs(assembly)
     rotation.fold_(nn.ModuleDict({"network": assembly.network, "head": assembly.head}))
@@ -55,14 +55,14 @@ def export(folder: Path, to: str, out: Path | None, *, step: int | None, data_ro
                 difference = largest_difference(expected, [run(batch) for batch in probe.batches])
         except OSError:
             raise
-        except Exception as error:  # an exporter can fail in any way
+        except Exception as error:  # exporters raise many kinds of errors
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise ValueError(f"{folder} cannot be exported to {to}: {reason}") from error
         accepted = f"within {TOLERANCE:g} of those of the run"
         require(difference <= TOLERANCE, "exported outputs", accepted, difference)
     shape = " x ".join(map(str, probe.batches[0].shape[1:]))
     kind = "" if assembly.job.precision == "float32" else ", in float32"
-    agreed = f"within {difference:.1e} of the run's largest outputs{kind}"
+    agreed = f"relative difference to the run {difference:.1e}{kind}"
     print(f"{target}: inputs N x {shape} to features and scores, {agreed}")
 
 
@@ -108,7 +108,7 @@ FORMS: dict[
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporters' own words from the terminal; what goes wrong is raised."""
+    """Silence the logs and warnings of the exporters; errors are still raised."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""What the pages of recipes and of runs share: learned numbers, landscapes on one scale, the table of settings."""
+"""Figures for the pages of recipes and of runs: learned parameters, landscapes on one scale, the table of settings."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ __all__ = ["ABOUT_DIRECTIONS", "LEARNED", "landscape_maps", "learned_histogram",
 
 LEARNED = {"k": ("Learned k", "k"), "radius_factor": ("Learned factor of ρ", "factor of ρ")}
 LANDSCAPES = {"loss": ("loss", ".3f"), "error": ("test error %", ".1f")}
-ABOUT_DIRECTIONS = "Along two random directions, each of whose filters is as long as the filter that it moves."
-STEEP = 10  # highest value by the lowest, from which on colours are logarithmic
+ABOUT_DIRECTIONS = (
+    "Along two random directions, scaled so that each filter of a direction has the norm of the filter it is added to."
+)
+STEEP = 10  # colours are logarithmic if the largest value is more than this times the smallest
 
 
 def learned_histogram(key: str, values: Mapping[str, Tensor], start: float | None = None) -> report.Histogram:
-    """All learned k, or factors of ρ, by the name of what learned them, and where they started."""
+    """Return a histogram of learned k or factors of ρ, one distribution per name, with their initial value."""
     title, name = LEARNED[key]
     drawn = [report.Distribution(of, numbers) for of, numbers in values.items()]
     return report.Histogram(title, drawn, x_name=name, marks={} if start is None else {"start": start})
 
 
 def landscape_maps(key: str, grids: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> list[report.Landscape]:
-    """Landscapes of "loss" or "error", all in the same colours.
+    """Return landscapes of "loss" or "error" on a common colour scale.
 
     Args:
-        key: which.
-        grids: by name, (P, P); entry [i, j] belongs to the i-th coordinate of the first direction.
-        coordinates: by name, (P,), those of both directions.
+        key: "loss" or "error".
+        grids: grids (P, P) by name; entry [i, j] belongs to the i-th coordinate of the first direction.
+        coordinates: coordinates (P,) by name, the same for both directions.
     """
     name, form = LANDSCAPES[key]
-    known = torch.cat([grid[grid.isfinite()].double() for grid in grids.values()])
-    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    finite = torch.cat([grid[grid.isfinite()].double() for grid in grids.values()])
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
     maps = []
     for of, grid in grids.items():
         ends = float(coordinates[of][0]), float(coordinates[of][-1])
         maps.append(
             report.Landscape(
                 of,
-                grid.T,  # the first direction goes to the right
+                grid.T,  # the first direction is the horizontal axis
                 x=ends,
                 y=ends,
                 value_name=name,
@@ -57,6 +59,6 @@ def landscape_maps(key: str, grids: Mapping[str, Tensor], coordinates: Mapping[s
 
 
 def settings_table(settings: Mapping[str, Any], caption: str = "") -> report.Table:
-    """One line a setting, in words."""
+    """Return a table with one row per setting."""
     rows = [[key, words_of(value)] for key, value in settings.items()]
     return report.Table("Settings", [report.Column("setting"), report.Column("value")], rows, caption)

@@ -1,9 +1,9 @@
-"""`hypersphere fold`: a run whose layers are plain, with the same outputs as the rotated or converted one.
+"""`hypersphere fold`: write a run of plain layers with the same outputs as a rotated or converted run.
 
-Rotated layers become plain ones exactly. Of the decoupled ones only those can whose response is an inner product:
-`inner_product`, and `linear` with or without weighting, under the cosine. All others look at the norm of every patch,
-which no plain layer does; they stay as they are, and the command says so. A run has one operator, so its decoupled
-layers become plain all together or not at all.
+Rotated layers can always be replaced by plain ones. Decoupled layers can only if their response is an inner product:
+`inner_product`, and `linear` with or without weighting, with the cosine. All others depend on the norm of each patch,
+which a plain layer does not compute; they are not folded, and the command says so. A run has one operator, so either
+all or none of its decoupled layers become plain.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from hypersphere.training.run import Run
 
 __all__ = ["fold", "fold_operator_", "plain_weight"]
 
-TOLERANCE = 1e-4  # of the largest output
+TOLERANCE = 1e-4  # relative to the largest output
 
 
 def fold(folder: Path, out: Path | None, *, step: int | None, data_root: Path | None) -> None:
-    """Write the plain run, with its weights as one safetensors file too; refuse if outputs are not the same."""
+    """Write the folded run and its weights as one safetensors file; raise a `ValueError` if the outputs differ."""
     target = out or folder / "folded"
-    taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
-    require(not taken, "--out", "a folder that is not there yet, or is empty", str(target))
+    occupied = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    require(not occupied, "--out", "a new or an empty folder", str(target))
     opened = open_run(folder, data_root, step=step, data=False)
     assembly, job = opened.assembly, opened.run.job
     probe = Probe.of(assembly)
@@ -44,22 +44,22 @@ def fold(folder: Path, out: Path | None, *, step: int | None, data_root: Path | 
     rotated = [name for name, _, _ in rotation.rotated_layers(assembly.objective)]
     rotation.fold_(nn.ModuleDict({"network": assembly.network, "head": assembly.head}))
     folds_operator = fold_operator_(assembly.network)
-    kept = sum(isinstance(module, layers.DecoupledLayer) for module in assembly.network.modules())
-    why = _why(job.operator["name"], kept)
+    remaining = sum(isinstance(module, layers.DecoupledLayer) for module in assembly.network.modules())
+    why = _why(job.operator["name"], remaining)
     if not rotated and not folds_operator:
         raise ValueError(f"{folder} has nothing to fold: {why}")
     plain = _plain_assembly(job, assembly, folds_operator)
     difference = largest_difference(before, probe.outputs(plain))
     require(difference <= TOLERANCE, "folded outputs", f"within {TOLERANCE:g} of those before", difference)
     _write(target, plain, opened.step)
-    print(f"{len(rotated)} rotated and {folds_operator} decoupled layers are plain now: {target}")
-    if kept:
-        print(f"kept: {why}")
-    print(f"outputs differ by at most {difference:.1e} of the largest")
+    print(f"folded {len(rotated)} rotated and {folds_operator} decoupled layers: {target}")
+    if remaining:
+        print(f"not folded: {why}")
+    print(f"largest relative difference of the outputs: {difference:.1e}")
 
 
 def fold_operator_(network: nn.Module) -> int:
-    """Make all decoupled layers plain, in place, if every one is an inner product; return how many, or 0 if not."""
+    """Replace all decoupled layers by plain ones in place if each is an inner product; return their number, or 0."""
     chosen = {module: plain_weight(module) for module in network.modules() if isinstance(module, layers.DecoupledLayer)}
     if not chosen or any(weight is None for weight in chosen.values()):
         return 0
@@ -72,7 +72,7 @@ def fold_operator_(network: nn.Module) -> int:
 
 
 def plain_weight(layer: layers.DecoupledLayer) -> Tensor | None:
-    """Return the weight with which a plain layer responds as this one does; None if no plain layer does.
+    """Return the weight of the plain layer with the same response, or None if there is no such layer.
 
     >>> layer = layers.DecoupledLinear(2, 1, magnitude="linear")
     >>> _ = layer.weight.data.copy_(torch.tensor([[3.0, 4.0]]))
@@ -92,7 +92,7 @@ def plain_weight(layer: layers.DecoupledLayer) -> Tensor | None:
 
 
 def _plain_assembly(job: Job, folded: Assembly, folds_operator: int) -> Assembly:
-    """The assembly of the job without what was folded, with the weights of the folded one."""
+    """Return the components of the job without rotation (and operator, if folded), with the folded weights."""
     operator = {"name": "none"} if folds_operator else job.operator
     plain = Assembly(replace(job, rotation={"name": "none"}, operator=operator), folded.task)
     plain.network.load_state_dict(folded.network.state_dict())
@@ -102,7 +102,7 @@ def _plain_assembly(job: Job, folded: Assembly, folds_operator: int) -> Assembly
 
 
 def _write(target: Path, plain: Assembly, step: int) -> None:
-    """Write the run aside and give it its name when it is whole."""
+    """Write the run under a temporary name and rename it when it is complete."""
     modules = nn.ModuleDict({"network": plain.network, "head": plain.head})
     state = modules.state_dict().items()
     weights = {name: value.detach().clone().contiguous() for name, value in state if isinstance(value, Tensor)}
@@ -116,7 +116,8 @@ def _write(target: Path, plain: Assembly, step: int) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _why(operator: str, kept: int) -> str:
-    if not kept:
-        return "its layers are plain"
-    return f"{kept} layers respond by {operator!r}, which looks at the norm of every patch, as no plain layer does"
+def _why(operator: str, remaining: int) -> str:
+    if not remaining:
+        return "all its layers are plain"
+    reason = "which depends on the norm of each patch and has no plain equivalent"
+    return f"{remaining} layers with the operator {operator!r}, {reason}"

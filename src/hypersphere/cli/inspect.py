@@ -1,4 +1,4 @@
-"""`hypersphere inspect`: how redundant the neurons of every layer are, as a table and as a page."""
+"""`hypersphere inspect`: show how redundant the neurons of each layer are, as a table and as a page."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from hypersphere.training.run import CONFIG
 
 __all__ = ["inspect", "layer_table", "layer_tables"]
 
-MOST_DRAWN = 60  # layers with a histogram of their own
+MOST_DRAWN = 60  # layers with a histogram
 ABOUT_ANGLES = (
-    "Nearest is the smallest angle between two neurons. Covering is the largest angle that a direction can have to its "
-    "nearest neuron. Rank is the number of dimensions that the neurons fill: all of them if evenly."
+    "Nearest is the smallest angle between two neurons. Covering is the largest angle between a direction and its "
+    "nearest neuron. Rank is the effective number of dimensions of the neurons, largest if they are spread evenly."
 )
 
 
@@ -41,25 +41,25 @@ def inspect(
     device: str | None,
     data_root: Path | None,
 ) -> None:
-    """Inspect a run, a file of weights or a folder of such files; print one line a layer, and write what is asked."""
+    """Inspect a run, a file of weights or a folder of them; print one line per layer and write the requested files."""
     check_target("--html", html, [".html"])
     check_target("--json", json_file, [".json"])
-    found = _inspection(_opened(source, device, data_root), pairs=pairs, most=most, seed=seed)
+    inspection = _inspection(_opened(source, device, data_root), pairs=pairs, most=most, seed=seed)
     if json_file is not None:
-        write_json(json_file, _plain(found, source))
+        write_json(json_file, _plain(inspection, source))
     if html is not None:
-        write_inspection(html, found, source)
-    report.print_table(layer_table(found))
+        write_inspection(html, inspection, source)
+    report.print_table(layer_table(inspection))
     if html is not None:
         print(f"\nReport: {html}")
 
 
 def _opened(source: Path, device: str | None, data_root: Path | None) -> nn.Module | Path:
-    """The network and head of a run; anything else is left to the reader of files."""
+    """Return the network and head of a run, or the path itself if it is not a run."""
     if not source.exists():
-        raise MissingData(f"{source} not found")
+        raise MissingData(f"{source} not inspection")
     if not (source / CONFIG).is_file():
-        require(device is None, "--device", "left out, unless of a run", device)
+        require(device is None, "--device", "omitted unless the source is a run", device)
         return source
     assembly = open_run(source, data_root, device=device_of(device), data=False).assembly
     return nn.ModuleDict({"network": assembly.network.body, "head": assembly.head})
@@ -67,16 +67,16 @@ def _opened(source: Path, device: str | None, data_root: Path | None) -> nn.Modu
 
 def _inspection(model: nn.Module | Path, *, pairs: int, most: int, seed: int) -> Inspection:
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = inspect_neurons(model, pairs=pairs, most=most, seed=seed)
+            inspection = inspect_neurons(model, pairs=pairs, most=most, seed=seed)
     except UnreadableWeights as error:
         raise DamagedData(str(error)) from None
-    return dataclasses.replace(found, skipped=(*found.skipped, *(str(warning.message) for warning in told)))
+    return dataclasses.replace(inspection, skipped=(*inspection.skipped, *(str(warning.message) for warning in caught)))
 
 
-def layer_table(found: Inspection) -> report.Table:
-    """Return one line a layer, short enough for a terminal: energies beside those of random neurons, angles, rank."""
+def layer_table(inspection: Inspection) -> report.Table:
+    """Return one row per layer, narrow enough for a terminal: energies relative to random neurons, angles, rank."""
     columns = [
         report.Column("layer"),
         report.Column("neurons"),
@@ -96,33 +96,33 @@ def layer_table(found: Inspection) -> report.Table:
             math.degrees(layer.covering_radius),
             layer.effective_rank,
         ]
-        for layer in found.layers
+        for layer in inspection.layers
     ]
-    return report.Table("Neurons of every layer", columns, rows, f"{_caption(found)} {ABOUT_ANGLES}")
+    return report.Table("Neurons per layer", columns, rows, f"{_caption(inspection)} {ABOUT_ANGLES}")
 
 
-def layer_tables(found: Inspection) -> list[report.Table]:
-    """Return all that is known of every layer: its energies, then its angles and norms."""
-    return [_energy_table(found), _angle_table(found)]
+def layer_tables(inspection: Inspection) -> list[report.Table]:
+    """Return two tables with one row per layer: energies, and angles and norms."""
+    return [_energy_table(inspection), _angle_table(inspection)]
 
 
-def _energy_table(found: Inspection) -> report.Table:
+def _energy_table(inspection: Inspection) -> report.Table:
     columns = [report.Column("layer"), report.Column("neurons")]
     for kind in ("energy", "half-space energy"):
         columns += [report.Column(kind, format=".4f"), report.Column(f"{kind} of random neurons", format=".4f")]
         columns.append(report.Column(f"{kind.removesuffix(' energy')} factor", format=".3f"))
     rows: list[list[Any]] = []
-    for layer in found.layers:
+    for layer in inspection.layers:
         cells: list[Any] = [layer.name, _size(layer)]
         for half_space in (False, True):
             energy = layer.energy(half_space=half_space)
             finite = math.isfinite(energy.random_mean)
             cells += [energy.value, energy.random_mean if finite else None, energy.excess]
         rows.append(cells)
-    return report.Table("Energy of every layer", columns, rows, _caption(found))
+    return report.Table("Energy per layer", columns, rows, _caption(inspection))
 
 
-def _angle_table(found: Inspection) -> report.Table:
+def _angle_table(inspection: Inspection) -> report.Table:
     columns = [
         report.Column("layer"),
         report.Column("nearest pair", format=".1f", unit="°"),
@@ -130,7 +130,7 @@ def _angle_table(found: Inspection) -> report.Table:
         report.Column("largest hole", format=".1f", unit="°"),
         report.Column("orthogonality error", format=".3f"),
         report.Column("effective rank", format=".1f"),
-        *(report.Column(f"{what} norm", format=".3f") for what in ("mean", "least", "largest")),
+        *(report.Column(f"{what} norm", format=".3f") for what in ("mean", "smallest", "largest")),
     ]
     rows: list[list[Any]] = [
         [
@@ -142,31 +142,31 @@ def _angle_table(found: Inspection) -> report.Table:
             layer.effective_rank,
             *dataclasses.astuple(layer.norms),
         ]
-        for layer in found.layers
+        for layer in inspection.layers
     ]
     caption = (
-        f"{ABOUT_ANGLES} The covering radius is estimated from below; the largest hole is exact, for few neurons in 3 "
-        "dimensions or fewer. The orthogonality error is the root of the mean squared cosine of pairs."
+        f"{ABOUT_ANGLES} The covering radius is a lower bound; the largest hole is exact, for few neurons in 3 "
+        "dimensions or fewer. The orthogonality error is the root mean square of the cosines of pairs."
     )
     if all(row[3] is None for row in rows):
         columns, rows = [columns[at] for at in range(len(columns)) if at != 3], [row[:3] + row[4:] for row in rows]
         caption = caption.replace("; the largest hole is exact, for few neurons in 3 dimensions or fewer", "")
-    return report.Table("Angles and norms of every layer", columns, rows, caption)
+    return report.Table("Angles and norms per layer", columns, rows, caption)
 
 
 def _size(layer: LayerInspection) -> str:
     return f"{layer.neurons}×{layer.length}{'*' if _is_sampled(layer) else ''}"
 
 
-def _caption(found: Inspection) -> str:
-    lines = ["Energies are means over pairs with s = 2; factors divide them by those of random neurons."]
-    lines.append("Above 1 is more redundant than random.")
-    if any(not math.isfinite(layer.energy().random_mean) for layer in found.layers):
+def _caption(inspection: Inspection) -> str:
+    lines = ["Energies are means over pairs with s = 2; factors are energies divided by those of random neurons."]
+    lines.append("A factor above 1 means more redundant than random neurons.")
+    if any(not math.isfinite(layer.energy().random_mean) for layer in inspection.layers):
         lines.append("In 3 dimensions or fewer the energy of random neurons has no finite mean.")
-    if any(map(_is_sampled, found.layers)):
-        lines.append("* Pairs are of a sample of the neurons.")
-    if found.skipped:
-        lines.append(f"Left out: {'; '.join(found.skipped)}.")
+    if any(map(_is_sampled, inspection.layers)):
+        lines.append("* Computed from a sample of the neurons.")
+    if inspection.skipped:
+        lines.append(f"Skipped: {'; '.join(inspection.skipped)}.")
     return " ".join(lines)
 
 
@@ -174,12 +174,12 @@ def _is_sampled(layer: LayerInspection) -> bool:
     return layer.sampled < layer.neurons
 
 
-def write_inspection(path: Path, found: Inspection, source: Path) -> Path:
-    """Write the page: the table, how much more redundant than random each layer is, angles, and the nearest pairs."""
-    drawn = found.layers[:MOST_DRAWN]
+def write_inspection(path: Path, inspection: Inspection, source: Path) -> Path:
+    """Write the page: tables, energies relative to random neurons, histograms of angles, and the nearest pairs."""
+    drawn = inspection.layers[:MOST_DRAWN]
     names = [layer.name for layer in drawn]
     factors = report.Bars(
-        "Energy beside that of random neurons",
+        "Energy relative to random neurons",
         names,
         [
             report.Series("full space", [layer.energy().excess for layer in drawn]),
@@ -188,13 +188,13 @@ def write_inspection(path: Path, found: Inspection, source: Path) -> Path:
         value_name="factor",
         format=".3f",
         start=1.0,
-        caption="1 is what random directions have; more is redundancy. s = 2, Euclidean.",
+        caption="Random directions have 1; larger values mean redundancy. s = 2, Euclidean distance.",
     )
-    sections: list[Any] = [*layer_tables(found), factors]
+    sections: list[Any] = [*layer_tables(inspection), factors]
     sections.append(report.Tabs("Angles between neurons", [_angles(layer) for layer in drawn]))
-    sections.append(_pair_table(found))
+    sections.append(_pair_table(inspection))
     title = f"Neurons of {source.name or source}"
-    lead = f"{len(found.layers)} layers, {sum(layer.neurons for layer in found.layers)} neurons."
+    lead = f"{len(inspection.layers)} layers, {sum(layer.neurons for layer in inspection.layers)} neurons."
     return report.write_page(path, title=title, lead=lead, sections=sections, meta={"source": str(source)})
 
 
@@ -209,15 +209,17 @@ def _angles(layer: LayerInspection) -> report.Histogram:
             report.Distribution("these neurons", counts=layer.angle_counts),
             report.Distribution("random neurons", counts=(expected * sum(layer.angle_counts)).tolist()),
         ],
-        x_name="angle, degrees",
+        x_name="angle in degrees",
         edges=[width * edge for edge in range(bins + 1)],
     )
 
 
-def _pair_table(found: Inspection) -> report.Table:
+def _pair_table(inspection: Inspection) -> report.Table:
     columns = [report.Column(name) for name in ("layer", "nearest pairs", "most opposite pairs")]
-    rows = [[layer.name, *map(_pairs, (layer.nearest, layer.most_opposite))] for layer in found.layers]
-    return report.Table("Pairs that stand out", columns, rows, "Neurons by their row, from 0, and their angle.")
+    rows = [[layer.name, *map(_pairs, (layer.nearest, layer.most_opposite))] for layer in inspection.layers]
+    return report.Table(
+        "Extreme pairs", columns, rows, "Neurons are given by their row, counted from 0, with their angle."
+    )
 
 
 def _pairs(pairs: Sequence[Pair]) -> str:
@@ -225,14 +227,14 @@ def _pairs(pairs: Sequence[Pair]) -> str:
     return ", ".join(f"{pair.first}{dash}{pair.second}:{gap}{math.degrees(pair.angle):.1f}°" for pair in pairs)
 
 
-def _plain(found: Inspection, source: Path) -> Mapping[str, Any]:
-    """All that was found, for JSON."""
+def _plain(inspection: Inspection, source: Path) -> Mapping[str, Any]:
+    """Return the inspection in the form of the JSON file."""
     layers = []
-    for layer in found.layers:
-        words = dataclasses.asdict(layer)
-        words["energies"] = [
+    for layer in inspection.layers:
+        content = dataclasses.asdict(layer)
+        content["energies"] = [
             {"power": power, "distance": distance, "half_space": half, **dataclasses.asdict(energy)}
             for (power, distance, half), energy in layer.energies.items()
         ]
-        layers.append(words)
-    return {"source": str(source), "layers": layers, "skipped": found.skipped}
+        layers.append(content)
+    return {"source": str(source), "layers": layers, "skipped": inspection.skipped}

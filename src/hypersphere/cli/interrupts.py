@@ -1,4 +1,4 @@
-"""Interrupts while training: the first is kept until it suits, the second ends the program at once."""
+"""Interrupts during training: the first one stops at the end of the step, the second one stops immediately."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from types import FrameType
 
 __all__ = ["Interrupts", "interrupts"]
 
-ECHO = 5.0  # seconds within which torchrun passes on to its workers a signal that they may have got themselves
+ECHO = 5.0  # seconds within which torchrun may forward to its workers a signal that they have already received
 
 
 class Interrupts:
-    """Whether an interrupt came; one that comes while not deferred, or a second one, raises `KeyboardInterrupt`.
+    """Signal handler that records the first interrupt while `deferred` is set.
+
+    Any other interrupt raises `KeyboardInterrupt`.
 
     Args:
-        echo: seconds within which a second one counts as the first.
+        echo: seconds within which a second signal is treated as a copy of the first.
     """
 
     def __init__(self, echo: float = 0.0) -> None:
@@ -27,7 +29,7 @@ class Interrupts:
 
     @property
     def came(self) -> bool:
-        """Whether one came that was deferred."""
+        """Whether a deferred interrupt was received."""
         return self.at is not None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -42,12 +44,12 @@ class Interrupts:
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Handle SIGINT and SIGTERM meanwhile."""
-    found = Interrupts(ECHO if "TORCHELASTIC_RUN_ID" in os.environ else 0.0)
+    """Handle SIGINT and SIGTERM within the context."""
+    handler = Interrupts(ECHO if "TORCHELASTIC_RUN_ID" in os.environ else 0.0)
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, found) for number in numbers]
+    before = [signal.signal(number, handler) for number in numbers]
     try:
-        yield found
+        yield handler
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        for number, previous in zip(numbers, before, strict=True):
+            signal.signal(number, previous)

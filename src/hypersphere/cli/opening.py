@@ -1,4 +1,4 @@
-"""A finished run, opened: its parts with the weights of one checkpoint, on one device, in the run's own precision."""
+"""Open a run: rebuild its components with the weights of one checkpoint, on one device, in the precision of the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Opened", "RunNetwork", "device_of", "open_run"]
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A run, its parts in evaluation mode, the step that their weights are of, and where they are."""
+    """A run, its components in evaluation mode, the step of their weights, and their device."""
 
     run: Run
     assembly: Assembly
@@ -28,9 +28,9 @@ class Opened:
 
     @torch.no_grad()
     def features(self, inputs: Tensor, *, mirror: bool = False, batch: int = 500) -> Tensor:
-        """Return the features (N, d) of inputs as the task has them, or (N, 2d) with those of the mirror images.
+        """Return the features (N, d) of inputs of the task, or (N, 2d) with those of the mirrored images.
 
-        They are computed as training does, in the precision of the run, and lie on the CPU.
+        They are computed in the precision of the run, as in training, and returned on the CPU.
         """
         if mirror:
             self.require_images("--mirror")
@@ -40,17 +40,17 @@ class Opened:
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """Return the class with the largest plain score for each feature."""
+        """Return the class with the largest score (without margin) for each feature."""
         scores: Tensor = self.assembly.objective.head.scores(features.to(self.device))  # type: ignore[operator]
         return scores.argmax(1).cpu()
 
     @property
     def class_vectors(self) -> Tensor:
-        """The rows (C, d) of the head."""
+        """The class vectors (C, d) of the head."""
         return self.assembly.head.weight.detach().cpu()
 
     def require_images(self, what: str) -> None:
-        """Refuse `what` for a run that was trained on points or on nodes of a graph."""
+        """Raise a `ValueError` that names `what` if the run was trained on points or on nodes of a graph."""
         if self.assembly.task.inputs.ndim != 4:
             raise ValueError(f"{what} needs a run on images, not on {self.run.job.data['name']}")
 
@@ -59,7 +59,7 @@ class Opened:
 
 
 class RunNetwork(nn.Module):
-    """Inputs to features, as one module, in the precision of the run."""
+    """The map from inputs to features as one module, in the precision of the run."""
 
     def __init__(self, objective: Objective) -> None:
         super().__init__()
@@ -78,13 +78,13 @@ def open_run(
     device: torch.device | None = None,
     data: bool = True,
 ) -> Opened:
-    """Build the job of a run and give it the weights of a checkpoint: that of a step, or the last good one.
+    """Build the job of a run and load a checkpoint: that of `step`, or the last intact one.
 
-    Where its data are not asked for, they need not be there.
+    With `data=False` the data of the run are not read and may be missing.
 
     Raises:
-        ValueError: there is no run, or no such checkpoint.
-        DamagedCheckpoint: it is damaged, or all are.
+        ValueError: if there is no run or no such checkpoint.
+        DamagedCheckpoint: if the requested checkpoint, or every checkpoint, is damaged.
     """
     run = Run.open(folder)
     checkpoint = _last(run) if step is None else _of_step(run, step)
@@ -96,7 +96,7 @@ def open_run(
 
 
 def device_of(name: str | None) -> torch.device:
-    """Return the device that `--device` names; without a name an accelerator if there is one.
+    """Return the device named by `--device`, or by default an accelerator if there is one.
 
     >>> device_of("cpu")
     device(type='cpu')
@@ -104,9 +104,9 @@ def device_of(name: str | None) -> torch.device:
     Traceback (most recent call last):
     ValueError: --device toaster cannot be used: ...
     """
-    found = torch.accelerator.current_accelerator(check_available=True) if name is None else None
+    accelerator = torch.accelerator.current_accelerator(check_available=True) if name is None else None
     try:
-        chosen = torch.device(name) if name is not None else found or torch.get_default_device()
+        chosen = torch.device(name) if name is not None else accelerator or torch.get_default_device()
         torch.zeros((), device=chosen).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0]
@@ -122,11 +122,11 @@ def _last(run: Run) -> Checkpoint:
 
 
 def _of_step(run: Run, step: int) -> Checkpoint:
-    """The checkpoint of a step; of several, saved one after the other, the last good one."""
-    known = run.checkpoints().steps()
-    if not known:
+    """Return the checkpoint of a step; if the step was saved several times, the last intact one."""
+    steps = run.checkpoints().steps()
+    if not steps:
         raise ValueError(f"{run.folder} has no checkpoint yet")
-    require(step in known, "--step", f"one of {', '.join(map(str, dict.fromkeys(known)))}", step)
+    require(step in steps, "--step", f"one of {', '.join(map(str, dict.fromkeys(steps)))}", step)
     name, damage = f"step-{step:08d}", ""
     saved = [path for path in (run.folder / CHECKPOINTS).glob(f"{name}*") if path.stem == name]
     for path in sorted(saved, key=lambda path: int(path.suffix[1:] or 0), reverse=True):

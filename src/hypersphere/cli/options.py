@@ -11,7 +11,7 @@ __all__ = ["BOOTSTRAP", "FARS", "RANKS", "DataRoot", "Device", "JsonFile", "RunF
 
 RANKS = (1, 5, 10)
 FARS = (0.1, 0.01, 0.001)
-BOOTSTRAP = 1000  # draws, where there are not too many pairs
+BOOTSTRAP = 1000  # bootstrap draws, unless there are very many pairs
 
 
 def _folder(path: Path | None) -> Path | None:
@@ -22,16 +22,16 @@ def _folder(path: Path | None) -> Path | None:
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
 DataRoot = Annotated[
-    Path | None, typer.Option(callback=_folder, help="Where data sets lie; HYPERSPHERE_DATA if left out.")
+    Path | None, typer.Option(callback=_folder, help="Folder of the data sets; default: the variable HYPERSPHERE_DATA.")
 ]
-Device = Annotated[str | None, typer.Option(help="Where to compute; an accelerator if there is one.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads of torch.")]
-Step = Annotated[int | None, typer.Option(min=0, help="The checkpoint of this step; the last one if left out.")]
+Device = Annotated[str | None, typer.Option(help="Device, for example cpu or cuda:0; default: an accelerator, if any.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Number of threads that PyTorch uses.")]
+Step = Annotated[int | None, typer.Option(min=0, help="Use the checkpoint of this step; default: the last one.")]
 JsonFile = Annotated[Path | None, typer.Option(help="Write the numbers to this .json file.")]
 
 
 def listed(numbers: tuple[float, ...]) -> str:
-    """Numbers as an option has them.
+    """Return numbers in the form of an option value.
 
     >>> listed(FARS)
     '0.1,0.01,0.001'

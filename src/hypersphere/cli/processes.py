@@ -1,4 +1,4 @@
-"""The process group that torchrun asks for, and the device of each process."""
+"""The process group under torchrun, and the device of each process."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from hypersphere.cli.opening import device_of
 
 __all__ = ["is_broken", "own_device", "process_group", "restarts"]
 
-LETTING_GO = 0.2  # seconds for the threads of gloo to let go of tensors: one that does so while Python ends aborts it
+LETTING_GO = (
+    0.2  # seconds for the threads of gloo to release tensors; a release during interpreter exit aborts the process
+)
 
 
 def own_device(name: str | None, rank: int | None) -> torch.device:
     """Return the device that `--device` names.
 
     Args:
-        name: an accelerator without a number, or None for one if there is one, is the process's own under torchrun.
-        rank: this process's number on its machine, None without torchrun.
+        name: name of a device. Under torchrun, an accelerator without an index, or None, selects the accelerator
+            with the index of the process.
+        rank: local rank of this process, None without torchrun.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = None if accelerator is None else accelerator.type
@@ -30,13 +33,13 @@ def own_device(name: str | None, rank: int | None) -> torch.device:
         name = f"{kind}:{rank}"
     chosen = device_of(name)
     if chosen.type == kind and chosen.index is not None:
-        torch.accelerator.set_device_index(chosen.index)  # what collectives use
+        torch.accelerator.set_device_index(chosen.index)  # collectives use the current device
     return chosen
 
 
 @contextmanager
 def process_group(device: str | None) -> Iterator[torch.device]:
-    """The device to compute on, and the process group that torchrun asks for meanwhile."""
+    """Yield the device to compute on; under torchrun, the process group exists within the context."""
     number = int(os.environ.get("WORLD_SIZE", 1))
     if number == 1:
         yield own_device(device, None)
@@ -44,7 +47,7 @@ def process_group(device: str | None) -> Iterator[torch.device]:
     from torch.distributed.rendezvous import rendezvous
 
     chosen = own_device(device, int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
-    # torchrun keeps its store when it starts workers again: they must not find the addresses of those before them
+    # torchrun keeps its store when it restarts workers. The prefix hides the addresses of the previous workers.
     store, rank, _ = next(rendezvous("env://"))
     own = dist.PrefixStore(f"start-{restarts()}", store)  # type: ignore[attr-defined]
     dist.init_process_group(dist.get_default_backend_for_device(chosen), store=own, rank=rank, world_size=number)
@@ -56,11 +59,11 @@ def process_group(device: str | None) -> Iterator[torch.device]:
 
 
 def restarts() -> int:
-    """How many times torchrun has started the processes again after a failure."""
+    """Return how many times torchrun has restarted the processes after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def is_broken(error: RuntimeError) -> bool:
-    """Whether a collective failed because a process has ended."""
-    words = str(error).lower()
-    return isinstance(error, dist.DistError) or any(word in words for word in ("gloo", "nccl", "has ended", "peer"))
+    """Return True if a collective failed because another process ended."""
+    message = str(error).lower()
+    return isinstance(error, dist.DistError) or any(word in message for word in ("gloo", "nccl", "has ended", "peer"))

@@ -1,4 +1,4 @@
-"""How a training session is shown: a live bar on a terminal, plain lines elsewhere."""
+"""Show the progress of training: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from hypersphere.training.session import Session
 
 __all__ = ["View"]
 
-WIDE = 78  # columns of a terminal from which on the bar tells the speed too
+WIDE = 78  # minimum width of a terminal, in columns, for the bar to include the speed
 
 
 class View:
-    """Shows loss, accuracy, energy, examples a second and the time left; called after each step and each epoch.
+    """Shows loss, accuracy, energy, examples per second and remaining time. Call it after each step and each epoch.
 
     Args:
-        console: all get a line after each epoch; beside that a terminal has a bar, anything else a line now and then.
-        every: seconds between lines.
+        console: gets one line after each epoch. In addition, a terminal shows a bar, and other outputs get a line
+            every few seconds.
+        every: seconds between those lines.
     """
 
     def __init__(self, console: Console, every: float = 5.0) -> None:
@@ -37,7 +38,7 @@ class View:
             refresh_per_second=4,
         )
         self.began, self.due = time.perf_counter(), 0.0
-        self.first: int | None = None  # the step that it was first called after
+        self.first: int | None = None  # the step of the first call
         self.shown_epoch: int | None = None
 
     def __enter__(self) -> View:
@@ -51,7 +52,7 @@ class View:
             self.bar.stop()
 
     def __call__(self, session: Session) -> None:
-        """Show how far a session is, if it is time."""
+        """Show the progress of a session if an update is due."""
         now = time.perf_counter()
         if self.first is None:
             self.began, self.first = now, session.progress.step
@@ -62,21 +63,21 @@ class View:
         self.due, self.shown_epoch = now + self.every, ended
         progress, epochs = session.progress, session.run.job.epochs
         if new_epoch:
-            words = [f"epoch {ended}/{epochs} done", f"step {progress.step}/{session.steps}"]
-            pace = [] if self.console.is_terminal else self.pace(session)  # a terminal has it beside the bar
-            self._line([*words, *self.measured(session), *pace])
-        now_in = f"{min(progress.epoch + 1, epochs)}/{epochs}"
+            parts = [f"epoch {ended}/{epochs} done", f"step {progress.step}/{session.steps}"]
+            pace = [] if self.console.is_terminal else self.pace(session)  # on a terminal the bar shows it
+            self._line([*parts, *self.measured(session), *pace])
+        epoch = f"{min(progress.epoch + 1, epochs)}/{epochs}"
         if self.console.is_terminal:
             numbers = [f"loss {progress.loss:.4f}", *self.pace(session)[-2 if self.console.width >= WIDE else -1 :]]
             self.bar.update(
-                self.task, total=session.steps, completed=progress.step, epoch=now_in, numbers="  ".join(numbers)
+                self.task, total=session.steps, completed=progress.step, epoch=epoch, numbers="  ".join(numbers)
             )
         elif not new_epoch:
-            words = [f"epoch {now_in}", f"step {progress.step}/{session.steps}", f"loss {progress.loss:.4f}"]
-            self._line([*words, *self.measured(session)[1:], *self.pace(session)])
+            parts = [f"epoch {epoch}", f"step {progress.step}/{session.steps}", f"loss {progress.loss:.4f}"]
+            self._line([*parts, *self.measured(session)[1:], *self.pace(session)])
 
     def measured(self, session: Session) -> list[str]:
-        """What was measured at the end of the last epoch: its mean loss with regularisers, accuracy, hidden energy."""
+        """Return the metrics of the last epoch: mean loss with regularisers, accuracy, energy of the hidden layers."""
         line = session.measured
         if not line:
             return []
@@ -84,7 +85,7 @@ class View:
         return [f"loss {line['loss']:.4f}", f"accuracy {line['test_accuracy']:.4f}", f"energy {energy:.4f}"]
 
     def pace(self, session: Session) -> list[str]:
-        """How fast it goes, and how long it will still take."""
+        """Return the speed and the estimated remaining time."""
         parts = [f"{session.speed:,.0f} examples/s"] if math.isfinite(session.speed) else []
         done = session.progress.step - (self.first or 0)
         if done > 0:
@@ -101,7 +102,7 @@ class View:
 
 
 def _clock(seconds: float) -> str:
-    """Hours, minutes and seconds.
+    """Format seconds as hours, minutes and seconds.
 
     >>> _clock(3723.4)
     '1:02:03'

@@ -1,4 +1,4 @@
-"""Pictures of a recipe's records: curves by epoch, learned numbers, landscapes, features on the sphere."""
+"""Figures for the records of a recipe: curves by epoch, learned parameters, landscapes, features on the sphere."""
 
 from __future__ import annotations
 
@@ -19,25 +19,30 @@ from hypersphere.recipes import Metric, Recipe, Record, read_tensors
 
 __all__ = ["figure_rows", "record_sections"]
 
-CURVES = {  # how those are called that are no column of the table
+CURVES = {  # headings of curves that are not columns of the table
     "loss": Metric("loss", "training loss", ".3f", False),
     "error": Metric("error", "test error %", ".2f", False),
     "energy": Metric("energy", "hidden energy", ".4f", False),
 }
-STEEP = {"error": 10.0, "loss": 10.0}  # greatest value by the least, from which on the axis is logarithmic
-FIRST = ("error", "accuracy", "loss", "energy")  # the order of curves; others follow
+STEEP = {
+    "error": 10.0,
+    "loss": 10.0,
+}  # the axis is logarithmic if the largest value is more than this times the smallest
+FIRST = ("error", "accuracy", "loss", "energy")  # these curves come first, in this order
 
-Kept = Mapping[str, Sequence[tuple[Record, Mapping[str, Tensor]]]]  # by row: the tensors of every seed
+Kept = Mapping[str, Sequence[tuple[Record, Mapping[str, Tensor]]]]  # by row: record and tensors of each seed
 
 
 def record_sections(recipe: Recipe, records: Sequence[Record], out: Path) -> list[report.Section]:
-    """All pictures that the records, and the tensors kept with them in `out`, are good for."""
-    kept = {row: [(record, read_tensors(out, record)) for record in of] for row, of in _by_row(recipe, records).items()}
-    return [*_curves(recipe, records), *_learned(kept), *_landscapes(kept), *_spheres(recipe, kept)]
+    """Return all figures that can be drawn from the records and the tensors saved with them in `out`."""
+    saved = {
+        row: [(record, read_tensors(out, record)) for record in of] for row, of in _by_row(recipe, records).items()
+    }
+    return [*_curves(recipe, records), *_learned(saved), *_landscapes(saved), *_spheres(recipe, saved)]
 
 
 def figure_rows(recipe: Recipe, records: Sequence[Record]) -> list[list[report.Curves]]:
-    """The charts of the curves that the recipe names in `figures`, a row of them for each group of rows."""
+    """Return the charts of the curves named in `recipe.figures`, one row of charts per group of table rows."""
     groups = group_rows(list(_by_row(recipe, records)))
     charts = [
         [
@@ -51,10 +56,10 @@ def figure_rows(recipe: Recipe, records: Sequence[Record]) -> list[list[report.C
 
 
 def _by_row(recipe: Recipe, records: Sequence[Record]) -> dict[str, list[Record]]:
-    """The records of each row of the table that has any, by seed."""
+    """Return the records of each row of the table that has any, ordered by seed."""
     ordered = sorted(records, key=lambda record: record.seed)
-    found = {row.name: [record for record in ordered if record.row == row.name] for row in recipe.rows}
-    return {name: of_row for name, of_row in found.items() if of_row}
+    by_row = {row.name: [record for record in ordered if record.row == row.name] for row in recipe.rows}
+    return {name: of_row for name, of_row in by_row.items() if of_row}
 
 
 def _curves(recipe: Recipe, records: Sequence[Record]) -> list[report.Section]:
@@ -73,13 +78,15 @@ def _curves(recipe: Recipe, records: Sequence[Record]) -> list[report.Section]:
 def _chart(
     recipe: Recipe, records: Sequence[Record], key: str, title: str, names: Mapping[str, str]
 ) -> list[report.Curves]:
-    """One curve a row, mean and deviation over its seeds; nothing where no row has any."""
+    """Return a chart with one curve per row, mean and deviation over seeds; an empty list if no row has the curve."""
     metric = _metric(recipe, key)
     series = []
     for row, of_row in _by_row(recipe, records).items():
         curves = [record.curves[key] for record in of_row if record.curves.get(key)]
         if row in names and curves:
-            padded = [list(values) for values in zip(*zip_longest(*curves), strict=True)]  # some may have diverged
+            padded = [
+                list(values) for values in zip(*zip_longest(*curves), strict=True)
+            ]  # diverged runs have shorter curves
             series.append(report.Series(names[row], padded, x=_epochs(of_row, key, len(padded[0]))))
     if not series:
         return []
@@ -104,7 +111,7 @@ def _metric(recipe: Recipe, key: str) -> Metric:
 
 
 def _epochs(records: Sequence[Record], key: str, count: int) -> list[float]:
-    """Where the values lie: evenly up to the last epoch; a curve with one more value than the loss starts before it."""
+    """Return the epochs of the values, evenly spaced; a curve with one more value than the loss starts at epoch 0."""
     losses = max(len(record.curves.get("loss", ())) for record in records)
     before = int(count == losses + 1)
     total = records[0].settings.get("epochs")
@@ -113,11 +120,11 @@ def _epochs(records: Sequence[Record], key: str, count: int) -> list[float]:
     return [step * (index + 1 - before) for index in range(count)]
 
 
-def _learned(kept: Kept) -> list[report.Section]:
-    """Histograms of learned numbers, those of all seeds together."""
+def _learned(saved: Kept) -> list[report.Section]:
+    """Return histograms of the learned parameters, pooled over seeds."""
     sections: list[report.Section] = []
     for key in LEARNED:
-        able = {row: of_row for row, of_row in kept.items() if any(key in tensors for _, tensors in of_row)}
+        able = {row: of_row for row, of_row in saved.items() if any(key in tensors for _, tensors in of_row)}
         values = {
             row: torch.cat([tensors[key] for _, tensors in of_row if key in tensors]) for row, of_row in able.items()
         }
@@ -128,16 +135,16 @@ def _learned(kept: Kept) -> list[report.Section]:
 
 
 def _start(key: str, record: Record) -> float | None:
-    """Where training started from: 1 for a factor, for k what the operator of the record says."""
+    """Return the initial value: 1 for a factor of ρ, and for k that of the operator in the record."""
     angular = record.settings.get("operator", {}).get("angular")
     return 1.0 if key == "radius_factor" else angular.get("k") if isinstance(angular, Mapping) else None
 
 
-def _landscapes(kept: Kept) -> list[report.Section]:
-    """Pictures side by side, of the first seed of each row."""
+def _landscapes(saved: Kept) -> list[report.Section]:
+    """Return landscapes side by side, for the first seed of each row."""
     sections: list[report.Section] = []
     for key, title in (("loss", "Loss"), ("error", "Test error")):
-        first = {row: of_row[0][1] for row, of_row in kept.items() if f"landscape_{key}" in of_row[0][1]}
+        first = {row: of_row[0][1] for row, of_row in saved.items() if f"landscape_{key}" in of_row[0][1]}
         grids = {row: tensors[f"landscape_{key}"] for row, tensors in first.items()}
         if grids:
             maps = landscape_maps(key, grids, {row: tensors["coordinates"] for row, tensors in first.items()})
@@ -145,10 +152,10 @@ def _landscapes(kept: Kept) -> list[report.Section]:
     return sections
 
 
-def _spheres(recipe: Recipe, kept: Kept) -> list[report.Section]:
-    """One sphere a row, of its first seed, where the run kept features of two or three dimensions."""
+def _spheres(recipe: Recipe, saved: Kept) -> list[report.Section]:
+    """Return one sphere per row, for its first seed, if features of two or three dimensions were saved."""
     pictures = []
-    for row, of_row in kept.items():
+    for row, of_row in saved.items():
         record, tensors = of_row[0]
         if "features" not in tensors or tensors["features"].shape[1] not in (2, 3):
             continue
@@ -163,5 +170,5 @@ def _spheres(recipe: Recipe, kept: Kept) -> list[report.Section]:
     if not pictures:
         return []
     flat = all(len(picture.points[0]) == 2 for picture in pictures)
-    caption = "Test features by direction, one colour a class; the spikes are the class vectors."
+    caption = "Directions of the test features, one colour per class; the spikes are the class vectors."
     return [report.Spheres(f"Features on the unit {'circle' if flat else 'sphere'}", pictures, caption=caption)]

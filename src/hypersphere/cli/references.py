@@ -1,4 +1,4 @@
-"""The works that the parts of a run come from, as data."""
+"""Bibliographic data of the works that the library implements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VENUES = {"inproceedings": "booktitle", "article": "journal", "phdthesis": "scho
 
 @dataclass(frozen=True)
 class Reference:
-    """A work; `kind` is what BibTeX calls it."""
+    """A bibliographic entry; `kind` is its BibTeX type."""
 
     author: str
     title: str
@@ -20,7 +20,7 @@ class Reference:
     kind: str = "inproceedings"
 
     def bibtex(self, key: str) -> str:
-        """Return the entry; double braces keep the capitals of the title.
+        """Return the BibTeX entry; double braces preserve the capitals of the title.
 
         >>> print(Reference("Liu, Weiyang", "Deep Learning", "CVPR", 2017).bibtex("liu2017"))
         @inproceedings{liu2017,

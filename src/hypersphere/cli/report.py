@@ -1,4 +1,4 @@
-"""`hypersphere report`: one HTML file from runs, from the records of recipes, or from both."""
+"""`hypersphere report`: write one HTML file from runs, from the records of recipes, or from both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hypersphere.training.run import CONFIG, Run
 
 __all__ = ["report"]
 
-MOST_NAMED = 3  # studies in the title
+MOST_NAMED = 3  # number of studies that are named in the title
 
 
 def report(
@@ -33,21 +33,21 @@ def report(
     device: str | None = None,
     data_root: Path | None = None,
 ) -> Path:
-    """Write the page and return its path; of one folder of records, the table as Markdown and the figure beside it.
+    """Write the page and return its path; for one folder of records, also write table.md and figure.svg.
 
     Args:
         folders: runs of `train`, or folders of records of `reproduce`.
-        out: the file, and nothing else; if None, `report.html` in the folder if that is one, in the working directory
-            if there are several.
-        landscape: whether to measure loss and error around the trained weights of every run.
-        device: where to measure runs.
-        data_root: where data sets lie.
+        out: HTML file to write, without table.md and figure.svg; by default `report.html` in the folder, or in the
+            working directory if there are several folders.
+        landscape: compute the loss and error around the trained weights of each run.
+        device: device for the computations.
+        data_root: folder of the data sets.
     """
     require(bool(folders), "folders", "at least one run or folder of records", list(folders))
     target = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     check_target("--out", target, [".html"])
     runs = [Run.open(folder) for folder in folders if (folder / CONFIG).exists()]
-    recorded = [_known_records(folder) for folder in folders if not (folder / CONFIG).exists()]
+    recorded = [_usable_records(folder) for folder in folders if not (folder / CONFIG).exists()]
     if out is None and len(recorded) == len(folders) == 1:
         write_page_of(*recorded[0])
     else:
@@ -60,19 +60,19 @@ def report(
 def _run_pages(
     runs: Sequence[Run], landscape: bool, device: str | None, data_root: Path | None
 ) -> Iterator[pages.Page]:
-    """One page of all runs, if there are any."""
+    """Yield one page for all runs, if there are any."""
     if runs:
         where, console, studies = device_of(device), Console(stderr=True), []
         for run in runs:
-            with Status(f"measuring {run.folder}", console=console):
+            with Status(f"evaluating {run.folder}", console=console):
                 studies.append(study(run, data_root, landscape=landscape, device=where))
         yield run_page(studies)
 
 
-def _known_records(folder: Path) -> tuple[Recipe, list[Record], Path]:
-    """The recipe and the records of a folder that `reproduce` made: those that it would make today, if there are any.
+def _usable_records(folder: Path) -> tuple[Recipe, list[Record], Path]:
+    """Return the recipe and the records of a folder: those that match the current settings of the recipe, if any.
 
-    What is left out, or is all of other settings than the recipe's, is told.
+    A message names the records that are left out, or says that no record matches the current settings.
     """
     where = folder.resolve()
     records = read_records(where.parent, where.name)
@@ -83,29 +83,29 @@ def _known_records(folder: Path) -> tuple[Recipe, list[Record], Path]:
     recipe = RECIPES[name]
     rows = {row.name for row in recipe.rows}
     current = current_records(recipe, records)
-    known = current or [record for record in records if record.row in rows]
-    require(bool(known), f"rows of {folder}", f"rows of {name}: {', '.join(rows)}", sorted({r.row for r in records}))
+    usable = current or [record for record in records if record.row in rows]
+    require(bool(usable), f"rows of {folder}", f"rows of {name}: {', '.join(rows)}", sorted({r.row for r in records}))
     if not current:
-        _say(f"{folder} was made with other settings than those of {name} now")
+        _say(f"{folder} was made with settings that differ from the current ones of {name}")
     elif others := sorted({record.row for record in records if record not in current}):
-        _say(f"{folder} has records of other settings than those of {name} now, left out: {', '.join(others)}")
-    return recipe, known, where
+        _say(f"{folder}: ignoring records whose settings differ from the current ones of {name}: {', '.join(others)}")
+    return recipe, usable, where
 
 
-def _say(words: str) -> None:
-    print(f"hypersphere: {words}", file=sys.stderr)
+def _say(message: str) -> None:
+    print(f"hypersphere: {message}", file=sys.stderr)
 
 
 def _page_of(recipe: Recipe, records: Sequence[Record], folder: Path) -> pages.Page:
     return record_page(recipe, records, folder.parent)
 
 
-def _joined(found: Sequence[pages.Page]) -> pages.Page:
-    """Several pages as one, each a section of its own, with all their facts."""
-    if len(found) == 1:
-        return found[0]
-    sections = [pages.Stack(page.title, [pages.Text("", page.lead), *page.sections]) for page in found]
-    titles = [page.title for page in found]
+def _joined(joined: Sequence[pages.Page]) -> pages.Page:
+    """Join several pages into one, with one section per page."""
+    if len(joined) == 1:
+        return joined[0]
+    sections = [pages.Stack(page.title, [pages.Text("", page.lead), *page.sections]) for page in joined]
+    titles = [page.title for page in joined]
     title = f"{', '.join(titles[:-1])} and {titles[-1]}" if len(titles) <= MOST_NAMED else f"{len(titles)} studies"
-    lead = f"{len(found)} studies, one under the other."
-    return pages.Page(title, lead, sections, joined_facts(page.meta for page in found))
+    lead = f"{len(joined)} studies."
+    return pages.Page(title, lead, sections, joined_facts(page.meta for page in joined))

@@ -29,7 +29,7 @@ def reproduce(
     threads: int | None,
     data_root: Path | None,
 ) -> None:
-    """Run the recipe, print one table and write one HTML file; name the file at the end."""
+    """Run the recipe, print its table, write its report and print the name of the report."""
     if name not in RECIPES:
         raise ValueError(f"name must be one of {', '.join(RECIPES)}, not {name!r}")
     recipe = RECIPES[name]
@@ -42,7 +42,7 @@ def reproduce(
         records = execute(
             recipe, out, seeds=chosen, rows=rows, overrides=overrides, data_root=data_root, on_progress=bar
         )
-    page = write_report(recipe, records, out)  # before anything is printed: a closed pipe must not cost it
+    page = write_report(recipe, records, out)  # before printing, so that a closed pipe cannot prevent it
     report.print_table(summary_table(recipe, records), console)
     console.print(f"\nReport: {page}", highlight=False, markup=False, soft_wrap=True)
 
@@ -55,7 +55,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 
 class _Bar:
-    """A live progress bar on a terminal; one plain line a finished row elsewhere."""
+    """A live progress bar on a terminal; elsewhere one plain line per finished row."""
 
     def __init__(self, console: Console, recipe: Recipe, seeds: Sequence[int], rows: list[str] | None) -> None:
         self.live = console.is_terminal

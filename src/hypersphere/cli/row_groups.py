@@ -1,4 +1,4 @@
-"""Rows of a long table in groups that one chart can hold."""
+"""Group the rows of a long table so that each group fits into one chart."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 __all__ = ["MOST_ROWS", "group_rows"]
 
-MOST_ROWS = 12  # curves that can be told apart in one chart
-FEWEST_ROWS = 3  # that make a group of their own
+MOST_ROWS = 12  # curves that can be distinguished in one chart
+FEWEST_ROWS = 3  # smaller groups are merged
 
-# parts of a name between commas -> what it may share with others, and what is left of it
+# Ways to split the comma-separated parts of a name into a part shared with other names and the rest.
 CUTS: tuple[Callable[[list[str]], tuple[list[str], list[str]]], ...] = (
     lambda parts: (parts[-1:], parts[:-1]),
     lambda parts: (parts[1:], parts[:1]),
@@ -19,10 +19,10 @@ CUTS: tuple[Callable[[list[str]], tuple[list[str], list[str]]], ...] = (
 
 
 def group_rows(names: Sequence[str], most: int = MOST_ROWS) -> dict[str, dict[str, str]]:
-    """Return groups by their titles, each a mapping of names to shorter ones: without what the title says.
+    """Return groups by title; each maps names to shorter names without the words of the title.
 
-    One group without a title where it is large enough. Else rows are grouped by what follows the last or the first
-    comma of their names, or comes before it; and in the order of the table where that does not do.
+    If there are few rows, there is one group without a title. Otherwise rows are grouped by the part of the name after
+    the last comma, after the first comma, or before the first comma; if no such grouping fits, by their order.
 
     >>> group_rows(["a, cold", "b, cold", "a, hot", "b, hot", "c, cold", "c, hot"], most=4)
     {'cold': {'a, cold': 'a', 'b, cold': 'b', 'c, cold': 'c'}, 'hot': {'a, hot': 'a', 'b, hot': 'b', 'c, hot': 'c'}}
@@ -31,18 +31,18 @@ def group_rows(names: Sequence[str], most: int = MOST_ROWS) -> dict[str, dict[st
     """
     if len(names) <= most:
         return {"": {name: name for name in names}}
-    found = [_cut(names, cut) for cut in CUTS]
-    fitting = [groups for groups in found if len(groups) > 1 and max(map(len, groups)) <= most]
+    candidates = [_cut(names, cut) for cut in CUTS]
+    fitting = [groups for groups in candidates if len(groups) > 1 and max(map(len, groups)) <= most]
     chosen = min(fitting, key=len) if fitting else _runs(names, most)
     return {_title(group): group for group in chosen}
 
 
 def _cut(names: Sequence[str], cut: Callable[[list[str]], tuple[list[str], list[str]]]) -> list[dict[str, str]]:
-    """Groups of names that share a part; those with few of their kind are one group, under their whole names."""
+    """Return groups of names that share a part; groups with few names are merged into one, with their full names."""
     shared: dict[str, dict[str, str]] = {}
     for name in names:
-        common, own = cut(name.split(", ")) if ", " in name else ([], [name])
-        shared.setdefault(", ".join(common), {})[name] = ", ".join(own)
+        common, rest = cut(name.split(", ")) if ", " in name else ([], [name])
+        shared.setdefault(", ".join(common), {})[name] = ", ".join(rest)
     few = {key for key, group in shared.items() if len(group) < FEWEST_ROWS or not key}
     groups: dict[str, dict[str, str]] = {}
     for name in names:
@@ -57,7 +57,7 @@ def _runs(names: Sequence[str], most: int) -> list[dict[str, str]]:
 
 
 def _title(group: dict[str, str]) -> str:
-    """What the names share, or the first and the last of them."""
+    """Return the part that the names share, or the first and the last name."""
     (first, short), *_ = group.items()
     if first != short:
         return first.removeprefix(short).removesuffix(short).strip(", ")

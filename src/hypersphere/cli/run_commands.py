@@ -1,4 +1,7 @@
-"""The commands that take a finished run, or files, and their options. Nothing here imports torch too early."""
+"""Options and help of the commands that work on a finished run or on files.
+
+Commands import torch when they run, so that `--help` answers quickly.
+"""
 
 from __future__ import annotations
 
@@ -24,33 +27,37 @@ __all__ = ["attack", "cite", "embed", "evaluate", "export", "fold", "inspect", "
 
 
 def evaluate(
-    source: Annotated[Path, typer.Argument(help="A run, or embeddings as .npy or .safetensors.")],
+    source: Annotated[Path, typer.Argument(help="Folder of a run, or embeddings as .npy or .safetensors.")],
     second: Annotated[
-        Path | None, typer.Argument(help="Labels of the embeddings, or the other side of pairs, as .npy.")
+        Path | None, typer.Argument(help="Labels of the embeddings, or the second embeddings of the pairs, as .npy.")
     ] = None,
     pairs: Annotated[
         str | None,
-        typer.Option(help=r"A file of pairs (`name name 0|1 \[fold]`), or how many of either kind to draw."),
+        typer.Option(help=r"File of pairs (`name name 0|1 \[fold]`), or the number of pairs of each kind to draw."),
     ] = None,
-    same: Annotated[Path | None, typer.Option(help="With two sides of pairs: which are the same, as .npy.")] = None,
+    same: Annotated[Path | None, typer.Option(help="With two files of embeddings: which pairs match, as .npy.")] = None,
     folds: Annotated[
-        int | None, typer.Option(min=2, help="Folds of the pairs; those of the file, or 10, if left out.")
+        int | None, typer.Option(min=2, help="Number of folds of the pairs; default: those of the file, or 10.")
     ] = None,
-    ranks: Annotated[str, typer.Option(help="Ranks of identification, with commas.")] = listed(RANKS),
-    far: Annotated[str, typer.Option(help="False accept rates, with commas.")] = listed(FARS),
+    ranks: Annotated[str, typer.Option(help="Ranks of identification, separated by commas.")] = listed(RANKS),
+    far: Annotated[str, typer.Option(help="False accept rates, separated by commas.")] = listed(FARS),
     bootstrap: Annotated[
         int | None,
-        typer.Option(min=0, help=f"Draws for 95 % intervals, 0 for none; {BOOTSTRAP} of up to 20,000 pairs."),
+        typer.Option(
+            min=0, help=f"Bootstrap draws for 95 % intervals, 0 for none; default: {BOOTSTRAP} for up to 20,000 pairs."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the drawn pairs, and of the draws for intervals.")] = 0,
-    mirror: Annotated[bool, typer.Option("--mirror", help="Of a run: features of mirror images too.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for the drawn pairs and the bootstrap.")] = 0,
+    mirror: Annotated[
+        bool, typer.Option("--mirror", help="Also use the features of the mirrored images (runs only).")
+    ] = False,
     step: Step = None,
     json: JsonFile = None,
     device: Device = None,
     threads: Threads = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Measure a run or embeddings: classification, verification, identification, Fisher score, hardness."""
+    """Evaluate a run or embeddings: classification, verification, identification, Fisher score, hardness."""
     from hypersphere.cli.evaluate import Protocol, numbers
     from hypersphere.cli.evaluate import evaluate as run
 
@@ -73,19 +80,20 @@ def evaluate(
 def embed(
     folder: RunFolder,
     images: Annotated[
-        Path | None, typer.Argument(help="Folder of images, or of one folder a class; the run's test data if left out.")
+        Path | None,
+        typer.Argument(help="Folder of images, or of one folder per class; default: the test data of the run."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="A .npy or .safetensors file; RUN/embeddings.safetensors if left out.")
+        Path | None, typer.Option(help="File to write, .npy or .safetensors; default: RUN/embeddings.safetensors.")
     ] = None,
-    mirror: Annotated[bool, typer.Option("--mirror", help="Put the features of the mirror image beside.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Images at once.")] = 500,
+    mirror: Annotated[bool, typer.Option("--mirror", help="Append the features of the mirrored image.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 500,
     step: Step = None,
     device: Device = None,
     threads: Threads = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Write the embeddings of images, with names and labels as JSON beside them."""
+    """Compute the embeddings of images and write them to a file, with names and labels in a JSON file next to it."""
     from hypersphere.cli.embed import embed as run
 
     _use_threads(threads)
@@ -94,20 +102,20 @@ def embed(
 
 def inspect(
     source: Annotated[
-        Path, typer.Argument(help="A run, a .safetensors file (or a folder of them), or a file of torch.save.")
+        Path, typer.Argument(help="Folder of a run, .safetensors file or folder of them, or file of torch.save.")
     ],
-    html: Annotated[Path | None, typer.Option(help="Write a page with histograms to this .html file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report with histograms to this .html file.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write all numbers to this .json file.")] = None,
-    pairs: Annotated[int, typer.Option(min=1, help="Nearest and most opposite pairs to list a layer.")] = 5,
-    most: Annotated[int, typer.Option(min=2, help="Neurons of larger layers are sampled.")] = 2048,
-    seed: Annotated[int, typer.Option(min=0, help="Of samples and probes.")] = 0,
+    pairs: Annotated[int, typer.Option(min=1, help="Number of closest and most opposite pairs to list per layer.")] = 5,
+    most: Annotated[int, typer.Option(min=2, help="Sample this number of neurons from larger layers.")] = 2048,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for sampling.")] = 0,
     device: Annotated[
-        str | None, typer.Option(help="Where to compute, of a run; an accelerator if there is one.")
+        str | None, typer.Option(help="Device for a run, for example cpu or cuda:0; default: an accelerator, if any.")
     ] = None,
     threads: Threads = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Show how redundant the neurons of every layer are, beside random ones."""
+    """Show how redundant the neurons of each layer are compared with random ones."""
     from hypersphere.cli.inspect import inspect as run
 
     _use_threads(threads)
@@ -115,12 +123,12 @@ def inspect(
 
 
 def fold(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a rotated or converted run.")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the plain run; RUN/folded if left out.")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run with rotated or converted layers.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write the folded run to; default: RUN/folded.")] = None,
     step: Step = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Make a run of plain layers with the same outputs, and write its weights as one file."""
+    """Fold rotations and operators into plain layers with the same outputs, and write the weights to one file."""
     from hypersphere.cli.fold import fold as run
 
     run(folder, out, step=step, data_root=data_root)
@@ -128,14 +136,14 @@ def fold(
 
 def export(
     folder: RunFolder,
-    to: Annotated[str, typer.Option(help="onnx, or torch for a torch.export program.")] = "onnx",
+    to: Annotated[str, typer.Option(help="Format: onnx, or torch for a torch.export program.")] = "onnx",
     out: Annotated[
-        Path | None, typer.Option(help="A .onnx or .pt2 file; RUN/model.onnx or RUN/model.pt2 if left out.")
+        Path | None, typer.Option(help="File to write, .onnx or .pt2; default: RUN/model.onnx or RUN/model.pt2.")
     ] = None,
     step: Step = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Write the network and head as ONNX or torch.export, once they are found to compute the same."""
+    """Export the network and head to ONNX or torch.export, and check that the outputs are the same."""
     from hypersphere.cli.export import export as run
 
     run(folder, to, out, step=step, data_root=data_root)
@@ -143,21 +151,19 @@ def export(
 
 def attack(
     folder: RunFolder,
-    name: Annotated[str, typer.Option("--attack", help="fgsm, bim or deepfool.")] = "fgsm",
-    epsilon: Annotated[str, typer.Option(help="Strengths of fgsm and bim, with commas.")] = "2/255,4/255,8/255",
-    norm: Annotated[str, typer.Option(help="What deepfool keeps small: l2 or linf.")] = "l2",
-    source: Annotated[
-        Path | None, typer.Option(help="Another run, that attacks are made on and transferred from.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many test images.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture to this .png file.")] = None,
+    name: Annotated[str, typer.Option("--attack", help="Attack: fgsm, bim or deepfool.")] = "fgsm",
+    epsilon: Annotated[str, typer.Option(help="Strengths of fgsm and bim, separated by commas.")] = "2/255,4/255,8/255",
+    norm: Annotated[str, typer.Option(help="Norm that deepfool minimises: l2 or linf.")] = "l2",
+    source: Annotated[Path | None, typer.Option(help="Craft the attacks on this run and transfer them.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Attack only this number of test images.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot to this .png file.")] = None,
     json: JsonFile = None,
     step: Step = None,
     device: Device = None,
     threads: Threads = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Measure the accuracy of a run under attack, white-box or transferred."""
+    """Measure the accuracy of a run under white-box or transferred attacks."""
     from hypersphere.cli.attack import attack as run
     from hypersphere.cli.evaluate import numbers
 
@@ -178,20 +184,23 @@ def attack(
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Runs of `train`, or folders of records of `reproduce`.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs of `train`, or of records of `reproduce`.")],
     out: Annotated[
-        Path | None, typer.Option(help="The HTML file; report.html in the folder, or here if there are several.")
+        Path | None,
+        typer.Option(
+            help="HTML file to write; default: report.html in the folder, or in the current one for several folders."
+        ),
     ] = None,
     landscape: Annotated[
-        bool, typer.Option("--landscape", help="Measure loss and error around the trained weights too.")
+        bool, typer.Option("--landscape", help="Also compute the loss and error around the trained weights.")
     ] = False,
     device: Device = None,
     threads: Threads = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Write one HTML file of one or several runs: curves, features on the sphere, angles, layers.
+    """Write an HTML report of one or several runs: curves, features on the sphere, angles, layers.
 
-    Of one folder of records, its table.md and figure.svg too; nothing is run for that.
+    For a folder of records, table.md and figure.svg are also written. Nothing is trained.
     """
     from hypersphere.cli.report import report as run
 
@@ -201,9 +210,9 @@ def report(
 
 def cite(
     folder: Annotated[Path | None, typer.Argument(metavar="RUN", help="Folder of the run.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All works that the library rests on.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Print all works that the library implements.")] = False,
 ) -> None:
-    """Print the BibTeX of what a run used."""
+    """Print the BibTeX entries of the works that a run used."""
     from hypersphere.cli.cite import cite as run
 
     run(folder, everything=everything)

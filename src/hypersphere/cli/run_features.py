@@ -1,4 +1,4 @@
-"""Tabs of a page of runs: features on the sphere, verification, angles of class vectors."""
+"""Tabs of the page of runs: features on the sphere, verification, angles of class vectors."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from hypersphere.cli.words import span
 
 __all__ = ["class_vector_tab", "feature_tab", "verification_tab"]
 
-MOST_CLASSES, SHOWN_CLASSES = 20, 10  # that have colours of their own on the sphere, and how many of more are shown
-MOST_VECTORS = 400  # in a map of angles
-RATES = 300  # places at which a ROC curve is drawn
+MOST_CLASSES, SHOWN_CLASSES = (
+    20,
+    10,
+)  # up to 20 classes have one colour each on the sphere; of more classes, 10 are shown
+MOST_VECTORS = 400  # class vectors in a map of angles
+RATES = 300  # points of a ROC curve
 DEPTH = 20  # ranks of a CMC curve
 FEW_DEGREES = 10
 
 
 def feature_tab(groups: Sequence[Group]) -> report.Stack:
-    """Test features on the sphere, those of networks with the same classes under one legend."""
+    """Return the test features on spheres; networks with the same classes share one legend."""
     by_classes: dict[tuple[str, ...], list[report.Sphere]] = {}
     for group in groups:
         if group.first.features.shape[1] > 1:
             picture = _sphere(group)
             by_classes.setdefault(tuple(picture.classes), []).append(picture)
-    caption = "Test features by direction, one colour a class; the spikes are the class vectors."
+    caption = "Directions of the test features, one colour per class; the spikes are the class vectors."
     return report.Stack("Features", [report.Spheres("", spheres, caption) for spheres in by_classes.values()])
 
 
@@ -41,27 +44,27 @@ def _sphere(group: Group) -> report.Sphere:
     shown, names = _shown_classes(study), study.task.classes
     place = torch.full((len(names),), -1)
     place[shown] = torch.arange(len(shown))
-    kept = place[study.labels] >= 0
-    points, vectors = study.features[kept], study.class_vectors[shown]
-    words, labels = [], place[study.labels][kept]
+    is_shown = place[study.labels] >= 0
+    points, vectors = study.features[is_shown], study.class_vectors[shown]
+    words, labels = [], place[study.labels][is_shown]
     angles = None
     if points.shape[1] > 3:
-        seen = report.project(points, vectors)
+        view = report.project(points, vectors)
         size = points.shape[1]
         words.append(
-            f"{size}-d, seen along the three directions that hold {seen.kept:.0%} of them; angles are in {size}-d"
+            f"{size}-d, projected to three directions with {view.kept:.0%} of the variance; angles are in {size}-d"
         )
         angles = sphere.angle(sphere.cosine(points.double(), vectors[labels].double())).rad2deg()
-        points, vectors = torch.from_numpy(seen.points), torch.from_numpy(seen.vectors)
+        points, vectors = torch.from_numpy(view.points), torch.from_numpy(view.vectors)
     if len(shown) < len(names):
         words.append(f"{len(shown)} of {len(names):,} classes")
-    words.append(f"{study.accuracy:.1%} recognised")
+    words.append(f"accuracy {study.accuracy:.1%}")
     chosen = [names[index] for index in shown.tolist()]
     return report.Sphere(group.name, points, labels, vectors, chosen, "; ".join(words), angles)
 
 
 def _shown_classes(study: Study) -> Tensor:
-    """All classes where they are few, else some with the most test examples, from all over the set."""
+    """Return all classes if there are few, else some of those with the most test examples, evenly spaced."""
     counts = study.labels.bincount(minlength=len(study.task.classes))
     if len(counts) <= MOST_CLASSES:
         return torch.arange(len(counts))
@@ -70,20 +73,20 @@ def _shown_classes(study: Study) -> Tensor:
 
 
 def verification_tab(groups: Sequence[Group]) -> report.Stack:
-    """Angles of pairs, ROC and CMC of test examples; nothing for runs without pairs of both kinds."""
+    """Return angles of pairs, ROC and CMC on test examples; the tab is empty for runs without both kinds of pairs."""
     able = [group for group in groups if all(study.verified is not None for study in group.studies)]
     if not able:
         return report.Stack("Verification", [])
     compared = span(len(group.first.sample) for group in able)
     caption = (
-        f"All pairs of {compared} test examples, of one class (positive) and of two (negative). These classes were "
-        "trained on: it is no open-set protocol."
+        f"All pairs of {compared} test examples, of the same class (positive) or of two classes (negative). "
+        "Training has seen these classes, so this is not an open-set protocol."
     )
     title, angles = "Angles of pairs of test features", [_angles(group) for group in able]
     pairs: report.Section = report.Beside(title, angles, caption)
     if len(angles) == 1:
         pairs = replace(angles[0], title=title, caption=caption)
-    curves = report.Beside("Accepted and found", [_roc(able), _cmc(able)])
+    curves = report.Beside("ROC and CMC", [_roc(able), _cmc(able)])
     return report.Stack("Verification", [pairs, curves, _rates(able)])
 
 
@@ -138,11 +141,11 @@ def _cmc(groups: Sequence[Group]) -> report.Curves:
         "CMC",
         series,
         x_name="rank",
-        y_name="found among the first",
+        y_name="identification rate",
         format=".1%",
         limits=(0.0, 1.0),
         higher_is_better=better_way(groups, True),
-        caption="The first test example of each class is the gallery, the others are searched in it.",
+        caption="The gallery is the first test example of each class; all other test examples are probes.",
     )
 
 
@@ -166,15 +169,14 @@ def _rates(groups: Sequence[Group]) -> report.Table:
         means = [math.degrees(kind.mean) for kind in (angles.positive, angles.negative)]
         rows.append([group.name, roc.eer, roc.auc, *tars, *means, angles.overlap])
     caption = (
-        f"{'Of the first seed. ' * any(len(group.studies) > 1 for group in groups)}Rates are of all these pairs, of "
-        f"which the mean angles are told too. The command `evaluate` draws up to {DRAWN:,} pairs of either kind, so "
-        "its rates differ."
+        f"{'First seed only. ' * any(len(group.studies) > 1 for group in groups)}Rates and mean angles are "
+        f"computed from all pairs. `hypersphere evaluate` draws up to {DRAWN:,} pairs of a kind, so its rates differ."
     )
     return report.Table("Rates", columns, rows, caption)
 
 
 def class_vector_tab(groups: Sequence[Group]) -> report.Stack:
-    """Angles between class vectors, and of the features of each class to all class vectors."""
+    """Return the angles between class vectors, and between the features of each class and all class vectors."""
     able = [group for group in groups if len(group.first.class_vectors) > 1]
     if not able:
         return report.Stack("Class vectors", [])
@@ -189,7 +191,7 @@ def class_vector_tab(groups: Sequence[Group]) -> report.Stack:
 
 
 def _spread(groups: Sequence[Group]) -> report.Histogram:
-    """All angles between class vectors, and where a simplex would have them if that fits into the space."""
+    """Return all angles between class vectors, with that of a regular simplex if the dimension is large enough."""
     drawn = []
     for group in groups:
         angles = _between(group.first)
@@ -199,15 +201,15 @@ def _spread(groups: Sequence[Group]) -> report.Histogram:
         "All angles between class vectors",
         drawn,
         x_name="angle in degrees",
-        edges=range(0, 181, FEW_DEGREES) if max(shapes)[0] <= MOST_CLASSES else None,  # few pairs want wide bins
+        edges=range(0, 181, FEW_DEGREES) if max(shapes)[0] <= MOST_CLASSES else None,  # wide bins for few pairs
         format=".1f",
         marks=_simplices(shapes),
-        caption="" if len(shapes) == 1 else "A regular simplex needs one dimension less than it has vectors.",
+        caption="" if len(shapes) == 1 else "A regular simplex of C vectors needs C − 1 dimensions.",
     )
 
 
 def _simplices(shapes: Collection[tuple[int, ...]]) -> dict[str, float]:
-    """Where a regular simplex has its angles, of each number of class vectors (C, d) that fit into their space."""
+    """Return the angle of a regular simplex for each number C of class vectors (C, d) with C <= d + 1."""
     counts = sorted({count for count, dim in shapes if count <= dim + 1})
     angles = sphere.angle(-1 / (torch.tensor(counts, dtype=torch.float64) - 1)).rad2deg().tolist()
     alone = len(shapes) == 1
@@ -223,18 +225,18 @@ def _between(study: Study) -> Tensor:
 
 
 def _confused(study: Study) -> Tensor:
-    """Mean angle of the test features of each class (rows) to each class vector (columns)."""
-    kept = study.labels < MOST_VECTORS
-    vectors, labels = study.class_vectors[:MOST_VECTORS].double(), study.labels[kept]
-    angles = sphere.angle(sphere.cosines(study.features[kept].double(), vectors)).rad2deg()
+    """Return the mean angle between the test features of each class (rows) and each class vector (columns)."""
+    included = study.labels < MOST_VECTORS
+    vectors, labels = study.class_vectors[:MOST_VECTORS].double(), study.labels[included]
+    angles = sphere.angle(sphere.cosines(study.features[included].double(), vectors)).rad2deg()
     sums = torch.zeros(len(vectors), len(vectors), dtype=torch.float64).index_add_(0, labels, angles)
     return sums / labels.bincount(minlength=len(vectors))[:, None]  # NaN for a class without test examples
 
 
 def _maps(groups: Sequence[Group], angles: Sequence[Tensor], rows: str) -> list[report.HeatMap]:
-    """One map a group, all in the same colours."""
-    known = torch.cat([values[values.isfinite()] for values in angles])
-    limits = (float(known.min()), float(known.max())) if len(known) and known.min() < known.max() else None
+    """Return one map per group, on a common colour scale."""
+    finite = torch.cat([values[values.isfinite()] for values in angles])
+    limits = (float(finite.min()), float(finite.max())) if len(finite) and finite.min() < finite.max() else None
     maps = []
     for group, values in zip(groups, angles, strict=True):
         names = group.first.task.classes

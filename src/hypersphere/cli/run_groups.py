@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but their seed, as one line of a table; and what tells the lines apart."""
+"""Group runs that differ only in their seed into one row of a table, and show how the groups differ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METRICS = (
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A name and its runs, by seed; pictures are of the first."""
+    """Runs that differ only in their seed, ordered by seed; figures show the first."""
 
     name: str
     studies: Sequence[Study]
@@ -44,11 +44,11 @@ class Group:
 
 
 def grouped(studies: Sequence[Study]) -> list[Group]:
-    """Gather the runs that differ in seed only, in the order given, under names that no two share."""
-    found: dict[str, list[Study]] = {}
+    """Group the runs that differ only in their seed, in the given order, under unique names."""
+    by_settings: dict[str, list[Study]] = {}
     for study in studies:
-        found.setdefault(json.dumps(_settings(study), sort_keys=True), []).append(study)
-    groups = [sorted(group, key=lambda study: study.run.job.seed) for group in found.values()]
+        by_settings.setdefault(json.dumps(_settings(study), sort_keys=True), []).append(study)
+    groups = [sorted(group, key=lambda study: study.run.job.seed) for group in by_settings.values()]
     names = [folder_name([study.run.folder.resolve().name for study in group]) for group in groups]
     if "" in names or len(set(names)) < len(names):
         names = [f"{name or 'run'} {number}" for number, name in enumerate(names, 1)]
@@ -56,7 +56,7 @@ def grouped(studies: Sequence[Study]) -> list[Group]:
 
 
 def folder_name(names: Sequence[str]) -> str:
-    """What the folders of one group are called together.
+    """Return a common name for the folders of one group.
 
     >>> folder_name(["arcface"]), folder_name(["softmax-seed0", "softmax-seed1"]), folder_name(["a", "b"])
     ('arcface', 'softmax', '')
@@ -69,7 +69,7 @@ def folder_name(names: Sequence[str]) -> str:
 
 
 def better_way(groups: Sequence[Group], way: bool | None) -> bool | None:
-    """Which way is better, where the groups were tested on the same examples; neither where they were not."""
+    """Return `way` if the groups were tested on the same examples, else None because they cannot be compared."""
     first = groups[0].first
     same = all(
         group.first.run.job.data["name"] == first.run.job.data["name"]
@@ -81,7 +81,7 @@ def better_way(groups: Sequence[Group], way: bool | None) -> bool | None:
 
 
 def run_table(groups: Sequence[Group]) -> report.Table:
-    """The summary: one line a group, mean ± s.d. over its seeds."""
+    """Return the summary: one row per group, mean ± s.d. over its seeds."""
     shapes = {tuple((layer.neurons, layer.length) for layer in group.first.layers.layers) for group in groups}
     metrics = [metric for metric in METRICS if any(metric.key in s.numbers for group in groups for s in group.studies)]
     counts = {len(group.studies) for group in groups}
@@ -99,33 +99,33 @@ def run_table(groups: Sequence[Group]) -> report.Table:
             cells.append(mean_and_spread(values))
         rows.append(cells)
     caption = (
-        "Of the last checkpoint, on the test data. Fisher score, EER and rank-1 compare test features with one "
-        f"another, EER and rank-1 up to {MOST_COMPARED:,} of them; the smallest angle is that of the class vectors."
+        "Last checkpoint, test data. Fisher score, EER and rank-1 compare test features with each other, EER and "
+        f"rank-1 for up to {MOST_COMPARED:,} examples; the smallest angle is that between class vectors."
     )
     if better_way(groups, True) is None:
-        caption += " The runs were tested on different examples, so none is called the best."
+        caption += " The runs were tested on different examples, so no best run is marked."
     elif len(shapes) > 1:
-        caption += " Networks differ, so no hidden energy is called the best."
+        caption += " The networks differ, so no best hidden energy is marked."
     return report.Table("Summary", columns, rows, caption=caption)
 
 
 def differences(groups: Sequence[Group]) -> report.Table | None:
-    """The settings in which the groups differ; None for a single group."""
+    """Return the settings in which the groups differ, or None for a single group."""
     settings = [_settings(group.first) for group in groups]
     keys = [key for key in settings[0] if len({json.dumps(one[key], sort_keys=True) for one in settings}) > 1]
     if not keys:
         return None
     rows = [[group.name, *(words_of(one[key]) for key in keys)] for group, one in zip(groups, settings, strict=True)]
-    return report.Table("What differs", [report.Column("run"), *map(report.Column, keys)], rows)
+    return report.Table("Different settings", [report.Column("run"), *map(report.Column, keys)], rows)
 
 
 def common_settings(groups: Sequence[Group]) -> report.Table:
-    """The settings that all have, a line each."""
+    """Return the settings that all groups share, one row per setting."""
     settings = [_settings(group.first) for group in groups]
     shared = {key: value for key, value in settings[0].items() if all(one[key] == value for one in settings)}
     seeds = sorted({study.run.job.seed for group in groups for study in group.studies})
     seeded = {"seeds" if len(seeds) > 1 else "seed": ", ".join(map(str, seeds))}
-    return settings_table({**shared, **seeded}, "" if len(groups) == 1 else "Those that all runs have.")
+    return settings_table({**shared, **seeded}, "" if len(groups) == 1 else "Settings that all runs share.")
 
 
 def _settings(study: Study) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tabs of a page of runs: the neurons of every layer, what was learned beside weights, and the landscape."""
+"""Tabs of the page of runs: neurons of each layer, learned parameters of operators, and landscapes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hypersphere.cli.run_study import LANDSCAPE_EXAMPLES, Study
 
 __all__ = ["landscape_tab", "layer_tab"]
 
-MOST_BARS = 180  # of all groups together
+MOST_BARS = 180  # summed over groups
 
 
 def layer_tab(groups: Sequence[Group]) -> report.Stack:
-    """Energy beside that of random neurons, learned numbers, filters of the first layer, and the table of layers."""
+    """Return energies relative to random neurons, learned parameters, filters of the first layer, and layer tables."""
     parts: list[report.Section] = list(_excess(groups))
     for key in LEARNED:
         values = {
@@ -30,18 +30,18 @@ def layer_tab(groups: Sequence[Group]) -> report.Stack:
         starts = {group.first.starts.get(key) for group in groups if group.name in values}
         if values:
             parts.append(learned_histogram(key, values, starts.pop() if len(starts) == 1 else None))
-    seen = [(group.name, group.first.filters) for group in groups if group.first.filters is not None]
-    if len(seen) == 1:
-        parts.append(report.Filters("Filters of the first layer", seen[0][1]))
-    elif seen:
-        parts.append(report.Beside("Filters of the first layer", [report.Filters(name, of) for name, of in seen]))
+    visible = [(group.name, group.first.filters) for group in groups if group.first.filters is not None]
+    if len(visible) == 1:
+        parts.append(report.Filters("Filters of the first layer", visible[0][1]))
+    elif visible:
+        parts.append(report.Beside("Filters of the first layer", [report.Filters(name, of) for name, of in visible]))
     if len(groups) == 1:
         parts += layer_tables(groups[0].first.layers)
     return report.Stack("Layers", parts)
 
 
 def _excess(groups: Sequence[Group]) -> list[report.Bars]:
-    """By how much the energy of each layer is above that of random neurons, groups of equal layers in one chart."""
+    """Return charts of energy minus that of random neurons; groups with the same layers share a chart."""
     by_names: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:
         by_names.setdefault(tuple(layer.name for layer in group.first.layers.layers), []).append(group)
@@ -55,13 +55,13 @@ def _excess(groups: Sequence[Group]) -> list[report.Bars]:
         whose = "" if len(by_names) == 1 else f": {', '.join(group.name for group in alike)}"
         charts.append(
             report.Bars(
-                f"Energy above that of random neurons{whose}",
+                f"Energy relative to random neurons{whose}",
                 [name.removeprefix("network.") for name in shown],
                 series,
                 value_name="above random neurons",
                 format="+.2%",
                 caption="Mean over pairs, s = 2; hidden layers in half space, the head in full space. Below 0 is more "
-                "evenly spread than random directions; in 3 dimensions or fewer these have no finite mean.",
+                "evenly spread than random directions, whose mean is infinite in 3 dimensions or fewer.",
             )
         )
     return charts
@@ -72,17 +72,17 @@ def _above_random(study: Study) -> list[float]:
 
 
 def landscape_tab(groups: Sequence[Group]) -> report.Stack:
-    """Loss and error around the trained weights, where that was computed."""
-    found = {group.name: group.first.landscape for group in groups if group.first.landscape is not None}
-    if not found:
+    """Return loss and error around the trained weights, if computed."""
+    landscapes = {group.name: group.first.landscape for group in groups if group.first.landscape is not None}
+    if not landscapes:
         return report.Stack("Landscape", [])
-    places = {name: one.a for name, one in found.items()}
+    places = {name: one.a for name, one in landscapes.items()}
     maps = {
-        title: landscape_maps(key, {name: one.values[key] for name, one in found.items()}, places)
+        title: landscape_maps(key, {name: one.values[key] for name, one in landscapes.items()}, places)
         for title, key in (("Loss", "loss"), ("Test error", "error"))
     }
     parts = [report.Beside(title, pictures) for title, pictures in maps.items()]
-    if len(found) == 1:
+    if len(landscapes) == 1:
         parts = [report.Beside("", [replace(pictures[0], title=title) for title, pictures in maps.items()])]
-    caption = f"{ABOUT_DIRECTIONS} Of the first {LANDSCAPE_EXAMPLES} test examples; the class vectors stay."
+    caption = f"{ABOUT_DIRECTIONS} First {LANDSCAPE_EXAMPLES} test examples; the class vectors are fixed."
     return report.Stack("Landscape", parts, caption=caption)

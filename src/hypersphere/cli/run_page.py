@@ -16,16 +16,14 @@ from hypersphere.report.curves import MOST_CURVES
 
 __all__ = ["run_page"]
 
-MOST_NAMED = 4  # in the title
-MOST_LINES = 16  # layers drawn as curves; more as a map
+MOST_NAMED = 4  # groups that are named in the title
+MOST_LINES = 16  # layers that are drawn as curves; more are drawn as a map
 
 
 def run_page(studies: Sequence[Study]) -> report.Page:
-    """The page of these runs; those that differ in seed only share a line, a curve and a colour."""
+    """Return the page of these runs; runs that differ only in their seed share a row, a curve and a colour."""
     groups = grouped(studies)
-    require(
-        len(groups) <= MOST_CURVES, "folders", f"at most {MOST_CURVES} runs that differ in more than seeds", len(groups)
-    )
+    require(len(groups) <= MOST_CURVES, "folders", f"at most {MOST_CURVES} runs with different settings", len(groups))
     makers = (_training_tab, feature_tab, verification_tab, class_vector_tab, layer_tab, landscape_tab)
     tabs = [tab for tab in (make(groups) for make in makers) if tab.sections]
     differ = differences(groups)
@@ -45,7 +43,7 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _lead(groups: Sequence[Group]) -> str:
-    """A sentence on the runs of each data set."""
+    """Return one sentence per data set."""
     by_data: dict[str, list[Group]] = {}
     for group in groups:
         by_data.setdefault(words_of(group.first.run.job.data), []).append(group)
@@ -62,7 +60,7 @@ def _sentence(groups: Sequence[Group], name: str) -> str:
     return (
         f"{models} with {sizes}-d features, {epochs} {'epoch' if epochs == '1' else 'epochs'} on "
         f"{len(task.inputs):,} examples of {len(task.classes):,} classes{name}; "
-        f"{reached} of the {len(task.test_inputs):,} test examples are recognised."
+        f"{reached} accuracy on {len(task.test_inputs):,} test examples."
     )
 
 
@@ -75,7 +73,7 @@ def _training_tab(groups: Sequence[Group]) -> report.Stack:
     charts = [
         *_over(groups, "epoch", "loss", "training loss", ".3f", False),
         *_over(groups, "epoch", "test_accuracy", "test accuracy", ".1%", True),
-        *_over(groups, "step", "loss", "loss of a batch", ".3f", None),
+        *_over(groups, "step", "loss", "batch loss", ".3f", None),
         *_over(groups, "step", "rate", "learning rate", ".3g", None),
     ]
     energies = [
@@ -94,7 +92,7 @@ def _training_tab(groups: Sequence[Group]) -> report.Stack:
 def _over(
     groups: Sequence[Group], kind: str, key: str, name: str, form: str, better: bool | None
 ) -> list[report.Curves]:
-    """One curve a group over epochs or steps; nothing where no run wrote any."""
+    """Return a chart with one curve per group over epochs or steps; an empty list if no run logged the metric."""
     series = [
         one for group in groups for one in _series(group.name, [study.over(kind, key) for study in group.studies])
     ]
@@ -106,22 +104,22 @@ def _over(
 
 
 def _series(name: str, seeds: Sequence[tuple[list[float], list[Any]]]) -> list[report.Series]:
-    """The values of all seeds at the places that any of them has."""
-    known = [dict(zip(places, values, strict=True)) for places, values in seeds]
-    places = sorted({place for of_seed in known for place in of_seed})
+    """Return the values of all seeds at the union of their steps or epochs."""
+    by_place = [dict(zip(places, values, strict=True)) for places, values in seeds]
+    places = sorted({place for of_seed in by_place for place in of_seed})
     if not places:
         return []
-    return [report.Series(name, [[of_seed.get(place) for place in places] for of_seed in known], x=places)]
+    return [report.Series(name, [[of_seed.get(place) for place in places] for of_seed in by_place], x=places)]
 
 
 def _energy(group: Group, *, alone: bool) -> list[report.Section]:
-    """The hidden layers of one group over time, in the order of the network."""
-    found = [study.energies for study in group.studies]
-    names = [name for name in found[0][1] if name != "head"]
+    """Return the energies of the hidden layers of one group by epoch, in the order of the network."""
+    energies = [study.energies for study in group.studies]
+    names = [name for name in energies[0][1] if name != "head"]
     series = [
         one
         for name in names
-        for one in _series(name, [(epochs, layers.get(name, [None] * len(epochs))) for epochs, layers in found])
+        for one in _series(name, [(epochs, layers.get(name, [None] * len(epochs))) for epochs, layers in energies])
     ]
     if not series:
         return []

@@ -1,4 +1,4 @@
-"""What a report tells of one run: its numbers over time, its features, class vectors and layers, measured once."""
+"""Evaluate one run for a report: metrics over time, features, class vectors and layers, each computed once."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from hypersphere.training.run import Run
 
 __all__ = ["MOST_COMPARED", "Study", "study"]
 
-MOST_COMPARED = 1500  # test examples of which all pairs are compared
+MOST_COMPARED = 1500  # largest number of test examples of which all pairs are compared
 LANDSCAPE_EXAMPLES, LANDSCAPE_POINTS = 500, 11
 
 
 @dataclass(frozen=True, eq=False)
 class Verified:
-    """All pairs of test examples: their angles, the ROC curve, and the search of each in one of every class."""
+    """Verification and identification of test examples: angles of all pairs, ROC curve, and search in a gallery."""
 
     angles: evaluation.AngleHistograms
     roc: evaluation.Roc
@@ -36,26 +36,27 @@ class Verified:
 
     @property
     def threshold(self) -> float:
-        """The angle in degrees at which as many positive pairs are refused as negative ones are accepted."""
+        """The angle in degrees at which the false reject rate equals the false accept rate."""
         at = int((self.roc.far >= 1 - self.roc.tar).nonzero()[0])
         return math.degrees(float(sphere.angle(self.roc.thresholds[at])))
 
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A run, measured after its last checkpoint.
+    """A run, evaluated at its last checkpoint.
 
     Attributes:
         run: the folder and the job.
         task: the data.
-        features, labels: of the test data, (N, d) and (N,).
-        class_vectors: (C, d).
-        accuracy: the share of the test data that is recognised.
-        layers: of the network and the head.
-        filters: (N, 1 or 3, H, W), those of the first layer if they can be seen; else None.
-        learned: all learned k and factors of ρ, by "k" and "radius_factor".
-        starts: where these started, if all of them at one place.
-        landscape: loss and error around the trained weights, if it was asked for.
+        features: features (N, d) of the test data.
+        labels: labels (N,) of the test data.
+        class_vectors: class vectors (C, d).
+        accuracy: test accuracy.
+        layers: inspection of the layers of the network and the head.
+        filters: filters (N, 1 or 3, H, W) of the first layer if they can be shown as images, else None.
+        learned: all learned k and factors of ρ, under "k" and "radius_factor".
+        starts: their initial values, where all layers share one.
+        landscape: loss and error around the trained weights, if requested.
     """
 
     run: Run
@@ -72,17 +73,17 @@ class Study:
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """The numbers that were written while training."""
+        """The lines of metrics that were logged during training."""
         return self.run.metrics()
 
     def over(self, kind: str, key: str) -> tuple[list[float], list[Any]]:
-        """Steps or epochs, as `kind` says, and the values there."""
-        known = [line for line in self.lines if line.get("kind", "step") == kind and key in line and kind in line]
-        return [line[kind] for line in known], [line[key] for line in known]
+        """Return the steps or epochs, according to `kind`, and the values of a metric there."""
+        lines = [line for line in self.lines if line.get("kind", "step") == kind and key in line and kind in line]
+        return [line[kind] for line in lines], [line[key] for line in lines]
 
     @property
     def energies(self) -> tuple[list[float], dict[str, list[float | None]]]:
-        """Epochs, and by layer its energy after each."""
+        """Epochs, and the energies after each epoch by layer."""
         epochs, values = self.over("epoch", "energy")
         names = dict.fromkeys(name for value in values if isinstance(value, Mapping) for name in value)
         return epochs, {
@@ -91,7 +92,7 @@ class Study:
 
     @cached_property
     def sample(self) -> Tensor:
-        """Which test examples are compared with one another."""
+        """Indices of the test examples that are compared with each other."""
         count = len(self.labels)
         if count <= MOST_COMPARED:
             return torch.arange(count)
@@ -99,44 +100,44 @@ class Study:
 
     @cached_property
     def verified(self) -> Verified | None:
-        """All pairs of the sample; None where there are not pairs of both kinds."""
+        """Verification on all pairs of the sample; None if there are not both kinds of pairs."""
         x, y = self.features[self.sample], self.labels[self.sample]
         counts = y.bincount()
         if len(counts.nonzero()) < 2 or int(counts.max()) < 2:
             return None
         first, second = torch.triu_indices(len(x), len(x), 1)
         roc = evaluation.roc(sphere.cosines(x.double(), x.double())[first, second], y[first] == y[second])
-        known = evaluation.first_of_each(y)
-        found = evaluation.identify(x[~known], y[~known], x[known], y[known])
-        return Verified(evaluation.class_angles(x, y, bins=90), roc, found)
+        first_of_class = evaluation.first_of_each(y)
+        identified = evaluation.identify(x[~first_of_class], y[~first_of_class], x[first_of_class], y[first_of_class])
+        return Verified(evaluation.class_angles(x, y, bins=90), roc, identified)
 
     @cached_property
     def numbers(self) -> dict[str, float]:
-        """What the summary table shows, by key; what there is not is left out."""
-        known = {"accuracy": 100 * self.accuracy}
+        """The numbers of the summary table by key; those that are not available are omitted."""
+        numbers = {"accuracy": 100 * self.accuracy}
         losses = [value for value in self.over("epoch", "loss")[1] if value is not None]
         if losses:
-            known["loss"] = losses[-1]
+            numbers["loss"] = losses[-1]
         if len(self.labels.unique()) > 1:
-            known["fisher"] = evaluation.angular_fisher_score(self.features, self.labels)
+            numbers["fisher"] = evaluation.angular_fisher_score(self.features, self.labels)
         if self.verified is not None:
-            known |= {"eer": 100 * self.verified.roc.eer, "rank1": 100 * self.verified.found.accuracy_at(1)}
+            numbers |= {"eer": 100 * self.verified.roc.eer, "rank1": 100 * self.verified.found.accuracy_at(1)}
         if len(self.class_vectors) > 1:
-            known["separation"] = math.degrees(evaluation.smallest_angle(self.class_vectors))
+            numbers["separation"] = math.degrees(evaluation.smallest_angle(self.class_vectors))
         hidden = [layer.energy(half_space=True).value for layer in self.layers.layers if layer.name != "head"]
         if hidden:
-            known["energy"] = sum(hidden) / len(hidden)
+            numbers["energy"] = sum(hidden) / len(hidden)
         seconds = [value for value in self.over("epoch", "seconds")[1] if value is not None]
         if seconds:
-            known["seconds"] = seconds[-1]
-        return {key: value for key, value in known.items() if math.isfinite(value)}
+            numbers["seconds"] = seconds[-1]
+        return {key: value for key, value in numbers.items() if math.isfinite(value)}
 
 
 @torch.no_grad()
 def study(
     run: Run, data_root: Path | None = None, *, landscape: bool = False, device: torch.device | None = None
 ) -> Study:
-    """Measure a run; a `ValueError` names one whose features or class vectors are not finite."""
+    """Evaluate a run; raise a `ValueError` if its features or class vectors are not finite."""
     opened = open_run(run.folder, data_root, device=device)
     assembly, task = opened.assembly, opened.assembly.task
     features, vectors = opened.features(task.test_inputs), opened.class_vectors
@@ -146,7 +147,7 @@ def study(
     around = _landscape(opened) if landscape else None
     assembly.objective.cpu()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of layers with one neuron, which have no pairs
+        warnings.simplefilter("ignore")  # about layers with one neuron, which have no pairs
         layers = energy.inspect(nn.ModuleDict({"network": assembly.network.body, "head": assembly.head}), probes=256)
     learned = dict(zip(LEARNED, learned_parameters(assembly), strict=True))
     return Study(
@@ -165,17 +166,17 @@ def study(
 
 
 def _filters(body: nn.Module) -> Tensor | None:
-    """The weights of the first layer, where they are pictures in grey or in colour."""
+    """Return the weights of the first layer if they can be shown as grey or colour images, else None."""
     for module in body.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and weight.ndim >= 2:
-            seen = weight.ndim == 4 and weight.shape[1] in (1, 3) and min(weight.shape[2:]) > 1
-            return weight.detach() if seen else None
+            is_image = weight.ndim == 4 and weight.shape[1] in (1, 3) and min(weight.shape[2:]) > 1
+            return weight.detach() if is_image else None
     return None
 
 
 def _starts(body: nn.Module) -> dict[str, float]:
-    """Where learned numbers started, of those that all did so at one place."""
+    """Return the initial values of learned parameters, for those where all layers share one."""
     layers = [module for module in body.modules() if isinstance(module, DecoupledLayer)]
     k = {float(getattr(layer.angular, "k", 0.0)) for layer in layers if layer.log_k is not None}
     radius = {float(getattr(layer.magnitude, "radius", 1.0)) for layer in layers if layer.log_radius is not None}
@@ -183,7 +184,7 @@ def _starts(body: nn.Module) -> dict[str, float]:
 
 
 def _landscape(opened: Opened) -> evaluation.Landscape:
-    """Loss and error of the first test examples on a small grid around the weights of the network."""
+    """Return the loss and error of the first test examples on a small grid around the weights of the network."""
     assembly = opened.assembly
     inputs, labels = (part.to(opened.device) for part in next(assembly.test_batches(LANDSCAPE_EXAMPLES)))
 

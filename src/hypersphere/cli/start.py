@@ -1,4 +1,4 @@
-"""Weights that `train --from` begins with: those of a run, or of a file of safetensors."""
+"""Read the initial weights of `train --from`: those of a run, or of a safetensors file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["read_start"]
 
 
 def read_start(source: Path, on_damage: Callable[[str], None]) -> dict[str, Any]:
-    """Return the tensors by name: of the last good checkpoint of a run, or of a file.
+    """Return tensors by name, from the last intact checkpoint of a run or from a file.
 
     Raises:
-        ValueError: there is neither.
-        DamagedCheckpoint: what is there cannot be read.
+        ValueError: if `source` is neither.
+        DamagedCheckpoint: if it cannot be read.
     """
     if source.is_dir():
         require((source / CONFIG).is_file(), "--from", "the folder of a run or a .safetensors file", str(source))
@@ -29,9 +29,9 @@ def read_start(source: Path, on_damage: Callable[[str], None]) -> dict[str, Any]
         if checkpoint is None:
             raise ValueError(f"--from {source} has no checkpoint yet")
         return checkpoint.weights()["objective"]
-    known = source.suffix == ".safetensors" and source.is_file()
-    require(known, "--from", "the folder of a run or a .safetensors file that is there", str(source))
+    is_file = source.suffix == ".safetensors" and source.is_file()
+    require(is_file, "--from", "the folder of a run or an existing .safetensors file", str(source))
     try:
         return load_file(source)
     except SafetensorError as error:
-        raise DamagedCheckpoint(f"--from {source} is no file of safetensors: {error}") from None
+        raise DamagedCheckpoint(f"--from {source} is not a valid safetensors file: {error}") from None

@@ -1,4 +1,4 @@
-"""What is told of a recipe's run: its table, its pictures and its page, from the recipe and the records alone."""
+"""Summarise a recipe: table, figures and page, computed from the recipe and its records alone."""
 
 from __future__ import annotations
 
@@ -20,35 +20,37 @@ __all__ = ["current_records", "record_page", "summary_table", "write_page_of", "
 
 
 def write_report(recipe: Recipe, records: Sequence[Record], out: Path) -> Path:
-    """Write the page of a run beside its records in `out`, with its table as Markdown and its figure; return its path.
+    """Write the page of a recipe next to its records in `out`, with table.md and figure.svg; return its path.
 
-    The page tells of all records that the run has, also of rows and seeds that are not among those given.
+    The page covers all records in the folder, including rows and seeds that are not among the given ones.
     """
     require(bool(records), "records", "at least one record", list(records))
     folder = out / run_name(recipe.name, records[0].overrides)
-    known = {(record.row, record.seed): record for record in current_records(recipe, read_records(out, folder.name))}
-    known |= {(record.row, record.seed): record for record in records}
-    return write_page_of(recipe, [known[key] for key in sorted(known)], folder)
+    by_row_and_seed = {
+        (record.row, record.seed): record for record in current_records(recipe, read_records(out, folder.name))
+    }
+    by_row_and_seed |= {(record.row, record.seed): record for record in records}
+    return write_page_of(recipe, [by_row_and_seed[key] for key in sorted(by_row_and_seed)], folder)
 
 
 def write_page_of(recipe: Recipe, records: Sequence[Record], folder: Path) -> Path:
-    """Write the page of these records of a folder into it, the table as Markdown and the figure; return its path."""
+    """Write the page, table.md and figure.svg of these records into their folder; return the path of the page."""
     page = record_page(recipe, records, folder.parent)
     charts = figure_rows(recipe, records)
-    words = [f"# {recipe.title}", page.lead, report.markdown(summary_table(recipe, records))]
+    blocks = [f"# {recipe.title}", page.lead, report.markdown(summary_table(recipe, records))]
     if charts:
         with replacing(folder / "figure.svg") as draft:
             draft.write_text(report.figure_svg(recipe.title, charts), encoding="utf-8")
-        words.append(f"![{recipe.title}: {', '.join(chart.y_name for chart in charts[0])} by epoch](figure.svg)")
+        blocks.append(f"![{recipe.title}: {', '.join(chart.y_name for chart in charts[0])} by epoch](figure.svg)")
     with replacing(folder / "table.md") as draft:
-        draft.write_text("\n\n".join([*words, report.markdown(_settings(recipe, records))]) + "\n", encoding="utf-8")
+        draft.write_text("\n\n".join([*blocks, report.markdown(_settings(recipe, records))]) + "\n", encoding="utf-8")
     return report.write_page(
         folder / "report.html", title=page.title, lead=page.lead, sections=page.sections, meta=page.meta
     )
 
 
 def record_page(recipe: Recipe, records: Sequence[Record], out: Path) -> report.Page:
-    """The page: the table, the pictures, the settings."""
+    """Return the page: table, figures, settings."""
     return report.Page(
         recipe.title,
         f"{recipe.note} ({recipe.reference[:1].upper()}{recipe.reference[1:]}.)",
@@ -58,23 +60,23 @@ def record_page(recipe: Recipe, records: Sequence[Record], out: Path) -> report.
 
 
 def current_records(recipe: Recipe, records: Sequence[Record]) -> list[Record]:
-    """Those of the records that the recipe would give today: it has their row, with the same settings."""
+    """Return the records that still match the recipe: it has their row, with the same settings."""
     rows = {row.name: row for row in recipe.rows}
 
     def is_current(record: Record) -> bool:
         try:
-            wanted = recipe.settings_of(rows[record.row], record.overrides)
+            settings = recipe.settings_of(rows[record.row], record.overrides)
         except (KeyError, ValueError):
             return False
-        return _text(wanted) == _text(record.settings)
+        return _text(settings) == _text(record.settings)
 
     return [record for record in records if is_current(record)]
 
 
 def summary_table(recipe: Recipe, records: Sequence[Record]) -> report.Table:
-    """The recipe's table: mean ± s.d. over seeds, the source's own numbers in a column beside ours where it has any.
+    """Return the table of the recipe: mean ± s.d. over seeds, next to the numbers of the source where it reports any.
 
-    Where rows have different numbers of seeds, a column says how many.
+    If rows have different numbers of seeds, a column shows them.
     """
     printed = {key for row in recipe.rows for key in row.paper}
     of_rows = {row.name: [record for record in records if record.row == row.name] for row in recipe.rows}
@@ -101,17 +103,17 @@ def summary_table(recipe: Recipe, records: Sequence[Record]) -> report.Table:
 
 
 def _caption(counts: Sequence[int], of_rows: Mapping[str, Sequence[Record]]) -> str:
-    """How many seeds, and which of them diverged and are in no mean."""
+    """Return the number of seeds, and the rows with diverged seeds, which are not part of the mean."""
     many = f"{counts[0]} seeds, mean ± s.d." if len(counts) == 1 else "Mean ± s.d. over the seeds of each row."
     lost = {row: sum(bool(record.metrics.get("diverged")) for record in of_row) for row, of_row in of_rows.items()}
-    told = [f"{row} ({count} of {len(of_rows[row])})" for row, count in lost.items() if count]
-    return ("One seed." if list(counts) == [1] else many) + (f" Diverged: {', '.join(told)}." if told else "")
+    diverged = [f"{row} ({count} of {len(of_rows[row])})" for row, count in lost.items() if count]
+    return ("One seed." if list(counts) == [1] else many) + (f" Diverged: {', '.join(diverged)}." if diverged else "")
 
 
 def _settings(recipe: Recipe, records: Sequence[Record]) -> report.Table:
-    """What all rows have in common, as it was run."""
-    own = {key for row in recipe.rows for key in row.settings}
-    common = {key: value for key, value in records[0].settings.items() if key not in own}
+    """Return the settings that all rows share."""
+    varied = {key for row in recipe.rows for key in row.settings}
+    common = {key: value for key, value in records[0].settings.items() if key not in varied}
     changed = f"Changed from the recipe: {', '.join(records[0].overrides)}." if records[0].overrides else ""
     return settings_table(common, changed)
 
@@ -128,7 +130,7 @@ def _meta(records: Sequence[Record]) -> dict[str, str]:
     ]
     return {
         **joined_facts(facts),
-        "seconds in all": f"{sum(record.seconds for record in records):.0f}",
+        "total seconds": f"{sum(record.seconds for record in records):.0f}",
         **{key: words_of(value) for key, value in records[-1].overrides.items()},
     }
 

@@ -1,4 +1,4 @@
-"""Files that a command writes: checked before it begins, whole or not there when it ends."""
+"""Output files of commands: checked before the work starts, and written atomically."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["check_target", "write_json"]
 
 
 def check_target(option: str, path: Path | None, suffixes: Sequence[str]) -> None:
-    """Refuse, in the words of the command line, a file that cannot be written or whose name ends in something else."""
+    """Raise a `ValueError` that names the option if a file has the wrong suffix or cannot be written."""
     if path is None:
         return
-    require(path.suffix in suffixes, option, f"a file that ends in {' or '.join(suffixes)}", str(path))
+    require(path.suffix in suffixes, option, f"a file with suffix {' or '.join(suffixes)}", str(path))
     require(not path.is_dir(), option, "a file", f"the folder {path}")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-    require(writable, option, "a file in a folder that can be written", str(path))
+    require(writable, option, "a file in a writable folder", str(path))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write strict JSON; what is not finite becomes null."""
+    """Write strict JSON; non-finite numbers become null."""
     text = json.dumps(_finite(content), indent=1, allow_nan=False)
     with replacing(path) as draft:
         draft.write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Settings, facts and numbers in words, as tables and pages have them."""
+"""Format settings, facts and numbers for tables and pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["joined_facts", "mean_and_spread", "span", "words_of"]
 
 
 def words_of(value: Any) -> str:
-    """A setting in words: a part by its name and its options.
+    """Format a setting; a component is shown as its name and its options.
 
     >>> words_of({"name": "sgd", "lr": 0.1, "momentum": 0.9}), words_of([8, 16]), words_of({"shift": 2})
     ('sgd (lr 0.1, momentum 0.9)', '[8, 16]', 'shift 2')
@@ -25,20 +25,20 @@ def words_of(value: Any) -> str:
 
 
 def joined_facts(each: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """All that is known of several things: under every key its different values, in the order in which they come.
+    """Merge several sets of facts: each key gets its distinct values, in order of appearance.
 
     >>> joined_facts([{"torch": "2.9", "threads": 1}, {"torch": "2.10", "threads": 1}])
     {'torch': '2.9, 2.10', 'threads': '1'}
     """
-    found: dict[str, dict[str, None]] = {}
+    merged: dict[str, dict[str, None]] = {}
     for facts in each:
         for key, value in facts.items():
-            found.setdefault(key, {})[str(value)] = None
-    return {key: ", ".join(values) for key, values in found.items()}
+            merged.setdefault(key, {})[str(value)] = None
+    return {key: ", ".join(values) for key, values in merged.items()}
 
 
 def mean_and_spread(values: Sequence[float]) -> float | tuple[float, float] | None:
-    """The cell of a table for the values of all seeds: mean and standard deviation where there are several.
+    """Return the table cell for the values of all seeds: mean and standard deviation if there are several.
 
     >>> mean_and_spread([1.0, 3.0]), mean_and_spread([2.0]), mean_and_spread([])
     ((2.0, 1.4142135623730951), 2.0, None)
@@ -49,7 +49,7 @@ def mean_and_spread(values: Sequence[float]) -> float | tuple[float, float] | No
 
 
 def span(values: Iterable[float], form: str = ",") -> str:
-    """The least and the largest of some numbers, or the one that they all are.
+    """Format the smallest and the largest of some numbers, or a single number if they are equal.
 
     >>> span([300, 1500, 300]), span([0.5], ".0%")
     ('300 to 1,500', '50%')

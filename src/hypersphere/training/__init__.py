@@ -1,4 +1,4 @@
-"""The training loop, what it needs, and jobs as plain data."""
+"""The training loop, its components, and training jobs as plain data."""
 
 from hypersphere.training.batches import Batches
 from hypersphere.training.checkpoint import Checkpoint, DamagedCheckpoint

@@ -1,4 +1,4 @@
-"""Batches of images, each moved and mirrored at random."""
+"""Random shifts and mirror images as data augmentation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Augmented", "moved"]
 
 
 def moved(images: Tensor, generator: torch.Generator, *, shift: int = 0, mirror: bool = False) -> Tensor:
-    """Return each image moved by up to `shift` pixels in each direction, zeros moving in, and mirrored half the time.
+    """Shift each image by up to `shift` pixels in each direction, padded with zeros; mirror it with probability 1/2.
 
     >>> image = torch.arange(4.0).view(1, 1, 2, 2)
     >>> moved(image, torch.Generator().manual_seed(0), shift=1).shape
     torch.Size([1, 1, 2, 2])
     """
-    require(images.ndim == 4, "images", "of four dimensions (N, C, H, W)", tuple(images.shape))
+    require(images.ndim == 4, "images", "a tensor with four dimensions (N, C, H, W)", tuple(images.shape))
     count, _, height, width = images.shape
     if shift:
         corner = torch.randint(2 * shift + 1, (2, count, 1), generator=generator)
@@ -32,13 +32,13 @@ def moved(images: Tensor, generator: torch.Generator, *, shift: int = 0, mirror:
         wide = F.pad(images, (shift,) * 4).flatten(2)
         images = wide.gather(2, places.unsqueeze(1).expand(-1, wide.shape[1], -1)).view_as(images)
     if mirror:
-        turned = torch.randint(2, (count,), generator=generator).bool().view(-1, 1, 1, 1).to(images.device)
-        images = torch.where(turned, images.flip(3), images)
+        mirrored = torch.randint(2, (count,), generator=generator).bool().view(-1, 1, 1, 1).to(images.device)
+        images = torch.where(mirrored, images.flip(3), images)
     return images
 
 
 class Augmented:
-    """Batches whose images are `moved`."""
+    """Batches whose images are shifted and mirrored by `moved`."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Augmented:
             yield moved(x, self.generator, shift=self.shift, mirror=self.mirror), y
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the batches are, and the random state."""
+        """Return the position in the data and the random state."""
         return {"batches": self.batches.state_dict(), "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the position in the data and the random state."""
         self.batches.load_state_dict(state["batches"])
         self.generator.set_state(state["generator"])

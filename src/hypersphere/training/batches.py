@@ -1,4 +1,4 @@
-"""Batches of a data set that fits in memory, without the cost of a worker process or of collating."""
+"""Batches of a data set that fits in memory, without worker processes or collation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["Batches"]
 
 
 class Batches:
-    """Iterate over two tensors in batches, in a new order every time if a generator is given.
+    """Iterate over two tensors in batches, shuffled in every epoch if a generator is given.
 
-    A data loader does as well wherever batches are asked for: anything that yields (inputs, labels). One with the two
-    methods `state_dict` and `load_state_dict` can go on in the middle of an epoch, as this one does.
+    Training also accepts a data loader or any other iterable of (inputs, labels). If it has the methods `state_dict`
+    and `load_state_dict`, training can resume in the middle of an epoch, as with this class.
 
     Args:
-        inputs: (N, …), uint8 images are scaled to [0, 1] batch by batch.
-        labels: (N,).
-        batch_size: how many at once. The last batch may be smaller; one that would have a single row joins the batch
-            before it, since norms of batches cannot do with one.
-        generator: shuffles with it; None keeps the order.
+        inputs: inputs (N, …); uint8 images are scaled to [0, 1] batch by batch.
+        labels: labels (N,).
+        batch_size: rows per batch. The last batch may be smaller. A last batch of one row is merged with the previous
+            batch, because BatchNorm needs at least two rows.
+        generator: generator for shuffling; None keeps the order.
 
     Example:
         >>> [len(y) for x, y in Batches(torch.zeros(8, 2), torch.arange(8), 3)]
@@ -36,11 +36,15 @@ class Batches:
     def __init__(
         self, inputs: Tensor, labels: Tensor, batch_size: int, generator: torch.Generator | None = None
     ) -> None:
-        require(len(inputs) == len(labels) > 0, "labels", f"one for each of the {len(inputs)} inputs", len(labels))
+        require(
+            len(inputs) == len(labels) > 0, "labels", f"one label for each of the {len(inputs)} inputs", len(labels)
+        )
         require(batch_size >= 1, "batch_size", "a number >= 1", batch_size)
         self.inputs, self.labels, self.batch_size, self.generator = inputs, labels, batch_size, generator
         self._sizes = _sizes(len(inputs), batch_size)
-        self._place: tuple[Tensor | None, int] | None = None  # the state that drew the order, the batches handed out
+        self._place: tuple[Tensor | None, int] | None = (
+            None  # generator state that drew the order, number of batches already yielded
+        )
         self._resumes = False
 
     def __len__(self) -> int:
@@ -58,7 +62,7 @@ class Batches:
         self._place = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the iteration under way: every batch that was handed out counts as done.
+        """Return the position in the current iteration; every batch that was yielded counts as done.
 
         Example:
             >>> data = Batches(torch.zeros(6), torch.arange(6), 2, torch.Generator().manual_seed(0))
@@ -80,15 +84,15 @@ class Batches:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration the rest of the one that `state_dict` was taken in, or a new one if in none.
+        """Let the next iteration yield the remaining batches of the saved iteration, or all if none was running.
 
-        The rest is empty where all batches had been handed out, but the end had not been asked for yet.
+        The next iteration is empty if the state was saved after the last batch but before the end of the iteration.
         """
         theirs = {key: state[key] for key in ("samples", "batch_size")}
         ours = {"samples": len(self.inputs), "batch_size": self.batch_size}
-        require(theirs == ours, "state", f"of the same data, with {ours}", theirs)
+        require(theirs == ours, "state", f"a state of the same data, with {ours}", theirs)
         theirs, ours = {"shuffled": state["order"] is not None}, {"shuffled": self.generator is not None}
-        require(theirs == ours, "state", f"of batches with {ours}", theirs)
+        require(theirs == ours, "state", f"a state of batches with {ours}", theirs)
         if self.generator is not None:
             self.generator.set_state(state["generator"])
         self._resumes = state["done"] > 0
@@ -98,7 +102,7 @@ class Batches:
         return None if self.generator is None else self.generator.get_state()
 
     def _order(self, start: Tensor | None, again: bool) -> Tensor:
-        """A new order, or the one that was drawn in the state `start`, the generator left alone."""
+        """Return a new order, or with `again` the order drawn in the state `start` without advancing the generator."""
         generator = self.generator
         if generator is None or start is None:
             return torch.arange(len(self.inputs))
@@ -109,7 +113,7 @@ class Batches:
 
 
 def _sizes(count: int, size: int) -> list[int]:
-    whole, rest = divmod(count, size)
-    if whole and rest == 1:
-        return [size] * (whole - 1) + [size + 1]
-    return [size] * whole + [rest] * bool(rest)
+    full, rest = divmod(count, size)
+    if full and rest == 1:
+        return [size] * (full - 1) + [size + 1]
+    return [size] * full + [rest] * bool(rest)

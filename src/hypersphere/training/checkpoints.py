@@ -1,4 +1,4 @@
-"""A folder of checkpoints: saved so that a kill at any moment leaves a good one, found again by their sums."""
+"""A folder of checkpoints, saved such that a kill at any moment leaves an intact one, and verified by checksums."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypersphere.training.checkpoint import (
     DamagedCheckpoint,
     is_foreign,
     read_checkpoint,
-    retold,
+    with_context,
     write_checkpoint,
 )
 
@@ -30,15 +30,15 @@ DAMAGED = "damaged-"
 
 
 class Checkpoints:
-    """The last checkpoints of one run, each a folder `step-00000123` (with `.1`, `.2`… if saved again).
+    """The last checkpoints of a run, each in a folder `step-00000123` (with `.1`, `.2`… if the step is saved again).
 
-    A checkpoint is made under another name and renamed when all of it is on the disk. One process at a time may save.
-    One that is found damaged is kept, as `damaged-step-00000123`, when the next one is saved.
+    A checkpoint is written under a temporary name and renamed when it is complete. Only one process at a time may save.
+    A damaged checkpoint is renamed to `damaged-step-00000123` at the next save.
 
     Args:
-        folder: where they lie; made at the first save.
-        keep: how many of the last are kept, and how many of the damaged.
-        on_damage: told in words of each damaged checkpoint that `latest` passes over.
+        folder: folder of the checkpoints, created at the first save.
+        keep: number of checkpoints to keep, and number of damaged ones to keep.
+        on_damage: called with a message for each damaged checkpoint that `latest` skips.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -56,23 +56,23 @@ class Checkpoints:
     def __init__(self, folder: str | Path, keep: int = 3, *, on_damage: Callable[[str], None] = warnings.warn) -> None:
         require(keep >= 1, "keep", "a number >= 1", keep)
         self.folder, self.keep, self.on_damage = Path(folder), keep, on_damage
-        self._damaged: set[Path] = set()  # those that were passed over; the next save sets them aside
+        self._damaged: set[Path] = set()  # skipped checkpoints; the next save renames them
 
     def save(self, step: int, modules: Mapping[str, nn.Module], state: Mapping[str, Any] | None = None) -> Path:
-        """Save, remove what is older than the last `keep`, and return the new checkpoint's folder.
+        """Save a checkpoint, remove all but the last `keep`, and return the folder of the new one.
 
         Args:
-            step: how many steps were made.
-            modules: everything with weights and buffers, by name: the model, the head, regularisers.
-            state: the rest by name: objects with a `state_dict` (optimiser, schedule, gradient scaler, `Batches`,
-                `RandomState`), or plain values.
+            step: number of steps so far.
+            modules: everything with weights and buffers, by name: model, head, regularisers.
+            state: everything else by name: objects with a `state_dict` (optimiser, schedule, gradient scaler,
+                `Batches`, `RandomState`), or plain values.
 
         Raises:
-            ValueError: something cannot be saved, or the folder has a good checkpoint of a later step.
-            OSError: the disk is full or not writable; what was there is untouched.
+            ValueError: if a value cannot be saved, or the folder has an intact checkpoint of a later step.
+            OSError: if the disk is full or not writable; existing checkpoints are not changed.
         """
         require(step >= 0, "step", "a number >= 0", step)
-        with self._telling(step):
+        with self._naming(step):
             make_folder(self.folder)
             for leftover in self.folder.glob(".step-*.tmp"):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -89,19 +89,19 @@ class Checkpoints:
                 shutil.rmtree(draft, ignore_errors=True)
             flush(self.folder)
             older = [old for at, _, old in before if at < step]
-            kept = older[max(len(older) - self.keep + 1, 0) :]
+            remaining = older[max(len(older) - self.keep + 1, 0) :]
             for _, _, old in before:
-                if old not in kept and not is_foreign(old):
+                if old not in remaining and not is_foreign(old):
                     self._remove(old)
         return path
 
     def latest(self) -> Checkpoint | None:
-        """Return the last good checkpoint, or None if there is none at all.
+        """Return the last intact checkpoint, or None if there are no checkpoints.
 
         Raises:
-            DamagedCheckpoint: there are some, and all are damaged.
-            ValueError: the last one is of another format.
-            OSError: the disk or the system does not let the last one be read.
+            DamagedCheckpoint: if all checkpoints are damaged.
+            ValueError: if the last one has another format.
+            OSError: if the disk or the system does not allow reading the last one.
         """
         damages = []
         for step, _, path in reversed(self._all()):
@@ -115,20 +115,20 @@ class Checkpoints:
                     self.on_damage(f"{damage}; using {path.name} instead")
                 return checkpoint
         if damages:
-            raise DamagedCheckpoint(f"no good checkpoint in {self.folder}: {'; '.join(damages)}")
+            raise DamagedCheckpoint(f"no intact checkpoint in {self.folder}: {'; '.join(damages)}")
         return None
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints that are there, the last one last, without a look inside."""
+        """Return the steps of all checkpoints in increasing order, without verifying them."""
         return [step for step, _, _ in self._all()]
 
     def _all(self, prefix: str = "") -> list[tuple[int, int, Path]]:
-        """Step, attempt and folder of every checkpoint, the last one last."""
-        found = []
+        """Return step, attempt and folder of each checkpoint in increasing order."""
+        entries = []
         for path in self.folder.glob(f"{prefix}step-*"):
             if match := re.fullmatch(rf"{prefix}step-(\d{{8,}})(?:\.(\d+))?", path.name):
-                found.append((int(match[1]), int(match[2] or 0), path))
-        return sorted(found)
+                entries.append((int(match[1]), int(match[2] or 0), path))
+        return sorted(entries)
 
     def _refuse_later(self, step: int) -> None:
         for later, _, path in self._all():
@@ -138,10 +138,10 @@ class Checkpoints:
                 except DamagedCheckpoint:
                     self._damaged.add(path)
                     continue
-                raise ValueError(f"step must be {later} or more, since {path} is there, not {step}")
+                raise ValueError(f"step must be at least {later}, because {path} exists, not {step}")
 
     def _set_damaged_aside(self) -> None:
-        """Rename what was found damaged, so that it is neither counted nor used, and keep the last of these."""
+        """Rename the damaged checkpoints, so that they are neither counted nor used, and keep the last of them."""
         for path in sorted(self._damaged):
             name, again = f"{DAMAGED}{path.name.partition('.')[0]}", 0
             while (place := self.folder / (f"{name}.{again}" if again else name)).exists():
@@ -156,12 +156,12 @@ class Checkpoints:
         return self.folder / f".{name}.{uuid.uuid4().hex}.tmp"
 
     def _remove(self, path: Path) -> None:
-        """Take away the name first, so that a kill leaves nothing that looks like a checkpoint."""
+        """Rename the folder before deleting it, so that a kill leaves nothing that looks like a checkpoint."""
         shutil.rmtree(path.rename(self._aside(path.name)), ignore_errors=True)
 
     @contextmanager
-    def _telling(self, step: int) -> Iterator[None]:
+    def _naming(self, step: int) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise retold(error, f"the checkpoint of step {step} cannot be saved in {self.folder}") from error
+            raise with_context(error, f"the checkpoint of step {step} cannot be saved in {self.folder}") from error

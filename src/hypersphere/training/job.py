@@ -1,4 +1,4 @@
-"""A training job as plain data: every part by name, with its options; and the objects that it stands for."""
+"""A training job as plain data, each component given by name and options; and the objects that are built from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypersphere.training.batches import Batches
 from hypersphere.training.network import OPERATORS, Network, build_network, initialize_
 from hypersphere.training.objective import Objective
 from hypersphere.training.optimizers import Together, build_optimizer
-from hypersphere.training.parts import make, nearest, split_spec, truth
+from hypersphere.training.parts import make, nearest, split_spec, truth, unknown_option
 from hypersphere.training.rotating import Turning, turn_
 from hypersphere.training.schedule import SCHEDULES, Scheduler
 from hypersphere.training.taking import Taken, take_
@@ -27,11 +27,12 @@ from hypersphere.training.task import Task, load_task
 
 __all__ = ["PRECISIONS", "REGULARIZERS", "Assembly", "Job"]
 
+AUGMENTATIONS = ("shift", "mirror")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def _no_regularizer(modules: nn.Module) -> None:
-    """Nothing but the loss."""
+    """No regulariser."""
 
 
 REGULARIZERS: dict[str, Callable[..., nn.Module | None]] = {
@@ -46,23 +47,25 @@ REGULARIZERS: dict[str, Callable[..., nn.Module | None]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """What to train, and how. A part is {"name": …, **options}.
+    """The settings of a training job. A component is {"name": …, **options}.
 
     Attributes:
-        data: a name of TASKS.
-        model: one of the networks; sizes that the data fixes are filled in; `standardize` inputs, `init` "normal",
-            "xavier" or "he" with an `init_mean`.
-        operator: "none", "sphere_norm" or a magnitude, with an angular activation and what `convert_` takes;
-            `project_every` and `weighted_gradients` keep the norms of its filters from mattering.
-        head: a preset of `hypersphere.heads`; `sharded` spreads its classes over the processes, if there are several.
-        regularizer: an energy or an orthogonality.
-        rotation: "none", a method, "descent", "penalized" or "stochastic".
-        optimizer: its `weight_decay` leaves out what decay would harm; `decay_everything` also decays biases and norms.
-        schedule: of the learning rate.
-        augment: `shift` in pixels and `mirror`.
-        epochs, batch_size, seed: as they say.
-        precision: what the network computes in, "float32" or "bfloat16".
-        compile: whether the network goes through `torch.compile`.
+        data: a name of TASKS with options.
+        model: a network; sizes that follow from the data are filled in. Further options: `standardize` the inputs,
+            `init` ("normal", "xavier" or "he") and `init_mean`.
+        operator: "none", "sphere_norm" or a magnitude, with an angular activation and the options of `convert_`.
+            `project_every` and `weighted_gradients` remove the effect of the norms of the filters.
+        head: a preset of `hypersphere.heads`; `sharded` divides its classes among the processes.
+        regularizer: an energy or an orthogonality regulariser.
+        rotation: "none", an orthogonal map, "descent", "penalized" or "stochastic".
+        optimizer: `weight_decay` skips biases, norms and similar parameters unless `decay_everything` is set.
+        schedule: schedule of the learning rate.
+        augment: `shift` in pixels, and `mirror`.
+        epochs: number of epochs.
+        batch_size: examples per step, summed over processes.
+        seed: seed for all random number generators.
+        precision: precision of the network, "float32" or "bfloat16".
+        compile: compile the network with `torch.compile`.
 
     Example:
         >>> job = Job.of({"head": {"name": "a_softmax", "m": 3}, "epochs": 2})
@@ -70,7 +73,7 @@ class Job:
         (3, 'digits')
         >>> Job.of({"epoch": 2})
         Traceback (most recent call last):
-        ValueError: epoch is no setting of a job; did you mean epochs?
+        ValueError: epoch is not a setting of a job; did you mean epochs?
     """
 
     data: dict[str, Any] = field(default_factory=lambda: {"name": "digits"})
@@ -91,58 +94,57 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
-            require(type(value) is int and value >= 1, name, "a whole number >= 1", value)
-        require(type(self.seed) is int and self.seed >= 0, "seed", "a whole number >= 0", self.seed)
+            require(type(value) is int and value >= 1, name, "an integer >= 1", value)
+        require(type(self.seed) is int and self.seed >= 0, "seed", "an integer >= 0", self.seed)
         require(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", self.precision)
         require(type(self.compile) is bool, "compile", "true or false", self.compile)
         for one in fields(self):
             named = "name" in getattr(self, one.name) if _is_part(one) and one.name != "augment" else True
             require(named, one.name, "a mapping with a name and options", getattr(self, one.name))
-        known = ["shift", "mirror"]
         for key in self.augment:
-            if key not in known:
-                raise ValueError(f"augment.{key} is no option{nearest(key, known)} It has {', '.join(known)}")
+            if key not in AUGMENTATIONS:
+                raise ValueError(unknown_option("augment", key, "augment", AUGMENTATIONS))
         shift, mirror = self.augment.get("shift", 0), self.augment.get("mirror", False)
-        require(type(shift) is int and shift >= 0, "augment.shift", "a whole number >= 0", shift)
+        require(type(shift) is int and shift >= 0, "augment.shift", "an integer >= 0", shift)
         require(type(mirror) is bool, "augment.mirror", "true or false", mirror)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Job:
-        """Return the job that settings describe; a part given by its name alone has no options."""
-        known = {one.name: one for one in fields(cls)}
+        """Return the job with these settings; a component may be given by its name alone."""
+        declared = {one.name: one for one in fields(cls)}
         values: dict[str, Any] = {}
         for key, value in settings.items():
-            if key not in known:
-                raise ValueError(f"{key} is no setting of a job{nearest(key, known)}".removesuffix("."))
-            is_part = _is_part(known[key])
+            if key not in declared:
+                raise ValueError(f"{key} is not a setting of a job{nearest(key, declared)}".removesuffix("."))
+            is_part = _is_part(declared[key])
             values[key] = {"name": value} if is_part and isinstance(value, str) else value
             mapping = isinstance(values[key], Mapping)
             require(mapping == is_part, key, "a mapping with a name and options" if is_part else "a plain value", value)
         try:
             return cls(**json.loads(json.dumps(values)))
         except TypeError as error:
-            raise ValueError(f"settings must be plain numbers, text and lists and mappings of them: {error}") from None
+            raise ValueError(f"settings must consist of numbers, text, lists and mappings: {error}") from None
 
     def settings(self) -> dict[str, Any]:
-        """What `of` makes this job of."""
+        """Return the settings as a mapping; `Job.of` is the inverse."""
         return asdict(self)
 
     def build(self, data_root: Path | None = None, start: Mapping[str, Any] | None = None) -> Assembly:
-        """Read the data and make every part, all random numbers from the seed; begin with weights that are given."""
+        """Read the data and build all components with the seed of the job; `start` holds initial weights, if any."""
         return Assembly(self, load_task(self.data, data_root), start)
 
 
 class Assembly:
-    """The objects of a job, ready for `fit` or for a loop of your own.
+    """The objects of a job, ready for `fit` or for another training loop.
 
     Attributes:
         task: the data.
-        network: inputs to features.
-        head: features and labels to a loss.
-        objective: both, with the regularisers.
-        batches: what an epoch goes through.
-        optimizer, scheduler: of all that is trained.
-        taken: what became of the weights to begin with, if any were given; rotations turn them.
+        network: maps inputs to features.
+        head: maps features and labels to a loss.
+        objective: network, head and regularisers.
+        batches: the batches of one epoch.
+        optimizer, scheduler: optimiser and learning-rate scheduler of all trained parameters.
+        taken: which of the initial weights were loaded, if any were given. Rotations are applied to them.
     """
 
     def __init__(self, job: Job, task: Task, start: Mapping[str, Any] | None = None) -> None:
@@ -151,12 +153,12 @@ class Assembly:
         operator = dict(job.operator)
         self.project_every: int | None = operator.pop("project_every", None)
         every = self.project_every
-        whole = every is None or (type(every) is int and every >= 1)
-        require(whole, "operator.project_every", "None or a whole number >= 1", every)
+        is_valid = every is None or (type(every) is int and every >= 1)
+        require(is_valid, "operator.project_every", "None or an integer >= 1", every)
         weighted = truth("operator.weighted_gradients", operator.pop("weighted_gradients", False))
         name, choices = split_spec("operator", OPERATORS, operator)
         if name == "none" and choices:
-            raise ValueError(f"operator.{next(iter(choices))} is no option of none. It has none")
+            raise ValueError(unknown_option("operator", next(iter(choices)), "none", ()))
         model = dict(job.model)
         init, mean = model.pop("init", None), model.pop("init_mean", 0.0)
         self.network: Network = build_network(model, operator, task)
@@ -164,7 +166,7 @@ class Assembly:
         sharded = truth("head.sharded", options.pop("sharded", False)) and Processes().size > 1
         sizes = self.network.feature_dim, len(task.classes)
         head: heads.AngularHead = make(
-            "head", heads.PRESETS, options, None, *sizes, more=heads.HeadOptions.__annotations__, beside=["sharded"]
+            "head", heads.PRESETS, options, None, *sizes, more=heads.HeadOptions.__annotations__, handled=["sharded"]
         )
         require(head.reduction != "none", "head.reduction", "'mean' or 'sum'", head.reduction)
         modules = nn.ModuleDict({"network": self.network.body, "head": head})
@@ -174,9 +176,9 @@ class Assembly:
         self.turning: Turning = turn_(modules, job.rotation)
         regularizer = make("regularizer", REGULARIZERS, job.regularizer, None, modules)
         if sharded and regularizer is not None:
-            spread = "needs all class vectors in one process, but head.sharded spreads them"
-            raise ValueError(f"regularizer {job.regularizer['name']} {spread}; leave one of the two out")
-        with torch.random.fork_rng(devices=[]):  # so that all that follows draws as without processes
+            reason = "needs all class vectors in one process, but head.sharded divides them; remove one of the two"
+            raise ValueError(f"regularizer {job.regularizer['name']} {reason}")
+        with torch.random.fork_rng(devices=[]):  # later random numbers do not depend on the number of processes
             self.head: heads.AngularHead | heads.ShardedHead = heads.ShardedHead(head) if sharded else head
         if weighted:
             optim.WeightedGradients(self.network)
@@ -198,13 +200,13 @@ class Assembly:
         return Augmented(batches, self.generator, **self.job.augment) if self.job.augment else batches
 
     def test_batches(self, size: int = 500) -> Iterator[tuple[Tensor, Tensor]]:
-        """Go through the test data once, in order."""
+        """Return an iterator over the test data, in order."""
         if self.task.graph is not None:
             size = len(self.task.test_inputs)
         return iter(Batches(self.task.test_inputs, self.task.test_labels, size))
 
     def after_step(self, step: int) -> None:
-        """Do what the job wants done after each step of the optimiser."""
+        """Run the actions of the job that follow each optimiser step."""
         if self.turning.stochastic is not None:
             self.turning.stochastic.step(self.optimizer.optimizers[0])
         if self.project_every is not None and step % self.project_every == 0:
@@ -212,5 +214,5 @@ class Assembly:
 
 
 def _is_part(one: Field[Any]) -> bool:
-    """Whether a setting is a mapping, which alone have factories of their defaults."""
+    """Return True if a setting is a component; only these have default factories."""
     return one.default_factory is not MISSING

@@ -1,4 +1,4 @@
-"""A lock that the system gives up with the process that holds it, however that ends."""
+"""A file lock that the system releases when the process ends for any reason."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file that is there; on a system or a disk without locks, hold nothing.
+    """Hold the lock of an existing file within the context; without effect on systems or disks without locks.
 
     Raises:
-        BlockingIOError: another process holds it.
+        BlockingIOError: if another process holds the lock.
 
     Example:
         >>> import tempfile

@@ -1,4 +1,4 @@
-"""The training loop, to be read in one sitting."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ ADVICE = "a smaller learning rate may help"
 
 
 class Scorer(Protocol):
-    """Anything with plain scores (B, C): a head, or a sharded or wrapped one."""
+    """Anything that computes scores (B, C) without margin: a head, also sharded or wrapped."""
 
     def scores(self, x: Tensor, /) -> Tensor:
-        """Return the plain scores of features."""
+        """Return the scores of features."""
 
 
 class Steppable(Protocol):
     """An optimiser, or several that step together."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
 
     def step(self) -> Any:
-        """Change the parameters."""
+        """Update the parameters."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one pass over the data gave: the mean loss, regularisers included, and the seconds it took."""
+    """The result of one epoch: its number, the mean loss including regularisers, and its duration in seconds."""
 
     number: int
     loss: float
@@ -50,7 +50,15 @@ class Epoch:
 
 @dataclass
 class Progress:
-    """How far training is: whole epochs, steps in all, and the summed loss and examples of the epoch under way."""
+    """The state of training.
+
+    Attributes:
+        epoch: number of completed epochs.
+        step: total number of steps.
+        total: sum of the losses over the examples of the current epoch.
+        seen: number of examples in the current epoch so far.
+        loss: loss of the last batch.
+    """
 
     epoch: int = 0
     step: int = 0
@@ -74,22 +82,22 @@ def fit(
     """Train a model and its head on anything that yields (inputs, labels).
 
     Args:
-        model: inputs to features (B, d).
-        head: features and labels to a scalar loss.
-        data: a data loader, or `Batches`; gone through once an epoch.
-        epochs: how many times.
-        optimizer: over the parameters of the model and the head.
-        scheduler: a torch learning-rate scheduler, stepped once a batch.
-        regularizers: functions without arguments; what they return is added to every loss.
-        on_step: called after each step of the optimizer with its number, 1 for the first of the first epoch.
+        model: maps inputs to features (B, d).
+        head: maps features and labels to a scalar loss.
+        data: a data loader, or `Batches`; iterated once per epoch.
+        epochs: number of epochs.
+        optimizer: optimiser of the parameters of the model and the head.
+        scheduler: a torch learning-rate scheduler, stepped once per batch.
+        regularizers: functions without arguments; their results are added to every loss.
+        on_step: called after each optimiser step with the number of steps so far.
         on_epoch: called after each epoch.
 
     Returns:
-        One `Epoch` a pass.
+        One `Epoch` per pass over the data.
 
     Raises:
-        FloatingPointError: the loss is no longer finite; the parameters are those before that step.
-        ValueError: an epoch without a batch, as of an iterator that is used up after one pass.
+        FloatingPointError: if the loss is not finite; the parameters are those before that step.
+        ValueError: if an epoch has no batch, for example because an iterator was exhausted by the first epoch.
     """
     model.train()
     head.train()
@@ -115,14 +123,15 @@ def minimize(
     on_epoch: Callable[[Epoch], None] | None = None,
     progress: Progress | None = None,
 ) -> list[Epoch]:
-    """Train anything that maps inputs and labels to a loss; `fit` is this for a model and its head.
+    """Train any module that maps inputs and labels to a loss; `fit` calls this for a model and its head.
 
     Args:
-        objective: an `Objective`, also wrapped in `Parallel` or DDP, or compiled. If it has a method `features`, loss
-            of their finiteness is told from misuse.
-        data, epochs, optimizer, scheduler, on_epoch: as in `fit`.
-        on_step: called after each step with how far training is.
-        progress: where to go on; `data` then yields what is left of the epoch under way first.
+        objective: an `Objective`, possibly wrapped in `Parallel` or DDP, or compiled. If it defines `features`,
+            non-finite features are reported as divergence rather than as invalid input.
+        data, epochs, optimizer, scheduler, on_epoch: see `fit`.
+        on_step: called with the state of training after each step.
+        progress: state from which to continue; the first pass over `data` must then yield the rest of the current
+            epoch.
     """
     at = progress or Progress()
     history: list[Epoch] = []
@@ -158,16 +167,16 @@ def minimize(
 
 @torch.no_grad()
 def embed(model: nn.Module, data: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return the features (N, d) and labels (N,) of all data, with the model in evaluation mode meanwhile."""
+    """Return the features (N, d) and labels (N,) of all data, computed with the model in evaluation mode."""
     with evaluation_mode(model):
         parts = [(model(x), y) for x, y in data]
-    require(bool(parts), "data", "something that yields at least one batch", data)
+    require(bool(parts), "data", "an iterable with at least one batch", data)
     return torch.cat([features for features, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
 @torch.no_grad()
 def predict(head: Scorer, features: Tensor) -> Tensor:
-    """Return the class with the largest plain score for each feature."""
+    """Return the class with the largest score (without margin) for each feature."""
     return head.scores(features).argmax(1)
 
 
@@ -177,7 +186,7 @@ def _finite(*tensors: Tensor) -> bool:
 
 @torch.no_grad()
 def _healthy(objective: nn.Module, x: Tensor) -> bool:
-    """Whether the parameters, and the features where there are any to be had, are finite."""
+    """Return True if the parameters, and the features if the objective defines them, are finite."""
     inner = objective.module if isinstance(objective, DistributedDataParallel) else objective
     of_inputs = getattr(inner, "features", None)
     return _finite(*objective.parameters(), *([] if of_inputs is None else [of_inputs(x)]))

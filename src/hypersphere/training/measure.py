@@ -1,4 +1,4 @@
-"""What is measured of a network while it trains: how many it gets right, and how evenly its neurons lie."""
+"""Metrics computed during training: test accuracy, and the energy of the neurons of each layer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MOST = 2048
 
 @torch.no_grad()
 def accuracy(objective: Objective, data: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Return the share of the data that is recognised, each process looking at a part; all get the same number.
+    """Return the accuracy on the data. Each process evaluates a part; all processes get the same number.
 
     Raises:
-        FloatingPointError: features or scores are not finite.
+        FloatingPointError: if features or scores are not finite.
     """
     processes, where = Processes(), next(objective.parameters()).device
     right, seen, sound = 0, 0, 1
@@ -51,18 +51,18 @@ def accuracy(objective: Objective, data: Iterable[tuple[Tensor, Tensor]]) -> flo
 def layer_energies(body: nn.Module, head: Tensor) -> dict[str, float]:
     """Return the mean energy (s = 2) of each layer: hidden ones in half space, the class vectors in full space.
 
-    Of layers with more than 2,048 neurons so many, evenly spaced, stand for all; layers of one neuron are left out.
+    Layers with more than 2,048 neurons are sampled at evenly spaced rows; layers with one neuron are skipped.
 
     >>> energies = layer_energies(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), torch.eye(3))
     >>> list(energies), energies["head"]
     (['0', 'head'], 0.5)
     """
-    found = {}
+    energies = {}
     for layer in layers_of(body, output=None):
         if layer.role == "hidden" and layer.shape[1] > 1:
             values = [hyperspherical_energy(_some(rows), half_space=True) for rows in layer.row_sets()]
-            found[layer.name] = float(torch.stack(values).mean())
-    return {**found, "head": float(hyperspherical_energy(_some(head)))}
+            energies[layer.name] = float(torch.stack(values).mean())
+    return {**energies, "head": float(hyperspherical_energy(_some(head)))}
 
 
 def _some(rows: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def _evenly(count: int) -> Tensor:
 
 @torch.no_grad()
 def class_vectors(head: Any) -> Tensor | None:
-    """Return the class vectors of a head, or those that stand for all; of a sharded one, to the first process alone."""
+    """Return the class vectors of a head, or a sample of them; those of a sharded head only in the first process."""
     if not isinstance(head, ShardedHead):
         return head.weight
     chosen, sizes = _evenly(head.num_classes), head.sizes
@@ -85,7 +85,7 @@ def class_vectors(head: Any) -> Tensor | None:
 
 
 def _by_owner(classes: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Sorted classes, split by the process that has them.
+    """Split sorted classes by the process that owns them.
 
     >>> _by_owner(torch.tensor([0, 2, 3]), [1, 3])
     [tensor([0]), tensor([2, 3])]
@@ -95,7 +95,7 @@ def _by_owner(classes: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 def mean_energy(energies: Mapping[str, float]) -> float:
-    """The average over hidden layers, or the head's where there is none.
+    """Return the mean over the hidden layers, or the energy of the head if there are none.
 
     >>> mean_energy({"a": 1.0, "b": 2.0, "head": 9.0})
     1.5

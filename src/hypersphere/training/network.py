@@ -1,4 +1,4 @@
-"""The network of a job: one of `hypersphere.models` that fits the task, standardised, decoupled and rotated."""
+"""Build the network of a job: a model from `hypersphere.models` that fits the task, with standardised inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypersphere import layers, models
 from hypersphere._validation import require
 from hypersphere.functions.angular import ANGULARS
 from hypersphere.functions.magnitude import MAGNITUDES
-from hypersphere.training.parts import Spec, accepted_options, make, nearest, split_spec, truth
+from hypersphere.training.parts import Spec, accepted_options, make, split_spec, truth, unknown_option
 from hypersphere.training.task import Task
 
 __all__ = ["INITIALIZATIONS", "NETWORKS", "OPERATORS", "Network", "build_network", "decouple_", "initialize_"]
@@ -44,9 +44,9 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Network(nn.Module):
-    """Inputs to features: the body of a model after its inputs were standardised, (x − mean)/deviation by channel.
+    """Map inputs to features: standardise the inputs, (x − mean)/deviation per channel, and apply the body of a model.
 
-    On a graph the inputs are numbers of nodes; all nodes go through the body and the features of these are given.
+    On a graph the inputs are indices of nodes; the body is applied to all nodes and the features of these are returned.
     """
 
     mean: Tensor
@@ -75,27 +75,29 @@ class Network(nn.Module):
 
 
 def build_network(spec: Spec, operator: Spec, task: Task) -> Network:
-    """Return the network for a task: sizes that the spec leaves open are the data's."""
+    """Return the network for a task; sizes that the spec does not set are taken from the data."""
     name, options = split_spec("model", NETWORKS, spec)
     standardize = options.pop("standardize", task.inputs.dtype == torch.uint8)
     shape = tuple(task.inputs.shape[1:])
     factory = NETWORKS[name]
-    known = accepted_options(factory)
-    ours = [key for key in options if key in _ALWAYS_OURS]
-    require(not ours, "model", "without conv, linear and num_classes: see operator and head", ours)
-    options |= _layers_by_name(options, flat="in_channels" not in known)
+    accepted = accepted_options(factory)
+    reserved = [key for key in options if key in _ALWAYS_OURS]
+    require(not reserved, "model", "without conv, linear and num_classes, which operator and head set", reserved)
+    options |= _layers_by_name(options, flat="in_channels" not in accepted)
     if operator["name"] == "sphere_norm":
         options["conv"] = partial(_sphere_norm, **{k: v for k, v in operator.items() if k != "name"})
     graph = task.graph
-    require((graph is not None) == (name == "gcn"), "model.name", "'gcn' on a graph, and only there", name)
+    require((graph is not None) == (name == "gcn"), "model.name", "'gcn' on a graph, and another model otherwise", name)
     points = task.inputs.ndim == 3
-    require(points == name.startswith("pointnet"), "model.name", "a pointnet on points, and only there", name)
+    require(
+        points == name.startswith("pointnet"), "model.name", "a pointnet on points, and another model otherwise", name
+    )
     given = {
         "in_channels": shape[0] if len(shape) == 3 else None,
         "image_size": shape[1] if len(shape) == 3 and shape[1] == shape[2] else shape[1:],
         "in_features": task.inputs[0].numel() if graph is None else graph.features.shape[1],
     }
-    body = make("model", NETWORKS, {"name": name, **options}, given, beside=["standardize", "init", "init_mean"])
+    body = make("model", NETWORKS, {"name": name, **options}, given, handled=["standardize", "init", "init_mean"])
     network = Network(body, task, standardize=truth("model.standardize", standardize))
     if operator["name"] not in ("none", "sphere_norm"):
         decouple_(network.body, operator)
@@ -104,7 +106,7 @@ def build_network(spec: Spec, operator: Spec, task: Task) -> Network:
 
 @torch.no_grad()
 def initialize_(modules: nn.Module, name: str, mean: float = 0.0) -> None:
-    """Draw the weights of all linear and convolution layers and heads anew, and move them by `mean`.
+    """Re-initialise the weights of all linear and convolution layers and heads, and add `mean` to them.
 
     >>> layer = nn.Linear(100, 100)
     >>> initialize_(layer, "normal", 3.0)
@@ -121,20 +123,20 @@ def initialize_(modules: nn.Module, name: str, mean: float = 0.0) -> None:
 
 
 def decouple_(body: nn.Module, operator: Spec) -> None:
-    """Make the convolutions of a body decoupled, or all its layers, as `operator` says.
+    """Convert the convolutions of a body, or all its layers, to decoupled layers.
 
-    Its name is a magnitude's. It has the options of that, of `convert_`, and `layers`: "convolutions" or "all".
+    The name of `operator` is that of a magnitude. Its options are those of the magnitude, those of `convert_`, and
+    `layers`, "convolutions" or "all".
     """
     name, options = split_spec("operator", MAGNITUDES, operator)
     chosen = {key: options.pop(key) for key in list(options) if key in _CONVERSION}
     which = options.pop("layers", "convolutions")
     require(which in ("convolutions", "all"), "operator.layers", "'convolutions' or 'all'", which)
-    own = accepted_options(MAGNITUDES[name])
-    unknown = [key for key in options if key not in own]
-    known = [*own, *_CONVERSION, "layers"]
+    of_magnitude = accepted_options(MAGNITUDES[name])
+    unknown = [key for key in options if key not in of_magnitude]
+    accepted = [*of_magnitude, *_CONVERSION, "layers"]
     if unknown:
-        words = f"operator.{unknown[0]} is no option of {name}{nearest(unknown[0], known)} It has {', '.join(known)}"
-        raise ValueError(words)
+        raise ValueError(unknown_option("operator", unknown[0], name, accepted))
     if isinstance(chosen.get("angular"), Mapping):
         chosen["angular"] = make("operator.angular", ANGULARS, chosen["angular"])
     only = which == "convolutions" and any(isinstance(module, _CONVOLUTIONS) for module in body.modules())
@@ -148,7 +150,7 @@ def _sphere_norm(*arguments: Any, angular: str = "cosine", rescale: Any = "learn
 
 
 def _layers_by_name(options: Mapping[str, Any], *, flat: bool) -> dict[str, Any]:
-    """The makers that the words of a config stand for."""
+    """Return the layer factories for the names in a config."""
     makers: dict[str, Any] = {}
     if "norm" in options:
         require(options["norm"] in NORMS, "model.norm", f"one of {', '.join(NORMS)}", options["norm"])
@@ -167,7 +169,7 @@ def _rows_of_sum_one(features: Tensor) -> Tensor:
 
 
 def _statistics(task: Task) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the training inputs by channel, in the scale that `Batches` gives them."""
+    """Return mean and standard deviation of the training inputs per channel, in the scale of `Batches`."""
     require(task.graph is None, "model.standardize", "False on a graph", True)
     inputs = task.inputs.float() / 255 if task.inputs.dtype == torch.uint8 else task.inputs
     if inputs.ndim != 4:

@@ -1,4 +1,4 @@
-"""What is minimised, as one module: features, the head's loss, and the regularisers."""
+"""The training objective as one module: features, loss of the head, and regularisers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Objective"]
 
 
 class Objective(nn.Module):
-    """Maps inputs and labels to the loss of a head on a network's features, plus regularisers.
+    """Map inputs and labels to the loss of a head on the features of a network, plus regularisers.
 
-    One module goes through DDP, `torch.compile` and hooks as a whole.
+    As a single module it can be passed to DDP, `torch.compile` and hooks.
 
     Args:
-        network: inputs to features.
-        head: features and labels to a scalar.
+        network: maps inputs to features.
+        head: maps features and labels to a scalar loss.
         regularizers: modules or functions without arguments.
-        precision: the type that the network computes in, by autocast, if not float32; losses and regularisers stay.
+        precision: autocast dtype of the network; losses and regularisers are computed in float32.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What numbers come from: versions, machine, threads and the commit of the source."""
+"""Provenance of results: versions, machine, threads and the commit of the source."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["commit_of", "made_with"]
 
 
 def made_with() -> dict[str, Any]:
-    """Return what a result depends on beside its settings.
+    """Return what a result depends on apart from its settings.
 
     >>> sorted(made_with())
     ['commit', 'hypersphere', 'machine', 'numpy', 'python', 'threads', 'torch']
     """
     return {
-        "hypersphere": importlib.import_module("hypersphere").__version__,  # its lazy rooms lie above this one
+        "hypersphere": importlib.import_module("hypersphere").__version__,  # the package itself is in a higher layer
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,
@@ -32,7 +32,7 @@ def made_with() -> dict[str, Any]:
 
 
 def commit_of(file: Path) -> str | None:
-    """The commit of a file's checkout, marked if the package has changes; None if the file is in nobody's checkout."""
+    """Return the commit of the checkout of a file, marked if the package has changes; None without a checkout."""
 
     def git(*words: str) -> str | None:
         try:
@@ -43,7 +43,7 @@ def commit_of(file: Path) -> str | None:
             return None
         return done.stdout.strip()
 
-    if git("ls-files", "--error-unmatch", file.name) is None:  # installed inside somebody else's checkout, perhaps
+    if git("ls-files", "--error-unmatch", file.name) is None:  # for example installed inside an unrelated checkout
         return None
     commit = git("rev-parse", "--short=12", "HEAD")
     return commit and commit + ("+changes" if git("status", "--porcelain", "--", str(file.parent.parent)) else "")

@@ -1,7 +1,7 @@
-"""An objective divided among processes: each takes a part of every batch, and all take the step of the whole batch.
+"""Data-parallel training: each process computes a part of every batch, and all take the step of the full batch.
 
-Statistics of batches, as BatchNorm keeps them, are those of the first process's part. All else is what one process
-would compute, but for the order of sums.
+Batch statistics, such as those of BatchNorm, come from the part of the first process. All other results agree with
+those of one process up to the order of summation.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hypersphere.training.optimizers import Together
 __all__ = ["Parallel", "WholeObjective", "WholeOptimizer", "part_of"]
 
 
-IGNORED = -100  # the label that torch's losses leave out
+IGNORED = -100  # the default `ignore_index` of torch losses
 
 
 def part_of(inputs: Tensor, labels: Tensor, processes: Processes, ignored: int = IGNORED) -> tuple[Tensor, Tensor]:
-    """Return this process's rows of a batch: every R-th of R processes, or two whose labels are ignored.
+    """Return the rows of a batch for this process: every R-th row for R processes.
 
-    No part has fewer than two rows, since norms of batches cannot do with one: a batch that is too small for that is
-    divided among the first processes, and the others have rows of it that count for nothing.
+    Each part has at least two rows, because BatchNorm needs at least two rows per process. A batch that is too small is
+    divided among the first processes; the others get two rows whose labels are ignored.
 
     >>> x, y = part_of(torch.zeros(5, 2), torch.arange(5), Processes())
     >>> y
@@ -41,13 +41,13 @@ def part_of(inputs: Tensor, labels: Tensor, processes: Processes, ignored: int =
 
 
 class Parallel(nn.Module):
-    """Maps a whole batch to the whole loss; its gradients, after backward, are those of the whole batch everywhere.
+    """Map a full batch to its loss; after backward, all processes have the gradients of the full batch.
 
-    Regularisers are computed alike in all processes. Random numbers of the network differ from process to process, and
-    leave the global generators of all in one state.
+    All processes compute the same regularisers. The random numbers of the network differ between processes, but the
+    global generators remain in the same state.
 
     Args:
-        objective: the same in all processes; its head may be a `ShardedHead`.
+        objective: objective that is equal in all processes; its head may be a `ShardedHead`.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -66,11 +66,11 @@ class Parallel(nn.Module):
             self.local = DistributedDataParallel(_Share(objective))
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Map a whole batch to features, in this process alone."""
+        """Map a full batch to features in this process, without communication."""
         return self.objective.features(inputs.to(next(self.parameters()).device))
 
     def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of the whole batch."""
+        """Return the loss of the full batch."""
         x, y = part_of(inputs, labels, self.processes, self.head.ignore_index)
         where = next(self.parameters()).device
         x, y = x.to(where), y.to(where)
@@ -78,27 +78,27 @@ class Parallel(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + self.processes.rank)
             loss: Tensor = self.local(x, y) if self.sharded else self.local(x, y, self._share(y, labels.to(where)))
-        whole = self.processes.add_(loss.detach().clone()) / self.processes.size
-        return loss + (whole - loss.detach())
+        full = self.processes.add_(loss.detach().clone()) / self.processes.size
+        return loss + (full - loss.detach())  # the value of the full batch with the gradient of this part
 
     def _share(self, mine: Tensor, labels: Tensor) -> Tensor:
-        """The factor that makes the average over processes of means over parts the mean over the batch."""
+        """Return the factor by which the mean over processes of the partial means becomes the mean over the batch."""
         size = self.processes.size
         if self.head.reduction == "sum":
             return torch.full((), float(size), device=mine.device)
-        part, whole = (_weight(self.head, y) for y in (mine, labels))
-        return part * size / torch.where(whole > 0, whole, 1)
+        part, full = (_weight(self.head, y) for y in (mine, labels))
+        return part * size / torch.where(full > 0, full, 1)
 
 
 def _weight(head: Any, labels: Tensor) -> Tensor:
-    """What a mean over these labels is divided by."""
+    """Return the denominator of a mean over these labels: the sum of their class weights."""
     counted = labels[labels != head.ignore_index]
     rows = torch.ones_like(counted, dtype=torch.float32)
     return (rows if head.class_weights is None else head.class_weights[counted]).sum()
 
 
 class _Share(nn.Module):
-    """An objective whose head's loss is multiplied by a share."""
+    """An objective with the loss of the head multiplied by a factor."""
 
     def __init__(self, objective: Objective) -> None:
         super().__init__()
@@ -112,52 +112,52 @@ class _Share(nn.Module):
 
 
 class WholeObjective:
-    """The state of an objective with a sharded head, as that of one process; its methods are called by all."""
+    """State of an objective with a sharded head, in the form of a single process; all processes call its methods."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to the first process, and a part of it to the others."""
+        """Return the full state in the first process, and a part of it in the others."""
         head: Any = self.objective.head
-        own = {key: value for key, value in self.objective.state_dict().items() if not key.startswith("head.")}
-        return {**own, **{f"head.{key}": value for key, value in head.full_state_dict().items()}}
+        others = {key: value for key, value in self.objective.state_dict().items() if not key.startswith("head.")}
+        return {**others, **{f"head.{key}": value for key, value in head.full_state_dict().items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take this process's part of a state."""
+        """Load the part of this process from a full state."""
         head: Any = self.objective.head
         head.load_full_state_dict({k.removeprefix("head."): v for k, v in state.items() if k.startswith("head.")})
-        own = {key: value for key, value in self.objective.state_dict().items() if key.startswith("head.")}
-        self.objective.load_state_dict({**{k: v for k, v in state.items() if not k.startswith("head.")}, **own})
+        of_head = {key: value for key, value in self.objective.state_dict().items() if key.startswith("head.")}
+        self.objective.load_state_dict({**{k: v for k, v in state.items() if not k.startswith("head.")}, **of_head})
 
 
 class WholeOptimizer:
-    """The state of the optimisers of an objective with a sharded head, as that of one process."""
+    """State of the optimisers of an objective with a sharded head, in the form of a single process."""
 
     def __init__(self, optimizer: Together, head: ShardedHead) -> None:
         self.optimizer, self.head = optimizer, head
         self.spread = {id(p) for name, p in head.head.named_parameters() if name in head.sharded_parameters}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; rows of all processes to the first."""
+        """Return the state; the first process gets the rows of all processes."""
         sizes = self.head.sizes
         return self._with_rows(
             self.optimizer.state_dict(), lambda rows: self.head.processes.gather_at_first(rows, sizes)
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take this process's rows."""
+        """Load the rows of this process from a full state."""
         self.optimizer.load_state_dict(self._with_rows(state, lambda rows: rows[self.head.classes].clone()))
 
     def _with_rows(self, state: Mapping[str, Any], change: Any) -> dict[str, Any]:
-        """A state with the rows of class vectors changed."""
+        """Return a state in which `change` is applied to the rows that belong to class vectors."""
         changed: dict[str, Any] = {}
         for place, optimizer in enumerate(self.optimizer.optimizers):
             one = state[str(place)]
-            own = [p for group in optimizer.param_groups for p in group["params"]]
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
             entries = {
                 key: {
-                    name: change(value) if id(own[key]) in self.spread and _is_rows(value) else value
+                    name: change(value) if id(parameters[key]) in self.spread and _is_rows(value) else value
                     for name, value in entry.items()
                 }
                 for key, entry in one["state"].items()

@@ -1,4 +1,4 @@
-"""Parts by name: a mapping with a name and options, as JSON and YAML write it, becomes the object it describes."""
+"""Build components from specs: a mapping with a name and options, as in JSON or YAML, becomes an object."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hypersphere.functions.projection import PROJECTIONS
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.heads import Annealing, Ramp
 
-__all__ = ["Spec", "accepted_options", "make", "nearest", "split_spec", "truth"]
+__all__ = ["Spec", "accepted_options", "make", "nearest", "split_spec", "truth", "unknown_option"]
 
 Spec = Mapping[str, Any]
 
-# options that are objects themselves: a name, or a mapping with a name and the object's own options
+# Options that are themselves objects, given by a name or by a mapping with a name and options.
 OBJECTS: dict[str, Mapping[str, Callable[..., Any]]] = {
     "angular": ANGULARS,
     "magnitude": MAGNITUDES,
@@ -37,59 +37,58 @@ def make(
     given: Mapping[str, Any] | None = None,
     *arguments: Any,
     more: Iterable[str] = (),
-    beside: Iterable[str] = (),
+    handled: Iterable[str] = (),
 ) -> Any:
-    """Return `menu[name](*arguments, **options)`, with what is `given` for arguments that it has and the options lack.
+    """Return `menu[name](*arguments, **options)`; options that are missing are filled in from `given`.
 
     Args:
-        section: what the part is called, for messages.
-        menu: names and factories.
-        spec: a name, or a mapping with "name" and options; an unknown name or option names the nearest known one.
-        given: what the surroundings know, such as the shape of the data.
-        arguments: the first ones of every factory of this menu.
-        more: names of options behind a factory's `**`.
-        beside: names of options that the caller has seen to, for the message about a wrong one.
+        section: name of the component, for messages.
+        menu: factories by name.
+        spec: a name, or a mapping with "name" and options. The error for an unknown name or option suggests the
+            closest known one.
+        given: values for options that follow from the context, such as the shape of the data.
+        arguments: the leading arguments of every factory of this menu.
+        more: names of options that a factory accepts through `**`.
+        handled: names of options that the caller has processed, listed in the error for an unknown option.
 
     Example:
         >>> make("angular", ANGULARS, {"name": "sigmoid", "k": 0.3})
         Sigmoid(k=0.3)
         >>> make("angular", ANGULARS, {"name": "sigmoid", "K": 0.3})
         Traceback (most recent call last):
-        ValueError: angular.K is no option of sigmoid; did you mean k? It has k
+        ValueError: angular.K is not an option of sigmoid; did you mean k? Options: k
     """
     name, options = split_spec(section, menu, spec)
     factory = menu[name]
-    known = accepted_options(factory, len(arguments), more)
+    accepted = accepted_options(factory, len(arguments), more)
     for option in options:
-        if option not in known:
-            all_known = [*known, *beside]
-            has = f"It has {', '.join(all_known)}" if all_known else "It has none"
-            raise ValueError(f"{section}.{option} is no option of {name}{nearest(option, all_known)} {has}")
-    filled = {key: value for key, value in (given or {}).items() if key in known}
+        if option not in accepted:
+            raise ValueError(unknown_option(section, option, name, [*accepted, *handled]))
+    filled = {key: value for key, value in (given or {}).items() if key in accepted}
     filled |= {key: _as_object(f"{section}.{key}", key, value) for key, value in options.items()}
     needed = list(inspect.signature(factory).parameters.values())[len(arguments) :]
     for one in needed:
-        if one.default is one.empty and one.name in known and one.name not in filled:
-            raise ValueError(f"{section}.{one.name} has to be given for {name}")
+        if one.default is one.empty and one.name in accepted and one.name not in filled:
+            raise ValueError(f"{section}.{one.name} is required for {name}")
     try:
         return factory(*arguments, **filled)
     except TypeError as error:
-        raise ValueError(f"{section} {name!r} cannot be made of {filled}: {error}") from None
+        raise ValueError(f"{section} {name!r} does not accept {filled}: {error}") from None
 
 
 def split_spec(section: str, menu: Mapping[str, Any], spec: Spec | str) -> tuple[str, dict[str, Any]]:
-    """Return the name, which is in the menu, and the options of a part."""
+    """Return the name of a component, checked against the menu, and its options."""
     options = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     require("name" in options, section, "a name, or a mapping with a name and options", spec)
     name = options.pop("name")
     if not isinstance(name, str) or name not in menu:
-        known = f"one of {', '.join(menu)}"
-        raise ValueError(f"{section}.name must be {known}, not {name!r}{nearest(str(name), menu)}".removesuffix("."))
+        accepted = f"one of {', '.join(menu)}"
+        raise ValueError(f"{section}.name must be {accepted}, not {name!r}{nearest(str(name), menu)}".removesuffix("."))
     return name, options
 
 
 def accepted_options(factory: Callable[..., Any], skipped: int = 0, more: Iterable[str] = ()) -> list[str]:
-    """Names of what a factory takes, after its first `skipped` arguments.
+    """Return the names of the parameters of a factory after its first `skipped` ones.
 
     >>> from hypersphere.functions.margin import Combined
     >>> accepted_options(Combined)
@@ -101,14 +100,26 @@ def accepted_options(factory: Callable[..., Any], skipped: int = 0, more: Iterab
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """What to say after a wrong word: the one that was meant, if any is near."""
+    """Return the end of a message about an unknown name: a suggestion if there is a similar one, else a full stop."""
     by_small = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), list(by_small), n=1, cutoff=0.6)
     return f"; did you mean {by_small[close[0]]}?" if close else "."
 
 
+def unknown_option(section: str, option: str, name: str, accepted: Iterable[str]) -> str:
+    """Return the message about an option that a component does not have.
+
+    >>> unknown_option("operator", "k", "none", [])
+    'operator.k is not an option of none, which takes no options'
+    """
+    names = list(accepted)
+    if not names:
+        return f"{section}.{option} is not an option of {name}, which takes no options"
+    return f"{section}.{option} is not an option of {name}{nearest(option, names)} Options: {', '.join(names)}"
+
+
 def truth(name: str, value: Any) -> bool:
-    """Return a value that has to be true or false.
+    """Return a value that must be true or false.
 
     >>> truth("model.standardize", "false")
     Traceback (most recent call last):

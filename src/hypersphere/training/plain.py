@@ -1,4 +1,4 @@
-"""What a file that is opened without unrestricted pickles can hold: tensors, numbers, text, and containers of them."""
+"""Convert states to types that load without unrestricted pickles: tensors, numbers, text, and containers of them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 
 __all__ = ["plain"]
 
-ACCEPTED = "made of tensors, numbers, text, None, and lists, tuples and dictionaries of them"
+ACCEPTED = "tensors, numbers, text, None, or lists, tuples and dictionaries of them"
 _AS_IT_IS = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size)
 _ORDERED = (OrderedDict, Counter)
 
 
 def plain(value: Any, name: str) -> Any:
-    """Return `value` with containers of its own, and refuse by name what would need a pickle of a class.
+    """Return a copy of `value` in plain types; raise a `ValueError` for an object that would have to be pickled.
 
-    Parameters become tensors, other dictionaries plain ones, float64 and integers of NumPy those of Python: nothing
-    that changes a result. A view takes only its part of the memory along.
+    Parameters become tensors, mappings become dictionaries, and NumPy scalars become Python numbers, all without loss.
+    A view is copied without the rest of its storage.
 
     Args:
-        value: any state, such as what `state_dict` returns.
-        name: how it is called in the message.
+        value: any state, for example the result of `state_dict`.
+        name: its name in error messages.
 
     Example:
         >>> import numpy
@@ -33,7 +33,7 @@ def plain(value: Any, name: str) -> Any:
         {'rates': [0.1, 0.2]}
         >>> plain({"rates": [0.1, max]}, "scheduler")
         Traceback (most recent call last):
-        ValueError: scheduler['rates'][1] must be made of tensors, numbers, ..., not builtin_function_or_method
+        ValueError: scheduler['rates'][1] must be tensors, numbers, ..., not builtin_function_or_method
     """
     kind = type(value)
     if isinstance(value, Tensor):
@@ -55,6 +55,6 @@ def plain(value: Any, name: str) -> Any:
 def _own(tensor: Tensor, name: str) -> Tensor:
     tensor = tensor.detach()
     if type(tensor) is not Tensor or tensor.is_meta:
-        raise ValueError(f"{name} must be a plain tensor with numbers, not {type(tensor).__name__} on {tensor.device}")
-    whole = tensor.layout != torch.strided or tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor if whole else tensor.clone()
+        raise ValueError(f"{name} must be a plain tensor with data, not {type(tensor).__name__} on {tensor.device}")
+    owns_storage = tensor.layout != torch.strided or tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if owns_storage else tensor.clone()

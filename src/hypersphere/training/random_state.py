@@ -1,4 +1,4 @@
-"""The state of everything that training may draw random numbers from."""
+"""The state of all random number generators that training may use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ __all__ = ["RandomState"]
 
 
 class RandomState:
-    """The random generators of Python, NumPy and torch (of its accelerator too, once used), and named ones of yours.
+    """The random number generators of Python, NumPy and torch (and of its accelerator, once used), and named ones.
 
-    Their state is tensors, numbers and text, so that a checkpoint can hold it; loading it goes on bit for bit.
+    The state consists of tensors, numbers and text, so that a checkpoint can hold it. Restoring it reproduces the same
+    random numbers bit for bit.
 
     Args:
-        generators: more of them, by name.
+        generators: additional generators by name.
 
     Example:
         >>> state = RandomState()
@@ -37,7 +38,7 @@ class RandomState:
         self.generators = dict(generators or {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all of them."""
+        """Return the state of all generators."""
         version, words, gauss = random.getstate()
         accelerator = _accelerator()
         return {
@@ -49,9 +50,9 @@ class RandomState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set all of them to where they were."""
+        """Restore the state of all generators."""
         saved, ours = sorted(state["generators"]), sorted(self.generators)
-        require(saved == ours, "state", f"of the generators {ours}", saved)
+        require(saved == ours, "state", f"the state of the generators {ours}", saved)
         python = state["python"]
         random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
         numpy.random.set_state(_as_arrays(state["numpy"]))  # noqa: NPY002
@@ -63,7 +64,7 @@ class RandomState:
 
 
 def _accelerator() -> Any:
-    """The part of torch that drives the accelerator, if there is one in use."""
+    """Return the torch module of the accelerator, or None if none is in use."""
     if not torch.accelerator.is_available():
         return None
     driver = torch.get_device_module(torch.accelerator.current_accelerator())
@@ -76,7 +77,7 @@ def _states_of(driver: Any) -> list[Tensor]:
 
 def _set_states(states: list[Tensor]) -> None:
     if not torch.accelerator.is_available() or torch.accelerator.device_count() != len(states):
-        warnings.warn("the random state of accelerators is not restored: there are not as many here", stacklevel=3)
+        warnings.warn("the random state of accelerators was not restored, because their number differs", stacklevel=3)
         return
     driver = torch.get_device_module(torch.accelerator.current_accelerator())
     if hasattr(driver, "set_rng_state_all"):

@@ -1,4 +1,4 @@
-"""Training by rotation as a part of a job: which layers turn, what turns them, and what has to be done each step."""
+"""Rotations as a component of a job: which layers are rotated, by which map, and what happens after each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ __all__ = ["ROTATIONS", "Turning", "turn_"]
 
 @dataclass(frozen=True)
 class Turning:
-    """What a rotation brings to training: a penalty, parameters that descend on the group, an inner loop of folds."""
+    """What a rotation adds to training.
+
+    Attributes:
+        penalty: term that is added to the loss.
+        on_group: parameters that are trained by descent on the orthogonal group.
+        stochastic: rotation of a random subset of dimensions, folded and redrawn periodically.
+    """
 
     penalty: Callable[[], Tensor] | None = None
     on_group: list[nn.Parameter] = field(default_factory=list)
@@ -28,7 +34,7 @@ class Turning:
 
 
 def _none(modules: nn.ModuleDict) -> Turning:
-    """Train the weights themselves."""
+    """Train the weights directly, without rotation."""
     return Turning()
 
 
@@ -52,7 +58,7 @@ def _rotated(method: str) -> Callable[..., Turning]:
         which = None if hidden else _among(["head"])
         names = [layer.name for layer in rotatable_layers(modules, which, output=output)]
         cut = {"blocks": blocks, "shared": shared, "factors": factors}
-        # the first layer of images has three channels, which few numbers of blocks divide
+        # the first layer of an image network has few channels, which are rarely divisible by the number of blocks
         parts: list[tuple[list[str], dict[str, Any]]] = (
             [(names[:1], {}), (names[1:], cut)] if whole_first else [(names, cut)]
         )
@@ -81,13 +87,13 @@ def _among(names: Sequence[str]) -> Callable[[str, nn.Module], bool]:
 def _penalized(
     modules: nn.ModuleDict, *, weight: float = 1.0, normalize: bool = False, refine: str | None = None
 ) -> Turning:
-    """Free matrices, kept near rotations by a penalty (OR)."""
+    """Unconstrained matrices with a penalty that keeps them close to orthogonal (OR)."""
     _rotated("free")(modules, normalize=normalize, refine=refine)
     return Turning(penalty=rotation.RotationPenalty(modules, weight))
 
 
 def _descent(modules: nn.ModuleDict, *, normalize: bool = False, refine: str | None = None) -> Turning:
-    """Rotations that descend on the orthogonal group themselves (OGD)."""
+    """Orthogonal matrices trained by gradient descent on the orthogonal group (OGD)."""
     _rotated("free")(modules, normalize=normalize, refine=refine)
     return Turning(on_group=rotation.rotation_parameters(modules))
 
@@ -100,7 +106,7 @@ def _stochastic(
     method: str = "cayley",
     whole_first: bool = True,
 ) -> Turning:
-    """Rotations of some dimensions at a time, folded and drawn anew (S-OPT)."""
+    """Rotations of a random subset of dimensions, folded and redrawn periodically (S-OPT)."""
     generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     return Turning(
         stochastic=rotation.Stochastic(modules, fraction, every, method, whole_first=whole_first, generator=generator)
@@ -117,8 +123,8 @@ ROTATIONS: dict[str, Callable[..., Turning]] = {
 
 
 def turn_(modules: nn.ModuleDict, spec: Spec) -> Turning:
-    """Rotate the hidden layers of `modules`, a network and its head, as `spec` says."""
+    """Rotate the hidden layers of `modules`, a network and its head, according to `spec`."""
     name, _ = split_spec("rotation", ROTATIONS, spec)
     entry = {**ORTHOGONALS, **TRANSFORMS}.get(name)
-    own = [] if entry is None else accepted_options(entry)
-    return make("rotation", ROTATIONS, spec, None, modules, more=own)
+    more = [] if entry is None else accepted_options(entry)
+    return make("rotation", ROTATIONS, spec, None, modules, more=more)

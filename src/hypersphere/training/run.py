@@ -1,4 +1,4 @@
-"""A run: the folder that holds the settings of a job, the numbers it gave, and its checkpoints."""
+"""A run: a folder with the settings of a job, its metrics, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CONFIG, METRICS, CHECKPOINTS = "config.json", "metrics.jsonl", "checkpoints"
 
 @dataclass(frozen=True)
 class Run:
-    """A folder and the job that is trained in it.
+    """The folder of a training run and its job.
 
     Attributes:
-        folder: with `config.json`, `metrics.jsonl` and `checkpoints/`.
-        job: what the settings in `config.json` describe.
-        made_with: versions, machine and commit that the run was begun with.
-        start: the run or the file whose weights it began with, None for weights as drawn.
-        outline: shape, type and classes of its data, with which the network is built where the data are not at hand.
+        folder: folder with `config.json`, `metrics.jsonl` and `checkpoints/`.
+        job: the job with the settings in `config.json`.
+        made_with: versions, machine and commit with which the run was created.
+        start: the run or file with the initial weights, None for random initialisation.
+        outline: shape, dtype and classes of the data, so that the network can be built without the data.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -62,12 +62,12 @@ class Run:
         outline: dict[str, Any] | None = None,
         resolved: dict[str, Any] | None = None,
     ) -> Run:
-        """Make the folder, if need be, and write the settings; refuse one that has a run already.
+        """Create the folder if needed and write the settings; raise a `ValueError` if it already holds a run.
 
-        What is `resolved`, the settings with all defaults, is written for the reader alone.
+        `resolved`, the settings with all defaults, is written for information only.
 
         Raises:
-            ValueError: there is a run, or the folder cannot be written.
+            ValueError: if the folder holds a run or cannot be written.
         """
         run = cls(Path(folder), job, made_with(), start, outline)
         content = {"format": FORMAT, "settings": job.settings(), "made_with": run.made_with, "start": start}
@@ -77,7 +77,7 @@ class Run:
                 draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             refuse_existing(run.folder)
-            raise ValueError(f"{folder} must be a folder that can be written: {error.strerror or error}") from None
+            raise ValueError(f"{folder} must be a writable folder: {error.strerror or error}") from None
         return run
 
     @classmethod
@@ -85,22 +85,22 @@ class Run:
         """Return the run of a folder.
 
         Raises:
-            ValueError: there is none.
-            DamagedCheckpoint: there is one whose settings cannot be read.
+            ValueError: if there is none.
+            DamagedCheckpoint: if its settings cannot be read.
         """
         path = Path(folder) / CONFIG
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            known, settings, origin = content["format"] == FORMAT, content["settings"], content["made_with"]
+            supported, settings, origin = content["format"] == FORMAT, content["settings"], content["made_with"]
         except OSError as error:
-            raise ValueError(f"{folder} is no run of `hypersphere train`: {CONFIG}: {error.strerror}") from None
+            raise ValueError(f"{folder} is not a run of `hypersphere train`: {CONFIG}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DamagedCheckpoint(f"{path} is damaged: {error!r}") from None
-        if not known:
-            raise ValueError(f"{path} must be of format {FORMAT}, not {content['format']!r}")
+        if not supported:
+            raise ValueError(f"{path} must have format {FORMAT}, not {content['format']!r}")
         start, outline = content.get("start"), content.get("data")
         if not (isinstance(origin, dict) and isinstance(start, str | None) and _is_outline(outline)):
-            raise DamagedCheckpoint(f"{path} is damaged: made_with, start or data is not what it was")
+            raise DamagedCheckpoint(f"{path} is damaged: made_with, start or data is not valid")
         try:
             return cls(Path(folder), Job.of(settings), origin, start, outline)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -108,76 +108,76 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """The file of the settings."""
+        """Path of the settings."""
         return self.folder / CONFIG
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Have the folder to oneself meanwhile, to train in it.
+        """Lock the folder against other processes within the context.
 
         Raises:
-            ValueError: another process is training in it.
+            ValueError: if another process is training in it.
         """
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path))
             except BlockingIOError:
-                words = "is being trained by another process; wait for it to end, or choose another folder"
-                raise ValueError(f"{self.folder} {words}") from None
+                reason = "is in use by another training process; wait until it ends, or choose another folder"
+                raise ValueError(f"{self.folder} {reason}") from None
             yield
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Read all numbers so far, without a last line that is cut off or still being written.
+        """Read all logged lines; an incomplete last line is ignored.
 
         Raises:
-            DamagedCheckpoint: another line is no JSON object.
+            DamagedCheckpoint: if another line is not valid.
         """
         path = self.folder / METRICS
         if not path.exists():
             return []
-        *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        found = []
-        for number, line in enumerate(whole, 1):
+        *complete, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = []
+        for number, line in enumerate(complete, 1):
             try:
-                found.append(json.loads(line))
+                lines.append(json.loads(line))
             except ValueError:
-                found.append(None)
-            if not _is_line(found[-1]):
+                lines.append(None)
+            if not _is_line(lines[-1]):
                 raise DamagedCheckpoint(f"line {number} of {path} is damaged")
-        return found
+        return lines
 
     def log(self, numbers: Mapping[str, Any]) -> None:
-        """Add a line to the numbers; what is not finite becomes null."""
+        """Append a line of metrics; non-finite numbers become null."""
         with (self.folder / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(_finite(numbers), allow_nan=False) + "\n")
 
-    def rewind(self, kept: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Leave only those lines of numbers for which `kept` is true, before training goes on from a checkpoint."""
-        lines: Iterable[str] = (json.dumps(line) + "\n" for line in self.metrics() if kept(line))
+    def rewind(self, keep: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Remove the logged lines for which `keep` is false, before training resumes from a checkpoint."""
+        lines: Iterable[str] = (json.dumps(line) + "\n" for line in self.metrics() if keep(line))
         if (self.folder / METRICS).exists():
             with replacing(self.folder / METRICS) as draft:
                 draft.write_text("".join(lines), encoding="utf-8")
 
     def checkpoints(self, keep: int = 3, *, on_damage: Callable[[str], None] = warnings.warn) -> Checkpoints:
-        """Return the run's checkpoints, of which `keep` stay; `on_damage` is told of each that is passed over."""
+        """Return the checkpoints of the run; `on_damage` gets a message for each damaged one that is skipped."""
         return Checkpoints(self.folder / CHECKPOINTS, keep, on_damage=on_damage)
 
     def build(self, data_root: Path | None = None, *, data: bool = True) -> Assembly:
-        """Make the parts of the job, with weights as drawn; without its data, noise stands for them."""
+        """Build the components of the job with random weights; with `data=False`, noise replaces the data."""
         if data or self.outline is None:
             return self.job.build(data_root)
         return Assembly(self.job, Task.blank(self.outline))
 
     def assembly(self, data_root: Path | None = None, *, data: bool = True) -> Assembly:
-        """Build the job and give it the weights of the last good checkpoint, in evaluation mode.
+        """Build the job with the weights of the last intact checkpoint, in evaluation mode.
 
         Args:
-            data_root: where data sets lie.
-            data: whether to read the data; False for the network and the head alone, which need none.
+            data_root: folder of the data sets.
+            data: read the data; False if only the network and the head are needed.
 
         Raises:
-            ValueError: there is no checkpoint yet.
-            DamagedCheckpoint: all checkpoints are damaged.
+            ValueError: if there is no checkpoint yet.
+            DamagedCheckpoint: if all checkpoints are damaged.
         """
         checkpoint = self.checkpoints().latest()
         if checkpoint is None:
@@ -197,7 +197,7 @@ def _is_outline(value: Any) -> bool:
 
 
 def _is_line(value: Any) -> bool:
-    """Whether a line of numbers is one: counted by whole numbers, energies by layer, numbers or null elsewhere."""
+    """Return True for a valid line: integer steps and epochs, energies by layer, all other values numbers or null."""
     if not isinstance(value, dict):
         return False
     kind = value.get("kind")
@@ -210,9 +210,9 @@ def _is_line(value: Any) -> bool:
 
 
 def refuse_existing(folder: Path) -> None:
-    """Raise a `ValueError` if a folder has a run."""
+    """Raise a `ValueError` if a folder already holds a run."""
     if (folder / CONFIG).exists():
-        raise ValueError(f"{folder} has a run already; go on with --resume auto, or choose another folder")
+        raise ValueError(f"{folder} already holds a run; continue it with --resume auto, or choose another folder")
 
 
 def _finite(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the part of training that is done."""
+"""Learning-rate schedules as functions of the completed fraction of training."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ __all__ = ["SCHEDULES", "Constant", "Cosine", "OneCycle", "Schedule", "Scheduler
 
 @dataclass(frozen=True)
 class Schedule:
-    """Maps the part done, in [0, 1], to a factor of the learning rate; it rises linearly over the first `warmup`."""
+    """Map the completed fraction of training to a factor of the learning rate, with linear warm-up over `warmup`."""
 
     warmup: float = 0.0
 
     def __post_init__(self) -> None:
-        require(0 <= self.warmup < 1, "warmup", "a share of training in [0, 1)", self.warmup)
+        require(0 <= self.warmup < 1, "warmup", "a fraction of training in [0, 1)", self.warmup)
 
     def after(self, part: float) -> float:
-        """The factor at a part of what comes after the rise."""
+        """Return the factor at a fraction of the time after the warm-up."""
         return 1.0
 
     def __call__(self, part: float) -> float:
-        """Return the factor."""
+        """Return the factor at a fraction of training."""
         if part < self.warmup:
             return part / self.warmup
         return self.after((part - self.warmup) / (1 - self.warmup))
 
 
 class Constant(Schedule):
-    """One rate throughout.
+    """Constant learning rate.
 
     >>> Constant()(0.7)
     1.0
@@ -45,7 +45,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Half a wave of the cosine, from 1 to `end`.
+    """Cosine decay from 1 to `end`.
 
     >>> Cosine()(0.0), round(Cosine()(0.5), 3), Cosine()(1.0)
     (1.0, 0.5, 0.0)
@@ -54,13 +54,13 @@ class Cosine(Schedule):
     end: float = 0.0
 
     def after(self, part: float) -> float:
-        """The wave."""
+        """Return the cosine between 1 and `end`."""
         return self.end + (1 - self.end) * 0.5 * (1 + math.cos(math.pi * part))
 
 
 @dataclass(frozen=True)
 class OneCycle(Cosine):
-    """Up linearly for `warmup`, then down half a wave of the cosine, to `end`.
+    """Linear warm-up over the fraction `warmup` of training, then cosine decay to `end`.
 
     >>> OneCycle()(0.0), OneCycle()(0.25), OneCycle()(1.0)
     (0.0, 1.0, 0.0)
@@ -71,7 +71,7 @@ class OneCycle(Cosine):
 
 @dataclass(frozen=True)
 class Steps(Schedule):
-    """Multiply by `factor` at each of the parts `at`, as the sources do.
+    """Multiply by `factor` at each of the fractions `at` of training, as in the sources.
 
     >>> [Steps(at=(0.5, 0.75))(part) for part in (0.4, 0.5, 0.9)]
     [1.0, 0.1, 0.010000000000000002]
@@ -81,7 +81,7 @@ class Steps(Schedule):
     factor: float = 0.1
 
     def __call__(self, part: float) -> float:
-        """Return the factor."""
+        """Return the factor at a fraction of training."""
         return super().__call__(part) * self.factor ** bisect_right(sorted(self.at), part)
 
 
@@ -89,7 +89,7 @@ SCHEDULES = {"constant": Constant, "cosine": Cosine, "one_cycle": OneCycle, "ste
 
 
 class Scheduler:
-    """Sets the learning rates of optimisers from a schedule, by step; it needs to know the step and nothing else."""
+    """Set the learning rates of optimisers from a schedule; the step count is its only state."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], schedule: Schedule, total: int) -> None:
         require(total >= 1, "total", "a number >= 1", total)
@@ -103,17 +103,17 @@ class Scheduler:
         self._set()
 
     def _set(self) -> None:
-        # at the middle of the coming step, where no schedule is 0
+        # evaluated in the middle of the next step, where no schedule is 0
         factor = self.schedule(min((self.done + 0.5) / self.total, 1.0))
         for optimizer, rates in self.rates:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps done."""
+        """Return the number of steps so far."""
         return {"done": self.done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the number of steps and the learning rates."""
         self.done = int(state["done"])
         self._set()

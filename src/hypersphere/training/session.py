@@ -1,4 +1,4 @@
-"""One stretch of a run's training: from its last checkpoint to the end, or until it is asked to stop."""
+"""Train a run from its last checkpoint to the end, or until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from hypersphere.training.run import Run
 
 __all__ = ["Session"]
 
-SAVING_SHARE = 0.02  # of the time, at most, goes into the saves at ends of epochs
+SAVING_SHARE = 0.02  # largest fraction of the time that may be spent on saving at the end of epochs
 
 
 class Session:
-    """Trains a run: measures after each epoch, logs, saves, and stops between two steps when asked.
+    """Train a run with evaluation after each epoch, logging and checkpoints; it can stop between two steps.
 
-    In several processes all make the same session; the first writes.
+    With several processes, each creates the same session; only the first one writes files.
 
     Args:
-        run: the folder.
-        assembly: what its job builds.
-        device: where to compute; where the assembly is if None.
-        save_every: seconds between checkpoints. There is one at the end of an epoch too, unless saving would take more
-            than a fiftieth of the time, and one at the end and when stopped always.
-        keep: how many of the last checkpoints stay.
-        log_every: steps between lines of numbers.
-        stop: asked after each step.
-        log: told each line of numbers, in the first process; the run's own `log` if None.
-        on_step: called after each step with the session.
-        on_damage: told of damaged checkpoints.
+        run: the run.
+        assembly: the components of its job.
+        device: device for training; by default that of the assembly.
+        save_every: seconds between checkpoints within an epoch. A checkpoint is also saved at the end of an epoch,
+            unless saving would take more than 2 % of the time, and always at the end and when training stops.
+        keep: number of checkpoints to keep.
+        log_every: steps between two logged lines.
+        stop: called after each step; training stops if it returns True.
+        log: called with each line of metrics in the first process; by default `run.log`.
+        on_step: called with the session after each step.
+        on_damage: called with a message for each damaged checkpoint.
 
     Attributes:
-        progress: how far training is.
-        steps: how many steps there are in all.
-        saved: the step of the last checkpoint that was made or gone on from, None before.
-        measured: the last epoch's line, empty before.
-        speed: examples a second, measured between two lines.
-        finished: whether the end was reached.
+        progress: state of training.
+        steps: total number of steps.
+        saved: step of the last checkpoint that was saved or resumed from, None before.
+        measured: the logged line of the last epoch, empty before.
+        speed: examples per second since the last logged line.
+        finished: whether training has reached its end.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Session:
         stop: Callable[[], bool] = lambda: False,
         log: Callable[[Mapping[str, Any]], None] | None = None,
         on_step: Callable[[Session], None] | None = None,
-        on_damage: Callable[[str], None] = lambda words: None,
+        on_damage: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.run, self.assembly = run, assembly
         self.save_every, self.log_every = save_every, log_every
@@ -83,7 +83,7 @@ class Session:
             objective.to(device)
         self.device = next(objective.parameters()).device
         if run.job.compile:
-            assembly.network.compile()  # in place: names in checkpoints stay
+            assembly.network.compile()  # in place, so that names in checkpoints do not change
         self._modules: dict[str, Any] = {"objective": objective}
         optimizer: Any = assembly.optimizer
         if isinstance(assembly.head, ShardedHead):
@@ -96,13 +96,13 @@ class Session:
             "random": RandomState(),
             "stochastic": assembly.turning.stochastic,
         }
-        self._before = 0.0  # seconds of earlier stretches
+        self._before = 0.0  # seconds of earlier sessions
         self._began = self._saved_at = time.perf_counter()
-        self._cost = 0.0  # seconds that the last save took
+        self._cost = 0.0  # seconds of the last save
         self._rate = self._next_rate()
 
     def resume(self) -> Checkpoint | None:
-        """Go on from the last good checkpoint, if there is one, and forget the numbers that came after it."""
+        """Restore the last intact checkpoint, if there is one, and remove the lines that were logged after it."""
         checkpoint = self.checkpoints.latest()
         if checkpoint is not None:
             checkpoint.restore_(self._modules, self._state)
@@ -117,7 +117,7 @@ class Session:
         return checkpoint
 
     def train(self) -> bool:
-        """Train until the end, or until stopped; say whether the end was reached."""
+        """Train until the end or until stopped; return True if the end was reached."""
         objective = self.assembly.objective
         objective.train()
         self._began = self._saved_at = time.perf_counter()
@@ -140,16 +140,16 @@ class Session:
 
     @property
     def seen(self) -> int:
-        """How many examples were trained on."""
+        """Number of examples so far."""
         return self.progress.epoch * len(self.assembly.task.inputs) + self.progress.seen
 
     @property
     def seconds(self) -> float:
-        """How long this run has been trained, earlier stretches included."""
+        """Duration of training so far, including earlier sessions."""
         return self._before + time.perf_counter() - self._began
 
     def _data(self) -> Any:
-        alone = self.processes.size == 1  # several processes take their parts first
+        alone = self.processes.size == 1  # with several processes, each first takes its part of a batch
         return _Moved(self.assembly.batches, self.device) if alone and self._is_elsewhere() else self.assembly.batches
 
     def _is_elsewhere(self) -> bool:
@@ -157,7 +157,7 @@ class Session:
 
     def _after_step(self, progress: Progress) -> None:
         self.assembly.after_step(progress.step)
-        within = progress.step % len(self.assembly.batches) != 0  # else the end of the epoch saves
+        within = progress.step % len(self.assembly.batches) != 0  # otherwise the end of the epoch saves
         stop, due = self._agreed(self.stop(), within and self._is_due())
         if progress.step % self.log_every == 0 or progress.step == 1:
             self._log_step()
@@ -167,7 +167,7 @@ class Session:
         if stop or due:
             self._save()
         if stop:
-            self._agreed(True)  # nobody ends while the first is saving: torchrun would end it too
+            self._agreed(True)  # wait for the first process to save, because torchrun stops all processes when one ends
             raise _Stopped
 
     def _log_step(self) -> None:
@@ -209,7 +209,7 @@ class Session:
         self._mark(self.seen)
 
     def _is_due(self, patience: float = math.inf) -> bool:
-        """Whether the first process, whose clock counts, has not saved for so long."""
+        """Return True in the first process if the last save is at least `save_every` or `patience` seconds ago."""
         waited = time.perf_counter() - self._saved_at
         return self.processes.rank == 0 and waited >= min(self.save_every, patience)
 
@@ -217,7 +217,7 @@ class Session:
         began = time.perf_counter()
         self._require_finite()
         modules, state = self._modules, self._state
-        if isinstance(self.assembly.head, ShardedHead):  # all take part in gathering it
+        if isinstance(self.assembly.head, ShardedHead):  # collective operation
             modules = {name: _Snapshot(module.state_dict()) for name, module in modules.items()}
             state = {**state, "optimizer": state["optimizer"].state_dict()}
         if self.processes.rank == 0:
@@ -234,18 +234,18 @@ class Session:
             raise FloatingPointError(f"training diverged before step {self.progress.step + 1}; {ADVICE}")
 
     def _same_buffers(self) -> None:
-        """Give all processes the buffers of the first, which are those that are saved."""
+        """Copy the buffers of the first process, which are the saved ones, to all processes."""
         if self.processes.size > 1:
             for buffer in self.assembly.objective.buffers():
                 torch.distributed.broadcast(buffer, 0)
 
     def _energies(self) -> dict[str, float]:
-        """The energies of all layers, in the first process."""
-        vectors = class_vectors(self.assembly.head)  # all take part in gathering them
+        """Return the energies of all layers in the first process."""
+        vectors = class_vectors(self.assembly.head)  # collective operation
         return {} if vectors is None else layer_energies(self.assembly.network.body, vectors)
 
     def _agreed(self, *flags: bool) -> list[bool]:
-        """Which flags any process raised."""
+        """Return, for each flag, whether any process raised it."""
         if self.processes.size == 1:
             return list(flags)
         raised = self.processes.add_(torch.tensor(flags, dtype=torch.float32, device=self.device))
@@ -262,18 +262,18 @@ class Session:
         return float(self.assembly.optimizer.optimizers[0].param_groups[0]["lr"])
 
     def _is_past(self, line: Mapping[str, Any]) -> bool:
-        """Whether a line is of what the progress has behind it."""
+        """Return True if a line was logged up to the current step."""
         if line.get("kind") == "epoch":
             return bool(line["epoch"] <= self.progress.epoch)
         return bool(line.get("step", 0) <= self.progress.step)
 
 
 class _Stopped(Exception):
-    """Training was asked to stop, and has saved."""
+    """Raised when training was asked to stop, after saving."""
 
 
 class _Snapshot:
-    """A state that was taken already."""
+    """A stored state with the interface of a module."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
@@ -283,7 +283,7 @@ class _Snapshot:
 
 
 class _Moved:
-    """Batches on another device."""
+    """Batches that are moved to a device."""
 
     def __init__(self, batches: Any, device: torch.device) -> None:
         self.batches, self.device = batches, device

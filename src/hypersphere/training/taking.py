@@ -1,4 +1,4 @@
-"""Weights to begin with: those of another network and head, by name, as far as they fit."""
+"""Load the weights of another network and head as initial weights, where names and shapes match."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from torch import Tensor, nn
 
 __all__ = ["Taken", "take_"]
 
-# what names in files begin with, and what to put there: of an objective, of a checkpoint, of a network, of its body
+# Prefixes of names in files and their replacements, for the weights of an objective, checkpoint, network or body.
 _PREFIXES = (("", ""), ("objective.", ""), ("", "network."), ("", "network.body."))
 _MOST = 6  # names in a message
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Which tensors were taken, which of ours stay as drawn, and which of theirs have no place, with the reason."""
+    """Which tensors were loaded, which kept their random initialisation, and which were unused, with the reason."""
 
     taken: tuple[str, ...]
     drawn: tuple[str, ...]
     unused: tuple[str, ...]
 
     def __str__(self) -> str:
-        words = f"took {len(self.taken)} tensors ({_some(self.taken)})"
+        text = f"loaded {len(self.taken)} tensors ({_some(self.taken)})"
         if self.drawn:
-            words += f"; as drawn: {_some(self.drawn)}"
+            text += f"; randomly initialised: {_some(self.drawn)}"
         if self.unused:
-            words += f"; not taken: {_some(self.unused)}"
+            text += f"; not loaded: {_some(self.unused)}"
         if any(".parametrizations." in name for name in self.unused):
-            words += "; rotated layers are taken from a run that was folded (hypersphere fold)"
-        return words
+            text += "; to load rotated layers, fold that run first (hypersphere fold)"
+        return text
 
 
 @torch.no_grad()
 def take_(network: nn.Module, head: nn.Module, weights: Mapping[str, object]) -> Taken:
-    """Give a network and a head the weights that have their names and shapes, in place.
+    """Load the weights with matching names and shapes into a network and a head, in place.
 
-    A network takes what fits, buffers included; a head takes all its parameters or none, and no counter of steps.
+    A network loads what matches, including buffers. A head loads all its parameters or none, and no step counter.
 
     Args:
-        network, head: as built, before any rotation.
-        weights: tensors by name, as an objective, a checkpoint, a network or its body calls them.
+        network, head: modules before any rotation.
+        weights: tensors by name, with the names of an objective, a checkpoint, a network or its body.
 
     Raises:
-        ValueError: no weight fits.
+        ValueError: if no weight matches.
 
     Example:
         >>> source = {"weight": torch.ones(2, 3), "bias": torch.ones(4)}
         >>> network, head = nn.Linear(3, 2), nn.Linear(2, 5)
         >>> print(take_(network, head, source))
-        took 1 tensors (network.weight); as drawn: network.bias, ...; not taken: network.bias (4, not 2)
+        loaded 1 tensors (network.weight); randomly initialised: network.bias, ...; not loaded: network.bias (4, not 2)
     """
     of_network = {f"network.{name}": value for name, value in network.state_dict().items()}
     of_head = {f"head.{name}": value for name, value in head.named_parameters()}
@@ -64,7 +64,7 @@ def take_(network: nn.Module, head: nn.Module, weights: Mapping[str, object]) ->
     unused = [_reason(name, value, ours) for name, value in theirs.items() if name not in fitting]
     if not fitting & learned:
         there, here = _some(unused) or "nothing", _some(list(ours))
-        raise ValueError(f"none of the weights to begin with fits: there is {there}; here is {here}")
+        raise ValueError(f"none of the initial weights matches: the file has {there}; the model has {here}")
     for name in fitting:
         ours[name].copy_(theirs[name])
     drawn = [name for name in ours if name not in fitting]
@@ -72,7 +72,7 @@ def take_(network: nn.Module, head: nn.Module, weights: Mapping[str, object]) ->
 
 
 def _renamed(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Their tensors by the names that most of them have here, without those of regularisers."""
+    """Rename the given tensors with the prefix under which most names match; drop those of regularisers."""
     ways = [{new + name.removeprefix(old): value for name, value in theirs.items()} for old, new in _PREFIXES]
     best = max(ways, key=lambda way: len(way.keys() & ours.keys()))
     return {name: value for name, value in best.items() if not name.startswith("regularizers.")}
@@ -81,7 +81,7 @@ def _renamed(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dict[s
 def _reason(name: str, value: Tensor, ours: Mapping[str, Tensor]) -> str:
     if name not in ours or ours[name].shape == value.shape:
         return name
-    there, here = ("×".join(map(str, tensor.shape)) or "one number" for tensor in (value, ours[name]))
+    there, here = ("×".join(map(str, tensor.shape)) or "scalar" for tensor in (value, ours[name]))
     return f"{name} ({there}, not {here})"
 
 

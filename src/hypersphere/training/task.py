@@ -1,4 +1,4 @@
-"""What is learned: labelled inputs for training and for testing, from a data set by name."""
+"""Tasks: labelled inputs for training and testing, loaded from a data set by name."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _BLANK = 32
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Inputs (N, …) and labels (N,) to train on and to test on, and the names of the classes.
+    """Inputs (N, …) and labels (N,) for training and testing, and the names of the classes.
 
-    Inputs are images as bytes, point clouds, or the numbers of the nodes of a `graph`. Those to test on may have names.
+    Inputs are uint8 images, point clouds, or indices of the nodes of a `graph`. Test inputs may have names.
     """
 
     inputs: Tensor
@@ -37,11 +37,11 @@ class Task:
     test_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        require(len(self.inputs) > 0, "data", "some to train on", "none")
-        require(len(self.test_inputs) > 0, "data", "some to test on", "none")
+        require(len(self.inputs) > 0, "data", "at least one training example", "none")
+        require(len(self.test_inputs) > 0, "data", "at least one test example", "none")
 
     def outline(self) -> dict[str, Any] | None:
-        """What a network has to know of the data, in plain words; None for a graph, which is part of the network."""
+        """Return what is needed to build a network, as plain data; None for a graph, which is part of the network."""
         if self.graph is not None:
             return None
         kind = str(self.inputs.dtype).removeprefix("torch.")
@@ -49,7 +49,7 @@ class Task:
 
     @classmethod
     def blank(cls, outline: Mapping[str, Any]) -> Task:
-        """Return a task of this outline with a little noise for data: enough to build a network and to try it.
+        """Return a task with this outline and random data, sufficient to build and try a network.
 
         >>> Task.blank({"shape": [1, 8, 8], "type": "uint8", "classes": ["a", "b"]}).inputs.shape
         torch.Size([32, 1, 8, 8])
@@ -62,7 +62,7 @@ class Task:
 
 
 def load_task(spec: Spec | str, root: Path | None = None) -> Task:
-    """Return the task that `spec` names, a name of TASKS with options.
+    """Return the task for `spec`, a name of TASKS with options.
 
     >>> task = load_task({"name": "digits", "limit": 200})
     >>> task.inputs.shape, len(task.test_inputs), len(task.classes)
@@ -84,11 +84,12 @@ def _classification(name: str) -> Callable[..., Task]:
         held_out: int = 0,
         seed: int = 0,
     ) -> Task:
-        """Read both splits; train on `limit` of the first, images averaged over `pool` pixels each way.
+        """Read both splits of a data set.
 
-        `keep` leaves a share of a class, by its name or number; `rising` of class i of n the share (i+1)/n. `held_out`
-        takes so many from the training data to test on instead, for choices that must not see the test data. `seed`
-        draws which.
+        `limit` is the number of training examples; `pool` averages images over blocks of this size; `keep` maps
+        classes, by name or index, to the fraction that remains; `rising` keeps the fraction (i+1)/n of class i of n;
+        `held_out` is the number of training examples that replace the test data, for choices that must not see the
+        test data; `seed` selects the examples.
         """
         task = _of_splits(*(loader(split, root) for split in ("train", "test")))
         task = replace(task, inputs=_pooled(task.inputs, pool), test_inputs=_pooled(task.test_inputs, pool))
@@ -106,15 +107,15 @@ def _of_splits(train: Any, test: Any) -> Task:
 
 
 def _pooled(images: Tensor, pool: int) -> Tensor:
-    whole = is_integer(pool, 1)
-    require(whole and (pool == 1 or images.ndim == 4), "data.pool", "a number >= 1, and 1 unless of images", pool)
+    is_valid = is_integer(pool, 1) and (pool == 1 or images.ndim == 4)
+    require(is_valid, "data.pool", "an integer >= 1, or 1 if the data are not images", pool)
     if pool == 1:
         return images
     return F.avg_pool2d(images.float(), pool).round().to(torch.uint8)
 
 
 def _holding_out(task: Task, count: int, seed: int) -> Task:
-    require(0 <= count < len(task.inputs), "data.held_out", f"in [0, {len(task.inputs)})", count)
+    require(0 <= count < len(task.inputs), "data.held_out", f"an integer in [0, {len(task.inputs)})", count)
     if not count:
         return task
     order = torch.randperm(len(task.inputs), generator=torch.Generator().manual_seed(seed))
@@ -132,36 +133,36 @@ def _shares(task: Task, keep: Mapping[str, float], rising: bool) -> Tensor:
     count = len(task.classes)
     shares = (torch.arange(count) + 1) / count if rising else torch.ones(count)
     for name, share in keep.items():
-        known = name in task.classes or (name.isdigit() and int(name) < count)
-        require(known, "data.keep", f"classes among {', '.join(task.classes)}, or numbers below {count}", name)
-        require(0 <= share <= 1, "data.keep", "shares in [0, 1]", share)
+        is_class = name in task.classes or (name.isdigit() and int(name) < count)
+        require(is_class, "data.keep", f"classes among {', '.join(task.classes)}, or indices below {count}", name)
+        require(0 <= share <= 1, "data.keep", "fractions in [0, 1]", share)
         shares[task.classes.index(name) if name in task.classes else int(name)] = share
     return shares
 
 
 def _fewer(task: Task, shares: Tensor, limit: int | None, seed: int) -> Task:
-    """Leave a share of each class, and at most `limit` in all, drawn by the seed."""
+    """Keep a random fraction of each class, and at most `limit` examples in total."""
     require(limit is None or limit >= 1, "data.limit", "None or a number >= 1", limit)
     generator = torch.Generator().manual_seed(seed)
     if limit is None and bool((shares == 1).all()):
         return task
     order = torch.randperm(len(task.labels), generator=generator)
     labels = task.labels[order]
-    kept = torch.zeros(len(labels), dtype=torch.bool)
+    selected = torch.zeros(len(labels), dtype=torch.bool)
     for label, share in enumerate(shares.tolist()):
         places = (labels == label).nonzero().flatten()
-        kept[places[: round(share * len(places))]] = True
-    chosen = order[kept][:limit].sort().values
+        selected[places[: round(share * len(places))]] = True
+    chosen = order[selected][:limit].sort().values
     return replace(task, inputs=task.inputs[chosen], labels=task.labels[chosen])
 
 
 def _omniglot(root: Path | None, *, size: int = 28, held_out: int = 4) -> Task:
-    """Drawings of 964 characters, of each of which the last `held_out` are for testing."""
+    """Drawings of 964 characters; the last `held_out` drawings of each are used for testing."""
     return _last_of_each(data.omniglot("background", root, size=size), held_out)
 
 
 def _lfw(root: Path | None, *, at_least: int = 10, held_out: int = 2) -> Task:
-    """Faces of the people with `at_least` so many photographs, of each of whom `held_out` are for testing."""
+    """Faces of the people with at least `at_least` photographs; `held_out` photographs of each are used for testing."""
     faces = data.lfw(root)
     counts = torch.bincount(faces.labels, minlength=len(faces.classes))
     many = [name for name, count in zip(faces.classes, counts.tolist(), strict=True) if count >= at_least]
@@ -171,9 +172,9 @@ def _lfw(root: Path | None, *, at_least: int = 10, held_out: int = 2) -> Task:
 def _image_folder(
     root: Path | None, *, path: str, size: int | None = None, grey: bool | None = None, held_out: int = 1
 ) -> Task:
-    """Your own images, a folder a class below `path`; the last `held_out` images of each are for testing.
+    """Images in `path`, one folder per class; the last `held_out` images of each class are used for testing.
 
-    A `path` that is not absolute is below `root`, if that is given.
+    A relative `path` is resolved against `root`, if given.
     """
     place = Path(path).expanduser()
     place = place if root is None else Path(root).expanduser() / place
@@ -182,11 +183,11 @@ def _image_folder(
 
 def _last_of_each(images: data.LabelledImages, held_out: int) -> Task:
     require(held_out >= 1, "data.held_out", "a number >= 1", held_out)
-    require(bool(images.classes), "data", "at least one class of enough images", "none")
+    require(bool(images.classes), "data", "at least one class with enough images", "none")
     order = torch.argsort(images.labels, stable=True)
     counts = torch.bincount(images.labels, minlength=len(images.classes))
     smallest = f"{int(counts.min())} of {images.classes[int(counts.argmin())]}"
-    require(int(counts.min()) >= 2, "data", "two images or more of each class, to train on and to test on", smallest)
+    require(int(counts.min()) >= 2, "data", "at least two images per class, for training and testing", smallest)
     accepted = f"less than {int(counts.min())}, the size of the smallest class"
     require(held_out < int(counts.min()), "data.held_out", accepted, held_out)
     rank = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
