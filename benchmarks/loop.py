@@ -1,7 +1,7 @@
-"""Our training loop against one written by hand in plain PyTorch, on the digits job, from the first step to the last.
+"""Compare the training loop with a minimal loop in plain PyTorch, on the digits job, from the first step to the last.
 
-Both train the same network and head with the same batches, optimiser and schedule, and measure the test accuracy after
-every epoch. Ours also logs, checks that losses are finite, measures energies and saves checkpoints.
+Both train the same network and head with the same batches, optimiser and schedule, and compute the test accuracy after
+every epoch. The training loop also logs, checks that losses are finite, computes energies and saves checkpoints.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from hypersphere.training.session import Session
 from hypersphere.training.task import Task, load_task
 
 
-def by_hand(job: Job, task: Task) -> None:
-    """What one writes without a library: a loop, `torch.optim` and `torch.optim.lr_scheduler`."""
+def by_plain_loop(job: Job, task: Task) -> None:
+    """Train with a plain loop, `torch.optim` and `torch.optim.lr_scheduler`."""
     assembly = Assembly(job, task)
     network, head = assembly.network, assembly.head
     groups = assembly.optimizer.optimizers[0].param_groups
@@ -49,7 +49,7 @@ def by_hand(job: Job, task: Task) -> None:
 
 
 def by_loop(job: Job, task: Task) -> None:
-    """Our loop alone."""
+    """Train with `minimize`."""
     assembly = Assembly(job, task)
     objective: Objective = assembly.objective
     minimize(
@@ -64,7 +64,7 @@ def by_loop(job: Job, task: Task) -> None:
 
 
 def by_session(job: Job, task: Task) -> None:
-    """All that `hypersphere train` does once the data are read and the settings written."""
+    """Train as `hypersphere train` does once the data are read and the settings are written."""
     with tempfile.TemporaryDirectory() as folder:
         Session(Run(Path(folder), job, {}), Assembly(job, task)).train()
 
@@ -74,18 +74,22 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--cpu-clock", action="store_true", help="process time; steadier with one thread when busy")
+    parser.add_argument(
+        "--cpu-clock",
+        action="store_true",
+        help="measure process time, which varies less on a busy machine with one thread",
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     job = Job(epochs=options.epochs)
     task = load_task(job.data)
     contenders = {
-        "by hand": lambda: by_hand(job, task),
+        "plain PyTorch": lambda: by_plain_loop(job, task),
         "minimize": lambda: by_loop(job, task),
         "train command": lambda: by_session(job, task),
     }
     clock = time.process_time if options.cpu_clock else time.perf_counter
-    table = compare(contenders, baseline="by hand", rounds=options.rounds, warmup=1, clock=clock)
+    table = compare(contenders, baseline="plain PyTorch", rounds=options.rounds, warmup=1, clock=clock)
     size = f"digits, {options.epochs} epochs of {-(-len(task.inputs) // job.batch_size)} steps"
-    notes = ["The train command also logs, measures the energy of every layer, and saves checkpoints."]
+    notes = ["The train command also logs, computes the energy of every layer, and saves checkpoints."]
     save("loop", "The training loop", {size: table}, dict.fromkeys(["minimize", "train command"], 1.05), notes)

@@ -1,6 +1,6 @@
-"""How everything here is timed: contenders take turns, and each is divided by the baseline of the same round.
+"""Time contenders in turns, and report each time as a ratio to the baseline of the same round.
 
-A shared machine drifts; a ratio within one round does not care. The order rotates from round to round.
+The speed of a shared machine drifts; ratios within one round do not. The order of the contenders rotates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Timing:
-    """The median over rounds of t(contender)/t(baseline), the ratio of the fastest rounds, the median milliseconds."""
+    """Median over rounds of t(contender)/t(baseline), ratio of the fastest rounds, and median time in milliseconds."""
 
     ratio: float
     fastest_ratio: float
@@ -38,7 +38,7 @@ def compare(
     warmup: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Time each contender once a round; `clock=time.process_time` with one thread is steadier on a busy machine."""
+    """Time each contender once per round; on a busy machine, `clock=time.process_time` with one thread varies less."""
     for step in contenders.values():
         for _ in range(warmup):
             step()
@@ -63,7 +63,7 @@ def compare(
 
 
 def environment() -> dict[str, str]:
-    """What the numbers depend on."""
+    """Return what the numbers depend on."""
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -79,7 +79,7 @@ def save(
     targets: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Write `results/NAME.json` and `results/NAME.md`; `targets` by contender, or by table and contender."""
+    """Write `results/NAME.json` and `results/NAME.md`; `targets` are given by contender, or by table and contender."""
     RESULTS.mkdir(exist_ok=True)
     record = {
         "environment": environment(),

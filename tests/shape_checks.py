@@ -125,23 +125,29 @@ def _checked_member(member: object) -> object:
     return type(member)(checked) if isinstance(member, (staticmethod, classmethod)) else checked
 
 
+def _public_objects() -> Iterator[object]:
+    for name in hypersphere.__all__:
+        entry = getattr(hypersphere, name)
+        # An object at the top level, such as `layers_of`, comes from a private module with related public classes.
+        module = entry if isinstance(entry, types.ModuleType) else sys.modules.get(getattr(entry, "__module__", ""))
+        for public in getattr(module, "__all__", ()):
+            yield getattr(module, public)
+
+
 def _public_members() -> Iterator[tuple[object, str, object]]:
     """Yield (owner, name, member) for the public functions and for the methods of the public classes."""
     seen: set[int] = set()
-    for room in hypersphere.__all__:
-        module = getattr(hypersphere, room)
-        for public in getattr(module, "__all__", ()):
-            target = getattr(module, public)
-            if id(target) in seen or not getattr(target, "__module__", "").startswith("hypersphere"):
-                continue
+    for target in _public_objects():
+        if id(target) in seen or not str(getattr(target, "__module__", "")).startswith("hypersphere"):
+            continue
+        if isinstance(target, types.FunctionType):
             seen.add(id(target))
-            if isinstance(target, types.FunctionType):
-                yield importlib.import_module(target.__module__), target.__name__, target
-            elif isinstance(target, type):
-                for base in target.__mro__:
-                    if base.__module__.startswith("hypersphere") and (base is target or id(base) not in seen):
-                        seen.add(id(base))
-                        yield from ((base, name, member) for name, member in list(vars(base).items()))
+            yield importlib.import_module(target.__module__), target.__name__, target
+        elif isinstance(target, type):
+            for base in target.__mro__:
+                if base.__module__.startswith("hypersphere") and id(base) not in seen:
+                    seen.add(id(base))
+                    yield from ((base, name, member) for name, member in list(vars(base).items()))
 
 
 def _rebind(function: Callable, checked: Callable) -> None:

@@ -10,6 +10,7 @@ import time
 import pytest
 from rich.console import Console
 
+import hypersphere as hs
 from hypersphere.cli import commands, reproduce, summary
 from hypersphere.data import DamagedData, ForbiddenGlobal, MissingData
 from hypersphere.recipes import Metric, Outcome, Recipe, Record, Row, execute, read_records
@@ -39,13 +40,13 @@ def run_main(monkeypatch, capsys):
     return run
 
 
-def test_reproduce_prints_a_table_and_names_its_report(tmp_path):
+def test_reproduce_prints_a_table_and_the_path_of_its_report(tmp_path):
     done = hypersphere("reproduce", "digits", "--out", tmp_path, *SMALL)
     assert done.returncode == 0, done.stderr
     for word in ("accuracy", "Fisher", "angle", "energy", "seconds", "A-Softmax (m=4)", "A-Softmax + energy"):
         assert word in done.stdout
     assert "One seed." in done.stdout
-    assert "\x1b" not in done.stdout + done.stderr  # no colours, no bars
+    assert "\x1b" not in done.stdout + done.stderr  # no colours and no progress bars
     assert "…" not in done.stdout
     assert "[3/3]" in done.stderr
     (report,) = tmp_path.glob("digits@*/report.html")
@@ -62,7 +63,7 @@ def test_reproduce_prints_a_table_and_names_its_report(tmp_path):
     assert len(list(tmp_path.rglob("seed-*.json"))) == 6
 
 
-def test_list_names_everything():
+def test_list_shows_all_menus():
     done = hypersphere("list")
     assert done.returncode == 0
     for word in ("a_softmax", "square_cosine", "inner_product", "additive_angle", "riesz", "cora", "digits"):
@@ -72,7 +73,7 @@ def test_list_names_everything():
 def test_version(run_main):
     code, out, _ = run_main("--version")
     assert code == 0
-    assert re.fullmatch(r"\d+\.\d+\.\d+\n", out)
+    assert out == f"{hs.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_version(run_main):
         (["digits", "--out", "/proc/nowhere"], "hypersphere: out must be a folder that can be written"),
     ],
 )
-def test_misuse_is_one_line_and_code_2(words, message, tmp_path, run_main, monkeypatch):
+def test_reproduce_rejects_invalid_input_with_code_2(words, message, tmp_path, run_main, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, errors = run_main("reproduce", *words)
     assert code == 2
@@ -100,7 +101,7 @@ def test_misuse_is_one_line_and_code_2(words, message, tmp_path, run_main, monke
     assert errors.count("\n") == 1
 
 
-def test_unknown_command_is_code_2():
+def test_unknown_command_exits_with_code_2():
     done = hypersphere("nonsense")
     assert done.returncode == 2
     assert "nonsense" in done.stderr
@@ -120,7 +121,7 @@ def test_unknown_command_is_code_2():
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_whatever_ends_it_is_one_line(error, code, run_main, monkeypatch):
+def test_errors_are_one_line_with_their_exit_code(error, code, run_main, monkeypatch):
     def fail(*_, **__):
         raise error
 
@@ -132,20 +133,20 @@ def test_whatever_ends_it_is_one_line(error, code, run_main, monkeypatch):
     assert errors.count("\n") == 1
 
 
-def test_a_row_that_diverges_is_told_under_the_table(tmp_path, run_main):
+def test_reproduce_reports_diverged_rows_below_the_table(tmp_path, run_main):
     code, words, _ = run_main("reproduce", "--out", tmp_path, "--row", "Softmax", *SMALL, "--set", "learning_rate=1e30")
     assert code == 0
     assert "Diverged: Softmax (1 of 1)." in words
 
 
-def test_an_interrupt_says_what_is_kept(tmp_path):
+def test_reproduce_interrupt_says_that_rows_are_kept(tmp_path):
     words = ["reproduce", "--out", str(tmp_path), "--set", "epochs=100000"]
     process = subprocess.Popen(
         [*COMMAND, *words],
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # processes in the background ignore SIGINT
     )
     for _ in range(600):
         if list(tmp_path.glob("*/*")):
@@ -154,10 +155,10 @@ def test_an_interrupt_says_what_is_kept(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert errors == "hypersphere: interrupted; finished rows are kept\n"
-    assert process.returncode in (130, -signal.SIGINT)  # Python ends by the signal if it fell into an exec of a string
+    assert process.returncode in (130, -signal.SIGINT)  # Python exits by the signal if it arrives within exec
 
 
-def test_a_reader_that_leaves_early_is_no_error():
+def test_closed_output_pipe_is_silent():
     process = subprocess.Popen([*COMMAND, "list"], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
     assert process.stderr.read() == b""
@@ -165,7 +166,7 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert process.wait(60) == 1
 
 
-def test_the_data_root_reaches_the_run_and_not_the_environment(tmp_path, monkeypatch, capsys):
+def test_reproduce_passes_the_data_root_without_changing_the_environment(tmp_path, monkeypatch, capsys):
     seen = []
 
     def run(settings, trial):
@@ -181,7 +182,7 @@ def test_the_data_root_reaches_the_run_and_not_the_environment(tmp_path, monkeyp
     assert str(out / "toy" / "report.html") in capsys.readouterr().out
 
 
-def test_the_bar_shows_names_as_they_are():
+def test_bar_does_not_interpret_markup_in_names():
     toy = Recipe("toy", "Toy", "nowhere", {}, (Row("[bold]row[/bold]", {}),), (0,), (), lambda settings, trial: None)
     out = io.StringIO()
     with reproduce._Bar(Console(file=out, force_terminal=True, width=100), toy, (0,), None) as bar:
@@ -189,7 +190,7 @@ def test_the_bar_shows_names_as_they_are():
     assert "[bold]row[/bold], seed 0" in out.getvalue()
 
 
-def test_the_page_is_there_even_if_the_table_cannot_be_printed(tmp_path, monkeypatch):
+def test_reproduce_writes_the_page_before_printing(tmp_path, monkeypatch):
     toy = Recipe("toy", "Toy", "nowhere", {}, (Row("row", {}),), (0,), (), lambda settings, trial: Outcome({}))
     monkeypatch.setattr(reproduce, "RECIPES", {"toy": toy})
 
@@ -216,7 +217,7 @@ def values(*numbers):
         ((None,), None, "One seed."),
     ],
 )
-def test_statistics_are_over_the_finite_values(numbers, cell, caption):
+def test_summary_table_averages_finite_values(numbers, cell, caption):
     metrics = (Metric("value", "value"), Metric("other", "other"))
     toy = Recipe("toy", "", "", {}, (Row("row", {}, {"value": 0.5}), Row("not run", {})), (0,), metrics, None)
     table = summary.summary_table(toy, values(*numbers))
@@ -225,7 +226,7 @@ def test_statistics_are_over_the_finite_values(numbers, cell, caption):
     assert table.caption == caption
 
 
-def test_a_report_can_be_written_from_records_alone(tmp_path):
+def test_write_report_needs_only_records(tmp_path):
     import torch
 
     def run(settings, trial):

@@ -12,7 +12,7 @@ def is_folder(descriptor):
 
 
 @pytest.mark.parametrize("way", [files.replacing, files.creating])
-def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_after(way, tmp_path, monkeypatch):
+def test_files_are_flushed_before_and_after_renaming(way, tmp_path, monkeypatch):
     events = []
     for name in ("replace", "link"):
         done = getattr(os, name)
@@ -29,7 +29,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_after(way, tm
 
 
 @pytest.mark.parametrize("way", [files.replacing, files.creating])
-def test_a_failure_leaves_nothing(way, tmp_path):
+def test_failure_leaves_no_files(way, tmp_path):
     def write():
         with way(tmp_path / "file") as draft:
             draft.write_text("half")
@@ -41,7 +41,7 @@ def test_a_failure_leaves_nothing(way, tmp_path):
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["hard links", "no hard links"])
-def test_what_somebody_else_made_first_stays(links, tmp_path, monkeypatch):
+def test_creating_keeps_a_file_created_by_another_process(links, tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError("no hard links here")
 
@@ -61,7 +61,7 @@ def test_what_somebody_else_made_first_stays(links, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
 
-def test_of_many_one_creates(tmp_path):
+def test_creating_succeeds_for_exactly_one_thread(tmp_path):
     made, barrier = [], threading.Barrier(8)
 
     def create(number):
@@ -81,7 +81,7 @@ def test_of_many_one_creates(tmp_path):
     assert (tmp_path / "file").read_text() == str(*made)
 
 
-def test_new_folders_are_on_the_disk(tmp_path, monkeypatch):
+def test_make_folder_flushes_new_folders(tmp_path, monkeypatch):
     flushed, flush = [], files.flush
     monkeypatch.setattr(files, "flush", lambda path: (flushed.append(path), flush(path)))
     files.make_folder(tmp_path / "a" / "b")

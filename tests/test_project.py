@@ -15,23 +15,16 @@ PAGES = [ROOT / "README.md"]  # tests/docs runs the other pages
 _UNIT = "patch|row|class|layer|filter|sample|seed|step|epoch|process|number|pair|neuron|block|channel|run"
 _COUNTED = "one|two|numbers?|lines?|files?|rows?|records?|bits"
 IDIOMS = re.compile(
-    r"\b(?:anew|beside|so many|(?:is|are) told|told from|gone through|gone over|cannot do with|whom|does? as well"
+    r"\b(?:anew|beside(?!\")|so many|(?:is|are) told|told from|gone through|gone over|cannot do with|whom|does? as well"
     rf"|(?:can|to) be had|likewise|(?:{_COUNTED}) an? (?:{_UNIT}))\b",
     re.IGNORECASE,
 )
 # Parts of the repository that are still to be rewritten. This list only shrinks.
 NOT_YET_REWRITTEN = (
-    "src/hypersphere/cli",
     "src/hypersphere/functions",
     "src/hypersphere/heads",
-    "src/hypersphere/layers",
-    "src/hypersphere/report",
-    "src/hypersphere/training",
-    "tests/cli",
     "tests/heads",
     "tests/layers",
-    "tests/report",
-    "tests/training",
 )
 
 

@@ -27,7 +27,7 @@ def trained(seed=0, epochs=20, **more):
     return model, head, history
 
 
-def test_learns_what_can_be_learned_and_repeats_itself():
+def test_fit_learns_separable_data_and_is_reproducible():
     model, head, history = trained()
     x, y = blobs(seed=1)
     features, labels = embed(model, Batches(x, y, 7))
@@ -39,14 +39,14 @@ def test_learns_what_can_be_learned_and_repeats_itself():
     assert not torch.equal(trained(seed=1)[1].weight, head.weight)
 
 
-def test_a_data_loader_serves_as_well():
+def test_fit_accepts_a_data_loader():
     x, y = blobs()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16)
     model, head, optimizer = parts(head=hs.heads.softmax)
     assert len(fit(model, head, loader, epochs=2, optimizer=optimizer)) == 2
 
 
-def test_regularizers_are_added():
+def test_fit_adds_regularizers():
     seen = []
     head_energy = lambda: (seen.append(1), torch.zeros(()))[1]  # noqa: E731
     _, _, plain = trained(epochs=1)
@@ -55,35 +55,35 @@ def test_regularizers_are_added():
     assert len(seen) == 4
 
 
-def test_the_scheduler_steps_once_a_batch():
+def test_fit_steps_the_scheduler_once_per_batch():
     model, head, optimizer = parts(rate=1.0)
     halving = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     fit(model, head, Batches(*blobs(), 20), epochs=2, optimizer=optimizer, scheduler=halving)
     assert optimizer.param_groups[0]["lr"] == 0.5**6
 
 
-def test_steps_are_counted_through_all_epochs_and_told_after_each():
+def test_fit_counts_steps_over_all_epochs():
     model, head, optimizer = parts()
-    told, before = [], model.weight.detach().clone()
+    steps, before = [], model.weight.detach().clone()
 
     def on_step(step):
         assert not torch.equal(model.weight, before)
         before.copy_(model.weight.detach())
-        told.append(step)
+        steps.append(step)
 
     fit(model, head, Batches(*blobs(), 20), epochs=2, optimizer=optimizer, on_step=on_step)
-    assert told == [1, 2, 3, 4, 5, 6]
+    assert steps == [1, 2, 3, 4, 5, 6]
 
 
-def test_an_epoch_without_a_batch_is_refused():
+def test_fit_and_embed_reject_empty_data():
     model, head, optimizer = parts()
     with pytest.raises(ValueError, match="data must yield batches again every epoch, but epoch 2 had none"):
         fit(model, head, iter(Batches(*blobs(), 20)), epochs=2, optimizer=optimizer)
-    with pytest.raises(ValueError, match="data must be something that yields at least one batch"):
+    with pytest.raises(ValueError, match="data must be an iterable with at least one batch"):
         embed(model, [])
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_step():
+def test_fit_stops_before_the_step_if_the_loss_is_not_finite():
     model, head, optimizer = parts()
     before = model.weight.detach().clone()
     broken = [lambda: torch.tensor(float("nan"))]
@@ -92,11 +92,11 @@ def test_a_loss_that_is_not_finite_stops_before_the_step():
     assert torch.equal(before, model.weight)
 
 
-def test_divergence_is_told_as_such_and_bad_data_is_not():
+def test_fit_distinguishes_divergence_from_invalid_data():
     model, head, optimizer = parts(rate=1e38)
     with pytest.raises(FloatingPointError, match=r"epoch 1.*a smaller learning rate may help"):
         fit(model, head, Batches(*blobs(), 16), epochs=1, optimizer=optimizer)
-    for broken in (0, 1):  # the network's numbers, the head's
+    for broken in (0, 1):  # parameters of the network, of the head
         *both, optimizer = parts()
         nn.init.constant_(both[broken].weight, float("inf"))
         with pytest.raises(FloatingPointError, match=r"training diverged in epoch 1: \w+ must be finite"):
@@ -108,7 +108,7 @@ def test_divergence_is_told_as_such_and_bad_data_is_not():
             fit(model, head, wrong, epochs=1, optimizer=optimizer)
 
 
-def test_embed_leaves_the_mode_of_every_module_as_it_was():
+def test_embed_restores_the_mode_of_every_module():
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
     model[1].eval()
     features, _ = embed(model, Batches(*blobs(), 10))
@@ -117,7 +117,7 @@ def test_embed_leaves_the_mode_of_every_module_as_it_was():
     assert [module.training for module in model.modules()] == [True, True, False, True]
 
 
-def test_anything_with_scores_predicts():
+def test_predict_accepts_any_object_with_scores():
     class Largest:
         def scores(self, x):
             return x
@@ -125,7 +125,7 @@ def test_anything_with_scores_predicts():
     assert predict(Largest(), torch.eye(3)).tolist() == [0, 1, 2]
 
 
-def test_batches_are_shuffled_again_every_time():
+def test_batches_are_reshuffled_in_every_epoch():
     x = torch.arange(50)
     data = Batches(x, -x, 8, torch.Generator().manual_seed(0))
     orders = [torch.cat([inputs for inputs, _ in data]) for _ in range(2)]
@@ -137,8 +137,8 @@ def test_batches_are_shuffled_again_every_time():
     assert torch.equal(torch.cat([inputs for inputs, _ in Batches(x, x, 8)]), x)
 
 
-def test_batches_refuse_what_does_not_fit():
-    with pytest.raises(ValueError, match="labels must be one for each of the 3 inputs"):
+def test_batches_reject_invalid_arguments():
+    with pytest.raises(ValueError, match="labels must be one label for each of the 3 inputs"):
         Batches(torch.zeros(3, 1), torch.zeros(2), 1)
     with pytest.raises(ValueError, match="batch_size must be"):
         Batches(torch.zeros(3, 1), torch.zeros(3), 0)

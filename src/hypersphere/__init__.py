@@ -1,7 +1,7 @@
 """Deep learning on the hypersphere.
 
-Rooms are imported when they are first used, so that `import hypersphere` costs nothing and the command line can
-answer without loading torch.
+Subpackages are imported at their first use, so that `import hypersphere` is fast and `hypersphere --help` does not load
+torch.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a room or a menu at its first use."""
+    """Import a subpackage or a menu at its first use."""
     if name in _LAYER_SELECTION:
         return getattr(importlib.import_module("hypersphere._layer_selection"), name)
     if name in _MENUS:

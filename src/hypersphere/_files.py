@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a kill or a power cut."""
+"""Atomic file writing: after a kill or a power cut, a file is either complete or absent."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["creating", "flush", "make_folder", "replacing"]
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path of one's own to write to; it replaces `path` at the end, or goes away if anything fails.
+    """Yield a temporary path to write to; it replaces `path` at the end, and is deleted if anything fails.
 
-    Two processes may do so for one path at once: a reader sees the old file or one of the new ones, never a part.
+    Several processes may replace the same path concurrently; a reader sees the old file or one of the new ones.
 
     >>> from tempfile import TemporaryDirectory
     >>> folder = TemporaryDirectory()
     >>> with replacing(Path(folder.name) / "new" / "words.txt") as draft:
-    ...     _ = draft.write_text("whole")
+    ...     _ = draft.write_text("complete")
     >>> (Path(folder.name) / "new" / "words.txt").read_text()
-    'whole'
+    'complete'
     >>> folder.cleanup()
     """
     with _draft(path) as draft:
@@ -34,10 +34,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def creating(path: Path) -> Iterator[Path]:
-    """Yield a path of one's own to write to; it becomes `path` at the end if nobody else has made that meanwhile.
+    """Yield a temporary path to write to; it becomes `path` at the end unless that has been created in the meantime.
 
     Raises:
-        FileExistsError: somebody has; what they wrote is untouched.
+        FileExistsError: if `path` exists; it is not changed.
     """
     with _draft(path) as draft:
         yield draft
@@ -46,7 +46,7 @@ def creating(path: Path) -> Iterator[Path]:
             os.link(draft, path)
         except FileExistsError:
             raise
-        except OSError:  # a file system without hard links: take the name, then give it its content
+        except OSError:  # a file system without hard links: reserve the name, then replace the empty file
             path.open("x").close()
             os.replace(draft, path)
         flush(path.parent)
@@ -63,7 +63,7 @@ def _draft(path: Path) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, so that they are on the disk; what is there already is left alone."""
+    """Create a folder and its parents if they do not exist, and flush the new names to the disk."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -71,9 +71,9 @@ def make_folder(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the list of names of a folder, is on the disk."""
+    """Wait until a file, or the directory entries of a folder, are on the disk."""
     if path.is_dir() and not hasattr(os, "O_DIRECTORY"):
-        return  # a system that cannot open folders
+        return  # some systems cannot open folders
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -22,7 +22,7 @@ SIGMOID = ("--operator.angular=sigmoid", "--operator.learn_k=filter", "--model.f
 
 
 def train(folder, **settings):
-    """A small run, by the library alone."""
+    """Train a small run through the Python API."""
     job = Job.of(SETTINGS | settings)
     assembly = job.build()
     minimize(
@@ -50,7 +50,7 @@ def tanh(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def rotated(tmp_path_factory):
-    """A run with rotated layers, a regulariser, and an objective that is not softmax."""
+    """A run with rotated layers, a regulariser and A-Softmax."""
     return train(
         tmp_path_factory.mktemp("runs") / "rotated",
         rotation="cayley",
@@ -86,7 +86,7 @@ def succeeds(command):
 
 @pytest.fixture
 def fails(command):
-    """Run the command that is to fail with a code, in one line and without output; return that line."""
+    """Run a command that must fail with a code, one line of error and no output; return that line."""
 
     def run(expected, *words):
         code, out, errors = command(*words)
@@ -100,7 +100,7 @@ def fails(command):
 
 @pytest.fixture
 def draw_images():
-    """Write pictures, each of one grey, under their names below a folder."""
+    """Write uniform grey images under the given names in a folder."""
 
     def draw(folder, greys, size=(10, 12)):
         for name, grey in greys.items():
@@ -114,8 +114,7 @@ def draw_images():
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
-    """Runs of the command: two that differ in their seed, one of another operator and more dimensions, and one in
-    bfloat16."""
+    """Runs of `hypersphere train`: two that differ in their seed, one with another operator, and one in bfloat16."""
     root = tmp_path_factory.mktemp("runs")
     for name, options, words in (
         ("softmax-0", {}, ()),

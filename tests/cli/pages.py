@@ -1,4 +1,4 @@
-"""What the tests of pages read from them, and a recipe that takes no time."""
+"""Helpers of the page tests: readers of pages, and a recipe that runs instantly."""
 
 import re
 
@@ -9,12 +9,12 @@ from hypersphere.training.run import Run
 
 
 def logged(runs, name):
-    """The test accuracy that training itself wrote last, in per cent."""
+    """Return the last logged test accuracy in per cent."""
     return 100 * [line for line in Run.open(runs / name).metrics() if line["kind"] == "epoch"][-1]["test_accuracy"]
 
 
 def cells(html, section=1):
-    """The table of a section as rows of words."""
+    """Return the table of a section as rows of text."""
     body = re.search(rf"<section id='section-{section}'>.*?</section>", html, re.S)[0]
     rows = re.findall("<tr>(.*?)</tr>", body, re.S)[1:]
     words = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in rows]

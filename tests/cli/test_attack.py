@@ -8,7 +8,7 @@ from .conftest import train
 
 
 def accuracy(run, source, epsilon, count):
-    """Accuracy of a run on images moved by ε along the sign of the gradient of another's cross entropy."""
+    """Return the accuracy of a run on images moved by ε along the gradient sign of the cross entropy of `source`."""
     victim, model = source.assembly(), run.assembly()
     x = (victim.task.test_inputs[:count].float() / 255).requires_grad_()
     y = victim.task.test_labels[:count]
@@ -18,7 +18,7 @@ def accuracy(run, source, epsilon, count):
         return float((model.head.scores(model.network(moved)).argmax(1) == y).float().mean())
 
 
-def test_fgsm_by_itself_and_transferred(plain, tanh, succeeds, tmp_path):
+def test_attack_fgsm_matches_its_definition_white_box_and_transferred(plain, tanh, succeeds, tmp_path):
     words = ["--epsilon", "2/255,0.1", "--limit", "60", "--json", tmp_path / "a.json"]
     out = succeeds("attack", plain.folder, *words, "--plot", tmp_path / "a.png")
     found = json.loads((tmp_path / "a.json").read_text())
@@ -26,7 +26,7 @@ def test_fgsm_by_itself_and_transferred(plain, tanh, succeeds, tmp_path):
     assert found["clean"] == pytest.approx(accuracy(plain, plain, 0.0, 60))
     assert found["accuracies"] == pytest.approx([accuracy(plain, plain, e, 60) for e in (2 / 255, 0.1)])
     assert found["accuracies"][1] < found["clean"]
-    assert "60 test images; attacks made on the" in out
+    assert "60 test images; attacks crafted on the" in out
     assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     succeeds("attack", plain.folder, "--source", tanh.folder, *words)
     moved = json.loads((tmp_path / "a.json").read_text())
@@ -34,7 +34,7 @@ def test_fgsm_by_itself_and_transferred(plain, tanh, succeeds, tmp_path):
     assert moved["accuracies"] == pytest.approx([accuracy(plain, tanh, e, 60) for e in (2 / 255, 0.1)])
 
 
-def test_bim_is_no_weaker_than_fgsm(plain, succeeds, tmp_path):
+def test_attack_bim_is_at_least_as_strong_as_fgsm(plain, succeeds, tmp_path):
     accuracies = []
     for name in ("fgsm", "bim"):
         succeeds("attack", plain.folder, "--attack", name, "--epsilon", "0.1", "--json", tmp_path / "a.json")
@@ -42,7 +42,7 @@ def test_bim_is_no_weaker_than_fgsm(plain, succeeds, tmp_path):
     assert accuracies[1] <= accuracies[0]
 
 
-def test_deepfool_fools(plain, succeeds, tmp_path):
+def test_attack_deepfool_fools_most_images(plain, succeeds, tmp_path):
     words = ["--attack", "deepfool", "--limit", "40", "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png"]
     out = succeeds("attack", plain.folder, *words)
     found = json.loads((tmp_path / "a.json").read_text())
@@ -52,7 +52,7 @@ def test_deepfool_fools(plain, succeeds, tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
-def test_misuse(plain, draw_images, fails, monkeypatch, tmp_path):
+def test_attack_rejects_invalid_input_without_writing(plain, draw_images, fails, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     names = {f"{kind}/{n}.png": 20 * n for kind in "ab" for n in range(3)}
     draw_images(tmp_path / "images", names)
@@ -61,13 +61,13 @@ def test_misuse(plain, draw_images, fails, monkeypatch, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     for words, message in [
         (["--attack", "nonsense"], "--attack must be one of fgsm, bim, deepfool, not 'nonsense'"),
-        (["--epsilon", "much"], "--epsilon must be numbers with commas between them, not 'much'"),
+        (["--epsilon", "much"], "--epsilon must be numbers separated by commas, not 'much'"),
         (["--epsilon", "-1"], "epsilons must be numbers >= 0"),
         (["--epsilon", "300"], "epsilon must be a number in [0, 1]"),
         (["--attack", "deepfool", "--norm", "l3"], "norm must be 'l2' or 'linf'"),
         (["--source", other.folder], "--source must be a run on inputs (1, 8, 8), not (1, 12, 12)"),
-        (["--source", "nowhere"], "is no run of `hypersphere train`"),
-        (["--plot", "a.pdf"], "--plot must be a file that ends in .png"),
+        (["--source", "nowhere"], "is not a run of `hypersphere train`"),
+        (["--plot", "a.pdf"], "--plot must be a file with suffix .png"),
     ]:
         assert message in fails(2, "attack", plain.folder, *words, "--json", "a.json")
     assert sorted(tmp_path.rglob("*")) == before

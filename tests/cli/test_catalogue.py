@@ -1,4 +1,4 @@
-"""`hypersphere list`: every menu is whole, every entry tells its options, and what it tells is so."""
+"""`hypersphere list`: all menus are complete, and the options shown for an entry are accepted."""
 
 import inspect
 import json
@@ -15,17 +15,17 @@ from hypersphere.training.network import INITIALIZATIONS
 ENTRIES = [(title, name) for title, menu in MENUS.items() for name in menu.entries if name != "none"]
 
 
-def test_all_parts_of_a_job_are_listed(succeeds):
+def test_list_shows_all_components_of_a_job(succeeds):
     out = succeeds("list")
     for title in ("optimisers", "schedules", "augmentations", "initialisations", "heads", "networks", "recipes"):
         assert f"\n{title}\n" in f"\n{out}"
-    for name in ("generator", "discriminator", "autoencoder"):  # which --model does not know
+    for name in ("generator", "discriminator", "autoencoder"):  # not available for --model
         assert f"\n  {name} " not in out
     for name in ("adamw", "one_cycle", "shift", "mirror", "xavier", "a_softmax"):
         assert f"\n  {name} " in out
 
 
-def test_every_entry_has_a_line(succeeds):
+def test_list_shows_one_line_per_entry(succeeds):
     out = succeeds("list")
     for title, menu in MENUS.items():
         assert f"{title}\n" in out
@@ -35,37 +35,37 @@ def test_every_entry_has_a_line(succeeds):
 
 
 @pytest.mark.parametrize("word", ["data sets", "data-sets", "data_sets", "data"])
-def test_a_menu_by_any_of_its_names(word, succeeds):
+def test_list_accepts_spellings_of_a_menu(word, succeeds):
     out = succeeds("list", word)
     assert out.startswith("data sets\n  digits ")
     assert "heads" not in out
 
 
-def test_spelling_of_either_side_of_the_ocean(succeeds):
+def test_list_accepts_british_and_american_spelling(succeeds):
     assert succeeds("list", "optimizers") == succeeds("list", "optimisers") == succeeds("list", "optimizer")
 
 
-def test_words_that_are_no_menu_or_entry(fails):
+def test_list_rejects_unknown_menus_and_entries(fails):
     assert "menu must be one of heads, margins," in fails(2, "list", "hats")
     assert "data-sets" in fails(2, "list", "hats")
     assert "entry must be one of softmax," in fails(2, "list", "heads", "hat")
 
 
 @pytest.mark.parametrize(("title", "name"), ENTRIES, ids=lambda words: words.replace(" ", "-"))
-def test_every_entry_says_something(title, name, succeeds):
+def test_list_describes_every_entry_with_its_options(title, name, succeeds):
     out = succeeds("list", title, name)
     heading, first, *_ = out.splitlines()
-    assert heading.startswith(f"{name}, of {title}")
+    assert heading.startswith(f"{name} ({title})")
     assert len(first.strip()) > 10
     assert ">>>" not in out
-    assert "<" not in out.replace("<=", "")  # no object in place of a default
+    assert "<" not in out.replace("<=", "")  # no repr of an object as a default
     for option in options_of(title, name):
         assert option in out
 
 
-def test_an_entry_shows_its_options_as_one_would_write_them(succeeds):
+def test_list_shows_options_in_command_line_form(succeeds):
     lines = succeeds("list", "heads", "a_softmax").splitlines()
-    assert lines[0] == "a_softmax, of heads: --head a_softmax"
+    assert lines[0] == "a_softmax (heads): --head a_softmax"
     for option, value in (("m", "4"), ("annealing", "null"), ("label_smoothing", "0.0"), ("sharded", "false")):
         assert any(line.split() == [f"--head.{option}", value] for line in lines), option
     out = succeeds("list", "recipes", "digits")
@@ -75,7 +75,7 @@ def test_an_entry_shows_its_options_as_one_would_write_them(succeeds):
 
 
 def job_with(title, name, options):
-    """A job that has one part with its defaults spelled out."""
+    """Return a job with one component whose options are all set explicitly."""
     return training.Job.of({MENUS[title].option: {"name": name, **options}})
 
 
@@ -85,7 +85,7 @@ def job_with(title, name, options):
     + [("operators", name) for name in MENUS["operators"].entries if name not in ("none", "sphere_norm")]
     + [("rotations", "cayley"), ("networks", "toy_cnn"), ("networks", "opt_cnn6"), ("data sets", "digits")],
 )
-def test_options_that_are_shown_are_taken(title, name):
+def test_options_of_an_entry_are_accepted_by_a_job(title, name):
     shown = {k: v for k, v in options_of(title, name).items() if v is not NEEDED and v != OF_DATA and not callable(v)}
     plain = json.loads(json.dumps({k: v for k, v in shown.items() if v is not None}, default=str))
     if title == "networks":
@@ -94,6 +94,6 @@ def test_options_that_are_shown_are_taken(title, name):
     assert job.build().objective is not None
 
 
-def test_menus_that_are_words_have_all_names_of_training():
+def test_menus_of_names_agree_with_training():
     assert set(INITIALS) == set(INITIALIZATIONS)
     assert set(AUGMENTATIONS) == {k for k, v in inspect.signature(moved).parameters.items() if v.default is not v.empty}

@@ -27,18 +27,18 @@ ROOT = Path(__file__).parents[2]
         ("attack", ATTACKS),
     ],
 )
-def test_every_part_says_where_it_comes_from(part, menu):
+def test_cite_has_sources_for_every_menu_entry(part, menu):
     assert set(SOURCES[part]) == set(menu)
 
 
-def test_every_work_is_cited_and_known():
+def test_cite_uses_every_reference():
     cited = {key for by_name in SOURCES.values() for keys in by_name.values() for key in keys}
     cited |= {key for keys in OPTIONS.values() for key in keys.values()}
     assert cited == set(REFERENCES)
 
 
-def test_works_are_those_of_the_citation_file():
-    """Titles, first authors, numbers of authors and years, as the file says them."""
+def test_references_agree_with_the_citation_file():
+    """Titles, authors and years."""
     text = (ROOT / "CITATION.cff").read_text(encoding="utf-8").split("references:")[1]
     works = {}
     for entry in text.split("- type:")[1:]:
@@ -53,7 +53,7 @@ def test_works_are_those_of_the_citation_file():
     assert len(works) >= 6
 
 
-def test_a_run(rotated, succeeds):
+def test_cite_prints_the_works_of_a_run(rotated, succeeds):
     out = succeeds("cite", rotated.folder)
     keys = re.findall(r"^@\w+\{(\w+),$", out, re.M)
     assert keys == [
@@ -62,7 +62,7 @@ def test_a_run(rotated, succeeds):
     assert "% regularizer mhe\n@inproceedings{liu2018energy," in out
 
 
-def test_options_are_works_too():
+def test_works_of_includes_options():
     settings = {
         "rotation": {"name": "cayley", "factors": 2, "bound": None},
         "head": {"name": "arcface", "gradient": "true"},
@@ -73,15 +73,15 @@ def test_options_are_works_too():
     assert found["liu2018energy"] == ["regularizer mhe", "rotation.refine mhe"]
 
 
-def test_all(succeeds):
+def test_cite_all_prints_every_reference_in_ascii(succeeds):
     out = succeeds("cite", "--all")
     assert len(re.findall(r"^@", out, re.M)) == len(REFERENCES)
     for entry in out.split("\n\n"):
         assert entry.count("{") == entry.count("}")
-    out.encode("ascii")  # BibTeX of any age reads it
+    out.encode("ascii")  # old versions of BibTeX need ASCII
 
 
-def test_misuse(plain, fails, tmp_path):
-    assert "cite needs a run, or --all" in fails(2, "cite")
-    assert "cite needs a run, or --all" in fails(2, "cite", plain.folder, "--all")
-    assert "is no run of `hypersphere train`" in fails(2, "cite", tmp_path)
+def test_cite_rejects_invalid_input(plain, fails, tmp_path):
+    assert "cite needs either the folder of a run or --all" in fails(2, "cite")
+    assert "cite needs either the folder of a run or --all" in fails(2, "cite", plain.folder, "--all")
+    assert "is not a run of `hypersphere train`" in fails(2, "cite", tmp_path)

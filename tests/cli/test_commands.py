@@ -1,4 +1,4 @@
-"""What all commands share: their help, and how they end."""
+"""Properties of all commands: help, error messages and exit codes."""
 
 import os
 import re
@@ -16,12 +16,12 @@ COMMANDS = typer.main.get_command(app).commands
 
 
 def words(text):
-    """Words alone: help is broken into lines and put into boxes."""
+    """Return the words of a help text without line breaks and box characters."""
     return " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_shows_every_text_as_it_was_written(name, command, monkeypatch):
+def test_help_shows_every_text_unchanged(name, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     code, out, _ = command(name, "--help")
     assert code == 0
@@ -35,18 +35,18 @@ def test_help_shows_every_text_as_it_was_written(name, command, monkeypatch):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_is_on_the_page(name):
+def test_docs_page_lists_every_option(name):
     page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
     section = re.search(rf"^## {name}\n(.*?)^## ", page, re.S | re.M)[1]
     words = re.sub("```.*?```", "", section, flags=re.S)
-    assert len(words.split()) > 10  # some words of its own
+    assert len(words.split()) > 10  # the section has text, not only code
     options = {word for parameter in COMMANDS[name].params for word in parameter.opts if word.startswith("--")}
     for option in options - {"--help"}:
         assert f"`{option}`" in section if name != "cite" else option in section, option
 
 
-def test_extras_are_named_where_one_installs():
-    tomllib = pytest.importorskip("tomllib")  # of Python 3.11
+def test_docs_page_names_every_extra_and_dependency():
+    tomllib = pytest.importorskip("tomllib")  # new in Python 3.11
     root = Path(__file__).parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     page = (root / "docs" / "index.md").read_text(encoding="utf-8")
@@ -56,12 +56,12 @@ def test_extras_are_named_where_one_installs():
         assert re.match(r"[a-z]+", package)[0] in page, package
 
 
-def test_help_of_pairs_names_the_fold(command, monkeypatch):
+def test_help_shows_brackets_in_the_format_of_pairs(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     assert "`name name 0|1 [fold]`" in command("evaluate", "--help")[1]
 
 
-def test_help_needs_no_torch():
+def test_help_of_commands_does_not_import_torch():
     names = list(COMMANDS)
     code = (
         "import sys\n"
@@ -90,14 +90,14 @@ def fail_with(error):
         (reproduce, "interrupted; finished rows are kept"),
     ],
 )
-def test_an_interrupt_promises_only_what_is_so(module, line, fails, monkeypatch):
+def test_interrupt_message_mentions_kept_rows_only_for_reproduce(module, line, fails, monkeypatch):
     name = module.__name__.rpartition(".")[2]
     monkeypatch.setattr(module, name, fail_with(KeyboardInterrupt()))
     assert fails(130, name, "digits") == f"hypersphere: {line}\n"
 
 
 @pytest.mark.parametrize(("module", "line"), [("typer", ["--version"]), ("torch", ["evaluate", "run"])])
-def test_an_interrupt_while_importing_is_one_line(module, line, tmp_path):
+def test_interrupt_during_import_is_one_line(module, line, tmp_path):
     (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt")
     done = subprocess.run(
         [sys.executable, "-m", "hypersphere", *line],
@@ -117,38 +117,38 @@ FULL = (
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (MemoryError(), "out of memory; a smaller number of --pairs may help"),
+        (MemoryError(), "out of memory; try a smaller number of --pairs"),
         (
             RuntimeError(f"{FULL}4000000000000 bytes. Error code 12 (Cannot allocate memory)\nmore"),
-            "out of memory (4000000000000 bytes more were asked for); a smaller number of --pairs may help",
+            "out of memory (could not allocate 4000000000000 bytes); try a smaller number of --pairs",
         ),
         (
             RuntimeError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has"),
-            "out of memory (2.50 GiB more were asked for); a smaller number of --pairs may help",
+            "out of memory (could not allocate 2.50 GiB); try a smaller number of --pairs",
         ),
     ],
 )
-def test_memory_that_is_full_is_one_line_with_advice(error, line, fails, monkeypatch):
+def test_out_of_memory_is_one_line_with_advice(error, line, fails, monkeypatch):
     monkeypatch.setattr(evaluate, "evaluate", fail_with(error))
     assert fails(1, "evaluate", "run") == f"hypersphere: {line}\n"
     monkeypatch.setattr(reproduce, "reproduce", fail_with(error))
-    assert fails(1, "reproduce").endswith("; a larger machine may help\n")
+    assert fails(1, "reproduce").endswith("; try a machine with more memory\n")
 
 
-def test_memory_of_this_machine(fails, monkeypatch):
+def test_out_of_memory_of_torch_is_recognised(fails, monkeypatch):
     import torch
 
     monkeypatch.setattr(evaluate, "evaluate", lambda *_, **__: torch.empty(2**60, dtype=torch.uint8))
     assert "out of memory" in fails(1, "evaluate", "run")
 
 
-def test_an_error_of_ours_is_not_hidden(command, monkeypatch):
+def test_unexpected_errors_are_raised(command, monkeypatch):
     monkeypatch.setattr(evaluate, "evaluate", fail_with(RuntimeError("a mistake")))
     with pytest.raises(RuntimeError, match="a mistake"):
         command("evaluate", "run")
 
 
-def test_advice_about_data_is_in_words_of_the_command_line(fails, monkeypatch, tmp_path):
+def test_missing_data_message_names_the_command_line_option(fails, monkeypatch, tmp_path):
     monkeypatch.delenv("HYPERSPHERE_DATA", raising=False)
     line = fails(2, "reproduce", "omniglot", "--out", tmp_path)
     assert line.startswith("hypersphere: no data folder: pass --data-root or set the environment variable")

@@ -22,7 +22,7 @@ PEOPLE, EACH = 12, 4
 
 @pytest.fixture
 def faces(tmp_path):
-    """Features and labels of some people as two files, and the arrays."""
+    """Features and labels of a few people, as two files and as arrays."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(PEOPLE), EACH)
     features = rng.normal(size=(PEOPLE, 8))[labels] + 0.8 * rng.normal(size=(PEOPLE * EACH, 8))
@@ -36,7 +36,7 @@ def unit(x):
 
 
 def rank_one(features, labels):
-    """The share of samples, but the first of each class, whose nearest first sample is of their class."""
+    """Return the rank-1 rate with the first sample of each class as gallery and the others as probes."""
     first = np.array([np.flatnonzero(labels == label)[0] for label in np.unique(labels)])
     rest = np.setdiff1d(np.arange(len(labels)), first)
     best = first[(unit(features[rest]) @ unit(features[first]).T).argmax(1)]
@@ -48,22 +48,22 @@ def area(features, labels, pairs):
     return roc_auc_score(labels[pairs.first.numpy()] == labels[pairs.second.numpy()], scores)
 
 
-def test_a_run(plain, succeeds, tmp_path):
+def test_evaluate_run_matches_the_definitions(plain, succeeds, tmp_path):
     out = succeeds("evaluate", plain.folder, "--json", tmp_path / "new" / "found.json", "--ranks", "1,3")
     found = json.loads((tmp_path / "new" / "found.json").read_text())
     for word in ("classification accuracy", "verification accuracy", "identification at rank 3", "Fisher", "hardness"):
         assert word in out
     assert "\x1b" not in out
     assert "3,000 same and 3,000 different, drawn, in 10 folds" in out
-    assert "The page of `report` has rates of all pairs of up to 1,500 test samples, so they differ." in out
-    assert "draws of the pairs" in out  # its classes are those it was trained on
+    assert "`report` computes its rates from all pairs of up to 1,500 test samples, so they differ." in out
+    assert "draws of the pairs" in out  # because training has seen these classes
     assembly = plain.assembly()
     labels = assembly.task.test_labels.numpy()
     with torch.no_grad():
         features = assembly.network(assembly.task.test_inputs.float() / 255).double().numpy()
     w = assembly.head.weight.detach().double().numpy()
     assert found["classification"]["accuracy"] == pytest.approx(((features @ w.T).argmax(1) == labels).mean())
-    assert found["classification"]["accuracy"] > 0.3  # of ten classes
+    assert found["classification"]["accuracy"] > 0.3  # there are ten classes
     assert found["identification"]["rank"]["1"] == pytest.approx(rank_one(features, labels), abs=0.01)
     pairs = drawn_pairs(torch.from_numpy(labels), None, 0)
     assert found["verification"]["auc"] == pytest.approx(area(features, labels, pairs), abs=1e-4)
@@ -74,13 +74,13 @@ def test_a_run(plain, succeeds, tmp_path):
     assert found["hardness"]["deviation"] == pytest.approx(hardness.std(), rel=1e-4)
 
 
-def test_features_and_labels(faces, succeeds):
+def test_evaluate_embeddings_with_labels(faces, succeeds):
     folder, features, labels = faces
     words = ["--json", folder / "found.json", "--pairs", "40", "--folds", "4", "--seed", "3", "--far", "0.1,1/1000"]
     out = succeeds("evaluate", folder / "features.npy", folder / "labels.npy", *words)
     found = json.loads((folder / "found.json").read_text())
     assert "not resolved" in out
-    assert "Not resolved: by 40 different pairs." in out
+    assert "Not resolved: 40 different pairs are too few for this FAR." in out
     assert "classification" not in out
     assert found["verification"]["auc"] == pytest.approx(
         area(features, labels, drawn_pairs(torch.from_numpy(labels), 40, 3))
@@ -90,7 +90,7 @@ def test_features_and_labels(faces, succeeds):
 
 
 def resampled_people(features, labels, pairs, draws):
-    """Area under the curve in draws of people with replacement, pair by pair from the definition."""
+    """Return the interval of the AUC when people are resampled with replacement, from the definition."""
     one, two = pairs.first.numpy(), pairs.second.numpy()
     scores = (unit(features[one]) * unit(features[two])).sum(1)
     same = labels[one] == labels[two]
@@ -102,13 +102,13 @@ def resampled_people(features, labels, pairs, draws):
     return np.quantile(found, [0.025, 0.975])
 
 
-def test_intervals_of_embeddings_are_over_people(faces, succeeds):
+def test_intervals_of_embeddings_resample_people(faces, succeeds):
     folder, features, labels = faces
     words = [folder / "features.npy", folder / "labels.npy", "--pairs", "60", "--json", folder / "found.json"]
     out = succeeds("evaluate", *words)
     found = json.loads((folder / "found.json").read_text())["verification"]
     assert (found["draws"], found["drawn"]) == (1000, "classes")
-    assert "95 %: percentiles over 1,000 draws of the classes." in out
+    assert "95 %: percentile bootstrap with 1,000 draws of the classes." in out
     for key, (low, high) in found["intervals"].items():
         assert low <= found[key] <= high
         assert low < high
@@ -116,11 +116,11 @@ def test_intervals_of_embeddings_are_over_people(faces, succeeds):
     assert found["intervals"]["auc"] == pytest.approx(expected, abs=0.02)
     tenth = found["tar"][0]
     assert tenth["interval"][0] <= tenth["tar"] <= tenth["interval"][1]
-    assert "interval" not in found["tar"][2]  # 60 pairs do not resolve one in a thousand
-    assert succeeds("evaluate", *words) == out  # the draws are those of the seed
+    assert "interval" not in found["tar"][2]  # 60 pairs do not resolve a rate of 0.001
+    assert succeeds("evaluate", *words) == out  # the seed determines the draws
 
 
-def test_intervals_can_be_left_out_or_asked_for(faces, succeeds, fails):
+def test_intervals_are_optional(faces, succeeds, fails):
     folder, *_ = faces
     words = [folder / "features.npy", folder / "labels.npy", "--json", folder / "found.json", "--bootstrap"]
     assert "95 %" not in succeeds("evaluate", *words, "0")
@@ -130,17 +130,17 @@ def test_intervals_can_be_left_out_or_asked_for(faces, succeeds, fails):
     assert "--bootstrap must be 0, or a number of draws >= 2, not 1" in fails(2, "evaluate", *words, "1")
 
 
-def test_the_table_fits_a_terminal(plain, succeeds, tmp_path):
+def test_evaluation_table_fits_a_terminal(plain, succeeds, tmp_path):
     succeeds("evaluate", plain.folder, "--json", tmp_path / "found.json", "--bootstrap", 100)
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=True, no_color=True, color_system=None)
     print_table(evaluation_table(json.loads((tmp_path / "found.json").read_text())), console)
     assert max(map(len, out.getvalue().splitlines())) <= 80
     (line,) = [line for line in out.getvalue().splitlines() if "area under the ROC curve" in line]
-    assert line.count("0.") == 3  # the value and both ends in one line
+    assert line.count("0.") == 3  # the value and both ends of the interval in one line
 
 
-def test_many_pairs_have_no_intervals_unless_asked_for(faces, succeeds, monkeypatch):
+def test_intervals_of_many_pairs_must_be_requested(faces, succeeds, monkeypatch):
     folder, *_ = faces
     monkeypatch.setattr(evaluate, "MOST_RESAMPLED", 50)
     words = [folder / "features.npy", folder / "labels.npy", "--pairs", "30"]
@@ -148,7 +148,7 @@ def test_many_pairs_have_no_intervals_unless_asked_for(faces, succeeds, monkeypa
     assert "95 %" in succeeds("evaluate", *words, "--bootstrap", "20")
 
 
-def test_two_sides_of_pairs(faces, succeeds, fails):
+def test_evaluate_paired_embeddings(faces, succeeds, fails):
     folder, features, labels = faces
     first, second = np.random.default_rng(1).integers(len(labels), size=(2, 200))
     for name, array in (("a", features[first]), ("b", features[second]), ("same", labels[first] == labels[second])):
@@ -160,10 +160,10 @@ def test_two_sides_of_pairs(faces, succeeds, fails):
     found = json.loads((folder / "found.json").read_text())
     scores = (unit(features[first]) * unit(features[second])).sum(1)
     assert found["verification"]["auc"] == pytest.approx(roc_auc_score(labels[first] == labels[second], scores))
-    assert "--same must be given" in fails(2, "evaluate", folder / "a.npy", folder / "b.npy")
+    assert "two files of embeddings need --same" in fails(2, "evaluate", folder / "a.npy", folder / "b.npy")
 
 
-def test_a_list_of_pairs_by_name_and_by_number(faces, succeeds):
+def test_evaluate_listed_pairs_by_name_and_by_index(faces, succeeds):
     folder, _, labels = faces
     drawn = np.random.default_rng(2).integers(len(labels), size=(300, 2))
     rows = [(i, j, int(labels[i] == labels[j]), k % 3) for k, (i, j) in enumerate(drawn)]
@@ -183,7 +183,7 @@ def test_a_list_of_pairs_by_name_and_by_number(faces, succeeds):
         ]
 
 
-def test_what_embed_wrote_is_enough(plain, succeeds, tmp_path):
+def test_evaluate_reads_the_files_of_embed(plain, succeeds, tmp_path):
     succeeds("embed", plain.folder, "--out", tmp_path / "e.safetensors")
     succeeds("embed", plain.folder, "--out", tmp_path / "e2.npy")
     tables = [succeeds("evaluate", tmp_path / name, "--bootstrap", 20) for name in ("e.safetensors", "e2.npy")]
@@ -192,43 +192,43 @@ def test_what_embed_wrote_is_enough(plain, succeeds, tmp_path):
     assert "identification at rank 1 " in tables[0]
 
 
-def test_one_test_sample_a_class_leaves_pairs_out(draw_images, succeeds, tmp_path):
+def test_evaluate_omits_pairs_if_every_class_has_one_sample(draw_images, succeeds, tmp_path):
     names = {f"{kind}/{n}.png": 30 * n + shade for kind, shade in (("a", 10), ("b", 120)) for n in range(4)}
     draw_images(tmp_path / "images", names)
     run = train(tmp_path / "run", data={"name": "image_folder", "path": str(tmp_path / "images"), "size": 8}, epochs=1)
     out = succeeds("evaluate", run.folder)
     assert "classification accuracy" in out
-    assert "Left out: verification and identification need a class with two samples" in out
+    assert "Omitted: verification and identification need a class with two samples" in out
     assert "verification accuracy" not in out
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["features.npy"], "labels must be given, as a second .npy file, or pairs by --pairs FILE"),
+        (["features.npy"], "embeddings without labels need a second .npy file with labels, or --pairs FILE"),
         (["nothing.npy"], "nothing.npy not found"),
         (["features.npy", "nothing.npy"], "nothing.npy not found"),
-        (["features.npy", "short.npy"], "labels must be a whole number for each of the 48 embeddings"),
-        (["features.npy", "float.npy"], "labels must be a whole number for each of the 48 embeddings"),
+        (["features.npy", "short.npy"], "labels must be one integer for each of the 48 embeddings"),
+        (["features.npy", "float.npy"], "labels must be one integer for each of the 48 embeddings"),
         (["labels.npy", "labels.npy"], "must be a non-empty matrix (N, d)"),
-        (["features.npy", "alone.npy"], "need a class with two samples, and there is none"),
+        (["features.npy", "alone.npy"], "need a class with two samples; every class has one"),
         (["features.npy", "one.npy"], "labels must be labels of at least two classes"),
         (["nan.npy", "labels.npy"], "must be finite, but row 3 is not"),
         (["features.npy", "labels.npy", "--pairs", "100"], "there are 72 same and 1056 different pairs"),
         (["features.npy", "labels.npy", "--pairs", "pairs.txt"], "pairs.txt not found"),
-        (["features.npy", "labels.npy", "--ranks", "first"], "--ranks must be numbers with commas"),
+        (["features.npy", "labels.npy", "--ranks", "first"], "--ranks must be numbers separated by commas"),
         (["features.npy", "labels.npy", "--ranks", "0"], "ranks must be integers >= 1"),
         (["features.npy", "labels.npy", "--far", "2"], "far must be a rate in (0, 1)"),
-        (["features.npy", "labels.npy", "--far", "1/0"], "--far must be numbers with commas"),
-        (["features.npy", "labels.npy", "--json", "."], "--json must be a file that ends in .json"),
-        (["features.npy", "labels.npy", "--mirror"], "--mirror must be left out, unless of a run"),
-        (["features.npy", "labels.npy", "--step", "3"], "--step must be left out, unless of a run"),
-        (["features.npy", "labels.npy", "--device", "cpu"], "--device must be left out, unless of a run"),
-        (["features.txt", "labels.npy"], "embeddings must be a file that ends in .npy or .safetensors"),
-        (["."], "is no run of `hypersphere train`"),
+        (["features.npy", "labels.npy", "--far", "1/0"], "--far must be numbers separated by commas"),
+        (["features.npy", "labels.npy", "--json", "."], "--json must be a file with suffix .json"),
+        (["features.npy", "labels.npy", "--mirror"], "--mirror must be omitted unless the source is a run"),
+        (["features.npy", "labels.npy", "--step", "3"], "--step must be omitted unless the source is a run"),
+        (["features.npy", "labels.npy", "--device", "cpu"], "--device must be omitted unless the source is a run"),
+        (["features.txt", "labels.npy"], "embeddings must be a file with suffix .npy or .safetensors"),
+        (["."], "is not a run of `hypersphere train`"),
     ],
 )
-def test_misuse(words, message, faces, fails, monkeypatch):
+def test_evaluate_rejects_invalid_input_without_writing(words, message, faces, fails, monkeypatch):
     folder, features, labels = faces
     np.save(folder / "short.npy", labels[1:])
     np.save(folder / "float.npy", labels + 0.5)
@@ -247,7 +247,7 @@ class Evil:
         return (open, ("ran", "w"))
 
 
-def test_damaged_files_and_pickles(faces, fails, monkeypatch):
+def test_evaluate_reports_damaged_files_and_never_unpickles(faces, fails, monkeypatch):
     folder, *_ = faces
     monkeypatch.chdir(folder)
     np.save("objects.npy", np.array([Evil()], dtype=object), allow_pickle=True)
@@ -266,11 +266,11 @@ def test_damaged_files_and_pickles(faces, fails, monkeypatch):
     assert "must have 48 names" in fails(3, "evaluate", "features.npy", "labels.npy")
 
 
-def test_a_damaged_or_unfinished_run(plain, fails, tmp_path):
+def test_evaluate_reports_a_damaged_or_unfinished_run(plain, fails, tmp_path):
     broken = shutil.copytree(plain.folder, tmp_path / "broken")
     weights = next(broken.rglob("weights.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1])
-    assert "no good checkpoint" in fails(3, "evaluate", broken)
+    assert "no intact checkpoint" in fails(3, "evaluate", broken)
     shutil.rmtree(broken / "checkpoints")
     assert "has no checkpoint yet" in fails(2, "evaluate", broken)
     (broken / "config.json").write_text("{")
@@ -286,14 +286,14 @@ def test_a_damaged_or_unfinished_run(plain, fails, tmp_path):
         (torch.zeros(6, 2), torch.arange(5)),
     ],
 )
-def test_files_of_tensors_that_are_no_embeddings_are_damaged(tmp_path, command, features, labels):
+def test_evaluate_reports_tensors_of_a_wrong_shape_or_dtype(tmp_path, command, features, labels):
     save_file({"features": features, "labels": labels}, tmp_path / "e.safetensors")
     code, _, errors = command("evaluate", tmp_path / "e.safetensors")
     assert (code, errors.count("\n")) == (3, 1)
-    assert "must hold features (N, d) of floating point" in errors
+    assert "must hold floating-point features (N, d)" in errors
 
 
-def test_words_beside_embeddings_that_are_no_lists(tmp_path, command):
+def test_evaluate_reports_an_invalid_description_file(tmp_path, command):
     np.save(tmp_path / "e.npy", np.zeros((2, 3), dtype=np.float32))
     (tmp_path / "e.json").write_text('{"names": null, "labels": 3, "classes": null}')
     code, _, errors = command("evaluate", tmp_path / "e.npy")

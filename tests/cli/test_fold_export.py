@@ -21,7 +21,7 @@ def outputs(run):
         return x.numpy(), features.numpy(), assembly.head.scores(features).numpy()
 
 
-def test_a_rotated_run_becomes_plain(rotated, succeeds, tmp_path):
+def test_fold_makes_a_rotated_run_plain(rotated, succeeds, tmp_path):
     out = succeeds("fold", rotated.folder, "--out", tmp_path / "plain")
     folded = Run.open(tmp_path / "plain")
     assert folded.job.rotation == {"name": "none"}
@@ -31,7 +31,7 @@ def test_a_rotated_run_becomes_plain(rotated, succeeds, tmp_path):
     weights = load_file(tmp_path / "plain" / "model.safetensors")
     assert not any("parametrizations" in name for name in weights)
     assert weights["network.body.stages.0.weight"].shape == (4, 1, 3, 3)
-    assert "5 rotated and 0 decoupled layers are plain now" in out
+    assert "folded 5 rotated and 0 decoupled layers" in out
     assert (
         succeeds("evaluate", tmp_path / "plain", "--bootstrap", 0).splitlines()[1:]
         == succeeds("evaluate", rotated.folder, "--bootstrap", 0).splitlines()[1:]
@@ -40,10 +40,10 @@ def test_a_rotated_run_becomes_plain(rotated, succeeds, tmp_path):
 
 
 @pytest.mark.parametrize("weighting", [None, "linear"])
-def test_a_linear_operator_folds_into_plain_convolutions(weighting, succeeds, tmp_path):
+def test_fold_replaces_linear_operators_by_convolutions(weighting, succeeds, tmp_path):
     operator = {"name": "linear", "alpha": 1.5, "weighting": weighting}
     run = train(tmp_path / "run", operator=operator, rotation="householder", epochs=1)
-    assert "5 rotated and 4 decoupled layers are plain now" in succeeds("fold", run.folder)
+    assert "folded 5 rotated and 4 decoupled layers" in succeeds("fold", run.folder)
     folded = Run.open(run.folder / "folded")
     assert type(folded.assembly().network.body.stages[0]) is torch.nn.Conv2d
     for before, after in zip(outputs(run), outputs(folded), strict=True):
@@ -53,11 +53,11 @@ def test_a_linear_operator_folds_into_plain_convolutions(weighting, succeeds, tm
         np.testing.assert_allclose(rows.norm(dim=1), 1.5, rtol=1e-5)
 
 
-def test_what_looks_at_patches_is_kept_and_said(fails, succeeds, tanh, tmp_path):
+def test_fold_keeps_operators_that_depend_on_patch_norms(fails, succeeds, tanh, tmp_path):
     line = fails(2, "fold", tanh.folder)
-    assert "nothing to fold: 4 layers respond by 'tanh', which looks at the norm of every patch" in line
+    assert "nothing to fold: 4 layers with the operator 'tanh', which depends on the norm of each patch" in line
     both = train(tmp_path / "both", operator="sphere_norm", rotation="cayley", epochs=1)
-    assert "kept: 4 layers respond by 'sphere_norm'" in succeeds("fold", both.folder)
+    assert "not folded: 4 layers with the operator 'sphere_norm'" in succeeds("fold", both.folder)
     folded = Run.open(both.folder / "folded")
     assert folded.job.operator == {"name": "sphere_norm"}
     for before, after in zip(outputs(both), outputs(folded), strict=True):
@@ -65,22 +65,20 @@ def test_what_looks_at_patches_is_kept_and_said(fails, succeeds, tanh, tmp_path)
 
 
 @pytest.mark.parametrize("angular", ["linear", "sigmoid"])
-def test_another_angle_is_no_inner_product(angular):
+def test_plain_weight_is_none_for_other_angular_activations(angular):
     assert plain_weight(DecoupledLinear(4, 3, magnitude="linear", angular=angular)) is None
 
 
-def test_fold_refuses_what_is_there(plain, rotated, fails, tmp_path):
-    assert "nothing to fold: its layers are plain" in fails(2, "fold", plain.folder)
+def test_fold_rejects_plain_runs_and_occupied_folders(plain, rotated, fails, tmp_path):
+    assert "nothing to fold: all its layers are plain" in fails(2, "fold", plain.folder)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine").touch()
-    assert "--out must be a folder that is not there yet" in fails(
-        2, "fold", rotated.folder, "--out", tmp_path / "there"
-    )
+    assert "--out must be a new or an empty folder" in fails(2, "fold", rotated.folder, "--out", tmp_path / "there")
     assert [path.name for path in tmp_path.rglob("*")] == ["there", "mine"]
 
 
 @pytest.mark.parametrize("name", ["rotated", "tanh"])
-def test_a_torch_program_computes_the_same(name, request, succeeds, tmp_path):
+def test_export_to_torch_computes_the_same_outputs(name, request, succeeds, tmp_path):
     run = request.getfixturevalue(name)
     out = succeeds("export", run.folder, "--to", "torch", "--out", tmp_path / "m.pt2")
     assert "N x 1 x 8 x 8" in out
@@ -92,7 +90,7 @@ def test_a_torch_program_computes_the_same(name, request, succeeds, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_onnx_computes_the_same(rotated, succeeds):
+def test_export_to_onnx_computes_the_same_outputs(rotated, succeeds):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     succeeds("export", rotated.folder)
@@ -103,7 +101,7 @@ def test_onnx_computes_the_same(rotated, succeeds):
     np.testing.assert_allclose(found[1], scores, rtol=1e-3, atol=1e-4)
 
 
-def test_a_file_that_computes_something_else_is_not_put_in_place(plain, fails, monkeypatch, tmp_path):
+def test_export_writes_no_file_if_outputs_differ(plain, fails, monkeypatch, tmp_path):
     suffix, write, read = exporting.FORMS["torch"]
     wrong = (suffix, write, lambda path: lambda x: [1.01 * part for part in read(path)(x)])
     monkeypatch.setitem(exporting.FORMS, "torch", wrong)
@@ -112,7 +110,7 @@ def test_a_file_that_computes_something_else_is_not_put_in_place(plain, fails, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_exporter_that_fails_is_told_in_one_line(plain, fails, monkeypatch, tmp_path):
+def test_export_reports_a_failing_exporter_in_one_line(plain, fails, monkeypatch, tmp_path):
     def fail(*_):
         raise RuntimeError("no such operator\nand much more")
 
@@ -122,8 +120,8 @@ def test_an_exporter_that_fails_is_told_in_one_line(plain, fails, monkeypatch, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_export_says_what_it_needs(plain, fails, monkeypatch):
+def test_export_names_missing_packages_and_invalid_options(plain, fails, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert "this needs onnxscript: pip install 'torch-hypersphere[onnx]'" in fails(2, "export", plain.folder)
     assert "--to must be one of onnx, torch, not 'caffe'" in fails(2, "export", plain.folder, "--to", "caffe")
-    assert "--out must be a file that ends in .onnx" in fails(2, "export", plain.folder, "--out", "m.pt2")
+    assert "--out must be a file with suffix .onnx" in fails(2, "export", plain.folder, "--out", "m.pt2")

@@ -16,7 +16,7 @@ from hypersphere.report import print_table
 
 
 def mean_energy(w, half_space):
-    """The mean of 1/d² over ordered pairs of directions, by the definition."""
+    """Return the mean of 1/d² over ordered pairs of directions, from the definition."""
     w = w / np.linalg.norm(w, axis=1, keepdims=True)
     w = np.concatenate([w, -w]) if half_space else w
     pairs = [1 / ((a - b) ** 2).sum() for i, a in enumerate(w) for j, b in enumerate(w) if i != j]
@@ -39,7 +39,7 @@ def weights():
     }
 
 
-def test_a_file_of_weights(weights, succeeds, tmp_path):
+def test_inspect_file_matches_the_definition(weights, succeeds, tmp_path):
     save_file(weights, tmp_path / "w.safetensors")
     out = succeeds("inspect", tmp_path / "w.safetensors", "--json", tmp_path / "w.json", "--pairs", "2")
     assert re.search(r"wide.weight +\| 6×5", out)
@@ -58,23 +58,23 @@ def test_a_file_of_weights(weights, succeeds, tmp_path):
             assert value == pytest.approx(mean_energy(rows, half_space), rel=1e-4)
 
 
-def test_the_page_holds_all_and_asks_for_nothing(weights, succeeds, tmp_path):
+def test_inspect_page_is_complete_and_self_contained(weights, succeeds, tmp_path):
     torch.save({"state": weights, "epoch": 3}, tmp_path / "w.pt")
     out = succeeds("inspect", tmp_path / "w.pt", "--html", tmp_path / "deep" / "w.html")
     assert out.rstrip().endswith("w.html")
     page = (tmp_path / "deep" / "w.html").read_text(encoding="utf-8")
-    for word in ("state.wide.weight", "state.conv.weight", "Energy beside that of random neurons", "Pairs that stand"):
+    for word in ("state.wide.weight", "state.conv.weight", "Energy relative to random neurons", "Extreme pairs"):
         assert word in page
     assert not re.search(r"""(src|href)=["']?https?:""", page)
-    pairs = re.search("Pairs that stand out</h2>.*?</table>", page, re.S)[0]
-    assert pairs.count("state.wide.weight") == 1  # a row a layer
+    pairs = re.search("Extreme pairs</h2>.*?</table>", page, re.S)[0]
+    assert pairs.count("state.wide.weight") == 1  # one row per layer
     rows = weights["wide.weight"].double().numpy()
     assert f":\N{NO-BREAK SPACE}{np.degrees(nearest_angle(rows)):.1f}°" in pairs
-    for words in ("Nearest is the smallest angle", "Covering is the largest angle", "Rank is the number"):
+    for words in ("Nearest is the smallest angle", "Covering is the largest angle", "Rank is the effective number"):
         assert words in page
 
 
-def test_a_run_shows_its_rotated_weights(rotated, succeeds, tmp_path):
+def test_inspect_run_shows_its_rotated_weights(rotated, succeeds, tmp_path):
     out = succeeds("inspect", rotated.folder, "--json", tmp_path / "r.json")
     assert "parametrizations" not in out
     found = {layer["name"]: layer for layer in json.loads((tmp_path / "r.json").read_text())["layers"]}
@@ -89,8 +89,8 @@ def test_a_run_shows_its_rotated_weights(rotated, succeeds, tmp_path):
         assert found[name]["separation"] == pytest.approx(nearest_angle(w), rel=1e-3)
 
 
-def test_the_table_fits_a_terminal_and_names_no_infinity(capsys):
-    """As toy_cnn has it: 3-d features, whose random energy is infinite, and names as long as they come."""
+def test_inspect_table_fits_a_terminal_and_shows_no_infinity(capsys):
+    """The layers of toy_cnn: 3-d features, whose random energy is infinite, and long names."""
     sizes = {"stages.0": (32, 9), "stages.10": (32, 288), "stages.12": (128, 1152), "feature": (3, 1024)}
     layers = {f"network.{name}": torch.randn(size, generator=torch.Generator()) for name, size in sizes.items()}
     found = energy.inspect({**layers, "head": torch.randn(10, 3, generator=torch.Generator())})
@@ -105,16 +105,16 @@ def test_the_table_fits_a_terminal_and_names_no_infinity(capsys):
     assert not any("inf" in line for line in lines if "finite" not in line)
 
 
-def test_the_page_shows_norms_holes_and_orthogonality(succeeds, tmp_path):
+def test_inspect_page_shows_norms_holes_and_orthogonality(succeeds, tmp_path):
     w = torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 5.0], [0.0, 3.0, 4.0]])
     save_file({"few": w}, tmp_path / "w.safetensors")
     succeeds("inspect", tmp_path / "w.safetensors", "--html", tmp_path / "w.html", "--json", tmp_path / "w.json")
     html = (tmp_path / "w.html").read_text(encoding="utf-8")
     texts = Checker(html).texts
-    for heading in ("largest hole", "orthogonality error", "mean norm", "least norm", "largest norm"):
+    for heading in ("largest hole", "orthogonality error", "mean norm", "smallest norm", "largest norm"):
         assert any(heading in words for words in texts["th"])
-    assert texts["th"].count("random") == 0  # headings that say nothing on a card of a phone
-    for cell in ("4.250", "3.000", "5.000"):  # of the norms
+    assert texts["th"].count("random") == 0  # headings must be understandable without their neighbours
+    for cell in ("4.250", "3.000", "5.000"):  # mean, smallest and largest norm
         assert cell in texts["td"]
     error = np.sqrt((0.6**2 + 0.8**2) / 6)
     assert f"{error:.3f}" in texts["td"]
@@ -125,7 +125,7 @@ def test_the_page_shows_norms_holes_and_orthogonality(succeeds, tmp_path):
     assert "largest hole" not in (tmp_path / "v.html").read_text(encoding="utf-8")
 
 
-def test_damage_in_a_later_tensor_is_damage(weights, fails, monkeypatch, tmp_path):
+def test_inspect_reports_damage_in_a_later_tensor(weights, fails, monkeypatch, tmp_path):
     save_file(weights, tmp_path / "w.safetensors")
     whole = _weight_files._read_safetensors
 
@@ -142,7 +142,7 @@ class Evil:
         return (open, ("ran", "w"))
 
 
-def test_what_is_no_file_of_weights(weights, fails, monkeypatch, tmp_path):
+def test_inspect_rejects_files_that_are_not_weights(weights, fails, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     torch.save({"w": Evil()}, "evil.pt")
     save_file(weights, "whole.safetensors")
@@ -160,5 +160,5 @@ def test_what_is_no_file_of_weights(weights, fails, monkeypatch, tmp_path):
     assert "must be a .safetensors file or one of .pt" in fails(2, "inspect", "notes.txt")
     save_file({"bias": torch.zeros(3)}, "thin.safetensors")
     assert "one with a matrix of two finite neurons" in fails(2, "inspect", "thin.safetensors")
-    assert "--html must be a file that ends in .html" in fails(2, "inspect", "whole.safetensors", "--html", "page.txt")
+    assert "--html must be a file with suffix .html" in fails(2, "inspect", "whole.safetensors", "--html", "page.txt")
     assert not (tmp_path / "page.html").exists()

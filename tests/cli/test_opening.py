@@ -1,4 +1,4 @@
-"""A run is opened the same way by every command: one precision, one device, the checkpoint that is asked for."""
+"""All commands open a run in the same way: its precision, one device, the requested checkpoint."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from .pages import cells, logged
 
 @pytest.fixture(scope="module")
 def half(runs):
-    """A run in bfloat16, and what its network makes of the test data in that precision and in float32."""
+    """A run in bfloat16, its components, and the features of the test data in bfloat16."""
     run = Run.open(runs / "half")
     assembly = run.assembly()
     x = assembly.task.test_inputs.float() / 255
@@ -34,7 +34,7 @@ def half(runs):
     return run, assembly, rounded
 
 
-def test_a_run_in_bfloat16_is_measured_in_bfloat16(half, runs, succeeds, tmp_path):
+def test_commands_evaluate_a_bfloat16_run_in_bfloat16(half, runs, succeeds, tmp_path):
     run, _, features = half
     expected = logged(runs, "half")
     succeeds("evaluate", run.folder, "--json", tmp_path / "e.json", "--bootstrap", 0)
@@ -50,7 +50,7 @@ def test_a_run_in_bfloat16_is_measured_in_bfloat16(half, runs, succeeds, tmp_pat
     assert torch.equal(study(run).features, features)
 
 
-def test_an_attack_on_bfloat16_sees_its_rounding(half, succeeds, tmp_path):
+def test_attack_on_a_bfloat16_run_uses_bfloat16_gradients(half, succeeds, tmp_path):
     run, assembly, _ = half
     x = (assembly.task.test_inputs.float() / 255).requires_grad_()
     y = assembly.task.test_labels
@@ -65,12 +65,12 @@ def test_an_attack_on_bfloat16_sees_its_rounding(half, succeeds, tmp_path):
         right = (scores((x + 0.02 * slope.sign()).clamp(0, 1)).argmax(1) == y).double().mean()
     succeeds("attack", run.folder, "--epsilon", "0.02", "--json", tmp_path / "a.json")
     found = json.loads((tmp_path / "a.json").read_text())["accuracies"][0]
-    assert found == pytest.approx(float(right), abs=0.011)  # batches of another size round differently
+    assert found == pytest.approx(float(right), abs=0.011)  # rounding depends on the batch size
 
 
-def test_forms_of_a_bfloat16_run_are_compared_in_float32(runs, succeeds, tmp_path):
+def test_export_and_fold_compare_a_bfloat16_run_in_float32(runs, succeeds, tmp_path):
     out = succeeds("export", runs / "half", "--to", "torch", "--out", tmp_path / "m.pt2")
-    assert out.endswith("of the run's largest outputs, in float32\n")
+    assert out.endswith(", in float32\n")
     turned = train(tmp_path / "turned", rotation="cayley", precision="bfloat16", epochs=1)
     assert "5 rotated" in succeeds("fold", turned.folder)
     assert Run.open(turned.folder / "folded").job.precision == "bfloat16"
@@ -78,7 +78,7 @@ def test_forms_of_a_bfloat16_run_are_compared_in_float32(runs, succeeds, tmp_pat
 
 @pytest.fixture
 def twice(plain, tmp_path):
-    """A run with two checkpoints, the later one of other weights."""
+    """A run with two checkpoints that have different weights."""
     folder = shutil.copytree(plain.folder, tmp_path / "twice")
     run = Run.open(folder)
     assembly = run.assembly()
@@ -90,7 +90,7 @@ def twice(plain, tmp_path):
     return run, first, first + 5
 
 
-def test_any_checkpoint_can_be_asked_for(twice, plain, succeeds, fails, tmp_path):
+def test_step_selects_a_checkpoint(twice, plain, succeeds, fails, tmp_path):
     run, first, last = twice
     found = {}
     for step in (None, first, last):
@@ -110,7 +110,7 @@ def test_any_checkpoint_can_be_asked_for(twice, plain, succeeds, fails, tmp_path
     assert f"--step must be one of {first}, {last}, not 7" in fails(2, "evaluate", run.folder, "--step", 7)
 
 
-def test_a_damaged_checkpoint_that_is_asked_for(twice, fails, tmp_path):
+def test_step_reports_a_damaged_checkpoint(twice, fails, tmp_path):
     run, first, _ = twice
     weights = run.folder / "checkpoints" / f"step-{first:08d}" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
@@ -119,7 +119,7 @@ def test_a_damaged_checkpoint_that_is_asked_for(twice, fails, tmp_path):
     assert "has no checkpoint yet" in fails(2, "evaluate", run.folder, "--step", first)
 
 
-def test_of_checkpoints_of_one_step_the_last_good_one_counts(twice):
+def test_open_run_uses_the_last_intact_checkpoint_of_a_step(twice):
     run, _, last = twice
     again = run.folder / "checkpoints" / f"step-{last:08d}.2"
     shutil.copytree(run.folder / "checkpoints" / f"step-{last:08d}", again)
@@ -128,14 +128,14 @@ def test_of_checkpoints_of_one_step_the_last_good_one_counts(twice):
     assert open_run(run.folder, step=last).step == last
 
 
-def test_a_folded_run_has_the_step_of_its_weights(rotated, succeeds, monkeypatch, tmp_path):
+def test_fold_keeps_the_step_of_the_weights(rotated, succeeds, monkeypatch, tmp_path):
     run = Run.open(shutil.copytree(rotated.folder, tmp_path / "run"))
     (step,) = run.checkpoints().steps()
 
     class Later(folding.Probe):
         @classmethod
         def of(cls, assembly):
-            run.checkpoints().save(step + 9, {"objective": assembly.objective})  # training goes on meanwhile
+            run.checkpoints().save(step + 9, {"objective": assembly.objective})  # training continues in the meantime
             return super().of(assembly)
 
     monkeypatch.setattr(folding, "Probe", Later)
@@ -145,7 +145,7 @@ def test_a_folded_run_has_the_step_of_its_weights(rotated, succeeds, monkeypatch
     assert Run.open(tmp_path / "later").checkpoints().steps() == [step + 9]
 
 
-def test_inputs_go_to_the_device_and_features_come_back():
+def test_features_are_computed_on_the_device_and_returned_on_the_cpu():
     seen = []
 
     def features(x):
@@ -161,7 +161,7 @@ def test_inputs_go_to_the_device_and_features_come_back():
 
 
 @pytest.mark.parametrize("name", ["evaluate", "embed", "attack", "report", "inspect"])
-def test_every_measurement_takes_a_device(name, plain, succeeds, fails, monkeypatch, tmp_path):
+def test_commands_accept_a_device(name, plain, succeeds, fails, monkeypatch, tmp_path):
     more = {"embed": ["--out", "e.npy"], "report": ["--out", "r.html"], "evaluate": ["--bootstrap", 0]}
     monkeypatch.chdir(tmp_path)
     out = more.get(name, [])
@@ -170,7 +170,7 @@ def test_every_measurement_takes_a_device(name, plain, succeeds, fails, monkeypa
     assert "--device meta cannot be used" in fails(2, name, plain.folder, "--device", "meta", *out)
 
 
-def test_what_needs_the_network_alone_works_without_the_data(rotated, succeeds, command, tmp_path, monkeypatch):
+def test_commands_on_the_network_work_without_the_data(rotated, succeeds, command, tmp_path, monkeypatch):
     def gone(*_):
         raise MissingData("digits not found")
 

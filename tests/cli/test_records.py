@@ -1,4 +1,4 @@
-"""Pages of recipes: what is told of records, by `hypersphere reproduce` and by `hypersphere report`."""
+"""Pages of recipes, written by `hypersphere reproduce` and by `hypersphere report`."""
 
 import re
 from dataclasses import replace
@@ -16,7 +16,7 @@ from .pages import cells, made, toy
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
-def test_every_recipe_has_groups_that_a_chart_can_hold(recipe):
+def test_group_rows_fits_every_recipe_into_charts(recipe):
     names = [row.name for row in recipe.rows]
     groups = group_rows(names)
     assert sorted(name for group in groups.values() for name in group) == sorted(names)
@@ -25,7 +25,7 @@ def test_every_recipe_has_groups_that_a_chart_can_hold(recipe):
         assert len(set(group.values())) == len(group)
 
 
-def test_one_row_does_not_take_the_others_off_the_page(tmp_path):
+def test_report_of_one_row_keeps_the_other_rows(tmp_path):
     recipe = toy(figures=("error", "energy"))
     execute(recipe, tmp_path)
     (one,) = execute(recipe, tmp_path, rows=["b"], seeds=[0])
@@ -40,7 +40,7 @@ def test_one_row_does_not_take_the_others_off_the_page(tmp_path):
     assert {"test error %", "hidden energy", "a", "b", "0", "1", "2", "epoch"} <= set(words)
 
 
-def test_records_of_other_settings_are_left_out(tmp_path):
+def test_report_ignores_records_with_other_settings(tmp_path):
     recipe = toy(("a", "b", "c"))
     execute(recipe, tmp_path)
     changed = replace(recipe, rows=(recipe.rows[0], replace(recipe.rows[1], settings={"shift": 9.0})))
@@ -48,10 +48,10 @@ def test_records_of_other_settings_are_left_out(tmp_path):
     assert {record.row for record in summary.current_records(changed, records)} == {"a"}
     html = summary.write_report(changed, records[:1], tmp_path).read_text(encoding="utf-8")
     assert [row[0] for row in cells(html)] == ["a"]
-    assert not (tmp_path / "toy" / "figure.svg").exists()  # the recipe names no figures
+    assert not (tmp_path / "toy" / "figure.svg").exists()  # the recipe has no figures
 
 
-def test_the_page_of_a_recipe_shows_curves_learned_numbers_and_landscapes(tmp_path):
+def test_recipe_page_shows_curves_learned_parameters_and_landscapes(tmp_path):
     recipe = toy()
     html = summary.write_report(recipe, execute(recipe, tmp_path), tmp_path).read_text(encoding="utf-8")
     document = Checker(html)
@@ -60,10 +60,10 @@ def test_the_page_of_a_recipe_shows_curves_learned_numbers_and_landscapes(tmp_pa
     assert "epoch 0" in html
     bars = re.findall(r"scale-bar.*?</div></div>", html)
     assert len(bars) == 2
-    assert bars[0] == bars[1]  # both landscapes in the same colours
+    assert bars[0] == bars[1]  # both landscapes share one colour scale
 
 
-def test_long_tables_have_tabs_of_curves(tmp_path):
+def test_recipe_page_groups_curves_of_long_tables(tmp_path):
     names = [f"{letter}, {kind}" for kind in ("cold", "hot") for letter in "abcdefg"]
     recipe = toy(names, figures=("error",))
     html = summary.write_report(recipe, execute(recipe, tmp_path), tmp_path).read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def test_long_tables_have_tabs_of_curves(tmp_path):
     assert "Means over 2 seeds." in svg
 
 
-def test_rows_say_how_many_seeds_they_have_and_which_diverged():
+def test_summary_table_shows_seeds_and_divergence():
     recipe = toy()
     records = [made("a", 0), made("a", 1), made("b", 0), made("a", 2, diverged=True)]
     table = summary.summary_table(recipe, records)
@@ -82,10 +82,10 @@ def test_rows_say_how_many_seeds_they_have_and_which_diverged():
     assert table.caption == "Mean ± s.d. over the seeds of each row. Diverged: a (1 of 3)."
 
 
-def test_curves_lie_at_their_epochs():
+def test_curves_are_placed_at_their_epochs():
     recipe = replace(toy(("a",)), settings={"shift": 0.0, "epochs": 4})
     records = [
-        made("a", 0, loss=[2.0, 1.0], error=[90.0, 40.0, 20.0], energy=[0.5, 0.4, 0.3]),  # measured every second epoch
+        made("a", 0, loss=[2.0, 1.0], error=[90.0, 40.0, 20.0], energy=[0.5, 0.4, 0.3]),  # evaluated every second epoch
         made("a", 1, loss=[3.0], error=[80.0, 60.0], energy=[0.5, 0.4], diverged=True),
     ]
     (tabs,) = record_figures._curves(recipe, records)
@@ -97,7 +97,7 @@ def test_curves_lie_at_their_epochs():
 
 
 def fresh(tmp_path, monkeypatch, **options):
-    """A finished toy whose rows refuse to be run again."""
+    """Run a toy recipe and replace it by one that fails if a row is run again."""
     recipe = toy(figures=("error", "energy"), **options)
     execute(recipe, tmp_path)
 
@@ -108,7 +108,7 @@ def fresh(tmp_path, monkeypatch, **options):
     return recipe
 
 
-def test_a_report_of_records_writes_table_and_figure_and_runs_nothing(tmp_path, monkeypatch, succeeds):
+def test_report_of_records_writes_all_files_and_runs_nothing(tmp_path, monkeypatch, succeeds):
     recipe = fresh(tmp_path, monkeypatch)
     page = summary.write_report(recipe, read_records(tmp_path, "toy"), tmp_path)
     written = {path.name: path.read_bytes() for path in page.parent.iterdir() if path.is_file()}
@@ -120,32 +120,32 @@ def test_a_report_of_records_writes_table_and_figure_and_runs_nothing(tmp_path, 
     assert {path.name: path.read_bytes() for path in page.parent.iterdir() if path.is_file()} == written
 
 
-def test_a_page_elsewhere_leaves_the_records_alone(tmp_path, monkeypatch, succeeds):
+def test_report_with_out_writes_only_that_file(tmp_path, monkeypatch, succeeds):
     fresh(tmp_path, monkeypatch)
     before = sorted(tmp_path.rglob("*"))
     succeeds("report", tmp_path / "toy", "--out", tmp_path / "page.html")
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "page.html"])
 
 
-def test_records_that_are_left_out_are_told_of(tmp_path, monkeypatch, command):
+def test_report_names_ignored_records(tmp_path, monkeypatch, command):
     recipe = fresh(tmp_path, monkeypatch)
     other = replace(recipe.rows[1], settings={"shift": 9.0})
     monkeypatch.setitem(RECIPES, "toy", replace(recipe, rows=(recipe.rows[0], other)))
     code, _, errors = command("report", tmp_path / "toy")
     assert code == 0
-    assert errors.endswith("toy has records of other settings than those of toy now, left out: b\n")
+    assert errors.endswith("toy: ignoring records whose settings differ from the current ones of toy: b\n")
     monkeypatch.setitem(RECIPES, "toy", replace(recipe, settings={"shift": 0.0, "epochs": 3}))
     code, _, errors = command("report", tmp_path / "toy")
-    assert errors.endswith("toy was made with other settings than those of toy now\n")
+    assert errors.endswith("toy was made with settings that differ from the current ones of toy\n")
     assert [row[0] for row in cells((tmp_path / "toy" / "report.html").read_text(encoding="utf-8"))] == ["a", "b"]
 
 
 def facts(html):
-    """The small facts at the foot of a page."""
+    """Return the facts in the footer of a page."""
     return dict(re.findall("<div><dt>(.*?)</dt><dd>(.*?)</dd></div>", html))
 
 
-def test_a_page_names_every_machine_and_version_of_its_records():
+def test_recipe_page_names_all_machines_and_versions():
     versions = [{"torch": "2.9"}, {"torch": "2.10"}, {"torch": "2.9"}]
     records = [
         replace(made("a", seed), versions=of, machine=f"machine {seed % 2}", threads=1, commit="abc")
@@ -157,7 +157,7 @@ def test_a_page_names_every_machine_and_version_of_its_records():
     assert (meta["threads"], meta["commit"]) == ("1", "abc")
 
 
-def test_a_joined_page_keeps_the_facts_of_all(runs, tmp_path, monkeypatch, succeeds):
+def test_joined_page_keeps_the_facts_of_all_pages(runs, tmp_path, monkeypatch, succeeds):
     fresh(tmp_path, monkeypatch)
     for path in tmp_path.rglob("seed-*.json"):
         path.write_text(re.sub('"torch": ".*?"', '"torch": "1.2.3"', path.read_text()))
@@ -165,10 +165,10 @@ def test_a_joined_page_keeps_the_facts_of_all(runs, tmp_path, monkeypatch, succe
     found = facts((tmp_path / "both.html").read_text(encoding="utf-8"))
     assert re.fullmatch(r"2\..*, 1\.2\.3", found["torch"])
     assert found["runs"] == "softmax-0"
-    assert "seconds in all" in found
+    assert "total seconds" in found
 
 
-def test_a_report_of_records_beside_a_run(runs, tmp_path, monkeypatch, succeeds):
+def test_report_combines_records_and_a_run(runs, tmp_path, monkeypatch, succeeds):
     recipe = toy()
     monkeypatch.setitem(RECIPES, "toy", recipe)
     execute(recipe, tmp_path)

@@ -1,4 +1,4 @@
-"""`hypersphere report` of runs: what is measured, and what is told of it."""
+"""`hypersphere report` for runs: values and texts of the page."""
 
 import json
 import re
@@ -23,12 +23,12 @@ from hypersphere.training.run import Run
 from .pages import cells, logged
 
 
-def test_one_run_has_all_its_tabs(runs, page):
+def test_report_of_one_run_has_all_tabs(runs, page):
     assert page == runs / "sigmoid" / "report.html"
     html = page.read_text(encoding="utf-8")
     document = Checker(html)
     tabs = ["Training", "Features", "Verification", "Class vectors", "Layers", "Landscape"]
-    assert [words for words in document.texts["h3"] if words != "sigmoid"] == tabs  # that is the sphere's
+    assert [words for words in document.texts["h3"] if words != "sigmoid"] == tabs  # the title of the sphere
     for words in (
         "Training loss",
         "Hidden layers",
@@ -39,17 +39,17 @@ def test_one_run_has_all_its_tabs(runs, page):
         "Mean angle of test features to class vectors",
         "Learned k",
         "Filters of the first layer",
-        "Energy of every layer",
-        "Angles and norms of every layer",
+        "Energy per layer",
+        "Angles and norms per layer",
         "Test error",
     ):
         assert words in [*document.texts["h4"], *document.texts["h5"]], words
-    assert re.search("5-d, seen along the three directions that hold [0-9]+% of them; angles are in 5-d", html)
+    assert re.search("5-d, projected to three directions with [0-9]+% of the squared norm; angles are in 5-d", html)
     assert not re.search(r"""(src|href)=["']?https?:""", html)
     assert cells(html)[0][:2] == ["sigmoid", f"{logged(runs, 'sigmoid'):.2f}"]
 
 
-def test_runs_that_differ_in_seed_share_a_line(runs, comparison):
+def test_report_groups_runs_that_differ_in_their_seed(runs, comparison):
     html = comparison.read_text(encoding="utf-8")
     values = [logged(runs, "softmax-0"), logged(runs, "softmax-1")]
     first, second = cells(html)
@@ -63,7 +63,7 @@ def test_runs_that_differ_in_seed_share_a_line(runs, comparison):
     assert "mean ± one standard deviation over 2 seeds" in html
 
 
-def test_what_is_measured_is_what_the_data_say(runs):
+def test_study_equal_error_rate_matches_the_definition(runs):
     of = study(Run.open(runs / "softmax-0"))
     x = torch.nn.functional.normalize(of.features.double(), dim=1).numpy()
     same, other = [], []
@@ -77,7 +77,7 @@ def test_what_is_measured_is_what_the_data_say(runs):
     assert 100 * (refused + accepted) / 2 == pytest.approx(of.numbers["eer"], abs=0.5)
 
 
-def test_many_classes_few_examples_and_many_layers(runs):
+def test_run_page_with_many_classes_and_layers(runs):
     of = study(Run.open(runs / "sigmoid"))
     names = tuple(f"class {number}" for number in range(450))
     draw = torch.Generator().manual_seed(0)
@@ -94,7 +94,7 @@ def test_many_classes_few_examples_and_many_layers(runs):
     assert counts[_shown_classes(many)].min() >= counts.sort(descending=True).values[9]
     assert "The first 400 of 450 classes." in html
     alone = replace(many, features=of.features[:450], labels=torch.arange(450))
-    assert ">ROC<" not in page_html(run_page([alone]))  # no two of one class
+    assert ">ROC<" not in page_html(run_page([alone]))  # no two examples of one class
     deep = SimpleNamespace(energies=([1, 2], {f"layer {number}": [0.5, 0.4] for number in range(30)}))
     (map_of_layers,) = _energy(Group("deep", [deep]), alone=True)
     assert isinstance(map_of_layers, HeatMap)
@@ -102,13 +102,13 @@ def test_many_classes_few_examples_and_many_layers(runs):
 
 
 def angles_in_the_page(html):
-    """By sphere of the page, the angles that its points are said to have."""
+    """Return the angles of the points of each sphere of a page."""
     scripts = re.findall('<script type="application/json">(.*?)</script>', html)
     found = [json.loads(script.replace("\\u003c", "<")) for script in scripts]
     return [sphere.get("angles") for one in found if "spheres" in one for sphere in one["spheres"]]
 
 
-def test_angles_under_the_pointer_are_those_of_all_dimensions(runs, page, comparison):
+def test_sphere_angles_are_computed_in_all_dimensions(runs, page, comparison):
     of = study(Run.open(runs / "sigmoid"))
     x, w = (rows.double().numpy() for rows in (of.features, of.class_vectors[of.labels]))
     cosines = (x * w).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(w, axis=1)
@@ -117,11 +117,11 @@ def test_angles_under_the_pointer_are_those_of_all_dimensions(runs, page, compar
     flat = project(of.features, of.class_vectors)
     seen = (flat.points * flat.vectors[of.labels]).sum(1)
     seen /= np.linalg.norm(flat.points, axis=1) * np.linalg.norm(flat.vectors[of.labels], axis=1)
-    assert np.abs(np.degrees(np.arccos(seen)) - angles).max() > 5  # what the picture alone would say
-    assert angles_in_the_page(comparison.read_text(encoding="utf-8"))[0] is None  # 3-d points are as they are
+    assert np.abs(np.degrees(np.arccos(seen)) - angles).max() > 5  # angles in the projection differ
+    assert angles_in_the_page(comparison.read_text(encoding="utf-8"))[0] is None  # 3-d points are not projected
 
 
-def test_runs_on_other_data_have_words_of_their_own(runs):
+def test_run_page_describes_runs_on_different_data(runs):
     one = study(Run.open(runs / "softmax-0"))
     other = study(Run.open(runs / "sigmoid"))
     job = replace(other.run.job, data={"name": "mnist"})
@@ -139,23 +139,23 @@ def test_runs_on_other_data_have_words_of_their_own(runs):
     page = run_page([one, changed])
     assert "on 300 examples of 10 classes of digits (limit 300);" in page.lead
     assert "on 300 examples of 4 classes of mnist;" in page.lead
-    assert f"of the {int(kept.sum())} test examples are recognised." in page.lead
+    assert f"accuracy on {int(kept.sum())} test examples." in page.lead
     assert page.meta["torch"].endswith(", 1.2.3")
     assert page.meta["machine"].endswith(", elsewhere")
     html = page_html(page)
     assert f"All pairs of {int(kept.sum())} to 500 test examples" in html
     assert ">simplex of 4 " in html
-    assert "simplex of 10" not in html  # ten vectors in 3-d are none
+    assert "simplex of 10" not in html  # ten vectors in 3-d cannot form a simplex
     alike = page_html(run_page([changed]))
     assert ">regular simplex " in alike
     assert "simplex of" not in alike
     assert "classes of mnist" not in run_page([changed]).lead
-    assert "so none is called the best" in html
+    assert "so no best run is marked" in html
     assert "class='best'" not in html
     assert html.count("higher is better") == 0
 
 
-def test_nothing_is_best_across_networks_that_is_no_matter_of_both(runs):
+def test_run_table_marks_no_best_energy_across_networks(runs):
     one, other = (study(Run.open(runs / name)) for name in ("softmax-0", "sigmoid"))
     columns = {column.name: column.higher_is_better for column in run_table(grouped([one, other])).columns}
     assert columns["hidden energy"] is None
@@ -166,10 +166,10 @@ def test_nothing_is_best_across_networks_that_is_no_matter_of_both(runs):
     layers = [replace(layer, name=name) for layer, name in zip(other.layers.layers, names, strict=True)]
     renamed = replace(other, layers=replace(other.layers, layers=tuple(layers)))
     titles = [chart.title for chart in _excess(grouped([one, renamed]))]
-    assert titles == [f"Energy above that of random neurons: {name}" for name in ("softmax-0", "sigmoid")]
+    assert titles == [f"Energy relative to random neurons: {name}" for name in ("softmax-0", "sigmoid")]
 
 
-def test_settings_are_a_table_and_no_part_of_the_title(runs, page):
+def test_report_shows_settings_in_a_table(runs, page):
     html = page.read_text(encoding="utf-8")
     (title,) = Checker(html).texts["h1"]
     assert "(" not in title
@@ -178,12 +178,12 @@ def test_settings_are_a_table_and_no_part_of_the_title(runs, page):
     assert settings["seed"] == "0"
 
 
-def test_seeds_are_told_of_where_there_are_several(page, comparison):
-    assert "Of the first seed" not in page.read_text(encoding="utf-8")
-    assert "Of the first seed. Rates are" in comparison.read_text(encoding="utf-8")
+def test_report_says_that_rates_are_of_the_first_seed(page, comparison):
+    assert "First seed only" not in page.read_text(encoding="utf-8")
+    assert "First seed only. Rates and mean angles are" in comparison.read_text(encoding="utf-8")
 
 
-def test_studies_of_several_kinds_are_named_and_linked():
+def test_joined_page_names_and_links_its_studies():
     one, two = (Page(title, "", [Text("", "a")]) for title in ("Runs", "A recipe"))
     joined = _joined([one, two])
     assert joined.title == "Runs and A recipe"
@@ -191,13 +191,13 @@ def test_studies_of_several_kinds_are_named_and_linked():
     assert _joined([one, two, one, two]).title == "4 studies"
 
 
-def test_rates_say_which_pairs_they_are_of(page):
+def test_report_says_which_pairs_rates_come_from(page):
     html = page.read_text(encoding="utf-8")
-    assert "EER and rank-1 up to 1,500 of them" in html
-    assert "The command `evaluate` draws up to 3,000 pairs of either kind, so its rates differ." in html
+    assert "EER and rank-1 for up to 1,500 examples" in html
+    assert "`hypersphere evaluate` draws up to 3,000 pairs of a kind, so its rates differ." in html
 
 
-def test_a_run_without_numbers_of_training_is_told_of(plain, rotated, succeeds, tmp_path):
+def test_report_of_runs_without_logged_metrics(plain, rotated, succeeds, tmp_path):
     out = succeeds("report", plain.folder, rotated.folder, "--out", tmp_path / "both.html")
     assert out.endswith(f"Report: {tmp_path / 'both.html'}\n")
     html = (tmp_path / "both.html").read_text(encoding="utf-8")
@@ -205,9 +205,9 @@ def test_a_run_without_numbers_of_training_is_told_of(plain, rotated, succeeds, 
     assert "Angles between class vectors" in html
 
 
-def test_misuse_is_one_line(fails, runs, tmp_path):
+def test_report_rejects_invalid_input_in_one_line(fails, runs, tmp_path):
     assert "a folder of records" in fails(2, "report", tmp_path)
-    assert "--out must be a file that ends in .html" in fails(2, "report", runs / "sigmoid", "--out", "x.pdf")
+    assert "--out must be a file with suffix .html" in fails(2, "report", runs / "sigmoid", "--out", "x.pdf")
     (tmp_path / "config.json").write_text("{")
     assert "damaged" in fails(3, "report", tmp_path)
 
@@ -221,5 +221,5 @@ def test_misuse_is_one_line(fails, runs, tmp_path):
         (["one", "two"], ""),
     ],
 )
-def test_folders_of_one_kind_are_called_by_what_they_share(names, together):
+def test_folder_name_is_the_shared_prefix(names, together):
     assert folder_name(names) == together

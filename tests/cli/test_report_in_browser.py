@@ -1,4 +1,4 @@
-"""Pages of runs as a reader meets them, in headless Chromium."""
+"""Pages of runs in headless Chromium."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def shown(browser):
     )
 
 
-def test_in_a_browser_tabs_switch_and_the_sphere_turns(browser, page):
+def test_run_page_switches_tabs_and_turns_the_sphere(browser, page):
     opened(browser, page)
     assert browser.console() == []
     assert shown(browser) == ["Training"]
@@ -42,7 +42,7 @@ def test_in_a_browser_tabs_switch_and_the_sphere_turns(browser, page):
 
 
 @pytest.mark.parametrize("width", [375, 1280])
-def test_in_a_browser_nothing_is_wider_than_the_window(browser, page, comparison, width):
+def test_run_page_is_never_wider_than_the_window(browser, page, comparison, width):
     for path in (page, comparison):
         opened(browser, path)
         browser.resize(width, 800, mobile=width < 500)
@@ -52,7 +52,7 @@ def test_in_a_browser_nothing_is_wider_than_the_window(browser, page, comparison
             assert browser.run("return document.documentElement.scrollWidth") == width
 
 
-def test_every_picture_has_words(page, comparison):
+def test_run_page_describes_every_picture(page, comparison):
     for path in (page, comparison):
         for tag, attributes in Checker(path.read_text(encoding="utf-8")).elements:
             if attributes.get("role") == "img" or tag == "canvas":

@@ -24,10 +24,10 @@ def train(command):
     torch.set_num_threads(threads)
 
 
-# --- what comes out
+# --- output
 
 
-def test_a_run_leaves_its_settings_its_numbers_and_checkpoints(tmp_path, train):
+def test_train_writes_settings_metrics_and_checkpoints(tmp_path, train):
     code, out, errors = train("--out", tmp_path / "run", *SMALL, "--head", "a_softmax", "--head.m=3", "--log-every=3")
     assert (code, errors) == (0, "")
     first, *_, last, end = out.splitlines()
@@ -49,17 +49,17 @@ def test_a_run_leaves_its_settings_its_numbers_and_checkpoints(tmp_path, train):
     assert set(epochs[0]["energy"]) == {"layers.0", "head"}
     code, _, errors = train("--out", tmp_path / "run", *SMALL)
     assert code == 2
-    assert "has a run already; go on with --resume auto" in errors
-    code, out, errors = train("--out", tmp_path / "run", "--resume=auto")  # finished: nothing is left to do
+    assert "already holds a run; continue it with --resume auto" in errors
+    code, out, errors = train("--out", tmp_path / "run", "--resume=auto")  # the run is finished
     assert (code, errors) == (0, "")
-    assert out.splitlines() == ["going on from step 10 of 10", f"Run: {tmp_path / 'run'}"]
+    assert out.splitlines() == ["resuming from step 10 of 10", f"Run: {tmp_path / 'run'}"]
     code, _, errors = train("--out", tmp_path / "run", "--resume=auto", "--head.m=4", "--seed", 1)
     assert code == 2
-    assert "has a run with other settings: head was {'name': 'a_softmax', 'm': 3} and is" in errors
+    assert "holds a run with different settings: head was {'name': 'a_softmax', 'm': 3} and is" in errors
     assert "seed was 0 and is 1" in errors
 
 
-def test_a_live_bar_on_a_terminal(tmp_path):
+def test_view_shows_a_live_bar_on_a_terminal(tmp_path):
     out = io.StringIO()
     run = Run.create(tmp_path, SMALL_JOB)
     with progress.View(Console(file=out, force_terminal=True, width=140)) as view:
@@ -70,7 +70,7 @@ def test_a_live_bar_on_a_terminal(tmp_path):
         assert word in shown
 
 
-def test_a_narrow_terminal_has_a_whole_bar_and_a_line_for_each_epoch(tmp_path):
+def test_view_on_a_narrow_terminal_is_not_truncated(tmp_path):
     out = io.StringIO()
     run = Run.create(tmp_path, SMALL_JOB)
     with progress.View(Console(file=out, force_terminal=True, width=72, color_system=None)) as view:
@@ -83,7 +83,7 @@ def test_a_narrow_terminal_has_a_whole_bar_and_a_line_for_each_epoch(tmp_path):
     assert any(re.search(r"epoch 2/2 .*100% loss \d", line) for line in lines)
 
 
-def test_the_run_tells_every_default_and_knows_its_data(tmp_path, train):
+def test_train_records_all_defaults_and_the_data(tmp_path, train):
     assert train("--out", tmp_path, *SMALL)[0] == 0
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["resolved"]["optimizer"]["rotation_lr"] is None
@@ -92,7 +92,7 @@ def test_the_run_tells_every_default_and_knows_its_data(tmp_path, train):
     assert written["settings"] == SMALL_JOB.settings()
 
 
-def test_tensorboard_gets_the_same_numbers(tmp_path, train, monkeypatch):
+def test_tensorboard_events_equal_the_metrics(tmp_path, train, monkeypatch):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -103,7 +103,7 @@ def test_tensorboard_gets_the_same_numbers(tmp_path, train, monkeypatch):
     assert [event.step for event in events.Scalars("epoch/energy/head")] == [5, 10]
 
 
-def test_tensorboard_needs_its_extra(tmp_path, train, monkeypatch):
+def test_tensorboard_missing_names_its_extra(tmp_path, train, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     code, _, errors = train("--out", tmp_path, *SMALL, "--tensorboard")
     assert list(tmp_path.iterdir()) == []
@@ -113,7 +113,7 @@ def test_tensorboard_needs_its_extra(tmp_path, train, monkeypatch):
 # --- settings
 
 
-def test_files_options_and_words_in_this_order(tmp_path, train):
+def test_train_settings_precedence_is_file_then_options_then_arguments(tmp_path, train):
     (tmp_path / "job.yaml").write_text(
         "head: {name: arcface, s: 20}\nmodel: mlp\noptimizer: {lr: 1e-2}\nepochs: 3\nregularizer: none\n"
     )
@@ -123,21 +123,21 @@ def test_files_options_and_words_in_this_order(tmp_path, train):
     assert job.head == {"name": "arcface", "s": 20, "m": 0.2}
     assert job.optimizer == {**Job().optimizer, "lr": 0.01}
     assert (job.epochs, job.seed, job.regularizer) == (1, 5, {"name": "none"})
-    again = tmp_path / "run" / "config.json"  # a run's settings serve as a file
+    again = tmp_path / "run" / "config.json"  # the settings of a run are also a settings file
     assert train("--out", tmp_path / "again", "--config", again, "--head", "softmax")[0] == 0
     assert Run.open(tmp_path / "again").job.settings() == {**job.settings(), "head": {"name": "softmax"}}
 
 
-def test_the_file_of_the_page_is_one(tmp_path, train):
+def test_docs_example_settings_file_is_valid(tmp_path, train):
     page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
     (example,) = re.findall(r'^```yaml title="job.yaml"\n(.*?)^```$', page, re.S | re.M)
     (tmp_path / "job.yaml").write_text(example)
     code, out, errors = train("--out", tmp_path / "run", "--config", tmp_path / "job.yaml", "--dry-run")
     assert (code, errors) == (0, "")
-    assert "# 1,000 examples of 1×8×8 to train on, 200 to test on, 10 classes" in out
+    assert "# 1,000 training examples of shape 1×8×8, 200 test examples, 10 classes" in out
 
 
-def test_settings_are_set_deep_inside():
+def test_resolve_sets_nested_options():
     words = [
         "--head.annealing.start=5",
         "--operator.angular=sigmoid",
@@ -158,21 +158,21 @@ def test_settings_are_set_deep_inside():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--epoch", "3"], "--epoch is no option; did you mean --epochs?"),
+        (["--epoch", "3"], "--epoch is not an option; did you mean --epochs?"),
         (["--epochs", "many"], "Invalid value for '--epochs'"),
-        (["--epochs=0"], "epochs must be a whole number >= 1, not 0"),
-        (["--lr=0.1"], "--lr is no option; did you mean --optimizer.lr?"),
-        (["--weight-decay", "1"], "--weight-decay is no option; did you mean --optimizer.weight_decay?"),
-        (["stray"], "stray is no option"),
-        (["--hed.m=4"], "--hed.m is no option; did you mean --head.m?"),
-        (["--head."], "--head. is no option"),
+        (["--epochs=0"], "epochs must be an integer >= 1, not 0"),
+        (["--lr=0.1"], "--lr is not an option; did you mean --optimizer.lr?"),
+        (["--weight-decay", "1"], "--weight-decay is not an option; did you mean --optimizer.weight_decay?"),
+        (["stray"], "stray is not an option"),
+        (["--hed.m=4"], "--hed.m is not an option; did you mean --head.m?"),
+        (["--head."], "--head. is not an option"),
         (["--head=asoftmax"], "head.name must be one of softmax,"),
-        (["--head=a_softmax", "--head.M=3"], "head.M is no option of a_softmax; did you mean m?"),
-        (["--model.widths=abc"], "model 'toy_cnn' cannot be made of"),
+        (["--head=a_softmax", "--head.M=3"], "head.M is not an option of a_softmax; did you mean m?"),
+        (["--model.widths=abc"], "model 'toy_cnn' does not accept"),
         (["--model.in_channels=3"], "the model toy_cnn does not fit inputs of shape (1, 8, 8): "),
         (["--data.pool=16"], "the job cannot be built"),
-        (["--optimizer.lr=fast"], "optimizer 'adamw' cannot be made of {'lr': 'fast'}"),
-        (["--augment.shfit=1"], "augment.shfit is no option; did you mean shift?"),
+        (["--optimizer.lr=fast"], "optimizer 'adamw' does not accept {'lr': 'fast'}"),
+        (["--augment.shfit=1"], "augment.shfit is not an option of augment; did you mean shift?"),
         (["--data=mnist"], "no data folder"),
         (["--data=image_folder", "--data.path=/nowhere"], "/nowhere not found"),
         (["--model=gcn"], "model.name must be 'gcn' on a graph"),
@@ -181,18 +181,18 @@ def test_settings_are_set_deep_inside():
         (["--log-every=0"], "--log-every must be a number >= 1"),
         (["--save-every=-1"], "--save-every must be a number >= 0"),
         (["--config=nothing.json"], "--config nothing.json cannot be read: No such file"),
-        (["--config=settings.txt"], "--config must be a file that ends in .json, .yaml, .yml"),
+        (["--config=settings.txt"], "--config must be a file with suffix .json, .yaml, .yml"),
         (["--config=list.json"], "--config must be a mapping of settings"),
         (["--config=broken.json"], "--config broken.json cannot be read: Expecting"),
         (["--config=broken.yaml"], "--config broken.yaml cannot be read: "),
-        (["--config=unknown.yaml"], "epoch is no setting of a job; did you mean epochs?"),
-        (["--config=date.yaml"], "settings must be plain numbers"),
-        (["--out=/proc/nowhere"], "/proc/nowhere must be a folder that can be written"),
-        (["--out=list.json"], "list.json must be a folder that can be written"),
+        (["--config=unknown.yaml"], "epoch is not a setting of a job; did you mean epochs?"),
+        (["--config=date.yaml"], "settings must consist of numbers"),
+        (["--out=/proc/nowhere"], "/proc/nowhere must be a writable folder"),
+        (["--out=list.json"], "list.json must be a writable folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_misuse_is_one_line_and_leaves_nothing(words, message, tmp_path, train, monkeypatch):
+def test_train_rejects_invalid_input_in_one_line_without_writing(words, message, tmp_path, train, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HYPERSPHERE_DATA", raising=False)
     files = {
@@ -211,7 +211,7 @@ def test_misuse_is_one_line_and_leaves_nothing(words, message, tmp_path, train, 
     assert {path.name for path in tmp_path.iterdir()} == set(files)
 
 
-def test_a_yaml_file_without_its_package(tmp_path, train, monkeypatch):
+def test_train_with_yaml_names_the_missing_package(tmp_path, train, monkeypatch):
     (tmp_path / "job.yaml").write_text("epochs: 1")
     monkeypatch.setitem(sys.modules, "yaml", None)
     code, _, errors = train("--out", tmp_path / "run", "--config", tmp_path / "job.yaml")

@@ -26,14 +26,14 @@ def train(command):
     torch.set_num_threads(threads)
 
 
-def test_a_run_that_diverges_is_one_line_and_code_1(tmp_path, train):
+def test_train_divergence_is_one_line_and_code_1(tmp_path, train):
     code, _, errors = train("--out", tmp_path, *SMALL, "--optimizer=sgd", "--optimizer.lr=1e30")
     assert code == 1
     assert errors.count("\n") == 1
     assert "a smaller learning rate may help" in errors
 
 
-def test_a_full_disk_is_told_and_what_was_saved_stays(tmp_path, train, monkeypatch):
+def test_train_full_disk_keeps_earlier_checkpoints(tmp_path, train, monkeypatch):
     monkeypatch.setattr(Session, "_is_due", lambda self, patience=0: self.progress.step == 3)
     save, limits = Session._save, resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -54,7 +54,7 @@ def test_a_full_disk_is_told_and_what_was_saved_stays(tmp_path, train, monkeypat
     assert train("--out", tmp_path, "--resume=auto")[0] == 0
 
 
-def test_damage_is_told_and_the_checkpoint_before_it_used(tmp_path, train):
+def test_train_resumes_from_the_last_intact_checkpoint(tmp_path, train):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert train("--out", whole, *SMALL)[0] == 0
     assert train("--out", broken, *SMALL, "--save-every=0")[0] == 0
@@ -69,34 +69,34 @@ def test_damage_is_told_and_the_checkpoint_before_it_used(tmp_path, train):
     assert "step-00000010 is damaged: the SHA-256 of weights.safetensors is" in errors
     assert "step-00000009 is damaged: the size of state.pt is" in errors
     assert errors.count("; using step-00000008 instead\n") == 2
-    assert out.startswith("going on from step 8 of 10\n")
+    assert out.startswith("resuming from step 8 of 10\n")
     assert all(torch.equal(value, weights(broken)[key]) for key, value in weights(whole).items())
     assert numbers(broken, "loss", "test_accuracy") == numbers(whole, "loss", "test_accuracy")
     for path in (broken / "checkpoints").glob("*/manifest.json"):
         path.write_text("{}")
     code, _, errors = train("--out", broken, "--resume=auto")
     assert (code, errors.count("\n")) == (3, 1)
-    assert errors.startswith("hypersphere: no good checkpoint in")
+    assert errors.startswith("hypersphere: no intact checkpoint in")
     (broken / "config.json").write_text("{")
     assert train("--out", broken, "--resume=auto")[0] == 3
 
 
-def test_other_threads_are_told(tmp_path, train):
+def test_train_resume_reports_another_number_of_threads(tmp_path, train):
     assert train("--out", tmp_path, *SMALL)[0] == 0
     path = next((tmp_path / "checkpoints").glob("*10"))
     threads = json.loads((path / "manifest.json").read_text())["made_with"]["threads"]
     _, _, errors = train("--out", tmp_path, "--resume=auto", "--threads", threads + 1)
-    assert f"saved with {threads} threads, now {threads + 1}: the last bits may differ" in errors
+    assert f"saved with {threads} threads, now {threads + 1}: results may differ in rounding" in errors
 
 
-def test_an_interrupt_before_the_first_step(tmp_path, train, monkeypatch):
+def test_train_interrupt_before_the_first_step(tmp_path, train, monkeypatch):
     monkeypatch.setattr(module, "_built", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code, out, errors = train("--out", tmp_path / "run", *SMALL)
     assert (code, out) == (130, "")
-    assert errors == f"hypersphere: interrupted; nothing new is saved in {tmp_path / 'run'}\n"
+    assert errors == f"hypersphere: interrupted; nothing new was saved in {tmp_path / 'run'}\n"
 
 
-def test_a_second_interrupt_names_the_last_step_that_was_saved(tmp_path, train, monkeypatch):
+def test_train_second_interrupt_names_the_last_saved_step(tmp_path, train, monkeypatch):
     after_epoch = Session._after_epoch
 
     def ended(session, epoch):
@@ -106,18 +106,18 @@ def test_a_second_interrupt_names_the_last_step_that_was_saved(tmp_path, train, 
 
     monkeypatch.setattr(Session, "_after_epoch", ended)
     code, _, errors = train("--out", tmp_path / "run", *SMALL)
-    words = f"step 5 is saved in {tmp_path / 'run'}; the same command with --resume auto goes on"
+    words = f"step 5 is saved in {tmp_path / 'run'}; run the same command with --resume auto to continue"
     assert (code, errors) == (130, f"hypersphere: interrupted; {words}\n")
     assert steps_in(tmp_path / "run") == [5]
 
 
-def test_a_second_signal_of_the_launcher_is_the_first(monkeypatch):
+def test_interrupts_ignore_the_forwarded_signal_of_the_launcher(monkeypatch):
     now = [10.0]
     monkeypatch.setattr(interrupts.time, "monotonic", lambda: now[0])
     alone, launched = interrupts.Interrupts(), interrupts.Interrupts(echo=5.0)
     for one in (alone, launched):
         with pytest.raises(KeyboardInterrupt):
-            one(signal.SIGTERM, None)  # before anything can be saved
+            one(signal.SIGTERM, None)  # nothing can be saved yet
         assert not one.came
         one.deferred = True
         one(signal.SIGTERM, None)
@@ -131,12 +131,12 @@ def test_a_second_signal_of_the_launcher_is_the_first(monkeypatch):
         launched(signal.SIGTERM, None)
 
 
-def test_weights_alone_cannot_be_gone_on_from(plain, fails):
+def test_train_cannot_resume_from_weights_only(plain, fails):
     error = fails(2, "train", "--out", plain.folder, "--resume=auto")
-    assert "holds weights only, so that training cannot go on from it; begin a new run with them" in error
+    assert "holds weights only, so training cannot resume from it; start a new run from them" in error
 
 
-def test_a_disk_that_cannot_be_read_is_told_and_nothing_is_passed_over(tmp_path, train, monkeypatch):
+def test_train_read_error_of_the_disk_is_not_treated_as_damage(tmp_path, train, monkeypatch):
     assert train("--out", tmp_path, *SMALL, "--save-every=0")[0] == 0
     monkeypatch.setattr(checkpoint, "_digest", lambda path: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     code, _, errors = train("--out", tmp_path, "--resume=auto")
@@ -145,22 +145,22 @@ def test_a_disk_that_cannot_be_read_is_told_and_nothing_is_passed_over(tmp_path,
     assert steps_in(tmp_path) == [8, 9, 10]
 
 
-# --- two at once
+# --- concurrent commands
 
 
-def test_a_folder_is_trained_in_by_one_process(tmp_path, train):
+def test_train_locks_the_folder(tmp_path, train):
     assert train("--out", tmp_path, *SMALL)[0] == 0
     before = (tmp_path / "metrics.jsonl").read_bytes()
     with Run.open(tmp_path).alone():
         code, out, errors = train("--out", tmp_path, "--resume=auto")
     assert (code, out) == (2, "")
-    words = "is being trained by another process; wait for it to end, or choose another folder"
+    words = "is in use by another training process; wait until it ends, or choose another folder"
     assert errors == f"hypersphere: {tmp_path} {words}\n"
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     assert train("--out", tmp_path, "--resume=auto")[0] == 0
 
 
-def test_a_run_that_somebody_made_meanwhile_is_not_taken_over(tmp_path, train, monkeypatch):
+def test_train_rejects_a_run_created_in_the_meantime(tmp_path, train, monkeypatch):
     built = module._built
 
     def slowly(job, *more):
@@ -169,8 +169,8 @@ def test_a_run_that_somebody_made_meanwhile_is_not_taken_over(tmp_path, train, m
 
     monkeypatch.setattr(module, "_built", slowly)
     for words, message in (
-        (["--resume=auto"], "has a run with other settings: seed was 3 and is 0"),
-        ([], "has a run already"),
+        (["--resume=auto"], "holds a run with different settings: seed was 3 and is 0"),
+        ([], "already holds a run"),
     ):
         code, out, errors = train("--out", tmp_path / "run", *SMALL, *words)
         assert (code, out, errors.count("\n")) == (2, "", 1)
@@ -193,7 +193,7 @@ def test_a_run_that_somebody_made_meanwhile_is_not_taken_over(tmp_path, train, m
         ("cpu", 2, "cpu"),
     ],
 )
-def test_a_device_without_a_number_is_the_process_s_own(name, rank, expected, monkeypatch):
+def test_own_device_uses_the_local_rank(name, rank, expected, monkeypatch):
     asked, used = [], []
 
     def device_of(chosen):
@@ -210,7 +210,7 @@ def test_a_device_without_a_number_is_the_process_s_own(name, rank, expected, mo
 
 
 class Two:
-    """Two processes, as far as what cannot be divided is concerned."""
+    """A stand-in for a group of two processes."""
 
     size, rank = 2, 0
 
@@ -220,10 +220,10 @@ class Two:
     [
         ({"data": {"name": "digits", "limit": 20}, "model": "mlp", "optimizer": {"name": "sgd", "clip": 1.0}}, "clip"),
         ({"regularizer": "mhe"}, "regularizer mhe needs all class vectors in one process"),
-        ({"data": "cora", "model": "gcn"}, "data cora is one graph, which processes cannot divide"),
+        ({"data": "cora", "model": "gcn"}, "data cora is a single graph, which cannot be divided among processes"),
     ],
 )
-def test_what_processes_cannot_divide_is_refused(words, message, monkeypatch):
+def test_train_rejects_what_processes_cannot_divide(words, message, monkeypatch):
     monkeypatch.setattr(module, "Processes", Two)
     if "regularizer" in words:
         monkeypatch.setattr(sys.modules[Job.__module__], "Processes", Two)

@@ -29,8 +29,8 @@ STATEFUL = [
 ]  # fmt: skip
 
 
-def test_killed_at_any_moment_it_ends_in_the_same_bits(tmp_path, train):
-    """Killed three times at random moments, mostly within a save, a checkpoint cut off once on top of that."""
+def test_train_killed_at_random_moments_gives_identical_results(tmp_path, train):
+    """Three kills at random moments, mostly during a save, and one truncated checkpoint."""
     assert train("--out", tmp_path / "whole", *STATEFUL)[0] == 0
     out, chance = tmp_path / "killed", random.Random(os.getpid())
     words = [*COMMAND, "--out", str(out), *STATEFUL, "--resume=auto", "--save-every=0"]
@@ -57,25 +57,25 @@ def test_killed_at_any_moment_it_ends_in_the_same_bits(tmp_path, train):
     assert numbers(out, *keys) == numbers(tmp_path / "whole", *keys)
 
 
-def test_an_interrupt_saves_and_ends_with_130(tmp_path, train):
+def test_train_interrupt_saves_and_exits_with_130(tmp_path, train):
     words = ["--out", str(tmp_path / "run"), *SMALL, "--epochs=300"]
     process = subprocess.Popen([*COMMAND, *words], env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     wait_for((tmp_path / "run" / "metrics.jsonl").exists, process)
     code, out, said = train(*words, "--resume=auto")
     assert (code, out, said.count("\n")) == (2, "", 1)
-    assert "is being trained by another process" in said
+    assert "is in use by another training process" in said
     process.send_signal(signal.SIGINT)
     errors = process.communicate(timeout=120)[1].decode()
     assert process.returncode == 130
     (step,) = steps_in(tmp_path / "run")[-1:]
     assert errors == (
         f"hypersphere: interrupted; step {step} is saved in {tmp_path / 'run'}; "
-        "the same command with --resume auto goes on\n"
+        "run the same command with --resume auto to continue\n"
     )
     assert Run.open(tmp_path / "run").checkpoints(on_damage=pytest.fail).latest().step == step
 
 
-# 35 rows in batches of 16: the last batch has three rows, all for the first process
+# 35 rows in batches of 16: the last batch has three rows, which all go to the first process
 SPREAD = [
     "--data.limit=35", "--model=mlp", "--model.widths=[8]", "--model.norm=none", "--batch-size=16", "--epochs=6",
     "--optimizer=sgd", "--optimizer.lr=0.05", "--threads=1",
@@ -93,7 +93,7 @@ def assert_close(folder, alone):
         assert one == pytest.approx(other, rel=1e-4)
 
 
-def test_two_processes_with_a_sharded_head_are_as_one(tmp_path, train):
+def test_train_with_a_sharded_head_equals_one_process(tmp_path, train):
     words = [*SPREAD, "--head=arcface", "--head.s=8", "--augment.shift=1", "--optimizer.momentum=0.9"]
     assert train("--out", tmp_path / "alone", *words)[0] == 0
     spread = ["--out", str(tmp_path / "spread"), *words, "--head.sharded"]
@@ -103,7 +103,7 @@ def test_two_processes_with_a_sharded_head_are_as_one(tmp_path, train):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Run: ") == 1
     assert_close(tmp_path / "spread", tmp_path / "alone")
-    # the checkpoint is that of one process, optimiser included: one process goes on from it
+    # one process can resume from the checkpoint, including the state of the optimiser
     *_, last = sorted((tmp_path / "spread" / "checkpoints").iterdir())
     (last / "manifest.json").unlink()
     assert train(*spread, "--resume=auto")[0] == 0
@@ -111,7 +111,7 @@ def test_two_processes_with_a_sharded_head_are_as_one(tmp_path, train):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds a worker through /proc")
-def test_a_killed_worker_is_started_again_and_the_end_is_that_of_one_process(tmp_path, train):
+def test_train_restarted_worker_gives_the_results_of_one_process(tmp_path, train):
     words = [
         *SPREAD, "--epochs=30", "--regularizer=mhe", "--head.label_smoothing=0.1",
         "--head.class_weights=[1,2,1,1,1,1,1,1,1,0.5]",
@@ -127,13 +127,13 @@ def test_a_killed_worker_is_started_again_and_the_end_is_that_of_one_process(tmp
     os.kill(int(children[-1]), signal.SIGKILL)
     printed, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    assert "going on from step" in printed
+    assert "resuming from step" in printed
     assert_close(out, tmp_path / "alone")
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds workers through /proc")
-def test_an_interrupt_of_all_workers_and_the_launcher_saves_and_ends_in_the_same_bits(tmp_path):
-    """With norms of batches, which no process may have a single row for."""
+def test_train_interrupt_of_all_processes_saves_and_resumes_exactly(tmp_path):
+    """With BatchNorm, for which each process needs at least two rows."""
     words = [*SPREAD, "--model.norm=batch", "--augment.shift=1", "--epochs=60"]
 
     def start(name):
@@ -151,13 +151,13 @@ def test_an_interrupt_of_all_workers_and_the_launcher_saves_and_ends_in_the_same
     process = start("parts")
     wait_for(lambda: last_line(out) > 0, process)
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for number in [*workers, process.pid]:  # as a scheduler does; the launcher passes its own on to the workers
+    for number in [*workers, process.pid]:  # as a scheduler does; the launcher also forwards its signal to the workers
         os.kill(int(number), signal.SIGTERM)
     _, errors = end(process, 1)
     (reached,) = steps_in(out)[-1:]
     assert f"hypersphere: interrupted; step {reached} is saved in {out}" in errors
     printed, _ = end(start("parts"), 0)
-    assert f"going on from step {reached} of 180" in printed
+    assert f"resuming from step {reached} of 180" in printed
     expected = weights(tmp_path / "whole")
     assert all(torch.equal(value, expected[key]) for key, value in weights(out).items())
     keys = ("epoch", "step", "loss", "test_accuracy", "energy")
@@ -165,7 +165,7 @@ def test_an_interrupt_of_all_workers_and_the_launcher_saves_and_ends_in_the_same
 
 
 def last_line(folder):
-    """The last step that a run has numbers of."""
+    """Return the last logged step of a run."""
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines()[:-1] if path.exists() else []
     return max((json.loads(line)["step"] for line in lines), default=0)

@@ -17,17 +17,17 @@ def train(command):
 
 @pytest.fixture
 def two_classes(tmp_path, draw_images):
-    """Images as large as digits, of two classes."""
+    """Images of two classes in the size of digits."""
     greys = {f"photos/{kind}/{n}.png": 60 * kind + 10 * n for kind in (1, 2) for n in range(9)}
     draw_images(tmp_path, greys, size=(8, 8))
     return ["--data=image_folder", "--data.path=photos", "--model=mlp", "--model.widths=[8]", "--batch-size=8"]
 
 
-# --- weights to begin with
+# --- initial weights
 
 
 def first_weights(train, monkeypatch, *words):
-    """The weights that a run has before its first step, and what it says."""
+    """Return the weights of a run before its first step, and its output."""
     seen = {}
 
     def look(session):
@@ -41,27 +41,25 @@ def first_weights(train, monkeypatch, *words):
     return seen, out
 
 
-def test_the_weights_of_a_run_are_begun_with(tmp_path, train, monkeypatch):
+def test_train_from_loads_the_weights_of_a_run(tmp_path, train, monkeypatch):
     assert train("--out", tmp_path / "first", *SMALL)[0] == 0
     words = ["--out", tmp_path / "second", *SMALL, "--seed=4", "--from", tmp_path / "first"]
     begun, out = first_weights(train, monkeypatch, *words)
     trained = weights(tmp_path / "first")
     assert begun.keys() == trained.keys()
     assert all(torch.equal(begun[name], value) for name, value in trained.items())
-    assert out.startswith(f"from {tmp_path / 'first'}: took 5 tensors (network.mean, ")
-    assert "as drawn" not in out
+    assert out.startswith(f"from {tmp_path / 'first'}: loaded 5 tensors (network.mean, ")
+    assert "randomly initialised" not in out
     assert Run.open(tmp_path / "second").start == str(tmp_path / "first")
 
 
-def test_a_run_without_a_checkpoint_yet_begins_with_them_again_and_one_with_needs_them_no_more(
-    tmp_path, train, monkeypatch
-):
+def test_train_resume_reads_initial_weights_only_without_a_checkpoint(tmp_path, train, monkeypatch):
     assert train("--out", tmp_path / "first", *SMALL)[0] == 0
     words = ["--out", tmp_path / "second", "--resume=auto"]
     begun, _ = first_weights(train, monkeypatch, *words, *SMALL, "--from", tmp_path / "first")
     again, out = first_weights(train, monkeypatch, *words)
     assert all(torch.equal(begun[name], value) for name, value in again.items())
-    assert out.startswith(f"from {tmp_path / 'first'}: took ")
+    assert out.startswith(f"from {tmp_path / 'first'}: loaded ")
     code, _, errors = train(*words, "--from", tmp_path / "other")
     assert code == 2
     assert f"--from was '{tmp_path / 'first'}' and is '{tmp_path / 'other'}'" in errors
@@ -69,10 +67,10 @@ def test_a_run_without_a_checkpoint_yet_begins_with_them_again_and_one_with_need
     (tmp_path / "first").rename(tmp_path / "away")
     code, out, _ = train(*words)
     assert code == 0
-    assert out.startswith("going on from step 10 of 10")
+    assert out.startswith("resuming from step 10 of 10")
 
 
-def test_a_file_and_a_rotation_of_what_is_in_it(tmp_path, train, monkeypatch, succeeds):
+def test_train_from_file_with_and_without_rotation(tmp_path, train, monkeypatch, succeeds):
     turned = ["--rotation=cayley", "--rotation.output=true", "--seed=5"]
     assert train("--out", tmp_path / "turned", *SMALL, *turned)[0] == 0
     succeeds("fold", tmp_path / "turned", "--out", tmp_path / "plain")
@@ -85,47 +83,47 @@ def test_a_file_and_a_rotation_of_what_is_in_it(tmp_path, train, monkeypatch, su
     assert torch.equal(original, load_file(file)["network.body.layers.0.weight"])
     code, out, _ = train("--out", tmp_path / "c", *SMALL, "--from", tmp_path / "turned", "--dry-run")
     assert code == 0
-    assert "as drawn: network.body.layers.0.weight" in out
-    assert "rotated layers are taken from a run that was folded (hypersphere fold)" in out
+    assert "randomly initialised: network.body.layers.0.weight" in out
+    assert "to load rotated layers, fold that run first (hypersphere fold)" in out
 
 
-def test_a_head_of_other_classes_stays_as_drawn(tmp_path, train, monkeypatch, two_classes):
+def test_train_from_keeps_a_new_head_for_other_classes(tmp_path, train, monkeypatch, two_classes):
     monkeypatch.chdir(tmp_path)
     assert train("--out", tmp_path / "first", *SMALL)[0] == 0
     code, out, errors = train("--out", "second", *two_classes, "--epochs=1", "--from", "first")
     assert code == 0, errors
-    assert "as drawn: head.weight; not taken: head.weight (10×8, not 2×8)" in out.splitlines()[0]
+    assert "randomly initialised: head.weight; not loaded: head.weight (10×8, not 2×8)" in out.splitlines()[0]
 
 
-def test_what_cannot_be_begun_with(tmp_path, fails, train):
+def test_train_from_rejects_invalid_sources(tmp_path, fails, train):
     def refuse(code, source, *words):
         error = fails(code, "train", "--out", tmp_path / "run", *SMALL, "--from", source, *words)
         assert not (tmp_path / "run").exists()
         return error
 
     assert "--from must be the folder of a run or a .safetensors file" in refuse(2, tmp_path)
-    assert "--from must be the folder of a run or a .safetensors file" in refuse(2, tmp_path / "nowhere")
+    assert "--from must be the folder of a run or an existing .safetensors file" in refuse(2, tmp_path / "nowhere")
     Run.create(tmp_path / "empty", SMALL_JOB)
     assert "has no checkpoint yet" in refuse(2, tmp_path / "empty")
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
-    assert "is no file of safetensors" in refuse(3, tmp_path / "broken.safetensors")
+    assert "is not a valid safetensors file" in refuse(3, tmp_path / "broken.safetensors")
     save_file({"other.weight": torch.ones(3)}, tmp_path / "other.safetensors")
-    assert "none of the weights to begin with fits: there is other.weight" in refuse(2, tmp_path / "other.safetensors")
+    assert "none of the initial weights matches: the file has other.weight" in refuse(2, tmp_path / "other.safetensors")
 
 
-# --- nothing but words
+# --- dry run
 
 
-def test_a_dry_run_writes_nothing_and_its_words_are_settings(tmp_path, train, monkeypatch):
+def test_dry_run_writes_nothing_and_prints_valid_settings(tmp_path, train, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*SMALL, "--head=arcface", "--head.m=0.2", "--optimizer.lr=1e-5"]
     code, out, errors = train("--out=run", *words, "--dry-run")
     assert (code, errors) == (0, "")
     assert list(tmp_path.iterdir()) == []
     for line in (
-        "# 70 examples of 1×8×8 to train on, 500 to test on, 10 classes",
-        "# 5 steps an epoch, 10 in all",
-        "# network: 520 parameters, 520 trained, features of 8",
+        "# 70 training examples of shape 1×8×8, 500 test examples, 10 classes",
+        "# 5 steps per epoch, 10 in total",
+        "# network: 520 parameters, 520 trained, 8 features",
         "# head: 80 parameters, 80 trained",
         "# run: a new run",
     ):
@@ -136,10 +134,10 @@ def test_a_dry_run_writes_nothing_and_its_words_are_settings(tmp_path, train, mo
     assert Run.open("again").job == Run.open("run").job
     assert train("--out=run", *words, "--dry-run")[0] == 2
     _, out, _ = train("--out=run", "--resume=auto", "--dry-run")
-    assert out.splitlines()[-1] == "# run: would go on from step 10"
+    assert out.splitlines()[-1] == "# run: would continue from step 10"
 
 
-def test_so_many_checkpoints_stay(tmp_path, train, fails):
+def test_train_keeps_the_last_checkpoints(tmp_path, train, fails):
     assert train("--out", tmp_path / "run", *SMALL, "--save-every=0", "--keep=2")[0] == 0
     assert steps_in(tmp_path / "run") == [9, 10]
     assert "--keep must be a number >= 1" in fails(2, "train", "--out", tmp_path / "other", "--keep=0")
@@ -149,7 +147,7 @@ def test_so_many_checkpoints_stay(tmp_path, train, fails):
 
 
 @pytest.mark.parametrize("root", [True, False])
-def test_a_folder_of_images_is_found_from_anywhere(root, tmp_path, train, succeeds, monkeypatch, two_classes):
+def test_train_on_images_works_from_any_directory(root, tmp_path, train, succeeds, monkeypatch, two_classes):
     below = ["--data-root", tmp_path] if root else []
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere" if root else tmp_path)

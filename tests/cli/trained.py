@@ -1,4 +1,4 @@
-"""What the tests of `hypersphere train` share: small jobs, how to start them, and what they leave."""
+"""Helpers of the `hypersphere train` tests: small jobs, commands, and readers of their results."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ def wait_for(holds, process, seconds=300):
 
 
 def steps_in(folder):
-    """The steps of the checkpoints there, the last one last."""
+    """Return the steps of the checkpoints in increasing order."""
     return sorted(int(path.name[5:13]) for path in (folder / "checkpoints").glob("step-*"))
 
 

@@ -1,4 +1,4 @@
-"""Every kind of section, with numbers as runs have them."""
+"""One section of every kind, with realistic numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 
 from hypersphere.report import (
     Bars,
-    Beside,
     Column,
     Curves,
     Distribution,
@@ -16,6 +15,7 @@ from hypersphere.report import (
     Landscape,
     Section,
     Series,
+    SideBySide,
     Sphere,
     Spheres,
     Table,
@@ -47,7 +47,7 @@ def every_section() -> list[Section]:
     line = np.linspace(-1, 1, 25)
     return [
         Table("Summary", [Column("method"), Column("accuracy", True, ".2%")], [("a", 0.9), ("b", (0.95, 0.01))]),
-        Beside(
+        SideBySide(
             "Training",
             [
                 Curves("Loss", losses, y_name="training loss", format=".3f", log_y=True, higher_is_better=False),

@@ -1,4 +1,4 @@
-"""A strict reading of HTML: what the tests of pages share."""
+"""A strict HTML parser for the tests of pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HOSTILE = "</script><script>alert(1)</script><!--<script> \"quoted\" 'quoted' &a
 
 
 class Checker(HTMLParser):
-    """Collects elements and their attributes, and fails on a tag that does not close the one last opened."""
+    """Collects elements and their attributes, and fails on tags that are not properly nested."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)

@@ -1,4 +1,4 @@
-"""Charts and tabs as a reader meets them, in headless Chromium."""
+"""Charts and tabs in headless Chromium."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROC = "#section-3"
 GEOMETRY = "#section-4"
 LEARNED = "#section-5"
 
-# Words of the charts that are seen: those that touch one another in their group, and those outside their chart.
+# Visible labels that overlap another label of their group, or that are outside their chart.
 FAULTS = """
     const faults = [];
     const seen = (e) => e.checkVisibility({ visibilityProperty: true }) && e.getBoundingClientRect().width > 0;
@@ -34,8 +34,8 @@ FAULTS = """
         const chart = group.closest(".chart").getBoundingClientRect();
         items.forEach((e, i) => {
             const b = boxes[i];
-            const beside = b.left < chart.left - 12 || b.right > chart.right + 12;  // the padding of a cell
-            if (beside || b.bottom > chart.bottom + 1 || b.top < chart.top - 6) faults.push(["outside", e.textContent]);
+            const aside = b.left < chart.left - 12 || b.right > chart.right + 12;  // the padding of a cell
+            if (aside || b.bottom > chart.bottom + 1 || b.top < chart.top - 6) faults.push(["outside", e.textContent]);
         });
     }
     return faults;
@@ -82,7 +82,7 @@ def shown_panels(browser: Browser, section: str) -> list[int]:
     )
 
 
-def test_the_console_stays_silent_and_nothing_is_asked_of_the_network(opened: Browser) -> None:
+def test_charts_log_no_errors_and_make_no_requests(opened: Browser) -> None:
     for index in (2, 3, 4, 1):
         opened.click(f"{GEOMETRY} [role=tab]:nth-child({index})")
     opened.click("#theme")
@@ -119,7 +119,7 @@ def test_tabs_switch_by_keys(opened: Browser) -> None:
     assert opened.run(reachable, GEOMETRY) == [0, -1, -1, -1]
 
 
-def test_the_sphere_behind_a_tab_turns_on_drag(opened: Browser) -> None:
+def test_sphere_in_a_tab_turns_when_dragged(opened: Browser) -> None:
     canvas = f"{GEOMETRY} canvas"
     picture = "return document.querySelector(arguments[0]).toDataURL()"
     opened.click(f"{GEOMETRY} [role=tab]:nth-child(2)")
@@ -132,7 +132,7 @@ def test_the_sphere_behind_a_tab_turns_on_drag(opened: Browser) -> None:
     assert opened.run(picture, canvas) != before
 
 
-def test_a_toggle_hides_its_series_and_shows_it_again(opened: Browser) -> None:
+def test_toggle_hides_and_shows_its_series(opened: Browser) -> None:
     assert visible(opened, f"{LOSS} g[data-series]") == 3
     opened.click(f"{LOSS} [data-toggle='1']")
     assert visible(opened, f"{LOSS} g[data-series]") == 2
@@ -147,7 +147,7 @@ def test_a_toggle_hides_its_series_and_shows_it_again(opened: Browser) -> None:
     assert visible(opened, f"{ENERGY} g[data-series]") == 9
 
 
-def test_the_pointer_reads_values(opened: Browser) -> None:
+def test_readout_follows_the_pointer(opened: Browser) -> None:
     show(opened, f"{LOSS} .area")
     opened.hover(f"{LOSS} .area")
     read = words(opened, f"{LOSS} .readout")
@@ -161,7 +161,7 @@ def test_the_pointer_reads_values(opened: Browser) -> None:
     assert "angle in degrees" in words(opened, f"{GEOMETRY} .readout")
 
 
-def test_keys_read_curves(opened: Browser) -> None:
+def test_readout_of_curves_follows_the_keys(opened: Browser) -> None:
     focus(opened, f"{LOSS} .area")
     assert words(opened, f"{LOSS} .readout").startswith("epoch 30")
     for key, head in (
@@ -180,7 +180,7 @@ def test_keys_read_curves(opened: Browser) -> None:
     assert "false accept rate 1e-05" in words(opened, f"{ROC} .readout")
 
 
-def test_keys_read_cells(opened: Browser) -> None:
+def test_readout_of_cells_follows_the_keys(opened: Browser) -> None:
     opened.click(f"{GEOMETRY} [role=tab]:nth-child(3)")
     area = f"{GEOMETRY} .panel:nth-of-type(4) .area"  # the list of tabs comes first
     focus(opened, area)
@@ -195,7 +195,7 @@ def test_keys_read_cells(opened: Browser) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 390, 620, 830, 1280])
-def test_words_neither_touch_nor_leave_their_charts(opened: Browser, width: int) -> None:
+def test_labels_neither_overlap_nor_leave_their_charts(opened: Browser, width: int) -> None:
     opened.resize(width, 900, mobile=width < 500)
     for tab in range(4):
         opened.run(
@@ -208,7 +208,7 @@ def test_words_neither_touch_nor_leave_their_charts(opened: Browser, width: int)
         assert opened.run("return document.documentElement.scrollWidth") == width
 
 
-def test_both_themes_color_the_lines(opened: Browser) -> None:
+def test_lines_have_colours_in_both_themes(opened: Browser) -> None:
     stroke = "return getComputedStyle(document.querySelector(arguments[0] + ' .line')).stroke"
     light = opened.run(stroke, f"{LOSS} svg")
     opened.prefer(color_scheme="dark", reduced_motion="reduce")
@@ -228,7 +228,7 @@ def test_print_shows_every_panel(opened: Browser) -> None:
         opened.protocol("Emulation.setEmulatedMedia", {"media": ""})
 
 
-def test_without_scripts_all_is_there(opened: Browser, charts: Path) -> None:
+def test_charts_are_complete_without_scripts(opened: Browser, charts: Path) -> None:
     opened.protocol("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         opened.open(charts)

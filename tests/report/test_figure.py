@@ -1,4 +1,4 @@
-"""The figure of curves as one SVG file, sections one under the other, and ends of axes that are given."""
+"""SVG figures, stacked sections, and limits of axes."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def points(path: str) -> np.ndarray:
     return np.array([[float(number) for number in pair.split()] for pair in re.split("[ML]", path) if pair])
 
 
-def test_the_curve_goes_through_its_values() -> None:
+def test_figure_svg_curve_goes_through_its_values() -> None:
     svg = figure_svg("t", [[Curves("Loss", [Series("a", [4.0, 0.0, 3.0], x=[0, 5, 10])])]])
     (line,) = drawn(svg, "line")
     x, y = points(line).T
     assert (x - x[0]) / (x[-1] - x[0]) == pytest.approx([0, 0.5, 1], abs=1e-3)
-    assert HEIGHT - y == pytest.approx(HEIGHT * np.array([1, 0, 0.75]), abs=0.06)  # the axis goes from 0 to 4
+    assert HEIGHT - y == pytest.approx(HEIGHT * np.array([1, 0, 0.75]), abs=0.06)  # the axis ends at 0 and 4
 
 
-def test_all_words_are_text_and_nothing_is_outside() -> None:
+def test_figure_svg_escapes_text_and_stays_inside() -> None:
     names = ["softmax", "a name that is much longer than the others are", HOSTILE]
     series = [Series(name, np.random.default_rng(0).random((3, 6))) for name in names]
     svg = figure_svg(HOSTILE, [[Curves("Loss", series), Curves("Error", series[:2], x_name="step")]] * 2)
     root = ElementTree.fromstring(svg)
     words = [text.text or "" for text in root.iter(f"{SVG}text")]
-    assert words.count("softmax") == 2  # one legend a row
+    assert words.count("softmax") == 2  # one legend per row
     assert {"Loss", "Error", "epoch", "step", "Bands: mean ± one standard deviation over 3 seeds."} <= set(words)
     assert root.find(f"{SVG}title").text == HOSTILE  # type: ignore[union-attr]
     height = float(root.get("height") or 0)
@@ -52,12 +52,12 @@ def test_all_words_are_text_and_nothing_is_outside() -> None:
                 x, y = points(path.get("d") or "").T
                 assert 0 <= left + x.min() <= left + x.max() <= WIDTH
                 assert 0 <= top + y.min() <= top + y.max() <= height
-    for text in root.findall(f"{SVG}text"):  # those of the legends
+    for text in root.findall(f"{SVG}text"):  # texts of the legends
         assert float(text.get("x") or 0) + 7 * len((text.text or "")[:60]) <= WIDTH
         assert float(text.get("y") or 0) < height
 
 
-def test_a_name_has_one_colour_in_a_row() -> None:
+def test_figure_svg_uses_one_colour_per_name_in_a_row() -> None:
     one, other = Series("one", [1.0, 2.0]), Series("other", [2.0, 3.0])
     root = ElementTree.fromstring(figure_svg("t", [[Curves("a", [one, other]), Curves("b", [other])]]))
     lines = [[p.get("stroke") for p in g.iter(f"{SVG}path") if p.get("class") == "line"] for g in root.iter(f"{SVG}g")]
@@ -66,16 +66,16 @@ def test_a_name_has_one_colour_in_a_row() -> None:
         figure_svg("t", [])
 
 
-def test_bands_are_drawn_where_curves_are_few() -> None:
+def test_bands_are_drawn_only_for_few_curves() -> None:
     series = [Series(str(n), [[0.2, 0.4], [0.3, 0.6]]) for n in range(MOST_BANDED + 1)]
     few, many = Curves("t", series[:-1]), Curves("t", series)
     assert (curves_html(few).count("class='band'"), curves_html(many).count("class='band'")) == (MOST_BANDED, 0)
     assert (len(drawn(figure_svg("t", [[few]]), "band")), len(drawn(figure_svg("t", [[many]]), "band"))) == (6, 0)
     assert "Means over 2 seeds." in curves_html(many)
-    assert "0.25 ± 0.07071" in curves_html(many)  # still among the numbers
+    assert "0.25 ± 0.07071" in curves_html(many)  # still in the table of numbers
 
 
-def test_an_axis_ends_where_values_cannot_go_on() -> None:
+def test_curves_limits_end_the_axis() -> None:
     series = [Series("a", [[0.9, 1.0], [1.0, 0.8]])]
     assert ">105%<" in curves_html(Curves("t", series, format=".0%"))
     html = curves_html(Curves("t", series, format=".0%", limits=(0.0, 1.0)))
@@ -88,7 +88,7 @@ def test_an_axis_ends_where_values_cannot_go_on() -> None:
         Curves("t", series, limits=(1.0, 0.0))
 
 
-def test_landscapes_can_share_their_colours() -> None:
+def test_landscape_limits_set_the_colour_scale() -> None:
     low, high = np.zeros((3, 3)), np.full((3, 3), 4.0)
     bars = [
         re.findall(r"scale-bar.*?</div></div>", landscape_html(Landscape("t", v, limits=(0, 5)))) for v in (low, high)
@@ -98,7 +98,7 @@ def test_landscapes_can_share_their_colours() -> None:
         Landscape("t", low, limits=(1, 1))
 
 
-def test_a_stack_has_a_heading_for_every_section() -> None:
+def test_stack_has_a_heading_for_every_section() -> None:
     stack = Stack("Both", [Text("One", "a"), Text("", "b"), Stack("Inner", [Text("Two", "c")])], caption="Under.")
     document = Checker(page_html(Page("t", "", [Tabs("Tabs", [stack])])))
     assert document.texts["h3"] == ["Both"]
@@ -107,7 +107,7 @@ def test_a_stack_has_a_heading_for_every_section() -> None:
     assert "Under." in document.texts["p"]
 
 
-def test_the_sign_of_a_format_is_not_written_before_a_deviation() -> None:
+def test_column_shows_no_sign_before_a_deviation() -> None:
     html = page_html(Page("CNN-6 wins", "", [Text("t", "")]))
     assert "<h1><span class='whole'>CNN-6</span> wins</h1>" in html
     series = Series("a", [[0.1, 0.2], [0.2, 0.4]])

@@ -1,4 +1,4 @@
-"""The page as a reader meets it, in headless Chromium."""
+"""The page in headless Chromium."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def opened(browser: Browser, page: Path) -> Browser:
     return browser
 
 
-def test_the_console_stays_silent_and_the_pictures_are_drawn(opened: Browser) -> None:
+def test_page_draws_pictures_without_errors(opened: Browser) -> None:
     painted = """
         const canvas = document.querySelector(arguments[0]);
         const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -43,20 +43,20 @@ def test_the_console_stays_silent_and_the_pictures_are_drawn(opened: Browser) ->
     assert opened.console() == []
 
 
-def test_nothing_is_asked_of_the_network(opened: Browser) -> None:
+def test_page_makes_no_requests(opened: Browser) -> None:
     names = opened.run("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert [name for name in names if not name.startswith("data:")] == []
 
 
 @pytest.mark.parametrize("selector", [FIRST, CIRCLE])
-def test_dragging_turns_the_picture(opened: Browser, selector: str) -> None:
+def test_sphere_turns_when_dragged(opened: Browser, selector: str) -> None:
     before = picture(opened, selector)
     opened.run("document.querySelector(arguments[0]).scrollIntoView({block: 'center', behavior: 'instant'})", selector)
     opened.drag(selector, 60, 25)
     assert picture(opened, selector) != before
 
 
-def test_pictures_turn_together_until_unlinked(opened: Browser) -> None:
+def test_spheres_turn_together_unless_unlinked(opened: Browser) -> None:
     opened.run("document.querySelector(arguments[0]).scrollIntoView({block: 'center', behavior: 'instant'})", FIRST)
     before = picture(opened, SECOND)
     opened.drag(FIRST, 50, 0)
@@ -70,7 +70,7 @@ def test_pictures_turn_together_until_unlinked(opened: Browser) -> None:
 
 
 @pytest.mark.parametrize("key", ["\ue012", "\ue013", "\ue014", "\ue015", "+", "-"])
-def test_keys_turn_and_zoom(opened: Browser, key: str) -> None:
+def test_sphere_reacts_to_keys(opened: Browser, key: str) -> None:
     opened.run("document.querySelector(arguments[0]).focus()", FIRST)
     before = picture(opened)
     opened.press(key)
@@ -79,7 +79,7 @@ def test_keys_turn_and_zoom(opened: Browser, key: str) -> None:
     assert picture(opened) == before
 
 
-def test_the_theme_follows_the_system_then_the_reader(opened: Browser) -> None:
+def test_theme_follows_the_system_until_chosen(opened: Browser) -> None:
     light = picture(opened)
     assert theme(opened) == "light"
     opened.prefer(color_scheme="dark", reduced_motion="reduce")
@@ -92,7 +92,7 @@ def test_the_theme_follows_the_system_then_the_reader(opened: Browser) -> None:
     assert opened.run("return document.getElementById('theme').getAttribute('aria-pressed')") == "false"
 
 
-def test_a_legend_entry_highlights_its_class(opened: Browser) -> None:
+def test_legend_entry_highlights_its_class(opened: Browser) -> None:
     before = picture(opened)
     opened.click("#section-2 [data-class='3']")
     opened.hover("h1")
@@ -104,8 +104,8 @@ def test_a_legend_entry_highlights_its_class(opened: Browser) -> None:
 
 
 @pytest.mark.parametrize("angles", [None, np.full(3000, 123.4)], ids=["seen", "projected"])
-def test_pointing_at_a_feature_tells_its_angle(browser: Browser, tmp_path: Path, angles: np.ndarray | None) -> None:
-    """Of projected features that which is given, of others that which is seen."""
+def test_tooltip_shows_the_angle_of_a_feature(browser: Browser, tmp_path: Path, angles: np.ndarray | None) -> None:
+    """The given angle for projected features, and the angle in the picture for others."""
     points = np.random.default_rng(0).normal(size=(3000, 3))
     labels = np.zeros(3000, dtype=int)
     sphere = Sphere("many", points, labels, np.array([[1.0, 0.0, 0.0]]), ("one",), angles=angles)
@@ -115,12 +115,12 @@ def test_pointing_at_a_feature_tells_its_angle(browser: Browser, tmp_path: Path,
     tip = browser.run("const tip = document.querySelector('.tip'); return tip.hidden ? '' : tip.textContent")
     found = re.fullmatch(r"one · ([0-9.]+)° from its vector", tip)
     assert found, tip
-    middle = np.degrees(np.arccos(np.cos(0.42) * np.sin(0.5)))  # of what faces the reader as the page is opened
+    middle = np.degrees(np.arccos(np.cos(0.42) * np.sin(0.5)))  # angle of the direction that faces the viewer initially
     assert float(found[1]) == pytest.approx(123.4) if angles is not None else abs(float(found[1]) - middle) < 5
     assert browser.console() == []
 
 
-def test_the_slow_turn_runs_only_where_motion_is_welcome(opened: Browser, page: Path) -> None:
+def test_slow_turn_respects_reduced_motion(opened: Browser, page: Path) -> None:
     assert picture(opened) == picture(opened)
     opened.prefer(color_scheme="light", reduced_motion="no-preference")
     opened.open(page)
@@ -131,7 +131,7 @@ def test_the_slow_turn_runs_only_where_motion_is_welcome(opened: Browser, page: 
     assert picture(opened) == picture(opened)
 
 
-def test_it_prints_in_the_light_theme(opened: Browser) -> None:
+def test_page_prints_in_the_light_theme(opened: Browser) -> None:
     opened.click("#theme")
     opened.run("addEventListener('beforeprint', () => { window.printed = document.documentElement.dataset.theme; })")
     assert opened.pdf().startswith(b"%PDF")
@@ -139,18 +139,18 @@ def test_it_prints_in_the_light_theme(opened: Browser) -> None:
     assert theme(opened) == "dark"
 
 
-def test_a_touch_screen_is_told_of_no_keys(page: Path, tmp_path: Path, browser: Browser) -> None:
+def test_touch_screen_shows_no_hints_about_keys(page: Path, tmp_path: Path, browser: Browser) -> None:
     seen = "return ['.keys', '.touch'].map((kind) => document.querySelector(kind).checkVisibility())"
     browser.visit(page)
     assert browser.run(seen) == [True, False]
-    with Browser(tmp_path) as phone:  # what it is told of touch stays
+    with Browser(tmp_path) as phone:  # a separate browser, because touch emulation cannot be undone
         phone.protocol("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 2})
         phone.resize(390, 844, mobile=True)
         phone.visit(page)
         assert phone.run(seen) == [False, True]
 
 
-def test_it_fits_tablets_and_phones(opened: Browser) -> None:
+def test_page_fits_tablets_and_phones(opened: Browser) -> None:
     for tablet in (700, 830, 1000):
         opened.resize(tablet, 800)
         opened.settle()

@@ -1,4 +1,4 @@
-"""Heat maps, landscapes and filters: the pixels, read back by another library, and the lines through them."""
+"""Heat maps, landscapes and filters: pixels, as decoded by Pillow, and contour lines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def data_of(html: str) -> dict:
 
 
 def oklab(colors: np.ndarray) -> np.ndarray:
-    """Bytes of sRGB as OKLab (Ottosson 2020)."""
+    """Convert sRGB bytes to OKLab (Ottosson 2020)."""
     s = colors / 255
     linear = np.where(s <= 0.04045, s / 12.92, ((s + 0.055) / 1.055) ** 2.4)
     cones = linear @ np.array(
@@ -54,14 +54,14 @@ def oklab(colors: np.ndarray) -> np.ndarray:
     )
 
 
-def test_png_is_read_back_by_pillow() -> None:
+def test_png_uri_is_decoded_by_pillow() -> None:
     random = np.random.default_rng(0)
     grey, color = random.integers(0, 256, (5, 7), dtype=np.uint8), random.integers(0, 256, (4, 3, 3), dtype=np.uint8)
     np.testing.assert_array_equal(pixels(png_uri(grey) + "'", mode="L"), grey)
     np.testing.assert_array_equal(pixels(png_uri(color) + "'", mode="RGB"), color)
 
 
-def test_the_scale_is_even_and_ever_lighter() -> None:
+def test_scale_colors_are_even_and_increasingly_light() -> None:
     steps = np.linalg.norm(np.diff(oklab(scale_colors(33).astype(float)), axis=0), axis=1)
     assert steps.max() / steps.min() < 1.35
     assert (np.diff(oklab(scale_colors(256).astype(float))[:, 0]) > -2e-3).all()
@@ -70,7 +70,7 @@ def test_the_scale_is_even_and_ever_lighter() -> None:
     assert 0.4 < order[0, 0] < order[-1, 0] < 0.8
 
 
-def test_one_pixel_a_cell_and_gaps_are_transparent() -> None:
+def test_heatmap_has_one_pixel_per_cell_and_transparent_gaps() -> None:
     html = heatmap_html(HeatMap("t", [[0.0, 1.0, None], [2.0, np.inf, 4.0]]))
     picture = pixels(html, 1)  # after the colour bar
     assert picture.shape == (2, 3, 4)
@@ -78,19 +78,19 @@ def test_one_pixel_a_cell_and_gaps_are_transparent() -> None:
     np.testing.assert_array_equal(picture[0, 0, :3], scale_colors(2)[0])
     np.testing.assert_array_equal(picture[1, 2, :3], scale_colors(2)[1])
     np.testing.assert_array_equal(picture[1, 0, :3], scale_colors(255)[127])
-    assert "2 cells without a finite value left blank." in html
+    assert "2 cells without a finite value, left blank." in html
     assert data_of(html)["text"] == ["0", "1", "–", "2", "–", "4"]
 
 
-def test_a_diagonal_without_values_is_no_gap() -> None:
+def test_heatmap_empty_diagonal_is_not_reported() -> None:
     values = np.arange(9.0).reshape(3, 3)
     np.fill_diagonal(values, np.nan)
     assert "left blank" not in heatmap_html(HeatMap("t", values))
     values[0, 1] = np.nan
-    assert "4 cells without a finite value left blank." in heatmap_html(HeatMap("t", values))
+    assert "4 cells without a finite value, left blank." in heatmap_html(HeatMap("t", values))
 
 
-def test_long_names_lose_what_all_share() -> None:
+def test_heatmap_shortens_names_by_their_shared_part() -> None:
     names = [f"Alphabet_of_the_Magi/character{number:02}" for number in (1, 2)]
     html = heatmap_html(HeatMap("t", np.eye(2), names))
     assert ">character01<" in html
@@ -98,7 +98,7 @@ def test_long_names_lose_what_all_share() -> None:
     assert data_of(html)["rows"] == names
 
 
-def test_limits_end_the_colours() -> None:
+def test_heatmap_limits_end_the_colour_scale() -> None:
     html = heatmap_html(HeatMap("t", torch.tensor([[0.0, 50.0], [100.0, 180.0]]), limits=(50, 100)))
     picture = pixels(html, 1)[..., :3]
     np.testing.assert_array_equal(picture[0, 0], picture[0, 1])
@@ -106,7 +106,7 @@ def test_limits_end_the_colours() -> None:
     assert "2 cells beyond the ends of the colour bar." in html
 
 
-def test_large_maps_are_means_of_blocks() -> None:
+def test_heatmap_of_a_large_matrix_shows_block_means() -> None:
     values = np.random.default_rng(0).normal(size=(450, 610))
     values[7, 9] = np.nan
     small, (rows, columns) = shrunk(values)
@@ -123,7 +123,7 @@ def test_large_maps_are_means_of_blocks() -> None:
     assert data["rows"][0] == "0 – 2"
 
 
-def test_names_and_words() -> None:
+def test_heatmap_names_and_alt_text() -> None:
     names = ["cat", "dog"]
     html = heatmap_html(HeatMap("t", [[0, 81.24], [81.24, 0]], names, value_name="angle", format=".1f"))
     document = Checker(html)
@@ -136,7 +136,7 @@ def test_names_and_words() -> None:
     assert Checker(heatmap_html(hostile)).count("script") == 1
 
 
-def test_contours_lie_on_the_circle() -> None:
+def test_contour_of_a_cone_is_a_circle() -> None:
     line = np.linspace(-1, 1, 41)
     pieces = contour(line[:, None] ** 2 + line**2, 0.25)
     radius = np.linalg.norm(pieces / 20 - 1, axis=2)
@@ -145,7 +145,7 @@ def test_contours_lie_on_the_circle() -> None:
     assert length == pytest.approx(np.pi, rel=5e-3)
 
 
-def test_contours_have_the_length_of_those_of_matplotlib() -> None:
+def test_contour_length_agrees_with_matplotlib() -> None:
     contourpy = pytest.importorskip("contourpy", reason="contourpy (extra 'report') is not installed")
     random = np.random.default_rng(0)
     values = random.normal(size=(30, 20))  # saddles everywhere
@@ -158,7 +158,7 @@ def test_contours_have_the_length_of_those_of_matplotlib() -> None:
         assert ours == pytest.approx(wanted, rel=1e-9)
 
 
-def test_landscapes_stand_upright_with_lines_at_the_ticks() -> None:
+def test_landscape_is_upright_with_contours_at_the_ticks() -> None:
     line = np.linspace(-1, 1, 21)
     values = 1 + (line[:, None] - 0.5) ** 2 + (line + 0.3) ** 2
     html = landscape_html(Landscape("t", values, marks={"trained": (-0.3, 0.5), "afar": (9, 9)}))
@@ -173,17 +173,19 @@ def test_landscapes_stand_upright_with_lines_at_the_ticks() -> None:
     assert data["text"][5 * 21 + 7] == "1"
 
 
-def test_logarithmic_landscapes_leave_out_what_has_no_logarithm() -> None:
+def test_landscape_log_scale_omits_non_positive_values() -> None:
     values = np.geomspace(1e-4, 1e4, 25).reshape(5, 5)
     values[0, 0] = 0
     html = landscape_html(Landscape("t", values, log=True))
-    assert "1 place without a positive finite value left blank." in html
+    assert "1 cell without a positive finite value, left blank." in html
     assert pixels(html, 1)[4, 0, 3] == 0
-    middle = 1 + np.round(254 * np.log10(1 / values[0, 1]) / np.log10(1e4 / values[0, 1]))  # of the colours, at 1
+    middle = 1 + np.round(
+        254 * np.log10(1 / values[0, 1]) / np.log10(1e4 / values[0, 1])
+    )  # colour index of the value 1
     np.testing.assert_array_equal(pixels(html, 1)[2, 2, :3], scale_colors(255)[int(middle) - 1])
 
 
-def test_filters_are_grey_at_zero_and_keep_their_order() -> None:
+def test_filters_are_grey_at_zero_and_ordered() -> None:
     images = np.zeros((3, 1, 2, 2))
     images[0, 0, 0, 0], images[1, 0, 0, 0] = 4, -1
     html = filters_html(Filters("t", images))
@@ -195,7 +197,7 @@ def test_filters_are_grey_at_zero_and_keep_their_order() -> None:
     assert pixels(colored, 0, "RGB").shape == (2, 2, 3)
 
 
-def test_many_filters_are_cut_and_it_is_told() -> None:
+def test_filters_show_the_first_of_many() -> None:
     images = np.ones((MOST_FILTERS + 5, 3, 3))
     images[0, 0, 0] = np.nan
     html = filters_html(Filters(HOSTILE, images, names=[HOSTILE] * len(images), caption=HOSTILE))
@@ -203,7 +205,7 @@ def test_many_filters_are_cut_and_it_is_told() -> None:
     assert document.count("img") == MOST_FILTERS
     assert document.count("script") == 0
     assert "The first 256 of 261." in html
-    assert "1 weight not finite drawn as 0." in html
+    assert "1 weight not finite, drawn as 0." in html
     alt = next(attributes["aria-label"] for _, attributes in document.elements if attributes.get("role") == "img")
     assert "256 filters of 3 × 3 pixels in grey" in (alt or "")
 
@@ -212,27 +214,36 @@ def test_many_filters_are_cut_and_it_is_told() -> None:
     ("make", "message"),
     [
         (lambda: HeatMap("t", [1, 2]), r"values must be 2-dimensional, not \(2,\)"),
-        (lambda: HeatMap("t", np.zeros((0, 3))), r"values must be of at least one row and column, not \(0, 3\)"),
-        (lambda: HeatMap("t", [[1, 2]], rows=["a", "b"]), "rows must be 1 names, or none, not 2"),
-        (lambda: HeatMap("t", [[1, 2]], columns=["a"]), "columns must be 2 names, or none, not 1"),
+        (
+            lambda: HeatMap("t", np.zeros((0, 3))),
+            r"values must be a matrix with at least one row and one column, not \(0, 3\)",
+        ),
+        (lambda: HeatMap("t", [[1, 2]], rows=["a", "b"]), "rows must be empty, or 1 names, not 2"),
+        (lambda: HeatMap("t", [[1, 2]], columns=["a"]), "columns must be empty, or 2 names, not 1"),
         (
             lambda: HeatMap("t", [[1, 2]], limits=(2, 1)),
             r"limits must be two finite numbers, low and high, not \(2, 1\)",
         ),
         (lambda: HeatMap("t", [[1, 2]], limits=(1,)), "limits must be two finite numbers"),
         (lambda: HeatMap("t", [["a", "b"]]), "values must be real numbers"),
-        (lambda: Landscape("t", [[1, 2]]), r"values must be of at least two rows and columns, not \(1, 2\)"),
+        (
+            lambda: Landscape("t", [[1, 2]]),
+            r"values must be a matrix with at least two rows and two columns, not \(1, 2\)",
+        ),
         (lambda: Landscape("t", np.eye(2), x=(1, 1)), "x must be two finite numbers, low and high"),
         (lambda: Landscape("t", np.eye(2), marks={"m": (0, np.nan)}), r"marks\['m'\] must be a point \(x, y\)"),
-        (lambda: Filters("t", np.zeros((2, 2, 5, 5))), r"images must be of shape .*, not \(2, 2, 5, 5\)"),
-        (lambda: Filters("t", np.zeros((2, 65, 5))), r"images must be 1 to 64 pixels a side, not \(65, 5\)"),
+        (lambda: Filters("t", np.zeros((2, 2, 5, 5))), r"images must be an array of shape .*, not \(2, 2, 5, 5\)"),
+        (
+            lambda: Filters("t", np.zeros((2, 65, 5))),
+            r"images must be images with 1 to 64 pixels per side, not \(65, 5\)",
+        ),
         (
             lambda: Filters("t", np.zeros((2, 5, 5)), names=["a"]),
-            "names must be one for each of the 2 images, or none, not 1",
+            "names must be empty, or one name for each of the 2 images, not 1",
         ),
     ],
 )
-def test_bad_input_is_named_in_one_line(make, message: str) -> None:
+def test_maps_reject_invalid_input_in_one_line(make, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The document: well formed, self-contained, safe, and written whole or not at all."""
+"""The page is well formed, self-contained, safe, and written atomically."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypersphere.report import Column, Sphere, Spheres, Table, Text, write_page
 from .document import HOSTILE, Checker
 
 
-def test_the_page_is_well_formed(page: Path) -> None:
+def test_page_is_well_formed(page: Path) -> None:
     document = Checker(page.read_text(encoding="utf-8"))
     assert document.count("html") == document.count("title") == document.count("h1") == 1
     assert document.count("section") == 4
@@ -25,7 +25,7 @@ def test_the_page_is_well_formed(page: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_the_page_is_self_contained(page: Path) -> None:
+def test_page_is_self_contained(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for _, attributes in Checker(text).elements:
         for name in ("src", "href", "action", "srcset", "data"):
@@ -33,14 +33,14 @@ def test_the_page_is_self_contained(page: Path) -> None:
     assert not re.search(r"https?://|@import|url\(|\bimport\b\s*[({'\"]|fetch\(", text)
 
 
-def test_every_canvas_is_reachable_and_named(page: Path) -> None:
+def test_page_canvases_are_focusable_and_named(page: Path) -> None:
     for tag, attributes in Checker(page.read_text(encoding="utf-8")).elements:
         if tag == "canvas":
             assert attributes["tabindex"] == "0"
             assert "Arrow keys" in (attributes["aria-label"] or "")
 
 
-def test_hostile_words_stay_words(tmp_path: Path) -> None:
+def test_page_escapes_all_text(tmp_path: Path) -> None:
     sphere = Sphere(HOSTILE, [[1.0, 0, 0], [0, 1.0, 0]], [0, 1], classes=(HOSTILE, "b"), caption=HOSTILE)
     target = write_page(
         tmp_path / "page.html",
@@ -61,17 +61,17 @@ def test_hostile_words_stay_words(tmp_path: Path) -> None:
     assert data["classes"] == [HOSTILE, "b"]
 
 
-def test_scripts_come_only_with_the_sections_that_need_them(tmp_path: Path) -> None:
+def test_page_includes_scripts_only_if_needed(tmp_path: Path) -> None:
     text = write_page(tmp_path / "a.html", title="", lead="", sections=[Text("", "words")]).read_text(encoding="utf-8")
     assert not re.search(r"SphereView|class Chart|makeTabs|\.toggles|\.tablist", text)
 
 
-def test_unknown_sections_are_refused(tmp_path: Path) -> None:
+def test_page_rejects_unknown_sections(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sections\[0\] must be one of Text, Table, Spheres, .*, not 'str'"):
         write_page(tmp_path / "page.html", title="", lead="", sections=["words"])  # type: ignore[list-item]
 
 
-def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_page_failure_keeps_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = write_page(tmp_path / "new" / "page.html", title="old", lead="", sections=[])
     old = target.read_text(encoding="utf-8")
 
@@ -85,7 +85,7 @@ def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.Monke
     assert [path.name for path in target.parent.iterdir()] == ["page.html"]
 
 
-def test_half_a_surrogate_pair_is_written_as_something(tmp_path: Path) -> None:
+def test_write_page_replaces_unpaired_surrogates(tmp_path: Path) -> None:
     lone = "a\ud800b"
     sphere = Sphere(lone, [[1.0, 0, 0]], [0], classes=(lone,))
     sections = [Text(lone, lone), Table(lone, [Column(lone)], [(lone,)]), Spheres(lone, [sphere])]
@@ -93,13 +93,13 @@ def test_half_a_surrogate_pair_is_written_as_something(tmp_path: Path) -> None:
     assert Checker(target.read_text(encoding="utf-8")).texts["h1"] == ["a?b"]
 
 
-def test_many_may_write_one_page_at_once(tmp_path: Path) -> None:
+def test_write_page_is_safe_for_concurrent_writers(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: write_page(tmp_path / "page.html", title="", lead="", sections=[]), range(100)))
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_the_file_stays_small(tmp_path: Path) -> None:
+def test_write_page_samples_many_points(tmp_path: Path) -> None:
     points = np.random.default_rng(0).normal(size=(20_000, 3))
     sphere = Sphere("many", points, np.zeros(20_000, dtype=int))
     target = write_page(tmp_path / "page.html", title="", lead="", sections=[Spheres("", [sphere])])

@@ -1,4 +1,4 @@
-"""The best of each column, in HTML and in the terminal."""
+"""Tables in HTML and in the terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def single(*values: object, higher: bool | None = True, form: str = ".2f") -> Ta
         (single(1, 2, 10**400), {1}),
     ],
 )
-def test_the_best_are_found(table: Table, best: set[int]) -> None:
+def test_best_cells_finds_the_best_values(table: Table, best: set[int]) -> None:
     assert {row for row, _ in best_cells(table)} == best
 
 
@@ -54,11 +54,11 @@ def test_the_best_are_found(table: Table, best: set[int]) -> None:
         (Column("a", format=".1f"), (-(10**400), 0), "-inf ± 0.0"),
     ],
 )
-def test_cells_read_well(column: Column, cell: object, shown: str) -> None:
+def test_column_show_formats_cells(column: Column, cell: object, shown: str) -> None:
     assert column.show(cell) == shown  # type: ignore[arg-type]
 
 
-def test_html_marks_the_best_and_explains_the_marks(table: Table) -> None:
+def test_table_html_marks_the_best_and_explains_the_marks(table: Table) -> None:
     html = table_html(table)
     assert html.count("(best)") == 2
     assert "97.94 ± 0.10%<span class='unseen'> (best)" in html
@@ -68,8 +68,8 @@ def test_html_marks_the_best_and_explains_the_marks(table: Table) -> None:
     assert "<th scope='row'>softmax</th>" in html
 
 
-def test_bad_tables_are_named() -> None:
-    with pytest.raises(ValueError, match=r"length of rows\[0\] must be one cell a column, 2, not 1"):
+def test_table_rejects_invalid_input() -> None:
+    with pytest.raises(ValueError, match=r"length of rows\[0\] must be 2, one cell per column, not 1"):
         Table("t", [Column("a"), Column("b")], [("x",)])
     with pytest.raises(ValueError, match=r"rows\[0\] under 'a' must be a string, .* not \(1, 2, 3\)"):
         Table("t", [Column("a")], [((1, 2, 3),)])  # type: ignore[list-item]
@@ -77,18 +77,18 @@ def test_bad_tables_are_named() -> None:
         Column("a", format=".2z")
 
 
-def test_a_file_gets_plain_characters(table: Table) -> None:
+def test_print_table_to_a_file_uses_plain_characters(table: Table) -> None:
     out = io.StringIO()
     print_table(table, Console(file=out, width=20))
     text = out.getvalue()
     assert "\x1b" not in text
     assert not set(text) & set("─│┃━┏╭")
     assert "97.94 ± 0.10% *" in text
-    assert "A-Softmax + energy" in text  # not folded to the twenty columns
+    assert "A-Softmax + energy" in text  # not wrapped to twenty columns
     assert "…" not in text
 
 
-def test_a_terminal_gets_bold_and_square_brackets_stay(table: Table) -> None:
+def test_print_table_to_a_terminal_does_not_interpret_markup(table: Table) -> None:
     out = io.StringIO()
     hostile = Table("[red]title[/]", table.columns, [("[bold]x", *table.rows[0][1:])])
     print_table(hostile, Console(file=out, force_terminal=True, width=120))
@@ -96,7 +96,7 @@ def test_a_terminal_gets_bold_and_square_brackets_stay(table: Table) -> None:
     assert "[red]title[/]" in out.getvalue()
 
 
-def test_a_narrow_terminal_cuts_nothing(table: Table) -> None:
+def test_print_table_on_a_narrow_terminal_truncates_nothing(table: Table) -> None:
     for width in (40, 60, 80, 100, 200):
         out = io.StringIO()
         print_table(table, Console(file=out, force_terminal=True, width=width, no_color=True))
@@ -105,13 +105,13 @@ def test_a_narrow_terminal_cuts_nothing(table: Table) -> None:
         assert all(words in text for words in ("97.94 ± 0.10% *", "A-Softmax + energy", "1.170 *"))
 
 
-def test_a_table_without_rows_is_printed(table: Table) -> None:
+def test_print_table_without_rows(table: Table) -> None:
     out = io.StringIO()
     print_table(Table("Summary", table.columns, []), Console(file=out))
     assert "Objective" in out.getvalue()
 
 
-def test_an_ascii_stream_is_enough(table: Table) -> None:
+def test_print_table_to_an_ascii_stream(table: Table) -> None:
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding="ascii")
     print_table(Table("± title", table.columns, table.rows, caption="2–3 seeds, mean ± s.d."), Console(file=out))
@@ -120,17 +120,17 @@ def test_an_ascii_stream_is_enough(table: Table) -> None:
         assert words in raw.getvalue()
 
 
-def test_what_reads_as_nothing_has_no_sign() -> None:
+def test_column_shows_no_sign_for_zero() -> None:
     signed = Column("x", format="+.2%")
     assert [signed.show(value) for value in (-0.00001, 0.00001, -0.001)] == ["0.00%", "0.00%", "-0.10%"]
     assert Column("x", format=".1f").show((-0.01, 0.02)) == "0.0 ± 0.0"
 
 
-def test_cards_of_a_phone_have_the_arrows_of_the_head() -> None:
+def test_table_html_cells_repeat_the_heading_with_its_arrow() -> None:
     assert "data-column='value ↓'" in table_html(single(1, 2, higher=False))
 
 
-def test_words_wrap_before_a_table_falls_apart() -> None:
+def test_print_table_wraps_text_columns_first() -> None:
     columns = [Column("measure"), Column("value", format=".2f"), Column("of")]
     rows = [["accuracy", 0.5, "all of the three thousand pairs in ten folds"], ["hardness", 0.25, ""]]
     file = io.StringIO()
@@ -143,7 +143,7 @@ def test_words_wrap_before_a_table_falls_apart() -> None:
     print_table(
         Table("", [Column("measure"), Column("value")], long), Console(file=file, width=38, force_terminal=True)
     )
-    assert "classification accuracy" in file.getvalue()  # the one long number is broken, not both names
+    assert "classification accuracy" in file.getvalue()  # the one long number is wrapped, not both names
     file = io.StringIO()
     print_table(Table("", columns, rows), Console(file=file, width=22, force_terminal=True, no_color=True))
     assert [line.split()[0] for line in file.getvalue().splitlines() if line.strip()].count("of") == 1  # not of ""

@@ -1,4 +1,4 @@
-"""A process that loads torch once, and makes children that save or train in a folder until they are killed."""
+"""A process that loads torch once and forks children that save or train in a folder until they are killed."""
 
 import os
 import random
@@ -20,7 +20,7 @@ EPOCHS, BATCHES = 3, 5
 
 
 def content(step):
-    """A module and a state that a step determines."""
+    """Return a module and a state that depend only on the step."""
     module = nn.Linear(300, 500)
     generator = torch.Generator().manual_seed(step)
     with torch.no_grad():
@@ -30,7 +30,7 @@ def content(step):
 
 
 def save_on(folder, count):
-    """Save so many more steps, from the last one there on."""
+    """Save `count` more steps after the last checkpoint."""
     checkpoints = Checkpoints(folder, keep=2)
     last = checkpoints.latest()
     first = 0 if last is None else last.step + 1
@@ -40,7 +40,7 @@ def save_on(folder, count):
 
 
 def train(folder, stop=None):
-    """Train with everything that has a state, saving after every step; go on where the folder's last one was."""
+    """Train with every kind of stateful object and save after every step; resume from the last checkpoint."""
     checkpoints = Checkpoints(folder, on_damage=lambda words: sys.exit(words))
     last = checkpoints.latest()
     seed = 0 if last is None else int.from_bytes(os.urandom(4), "little")
@@ -75,12 +75,12 @@ def train(folder, stop=None):
 
 
 def kill_at_event(number, folder):
-    """Have this process killed just before the given one of what it asks of the file system under the folder."""
+    """Kill this process just before its `number`-th file system operation in the folder."""
     left = number
 
     def watch(event, arguments):
         nonlocal left
-        removing = event in ("os.remove", "os.rmdir")  # by a name in an open folder
+        removing = event in ("os.remove", "os.rmdir")  # these get a name relative to an open folder
         if removing or (event in ("open", "os.mkdir", "os.rename") and str(folder) in str(arguments[0])):
             left -= 1
             if left == 0:
@@ -102,7 +102,7 @@ def child(work, *arguments):
 
 
 def tell(word):
-    """Say what happened, and wait until whoever started us has looked at it."""
+    """Print what happened and wait until the parent process has read it."""
     print(word, flush=True)
     sys.stdin.readline()
 
@@ -125,7 +125,7 @@ def killed_at_event(number, folder):
 
 
 def main():
-    """Do what each line says, a mode and a folder, with as many kills as it takes."""
+    """Read a mode and a folder from each line and kill children until the mode is finished."""
     torch.set_num_threads(1)
     moments = random.Random(7)
     for line in sys.stdin:
@@ -148,9 +148,7 @@ def main():
                     break
         if mode == "train":
             tell(wait_for(child(train, folder / "whole")))
-            for attempt in range(
-                200
-            ):  # ever more patient, so that it ends also where the machine became slow meanwhile
+            for attempt in range(200):  # increasing delays, so that it also ends on a slow machine
                 word = killed_after(one * moments.uniform(1, 7) * 1.05**attempt, train, folder / "run")
                 tell(word)
                 if word != "killed":

@@ -12,7 +12,7 @@ def seeded(seed=0):
 
 
 def slowly(image, down, right, mirror):
-    """The image with its contents moved, pixel by pixel, zeros moving in, then mirrored."""
+    """Return the image shifted pixel by pixel, padded with zeros, and then mirrored."""
     channels, height, width = image.shape
     out = torch.zeros_like(image)
     for c in range(channels):
@@ -24,7 +24,7 @@ def slowly(image, down, right, mirror):
 
 
 @pytest.mark.parametrize(("shift", "mirror"), [(0, True), (1, False), (2, True)])
-def test_every_image_is_moved_in_one_of_the_ways_and_all_ways_occur(shift, mirror):
+def test_moved_uses_all_shifts_and_mirrors_and_no_others(shift, mirror):
     image = torch.randn(2, 4, 5, generator=seeded())
     places = range(-shift, shift + 1)
     ways = [
@@ -39,12 +39,12 @@ def test_every_image_is_moved_in_one_of_the_ways_and_all_ways_occur(shift, mirro
     found = Counter(
         known[tuple(one.flatten().tolist())]
         for one in moved(image.expand(count, -1, -1, -1), seeded(1), shift=shift, mirror=mirror)
-    )  # a key that is missing is a way that should not be
+    )  # a KeyError means that an image was moved in another way
     assert set(found) == set(ways)
     assert sum((number - 60) ** 2 / 60 for number in found.values()) < 3 * len(ways)
 
 
-def test_images_move_by_themselves_and_bytes_stay_bytes():
+def test_moved_moves_images_independently_and_keeps_uint8():
     images = torch.randint(256, (50, 1, 6, 6), dtype=torch.uint8, generator=seeded())
     out = moved(images, seeded(3), shift=2, mirror=True)
     assert out.dtype == torch.uint8
@@ -55,15 +55,15 @@ def test_images_move_by_themselves_and_bytes_stay_bytes():
     assert not torch.equal(moved(images, seeded(4), shift=2, mirror=True), out)
 
 
-def test_nothing_asked_nothing_changed():
+def test_moved_without_options_is_the_identity():
     images = torch.randn(3, 1, 4, 4)
     assert torch.equal(moved(images, seeded()), images)
-    with pytest.raises(ValueError, match="images must be of four dimensions"):
+    with pytest.raises(ValueError, match="images must be a tensor with four dimensions"):
         moved(torch.zeros(2, 3), seeded())
 
 
 @pytest.mark.parametrize("stop", [0, 1, 3, 4])
-def test_batches_go_on_bit_for_bit(stop):
+def test_augmented_batches_resume_exactly(stop):
     images, labels = torch.randn(18, 1, 5, 5, generator=seeded()), torch.arange(18)
 
     def made(seed):

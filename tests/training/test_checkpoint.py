@@ -32,7 +32,7 @@ def small(step=0):
 
 
 def same(a, b):
-    """Whether two states are the same, in types, numbers and bits."""
+    """Return True if two states are equal in types, values and bits."""
     if isinstance(a, torch.Tensor):
         alike = isinstance(b, torch.Tensor) and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
         return alike and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
@@ -46,7 +46,7 @@ def same(a, b):
 
 
 def silent(folder, keep=3):
-    """Checkpoints that may not meet a damaged one."""
+    """Return checkpoints that fail the test if one is damaged."""
     return Checkpoints(folder, keep, on_damage=pytest.fail)
 
 
@@ -54,11 +54,11 @@ def steps(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-# --- what goes in comes out
+# --- round trips
 
 
 class Odd(nn.Module):
-    """All that a state dict may hold: tied and overlapping tensors, odd strides and types, extra state."""
+    """A module with tied and overlapping tensors, unusual strides and dtypes, and extra state."""
 
     def __init__(self):
         super().__init__()
@@ -88,11 +88,11 @@ class Odd(nn.Module):
         self.extra = state
 
 
-def test_every_kind_of_tensor_and_extra_state_comes_back_bit_for_bit(tmp_path):
+def test_checkpoint_restores_all_tensors_and_extra_state_exactly(tmp_path):
     saved, fresh = Odd(), Odd()
     saved.extra = {"seen": 7, "names": ["b", "c"], "at": torch.arange(3)}
     path = silent(tmp_path).save(5, {"odd": saved, "empty": nn.ReLU()})
-    fresh.wide = fresh.wide.clone()  # nothing can be loaded into memory that overlaps itself
+    fresh.wide = fresh.wide.clone()  # overlapping memory cannot be loaded into
     silent(tmp_path).latest().restore_({"odd": fresh, "empty": nn.ReLU()})
     ours, theirs = fresh.state_dict(), saved.state_dict()
     assert set(ours) == set(theirs)
@@ -102,10 +102,11 @@ def test_every_kind_of_tensor_and_extra_state_comes_back_bit_for_bit(tmp_path):
     assert same(fresh.extra, saved.extra)
     assert fresh.second.weight is fresh.first.weight
     assert fresh.turned.stride() == saved.turned.stride()
-    assert {"odd.first.weight", "odd.second.weight"} <= set(load_file(path / FILES[0]))  # complete for any reader
+    # tied weights are stored under both names
+    assert {"odd.first.weight", "odd.second.weight"} <= set(load_file(path / FILES[0]))
 
 
-def test_state_comes_back_in_types_numbers_and_bits(tmp_path):
+def test_checkpoint_restores_states_exactly(tmp_path):
     big = torch.randn(1000, 1000)
     state = {
         "numbers": [1, -(2**70), 0.1, float("nan"), True, None, "text", b"bytes"],
@@ -125,7 +126,7 @@ def test_state_comes_back_in_types_numbers_and_bits(tmp_path):
     assert same(found["parameter"], torch.ones(2))
     assert same(found["default"], {"a": [1]})
     assert same(found["numpy"], [0.1, 3])
-    assert (path / FILES[1]).stat().st_size < 50_000  # of a view, its own part
+    assert (path / FILES[1]).stat().st_size < 50_000  # only the part of a view is saved
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_state_comes_back_in_types_numbers_and_bits(tmp_path):
         (torch.zeros(2, device="meta"), r"state\['it'\] must be a plain tensor with numbers, not Tensor on meta"),
     ],
 )
-def test_what_needs_a_pickle_is_refused_by_name_and_nothing_is_left(tmp_path, value, name):
+def test_save_rejects_objects_that_need_a_pickle(tmp_path, value, name):
     with pytest.raises(ValueError, match=name):
         silent(tmp_path).save(0, {}, {"it": value})
     assert steps(tmp_path) == []
@@ -172,7 +173,7 @@ START = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_see
 
 
 def run(optimizer, schedule, count):
-    """Take steps on a quadratic, and return the parameter after each."""
+    """Take steps on a quadratic and return the parameter after each step."""
     parameter, seen = optimizer.param_groups[0]["params"][0], []
     target = torch.eye(4, dtype=parameter.dtype).flip(0)
 
@@ -193,7 +194,7 @@ def run(optimizer, schedule, count):
     ("optimizer", "schedule"),
     [(name, "one_cycle") for name in OPTIMIZERS] + [("sgd", name) for name in SCHEDULERS if name != "one_cycle"],
 )
-def test_optimisers_and_schedules_go_on_bit_for_bit(tmp_path, optimizer, schedule):
+def test_optimizers_and_schedulers_resume_exactly(tmp_path, optimizer, schedule):
     def make():
         module = nn.Linear(4, 4, bias=False)
         with torch.no_grad():
@@ -205,7 +206,7 @@ def test_optimisers_and_schedules_go_on_bit_for_bit(tmp_path, optimizer, schedul
     run(*whole[1:], 4)
     silent(tmp_path).save(4, {"module": whole[0]}, {"optimizer": whole[1], "scheduler": whole[2]})
     expected = run(*whole[1:], 6)
-    for _ in range(2):  # the checkpoint is not used up
+    for _ in range(2):  # a checkpoint can be restored more than once
         again = make()
         silent(tmp_path).latest().restore_({"module": again[0]}, {"optimizer": again[1], "scheduler": again[2]})
         for (ours, rate), (theirs, their_rate) in zip(run(*again[1:], 6), expected, strict=True):
@@ -213,7 +214,7 @@ def test_optimisers_and_schedules_go_on_bit_for_bit(tmp_path, optimizer, schedul
             assert rate == their_rate
 
 
-def test_a_gradient_scaler_comes_back(tmp_path):
+def test_checkpoint_restores_a_gradient_scaler(tmp_path):
     saved, fresh = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu")
     saved.scale(torch.ones(()))
     saved.update(1024.0)
@@ -223,7 +224,7 @@ def test_a_gradient_scaler_comes_back(tmp_path):
     assert fresh.get_scale() == 1024.0
 
 
-def test_random_numbers_go_on_bit_for_bit(tmp_path):
+def test_random_state_resumes_exactly(tmp_path):
     mine = torch.Generator().manual_seed(3)
     state = RandomState({"mine": mine})
 
@@ -231,34 +232,34 @@ def test_random_numbers_go_on_bit_for_bit(tmp_path):
         ours = [torch.randn(3), torch.randn(3, generator=mine)]
         return [*ours, random.gauss(0, 1), random.random(), numpy.random.normal()]  # noqa: NPY002
 
-    draw()  # one normal number waits inside Python's and NumPy's generators now
+    draw()  # the generators of Python and NumPy now cache one normal number
     silent(tmp_path).save(0, {}, {"random": state})
     expected = draw()
     draw()
     silent(tmp_path).latest().restore_({}, {"random": state})
     assert same(draw(), expected)
-    with pytest.raises(ValueError, match=r"state must be of the generators \['other'\]"):
+    with pytest.raises(ValueError, match=r"state must be the state of the generators \['other'\]"):
         RandomState({"other": mine}).load_state_dict(state.state_dict())
 
 
-def test_a_module_of_another_shape_type_or_name_is_refused(tmp_path):
+def test_restore_rejects_modules_with_another_shape_dtype_or_name(tmp_path):
     silent(tmp_path).save(0, {"layer": nn.Linear(3, 2)})
     last = silent(tmp_path).latest()
-    with pytest.raises(ValueError, match=r"layer is not built as it was when saved: .*size mismatch") as raised:
+    with pytest.raises(ValueError, match=r"layer does not match the saved module: .*size mismatch") as raised:
         last.restore_({"layer": nn.Linear(3, 3)})
     assert "\n" not in str(raised.value)
     with pytest.raises(ValueError, match=r"layer.weight must be torch.float32 as saved, not torch.float64"):
         last.restore_({"layer": nn.Linear(3, 2).double()})
-    with pytest.raises(ValueError, match=r"names must be among those that were saved, layer, not \['net'\]"):
+    with pytest.raises(ValueError, match=r"names must be among the saved names layer, not \['net'\]"):
         last.restore_({"net": nn.Linear(3, 2)})
-    with pytest.raises(ValueError, match="modules must be named without dots"):
+    with pytest.raises(ValueError, match="modules must be names without dots"):
         silent(tmp_path).save(1, {"a.b": nn.Linear(3, 2)})
 
 
-# --- which ones are there
+# --- which checkpoints exist
 
 
-def test_the_last_k_are_kept_and_a_step_may_be_saved_again(tmp_path):
+def test_save_keeps_the_last_checkpoints_and_allows_a_step_twice(tmp_path):
     for keep, left in ((1, ["step-00000009"]), (3, ["step-00000003", "step-00000006", "step-00000009"])):
         folder = tmp_path / str(keep)
         for step in (0, 3, 6, 9):
@@ -276,7 +277,7 @@ def test_the_last_k_are_kept_and_a_step_may_be_saved_again(tmp_path):
     assert len(steps(tmp_path / "five")) == 3
 
 
-def test_leftovers_are_swept_and_strangers_left_alone(tmp_path):
+def test_save_removes_temporary_files_and_nothing_else(tmp_path):
     (tmp_path / ".step-00000001.abc.tmp").mkdir()
     (tmp_path / ".step-00000001.abc.tmp" / FILES[0]).write_text("half")
     (tmp_path / "step-notes").mkdir()
@@ -285,9 +286,9 @@ def test_leftovers_are_swept_and_strangers_left_alone(tmp_path):
     assert steps(tmp_path) == ["step-00000002", "step-notes"]
 
 
-def test_a_good_checkpoint_of_a_later_step_is_never_lost(tmp_path):
+def test_save_rejects_a_step_before_an_intact_checkpoint(tmp_path):
     silent(tmp_path, 1).save(9, *small())
-    with pytest.raises(ValueError, match=r"step must be 9 or more, since .*step-00000009 is there, not 3"):
+    with pytest.raises(ValueError, match=r"step must be at least 9, because .*step-00000009 exists, not 3"):
         silent(tmp_path, 1).save(3, *small())
     assert steps(tmp_path) == ["step-00000009"]
     (tmp_path / "step-00000009" / FILES[1]).unlink()
@@ -316,7 +317,7 @@ def damaged(path, how):
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("how", ["flipped", "short", "empty", "long", "missing"])
-def test_a_damaged_checkpoint_is_passed_over_in_words(tmp_path, file, how):
+def test_latest_skips_a_damaged_checkpoint_with_a_warning(tmp_path, file, how):
     words = []
     checkpoints = Checkpoints(tmp_path, on_damage=words.append)
     for step in (1, 2, 3):
@@ -328,15 +329,15 @@ def test_a_damaged_checkpoint_is_passed_over_in_words(tmp_path, file, how):
     assert words[0].endswith("; using step-00000002 instead")
     with pytest.warns(UserWarning, match="step-00000003 is damaged"):
         Checkpoints(tmp_path).latest()
-    checkpoints.save(4, *small(4))  # what was found damaged does not take the place of a good one, and is kept
+    checkpoints.save(4, *small(4))  # a damaged checkpoint is kept, but does not count as one of the last
     assert steps(tmp_path) == ["damaged-step-00000003", "step-00000001", "step-00000002", "step-00000004"]
     for step in (1, 2, 4):
         damaged(tmp_path / f"step-{step:08d}" / file, how)
-    with pytest.raises(DamagedCheckpoint, match=r"no good checkpoint in .*00000004 is damaged.*00000001 is damaged"):
+    with pytest.raises(DamagedCheckpoint, match=r"no intact checkpoint in .*00000004 is damaged.*00000001 is damaged"):
         checkpoints.latest()
 
 
-def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path):
+def test_read_checkpoint_detects_every_flipped_bit_and_truncation(tmp_path):
     path = silent(tmp_path).save(7, *small())
     chance = random.Random(1)
     for file in FILES:
@@ -368,19 +369,19 @@ class Malicious:
 
 
 def reseal(path):
-    """Make the manifest agree with the files, as one with bad intent would."""
+    """Recompute the manifest for changed files, as an attacker would."""
     import hashlib
 
     manifest = json.loads((path / FILES[2]).read_text())
     manifest.pop("sha256")
-    for name, told in manifest["files"].items():
+    for name, entry in manifest["files"].items():
         raw = (path / name).read_bytes()
-        told.update(bytes=len(raw), sha256=hashlib.sha256(raw).hexdigest())
+        entry.update(bytes=len(raw), sha256=hashlib.sha256(raw).hexdigest())
     (path / FILES[2]).write_text(_sealed(manifest))
 
 
 @pytest.mark.parametrize("write", [lambda o, p: p.write_bytes(pickle.dumps(o, 2)), torch.save], ids=["pickle", "torch"])
-def test_a_malicious_pickle_does_not_run(tmp_path, write):
+def test_read_checkpoint_never_runs_a_malicious_pickle(tmp_path, write):
     words, trap = [], tmp_path / "trap"
     checkpoints = Checkpoints(tmp_path / "run", on_damage=words.append)
     checkpoints.save(1, *small(1))
@@ -388,13 +389,13 @@ def test_a_malicious_pickle_does_not_run(tmp_path, write):
     write({"modules": {}, "state": Malicious(trap)}, path / FILES[1])
     reseal(path)
     assert checkpoints.latest().step == 1
-    assert "state.pt is not a file of tensors that can be opened safely" in words[0]
+    assert "state.pt cannot be loaded as a file of tensors" in words[0]
     with pytest.raises(DamagedCheckpoint):
         Checkpoint(path, 2, {}).state()
     assert not trap.exists()
 
 
-def test_foreign_weights_and_manifests_are_damage_too(tmp_path):
+def test_read_checkpoint_reports_foreign_files_as_damage(tmp_path):
     path = silent(tmp_path).save(1, *small())
     whole = (path / FILES[0]).read_bytes()
     (path / FILES[0]).write_bytes(b"\xff" * len(whole))
@@ -407,24 +408,24 @@ def test_foreign_weights_and_manifests_are_damage_too(tmp_path):
             silent(tmp_path).latest()
 
 
-def test_a_checkpoint_of_another_format_is_named_and_never_deleted(tmp_path):
+def test_checkpoint_of_another_format_is_reported_and_never_deleted(tmp_path):
     for step in (1, 2):
         path = silent(tmp_path).save(step, *small())
     theirs = {"format": 2, "step": 2, "made_with": {"hypersphere": "9.0"}}
     (path / FILES[2]).write_text(_sealed(theirs))
-    with pytest.raises(ValueError, match=r"step-00000002 is of format 2, not 1: .* that wrote it, 9\.0") as raised:
+    with pytest.raises(ValueError, match=r"step-00000002 has format 2, not 1; .* that wrote it, 9\.0") as raised:
         silent(tmp_path).latest()
     assert not isinstance(raised.value, DamagedCheckpoint)
-    with pytest.raises(ValueError, match="is of format 2, not 1"):
+    with pytest.raises(ValueError, match="has format 2, not 1"):
         silent(tmp_path, 1).save(1, *small())
     assert steps(tmp_path) == ["step-00000001", "step-00000002"]
-    for step in (2, 5, 6):  # nor by age
+    for step in (2, 5, 6):  # also not because it is old
         silent(tmp_path, 1).save(step, *small())
     assert steps(tmp_path) == ["step-00000002", "step-00000006"]
 
 
 def refused(monkeypatch, number):
-    """Have the system refuse to open anything for reading."""
+    """Let the system refuse to open any file for reading."""
 
     def refuse(path, *_, **__):
         raise OSError(number, os.strerror(number), str(path))
@@ -434,7 +435,7 @@ def refused(monkeypatch, number):
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.EACCES, errno.ENOMEM])
-def test_what_cannot_be_read_is_no_damage_and_nothing_is_passed_over_or_deleted(tmp_path, monkeypatch, number):
+def test_read_errors_are_not_damage_and_delete_nothing(tmp_path, monkeypatch, number):
     checkpoints = silent(tmp_path)
     for step in (1, 2):
         checkpoints.save(step, *small(step))
@@ -451,8 +452,8 @@ def test_what_cannot_be_read_is_no_damage_and_nothing_is_passed_over_or_deleted(
     assert steps(tmp_path) == ["step-00000001", "step-00000002", "step-00000003"]
 
 
-def test_too_many_open_files_are_no_damage(tmp_path):
-    """Safetensors then call a file missing, and torch has an error of its own."""
+def test_too_many_open_files_are_not_damage(tmp_path):
+    """Safetensors then reports a missing file, and torch raises its own error."""
     resource = pytest.importorskip("resource")
     silent(tmp_path).save(1, *small())
     limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
@@ -462,7 +463,7 @@ def test_too_many_open_files_are_no_damage(tmp_path):
         with contextlib.suppress(OSError):
             while True:
                 held.append(os.open(os.devnull, os.O_RDONLY))
-        while True:  # with none free, with one, with two…
+        while True:  # with zero, one, two… free descriptors
             try:
                 silent(tmp_path).latest()
             except OSError as error:
@@ -478,7 +479,7 @@ def test_too_many_open_files_are_no_damage(tmp_path):
     assert steps(tmp_path) == ["step-00000001"]
 
 
-def test_the_last_of_the_damaged_are_kept_and_never_used(tmp_path):
+def test_damaged_checkpoints_are_kept_and_never_used(tmp_path):
     words = []
     checkpoints = Checkpoints(tmp_path, 2, on_damage=words.append)
     checkpoints.save(1, *small())
@@ -490,7 +491,7 @@ def test_the_last_of_the_damaged_are_kept_and_never_used(tmp_path):
     assert silent(tmp_path).latest().step == 5
 
 
-def test_weights_alone_say_so(tmp_path):
+def test_restore_of_state_from_weights_only_is_rejected(tmp_path):
     layer = nn.Linear(2, 2)
     silent(tmp_path).save(1, {"layer": layer})
     with pytest.raises(ValueError, match=r"step-00000001 holds weights only, so .* hypersphere train --from"):
@@ -498,7 +499,7 @@ def test_weights_alone_say_so(tmp_path):
     silent(tmp_path).latest().restore_({"layer": layer})
 
 
-def test_a_new_folder_of_checkpoints_is_on_the_disk_with_those_above(tmp_path, monkeypatch):
+def test_save_flushes_new_folders(tmp_path, monkeypatch):
     flushed, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (flushed.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
     silent(tmp_path / "run" / "checkpoints").save(1, *small())
@@ -506,7 +507,7 @@ def test_a_new_folder_of_checkpoints_is_on_the_disk_with_those_above(tmp_path, m
 
 
 @pytest.mark.parametrize("large", ["module", "state"])
-def test_a_full_disk_is_told_in_one_line_and_harms_nothing(tmp_path, large):
+def test_save_on_a_full_disk_keeps_existing_checkpoints(tmp_path, large):
     resource = pytest.importorskip("resource")
     silent(tmp_path).save(1, *small())
     module = nn.Linear(200, 200) if large == "module" else nn.Linear(2, 2)
@@ -523,7 +524,7 @@ def test_a_full_disk_is_told_in_one_line_and_harms_nothing(tmp_path, large):
     assert silent(tmp_path).latest().step == 1
 
 
-def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path):
+def test_save_reports_a_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(OSError, match=r"the checkpoint of step 2 cannot be saved in .*file") as raised:
@@ -531,14 +532,14 @@ def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path):
         assert "\n" not in str(raised.value)
 
 
-# --- going on
+# --- resuming
 
 
 def final(folder):
     return silent(folder).latest().weights(), silent(folder).latest().state()
 
 
-def test_a_run_stopped_after_any_step_ends_in_the_same_bits(tmp_path):
+def test_training_stopped_after_any_step_gives_identical_results(tmp_path):
     nursery.train(tmp_path / "whole")
     weights, state = final(tmp_path / "whole")
     total = nursery.EPOCHS * nursery.BATCHES
@@ -564,7 +565,7 @@ def process():
 
 
 def children(process, mode, folder):
-    """Have the nursery make children and kill them, and yield what became of each while it waits."""
+    """Let the nursery fork and kill children; yield the outcome of each while it waits."""
 
     def say(words):
         process.stdin.write(f"{words}\n")
@@ -581,7 +582,7 @@ def children(process, mode, folder):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("mode", ["random", "events"])
-def test_a_kill_at_any_moment_leaves_the_last_one_good(tmp_path, process, mode):
+def test_kill_at_any_moment_leaves_an_intact_checkpoint(tmp_path, process, mode):
     before, kills, halves, folder = -1, 0, 0, tmp_path / "run"
     for word in children(process, mode, tmp_path):
         assert word == "killed" or (word, mode) == ("done", "events")
@@ -599,12 +600,12 @@ def test_a_kill_at_any_moment_leaves_the_last_one_good(tmp_path, process, mode):
     if word == "done":
         assert steps(folder) == [f"step-{before - 1:08d}", f"step-{before:08d}"]
     assert kills >= 15
-    assert halves >= 1  # so many kills came during a save
+    assert halves >= 1  # at least this number of kills came during a save
     assert before >= 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_run_that_is_killed_again_and_again_ends_in_the_same_bits(tmp_path, process):
+def test_training_killed_repeatedly_gives_identical_results(tmp_path, process):
     words = list(children(process, "train", tmp_path))
     assert words[0] == words[-1] == "done"
     assert len(words) >= 3
@@ -614,14 +615,14 @@ def test_a_run_that_is_killed_again_and_again_ends_in_the_same_bits(tmp_path, pr
     assert same(our_state, state)
 
 
-def test_plain_copies_containers_so_that_later_changes_do_not_reach_it():
+def test_plain_copies_containers():
     live = {"a": [1]}
     copy = plain(live, "state")
     live["a"].append(2)
     assert copy == {"a": [1]}
 
 
-# --- the place in the data
+# --- position in the data
 
 
 def orders(data):
@@ -636,7 +637,7 @@ def batches(seed, size=4, shuffled=True):
 
 @pytest.mark.parametrize("shuffled", [True, False])
 @pytest.mark.parametrize("taken", [0, 1, 2, 3])
-def test_batches_go_on_in_the_middle_of_an_epoch(taken, shuffled):
+def test_batches_resume_in_the_middle_of_an_epoch(taken, shuffled):
     data = batches(1, shuffled=shuffled)
     orders(data)
     iteration = iter(data)
@@ -647,20 +648,20 @@ def test_batches_go_on_in_the_middle_of_an_epoch(taken, shuffled):
     following = [orders(data), orders(data)]
     again = batches(2, shuffled=shuffled)
     again.load_state_dict(state)
-    assert same(again.state_dict(), state)  # saving at once loses nothing
+    assert same(again.state_dict(), state)  # the state can be saved again immediately
     assert orders(again) == rest
     assert len(rest) == 3 - taken
     assert [orders(again), orders(again)] == following
 
 
-def test_batches_go_on_twice_in_one_epoch_with_a_shared_generator():
+def test_batches_resume_twice_in_one_epoch_with_a_shared_generator():
     data = batches(1)
     expected, seen = orders(data), []
     data = batches(1)
     for _ in range(3):
         iteration = iter(data)
         seen.append(next(iteration)[1].tolist())
-        torch.rand(5, generator=data.generator)  # somebody else draws from it too
+        torch.rand(5, generator=data.generator)  # another user of the generator
         now = data.generator.get_state()
         other = batches(9)
         other.load_state_dict(data.state_dict())
@@ -669,15 +670,15 @@ def test_batches_go_on_twice_in_one_epoch_with_a_shared_generator():
     assert seen == expected
 
 
-def test_batches_refuse_the_place_of_other_data():
-    with pytest.raises(ValueError, match=r"state must be of the same data, with .*'batch_size': 5"):
+def test_batches_reject_the_state_of_other_data():
+    with pytest.raises(ValueError, match=r"state must be a state of the same data, with .*'batch_size': 5"):
         batches(0, size=5).load_state_dict(batches(0).state_dict())
-    with pytest.raises(ValueError, match=r"state must be of batches with {'shuffled': False}"):
+    with pytest.raises(ValueError, match=r"state must be a state of batches with {'shuffled': False}"):
         batches(0, shuffled=False).load_state_dict(batches(0).state_dict())
 
 
 @pytest.mark.parametrize("content", [[], {}, {"modules": []}, {"modules": {}, "state": 3}])
-def test_a_state_of_another_shape_is_damage_though_its_sums_are_right(tmp_path, content):
+def test_read_checkpoint_reports_invalid_content_with_valid_checksums(tmp_path, content):
     folder = tmp_path / "step-00000001"
     Checkpoints(tmp_path).save(1, {"module": nn.Linear(2, 2)}, {})
     torch.save(content, folder / "state.pt")

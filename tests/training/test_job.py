@@ -54,7 +54,7 @@ def pictures(side=8, **more):
 
 
 def trained(settings, given=None, steps=2):
-    """Two steps of the job; losses, parameters and the features of test data are finite, and something has changed."""
+    """Train the job for a few steps; check that all numbers are finite and that the parameters have changed."""
     job = Job.of({"model": SMALL, "batch_size": 5, "epochs": 1, **settings})
     assembly = Assembly(job, pictures() if given is None else given)
     before = [parameter.detach().clone() for parameter in assembly.objective.parameters()]
@@ -88,7 +88,7 @@ def trained(settings, given=None, steps=2):
 
 
 def fake(name, monkeypatch):
-    """Give the entry of TASKS a small data set in place of its files."""
+    """Replace the files of an entry of TASKS by a small data set."""
     if name in ("cora", "citeseer", "pubmed"):
         monkeypatch.setitem(data.DATASETS, name, lambda root: graph())
     elif name == "omniglot":
@@ -104,7 +104,7 @@ def fake(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task(name, monkeypatch):
+def test_job_trains_on_every_task(name, monkeypatch):
     fake(name, monkeypatch)
     spec = {
         "name": name,
@@ -122,9 +122,9 @@ def test_every_task(name, monkeypatch):
 
 
 def narrow(name):
-    """The network with four channels everywhere, and what it reads."""
+    """Return the network with four channels everywhere, and data for it."""
     factory = NETWORKS[name]
-    if name.startswith("pointnet"):  # the second one looks at 512 centres
+    if name.startswith("pointnet"):  # PointNet++ samples 512 centres
         one = points(*((4, 512) if name == "pointnet2" else ()))
         return {"name": name}, Task(one.points, one.labels, one.points, one.labels, one.classes)
     if name == "gcn":
@@ -137,48 +137,48 @@ def narrow(name):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_network_that_fits(name):
+def test_job_trains_every_network(name):
     model, given = narrow(name)
     trained({"model": model}, given)
 
 
 @pytest.mark.parametrize("model", [SMALL, HIDDEN], ids=["convolutions", "linear"])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_every_operator(name, model):
+def test_job_trains_every_operator(name, model):
     if name == "sphere_norm" and model is HIDDEN:
         pytest.skip("a norm of convolutions")
     trained({"operator": name, "model": model})
 
 
 @pytest.mark.parametrize("name", heads.PRESETS)
-def test_every_head(name):
+def test_job_trains_every_head(name):
     trained({"head": name})
 
 
 @pytest.mark.parametrize("name", REGULARIZERS)
-def test_every_regularizer(name):
+def test_job_trains_every_regularizer(name):
     trained(
         {"regularizer": {"name": name, **({"projection": {"name": "random", "dim": 3}} if name == "comhe" else {})}}
     )
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
-def test_every_rotation(name):
+def test_job_trains_every_rotation(name):
     trained({"rotation": {"name": name, **({"every": 2} if name == "stochastic" else {})}, "model": HIDDEN}, steps=3)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer(name):
+def test_job_trains_with_every_optimizer(name):
     trained({"optimizer": {"name": name, "weight_decay": 1e-3, "decay_everything": True, "clip": 1.0}})
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule(name):
+def test_job_trains_with_every_schedule(name):
     trained({"schedule": name})
 
 
 @pytest.mark.parametrize("name", INITIALIZATIONS)
-def test_every_initialization(name):
+def test_job_uses_every_initialization(name):
     trained({"model": {**SMALL, "init": name, "init_mean": 0.1}, "optimizer": {"name": "sgd", "lr": 1e-3}})
 
 
@@ -201,20 +201,20 @@ def test_every_initialization(name):
     ],
     ids=lambda settings: " ".join(settings),
 )
-def test_parts_together(settings):
+def test_job_combines_components(settings):
     trained(settings)
 
 
-# --- wrong names and options
+# --- invalid names and options
 
 
 @pytest.mark.parametrize("part", sorted(MENUS))
-def test_an_unknown_name_or_option_is_told_with_the_nearest(part):
+def test_job_suggests_the_closest_name(part):
     name = next(name for name in list(MENUS[part])[1:] if name not in ("gcn",))
     wrong = name[:-1] + "_" + name[-1]
     with pytest.raises(ValueError, match=f"{part}.name must be one of .*not '{wrong}'; did you mean {name}\\?"):
         Job.of({part: wrong}).build()
-    with pytest.raises(ValueError, match=rf"{part}\.nonsense_option is no option"):
+    with pytest.raises(ValueError, match=rf"{part}\.nonsense_option is not an option"):
         Job.of({"data": {"name": "digits", "limit": 20}, part: {"name": _fitting(part), "nonsense_option": 1}}).build()
 
 
@@ -225,23 +225,23 @@ def _fitting(part):
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"epoch": 2}, "epoch is no setting of a job; did you mean epochs?"),
-        ({"epochs": 0}, "epochs must be a whole number >= 1, not 0"),
-        ({"epochs": True}, "epochs must be a whole number"),
-        ({"batch_size": 2.5}, "batch_size must be a whole number"),
-        ({"seed": -1}, "seed must be a whole number >= 0"),
+        ({"epoch": 2}, "epoch is not a setting of a job; did you mean epochs?"),
+        ({"epochs": 0}, "epochs must be an integer >= 1, not 0"),
+        ({"epochs": True}, "epochs must be an integer"),
+        ({"batch_size": 2.5}, "batch_size must be an integer"),
+        ({"seed": -1}, "seed must be an integer >= 0"),
         ({"precision": "half"}, "precision must be one of float32, bfloat16"),
         ({"compile": "yes"}, "compile must be true or false"),
-        ({"augment": {"shfit": 1}}, "augment.shfit is no option; did you mean shift?"),
-        ({"augment": {"shift": 1.5}}, "augment.shift must be a whole number >= 0"),
+        ({"augment": {"shfit": 1}}, "augment.shfit is not an option of augment; did you mean shift?"),
+        ({"augment": {"shift": 1.5}}, "augment.shift must be an integer >= 0"),
         ({"augment": {"mirror": 1}}, "augment.mirror must be true or false"),
         ({"head": {"m": 4}}, "head must be a mapping with a name"),
         ({"head": 3}, "head must be a mapping with a name and options, not 3"),
         ({"epochs": {"name": 3}}, "epochs must be a plain value"),
-        ({"head": {"name": "softmax", "bias": {1, 2}}}, "settings must be plain numbers"),
+        ({"head": {"name": "softmax", "bias": {1, 2}}}, "settings must consist of numbers"),
     ],
 )
-def test_wrong_settings(settings, match):
+def test_job_rejects_invalid_settings(settings, match):
     with pytest.raises(ValueError) as caught:
         Job.of(settings)
     assert match in str(caught.value)
@@ -252,10 +252,10 @@ def test_wrong_settings(settings, match):
     [
         ({"head": {"name": "softmax", "reduction": "none"}}, "head.reduction must be 'mean' or 'sum'"),
         ({"head": {"name": "softmax", "sharded": 1}}, "head.sharded must be true or false"),
-        ({"operator": {"name": "ball", "project_every": 0}}, "operator.project_every must be None or a whole number"),
-        ({"operator": {"name": "ball", "aplha": 2}}, "operator.aplha is no option of ball; did you mean alpha?"),
-        ({"model": "gcn"}, "model.name must be 'gcn' on a graph, and only there"),
-        ({"model": "pointnet"}, "model.name must be a pointnet on points, and only there"),
+        ({"operator": {"name": "ball", "project_every": 0}}, "operator.project_every must be None or an integer"),
+        ({"operator": {"name": "ball", "aplha": 2}}, "operator.aplha is not an option of ball; did you mean alpha?"),
+        ({"model": "gcn"}, "model.name must be 'gcn' on a graph, and another model otherwise"),
+        ({"model": "pointnet"}, "model.name must be a pointnet on points, and another model otherwise"),
         ({"model": {"name": "toy_cnn", "conv": 1}}, "without conv, linear and num_classes"),
         ({"model": {"name": "toy_cnn", "norm": "layer"}}, "model.norm must be one of batch, group, none"),
         ({"optimizer": {"name": "sgd", "clip": 0}}, "optimizer.clip must be None or a positive number"),
@@ -267,25 +267,25 @@ def test_wrong_settings(settings, match):
         ({"model": {"name": "toy_cnn", "standardize": "no"}}, "model.standardize must be true or false, not 'no'"),
     ],
 )
-def test_what_cannot_be_built(settings, match):
+def test_job_rejects_what_cannot_be_built(settings, match):
     with pytest.raises(ValueError) as caught:
         Assembly(Job.of(settings), pictures())
     assert match in str(caught.value)
 
 
 @pytest.mark.parametrize("count", [1, 0])
-def test_classes_of_one_image_or_none_are_told(count, monkeypatch):
+def test_job_rejects_classes_with_too_few_images(count, monkeypatch):
     monkeypatch.setattr(
         data, "image_folder", lambda path, size, grey: images(count=2 * count, classes=("a", "b") * count)
     )
-    with pytest.raises(ValueError, match=r"data must be (two images or more of each class|at least one class)"):
+    with pytest.raises(ValueError, match=r"data must be (at least two images per class|at least one class)"):
         load_task({"name": "image_folder", "path": "anywhere"})
 
 
 # --- data
 
 
-def test_a_folder_of_images_is_below_the_data_root_if_there_is_one(monkeypatch):
+def test_image_folder_path_is_relative_to_the_data_root(monkeypatch):
     asked = []
 
     def read(path, size, grey):
@@ -298,16 +298,16 @@ def test_a_folder_of_images_is_below_the_data_root_if_there_is_one(monkeypatch):
     assert asked == [Path("/data/photos"), Path("photos"), Path("/own/photos")]
 
 
-def test_the_options_of_a_data_set_are_told():
-    told = TASKS["digits"].__doc__
-    assert told.startswith("Handwritten digits")
+def test_task_docstring_names_all_options():
+    docstring = TASKS["digits"].__doc__
+    assert docstring.startswith("Handwritten digits")
     for option in ("limit", "pool", "keep", "rising", "held_out", "seed"):
-        assert f"`{option}`" in told
+        assert f"`{option}`" in docstring
     with pytest.raises(ValueError, match=r"data\.rising must be true or false, not 'yes'"):
         load_task({"name": "digits", "rising": "yes"})
 
 
-def test_points_that_are_all_alike_are_left_finite():
+def test_network_standardizes_constant_points_to_finite_values():
     one = PointClouds(torch.ones(4, 64, 3), torch.arange(4) % 2, ("a", "b"))
     given = Task(one.points, one.labels, one.points, one.labels, one.classes)
     assembly = Assembly(Job.of({"model": {"name": "pointnet", "standardize": True}}), given)
@@ -324,7 +324,7 @@ def test_points_that_are_all_alike_are_left_finite():
         ({"name": "adamw", "rotation_lr": 0.3}, 0.3),
     ],
 )
-def test_rotations_on_their_group_have_the_rate_of_the_optimiser(optimizer, rate):
+def test_ogd_uses_the_learning_rate_of_the_optimizer(optimizer, rate):
     job = Job.of({"model": HIDDEN, "rotation": "descent", "optimizer": optimizer, "schedule": "constant"})
     *_, last = Assembly(job, pictures()).optimizer.optimizers
     assert last.param_groups[0]["lr"] == rate
@@ -333,7 +333,7 @@ def test_rotations_on_their_group_have_the_rate_of_the_optimiser(optimizer, rate
 # --- settings
 
 
-def test_settings_come_back():
+def test_job_settings_round_trip():
     job = Job.of({"head": "arcface", "model": {"name": "mlp", "widths": (3, 4)}, "augment": {"shift": 2}, "seed": 7})
     assert job.head == {"name": "arcface"}
     assert job.model["widths"] == [3, 4]
@@ -344,7 +344,7 @@ def test_settings_come_back():
     assert job.head == {"name": "arcface"}
 
 
-def test_the_seed_is_all_that_counts():
+def test_job_results_depend_only_on_the_seed():
     one, other, third = (trained({"seed": seed, "rotation": "stochastic", "model": HIDDEN}) for seed in (3, 3, 4))
     state, same, different = (a.objective.state_dict() for a in (one, other, third))
     assert all(torch.equal(state[key], same[key]) for key in state)
@@ -364,13 +364,13 @@ def test_the_default_job_learns_digits():
     assert history[-1].loss < history[0].loss / 2
 
 
-def test_options_that_are_missing_or_wrong_are_named():
+def test_job_names_missing_and_unknown_options():
     def message(settings):
         with pytest.raises(ValueError, match=r".") as caught:
             Job.of(settings).build()
         return str(caught.value)
 
-    assert message({"data": {"name": "image_folder"}}) == "data.path has to be given for image_folder"
+    assert message({"data": {"name": "image_folder"}}) == "data.path is required for image_folder"
     assert message({"optimizer": {"name": "adamw", "clip": "abc"}}) == (
         "optimizer.clip must be None or a number >= 0, not 'abc'"
     )

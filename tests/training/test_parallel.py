@@ -16,14 +16,14 @@ class Process:
 
 @pytest.fixture
 def alone():
-    """A group of this process."""
+    """A process group with one process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("count", [*range(1, 20), 64])
-def test_every_row_is_in_one_part_and_no_part_has_a_single_row(count):
+def test_part_of_covers_all_rows_with_at_least_two_per_process(count):
     x, y = torch.randn(count, 2), torch.arange(count)
     for size in range(1, 6):
         parts = [part_of(x, y, Process(rank, size), -7) for rank in range(size)]
@@ -38,7 +38,7 @@ def test_every_row_is_in_one_part_and_no_part_has_a_single_row(count):
 
 
 @pytest.mark.parametrize(("count", "size"), [(33, 16), (17, 16), (5, 4), (3, 2), (1, 4), (7, 7), (6, 1), (34, 16)])
-def test_no_batch_has_a_single_row_that_can_have_more(count, size):
+def test_batches_have_at_least_two_rows(count, size):
     data = Batches(torch.arange(count), torch.arange(count), size)
     sizes = [len(y) for _, y in data]
     assert len(sizes) == len(data)
@@ -51,7 +51,7 @@ def test_no_batch_has_a_single_row_that_can_have_more(count, size):
 
 
 def exploding(wrap):
-    """An objective whose parameters are finite, and whose features are not."""
+    """Return an objective with finite parameters and non-finite features."""
     network = nn.Linear(2, 3)
     nn.init.constant_(network.weight, 3e38)
     return wrap(Objective(network, softmax(3, 2)))
@@ -67,13 +67,13 @@ def exploding(wrap):
     ],
     ids=["plain", "parallel", "ddp", "sharded"],
 )
-def test_features_that_are_not_finite_are_divergence_however_wrapped(wrap, alone):
+def test_minimize_reports_non_finite_features_as_divergence(wrap, alone):
     objective = exploding(wrap)
     data = [(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))]
     optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
     with pytest.raises(FloatingPointError, match="training diverged in epoch 1"):
         minimize(objective, data, epochs=1, optimizer=optimizer)
-    wrong = [(torch.ones(4, 2), torch.tensor([0, 1, 0, 9]))]  # misuse stays misuse
+    wrong = [(torch.ones(4, 2), torch.tensor([0, 1, 0, 9]))]  # invalid labels are still reported as such
     with torch.no_grad():
         for parameter in objective.parameters():
             parameter.fill_(0.5)
@@ -82,7 +82,7 @@ def test_features_that_are_not_finite_are_divergence_however_wrapped(wrap, alone
 
 
 @pytest.mark.parametrize("classes", [5, MOST, MOST + 1000])
-def test_the_class_vectors_that_stand_for_all_are_those_of_one_process(classes):
+def test_class_vectors_sample_does_not_depend_on_processes(classes):
     head = softmax(4, classes)
     whole = class_vectors(head)
     chosen = torch.linspace(0, classes - 1, min(classes, MOST)).long()

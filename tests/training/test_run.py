@@ -17,7 +17,7 @@ SMALL = {
 }
 
 
-def test_a_run_is_what_was_written(tmp_path):
+def test_run_open_returns_what_create_wrote(tmp_path):
     job = Job.of({**SMALL, "head": {"name": "arcface", "s": 20.0}})
     run = Run.create(tmp_path / "new" / "run", job)
     again = Run.open(tmp_path / "new" / "run")
@@ -29,17 +29,17 @@ def test_a_run_is_what_was_written(tmp_path):
     assert Job.of(content["settings"]) == job
     assert [path.name for path in run.folder.iterdir()] == ["config.json"]
     assert run.metrics() == []
-    with pytest.raises(ValueError, match="has a run already"):
+    with pytest.raises(ValueError, match="already holds a run"):
         Run.create(run.folder, job)
     assert Run.open(run.folder).start is None
     assert Run.open(Run.create(tmp_path / "other", job, start="somewhere").folder).start == "somewhere"
 
 
-def test_one_process_at_a_time_has_the_folder(tmp_path):
+def test_run_alone_locks_the_folder(tmp_path):
     run = Run.create(tmp_path, Job())
     with (
         run.alone(),
-        pytest.raises(ValueError, match="is being trained by another process"),
+        pytest.raises(ValueError, match="is in use by another training process"),
         Run.open(tmp_path).alone(),
     ):
         pass
@@ -47,7 +47,7 @@ def test_one_process_at_a_time_has_the_folder(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_a_disk_without_locks_is_trained_on_all_the_same(tmp_path, monkeypatch):
+def test_run_alone_works_on_a_disk_without_locks(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -57,34 +57,34 @@ def test_a_disk_without_locks_is_trained_on_all_the_same(tmp_path, monkeypatch):
         pass
 
 
-def test_what_is_no_run(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere is no run of `hypersphere train`: config.json: No such file"):
+def test_run_open_and_create_reject_invalid_folders(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere is not a run of `hypersphere train`: config.json: No such file"):
         Run.open(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="must be a folder that can be written"):
+    with pytest.raises(ValueError, match="must be a writable folder"):
         Run.create("/proc/nowhere", Job())
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="must be a folder that can be written"):
+    with pytest.raises(ValueError, match="must be a writable folder"):
         Run.create(tmp_path / "file", Job())
     assert (tmp_path / "file").read_bytes() == b""
 
 
 @pytest.mark.parametrize("broken", ["", "{", "[]", "{}", '{"format": 1}', '"format"', "\x00"])
-def test_damaged_settings(tmp_path, broken):
+def test_run_open_reports_damaged_settings(tmp_path, broken):
     (tmp_path / "config.json").write_text(broken)
     with pytest.raises(DamagedCheckpoint, match=r"config\.json is damaged"):
         Run.open(tmp_path)
 
 
-def test_settings_of_another_format(tmp_path):
+def test_run_open_rejects_another_format(tmp_path):
     (tmp_path / "config.json").write_text('{"format": 2, "settings": {}, "made_with": {}}')
-    with pytest.raises(ValueError, match="must be of format 1, not 2"):
+    with pytest.raises(ValueError, match="must have format 1, not 2"):
         Run.open(tmp_path)
     (tmp_path / "config.json").write_text('{"format": 1, "settings": {"epoch": 1}, "made_with": {}}')
-    with pytest.raises(ValueError, match="epoch is no setting of a job; did you mean epochs"):
+    with pytest.raises(ValueError, match="epoch is not a setting of a job; did you mean epochs"):
         Run.open(tmp_path)
 
 
-def test_numbers_are_kept_line_by_line(tmp_path):
+def test_run_log_and_metrics_round_trip(tmp_path):
     run = Run.create(tmp_path, Job())
     lines = [{"kind": "step", "step": 1, "loss": 0.5}, {"kind": "epoch", "epoch": 1, "energy": {"head": 1.5}}]
     for line in lines:
@@ -93,7 +93,7 @@ def test_numbers_are_kept_line_by_line(tmp_path):
     assert run.metrics() == [*lines, {"loss": None, "energy": {"head": None}}]
     path = tmp_path / "metrics.jsonl"
     whole = path.read_text()
-    path.write_text(whole + '{"kind": "st')  # a write that a kill cut off
+    path.write_text(whole + '{"kind": "st')  # a write that was interrupted by a kill
     assert len(run.metrics()) == 3
     run.rewind(lambda line: line.get("kind") == "step")
     assert run.metrics() == lines[:1]
@@ -115,7 +115,7 @@ def test_numbers_are_kept_line_by_line(tmp_path):
         '{"kind": "epoch", "epoch": 1, "energy": {"head": "low"}}',
     ],
 )
-def test_lines_that_are_none_of_ours_are_damage(tmp_path, line):
+def test_run_metrics_reports_invalid_lines(tmp_path, line):
     run = Run.create(tmp_path, Job())
     (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
     with pytest.raises(DamagedCheckpoint, match="line 1 of"):
@@ -135,14 +135,14 @@ def test_lines_that_are_none_of_ours_are_damage(tmp_path, line):
         ("data", {"shape": [1, 8, 8], "type": "uint8", "classes": []}),
     ],
 )
-def test_settings_of_wrong_types_are_damage(tmp_path, key, value):
+def test_run_open_reports_settings_of_wrong_types(tmp_path, key, value):
     path = Run.create(tmp_path, Job()).path
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
     with pytest.raises(DamagedCheckpoint, match="is damaged"):
         Run.open(tmp_path)
 
 
-def test_a_network_is_there_without_its_data(tmp_path):
+def test_run_build_works_without_the_data(tmp_path):
     built = Job.of(SMALL).build()
     run = Run.create(tmp_path, built.job, outline=built.task.outline())
     session = Session(run, built)
@@ -155,7 +155,7 @@ def test_a_network_is_there_without_its_data(tmp_path):
     torch.testing.assert_close(found.network(x), built.network(x), rtol=0, atol=0)
 
 
-def test_an_assembly_has_the_weights_of_the_last_good_checkpoint(tmp_path):
+def test_run_assembly_has_the_last_intact_weights(tmp_path):
     run = Run.create(tmp_path, Job.of(SMALL))
     with pytest.raises(ValueError, match="has no checkpoint yet"):
         run.assembly()
@@ -172,5 +172,5 @@ def test_an_assembly_has_the_weights_of_the_last_good_checkpoint(tmp_path):
     assert any(not torch.equal(older.objective.state_dict()[key], value) for key, value in trained.items())
     for other in (tmp_path / "checkpoints").iterdir():
         (other / "manifest.json").unlink()
-    with pytest.raises(DamagedCheckpoint, match="no good checkpoint in"):
+    with pytest.raises(DamagedCheckpoint, match="no intact checkpoint in"):
         run.assembly()

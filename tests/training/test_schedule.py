@@ -10,7 +10,7 @@ TOTAL = 40
 
 
 def rates_of(make):
-    """The learning rates that one of torch's schedulers sets for each of TOTAL steps, the first rate being 1."""
+    """Return the learning rates of a torch scheduler for each of TOTAL steps, with base rate 1."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     scheduler = make(optimizer)
     rates = []
@@ -44,11 +44,11 @@ def rates_of(make):
     ids=["constant", "cosine", "cosine to a tenth", "steps", "warmed cosine", "warmed steps"],
 )
 @pytest.mark.filterwarnings("ignore:The epoch parameter")
-def test_schedules_are_those_of_torch(ours, theirs):
+def test_schedules_agree_with_torch(ours, theirs):
     assert [ours(step / TOTAL) for step in range(TOTAL)] == pytest.approx(rates_of(theirs), abs=1e-7)
 
 
-def test_one_cycle_rises_linearly_and_falls_as_a_cosine():
+def test_one_cycle_rises_linearly_and_decays_as_a_cosine():
     for part in torch.linspace(0, 1, 41).tolist():
         rising, falling = part / 0.25, (1 + math.cos(math.pi * (part - 0.25) / 0.75)) / 2
         assert OneCycle()(part) == pytest.approx(rising if part < 0.25 else falling)
@@ -56,7 +56,7 @@ def test_one_cycle_rises_linearly_and_falls_as_a_cosine():
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_no_step_is_wasted_and_all_groups_keep_their_proportion(name):
+def test_scheduler_rates_are_positive_and_keep_their_ratio(name):
     parameters = [torch.zeros(1, requires_grad=True) for _ in range(3)]
     first = torch.optim.SGD([{"params": [parameters[0]]}, {"params": [parameters[1]], "lr": 0.3}], lr=0.1)
     second = torch.optim.Adam([parameters[2]], lr=0.01)
@@ -67,11 +67,11 @@ def test_no_step_is_wasted_and_all_groups_keep_their_proportion(name):
         assert rates == pytest.approx([0.1 * factor, 0.3 * factor, 0.01 * factor])
         assert min(rates) > 0
         scheduler.step()
-    scheduler.step()  # beyond the end it stays there
+    scheduler.step()  # constant beyond the end
     assert first.param_groups[0]["lr"] == pytest.approx(0.1 * SCHEDULES[name]()(1.0))
 
 
-def test_the_state_is_the_place():
+def test_scheduler_state_restores_the_rates():
     made = [torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(2)]
     one, other = (Scheduler([optimizer], Cosine(), 7) for optimizer in made)
     for _ in range(3):
@@ -82,8 +82,8 @@ def test_the_state_is_the_place():
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.0])
-def test_a_warm_up_is_a_part_of_training(wrong):
-    with pytest.raises(ValueError, match="warmup must be a share of training in"):
+def test_schedules_reject_invalid_warmup_and_total(wrong):
+    with pytest.raises(ValueError, match="warmup must be a fraction of training in"):
         Cosine(warmup=wrong)
     with pytest.raises(ValueError, match="total must be a number >= 1"):
         Scheduler([], Cosine(), 0)

@@ -51,7 +51,7 @@ def session(folder, settings, **more):
 
 
 class After:
-    """Asks to stop after so many steps."""
+    """Requests a stop after a number of steps."""
 
     def __init__(self, steps):
         self.left = steps
@@ -62,7 +62,7 @@ class After:
 
 
 def lines(run):
-    """The numbers of a run but for times."""
+    """Return the logged lines of a run without times."""
     timed = ("seconds", "examples_per_second")
     return [{key: value for key, value in line.items() if key not in timed} for line in run.metrics()]
 
@@ -89,12 +89,12 @@ def assert_same(a, b, name=""):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_run_that_was_stopped_ends_in_the_same_bits(name, tmp_path):
-    """Stopped within the first epoch, then between two, then within the last, by a new process's objects each time."""
+def test_session_stopped_and_resumed_gives_identical_results(name, tmp_path):
+    """Stopped within the first epoch, between two epochs and within the last, each time with new objects."""
     assert session(tmp_path / "whole", JOBS[name]).train()
     parts = tmp_path / "parts"
     for steps, reached in ((3, 3), (2, 5), (7, 12)):
-        torch.manual_seed(steps)  # what a new process begins with must not matter
+        torch.manual_seed(steps)  # the initial random state of a new process must not matter
         stopped = session(parts, JOBS[name], stop=After(steps))
         stopped.resume()
         assert not stopped.train()
@@ -108,7 +108,7 @@ def test_a_run_that_was_stopped_ends_in_the_same_bits(name, tmp_path):
     assert lines(Run.open(parts)) == lines(Run.open(tmp_path / "whole"))
 
 
-def test_a_run_without_a_checkpoint_begins_anew_and_a_finished_one_is_done(tmp_path):
+def test_session_restarts_without_a_checkpoint_and_skips_a_finished_run(tmp_path):
     first = session(tmp_path, {})
     first.run.log({"kind": "step", "step": 1})
     assert first.resume() is None
@@ -123,9 +123,9 @@ def test_a_run_without_a_checkpoint_begins_anew_and_a_finished_one_is_done(tmp_p
     assert len([line for line in again.run.metrics() if line["kind"] == "epoch"]) == 3
 
 
-def test_numbers_are_logged_as_they_are(tmp_path):
-    told, seen = [], []
-    one = session(tmp_path, {}, log=told.append, log_every=4, on_step=lambda s: seen.append(s.progress.step))
+def test_session_logs_correct_metrics(tmp_path):
+    logged, seen = [], []
+    one = session(tmp_path, {}, log=logged.append, log_every=4, on_step=lambda s: seen.append(s.progress.step))
     rates = []
     step = one.assembly.optimizer.step
     one.assembly.optimizer.step = lambda: (
@@ -133,12 +133,12 @@ def test_numbers_are_logged_as_they_are(tmp_path):
         step(),
     )
     one.train()
-    steps = [line for line in told if line["kind"] == "step"]
+    steps = [line for line in logged if line["kind"] == "step"]
     assert [line["step"] for line in steps] == [1, 4, 8, 12]
     assert [line["epoch"] for line in steps] == [0, 0, 1, 2]
     assert [line["rate"] for line in steps] == [rates[line["step"] - 1] for line in steps]
     assert all(line["examples_per_second"] > 0 and math.isfinite(line["loss"]) for line in steps)
-    epochs = [line for line in told if line["kind"] == "epoch"]
+    epochs = [line for line in logged if line["kind"] == "epoch"]
     assert [(line["epoch"], line["step"]) for line in epochs] == [(1, 5), (2, 10), (3, 15)]
     features, labels = embed(one.assembly.network, one.assembly.test_batches())
     right = (predict(one.assembly.head, features) == labels).double().mean().item()
@@ -154,14 +154,14 @@ def test_numbers_are_logged_as_they_are(tmp_path):
     ("every", "cost", "expected"),
     [
         (0.0, 1.0, list(range(1, 16))),
-        (1e9, 0.0, [5, 10, 15]),  # at no cost after each epoch
-        (1e9, 0.09, [5, 10, 15]),  # a fiftieth of 4.5 seconds, less than the five of an epoch
-        (1e9, 0.11, [5, 15]),  # the first epoch's end is always saved, so that there is something early
+        (1e9, 0.0, [5, 10, 15]),  # saving is free, so after each epoch
+        (1e9, 0.09, [5, 10, 15]),  # 2 % of 4.5 seconds; an epoch takes 5
+        (1e9, 0.11, [5, 15]),  # the end of the first epoch is always saved
         (3.0, 1.0, [3, 6, 9, 12, 15]),
     ],
 )
-def test_checkpoints_come_as_often_as_asked_and_at_the_end(every, cost, expected, tmp_path, monkeypatch):
-    """By a clock on which a step takes a second, a save its cost, and all else nothing."""
+def test_session_saves_at_the_requested_times_and_at_the_end(every, cost, expected, tmp_path, monkeypatch):
+    """With a simulated clock: a step takes one second, a save `cost`, and everything else nothing."""
     now, saved = [0.0], []
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     one = session(tmp_path, {}, save_every=every)
@@ -177,7 +177,7 @@ def test_checkpoints_come_as_often_as_asked_and_at_the_end(every, cost, expected
     assert one.saved == 15
 
 
-def test_diverged_weights_are_told_and_never_saved(tmp_path):
+def test_session_never_saves_diverged_weights(tmp_path):
     one = session(tmp_path, {}, save_every=0)
 
     def spoil(running):
@@ -196,7 +196,7 @@ def test_diverged_weights_are_told_and_never_saved(tmp_path):
         accuracy(other.assembly.objective, other.assembly.test_batches())
 
 
-def test_what_is_frozen_in_evaluation_mode_stays_frozen(tmp_path):
+def test_session_keeps_frozen_modules_in_evaluation_mode(tmp_path):
     settings = {"model": {"name": "mlp", "widths": [8], "norm": "batch"}}
     one = session(tmp_path, settings)
     frozen = next(module for module in one.assembly.network.modules() if isinstance(module, torch.nn.BatchNorm1d))
@@ -211,7 +211,7 @@ def test_what_is_frozen_in_evaluation_mode_stays_frozen(tmp_path):
     assert not one.assembly.objective.training
 
 
-def test_compiling_changes_no_name_in_the_checkpoint(tmp_path, monkeypatch):
+def test_session_compile_keeps_names_in_checkpoints(tmp_path, monkeypatch):
     compiled = torch.nn.Module.compile
     asked = []
 
@@ -229,7 +229,7 @@ def test_compiling_changes_no_name_in_the_checkpoint(tmp_path, monkeypatch):
         torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-5)
 
 
-def test_energies_of_many_neurons_are_of_some(monkeypatch):
+def test_layer_energies_sample_large_layers(monkeypatch):
     body = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3, groups=2), torch.nn.Linear(3, 1))
     rows = torch.randn(5000, 16)
     found = layer_energies(body, rows)

@@ -32,7 +32,7 @@ RENAMED = {
 
 
 @pytest.mark.parametrize("kind", RENAMED)
-def test_names_of_every_kind_of_file_are_understood(kind):
+def test_take_understands_names_of_all_kinds_of_files(kind):
     theirs, ours = named(*parts(1)), parts(2)
     if kind in ("a network", "a body"):
         theirs = {name: value for name, value in theirs.items() if name.startswith("network.")}
@@ -46,7 +46,7 @@ def test_names_of_every_kind_of_file_are_understood(kind):
     assert torch.equal(ours[1].weight, drawn) == ("head.weight" not in theirs)
 
 
-def test_what_does_not_fit_stays_as_drawn_and_is_told():
+def test_take_reports_what_does_not_match():
     network, head = parts(1, classes=7)
     theirs = {**named(network, head), "network.body.0.weight": torch.ones(6, 4), "network.extra": torch.ones(2)}
     theirs["regularizers.0.count"] = torch.ones(())
@@ -64,15 +64,15 @@ def test_what_does_not_fit_stays_as_drawn_and_is_told():
         expected = before if name in found.drawn else theirs
         assert torch.equal(now[name], expected[name]), name
     words = str(found)
-    assert words.startswith("took 8 tensors (network.body.0.bias, ")
-    assert "and 2 more); as drawn: network.body.0.weight, head.weight; not taken: " in words
+    assert words.startswith("loaded 8 tensors (network.body.0.bias, ")
+    assert "and 2 more); randomly initialised: network.body.0.weight, head.weight; not loaded: " in words
 
 
-def test_a_head_takes_all_or_nothing_and_no_counter():
+def test_take_loads_a_head_completely_or_not_at_all():
     head = a_softmax(2, 3, annealing=None)
     source = {"head.weight": torch.ones(3, 2), "head.steps": torch.tensor(9)}
     ours = parts(2)[0], nn.ParameterDict({"weight": torch.zeros(3, 2), "bias": torch.zeros(3)})
-    with pytest.raises(ValueError, match=r"none of the weights to begin with fits: there is head\.weight"):
+    with pytest.raises(ValueError, match=r"none of the initial weights matches: the file has head\.weight"):
         take_(*ours, source)
     assert not ours[1]["weight"].any()
     head.register_buffer("steps", torch.tensor(0))
@@ -82,17 +82,17 @@ def test_a_head_takes_all_or_nothing_and_no_counter():
     assert head.steps == 0
 
 
-def test_statistics_alone_are_no_weights():
+def test_take_rejects_buffers_without_weights():
     network, head = parts(1)
-    with pytest.raises(ValueError, match="none of the weights to begin with fits"):
+    with pytest.raises(ValueError, match="none of the initial weights matches"):
         take_(network, head, {"network.body.1.running_mean": torch.ones(5)})
     assert not torch.equal(network.body[1].running_mean, torch.ones(5))
-    with pytest.raises(ValueError, match="there is nothing; here is network"):
+    with pytest.raises(ValueError, match="the file has nothing; the model has network"):
         take_(network, head, {})
 
 
 @pytest.mark.parametrize("rotation", ["none", "cayley", "descent"])
-def test_a_job_begins_with_weights_and_turns_them(rotation):
+def test_job_applies_rotations_to_initial_weights(rotation):
     source = Assembly(Job.of({"model": HIDDEN, "seed": 1}), pictures())
     job = Job.of({"model": HIDDEN, "seed": 2, "rotation": rotation})
     assembly = Assembly(job, pictures(), source.objective.state_dict())

@@ -148,7 +148,7 @@ def _landscapes(saved: Kept) -> list[report.Section]:
         grids = {row: tensors[f"landscape_{key}"] for row, tensors in first.items()}
         if grids:
             maps = landscape_maps(key, grids, {row: tensors["coordinates"] for row, tensors in first.items()})
-            sections.append(report.Beside(f"{title} around the trained weights", maps, caption=ABOUT_DIRECTIONS))
+            sections.append(report.SideBySide(f"{title} around the trained weights", maps, caption=ABOUT_DIRECTIONS))
     return sections
 
 

@@ -52,7 +52,7 @@ def _sphere(group: Group) -> report.Sphere:
         view = report.project(points, vectors)
         size = points.shape[1]
         words.append(
-            f"{size}-d, projected to three directions with {view.kept:.0%} of the variance; angles are in {size}-d"
+            f"{size}-d, projected to three directions with {view.kept:.0%} of the squared norm; angles are in {size}-d"
         )
         angles = sphere.angle(sphere.cosine(points.double(), vectors[labels].double())).rad2deg()
         points, vectors = torch.from_numpy(view.points), torch.from_numpy(view.vectors)
@@ -83,10 +83,10 @@ def verification_tab(groups: Sequence[Group]) -> report.Stack:
         "Training has seen these classes, so this is not an open-set protocol."
     )
     title, angles = "Angles of pairs of test features", [_angles(group) for group in able]
-    pairs: report.Section = report.Beside(title, angles, caption)
+    pairs: report.Section = report.SideBySide(title, angles, caption)
     if len(angles) == 1:
         pairs = replace(angles[0], title=title, caption=caption)
-    curves = report.Beside("ROC and CMC", [_roc(able), _cmc(able)])
+    curves = report.SideBySide("ROC and CMC", [_roc(able), _cmc(able)])
     return report.Stack("Verification", [pairs, curves, _rates(able)])
 
 
@@ -183,10 +183,10 @@ def class_vector_tab(groups: Sequence[Group]) -> report.Stack:
     between = _maps(able, [_between(group.first) for group in able], "class vector")
     confused = _maps(able, [_confused(group.first) for group in able], "features of")
     titles = ("Angles between class vectors", "Mean angle of test features to class vectors")
-    maps = [report.Beside(title, of) for title, of in zip(titles, (between, confused), strict=True)]
+    maps = [report.SideBySide(title, of) for title, of in zip(titles, (between, confused), strict=True)]
     if len(able) == 1:
         both = zip(titles, (*between, *confused), strict=True)
-        maps = [report.Beside("", [replace(one, title=title) for title, one in both])]
+        maps = [report.SideBySide("", [replace(one, title=title) for title, one in both])]
     return report.Stack("Class vectors", [*maps, _spread(able)])
 
 

@@ -34,7 +34,9 @@ def layer_tab(groups: Sequence[Group]) -> report.Stack:
     if len(visible) == 1:
         parts.append(report.Filters("Filters of the first layer", visible[0][1]))
     elif visible:
-        parts.append(report.Beside("Filters of the first layer", [report.Filters(name, of) for name, of in visible]))
+        parts.append(
+            report.SideBySide("Filters of the first layer", [report.Filters(name, of) for name, of in visible])
+        )
     if len(groups) == 1:
         parts += layer_tables(groups[0].first.layers)
     return report.Stack("Layers", parts)
@@ -81,8 +83,8 @@ def landscape_tab(groups: Sequence[Group]) -> report.Stack:
         title: landscape_maps(key, {name: one.values[key] for name, one in landscapes.items()}, places)
         for title, key in (("Loss", "loss"), ("Test error", "error"))
     }
-    parts = [report.Beside(title, pictures) for title, pictures in maps.items()]
+    parts = [report.SideBySide(title, pictures) for title, pictures in maps.items()]
     if len(landscapes) == 1:
-        parts = [report.Beside("", [replace(pictures[0], title=title) for title, pictures in maps.items()])]
+        parts = [report.SideBySide("", [replace(pictures[0], title=title) for title, pictures in maps.items()])]
     caption = f"{ABOUT_DIRECTIONS} First {LANDSCAPE_EXAMPLES} test examples; the class vectors are fixed."
     return report.Stack("Landscape", parts, caption=caption)

@@ -82,10 +82,10 @@ def _training_tab(groups: Sequence[Group]) -> report.Stack:
     ]
     parts: list[report.Section] = []
     if charts:
-        parts.append(report.Beside("By epoch and by step", charts))
+        parts.append(report.SideBySide("By epoch and by step", charts))
     if energies:
         caption = "Mean over pairs of neurons, s = 2; hidden layers in half space. Lower is more evenly spread."
-        parts.append(report.Beside("Hyperspherical energy by epoch", energies, caption=caption))
+        parts.append(report.SideBySide("Hyperspherical energy by epoch", energies, caption=caption))
     return report.Stack("Training", parts)
 
 

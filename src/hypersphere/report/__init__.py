@@ -1,10 +1,11 @@
-"""The report: results as one self-contained HTML file, and its tables in the terminal."""
+"""Reports: results as one self-contained HTML file, and tables in the terminal."""
 
+from hypersphere._deprecation import deprecated_names
 from hypersphere.report.bars import Bars
 from hypersphere.report.curves import Curves
 from hypersphere.report.figure import figure_svg
 from hypersphere.report.filters import Filters
-from hypersphere.report.groups import Beside, Stack, Tabs
+from hypersphere.report.groups import SideBySide, Stack, Tabs
 from hypersphere.report.heatmap import HeatMap
 from hypersphere.report.histogram import Distribution, Histogram
 from hypersphere.report.landscape import Landscape
@@ -19,7 +20,6 @@ from hypersphere.report.text import Text
 
 __all__ = [
     "Bars",
-    "Beside",
     "Column",
     "Curves",
     "Distribution",
@@ -31,6 +31,7 @@ __all__ = [
     "Projection",
     "Section",
     "Series",
+    "SideBySide",
     "Sphere",
     "Spheres",
     "Stack",
@@ -45,3 +46,5 @@ __all__ = [
     "project",
     "write_page",
 ]
+
+__getattr__ = deprecated_names(__name__, {"Beside": "hypersphere.report:SideBySide"})

@@ -1,4 +1,4 @@
-"""What comes in: tensors, arrays and lists as NumPy arrays, and the statistics of rows that have gaps."""
+"""Convert tensors, arrays and lists to NumPy arrays, and compute statistics of rows with gaps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypersphere._validation import require
 
 Array: TypeAlias = "Tensor | NDArray | Sequence"
 
-LARGEST = 1e100  # beyond, differences and squares leave float64: as good as infinite to a picture
+LARGEST = 1e100  # squares of larger numbers overflow float64, so charts treat them as infinite
 
 
 def as_array(name: str, values: Array) -> NDArray:
-    """Return an array of whatever type the values have; floating tensors become float64."""
+    """Return an array with the type of the values; floating-point tensors become float64."""
     try:
         if isinstance(values, Tensor):
             values = values.detach().cpu()
@@ -29,15 +29,15 @@ def as_array(name: str, values: Array) -> NDArray:
 
 
 def as_numbers(name: str, values: Array, *dimensions: int) -> NDArray:
-    """Return float64 of one of these numbers of dimensions; NaN where a value is None, not finite or beyond 1e100.
+    """Return a float64 array with one of these numbers of dimensions; NaN for None, non-finite values or above 1e100.
 
     >>> as_numbers("values", [1, None, 1e300], 1)
     array([ 1., nan, nan])
     """
     array = as_array(name, values)
     if array.dtype.kind == "O":
-        known = all(value is None or isinstance(value, Real) for value in array.flat)
-        require(known, name, "real numbers", type(values).__name__)
+        is_real = all(value is None or isinstance(value, Real) for value in array.flat)
+        require(is_real, name, "real numbers", type(values).__name__)
         array = array.astype(np.float64)  # None becomes NaN
     require(array.dtype.kind in "fiu", name, "real numbers", array.dtype)
     shapes = " or ".join(f"{count}-dimensional" for count in dimensions)
@@ -48,14 +48,14 @@ def as_numbers(name: str, values: Array, *dimensions: int) -> NDArray:
 
 
 def mean_and_spread(rows: NDArray) -> tuple[NDArray, NDArray]:
-    """Return mean and sample standard deviation of each column over its finite rows, NaN where there are too few.
+    """Return mean and sample standard deviation of each column over its finite rows; NaN if there are too few.
 
     >>> mean_and_spread(np.array([[1.0, 2.0], [3.0, np.nan]]))
     (array([2., 2.]), array([1.41421356,        nan]))
     """
     there = np.isfinite(rows)
     count = there.sum(axis=0)
-    nowhere = np.full(rows.shape[1:], np.nan)
-    mean = np.divide(np.where(there, rows, 0.0).sum(axis=0), count, out=nowhere.copy(), where=count > 0)
+    missing = np.full(rows.shape[1:], np.nan)
+    mean = np.divide(np.where(there, rows, 0.0).sum(axis=0), count, out=missing.copy(), where=count > 0)
     squares = (np.where(there, rows - mean, 0.0) ** 2).sum(axis=0)
-    return mean, np.sqrt(np.divide(squares, count - 1, out=nowhere, where=count > 1))
+    return mean, np.sqrt(np.divide(squares, count - 1, out=missing, where=count > 1))

@@ -1,4 +1,4 @@
-"""Axes: where a value lies between two ends, the round numbers along the way, and how they are written."""
+"""Axes: positions of values, round numbers for ticks, and their labels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 Number = TypeVar("Number", float, NDArray)
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-PLAIN_DECADES = range(-4, 4)  # 0.0001 to 1000; others are written as powers of ten
+PLAIN_DECADES = range(-4, 4)  # 0.0001 to 1000; other decades are written as powers of ten
 SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis from `low` to `high`, linear or logarithmic, with ticks between."""
+    """An axis from `low` to `high`, linear or logarithmic, with ticks."""
 
     low: float
     high: float
@@ -28,7 +28,7 @@ class Axis:
     labels: tuple[str, ...] = ()
 
     def place(self, values: Number) -> Number:
-        """Return where values lie, 0 at the low end and 1 at the high one; on a log axis they are above 0.
+        """Return the positions of values, 0 at the low end and 1 at the high end; on a log axis they must be positive.
 
         >>> Axis(1, 100, log=True).place(10.0)
         0.5
@@ -50,25 +50,25 @@ def fit_axis(
     rounded: bool = False,
     whole: bool = False,
 ) -> Axis:
-    """Return an axis that holds all finite values.
+    """Return an axis that includes all finite values.
 
     Args:
-        values: those not finite, and on a log axis those not above 0, do not count.
-        log: whether it is logarithmic.
-        percent: whether labels are percentages.
-        most: about how many ticks.
-        rounded: whether the ends move outwards to round numbers, or to 0 if that is near; else they are the extremes.
-        whole: whether ticks are whole numbers, as for epochs.
+        values: values to include; non-finite ones, and on a log axis those <= 0, are ignored.
+        log: make the axis logarithmic.
+        percent: write labels as percentages.
+        most: approximate number of ticks.
+        rounded: extend the ends to round numbers, or to 0 if it is close; otherwise they are the extremes.
+        whole: use integer ticks, for example for epochs.
 
     Example:
         >>> fit_axis(np.array([0.1, 2.3]), rounded=True).labels
         ('0.0', '0.5', '1.0', '1.5', '2.0', '2.5')
     """
-    known = values[np.isfinite(values) & ((values > 0) | (not log))]
-    low, high = (float(known.min()), float(known.max())) if len(known) else (1.0, 10.0) if log else (0.0, 1.0)
-    if high - low <= 100 * math.ulp(max(abs(low), abs(high))):  # all alike
-        aside = 1.0 if whole else abs(low) / 10 or 1.0
-        low, high = (low / 2, high * 2) if log else (low - aside, high + aside)
+    valid = values[np.isfinite(values) & ((values > 0) | (not log))]
+    low, high = (float(valid.min()), float(valid.max())) if len(valid) else (1.0, 10.0) if log else (0.0, 1.0)
+    if high - low <= 100 * math.ulp(max(abs(low), abs(high))):  # all values are equal
+        margin = 1.0 if whole else abs(low) / 10 or 1.0
+        low, high = (low / 2, high * 2) if log else (low - margin, high + margin)
     elif rounded and not log and 0 <= low < high / 4:
         low = 0.0
     if log:
@@ -84,7 +84,7 @@ def fit_axis(
 
 
 def round_step(span: float, most: int) -> float:
-    """Return the smallest of … 0.1, 0.2, 0.5, 1, 2, 5 … that goes at most `most` times into the span.
+    """Return the smallest of … 0.1, 0.2, 0.5, 1, 2, 5 … that fits at most `most` times into the span.
 
     >>> round_step(2.3, 6), round_step(180, 9)
     (0.5, 20.0)
@@ -95,7 +95,7 @@ def round_step(span: float, most: int) -> float:
 
 
 def write_tick(value: float, step: float, percent: bool = False) -> str:
-    """Return a tick's label, with just the decimals that its step needs.
+    """Return the label of a tick with the number of decimals that the step needs.
 
     >>> write_tick(0.25, 0.05), write_tick(0.25, 0.05, percent=True), write_tick(-30000, 10000), write_tick(4e-5, 1e-5)
     ('0.25', '25%', '−30k', '4×10⁻⁵')
@@ -115,7 +115,7 @@ def write_tick(value: float, step: float, percent: bool = False) -> str:
 
 
 def write_decades(exponents: Sequence[int], percent: bool = False) -> tuple[str, ...]:
-    """Return powers of ten as labels, all written in one way.
+    """Return labels for powers of ten in a uniform style.
 
     >>> write_decades([-2, -1, 0]), write_decades([-5, -1]), write_decades([-3, -2], percent=True)
     (('0.01', '0.1', '1'), ('10⁻⁵', '10⁻¹'), ('0.1%', '1%'))

@@ -1,4 +1,4 @@
-"""Bars: one number a thing and kind, as the energy of each layer beside that of random neurons."""
+"""Bar charts, for example the energy of each layer compared with random neurons."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from hypersphere.report.palette import class_colors
 from hypersphere.report.series import Series
 from hypersphere.report.table import Cell, Column, Table
 
-MOST_BARS = 200  # of all series together
-MOST_TOLD = 12
+MOST_BARS = 200  # summed over series
+MOST_DESCRIBED = 12
 
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """Lying bars from `start`, a group for each label; whiskers are one standard deviation.
+    """Horizontal bars that begin at `start`, one group per label; whiskers show one standard deviation.
 
     Args:
-        title: the heading.
-        labels: of the groups.
-        series: one bar a label each; their `x` is not used.
-        value_name: what the lengths are.
-        format: of the values, as that of a `Column`.
-        start: where bars begin: 0, or 1 for a factor.
-        caption: a sentence under the chart.
+        title: heading.
+        labels: names of the groups.
+        series: series with one value per label; their `x` is not used.
+        value_name: name of the values.
+        format: format of the values, as in a `Column`.
+        start: value at which bars begin: 0, or 1 for a factor.
+        caption: text below the chart.
 
     Example:
         >>> Bars("Energy", ["conv1", "conv2"], [Series("trained", [0.9, 0.7]), Series("random", [1.0, 1.0])]).labels
@@ -50,19 +50,19 @@ class Bars:
         require(len(self.series) > 0, "series", "at least one Series", 0)
         for index, series in enumerate(self.series):
             require(isinstance(series, Series), f"series[{index}]", "a Series", type(series).__name__)
-            count, wanted = series.rows.shape[1], f"one for each of the {len(self.labels)} labels"
-            require(count == len(self.labels), f"values of {series.name!r}", wanted, count)
+            count, accepted = series.rows.shape[1], f"one value for each of the {len(self.labels)} labels"
+            require(count == len(self.labels), f"values of {series.name!r}", accepted, count)
         bars = len(self.labels) * len(self.series)
-        require(bars <= MOST_BARS, "labels", f"at most {MOST_BARS} bars together", bars)
+        require(bars <= MOST_BARS, "labels", f"labels for at most {MOST_BARS} bars in total", bars)
         _ = self.column
 
     @property
     def column(self) -> Column:
-        """How values are written."""
+        """The format of the values."""
         return Column(self.value_name or "value", None, self.format)
 
     def cell(self, series: int, label: int) -> Cell:
-        """One value, with its spread if it has one; None if it is not finite."""
+        """Return a value, with its spread if there is one; None if it is not finite."""
         value, spread = (float(part[label]) for part in (self.series[series].mean, self.series[series].deviation))
         if np.isnan(value):
             return None
@@ -70,7 +70,7 @@ class Bars:
 
 
 def bars_html(section: Bars) -> str:
-    """Return the chart."""
+    """Return the chart as HTML."""
     colors = class_colors(len(section.series))
     spread = [np.nan_to_num(series.deviation) for series in section.series]
     reach = [series.mean + sign * s for series, s in zip(section.series, spread, strict=True) for sign in (-1, 1)]
@@ -91,7 +91,7 @@ def bars_html(section: Bars) -> str:
         notes.append("Whiskers: ± one standard deviation.")
     gaps = sum(series.gaps for series in section.series)
     if gaps:
-        notes.append(f"{counted(gaps, 'value')} not finite left out.")
+        notes.append(f"{counted(gaps, 'value')} not finite, omitted.")
     name = f"<p class='axis-name'>{escape(section.value_name)}</p>" if section.value_name else ""
     value = max(len(section.column.show(cell)) for row in rows for cell in row[1:])
     label = min(max(map(len, section.labels)), LONGEST)
@@ -126,13 +126,13 @@ def _from_to(axis: Axis, start: float, stop: float) -> str:
 
 
 def _alt(section: Bars) -> str:
-    told = [
+    groups = [
         f"{name}: "
         + ", ".join(
             f"{series.name} {section.column.show(section.cell(at, label))}" for at, series in enumerate(section.series)
         )
         + "."
-        for label, name in enumerate(section.labels[:MOST_TOLD])
+        for label, name in enumerate(section.labels[:MOST_DESCRIBED])
     ]
-    more = f" And {len(section.labels) - MOST_TOLD} more." if len(section.labels) > MOST_TOLD else ""
-    return f"Bars of {section.value_name or 'values'}. {' '.join(told)}{more}"
+    more = f" And {len(section.labels) - MOST_DESCRIBED} more." if len(section.labels) > MOST_DESCRIBED else ""
+    return f"Bars of {section.value_name or 'values'}. {' '.join(groups)}{more}"

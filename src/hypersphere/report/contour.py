@@ -1,12 +1,12 @@
-"""Lines of equal value through a grid, by marching squares."""
+"""Contour lines of a grid by marching squares."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Corners of a square are bits, from its upper left one clockwise: 1, 2, 4, 8. For each set of corners above the level,
-# which edges (0 top, 1 right, 2 bottom, 3 left) a line connects.
+# The corners of a square are the bits 1, 2, 4, 8, clockwise from the upper left. For each set of corners above the
+# level: the edges (0 top, 1 right, 2 bottom, 3 left) that a line connects.
 LINES = {
     1: ((3, 0),),
     2: ((0, 1),),
@@ -23,11 +23,11 @@ LINES = {
     13: ((1, 0),),
     14: ((0, 3),),
 }
-SADDLES = {5: 10, 10: 5}  # where the middle is below the level, the two high corners are parted
+SADDLES = {5: 10, 10: 5}  # if the middle is below the level, the lines separate the two high corners
 
 
 def contour(values: NDArray, level: float) -> NDArray:
-    """Return (K, 2, 2) short lines, each from (row, column) to (row, column); squares with a NaN have none.
+    """Return (K, 2, 2) line segments from (row, column) to (row, column); squares with a NaN have none.
 
     >>> contour(np.array([[0.0, 0.0], [1.0, 1.0]]), 0.25)
     array([[[0.25, 1.  ],
@@ -53,7 +53,7 @@ def contour(values: NDArray, level: float) -> NDArray:
 
 
 def _crossing(square: NDArray, edge: int, level: float) -> NDArray:
-    """Where the level crosses an edge, as (row, column) within the square; anywhere if it does not."""
+    """Return where the level crosses an edge, as (row, column) within the square; arbitrary if it does not."""
     first, second = square[edge], square[(edge + 1) % 4]
     apart = second - first
     share = np.divide(level - first, apart, out=np.full_like(first, 0.5), where=apart != 0).clip(0, 1)

@@ -1,4 +1,4 @@
-"""Curves: losses, accuracies and energies over time, ROC and CMC."""
+"""Line charts: losses, accuracies and energies over time, ROC and CMC curves."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from hypersphere.report.series import MOST_POINTS, Series, thinned
 from hypersphere.report.table import ARROWS, Cell, Column, Table
 
 MOST_CURVES = 40
-MOST_DRAWN = 8000  # points of all curves together
-MOST_DOTTED = 16  # curves of so few points show each as a dot
-MOST_CELLS = 240  # in the table under the chart; larger ones are told by their ends and extremes
-MOST_BANDED = 6  # curves whose bands can be told apart
-MOST_TOLD = 8  # curves in the words for those who cannot see them
+MOST_DRAWN = 8000  # points, summed over curves
+MOST_DOTTED = 16  # curves with at most this number of points show each point as a dot
+MOST_CELLS = 240  # cells of the table below the chart; larger tables show only ends and extremes
+MOST_BANDED = 6  # curves whose bands can be distinguished
+MOST_DESCRIBED = 8  # curves that the alternative text describes
 
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Curves over one axis; bands are one standard deviation over seeds, drawn where curves are few.
+    """Curves over one axis; bands show one standard deviation over seeds if there are few curves.
 
     Args:
-        title: the heading.
-        series: what is drawn, in the order of the legend.
-        x_name, y_name: of the axes.
-        format: of the values, as that of a `Column`; with `".1%"` the axis is in per cent too.
-        log_x, log_y: logarithmic axes; what is not above 0 has no place there and is left out.
-        limits: what no value can go beyond, as 0 and 1 for a rate: bands end there, and the axis does not go further.
-        higher_is_better: which value is called the best; neither if None.
-        ordered: colours that run from one end to the other, for series in an order, as the layers of a network.
-        caption: a sentence under the chart.
+        title: heading.
+        series: the curves, in the order of the legend.
+        x_name, y_name: names of the axes.
+        format: format of the values, as in a `Column`; with `".1%"` the axis is in per cent too.
+        log_x, log_y: make the axis logarithmic; values <= 0 are omitted.
+        limits: the range of possible values, for example (0, 1) for a rate; bands and axis end there.
+        higher_is_better: whether the best value is the highest or the lowest; None marks no best value.
+        ordered: use a sequential colour scale, for series with an order such as the layers of a network.
+        caption: text below the chart.
 
     Example:
         >>> Curves("Loss", [Series("softmax", [2.3, 0.8, 0.4]), Series("A-Softmax", [4.1, 1.9, 1.2])]).x_name
@@ -64,22 +64,22 @@ class Curves:
         if self.limits is not None:
             low, high = as_numbers("limits", self.limits, 1).tolist() if len(self.limits) == 2 else (1.0, 0.0)
             require(low < high, "limits", "two finite numbers, low and high", self.limits)
-        _ = self.column  # refuses a bad format
+        _ = self.column  # raises for an invalid format
 
     @property
     def column(self) -> Column:
-        """How values are written."""
+        """The format of the values."""
         return Column(self.y_name or "value", self.higher_is_better, self.format)
 
     @property
     def named_values(self) -> str:
-        """The name of the values, with an arrow to the better end."""
+        """The name of the values, with an arrow that shows which direction is better."""
         return self.y_name + ("" if self.higher_is_better is None else f" {ARROWS[self.higher_is_better]}")
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A series as it is drawn: NaN where the axes have no place for it."""
+    """A series as it is drawn; NaN where a value cannot be shown on the axes."""
 
     name: str
     color: str
@@ -90,18 +90,18 @@ class Line:
 
     @property
     def there(self) -> NDArray:
-        """The indices of what is drawn."""
+        """The indices of the points that are drawn."""
         return np.flatnonzero(np.isfinite(self.y))
 
     def cell(self, index: int) -> Cell:
-        """The value, with its spread if it has one."""
+        """Return a value, with its spread if there is one."""
         value, spread = float(self.y[index]), float(self.spread[index])
         return value if np.isnan(spread) else (value, spread)
 
 
 @dataclass(frozen=True, eq=False)
 class Shapes:
-    """One line as outlines of SVG, each empty where there is none: its band, itself, its dots."""
+    """SVG paths of one curve, each possibly empty: band, line, and dots."""
 
     band: str
     line: str
@@ -109,26 +109,26 @@ class Shapes:
 
 
 def axes_and_lines(section: Curves) -> tuple[Axis, Axis, list[Line]]:
-    """Return the axes of x and of values, which hold all lines, and the lines."""
+    """Return the two axes, which include all lines, and the lines."""
     colors = (ordered_colors if section.ordered else class_colors)(len(section.series))
-    whole = [_line(section, series, color) for series, color in zip(section.series, colors, strict=True)]
+    full = [_line(section, series, color) for series, color in zip(section.series, colors, strict=True)]
     percent = section.format.endswith("%")
-    places = np.concatenate([line.x for line in whole])
+    places = np.concatenate([line.x for line in full])
     x = fit_axis(places, log=section.log_x, most=9, whole=bool((places == np.round(places)).all()))
     y = fit_axis(
-        np.concatenate([_reach(line, section) for line in whole]).clip(*(section.limits or (None, None))),
+        np.concatenate([_reach(line, section) for line in full]).clip(*(section.limits or (None, None))),
         log=section.log_y,
         percent=percent,
         rounded=True,
     )
-    return x, y, whole
+    return x, y, full
 
 
 def curves_html(section: Curves) -> str:
-    """Return the chart."""
-    x, y, whole = axes_and_lines(section)
-    most = min(MOST_POINTS, MOST_DRAWN // len(whole))
-    lines = [_thin(line, x, most) for line in whole]
+    """Return the chart as HTML."""
+    x, y, full = axes_and_lines(section)
+    most = min(MOST_POINTS, MOST_DRAWN // len(full))
+    lines = [_thin(line, x, most) for line in full]
     ends = [
         End(
             line.name,
@@ -143,11 +143,11 @@ def curves_html(section: Curves) -> str:
     banded = len(lines) <= MOST_BANDED
     marks = "".join(_marks(index, line, x, y, banded) for index, line in enumerate(lines))
     return chart_html(
-        plot_html(marks, _alt(section, whole), x, y, names=(section.x_name, section.named_values), ends=ends),
-        legend=[Entry(line.name, line.color, swatch="line dashed" if line.dashed else "line") for line in whole],
-        notes=_notes(section, whole, lines),
+        plot_html(marks, _alt(section, full), x, y, names=(section.x_name, section.named_values), ends=ends),
+        legend=[Entry(line.name, line.color, swatch="line dashed" if line.dashed else "line") for line in full],
+        notes=_notes(section, full, lines),
         caption=section.caption,
-        numbers=_numbers(section, whole),
+        numbers=_numbers(section, full),
         data=_data(section, lines, x, y),
     )
 
@@ -155,8 +155,8 @@ def curves_html(section: Curves) -> str:
 def _line(section: Curves, series: Series, color: str) -> Line:
     x, y = series.places, series.mean
     if section.log_x:
-        kept = x > 0
-        x, y, spread = x[kept], y[kept], series.deviation[kept]
+        positive = x > 0
+        x, y, spread = x[positive], y[positive], series.deviation[positive]
     else:
         spread = series.deviation
     if section.log_y:
@@ -165,18 +165,18 @@ def _line(section: Curves, series: Series, color: str) -> Line:
 
 
 def _thin(line: Line, x: Axis, most: int) -> Line:
-    kept = thinned(x.place(line.x).clip(0, 1), line.y, most)
-    return Line(line.name, line.color, line.dashed, line.x[kept], line.y[kept], line.spread[kept])
+    indices = thinned(x.place(line.x).clip(0, 1), line.y, most)
+    return Line(line.name, line.color, line.dashed, line.x[indices], line.y[indices], line.spread[indices])
 
 
 def _reach(line: Line, section: Curves) -> NDArray:
-    """All that the axis of values has to hold; a band may run out at the bottom of a log axis."""
+    """Return the values that the axis must include; a band may be cut at the bottom of a log axis."""
     spread = np.nan_to_num(line.spread) if len(section.series) <= MOST_BANDED else 0.0
     return np.concatenate([line.y + spread, line.y if section.log_y else line.y - spread])
 
 
 def shapes(line: Line, x: Axis, y: Axis, *, banded: bool, size: tuple[float, float] = (WIDTH, HEIGHT)) -> Shapes:
-    """Return what is drawn of a line in a picture of this width and height, with its band or without."""
+    """Return the SVG paths of a line in a picture of this width and height, with or without its band."""
     across, up = x.place(line.x), y.place(line.y)
     low, high = line.y - line.spread, np.minimum(line.y + line.spread, y.high)
     floor = np.full_like(low, y.low)
@@ -200,7 +200,7 @@ def _marks(index: int, line: Line, x: Axis, y: Axis, banded: bool) -> str:
 
 
 def about_bands(section: Curves) -> str:
-    """What curves and bands are, where there are several seeds."""
+    """Return a sentence that explains curves and bands if there are several seeds."""
     seeds = sorted({len(series.rows) for series in section.series if len(series.rows) > 1})
     if not seeds:
         return ""
@@ -208,39 +208,37 @@ def about_bands(section: Curves) -> str:
     return f"Bands: mean ± one standard deviation {over}" if len(section.series) <= MOST_BANDED else f"Means {over}"
 
 
-def _notes(section: Curves, whole: Sequence[Line], drawn: Sequence[Line]) -> list[str]:
+def _notes(section: Curves, full: Sequence[Line], drawn: Sequence[Line]) -> list[str]:
     notes = []
     if seeds := about_bands(section):
         notes.append(seeds)
     gaps = sum(series.gaps for series in section.series)
     if gaps:
-        notes.append(f"{counted(gaps, 'value')} not finite left out.")
-    lost = sum(len(s.mean) for s in section.series) - sum(len(line.there) for line in whole)
+        notes.append(f"{counted(gaps, 'value')} not finite, omitted.")
+    lost = sum(len(s.mean) for s in section.series) - sum(len(line.there) for line in full)
     lost -= sum(int((~np.isfinite(series.mean)).sum()) for series in section.series)
     if lost:
-        notes.append(f"{counted(lost, 'point')} at 0 or below left out: they are not on a log axis.")
-    if any(len(a.x) != len(b.x) for a, b in zip(whole, drawn, strict=True)):
-        longest = max(len(line.x) for line in whole)
-        notes.append(
-            f"Drawn with at most {max(len(line.x) for line in drawn)} of {longest:,} points a curve, all extremes kept."
-        )
+        notes.append(f"{counted(lost, 'point')} at 0 or below omitted from the log axis.")
+    if any(len(a.x) != len(b.x) for a, b in zip(full, drawn, strict=True)):
+        most, longest = (max(len(line.x) for line in lines) for lines in (drawn, full))
+        notes.append(f"Drawn with at most {most} of {longest:,} points per curve, extremes included.")
     return notes
 
 
 def _alt(section: Curves, lines: Sequence[Line]) -> str:
-    """What is seen, in words: the range of x, and of each curve its ends and extremes."""
+    """Return the alternative text: the range of x, and the ends and extremes of each curve."""
     places = np.concatenate([line.x[line.there] for line in lines])
     if not len(places):
         return f"{section.title}: an empty chart, no value is finite."
-    told = [
+    descriptions = [
         f"{line.name}: {section.column.show(float(line.y[line.there[0]]))} to "
         f"{section.column.show(float(line.y[line.there[-1]]))}, {_extremes(section, line)}."
-        for line in lines[:MOST_TOLD]
+        for line in lines[:MOST_DESCRIBED]
         if len(line.there)
     ]
-    more = f" And {len(lines) - MOST_TOLD} more." if len(lines) > MOST_TOLD else ""
+    more = f" And {len(lines) - MOST_DESCRIBED} more." if len(lines) > MOST_DESCRIBED else ""
     what = f"{counted(len(lines), 'curve')} of {section.y_name or 'values'}"
-    return f"{what} over {section.x_name} from {places.min():.4g} to {places.max():.4g}. {' '.join(told)}{more}"
+    return f"{what} over {section.x_name} from {places.min():.4g} to {places.max():.4g}. {' '.join(descriptions)}{more}"
 
 
 def _extremes(section: Curves, line: Line) -> str:
@@ -253,7 +251,7 @@ def _extremes(section: Curves, line: Line) -> str:
 
 
 def _numbers(section: Curves, lines: Sequence[Line]) -> Table:
-    """All values where they are few, else the ends and the extremes of each curve."""
+    """Return a table of all values if there are few, else of the ends and extremes of each curve."""
     few = max(len(line.x) for line in lines) <= MOST_CELLS
     places = np.unique(np.concatenate([line.x for line in lines])) if few else np.zeros(0)
     if few and len(places) * len(lines) <= MOST_CELLS and all((np.diff(line.x) > 0).all() for line in lines):
@@ -278,7 +276,7 @@ def _numbers(section: Curves, lines: Sequence[Line]) -> Table:
 
 
 def _data(section: Curves, lines: Sequence[Line], x: Axis, y: Axis) -> dict[str, object]:
-    """What the read-out needs: places in the picture's coordinates, and words."""
+    """Return the data of the read-out: positions in picture coordinates, and texts."""
     places = np.unique(np.concatenate([line.x[line.there] for line in lines]))
     return {
         "kind": "points",

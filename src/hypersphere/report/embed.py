@@ -1,4 +1,4 @@
-"""What goes inside the one file: assets of this package and data as JSON."""
+"""Embed assets of this package and JSON data in the HTML file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def asset(name: str) -> str:
 
 
 def json_script(data: object) -> str:
-    r"""Return data as a script element that no string in it can end: every < is written \u003c.
+    r"""Return data as a script element that no string in it can close: every < is written \u003c.
 
     >>> json_script(["</script>"])
     '<script type="application/json">["\\u003c/script>"]</script>'

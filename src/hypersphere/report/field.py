@@ -1,4 +1,4 @@
-"""Numbers on a grid as a picture of colours: what heat maps and landscapes share."""
+"""Numbers on a grid as an image: shared by heat maps and landscapes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hypersphere.report.frame import fitting
 from hypersphere.report.palette import scale_colors
 from hypersphere.report.png import png_uri
 
-MOST_SIDE = 200  # cells; larger grids are drawn by the means of blocks
+MOST_SIDE = 200  # cells per side; larger grids are drawn as means of blocks
 SHADES = 255
-SHAPES = (0.4, 2.5)  # width by height: cells are square between
+SHAPES = (0.4, 2.5)  # limits of the aspect ratio; cells are square between them
 
 
 @dataclass(frozen=True)
 class Label:
-    """Words beside the picture at a place in [0, 1]; some only where it is wide, some standing upright."""
+    """A label next to the picture at a position in [0, 1]; `narrow` ones are also shown on narrow screens."""
 
     place: float
     words: str
@@ -31,7 +31,7 @@ class Label:
 
 
 def shrunk(values: NDArray) -> tuple[NDArray, tuple[int, int]]:
-    """Return at most 200 × 200 means of blocks, gaps left out of them, and how large the blocks are.
+    """Return at most 200 × 200 means of blocks, ignoring gaps, and the size of the blocks.
 
     >>> shrunk(np.arange(404.0)[None])[0][0, :2], shrunk(np.zeros((404, 7)))[1]
     (array([1., 4.]), (3, 1))
@@ -42,7 +42,7 @@ def shrunk(values: NDArray) -> tuple[NDArray, tuple[int, int]]:
 
 
 def picture_uri(values: NDArray, axis: Axis) -> str:
-    """Return a picture of one pixel a cell; NaN is transparent, values beyond the axis have the colours of its ends."""
+    """Return an image with one pixel per cell; NaN is transparent, values beyond the axis get the colour of its end."""
     there = np.isfinite(values)
     if axis.log:
         there &= values > 0
@@ -63,18 +63,18 @@ def map_html(
     smooth: bool = False,
     over: str = "",
 ) -> str:
-    """Return the picture with words along its left and its lower side.
+    """Return the image with labels along its left and lower sides.
 
     Args:
-        picture: the address of the image.
-        alt: what is seen, in words.
-        shape: width by height.
-        most: pixels that it may be wide.
+        picture: URI of the image.
+        alt: alternative text.
+        shape: width divided by height.
+        most: largest width in pixels.
         rows, columns: labels.
-        names: of the columns' axis and of the rows'.
-        upright: whether the columns' labels stand on end.
-        smooth: whether colours run into one another.
-        over: HTML upon the picture.
+        names: names of the axes of the columns and of the rows.
+        upright: rotate the labels of the columns by 90 degrees.
+        smooth: interpolate colours.
+        over: HTML drawn over the image.
     """
     gutter = max((len(label.words) for label in rows), default=0)
     foot = max((len(label.words) for label in columns), default=0) if upright else 0
@@ -93,7 +93,7 @@ def map_html(
 
 
 def bar_html(axis: Axis, name: str) -> str:
-    """Return the colour bar: its ticks are those of the axis."""
+    """Return the colour bar with the ticks of the axis."""
     picture = png_uri(np.arange(1, SHADES + 1, dtype=np.uint8)[None], scale_colors(SHADES))
     ticks = "".join(
         f"<span style='left:{100 * axis.place(tick):.2f}%'{'' if narrow else ' class=wide'}>{escape(label)}</span>"
@@ -106,12 +106,12 @@ def bar_html(axis: Axis, name: str) -> str:
 
 
 def limited_shape(rows: int, columns: int) -> float:
-    """Return width by height of a picture of square cells, unless it would be a stripe."""
+    """Return width divided by height of an image of square cells, limited so that it is not a stripe."""
     return min(max(columns / rows, SHAPES[0]), SHAPES[1])
 
 
 def _joined(values: NDArray, size: int) -> NDArray:
-    """The means of every `size` rows."""
+    """Return the means of each `size` rows."""
     if size == 1:
         return values
     short = -len(values) % size

@@ -1,4 +1,4 @@
-"""Curves as one SVG file with all its words in it, for where a page of HTML is not shown: a repository, a slide."""
+"""Curves as one self-contained SVG file, for places that do not show HTML such as a README or a slide."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypersphere.report.frame import shortened
 from hypersphere.report.palette import class_colors
 
 WIDTH = 960
-HEIGHT = 240  # of a plot, between its axes
-HEAD, FOOT, SIDE, GAP = 38, 46, 56, 22  # pixels over, under, left of a plot, and between things
-LETTER, LINE = 7.3, 22  # pixels, about: a letter, and a line of the legend
-LONGEST = 60  # letters of a name in the legend
+HEIGHT = 240  # height of a plot
+HEAD, FOOT, SIDE, GAP = 38, 46, 56, 22  # pixels above, below and left of a plot, and between elements
+LETTER, LINE = 7.3, 22  # approximate size in pixels of a letter and of a line of the legend
+LONGEST = 60  # longest name in the legend, in letters
 STYLE = (
     "text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif;fill:#59616e}"
     ".name{font-weight:600;font-size:14px;fill:#16191f}.key{fill:#16191f}"
@@ -29,7 +29,7 @@ STYLE = (
 
 @dataclass(frozen=True)
 class Place:
-    """The left end, the upper end and the width of a plot."""
+    """Left edge, upper edge and width of a plot."""
 
     left: float
     top: float
@@ -37,13 +37,13 @@ class Place:
 
 
 def figure_svg(title: str, rows: Sequence[Sequence[Curves]]) -> str:
-    """Return a picture on white paper: rows of charts side by side, and under each row the legend that they share.
+    """Return an SVG image with a white background: rows of charts, each row with a shared legend.
 
-    In one row a name has one colour in all charts.
+    Within a row, a name has the same colour in all charts.
 
     Args:
-        title: what is seen, for those who cannot see it.
-        rows: the charts.
+        title: title and alternative text.
+        rows: rows of charts.
 
     Example:
         >>> from hypersphere.report import Series
@@ -51,7 +51,7 @@ def figure_svg(title: str, rows: Sequence[Sequence[Curves]]) -> str:
         '<svg xmlns="http://www.w3.org/2000/svg'
     """
     require(len(rows) > 0 and all(map(len, rows)), "rows", "at least one row of at least one Curves", list(rows))
-    drawn, top, told = [], 4.0, [title]
+    drawn, top, descriptions = [], 4.0, [title]
     for row in rows:
         names = list(dict.fromkeys(series.name for section in row for series in section.series))
         colors = dict(zip(names, class_colors(len(names)), strict=True))
@@ -59,7 +59,7 @@ def figure_svg(title: str, rows: Sequence[Sequence[Curves]]) -> str:
         for at, section in enumerate(row):
             place = Place(SIDE + at * (width + SIDE + GAP), top + HEAD, width)
             drawn.append(_plot(section, place, colors))
-            told.append(f"{section.title}: {section.y_name or 'values'} over {section.x_name}.")
+            descriptions.append(f"{section.title}: {section.y_name or 'values'} over {section.x_name}.")
         top += HEAD + HEIGHT + FOOT
         keys, height = _legend(colors, top) if len(names) > 1 else ("", 0.0)
         drawn.append(keys)
@@ -71,7 +71,7 @@ def figure_svg(title: str, rows: Sequence[Sequence[Curves]]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top:.0f}" width="{WIDTH}" height="{top:.0f}" '
         f'role="img" aria-labelledby="title about"><title id="title">{escape(title)}</title>'
-        f'<desc id="about">{escape(" ".join(told[1:]))}</desc><style>{STYLE}</style>'
+        f'<desc id="about">{escape(" ".join(descriptions[1:]))}</desc><style>{STYLE}</style>'
         f'<rect width="{WIDTH}" height="{top:.0f}" rx="8" fill="#ffffff"/>{"".join(drawn)}</svg>\n'
     )
 
@@ -117,17 +117,17 @@ def _marks(line: Line, x: Axis, y: Axis, banded: bool, size: tuple[float, float]
 
 
 def _legend(colors: dict[str, str], top: float) -> tuple[str, float]:
-    """The names beside their colours, in as many lines as they need, and the height of that."""
+    """Return the legend, in as many lines as needed, and its height."""
     parts, left, line = [], float(SIDE), 0
     for name, color in colors.items():
-        words = shortened(name, LONGEST)
-        width = 28 + LETTER * len(words) + GAP
+        label = shortened(name, LONGEST)
+        width = 28 + LETTER * len(label) + GAP
         if left > SIDE and left + width > WIDTH:
             left, line = float(SIDE), line + 1
         at = top + (line + 0.5) * LINE
         parts.append(
             f'<path class="line" d="M{left:.1f} {at:.1f}h20" stroke="{color}" stroke-width="3"/>'
-            f'<text class="key" x="{left + 28:.1f}" y="{at + 4.5:.1f}">{escape(words)}</text>'
+            f'<text class="key" x="{left + 28:.1f}" y="{at + 4.5:.1f}">{escape(label)}</text>'
         )
         left += width
     return "".join(parts), (line + 1) * LINE

@@ -1,4 +1,4 @@
-"""Filters of a first layer as small pictures."""
+"""Filters of a first layer as small images."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hypersphere.report.arrays import Array, as_numbers
 from hypersphere.report.frame import chart_html, counted, shortened
 from hypersphere.report.png import png_uri
 
-MOST_FILTERS = 256  # shown; of more the first ones
-MOST_PIXELS = 64  # a side
+MOST_FILTERS = 256  # number of filters shown
+MOST_PIXELS = 64  # per side
 
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """Small pictures, mid-grey where a weight is 0, white and black where it is largest.
+    """Small images: mid-grey for a weight of 0, white and black for the largest weights.
 
     Args:
-        title: the heading.
-        images: (N, H, W), (N, 1, H, W) or in colour (N, 3, H, W).
-        names: words under each picture, as its learned k; none if empty.
-        shared: whether all have one scale, so that weak filters look weak; else each has its own.
-        caption: a sentence under the pictures.
+        title: heading.
+        images: grey images (N, H, W) or (N, 1, H, W), or colour images (N, 3, H, W).
+        names: text below each image, for example its learned k; optional.
+        shared: use one scale for all images; otherwise each image has its own scale.
+        caption: text below the images.
 
     Example:
         >>> Filters("First layer", np.ones((2, 3, 7, 7))).pixels.shape
@@ -42,16 +42,26 @@ class Filters:
 
     def __post_init__(self) -> None:
         images = as_numbers("images", self.images, 3, 4)
-        accepted = "of shape (N, H, W), (N, 1, H, W) or (N, 3, H, W)"
+        accepted = "an array of shape (N, H, W), (N, 1, H, W) or (N, 3, H, W)"
         require(images.ndim == 3 or images.shape[1] in (1, 3), "images", accepted, images.shape)
         sides = images.shape[-2:]
-        require(min(sides) >= 1 and max(sides) <= MOST_PIXELS, "images", f"1 to {MOST_PIXELS} pixels a side", sides)
+        require(
+            min(sides) >= 1 and max(sides) <= MOST_PIXELS,
+            "images",
+            f"images with 1 to {MOST_PIXELS} pixels per side",
+            sides,
+        )
         count = len(images)
-        require(len(self.names) in (0, count), "names", f"one for each of the {count} images, or none", len(self.names))
+        require(
+            len(self.names) in (0, count),
+            "names",
+            f"empty, or one name for each of the {count} images",
+            len(self.names),
+        )
 
     @property
     def pixels(self) -> NDArray:
-        """Bytes: (N, H, W) in grey or (N, H, W, 3)."""
+        """The images as bytes: grey (N, H, W) or colour (N, H, W, 3)."""
         images = as_numbers("images", self.images, 3, 4)[:MOST_FILTERS]
         if images.ndim == 4:
             images = images[:, 0] if images.shape[1] == 1 else np.moveaxis(images, 1, -1)
@@ -63,7 +73,7 @@ class Filters:
 
 
 def filters_html(section: Filters) -> str:
-    """Return the pictures in a grid."""
+    """Return a grid of images as HTML."""
     pixels, count = section.pixels, len(section.images)
     images = "".join(_image_html(section, index, picture) for index, picture in enumerate(pixels))
     notes = ["All on one scale." if section.shared else "Each on its own scale.", "Grey is 0."]
@@ -71,7 +81,7 @@ def filters_html(section: Filters) -> str:
         notes.append(f"The first {len(pixels)} of {count:,}.")
     gaps = int((~np.isfinite(as_numbers("images", section.images, 3, 4))).sum())
     if gaps:
-        notes.append(f"{counted(gaps, 'weight')} not finite drawn as 0.")
+        notes.append(f"{counted(gaps, 'weight')} not finite, drawn as 0.")
     height, width = pixels.shape[1:3]
     kind = "colour" if pixels.ndim == 4 else "grey"
     alt = f"{section.title}: {counted(len(pixels), 'filter')} of {height} × {width} pixels in {kind}."

@@ -1,7 +1,8 @@
-"""What all charts share: the frame with its axes, the legend of toggles, the notes and the numbers under it.
+"""The frame of all charts: axes, legend with toggles, notes and the table of numbers.
 
-Heights are in pixels, widths are fluid: the picture stretches (its strokes do not), and all words are HTML, so that
-they have their size on a phone too. assets/chart.js adds the read-out and the toggles; without it the chart is whole.
+Heights are fixed in pixels and widths are fluid. The picture stretches without changing its strokes, and all text is
+HTML, so that it keeps its size on a phone. assets/chart.js adds the read-out and the toggles; without it the chart is
+complete but static.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from hypersphere.report.axis import Axis
 from hypersphere.report.embed import json_script
 from hypersphere.report.table import Table, table_html
 
-WIDTH, HEIGHT = 1000, 280  # of the picture's own coordinates; the height is also that on the screen (chart.css)
-NARROW = 236  # pixels left for a picture on the narrowest phone
-LETTER = 7.2  # pixels, about: a letter of an axis
-LINE = 18  # pixels: a line of the labels at the ends of curves
-LONGEST = 24  # letters of such a label
+WIDTH, HEIGHT = 1000, 280  # size in picture coordinates; the height equals that on the screen (chart.css)
+NARROW = 236  # width of a picture on the narrowest phone, in pixels
+LETTER = 7.2  # approximate width of a letter of an axis, in pixels
+LINE = 18  # height of a label at the end of a curve, in pixels
+LONGEST = 24  # longest such label, in letters
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the legend: a name, its colour, words after it, and how its swatch looks."""
+    """One entry of the legend: name, colour, additional text, and style of the swatch."""
 
     name: str
     color: str
@@ -37,7 +38,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class End:
-    """Words at the right of a picture, beside where a curve ends (0 at the bottom, 1 at the top)."""
+    """A label to the right of a picture, at the height where a curve ends (0 at the bottom, 1 at the top)."""
 
     words: str
     detail: str
@@ -55,7 +56,7 @@ def chart_html(
     numbers: Table | None = None,
     data: object = None,
 ) -> str:
-    """Return a whole chart: legend, picture, words, and a table of its numbers to open."""
+    """Return a chart: legend, picture, texts, and a collapsed table of its numbers."""
     words = f"<p class='note'>{escape(' '.join(notes))}</p>" if notes else ""
     words = (f"<p class='caption'>{escape(caption)}</p>" if caption else "") + words
     table = f"<details><summary>Numbers</summary>{table_html(numbers)}</details>" if numbers else ""
@@ -66,7 +67,7 @@ def chart_html(
 
 
 def legend_html(entries: Sequence[Entry]) -> str:
-    """Return the legend, whose entries show and hide what has the same `data-series`; none for a single one."""
+    """Return the legend, whose entries show and hide elements with the same `data-series`; empty for one entry."""
     if len(entries) < 2:
         return ""
     items = "".join(
@@ -92,11 +93,11 @@ def plot_html(
 
     Args:
         marks: SVG in coordinates of WIDTH by HEIGHT.
-        alt: what is seen, in words.
+        alt: alternative text.
         x, y: the axes.
-        names: of the axes.
-        ends: labels at the right, moved apart here; left out where they do not fit or all curves end at one place.
-        over: HTML upon the picture.
+        names: names of the axes.
+        ends: labels on the right, moved apart; omitted if they do not fit or all curves end at one place.
+        over: HTML drawn over the picture.
     """
     lines = "".join(f"<path class='rule' d='M0 {_down(place)}H{WIDTH}'/>" for place in map(y.place, y.ticks))
     columns = "".join(
@@ -120,18 +121,18 @@ def plot_html(
 
 
 def fitting(x: Axis) -> list[bool]:
-    """Return which ticks keep their labels on the narrowest phone, so that none touches the next."""
+    """Return which ticks keep their labels on the narrowest phone without overlaps."""
     places = [x.place(tick) * NARROW for tick in x.ticks]
     widths = [len(label) * LETTER + 10 for label in x.labels]
-    kept, free = [], -math.inf
+    shown, free = [], -math.inf
     for place, width in zip(places, widths, strict=True):
-        kept.append(place - width / 2 >= free)
-        free = place + width / 2 if kept[-1] else free
-    return kept
+        shown.append(place - width / 2 >= free)
+        free = place + width / 2 if shown[-1] else free
+    return shown
 
 
 def path(x: NDArray, y: NDArray, size: tuple[float, float] = (WIDTH, HEIGHT)) -> str:
-    """Return a polyline through places in [0, 1]², broken at NaN, in a picture of this width and height.
+    """Return a polyline through points in [0, 1]², broken at NaN, in a picture of this width and height.
 
     >>> path(np.array([0, 0.5, 1]), np.array([0, 1, np.nan]))
     'M0 280L500 0'
@@ -140,25 +141,25 @@ def path(x: NDArray, y: NDArray, size: tuple[float, float] = (WIDTH, HEIGHT)) ->
 
 
 def dots(x: NDArray, y: NDArray, size: tuple[float, float] = (WIDTH, HEIGHT)) -> str:
-    """Return a path that draws every point, with round line ends, as a dot."""
+    """Return a path that draws every point as a dot (a line of length 0 with round ends)."""
     there = np.isfinite(y)
     return "".join(f"M{point}h0" for point in _points(x[there], y[there], size))
 
 
 def ribbon(x: NDArray, low: NDArray, high: NDArray, size: tuple[float, float] = (WIDTH, HEIGHT)) -> str:
-    """Return the outline of what lies between two lines, broken at NaN."""
+    """Return the outline of the area between two lines, broken at NaN."""
     pieces = [(_points(x[run], high[run], size), _points(x[run], low[run], size)) for run in runs(low + high)]
     return "".join("M" + "L".join([*upper, *reversed(lower)]) + "Z" for upper, lower in pieces if len(upper) > 1)
 
 
 def runs(values: NDArray) -> list[NDArray]:
-    """Return the indices of each stretch without NaN."""
+    """Return the indices of each run without NaN."""
     there = np.flatnonzero(np.isfinite(values))
     return [run for run in np.split(there, np.flatnonzero(np.diff(there) > 1) + 1) if len(run)]
 
 
 def shortened(words: str, most: int = LONGEST) -> str:
-    """Return the words, cut with an ellipsis where they are long.
+    """Return the text, truncated with an ellipsis if it is long.
 
     >>> shortened("convolution", 7)
     'convol…'
@@ -188,36 +189,36 @@ def _short(number: float) -> str:
 
 
 def _ends_html(ends: Sequence[End]) -> tuple[str, int]:
-    """Return the labels and the letters of room they need."""
-    wanted = sorted(ends, key=lambda end: -end.place)
-    heights = [HEIGHT * (1 - end.place) for end in wanted]
+    """Return the labels and the width they need, in letters."""
+    ordered = sorted(ends, key=lambda end: -end.place)
+    heights = [HEIGHT * (1 - end.place) for end in ordered]
     moved = apart(heights)
     if not moved or (len(moved) > 1 and heights[-1] - heights[0] < LINE / 2):
         return "", 0
     leaders = "".join(
         f"<path data-series='{end.series}' d='M0 {_short(a)}L1 {_short(b)}'/>"
-        for end, a, b in zip(wanted, heights, moved, strict=True)
+        for end, a, b in zip(ordered, heights, moved, strict=True)
     )
-    words = [shortened(end.words) for end in wanted]
+    words = [shortened(end.words) for end in ordered]
     labels = "".join(
         f"<span class='hue' data-series='{end.series}' style='--class:{end.color};top:{100 * at / HEIGHT:.2f}%'>"
         f"{escape(word)} <b>{escape(end.detail)}</b></span>"
-        for end, word, at in zip(wanted, words, moved, strict=True)
+        for end, word, at in zip(ordered, words, moved, strict=True)
     )
-    room = max(len(word) + len(end.detail) for end, word in zip(wanted, words, strict=True)) + 3
+    room = max(len(word) + len(end.detail) for end, word in zip(ordered, words, strict=True)) + 3
     picture = f"<svg viewBox='0 0 1 {HEIGHT}' preserveAspectRatio='none'>{leaders}</svg>"
     return f"<div class='ends' aria-hidden='true'>{picture}{labels}</div>", room
 
 
 def apart(heights: Sequence[float]) -> list[float]:
-    """Return ascending heights moved so that lines of text do not touch; nothing if they do not all fit.
+    """Move ascending heights apart so that lines of text do not overlap; return an empty list if they do not fit.
 
     >>> apart([100.0, 101.0, 200.0])
     [91.5, 109.5, 200.0]
     """
     if len(heights) * LINE > HEIGHT:
         return []
-    groups: list[list[float]] = []  # lines that touch: their number, and the middle of where they want to be
+    groups: list[list[float]] = []  # groups of touching lines: their number, and the mean of their original heights
     for height in heights:
         groups.append([1, height])
         while len(groups) > 1 and _top(groups[-1]) < _top(groups[-2]) + groups[-2][0] * LINE:

@@ -1,4 +1,4 @@
-"""Sections made of sections: behind tabs, side by side, or one under the other."""
+"""Sections that contain sections: tabs, side by side, or stacked."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Render = Callable[[Any, int], str]  # a section and the level of headings inside
 
 @dataclass(frozen=True)
 class Tabs:
-    """Sections of which one is seen at a time; all of them in print, and where there is no JavaScript.
+    """Sections of which one is visible at a time; all are visible in print and without JavaScript.
 
-    The tabs are named by the sections' titles. Arrow keys, Home and End go from tab to tab.
+    The titles of the sections are the names of the tabs. Arrow keys, Home and End switch tabs.
     """
 
     title: str
@@ -26,14 +26,14 @@ class Tabs:
         require(len(self.sections) > 0, "sections", "at least one section", 0)
         for index, section in enumerate(self.sections):
             title = getattr(section, "title", None)
-            known = title if isinstance(title, str) else type(section).__name__
-            good = isinstance(title, str) and title.strip() != ""
-            require(good, f"title of sections[{index}]", "a tab's name", known)
+            value = title if isinstance(title, str) else type(section).__name__
+            is_name = isinstance(title, str) and title.strip() != ""
+            require(is_name, f"title of sections[{index}]", "a non-empty name for its tab", value)
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Sections side by side where there is room, one under the other where there is not."""
+class SideBySide:
+    """Sections side by side if there is room, stacked otherwise."""
 
     title: str
     sections: Sequence[Any]
@@ -42,7 +42,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Stack:
-    """Sections one under the other, each under its heading: what a tab holds that holds several."""
+    """Stacked sections, each with its heading, for example the content of one tab."""
 
     title: str
     sections: Sequence[Any]
@@ -50,7 +50,7 @@ class Stack:
 
 
 def tabs_html(section: Tabs, render: Render, level: int) -> str:
-    """Return all panels under their headings; assets/tabs.js makes tabs of them, unless there is but one."""
+    """Return all panels with their headings; assets/tabs.js turns them into tabs if there are several."""
     panels = "".join(
         f"<div class='panel'><h{level}>{escape(inner.title)}</h{level}>{render(inner, level + 1)}</div>"
         for inner in section.sections
@@ -60,19 +60,19 @@ def tabs_html(section: Tabs, render: Render, level: int) -> str:
     return f"<div class='tabs' data-name='{escape(section.title)}'>{panels}</div>"
 
 
-def beside_html(section: Beside, render: Render, level: int) -> str:
-    """Return one cell a section."""
+def side_by_side_html(section: SideBySide, render: Render, level: int) -> str:
+    """Return one cell per section."""
     cells = "".join(
         f"<div class='cell'>{f'<h{level}>{escape(inner.title)}</h{level}>' if inner.title else ''}"
         f"{render(inner, level + 1)}</div>"
         for inner in section.sections
     )
     caption = f"<p class='caption'>{escape(section.caption)}</p>" if section.caption else ""
-    return f"<div class='beside'>{cells}</div>{caption}"
+    return f"<div class='side-by-side'>{cells}</div>{caption}"
 
 
 def stack_html(section: Stack, render: Render, level: int) -> str:
-    """Return one block a section."""
+    """Return one block per section."""
     blocks = "".join(
         f"<div class='block'>{f'<h{level}>{escape(inner.title)}</h{level}>' if inner.title else ''}"
         f"{render(inner, level + 1)}</div>"

@@ -1,4 +1,4 @@
-"""Heat maps: the angles between class vectors, confusions."""
+"""Heat maps, for example of angles between class vectors."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from hypersphere.report.frame import LETTER, NARROW, chart_html, counted
 from hypersphere.report.names import short_names
 from hypersphere.report.table import Column, Table
 
-WIDE = 470  # pixels that a large picture has on a screen, at least
-CELL = 64  # pixels that a cell may have, or as many as its label needs
-TALLEST = 640  # pixels
-UPRIGHT = 16  # pixels from one label on end, or one line, to the next
-MOST_RULED = 40  # cells a side that are parted by thin lines
-MOST_WRITTEN = 15  # cells a side that show their numbers
-LONGEST = 14  # letters of a label
+WIDE = 470  # smallest width of a large picture on a screen, in pixels
+CELL = 64  # largest size of a cell in pixels, unless its label needs more
+TALLEST = 640  # largest height in pixels
+UPRIGHT = 16  # pixels between two rotated labels or two lines of text
+MOST_RULED = 40  # cells per side up to which thin lines separate them
+MOST_WRITTEN = 15  # cells per side up to which numbers are shown
+LONGEST = 14  # longest label, in letters
 
 
 @dataclass(frozen=True, eq=False)
 class HeatMap:
-    """A matrix in colours, dark for low and light for high; the first row is on top.
+    """A matrix as colours, dark for low and light for high values; the first row is at the top.
 
     Args:
-        title: the heading.
-        values: (R, C); None and what is not finite stays blank.
-        rows, columns: their names; numbers from 0 if empty. A square matrix with only `rows` has them on both sides.
-        row_name, column_name: what rows and columns are.
-        value_name: what the colours are, over their bar.
-        format: of the values, as that of a `Column`.
-        limits: the ends of the colours; beyond, values have those of the ends. The extremes if None.
-        caption: a sentence under the chart.
+        title: heading.
+        values: matrix (R, C); None and non-finite values are left blank.
+        rows, columns: names of rows and columns; indices if empty. A square matrix with only `rows` uses them for both.
+        row_name, column_name: names of the axes.
+        value_name: name of the values, shown above the colour bar.
+        format: format of the values, as in a `Column`.
+        limits: ends of the colour scale, by default the extremes; values beyond them get the colour of the end.
+        caption: text below the chart.
 
     Example:
         >>> HeatMap("Angles", [[0, 81.2], [81.2, 0]], rows=["cat", "dog"]).names
@@ -59,9 +59,9 @@ class HeatMap:
 
     def __post_init__(self) -> None:
         values = self.numbers
-        require(min(values.shape) > 0, "values", "of at least one row and column", values.shape)
+        require(min(values.shape) > 0, "values", "a matrix with at least one row and one column", values.shape)
         for name, given, count in zip(("rows", "columns"), (self.rows, self.columns), values.shape, strict=True):
-            require(len(given) in (0, count), name, f"{count} names, or none", len(given))
+            require(len(given) in (0, count), name, f"empty, or {count} names", len(given))
         if self.limits is not None:
             low, high = as_numbers("limits", self.limits, 1).tolist() if len(self.limits) == 2 else (1.0, 0.0)
             require(low < high, "limits", "two finite numbers, low and high", self.limits)
@@ -69,12 +69,12 @@ class HeatMap:
 
     @property
     def numbers(self) -> NDArray:
-        """The matrix, NaN where it is blank."""
+        """The matrix, NaN where it is left blank."""
         return as_numbers("values", self.values, 2)
 
     @property
     def column(self) -> Column:
-        """How values are written."""
+        """The format of the values."""
         return Column(self.value_name or "value", None, self.format)
 
     @property
@@ -87,9 +87,8 @@ class HeatMap:
 
 
 def heatmap_html(section: HeatMap) -> str:
-    """Return the chart."""
-    whole = section.numbers
-    values, blocks = shrunk(whole)
+    """Return the chart as HTML."""
+    values, blocks = shrunk(section.numbers)
     axis = _axis(section, values)
     rows, columns = (joined_names(names, size) for names, size in zip(section.names, blocks, strict=True))
     shape = limited_shape(*values.shape)
@@ -120,7 +119,7 @@ def heatmap_html(section: HeatMap) -> str:
 
 
 def joined_names(names: Sequence[str], size: int) -> list[str]:
-    """Return one name for every `size`.
+    """Return one name per group of `size` names.
 
     >>> joined_names(["a", "b", "c"], 2)
     ['a – b', 'c']
@@ -130,7 +129,7 @@ def joined_names(names: Sequence[str], size: int) -> list[str]:
 
 
 def spaced(names: Sequence[str], wide: float, narrow: float, need: float) -> list[Label]:
-    """Return as many labels as have room: those of a narrow picture, and more of a wide one."""
+    """Return as many labels as fit; those that also fit on a narrow screen are marked."""
     every = max(1, math.ceil(need * len(names) / wide))
     sparse = every * max(1, math.ceil(need * len(names) / narrow / every))
     return [
@@ -139,12 +138,12 @@ def spaced(names: Sequence[str], wide: float, narrow: float, need: float) -> lis
 
 
 def _axis(section: HeatMap, values: NDArray) -> Axis:
-    known = values if section.limits is None else np.array(section.limits, dtype=np.float64)
-    return fit_axis(known.ravel(), percent=section.format.endswith("%"), most=6)
+    shown = values if section.limits is None else np.array(section.limits, dtype=np.float64)
+    return fit_axis(shown.ravel(), percent=section.format.endswith("%"), most=6)
 
 
 def _rules(values: NDArray) -> str:
-    """Thin lines of paper between few cells."""
+    """Return thin lines between cells, if there are few."""
     rows, columns = values.shape
     if max(rows, columns) > MOST_RULED:
         return ""
@@ -155,7 +154,7 @@ def _rules(values: NDArray) -> str:
 
 
 def _written(section: HeatMap, values: NDArray, axis: Axis, wide: float, narrow: float) -> str:
-    """The numbers in the cells, where they have room."""
+    """Return the numbers in the cells, if they fit."""
     rows, columns = values.shape
     words = [[section.column.show(value) if math.isfinite(value) else "" for value in row] for row in values.tolist()]
     longest = max(len(word) for row in words for word in row) * (LETTER - 0.6) + 4
@@ -180,8 +179,8 @@ def _notes(section: HeatMap, values: NDArray, blocks: tuple[int, int], axis: Axi
         )
     blank = ~np.isfinite(section.numbers)
     gaps = int(blank.sum())
-    if gaps and not np.array_equal(blank, np.eye(*blank.shape)):  # of a thing with itself there may be nothing to say
-        notes.append(f"{counted(gaps, 'cell')} without a finite value left blank.")
+    if gaps and not np.array_equal(blank, np.eye(*blank.shape)):  # an empty diagonal needs no note
+        notes.append(f"{counted(gaps, 'cell')} without a finite value, left blank.")
     beyond = int(((values < axis.low) | (values > axis.high)).sum())
     if beyond:
         notes.append(f"{counted(beyond, 'cell')} beyond the ends of the colour bar.")
@@ -193,11 +192,11 @@ def _alt(section: HeatMap) -> str:
     what = f"Heat map of {section.value_name or 'values'}, {values.shape[0]} rows by {values.shape[1]} columns"
     if not np.isfinite(values).any():
         return f"{what}; no value is finite."
-    told = []
+    extremes = []
     for word, find in (("lowest", np.nanargmin), ("highest", np.nanargmax)):
         row, column = divmod(int(find(values)), values.shape[1])
-        told.append(f"{word} {section.column.show(float(values[row, column]))} at {rows[row]}, {columns[column]}")
-    return f"{what}: {'; '.join(told)}; mean {section.column.show(float(np.nanmean(values)))}."
+        extremes.append(f"{word} {section.column.show(float(values[row, column]))} at {rows[row]}, {columns[column]}")
+    return f"{what}: {'; '.join(extremes)}; mean {section.column.show(float(np.nanmean(values)))}."
 
 
 def _numbers(section: HeatMap) -> Table | None:

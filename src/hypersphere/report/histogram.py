@@ -1,4 +1,4 @@
-"""Histograms of one or several distributions in the same bins: angles of pairs, learned k and ρ."""
+"""Histograms of one or several distributions with shared bins: angles of pairs, learned k and ρ."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hypersphere.report.frame import HEIGHT, WIDTH, Entry, chart_html, counted, 
 from hypersphere.report.palette import class_colors
 from hypersphere.report.table import Column, Table
 
-MOST_BINS = 200  # more are joined
-FEWEST_BINS, MOST_CHOSEN = 8, 100  # where the bins are chosen here
+MOST_BINS = 200  # more bins are merged
+FEWEST_BINS, MOST_CHOSEN = 8, 100  # limits of the automatic number of bins
 
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
-    """Numbers of one kind: the numbers themselves, or how many fall into each bin of the histogram's `edges`."""
+    """One distribution, given by its values or by its counts in the bins of the histogram."""
 
     name: str
     values: Array | None = None
@@ -31,15 +31,15 @@ class Distribution:
 
     def __post_init__(self) -> None:
         given = [key for key in ("values", "counts") if getattr(self, key) is not None]
-        require(len(given) == 1, f"values of {self.name!r}", "given, or counts, not both", given or None)
+        require(len(given) == 1, f"values of {self.name!r}", "given either as values or as counts", given or None)
         if self.counts is not None:
             counts = as_numbers(f"counts of {self.name!r}", self.counts, 1)
-            good = bool((counts >= 0).all())
-            require(good, f"counts of {self.name!r}", "finite and 0 or more", counts[~(counts >= 0)][:1].tolist())
+            is_valid = bool((counts >= 0).all())
+            require(is_valid, f"counts of {self.name!r}", "finite numbers >= 0", counts[~(counts >= 0)][:1].tolist())
 
     @property
     def numbers(self) -> NDArray:
-        """The finite values, flat; none where counts are given."""
+        """The finite values, flattened; empty if counts are given."""
         if self.values is None:
             return np.zeros(0)
         numbers = as_numbers(f"values of {self.name!r}", self.values, *range(5)).ravel()
@@ -48,17 +48,17 @@ class Distribution:
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Distributions over one another, in shared bins.
+    """Overlaid distributions with shared bins.
 
     Args:
-        title: the heading.
-        distributions: what is drawn, in the order of the legend.
-        x_name: of the axis of values.
-        edges: (bins + 1,) ascending; chosen from the values, in round numbers, if None.
-        format: of the values, as that of a `Column`.
-        shares: whether heights are shares of their own distribution, so that few can be seen beside many; else counts.
-        marks: names and places of dashed lines: a threshold, where a parameter started.
-        caption: a sentence under the chart.
+        title: heading.
+        distributions: the distributions, in the order of the legend.
+        x_name: name of the axis of values.
+        edges: ascending edges (bins + 1,); by default round numbers chosen from the values.
+        format: format of the values, as in a `Column`.
+        shares: show fractions of each distribution, so that small ones are visible next to large ones; else counts.
+        marks: names and positions of dashed lines, for example a threshold or an initial value.
+        caption: text below the chart.
 
     Example:
         >>> Histogram("Angles", [Distribution("positive", [0.2, 0.3]), Distribution("negative", [1.4])]).bins[:2]
@@ -81,20 +81,20 @@ class Histogram:
         require(len(self.distributions) > 0, "distributions", "at least one Distribution", 0)
         if self.edges is not None:
             edges = as_numbers("edges", self.edges, 1)
-            good = len(edges) > 1 and bool((np.diff(edges) > 0).all())
-            require(good, "edges", "two or more ascending numbers", self.edges)
+            is_valid = len(edges) > 1 and bool((np.diff(edges) > 0).all())
+            require(is_valid, "edges", "at least two ascending numbers", self.edges)
         for one in self.distributions:
             if one.counts is not None:
                 require(self.edges is not None, "edges", f"given with the counts of {one.name!r}", None)
-                wanted = f"one for each of the {len(self.bins) - 1} bins"
-                require(len(one.counts) == len(self.bins) - 1, f"counts of {one.name!r}", wanted, len(one.counts))
+                accepted = f"one count for each of the {len(self.bins) - 1} bins"
+                require(len(one.counts) == len(self.bins) - 1, f"counts of {one.name!r}", accepted, len(one.counts))
         for name, place in self.marks.items():
             require(math.isfinite(place), f"marks[{name!r}]", "a finite number", place)
         _ = self.column
 
     @property
     def column(self) -> Column:
-        """How values are written."""
+        """The format of the values."""
         return Column(self.x_name or "value", None, self.format)
 
     @property
@@ -107,7 +107,7 @@ class Histogram:
 
 @dataclass(frozen=True, eq=False)
 class Counted:
-    """A distribution in its bins, with its moments."""
+    """Binned counts of a distribution, with its moments and extremes."""
 
     name: str
     color: str
@@ -121,7 +121,7 @@ class Counted:
 
 
 def round_bins(*samples: NDArray) -> NDArray:
-    """Return edges at round numbers that hold all values, about as close as the narrowest sample needs.
+    """Return edges at round numbers that include all values, as fine as the narrowest sample needs.
 
     >>> round_bins(np.array([0.0, 10.0]))
     array([ 0.,  2.,  4.,  6.,  8., 10.])
@@ -134,14 +134,14 @@ def round_bins(*samples: NDArray) -> NDArray:
         half = abs(low) / 20 or 0.5
         return np.array([low - half, low + half])
     width = min(filter(None, map(_advised_width, samples)), default=(high - low) / FEWEST_BINS)
-    wanted = (high - low) / width
-    step = round_step(high - low, round(min(max(wanted, FEWEST_BINS), MOST_CHOSEN)))
+    count = (high - low) / width
+    step = round_step(high - low, round(min(max(count, FEWEST_BINS), MOST_CHOSEN)))
     first, last = math.floor(round(low / step, 6)), math.ceil(round(high / step, 6))
     return np.arange(first, last + 1) * step
 
 
 def _advised_width(values: NDArray) -> float:
-    """The width of bins that Freedman and Diaconis advise; 0 where half of the values are alike."""
+    """Return the bin width of the Freedman–Diaconis rule; 0 if half of the values are equal."""
     if not len(values):
         return 0.0
     low, high = np.quantile(values, [0.25, 0.75]).tolist()
@@ -149,7 +149,7 @@ def _advised_width(values: NDArray) -> float:
 
 
 def histogram_html(section: Histogram) -> str:
-    """Return the chart."""
+    """Return the chart as HTML."""
     edges, drawn = _counted(section)
     heights = [one.counts / (one.total or 1) if section.shares else one.counts for one in drawn]
     shown = np.concatenate([[edges[0], edges[-1]], [float(place) for place in section.marks.values()]])
@@ -197,7 +197,7 @@ def _counted(section: Histogram) -> tuple[NDArray, list[Counted]]:
 
 def _marks(index: int, one: Counted, heights: NDArray, across: NDArray, y: Axis) -> str:
     top = np.r_[0.0, y.place(heights), 0.0]
-    # The outline goes up and down at every edge between two bins, and along the top of those that hold anything.
+    # The outline goes up and down at each edge between two bins, and along the top of the non-empty ones.
     x = np.stack([across, across, (across + np.r_[across[1:], 1.0]) / 2], axis=1).ravel()
     before, after = top[:-1], top[1:]
     empty = (before == 0) & (after == 0)
@@ -213,7 +213,7 @@ def _marks(index: int, one: Counted, heights: NDArray, across: NDArray, y: Axis)
 
 
 def _lines_html(section: Histogram, x: Axis) -> str:
-    """Dashed lines with their names, one a line of text, so that close ones stay apart."""
+    """Return dashed lines with their names at different heights, so that close names do not overlap."""
     return "".join(
         f"<div class='mark{' left' if at > 0.6 else ''}' style='left:{100 * at:.2f}%' aria-hidden='true'>"
         f"<span style='top:{18 * index}px'>{escape(shortened(name))} <b>{escape(section.column.show(place))}</b></span>"
@@ -234,16 +234,16 @@ def _notes(section: Histogram, drawn: Sequence[Counted]) -> list[str]:
         if one.values is not None:
             gaps += int((~np.isfinite(as_numbers("values", one.values, *range(5)))).sum())
     if gaps:
-        notes.append(f"{counted(gaps, 'value')} not finite left out.")
+        notes.append(f"{counted(gaps, 'value')} not finite, omitted.")
     outside = sum(one.outside for one in drawn)
     if outside:
-        notes.append(f"{counted(outside, 'value')} outside the bins not drawn.")
+        notes.append(f"{counted(outside, 'value')} outside the bins, not drawn.")
     return notes
 
 
 def _alt(section: Histogram, drawn: Sequence[Counted]) -> str:
     show = section.column.show
-    told = [
+    descriptions = [
         f"{one.name}: {counted(round(one.total), 'value')}, mean {show(one.mean)}, standard deviation "
         f"{show(one.deviation)}, from {show(one.least)} to {show(one.greatest)}."
         if one.total
@@ -252,7 +252,7 @@ def _alt(section: Histogram, drawn: Sequence[Counted]) -> str:
     ]
     marks = [f"A line at {show(place)}: {name}." for name, place in section.marks.items()]
     what = "Histogram" if len(drawn) == 1 else f"Histograms of {len(drawn)} distributions"
-    return " ".join([f"{what} of {section.x_name or 'values'}.", *told, *marks])
+    return " ".join([f"{what} of {section.x_name or 'values'}.", *descriptions, *marks])
 
 
 def _numbers(section: Histogram, drawn: Sequence[Counted]) -> Table:
@@ -260,7 +260,7 @@ def _numbers(section: Histogram, drawn: Sequence[Counted]) -> Table:
     columns = [
         Column("distribution"),
         Column("count", format=",.0f"),
-        *(Column(name, format=form) for name in ("mean", "s.d.", "least", "greatest")),
+        *(Column(name, format=form) for name in ("mean", "s.d.", "smallest", "largest")),
     ]
     return Table(
         "", columns, [[one.name, one.total, one.mean, one.deviation, one.least, one.greatest] for one in drawn]

@@ -1,4 +1,4 @@
-"""The loss around a solution, along two directions: a heat map with lines of equal loss."""
+"""Loss landscapes: values along two directions as a heat map with contour lines."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from hypersphere.report.field import Label, bar_html, map_html, picture_uri, shr
 from hypersphere.report.frame import chart_html, counted, fitting, shortened
 from hypersphere.report.table import Column
 
-MIDDLE = 0.55  # of the colours: darker ones carry light lines
+MIDDLE = 0.55  # contour lines are light on darker colours and dark on lighter ones
 
 
 @dataclass(frozen=True, eq=False)
 class Landscape:
-    """Values over two directions, with lines of equal value at the ticks of the colour bar.
+    """Values along two directions, with contour lines at the ticks of the colour bar.
 
     Args:
-        title: the heading.
-        values: (R, C) on an even grid; the first row lies at the low end of y, at the bottom.
-        x, y: the places of the first and the last column, and of the first and the last row.
-        x_name, y_name, value_name: of the axes and of the colours.
-        format: of the values, as that of a `Column`.
-        log: whether colours are logarithmic, as losses that rise by magnitudes need.
-        limits: the ends of the colours, for several on one scale; the extremes if None.
-        marks: names and places (x, y) of points, as the trained weights.
-        caption: a sentence under the chart.
+        title: heading.
+        values: matrix (R, C) on a regular grid; the first row is at the low end of y, at the bottom.
+        x, y: coordinates of the first and last column, and of the first and last row.
+        x_name, y_name, value_name: names of the axes and of the values.
+        format: format of the values, as in a `Column`.
+        log: use a logarithmic colour scale.
+        limits: ends of the colour scale, by default the extremes; set them to compare several landscapes.
+        marks: names and positions (x, y) of points, for example of the trained weights.
+        caption: text below the chart.
 
     Example:
         >>> bowl = np.linspace(-1, 1, 5)[:, None] ** 2 + np.linspace(-1, 1, 5) ** 2
@@ -57,36 +57,36 @@ class Landscape:
 
     def __post_init__(self) -> None:
         values = self.numbers
-        require(min(values.shape) > 1, "values", "of at least two rows and columns", values.shape)
+        require(min(values.shape) > 1, "values", "a matrix with at least two rows and two columns", values.shape)
         for name, ends in (("x", self.x), ("y", self.y), ("limits", self.limits or (1.0, 2.0))):
             low, high = as_numbers(name, ends, 1).tolist() if len(ends) == 2 else (1.0, 0.0)
             require(low < high, name, "two finite numbers, low and high", ends)
         for name, place in self.marks.items():
-            good = len(place) == 2 and all(map(math.isfinite, place))
-            require(good, f"marks[{name!r}]", "a point (x, y)", place)
+            is_point = len(place) == 2 and all(map(math.isfinite, place))
+            require(is_point, f"marks[{name!r}]", "a point (x, y)", place)
         _ = self.column
 
     @property
     def numbers(self) -> NDArray:
-        """The grid, NaN where it is blank."""
+        """The grid, NaN where it is left blank."""
         return as_numbers("values", self.values, 2)
 
     @property
     def column(self) -> Column:
-        """How values are written."""
+        """The format of the values."""
         return Column(self.value_name, None, self.format)
 
 
 def landscape_html(section: Landscape) -> str:
-    """Return the chart."""
+    """Return the chart as HTML."""
     values, blocks = shrunk(section.numbers)
     if section.log:
         values = np.where(values > 0, values, np.nan)
-    known = values.ravel() if section.limits is None else np.array(section.limits, dtype=np.float64)
-    axis = fit_axis(known, log=section.log, percent=section.format.endswith("%"), most=8)
+    shown = values.ravel() if section.limits is None else np.array(section.limits, dtype=np.float64)
+    axis = fit_axis(shown, log=section.log, percent=section.format.endswith("%"), most=8)
     x, y = (_spread(ends, count) for ends, count in zip((section.x, section.y), values.shape[::-1], strict=True))
     labels = [
-        Label(x.place(tick), words, kept) for tick, words, kept in zip(x.ticks, x.labels, fitting(x), strict=True)
+        Label(x.place(tick), words, narrow) for tick, words, narrow in zip(x.ticks, x.labels, fitting(x), strict=True)
     ]
     picture = map_html(
         picture_uri(values[::-1], axis),
@@ -115,7 +115,7 @@ def landscape_html(section: Landscape) -> str:
 
 
 def _spread(ends: tuple[float, float], count: int) -> Axis:
-    """The axis of a picture whose cells have their middles at even places between the ends."""
+    """Return the axis of a picture whose cells are centred at evenly spaced points between the ends."""
     half = (ends[1] - ends[0]) / (count - 1) / 2
     fitted = fit_axis(np.array(ends, dtype=np.float64), most=6)
     return Axis(ends[0] - half, ends[1] + half, False, fitted.ticks, fitted.labels)
@@ -129,7 +129,7 @@ def _places(ends: tuple[float, float], count: int) -> list[str]:
 
 
 def _contours(values: NDArray, axis: Axis) -> str:
-    """One line for every tick of the colour bar, light on dark colours and dark on light ones."""
+    """Return one contour line per tick of the colour bar, light on dark colours and dark on light ones."""
     paths = []
     grid = np.log10(np.where(np.isfinite(values), values, 1.0)) if axis.log else values
     grid = np.where(np.isfinite(values), grid, np.nan)
@@ -144,7 +144,7 @@ def _contours(values: NDArray, axis: Axis) -> str:
 
 
 def _marks(section: Landscape, x: Axis, y: Axis) -> str:
-    """Points with their names under them, aligned so that these stay upon the picture."""
+    """Return points with their names, aligned such that the names stay inside the picture."""
     spans = []
     for name, (a, b) in section.marks.items():
         across, up = x.place(float(a)), y.place(float(b))
@@ -158,12 +158,12 @@ def _marks(section: Landscape, x: Axis, y: Axis) -> str:
 
 
 def _notes(section: Landscape, values: NDArray, blocks: tuple[int, int]) -> list[str]:
-    notes = ["Lines of equal value at the ticks of the colour bar."]
+    notes = ["Contour lines at the ticks of the colour bar."]
     if blocks != (1, 1):
-        notes.append(f"Each place is the mean of up to {blocks[0]} × {blocks[1]} values.")
+        notes.append(f"Each cell is the mean of up to {blocks[0]} × {blocks[1]} values.")
     gaps = int((~np.isfinite(values)).sum())
     if gaps:
-        notes.append(f"{counted(gaps, 'place')} without a {'positive ' if section.log else ''}finite value left blank.")
+        notes.append(f"{counted(gaps, 'cell')} without a {'positive ' if section.log else ''}finite value, left blank.")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""Many names in little room."""
+"""Shorten names for labels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ DIGITS = "0123456789"
 
 
 def short_names(names: Sequence[str], most: int) -> list[str]:
-    """Return names of at most so many letters, without what tells them apart from no other.
+    """Return names of at most `most` letters, without parts that all names share.
 
-    Where any is too long, all lose the words that all begin with. What is still too long loses its middle, first the
-    letters that all have before their numbers.
+    If a name is too long, the words that all names begin with are removed. If it is still too long, its middle is
+    replaced by an ellipsis, preferably the letters that all names have before their numbers.
 
     >>> short_names(["Alphabet_of_the_Magi/character01", "Alphabet_of_the_Magi/character17"], 12)
     ['character01', 'character17']
@@ -25,14 +25,14 @@ def short_names(names: Sequence[str], most: int) -> list[str]:
     if max(map(len, names), default=0) <= most:
         return list(names)
     if len(names) > 1:
-        words = re.sub(r"[^\W_]+$", "", _beginning(names))
-        names = [name.removeprefix(words) or name for name in names]
+        prefix = re.sub(r"[^\W_]+$", "", _beginning(names))
+        names = [name.removeprefix(prefix) or name for name in names]
     shared = _beginning([name.rstrip(DIGITS)[::-1] for name in names])[::-1] if len(names) > 1 else ""
     return [name if len(name) <= most else _cut(name, shared, most) for name in names]
 
 
 def _beginning(names: Sequence[str]) -> str:
-    """The letters that all names begin with."""
+    """Return the common prefix of the names."""
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     return "".join(letters[0] for letters in alike)
 

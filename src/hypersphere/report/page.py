@@ -1,7 +1,7 @@
-"""One self-contained HTML file made of sections.
+"""A self-contained HTML page made of sections.
 
-To add a kind of section, write a frozen dataclass with a `title`, a function from it to HTML, and list both, with the
-assets they need, in SECTIONS; one that holds other sections goes to GROUPS.
+To add a kind of section, write a frozen dataclass with a `title` and a function that converts it to HTML, and list both
+with their assets in SECTIONS; a section that contains other sections is listed in GROUPS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypersphere.report.bars import Bars, bars_html
 from hypersphere.report.curves import Curves, curves_html
 from hypersphere.report.embed import asset
 from hypersphere.report.filters import Filters, filters_html
-from hypersphere.report.groups import Beside, Render, Stack, Tabs, beside_html, stack_html, tabs_html
+from hypersphere.report.groups import Render, SideBySide, Stack, Tabs, side_by_side_html, stack_html, tabs_html
 from hypersphere.report.heatmap import HeatMap, heatmap_html
 from hypersphere.report.histogram import Histogram, histogram_html
 from hypersphere.report.landscape import Landscape, landscape_html
@@ -28,7 +28,7 @@ from hypersphere.report.table import Table, table_html
 from hypersphere.report.text import Text, text_html, unbroken
 
 Section: TypeAlias = (
-    "Text | Table | Spheres | Curves | Histogram | HeatMap | Landscape | Filters | Bars | Tabs | Beside | Stack"
+    "Text | Table | Spheres | Curves | Histogram | HeatMap | Landscape | Filters | Bars | Tabs | SideBySide | Stack"
 )
 
 CHART = ("chart.css", "chart.js")
@@ -48,10 +48,10 @@ SECTIONS: dict[type, tuple[Callable[[Any], str], tuple[str, ...]]] = {
 GROUPS: dict[type, tuple[Callable[[Any, Render, int], str], tuple[str, ...]]] = {
     Tabs: (tabs_html, ("groups.css", "tabs.js")),
     Stack: (stack_html, ("groups.css",)),
-    Beside: (beside_html, ("groups.css",)),
+    SideBySide: (side_by_side_html, ("groups.css",)),
 }
 
-# The browser itself refuses any request to the network.
+# This policy lets the browser block all network requests.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 LOGO = (
@@ -63,7 +63,7 @@ LOGO = (
 
 @dataclass(frozen=True)
 class Page:
-    """A title, a lead sentence, sections, and small facts for the foot (date, device, command...)."""
+    """A title, a lead sentence, sections, and facts for the footer (date, device, command…)."""
 
     title: str
     lead: str
@@ -75,7 +75,7 @@ class Page:
 
 
 def page_html(page: Page) -> str:
-    """Return the whole document; it asks for nothing from the network."""
+    """Return the complete document; it makes no network requests."""
     numbered = list(enumerate(page.sections, start=1))
     sections = "".join(_section_html(number, section) for number, section in numbered)
     needed = dict.fromkeys(name for section in page.sections for name in _assets(section))
@@ -109,11 +109,11 @@ def write_page(
     sections: Sequence[Section],
     meta: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the page and return its path; a reader never sees half a file, and a failure leaves the old one."""
+    """Write the page atomically and return its path; a failure leaves an existing file unchanged."""
     target = Path(path)
     html = page_html(Page(title, lead, sections, meta or {}))
     with replacing(target) as draft:
-        draft.write_text(html, encoding="utf-8", errors="replace")  # half a surrogate pair becomes a ?
+        draft.write_text(html, encoding="utf-8", errors="replace")  # an unpaired surrogate becomes "?"
     return target
 
 
@@ -123,14 +123,14 @@ def _section_html(number: int, section: Section) -> str:
 
 
 def _body_html(section: Section, level: int) -> str:
-    """A section without its heading; headings inside it are of this level."""
+    """Return a section without its heading; headings inside it have this level."""
     if type(section) in GROUPS:
         return GROUPS[type(section)][0](section, _body_html, min(level, 6))
     return SECTIONS[type(section)][0](section)
 
 
 def _assets(section: Section) -> list[str]:
-    if not isinstance(section, (Tabs, Beside, Stack)):
+    if not isinstance(section, (Tabs, SideBySide, Stack)):
         return list(SECTIONS[type(section)][1])
     inner = [name for part in section.sections for name in _assets(part)]
     return [*inner, *GROUPS[type(section)][1]]
@@ -139,8 +139,8 @@ def _assets(section: Section) -> list[str]:
 def _check(sections: Sequence[Any], where: str) -> None:
     for index, section in enumerate(sections):
         accepted = f"one of {', '.join(kind.__name__ for kind in (*SECTIONS, *GROUPS))}"
-        known = type(section) in SECTIONS or type(section) in GROUPS
-        require(known, f"{where}[{index}]", accepted, type(section).__name__)
+        is_known = type(section) in SECTIONS or type(section) in GROUPS
+        require(is_known, f"{where}[{index}]", accepted, type(section).__name__)
         if type(section) in GROUPS:
             _check(section.sections, f"{where}[{index}].sections")
 

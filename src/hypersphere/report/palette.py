@@ -1,4 +1,4 @@
-"""Colours: ten for classes that most colour-blind readers can tell apart and more, some in an order, and a scale."""
+"""Colours: ten distinct ones for classes (also for colour-blind readers), generated ones, and sequential scales."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import colorsys
 import numpy as np
 from numpy.typing import NDArray
 
-# Found by maximising the smallest OKLab distance between any two, as seen with normal, protan, deutan and tritan eyes,
-# over colours that stand out from white and from near-black paper alike.
+# Maximises the smallest OKLab distance between two colours, for normal, protan, deutan and tritan vision, among colours
+# with enough contrast to both a white and a near-black background.
 TEN_COLORS = (
     "#0f5bd8",
     "#e16513",
@@ -22,16 +22,16 @@ TEN_COLORS = (
     "#00624e",
 )
 
-# From dark to light in equal steps of OKLab, from indigo to mint; the order is in the lightness, which all eyes see.
+# Sequential scale from indigo to mint in equal OKLab steps; the lightness, which everyone perceives, is monotone.
 SCALE = ("#1f1a38", "#2b2e64", "#27498e", "#116aa9", "#198cb6", "#21aec4", "#4ececb", "#9ce6d0", "#defae6")
-# From blue to amber, a little lighter all the way, none too near to white or near-black paper.
+# From blue to amber with slowly increasing lightness; all have contrast to both backgrounds.
 ORDER = ("#2055be", "#7851c6", "#b450b0", "#e05785", "#f8704b", "#f09c18")
 
-GOLDEN_TURN = 0.6180339887498949  # successive hues fall into the largest gap left
+GOLDEN_TURN = 0.6180339887498949  # each new hue falls into the largest remaining gap
 
 
 def class_colors(count: int) -> tuple[str, ...]:
-    """Return one hexadecimal colour a class; the first ten never change with `count`.
+    """Return one hexadecimal colour per class; the first ten do not depend on `count`.
 
     >>> class_colors(2)
     ('#0f5bd8', '#e16513')
@@ -42,7 +42,7 @@ def class_colors(count: int) -> tuple[str, ...]:
 
 
 def ordered_colors(count: int) -> tuple[str, ...]:
-    """Return colours that run from blue to amber, for things in an order.
+    """Return colours from blue to amber, for ordered series.
 
     >>> ordered_colors(3)
     ('#2055be', '#ca549a', '#f09c18')
@@ -51,7 +51,7 @@ def ordered_colors(count: int) -> tuple[str, ...]:
 
 
 def scale_colors(count: int) -> NDArray:
-    """Return (count, 3) bytes: colours of values from low (dark) to high (light).
+    """Return (count, 3) bytes: colours for values from low (dark) to high (light).
 
     >>> scale_colors(2)
     array([[ 31,  26,  56],
@@ -61,9 +61,9 @@ def scale_colors(count: int) -> NDArray:
 
 
 def _between(anchors: tuple[str, ...], count: int) -> NDArray:
-    known = np.array([list(bytes.fromhex(anchor[1:])) for anchor in anchors], dtype=np.float64)
+    fixed = np.array([list(bytes.fromhex(anchor[1:])) for anchor in anchors], dtype=np.float64)
     at = np.linspace(0, len(anchors) - 1, count)
-    channels = [np.interp(at, np.arange(len(anchors)), channel) for channel in known.T]
+    channels = [np.interp(at, np.arange(len(anchors)), channel) for channel in fixed.T]
     return np.stack(channels, axis=1).round().astype(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of pixels as PNG inside the page."""
+"""Encode pixels as PNG data URIs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-GREY, COLOR, INDEXED = 0, 2, 3  # kinds of PNG
+GREY, COLOR, INDEXED = 0, 2, 3  # PNG colour types
 
 
 def png_uri(pixels: NDArray, colors: NDArray | None = None) -> str:
-    """Return a PNG as an address that holds it.
+    """Return a PNG as a data URI.
 
     Args:
-        pixels: bytes: (H, W) grey or, with `colors`, their numbers, of which 0 is transparent; (H, W, 3) in colour.
-        colors: (K, 3) bytes, the colours 1 to K; at most 255.
+        pixels: bytes (H, W) for grey or, with `colors`, indices where 0 is transparent; (H, W, 3) for colour.
+        colors: bytes (K, 3) with K <= 255, the colours of the indices 1 to K.
 
     Example:
         >>> png_uri(np.zeros((1, 1), dtype=np.uint8))[:30]

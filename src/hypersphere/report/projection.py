@@ -1,4 +1,4 @@
-"""Features of many dimensions as seen on the sphere: their directions along the three that hold most of them."""
+"""Project high-dimensional features to three dimensions for a sphere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypersphere.sphere import polar
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Points and class vectors in three dimensions, and the share of the features' squared length that is kept."""
+    """Points and class vectors in three dimensions, and the fraction of the squared norm that is kept."""
 
     points: NDArray
     vectors: NDArray | None
@@ -25,22 +25,22 @@ class Projection:
 
 
 def project(features: Array, vectors: Array | None = None) -> Projection:
-    """Project unit features, and class vectors with them, on three principal directions, for a `Sphere`.
+    """Project unit features and class vectors to the three principal directions of the features, for a `Sphere`.
 
-    The principal directions are those of the unit features about the origin, not about their mean, so that the origin,
-    from which angles are seen, stays where it is.
+    The principal directions are computed about the origin rather than about the mean, because angles are measured from
+    the origin.
 
     Args:
-        features: (N, d); rows of zeros have no direction and stay zeros.
-        vectors: (C, d), or None.
+        features: features (N, d); zero rows have no direction and remain zero.
+        vectors: class vectors (C, d), or None.
 
     Example:
-        >>> seen = project(np.eye(4)[[0, 0, 1, 2]])
-        >>> seen.points.shape, round(seen.kept, 2)
+        >>> projection = project(np.eye(4)[[0, 0, 1, 2]])
+        >>> projection.points.shape, round(projection.kept, 2)
         ((4, 3), 1.0)
     """
     x = _unit_rows("features", features)
-    # Rows of zeros change no moment about the origin. At least three rows give at least three directions.
+    # Zero rows do not change moments about the origin, and three more rows guarantee three directions.
     at_least_three = np.concatenate([x, np.zeros((3, x.shape[1]))])
     pca = fit_pca(at_least_three, 3, center=False)
     basis = pca.directions.numpy().T
@@ -48,13 +48,13 @@ def project(features: Array, vectors: Array | None = None) -> Projection:
     if vectors is None:
         return Projection(points, None, kept)
     w = _unit_rows("vectors", vectors)
-    require(w.shape[1] == x.shape[1], "vectors", f"{x.shape[1]} columns wide, as features", w.shape[1])
+    require(w.shape[1] == x.shape[1], "vectors", f"a matrix with {x.shape[1]} columns, like features", w.shape[1])
     return Projection(points, w @ basis, kept)
 
 
 def _unit_rows(name: str, values: Array) -> NDArray:
     rows = as_array(name, values)
-    require(rows.ndim == 2 and rows.shape[1] >= 3, name, "of shape (N, d), d >= 3", rows.shape)
+    require(rows.ndim == 2 and rows.shape[1] >= 3, name, "an array of shape (N, d) with d >= 3", rows.shape)
     require(rows.dtype.kind in "fiu", name, "real numbers", rows.dtype)
     wide = torch.from_numpy(rows.astype(np.float64))
     require_finite_rows(name, wide)

@@ -1,4 +1,4 @@
-"""A named series of numbers, with its spread over seeds."""
+"""A named series of numbers with its spread over seeds."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from hypersphere._validation import require
 from hypersphere.report.arrays import Array, as_numbers, mean_and_spread
 
-MOST_POINTS = 500  # drawn of one series
+MOST_POINTS = 500  # points drawn per series
 
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """Values in order: (T,), or (seeds, T), of which mean and standard deviation are drawn.
+    """A series of values (T,), or (seeds, T) of which mean and standard deviation are drawn.
 
     Args:
-        name: in the legend.
-        values: numbers; None and those not finite are gaps.
-        x: (T,) where they lie, ascending; 1, 2, … T if None.
-        spread: (T,) standard deviations, where `values` has no seeds to find them from.
-        dashed: for what is not measured here: theory, chance, another source.
+        name: name in the legend.
+        values: numbers; None and non-finite values are gaps.
+        x: ascending positions (T,); 1, 2, … T by default.
+        spread: standard deviations (T,), if `values` has no seeds.
+        dashed: draw a dashed line, for references such as theory or chance level.
 
     Example:
         >>> Series("loss", [[3.0, 1.0], [1.0, 1.0]]).mean
@@ -39,7 +39,7 @@ class Series:
         values = self.rows
         if self.x is not None:
             x = as_numbers(f"x of {self.name!r}", self.x, 1)
-            accepted = f"one for each of the {values.shape[1]} values"
+            accepted = f"one position for each of the {values.shape[1]} values"
             require(len(x) == values.shape[1], f"x of {self.name!r}", accepted, len(x))
             wrong = x[~np.isfinite(x) | (np.diff(x, prepend=-np.inf) < 0)]
             require(not len(wrong), f"x of {self.name!r}", "finite and ascending", wrong[:1].tolist())
@@ -49,47 +49,47 @@ class Series:
             fits = len(values) == 1 and len(spread) == values.shape[1]
             require(fits, f"spread of {self.name!r}", accepted, (len(values), len(spread)))
             require(
-                not (spread < 0).any(), f"spread of {self.name!r}", "0 or more", float(spread[spread < 0][:1].sum())
+                not (spread < 0).any(), f"spread of {self.name!r}", "numbers >= 0", float(spread[spread < 0][:1].sum())
             )
 
     @property
     def rows(self) -> NDArray:
-        """The values as (seeds, T), NaN where they are not finite."""
+        """The values as (seeds, T), NaN for gaps."""
         return np.atleast_2d(as_numbers(f"values of {self.name!r}", self.values, 1, 2))
 
     @property
     def places(self) -> NDArray:
-        """Where the values lie, (T,)."""
+        """The positions of the values, (T,)."""
         return np.arange(1.0, self.rows.shape[1] + 1) if self.x is None else as_numbers("x", self.x, 1)
 
     @property
     def mean(self) -> NDArray:
-        """The mean over seeds, (T,), NaN where no seed has a finite value."""
+        """The mean over seeds, (T,); NaN if no seed has a finite value."""
         return mean_and_spread(self.rows)[0]
 
     @property
     def deviation(self) -> NDArray:
-        """The standard deviation over seeds, or the one given, (T,); NaN where there is none."""
+        """The standard deviation over seeds, or the given one, (T,); NaN if there is none."""
         if self.spread is not None:
             return as_numbers("spread", self.spread, 1)
         return mean_and_spread(self.rows)[1]
 
     @property
     def gaps(self) -> int:
-        """How many values are not finite."""
+        """The number of values that are not finite."""
         return int((~np.isfinite(self.rows)).sum())
 
 
 def thinned(at: NDArray, values: NDArray, most: int = MOST_POINTS) -> NDArray:
-    """Return the indices of at most `most` values that draw the same picture.
+    """Return the indices of at most `most` values with which the curve looks the same.
 
-    The axis is cut in equal parts; each keeps its least and its greatest value, and one gap if it has any. The first
-    and the last value stay.
+    The axis is divided into equal parts; each part keeps its smallest and its largest value, and one gap if it has any.
+    The first and the last value are indices.
 
     Args:
-        at: places on the axis in [0, 1], ascending.
-        values: NaN at gaps.
-        most: as many as may stay.
+        at: ascending positions on the axis in [0, 1].
+        values: values, NaN for gaps.
+        most: largest number of indices.
 
     Example:
         >>> thinned(np.linspace(0, 1, 9), np.array([0, 1, 9, 1, 0, 1, -9, 1, 0]), most=6)
@@ -100,12 +100,12 @@ def thinned(at: NDArray, values: NDArray, most: int = MOST_POINTS) -> NDArray:
     there = np.isfinite(values)
     parts = (most - 2) // (2 if there.all() else 3)
     part = np.minimum((at * parts).astype(int), parts - 1)
-    kept = [0, len(values) - 1]
+    indices = [0, len(values) - 1]
     starts = np.flatnonzero(np.diff(part, prepend=-1))
     for start, stop in zip(starts, [*starts[1:], len(values)], strict=True):
         inside = np.arange(start, stop)
-        known, gaps = inside[there[start:stop]], inside[~there[start:stop]]
-        if len(known):
-            kept += [known[values[known].argmin()], known[values[known].argmax()]]
-        kept += gaps[:1].tolist()
-    return np.unique(kept)
+        finite, gaps = inside[there[start:stop]], inside[~there[start:stop]]
+        if len(finite):
+            indices += [finite[values[finite].argmin()], finite[values[finite].argmax()]]
+        indices += gaps[:1].tolist()
+    return np.unique(indices)

@@ -1,4 +1,4 @@
-"""Features on the unit sphere, one picture a method, to be turned with the mouse (assets/sphere.js draws them)."""
+"""Features on interactive unit spheres, one picture per method (drawn by assets/sphere.js)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from hypersphere.report.names import short_names
 from hypersphere.report.palette import class_colors
 from hypersphere.sphere import polar
 
-MOST_POINTS = 5000  # a picture; more are thinned at random, and the page says so
-MOST_CLASSES = 256  # in one legend
+MOST_POINTS = 5000  # points per picture; larger sets are sampled at random, and the page says so
+MOST_CLASSES = 256  # classes in one legend
 DECIMALS = 4
-BADGE = 12  # letters at the end of a spike
+BADGE = 12  # longest label at the end of a spike, in letters
 
 
 @dataclass(frozen=True, eq=False)
 class Sphere:
-    """One picture: features and class vectors by their direction, on the sphere (N, 3) or the circle (N, 2).
+    """One picture: directions of features and class vectors on the sphere (N, 3) or the circle (N, 2).
 
-    Vectors of any length are accepted and normalised; rows of zeros have no direction and are left out. Where points
-    are projections of features of more dimensions, `angles` (N,) are those between these and their class vectors, in
-    degrees, which the picture would give wrongly.
+    Vectors are normalised; zero rows have no direction and are omitted. If the points are projections of features of
+    more dimensions, pass their true angles to the class vectors in degrees as `angles` (N,).
     """
 
     title: str
@@ -45,33 +44,40 @@ class Sphere:
     def __post_init__(self) -> None:
         points = _rows("points", self.points)
         labels = _integers("labels", self.labels)
-        require(len(labels) == len(points), "labels", f"one for each of the {len(points)} points", len(labels))
-        known = len(self.classes) or None
+        require(len(labels) == len(points), "labels", f"one value for each of the {len(points)} points", len(labels))
+        count = len(self.classes) or None
         if self.vectors is not None:
             vectors = _rows("vectors", self.vectors)
             columns = points.shape[1]
-            require(vectors.shape[1] == columns, "vectors", f"{columns} columns wide, as points", vectors.shape[1])
-            require(known in (None, len(vectors)), "classes", f"one name for each of the {len(vectors)} vectors", known)
-            known = len(vectors)
-        limit = "0 or more" if known is None else f"from 0 to {known - 1}"
-        wrong = labels[(labels < 0) | (labels >= (np.inf if known is None else known))]
+            require(
+                vectors.shape[1] == columns,
+                "vectors",
+                f"a matrix with {columns} columns, like points",
+                vectors.shape[1],
+            )
+            require(count in (None, len(vectors)), "classes", f"one name for each of the {len(vectors)} vectors", count)
+            count = len(vectors)
+        limit = "integers >= 0" if count is None else f"integers from 0 to {count - 1}"
+        wrong = labels[(labels < 0) | (labels >= (np.inf if count is None else count))]
         require(not len(wrong), "labels", limit, wrong[:1].tolist())
         if self.angles is not None:
             angles = as_array("angles", self.angles)
-            require(angles.shape == labels.shape, "angles", f"one for each of the {len(points)} points", angles.shape)
+            require(
+                angles.shape == labels.shape, "angles", f"one value for each of the {len(points)} points", angles.shape
+            )
             outside = angles[~((angles >= 0) & (angles <= 180))]
             require(not len(outside), "angles", "degrees in [0, 180]", outside[:1].tolist())
 
     @property
     def class_numbers(self) -> NDArray:
-        """The classes that are named, have a vector or occur as a label, in order."""
-        known = max(len(self.classes), 0 if self.vectors is None else len(self.vectors))
-        return np.union1d(np.arange(known), _integers("labels", self.labels))
+        """The sorted indices of the classes that have a name, a vector or a label."""
+        count = max(len(self.classes), 0 if self.vectors is None else len(self.vectors))
+        return np.union1d(np.arange(count), _integers("labels", self.labels))
 
 
 @dataclass(frozen=True, eq=False)
 class Spheres:
-    """Pictures side by side, with one legend; turning one turns all until the reader unlinks them."""
+    """Pictures side by side with one legend; turning one turns all unless they are unlinked."""
 
     title: str
     spheres: Sequence[Sphere]
@@ -79,21 +85,21 @@ class Spheres:
 
     def __post_init__(self) -> None:
         names = {tuple(sphere.classes) for sphere in self.spheres if sphere.classes}
-        require(len(names) <= 1, "classes", "the same in all spheres, for the shared legend", sorted(names))
+        require(len(names) <= 1, "classes", "the same in all spheres, because they share a legend", sorted(names))
         for index, sphere in enumerate(self.spheres):
-            known, top = len(next(iter(names), ())), int(sphere.class_numbers.max(initial=-1))
-            require(not names or top < known, f"labels of spheres[{index}]", f"from 0 to {known - 1}, the names", top)
+            count, top = len(next(iter(names), ())), int(sphere.class_numbers.max(initial=-1))
+            require(not names or top < count, f"labels of spheres[{index}]", f"from 0 to {count - 1}, the names", top)
         count = len(self.class_numbers)
-        require(count <= MOST_CLASSES, "spheres", f"pictures of at most {MOST_CLASSES} classes together", count)
+        require(count <= MOST_CLASSES, "spheres", f"pictures of at most {MOST_CLASSES} classes in total", count)
 
     @property
     def class_numbers(self) -> NDArray:
-        """The classes of all pictures, in order: those of the legend."""
+        """The sorted indices of the classes of all pictures, as in the legend."""
         return np.unique(np.concatenate([np.arange(0), *(sphere.class_numbers for sphere in self.spheres)]))
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names in the legend: those given, else the numbers of the classes."""
+        """The names in the legend: the given ones, or the indices of the classes."""
         for sphere in self.spheres:
             if sphere.classes:
                 return tuple(sphere.classes)
@@ -101,7 +107,7 @@ class Spheres:
 
 
 def spheres_html(section: Spheres) -> str:
-    """Return the canvases, the legend, the controls and the coordinates they need."""
+    """Return canvases, legend, controls and coordinates as HTML."""
     colors = class_colors(len(section.classes))
     drawings = [_drawing(sphere, section.class_numbers) for sphere in section.spheres]
     figures = "".join(_figure_html(sphere, drawing) for sphere, drawing in zip(section.spheres, drawings, strict=True))
@@ -151,8 +157,8 @@ def _figure_html(sphere: Sphere, drawing: dict[str, object]) -> str:
 
 
 def _drawing(sphere: Sphere, class_numbers: NDArray) -> dict[str, object]:
-    points, kept = _directions("points", sphere.points)
-    chosen = np.flatnonzero(kept)
+    points, has_direction = _directions("points", sphere.points)
+    chosen = np.flatnonzero(has_direction)
     if len(chosen) > MOST_POINTS:
         chosen = np.sort(np.random.default_rng(0).choice(chosen, MOST_POINTS, replace=False))
     labels = np.searchsorted(class_numbers, _integers("labels", sphere.labels)[chosen])
@@ -163,7 +169,7 @@ def _drawing(sphere: Sphere, class_numbers: NDArray) -> dict[str, object]:
     drawing: dict[str, object] = {
         "dimension": points.shape[1],
         "points": [number for row in _rounded(points[chosen]) for number in row],
-        "labels": labels.tolist(),  # places in the legend
+        "labels": labels.tolist(),  # indices in the legend
         "vectors": vectors,
     }
     if sphere.angles is not None:
@@ -172,18 +178,18 @@ def _drawing(sphere: Sphere, class_numbers: NDArray) -> dict[str, object]:
 
 
 def _rounded(rows: NDArray) -> list[list[float]]:
-    return (np.round(rows, DECIMALS) + 0.0).tolist()  # + 0.0 makes -0.0 a shorter 0.0
+    return (np.round(rows, DECIMALS) + 0.0).tolist()  # + 0.0 turns -0.0 into 0.0
 
 
 def _directions(name: str, values: Array) -> tuple[NDArray, NDArray]:
-    """Return unit rows, and which of them have a direction."""
+    """Return unit rows, and which of them are not zero."""
     norms, rows = polar(_rows(name, values))
     return rows.numpy(), (norms > 0).squeeze(1).numpy()
 
 
 def _rows(name: str, values: Array) -> Tensor:
     rows = as_array(name, values)
-    require(rows.ndim == 2 and rows.shape[1] in (2, 3), name, "of shape (N, 2) or (N, 3)", rows.shape)
+    require(rows.ndim == 2 and rows.shape[1] in (2, 3), name, "an array of shape (N, 2) or (N, 3)", rows.shape)
     require(rows.dtype.kind in "fiu", name, "real numbers", rows.dtype)
     wide = torch.from_numpy(rows.astype(np.float64))
     require_finite_rows(name, wide)
@@ -192,6 +198,6 @@ def _rows(name: str, values: Array) -> Tensor:
 
 def _integers(name: str, values: Array) -> NDArray:
     labels = as_array(name, values)
-    require(labels.ndim == 1, name, "of shape (N,)", labels.shape)
+    require(labels.ndim == 1, name, "an array of shape (N,)", labels.shape)
     require(labels.dtype.kind in "iu" or not len(labels), name, "integers", labels.dtype)
     return labels.astype(np.int64)

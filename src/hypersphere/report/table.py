@@ -1,4 +1,4 @@
-"""A table of results; the best value of each column is found here and marked."""
+"""Tables of results in which the best value of each column is marked."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import TypeAlias
 from hypersphere._validation import require
 from hypersphere.report.text import unbroken
 
-Cell: TypeAlias = "str | float | tuple[float, float] | None"  # words, a number, (mean, standard deviation), or nothing
+Cell: TypeAlias = "str | float | tuple[float, float] | None"  # text, a number, (mean, standard deviation), or nothing
 
 MISSING = "–"
-MOST_WIDE = 7  # columns with generous space between them
+MOST_WIDE = 7  # up to this number of columns there is extra space between them
 ARROWS = {True: "↑", False: "↓"}
 DIRECTIONS = {True: "higher is better", False: "lower is better"}
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its name, which way is better (None: neither), the format of its numbers and their unit.
+    """One column: name, which direction is better (None: neither), format and unit of the numbers.
 
-    `format` is a format specification of Python, `".2f"` or `".2%"`.
+    `format` is a Python format specification such as `".2f"` or `".2%"`.
     """
 
     name: str
@@ -33,16 +33,16 @@ class Column:
     unit: str = ""
 
     def __post_init__(self) -> None:
-        accepted = "a format specification of a number, as '.2f'"
+        accepted = "a format specification for numbers such as '.2f'"
         require(_formats_numbers(self.format), f"format of column {self.name!r}", accepted, self.format)
 
     @property
     def heading(self) -> str:
-        """The name, with an arrow to the better end."""
+        """The name, with an arrow that shows which direction is better."""
         return self.name + ("" if self.higher_is_better is None else f" {ARROWS[self.higher_is_better]}")
 
     def show(self, cell: Cell) -> str:
-        """Return the cell as words.
+        """Format a cell as text.
 
         >>> Column("accuracy", format=".1%").show((0.973, 0.002))
         '97.3 ± 0.2%'
@@ -59,12 +59,14 @@ class Column:
 
     def _digits(self, value: float) -> str:
         digits = format(value, self.format).removesuffix("%")
-        return digits.lstrip("+-") if digits.strip("+-0.") == "" else digits  # no sign of what reads as 0
+        return (
+            digits.lstrip("+-") if digits.strip("+-0.") == "" else digits
+        )  # no sign for a value that is displayed as 0
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns; the first cell of a row names it."""
+    """Rows of cells; the first cell of a row is its name."""
 
     title: str
     columns: Sequence[Column]
@@ -73,17 +75,17 @@ class Table:
 
     def __post_init__(self) -> None:
         for index, row in enumerate(self.rows):
-            wanted = len(self.columns)
-            require(len(row) == wanted, f"length of rows[{index}]", f"one cell a column, {wanted}", len(row))
+            count = len(self.columns)
+            require(len(row) == count, f"length of rows[{index}]", f"{count}, one cell per column", len(row))
             for column, cell in zip(self.columns, row, strict=True):
                 accepted = "a string, a number, a (mean, sd) pair or None"
                 require(_is_cell(cell), f"rows[{index}] under {column.name!r}", accepted, cell)
 
 
 def best_cells(table: Table) -> frozenset[tuple[int, int]]:
-    """Return (row, column) of the best of each column; values that read the same share the mark.
+    """Return (row, column) of the best value of each column; values that are displayed alike share the mark.
 
-    A column where all rows read the same, or with fewer than two numbers, has no best.
+    A column in which all values are displayed alike, or with fewer than two numbers, has no best value.
     """
     best: set[tuple[int, int]] = set()
     for position, column in enumerate(table.columns):
@@ -99,7 +101,7 @@ def best_cells(table: Table) -> frozenset[tuple[int, int]]:
 
 
 def markdown(table: Table) -> str:
-    """Return the table as Markdown, the best of each column in bold and the caption under it.
+    """Return the table as Markdown, with the best value of each column in bold and the caption below.
 
     >>> print(markdown(Table("", [Column("method"), Column("score", True, ".1f")], [["a", 1.0], ["b", (2.0, 0.1)]])))
     | method | score ↑ |
@@ -124,9 +126,9 @@ def _markdown_cell(table: Table, row: int, at: int, best: frozenset[tuple[int, i
 
 
 def table_html(section: Table) -> str:
-    """Return the table with a note that explains its marks.
+    """Return the table as HTML, with a note that explains its marks.
 
-    On a narrow screen each row becomes a card (page.css), unless it has but two cells.
+    On a narrow screen each row becomes a card (page.css), unless it has only two cells.
     """
     best = best_cells(section)
     head = "".join(_head_html(column, is_numeric(section, at)) for at, column in enumerate(section.columns))
@@ -157,7 +159,7 @@ def _formats_numbers(specification: str) -> bool:
 
 
 def _number(cell: Cell) -> tuple[float, float]:
-    """Return (value, spread), NaN where there is none."""
+    """Return (value, spread), NaN where a number is missing."""
     if isinstance(cell, tuple):
         return _float(cell[0]), _float(cell[1])
     if cell is None or isinstance(cell, str):
@@ -168,12 +170,12 @@ def _number(cell: Cell) -> tuple[float, float]:
 def _float(number: float) -> float:
     try:
         return float(number)
-    except OverflowError:  # a whole number beyond the largest float
+    except OverflowError:  # an integer above the largest float
         return math.inf if number > 0 else -math.inf
 
 
 def is_numeric(table: Table, at: int) -> bool:
-    """Return whether the column at this place holds any number."""
+    """Return True if a column contains a number."""
     return any(row[at] is not None and not isinstance(row[at], str) for row in table.rows)
 
 
@@ -182,7 +184,7 @@ def _head_html(column: Column, numeric: bool) -> str:
     if column.higher_is_better is not None:
         direction = DIRECTIONS[column.higher_is_better]
         *first, last = column.name.split(" ")
-        name = unbroken("".join(f"{word} " for word in first))  # the arrow stays on the line of the last word
+        name = unbroken("".join(f"{word} " for word in first))  # keep the arrow on the line of the last word
         arrow = (
             f"<span class='whole'>{escape(last)} <span class='direction' title='{direction}' role='img' "
             f"aria-label='{direction}'>{ARROWS[column.higher_is_better]}</span></span>"
@@ -204,7 +206,7 @@ def _cell_html(table: Table, row: int, at: int, best: bool) -> str:
 def _notes_html(table: Table, any_best: bool) -> list[str]:
     notes = []
     if any_best:
-        notes.append("<span class='best'>Marked</span>: best of its column")
+        notes.append("<span class='best'>Marked</span>: best value of its column")
     notes += [
         f"{ARROWS[way]} {DIRECTIONS[way]}"
         for way in (True, False)

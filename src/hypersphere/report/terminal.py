@@ -1,4 +1,4 @@
-"""The tables of the report in the terminal."""
+"""Print tables in the terminal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PLAIN_SIGNS = str.maketrans({"±": "+/-", "↑": "(high)", "↓": "(low)", "–"
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print the table; the best of each column has a star.
+    """Print the table; a star marks the best value of each column.
 
-    A terminal gets rules and bold type, and one line a value if it is too narrow; a file or a pipe gets a plain ASCII
-    grid as wide as it needs.
+    On a terminal there are rules and bold text, and one line per value if the terminal is too narrow. A file or a pipe
+    gets a plain ASCII grid of any width.
     """
     from rich.console import Console
 
@@ -26,7 +26,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
     shown = [[_writable(cell, console) for cell in row] for row in _shown_cells(table)]
     headings = [_heading(column, console) for column in table.columns]
     whole = _widths([[heading] for heading in headings], shown)
-    split = [heading.split() for heading in headings]  # a heading may take a line a word
+    split = [heading.split() for heading in headings]  # a heading may take one line per word
     folded = _widths(split, shown)
     room = console.width - (2 if _is_ruled(console) else 3) * len(headings) - 1
     _print_words(table.title, "bold", console)
@@ -38,11 +38,11 @@ def print_table(table: Table, console: Console | None = None) -> None:
         console.print(_wide_grid(table, shown, wrapped, console))
     else:
         console.print(_long_grid(table, shown, console))
-    _print_words(f"{'* best of its column. ' if best_cells(table) else ''}{table.caption}", "dim", console)
+    _print_words(f"{'* best value of its column. ' if best_cells(table) else ''}{table.caption}", "dim", console)
 
 
 def _widths(headings: list[list[str]], shown: list[list[str]]) -> list[int]:
-    """The longest of the parts of each heading and of the cells under it."""
+    """Return the width of each column: the longest part of its heading and its cells."""
     from rich.cells import cell_len
 
     columns = zip(headings, *shown, strict=True)
@@ -50,7 +50,7 @@ def _widths(headings: list[list[str]], shown: list[list[str]]) -> list[int]:
 
 
 def _wrapped(table: Table, headings: list[list[str]], shown: list[list[str]], room: int) -> list[int]:
-    """Widths that fit, by lines broken in columns of words, as few as may be; none if a word would have to be."""
+    """Return widths that fit by wrapping columns of text as little as possible; empty if a word would be split."""
     from rich.cells import cell_len
 
     fitting = _widths(headings, shown)
@@ -66,7 +66,7 @@ def _wrapped(table: Table, headings: list[list[str]], shown: list[list[str]], ro
 
 
 def _shown_cells(table: Table) -> list[list[str]]:
-    """Return the cells as words, with room for a star in every cell of a column that has one."""
+    """Return the cells as text, padded for a star in the columns that have one."""
     best = best_cells(table)
     starred = {at for _, at in best}
     return [
@@ -124,7 +124,7 @@ def _print_unfolded(grid: Grid, console: Console) -> None:
 
 
 def _print_words(words: str, style: str, console: Console) -> None:
-    """Print a title or a caption as wide as the terminal is, which the table may not be."""
+    """Print a title or a caption in the width of the terminal."""
     from rich.text import Text as Words
 
     if words.strip():
@@ -140,7 +140,7 @@ def _writable(words: str, console: Console) -> str:
 
 
 def _is_ruled(console: Console) -> bool:
-    """Whether the table has rules and little space, not a grid of ASCII."""
+    """Return True if the table has rules instead of an ASCII grid."""
     return console.is_terminal and _has_unicode(console)
 
 

@@ -1,4 +1,4 @@
-"""A section of plain words."""
+"""A section of plain text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from html import escape
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs, parted by blank lines in `body`; nothing in them is read as HTML."""
+    """Paragraphs, separated by blank lines in `body`; HTML in them is escaped."""
 
     title: str
     body: str
 
 
 def text_html(section: Text) -> str:
-    """Return the paragraphs.
+    """Return the paragraphs as HTML.
 
     >>> text_html(Text("Notes", "One <b>.\\n\\nTwo."))
     '<p>One &lt;b&gt;.</p><p>Two.</p>'
@@ -26,9 +26,9 @@ def text_html(section: Text) -> str:
 
 
 def unbroken(words: str) -> str:
-    """Return the words for HTML, those that end in a hyphen and a number, as rank-1 and CNN-6, each on one line.
+    """Escape text for HTML and prevent line breaks within words such as rank-1 and CNN-6.
 
     >>> unbroken("CNN-6 & more")
     "<span class='whole'>CNN-6</span> &amp; more"
     """
-    return re.sub(r"\w+-\d\S*", lambda found: f"<span class='whole'>{found[0]}</span>", escape(words))
+    return re.sub(r"\w+-\d\S*", lambda match: f"<span class='whole'>{match[0]}</span>", escape(words))
