@@ -1,4 +1,4 @@
-"""`./run bench` lists the benchmarks, `./run bench NAME [options]` runs one. Each is a module with `main(arguments)`."""
+"""`./run bench` lists the benchmarks, `./run bench NAME [options]` runs one: a module with `main(arguments)`."""
 
 import importlib
 import pkgutil

@@ -68,7 +68,7 @@ def test_histogram_accepts_counts_in_given_bins() -> None:
 def test_histogram_reports_omitted_values() -> None:
     html = histogram_html(Histogram("t", [Distribution("a", [1, 2, np.nan, np.inf, 50])], edges=[0, 1, 3]))
     assert "2 values not finite, omitted." in html
-    assert "1 value outside the bins not drawn." in html
+    assert "1 value outside the bins, not drawn." in html
 
 
 def test_histogram_shares_are_relative_to_each_distribution() -> None:
@@ -112,7 +112,7 @@ def test_histogram_escapes_names_and_draws_marks() -> None:
         ),
         (
             lambda: Histogram("t", [Distribution("a", counts=[1])], edges=[0, 1, 2]),
-            "counts of 'a' must be one for each of the 2 bins, not 1",
+            "counts of 'a' must be one count for each of the 2 bins, not 1",
         ),
         (
             lambda: Histogram("t", [Distribution("a", [1])], marks={"m": np.nan}),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hypersphere import files
+from hypersphere import _files
 from hypersphere.report import Column, Sphere, Spheres, Table, Text, write_page
 
 from .document import HOSTILE, Checker
@@ -78,7 +78,7 @@ def test_write_page_failure_keeps_the_old_page(tmp_path: Path, monkeypatch: pyte
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(files.os, "replace", fail)
+    monkeypatch.setattr(_files.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         write_page(target, title="new", lead="", sections=[])
     assert target.read_text(encoding="utf-8") == old

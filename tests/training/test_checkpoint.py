@@ -132,11 +132,11 @@ def test_checkpoint_restores_states_exactly(tmp_path):
 @pytest.mark.parametrize(
     ("value", "name"),
     [
-        ({"a": [1, lambda: 0]}, r"state\['it'\]\['a'\]\[1\] must be made of tensors, .*, not function"),
+        ({"a": [1, lambda: 0]}, r"state\['it'\]\['a'\]\[1\] must be tensors, .*, not function"),
         (numpy.zeros(2), r"state\['it'\] must be .*, not ndarray"),
         (numpy.float32(1), r"not float32"),
         ({object(): 1}, r"a key of state\['it'\] must be"),
-        (torch.zeros(2, device="meta"), r"state\['it'\] must be a plain tensor with numbers, not Tensor on meta"),
+        (torch.zeros(2, device="meta"), r"state\['it'\] must be a plain tensor with data, not Tensor on meta"),
     ],
 )
 def test_save_rejects_objects_that_need_a_pickle(tmp_path, value, name):

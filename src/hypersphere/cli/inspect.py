@@ -57,7 +57,7 @@ def inspect(
 def _opened(source: Path, device: str | None, data_root: Path | None) -> nn.Module | Path:
     """Return the network and head of a run, or the path itself if it is not a run."""
     if not source.exists():
-        raise MissingData(f"{source} not inspection")
+        raise MissingData(f"{source} not found")
     if not (source / CONFIG).is_file():
         require(device is None, "--device", "omitted unless the source is a run", device)
         return source
