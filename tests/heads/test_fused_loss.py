@@ -27,12 +27,12 @@ def problem(batch=9, dim=6, classes=40, seed=0):
 RULES = {
     "unit": ScoreRule(True),
     "raw": ScoreRule(False, target_norm=True),
-    "response": ScoreRule(True, hs.angular.Linear(), hs.angular.Linear().slope),
-    "response without derivative": ScoreRule(True, hs.angular.SquareCosine()),
-    "detached": ScoreRule(True, hs.angular.Sigmoid(), detached=True),
-    "binary": ScoreRule(True, hs.angular.PowerCosine(), reduction=SOFTPLUS_SUM),
+    "response": ScoreRule(True, 1.0, hs.angular.Linear(), hs.angular.Linear().slope),
+    "response without derivative": ScoreRule(True, 1.0, hs.angular.SquareCosine()),
+    "detached": ScoreRule(True, 1.0, hs.angular.Sigmoid(), detached=True),
+    "binary": ScoreRule(True, 1.0, hs.angular.PowerCosine(), reduction=SOFTPLUS_SUM),
     "energy": ScoreRule(True, energy=True),
-    "energy and response": ScoreRule(True, hs.angular.PowerCosine(), energy=True),
+    "energy and response": ScoreRule(True, 1.0, hs.angular.PowerCosine(), energy=True),
 }
 FIELDS = ("others", "weighted_sum", "target", "target_norm", "target_bias", "energy")
 

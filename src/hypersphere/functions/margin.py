@@ -83,8 +83,11 @@ def _family(
     elif full and unshifted and isinstance(angular, Cosine) and m1 in _BY_RECURRENCE:
         psi = _multiple_of_cosine(wide, int(m1))
     else:
-        psi = _continued(angular, (1 + strength * (m1 - 1)) * sphere.angle(wide) + strength * m2)
-    return (psi - strength * m3).to(c.dtype)
+        theta = sphere.angle(wide)
+        phi = theta if m1 == 1 else (1 + strength * (m1 - 1)) * theta
+        psi = _continued(angular, phi + strength * m2)
+    is_lowered = isinstance(m3, Tensor) or m3 != 0
+    return (psi - strength * m3 if is_lowered else psi).to(c.dtype)
 
 
 @dataclass(frozen=True)

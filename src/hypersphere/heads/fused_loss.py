@@ -20,7 +20,8 @@ the gradients are
     ∂w_j = (Σ_b D_bj·x_b − a_j·ŵ_j)/‖w_j‖,            a_j = Σ_b D_bj·z_bj.
 
 The last line is the projection to the tangent space of the sphere. The radial part a_j is a sum over the batch, not
-over the d entries of w_j, and class vectors are never normalised as a tensor: products are divided by row norms.
+over the d entries of w_j, and class vectors are never normalised as a tensor: products are divided by row norms. If
+features are rescaled to a fixed radius, x ← s·x̂, their gradient is projected in the same way.
 
 **Energy** (SphereFace+). The energy of the class vectors of the batch, E = Σ_b Σ_{j≠y} φ(c_bj) with c_bj = ŵ_y·ŵ_j and
 φ(c) = 1/(2 − 2c), needs the products of the rows ŵ_y with the same class vectors. These rows are stacked below the
@@ -100,6 +101,7 @@ class ScoreRule:
 
     Args:
         unit_rows: whether class vectors count as unit vectors.
+        radius: the norm to which features are rescaled; None to use them as they are.
         response: r, a function of the cosine; None if scores are the products themselves.
         derivative: dr/dc as a function of the cosine and the response; None to differentiate r automatically.
         detached: whether the response passes its gradient on as the bare cosine would.
@@ -112,6 +114,7 @@ class ScoreRule:
     """
 
     unit_rows: bool
+    radius: float | None = None
     response: Callable[[Tensor], Tensor] | None = None
     derivative: Callable[[Tensor, Tensor], Tensor] | None = None
     detached: bool = False
@@ -141,8 +144,9 @@ class ClassTerms(NamedTuple):
         target_bias: β_y, unless all classes share one bias.
         target_direction: (B, d) ŵ_y, without gradient.
         energy: a scalar, the energy summed over counted samples and over the other classes.
-        in_range: a boolean scalar, False if the fused pass lost precision: a class vector is zero, its squares overflow
-            or underflow, or two class vectors nearly coincide while an energy is needed.
+        in_range: a boolean scalar, False if a feature is not finite or the fused pass lost precision: a class vector is
+            zero, squares of a class vector or feature overflow or underflow, or two class vectors nearly coincide while
+            an energy is needed.
     """
 
     others: Tensor
@@ -195,7 +199,7 @@ def class_terms(
     """Return the terms for features `x` (B, d) and class vectors `w` (C, d), by the fused pass where possible.
 
     Args:
-        x: features; unit features if the rule has a response.
+        x: features. If the rule has a response, its radius must be 1.
         w: class vectors, with the dtype of `x`.
         labels: (B,) int64 in [0, C), or −1 for a sample whose target is not among these classes.
         rule: how products become scores, and which terms are needed.
@@ -236,6 +240,8 @@ def plain_terms(
 ) -> ClassTerms:
     """Return the terms through a B×C matrix of scores and automatic differentiation; arguments as in `class_terms`."""
     w_norm, w_hat = sphere.polar(w)
+    if rule.radius is not None:
+        x = rule.radius * sphere.polar(x)[1]
     z = x @ (w_hat if rule.unit_rows or rule.response is not None else w).mT
     scores = rule.scores(z, rho, None)
     if rule.response is not None and not rule.unit_rows:
@@ -254,7 +260,7 @@ def plain_terms(
     if rule.energy:
         energy = cross_repulsion(energy_rows, w, labels, _ENERGY, counted)
     target_bias, direction = _target_bias(bias, labels, rule), _target_direction(w, labels, rule)
-    in_range = torch.ones((), dtype=torch.bool, device=x.device)
+    in_range = torch.isfinite(x.detach()).all()
     return ClassTerms(others, weighted_sum, target, target_norm, target_bias, direction, energy, in_range)
 
 
@@ -286,9 +292,8 @@ class _Block(NamedTuple):
         return scores.gather(1, self.column)
 
     def fill_targets_(self, scores: Tensor, values: Tensor | float) -> None:
-        """Overwrite the entries at the targets of this block with `values`, a number or (B,)."""
-        new = values.unsqueeze(1) if isinstance(values, Tensor) else values
-        scores.scatter_(1, self.column, torch.where(self.is_inside, new, self.at_targets(scores)))
+        """Overwrite the entries at the targets of this block with `values`, a number or (B, 1)."""
+        scores.scatter_(1, self.column, torch.where(self.is_inside, values, self.at_targets(scores)))
 
 
 def _blocks(labels: Tensor, w: Tensor, num_rows: int) -> Iterator[_Block]:
@@ -314,13 +319,25 @@ def _block_bias(bias: Tensor | None, rule: ScoreRule, block: _Block) -> Tensor |
     return bias if bias is None or rule.shared_bias else bias[block.classes]
 
 
-def _stacked_rows(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor | None]:
-    """Return the left factor of all products, with the rows ŵ_y of the energy below the features, and their norms."""
-    if not rule.energy:
-        return x, None
-    w_target = w[labels]
-    row_norms = torch.linalg.vector_norm(w_target, dim=1, keepdim=True)
-    return torch.cat([x, w_target / row_norms]), row_norms
+class _Rows(NamedTuple):
+    """The left factor of all products."""
+
+    stacked: Tensor  # features, rescaled if the rule has a radius, and below them the rows ŵ_y of the energy
+    scale: Tensor | None  # (B, 1) s/‖x‖, and 0 for a zero feature, which has no direction
+    target_norms: Tensor | None  # (B, 1) ‖w_y‖, the norms of the energy's rows
+
+
+def _stacked_rows(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> _Rows:
+    scale, target_norms = None, None
+    if rule.radius is not None:
+        norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        scale = rule.radius / norms.masked_fill_(norms == 0, torch.inf)
+        x = x * scale
+    if rule.energy:
+        w_target = w[labels]
+        target_norms = torch.linalg.vector_norm(w_target, dim=1, keepdim=True)
+        x = torch.cat([x, w_target / target_norms])
+    return _Rows(x, scale, target_norms)
 
 
 class _FusedTerms(torch.autograd.Function):
@@ -338,12 +355,12 @@ class _FusedTerms(torch.autograd.Function):
         rule: ScoreRule,
     ) -> Any:
         batch = len(x)
-        rows, _ = _stacked_rows(x, w, labels, rule)
+        rows = _stacked_rows(x, w, labels, rule).stacked
         save_products = len(rows) * len(w) <= _SAVED_PRODUCTS
         norms = w.new_empty(len(w)) if rule.unit_rows else None
         target = x.new_zeros(batch, 1)
         weighted_sum = None if class_weights is None else x.new_zeros(batch)
-        row_energies, smallest = x.new_zeros(batch), []
+        row_energies, smallest = x.new_zeros(batch) if rule.energy else None, []
         parts, products = [], []
         for block in _blocks(labels, w, len(rows)):
             if norms is not None:
@@ -363,8 +380,8 @@ class _FusedTerms(torch.autograd.Function):
             block.fill_targets_(scores, float("-inf"))
             parts.append(rule.reduction.within(scores))
             if scores is z and save_products:
-                block.fill_targets_(z, z_target.squeeze(1))  # −∞ was written into the products themselves
-            if rule.energy:
+                z.scatter_(1, block.column, z_target)  # −∞ was written into the products themselves
+            if row_energies is not None:
                 # Σ_{j≠y} 1/(2 − 2c): the pair of a class with itself is excluded by an infinite distance.
                 half_squares = 1 - stacked[batch:]
                 block.fill_targets_(half_squares, float("inf"))
@@ -379,10 +396,10 @@ class _FusedTerms(torch.autograd.Function):
             target_norm = torch.linalg.vector_norm(w_target, dim=1).masked_fill(labels < 0, 0)
             target_peaks = torch.linalg.vector_norm(w_target, torch.inf, dim=1)
         energy = None
-        if rule.energy:
+        if row_energies is not None:
             counted_energies = row_energies if counted is None else row_energies.masked_fill(~counted, 0)
             energy = counted_energies.sum() / 2
-        in_range = _in_range(norms, target_peaks, smallest, x)
+        in_range = _in_range(x, norms, target_peaks, smallest)
         return others, weighted_sum, target.squeeze(1), target_norm, energy, in_range, norms, *products
 
     @staticmethod
@@ -396,38 +413,44 @@ class _FusedTerms(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        x = ctx.saved_tensors[0]
-        with _numerics.autocast_disabled(x):
+        saved = ctx.saved_tensors  # once: checkpointing computes them again, and does not permit a second access
+        with _numerics.autocast_disabled(saved[0]):
             backward = _differentiable_backward if torch.is_grad_enabled() else _blocked_backward
-            return (*backward(ctx, grads[:5]), None, None, None, None)
+            gradients = backward(ctx.rule, saved, ctx.needs_input_grad[:4], grads[:5])
+        return (*gradients, None, None, None, None)
 
 
-def _in_range(norms: Tensor | None, target_peaks: Tensor | None, half_squares: list[Tensor], x: Tensor) -> Tensor:
+def _in_range(x: Tensor, norms: Tensor | None, target_peaks: Tensor | None, half_squares: list[Tensor]) -> Tensor:
     """Return a boolean scalar: False if squares left the range of the dtype or two class vectors nearly coincide.
 
     Args:
-        norms: norms of all class vectors, if they are divided by.
+        x: features.
+        norms: norms of all class vectors, if products are divided by them.
         target_peaks: largest entries of the class vectors of the labels, if their norms are needed.
         half_squares: the smallest 1 − c of each block, half the squared distance of two class vectors.
-        x: features, for dtype and device.
     """
-    in_range = torch.ones((), dtype=torch.bool, device=x.device) if norms is None else _numerics.squares_in_range(norms)
+    # Largest entries instead of norms: they tell a zero feature, which is exact, from one whose squares underflow.
+    peaks = torch.linalg.vector_norm(x, torch.inf, dim=1)
+    in_range = _numerics.squares_in_range(peaks.masked_fill_(peaks == 0, 1))
+    if norms is not None:
+        in_range = in_range & _numerics.squares_in_range(norms)
     if target_peaks is not None:
-        # The norm of a zero vector is exact.
-        in_range = in_range & _numerics.squares_in_range(target_peaks.masked_fill(target_peaks == 0, 1))
+        in_range = in_range & _numerics.squares_in_range(target_peaks.masked_fill_(target_peaks == 0, 1))
     if half_squares:
         in_range = in_range & (torch.stack(half_squares).amin() > _numerics.close_pair_threshold(x.dtype, 2.0) / 2)
     return in_range
 
 
-def _differentiable_backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+def _differentiable_backward(
+    rule: ScoreRule, saved: tuple[Any, ...], needs_grad: tuple[bool, ...], grads: tuple[Tensor | None, ...]
+) -> list[Tensor | None]:
     """Return the gradients as a differentiable graph, for `create_graph=True`."""
-    x, w, rho, bias, labels, class_weights, counted = ctx.saved_tensors[:7]
-    terms = plain_terms(x, w, labels, ctx.rule, rho, bias, class_weights, counted)
+    x, w, rho, bias, labels, class_weights, counted = saved[:7]
+    terms = plain_terms(x, w, labels, rule, rho, bias, class_weights, counted)
     outputs = (terms.others, terms.weighted_sum, terms.target, terms.target_norm, terms.energy)
     pairs = [(term, grad) for term, grad in zip(outputs, grads, strict=True) if term is not None and grad is not None]
     variables = (x, w, rho, bias)
-    needed = [t is not None and need for t, need in zip(variables, ctx.needs_input_grad, strict=False)]
+    needed = [t is not None and need for t, need in zip(variables, needs_grad, strict=True)]
     inputs = [t for t, need in zip(variables, needed, strict=True) if need]
     results = iter(
         torch.autograd.grad(
@@ -437,14 +460,15 @@ def _differentiable_backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> list
     return [next(results) if need else None for need in needed]
 
 
-def _blocked_backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def _blocked_backward(
+    rule: ScoreRule, saved: tuple[Any, ...], needs_grad: tuple[bool, ...], grads: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
     """Return the gradients with respect to x, w, ρ and β; see the top of this file."""
-    x, w, rho, bias, labels, class_weights, counted, others, target_norm, norms, *products = ctx.saved_tensors
-    rule: ScoreRule = ctx.rule
+    x, w, rho, bias, labels, class_weights, counted, others, target_norm, norms, *products = saved
     grad_others, grad_sum, grad_target, grad_norm, grad_energy = grads
-    needs_x, needs_w, needs_rho, needs_bias = ctx.needs_input_grad[:4]
+    needs_x, needs_w, needs_rho, needs_bias = needs_grad
     batch = len(x)
-    rows, row_norms = _stacked_rows(x, w, labels, rule)
+    rows, scale, target_norms = _stacked_rows(x, w, labels, rule)
     grad_rows = torch.zeros_like(rows) if needs_x or rule.energy else None
     grad_w = torch.empty_like(w) if needs_w else None
     grad_rho = torch.zeros_like(rho) if needs_rho else None
@@ -493,7 +517,7 @@ def _blocked_backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tenso
                 grad_z.copy_(torch.autograd.grad(response, leaf, grad_z)[0])
             elif rule.derivative is not None and not rule.detached:
                 grad_z.mul_(rule.derivative(z, response))
-        block.fill_targets_(grad_z, 0.0 if grad_target is None else grad_target)
+        block.fill_targets_(grad_z, 0.0 if grad_target is None else grad_target.unsqueeze(1))
 
         # The energy's rows of D: φ′(c) = 1/(2(1−c)²), and zero for the pair of a class with itself
         if energy_factor is not None:
@@ -525,10 +549,16 @@ def _blocked_backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tenso
 
     # The rows of the energy are normalised class vectors, so their gradient is projected to the tangent space as well:
     # ∂w_y += (Σ_j E·ŵ_j − (Σ_j E·c)·ŵ_y)/‖w_y‖.
-    if row_norms is not None and grad_w is not None and grad_rows is not None:
-        tangent = grad_rows[batch:].addcmul_(radial, rows[batch:], value=-1).div_(row_norms)
+    if target_norms is not None and grad_w is not None and grad_rows is not None:
+        tangent = grad_rows[batch:].addcmul_(radial, rows[batch:], value=-1).div_(target_norms)
         grad_w.index_add_(0, labels, tangent)
+
+    # Features of radius s: ∂x = (s/‖x‖)·(g − (g·x̂)x̂) for the gradient g with respect to s·x̂
     grad_x = grad_rows[:batch] if needs_x and grad_rows is not None else None
+    if grad_x is not None and scale is not None and rule.radius is not None:
+        features = rows[:batch]
+        along = torch.linalg.vecdot(grad_x, features, dim=1).unsqueeze(1).div_(rule.radius**2)
+        grad_x = grad_x.addcmul_(along, features, value=-1).mul_(scale)
     return grad_x, grad_w, grad_rho, grad_bias
 
 
@@ -579,8 +609,7 @@ def reduce_rows(losses: Tensor, labels: Tensor, weights: Tensor | None, counted:
         return losses
     if reduction == "sum":
         return losses.sum()
-    shares = counted.to(losses.dtype)
-    if weights is not None:
-        shares = shares * weights[labels]
-    total = shares.sum()
+    if weights is None:
+        return losses.sum() / counted.sum().clamp_min(1)
+    total = weights[labels].masked_fill(~counted, 0).sum()
     return losses.sum() / total.masked_fill(total == 0, 1)

@@ -55,15 +55,6 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-class _Features(NamedTuple):
-    """Features as the class terms need them."""
-
-    norms: Tensor  # (B,) ‖x‖
-    rows: Tensor  # (B, d) x for scores that are linear in x, s·x̂ or x̂ otherwise
-    rho: Tensor | float  # (B,) ‖x‖, or the radius s
-    in_range: Tensor  # boolean scalar: squares of all features neither overflow nor underflow
-
-
 class _NormStatistics(NamedTuple):
     """Running mean and standard deviation of the feature norm."""
 
@@ -331,48 +322,36 @@ class AngularHead(nn.Module):
         clamped = labels.clamp(0, self.num_classes - 1)
         labels_valid = ((clamped == labels) | ~counted).all()
         labels = clamped
-        features = self._features(self._without_ignored(x, y) if careful else x, careful=careful)
-        statistics = self._moved_statistics(features.norms, counted)
-        terms = self._class_terms(features, labels, counted, step, check_range=careful)
-        score = self._target_score_of(terms, features, step, statistics)
+        x = self._without_ignored(x, y) if careful else x
+        x, x_norm = self._wide_features(x, careful=careful)
+        statistics = self._moved_statistics(x_norm, counted)
+        terms = self._class_terms(x, x_norm, labels, counted, step, check_range=careful)
+        score = self._target_score_of(terms, x, x_norm, step, statistics)
         losses = self._row_losses(terms, score, labels)
         weights = None if self.class_weights is None else self.class_weights.to(losses.dtype)
         loss = reduce_rows(losses, labels, weights, counted, self.reduction)
-        loss = self._with_penalties(loss, terms, features.norms, counted)
-        is_valid = labels_valid & features.in_range & terms.in_range & torch.isfinite(loss.detach()).all()
-        return loss, statistics, is_valid
+        loss = self._with_penalties(loss, terms, x_norm, counted)
+        is_finite = (loss.detach().abs() < torch.inf).all()
+        return loss, statistics, labels_valid & terms.in_range & is_finite
 
-    def _features(self, x: Tensor, *, careful: bool) -> _Features:
-        """Step 1: norms, and the rows whose products with class vectors are needed."""
+    def _wide_features(self, x: Tensor, *, careful: bool) -> tuple[Tensor, Tensor]:
+        """Step 1: features in the wider dtype of features and weight, at least float32, and their norms (B,)."""
         wide = _numerics.widen(x)
         wide = wide.to(torch.promote_types(wide.dtype, _numerics.widen(self.weight).dtype))
         if careful:
-            norms = sphere.polar(x)[0].to(wide.dtype).squeeze(1)
-            in_range = torch.ones((), dtype=torch.bool, device=x.device)
-        else:
-            norms = torch.linalg.vector_norm(wide, dim=1)
-            peaks = torch.linalg.vector_norm(wide.detach(), torch.inf, dim=1)
-            in_range = _numerics.squares_in_range(peaks.masked_fill(peaks == 0, 1))  # zero features are exact
-        keeps_norm = self.radius == "feature"
-        rho: Tensor | float = norms if keeps_norm else float(self.radius)
-        if keeps_norm and self._scores_are_products:
-            return _Features(norms, wide, rho, in_range)
-        radius = float(self.radius) if self._scores_are_products else 1.0
-        if careful:
-            return _Features(norms, radius * sphere.polar(x)[1].to(wide.dtype), rho, in_range)
-        # The direction of a zero feature is zero, and so is its gradient.
-        scale = radius / norms.masked_fill(norms == 0, torch.inf)
-        return _Features(norms, wide * scale.unsqueeze(1), rho, in_range)
+            return wide, sphere.polar(x)[0].to(wide.dtype).squeeze(1)
+        return wide, torch.linalg.vector_norm(wide, dim=1)
 
     def _class_terms(
-        self, features: _Features, labels: Tensor, counted: Tensor, step: Tensor | None, *, check_range: bool
+        self, x: Tensor, x_norm: Tensor, labels: Tensor, counted: Tensor, step: Tensor | None, *, check_range: bool
     ) -> ClassTerms:
         """Step 2: the reductions over all other classes, and the product with the target class vector."""
-        rows, dtype = features.rows, features.rows.dtype
-        as_products = self._scores_are_products
-        strength = self._strength(step, rows)  # a local, because backward runs after the step has been counted
+        as_products, keeps_norm = self._scores_are_products, self.radius == "feature"
+        strength = self._strength(step, x)  # a local, because backward runs after the step has been counted
+        radius = None if as_products and keeps_norm else float(self.radius) if as_products else 1.0
         rule = ScoreRule(
             unit_rows=self.weight_norm,
+            radius=radius,
             response=None if as_products else lambda c: self._other_response(c, strength),
             derivative=None if self._margin_on_others else getattr(self.angular, "slope", None),
             detached=self.gradient == "detached",
@@ -386,44 +365,41 @@ class AngularHead(nn.Module):
         smoothing_weights = None
         if self.label_smoothing:
             weights = self.class_weights
-            smoothing_weights = rows.new_ones(self.num_classes) if weights is None else weights.to(dtype)
+            smoothing_weights = x.new_ones(self.num_classes) if weights is None else weights.to(x.dtype)
         rho = None
         if not as_products:
-            rho = features.rho if isinstance(features.rho, Tensor) else rows.new_full((len(rows),), features.rho)
+            rho = x_norm if keeps_norm else torch.full_like(x_norm, float(self.radius))
         return self.class_terms(
-            rows,
-            _numerics.widen(self.weight).to(dtype),
+            x,
+            _numerics.widen(self.weight).to(x.dtype),
             labels,
             rule,
             rho=rho,
-            bias=None if self.bias is None else self.bias.to(dtype),
+            bias=None if self.bias is None else self.bias.to(x.dtype),
             class_weights=smoothing_weights,
             counted=counted,
             check_range=check_range,
         )
 
     def _target_score_of(
-        self, terms: ClassTerms, features: _Features, step: Tensor | None, statistics: _NormStatistics | None
+        self, terms: ClassTerms, x: Tensor, x_norm: Tensor, step: Tensor | None, statistics: _NormStatistics | None
     ) -> Tensor:
         """Step 3: the target score f_y from its product, with margin, schedules and bias."""
-        product = terms.target
-        if self._margin is None and self._scores_are_products:
-            score = product  # no cosine is needed
-        else:
-            magnitude = features.rho if terms.target_norm is None else features.rho * terms.target_norm
-            c = product
+        score = terms.target
+        if self._margin is not None or not self._scores_are_products:
+            magnitude: Tensor | float = x_norm if self.radius == "feature" else float(self.radius)
+            if terms.target_norm is not None:
+                magnitude = magnitude * terms.target_norm
+            # The product is h·c, or c if the rule has a response.
+            product, c = terms.target, terms.target
             if self._scores_are_products:
-                c = product / (
-                    magnitude.masked_fill(magnitude == 0, torch.inf) if isinstance(magnitude, Tensor) else magnitude
-                )
+                c = product / _nonzero(magnitude)
             else:
                 product = magnitude * c
-            direction = terms.target_direction
-            norms = features.norms
-            score = self._target_score(product, magnitude, c, features.rows, norms, direction, step, statistics)
+            score = self._target_score(product, magnitude, c, x, x_norm, terms.target_direction, step, statistics)
             if self._scores_are_products and self.radius == "feature":
                 # A zero feature has no angle, but the product has the gradient of a linear layer.
-                score = torch.where(norms == 0, product, score)
+                score = torch.where(x_norm == 0, product, score)
         if self.bias is None:
             return score
         return score + (self.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)
@@ -691,6 +667,11 @@ def _tensor_fields(owner: str, entry: object) -> tuple[str, ...]:
     for name, value in fields.items():
         require(value.numel() == 1, f"{name} of {owner}", "one number in a head", tuple(value.shape))
     return tuple(fields)
+
+
+def _nonzero(magnitude: Tensor | float) -> Tensor | float:
+    """Return the magnitude with ∞ in place of 0, so that a product divided by it becomes 0."""
+    return magnitude.masked_fill(magnitude == 0, torch.inf) if isinstance(magnitude, Tensor) else magnitude
 
 
 # Statistics of feature norms, and the normalized gradient ------------------------------------------------------------

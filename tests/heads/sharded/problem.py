@@ -23,6 +23,8 @@ HEADS = {name: partial(preset, DIM, CLASSES) for name, preset in PRESETS.items()
     "summing": partial(AngularHead, DIM, CLASSES, angular="sigmoid", reduction="sum"),
     "pulling": partial(AngularHead, DIM, CLASSES, angular="sigmoid", norm_weight=0.1, ignore_index=2),
     "linear": partial(AngularHead, DIM, CLASSES, angular="linear", weight_norm=False, margin=margin.Multiplicative(2)),
+    "soft": partial(PRESETS["sphereface_r"], DIM, CLASSES, normalization="soft"),
+    "weighted plus": partial(PRESETS["sphereface_plus"], DIM, CLASSES, class_weights=torch.arange(CLASSES) / 3),
     "callable": partial(AngularHead, DIM, CLASSES, angular=torch.tanh),
 }
 

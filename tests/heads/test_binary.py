@@ -1,0 +1,79 @@
+"""BinaryHead (SphereFace2) against the oracle, and its initial bias."""
+
+import math
+
+import pytest
+import torch
+
+import hypersphere as hs
+import oracle
+from hypersphere.heads import BinaryHead, Ramp
+
+from .samples import angles, problem
+
+
+@pytest.mark.parametrize(
+    ("margin", "own", "other"),
+    [
+        (hs.margin.TwoSided(0.3), lambda t, g: g(t) - 0.3, lambda t, g: g(t) + 0.3),
+        (hs.margin.AdditiveAngle(0.3), lambda t, g: oracle.margin(t, g, m2=0.3), lambda t, g: g(t)),
+        (hs.margin.TruncatedMultiplicative(1.6), lambda t, g: g(min(1.6 * t, math.pi)), lambda t, g: g(t)),
+    ],
+)
+def test_binary_head_equals_the_oracle(margin, own, other):
+    x, y = problem()
+    head = hs.heads.sphereface2(5, 4, s=9.0, margin=margin, balance=0.6).double()
+    torch.nn.init.constant_(head.bias, -0.4)
+    g, theta, total = oracle.ANGULARS["power_cosine"], angles(x, head.weight), 0.0
+    for i, label in enumerate(y.tolist()):
+        for j in range(4):
+            if j == label:
+                total += 0.6 / 9 * math.log1p(math.exp(-(9 * own(theta[i, j], g) - 0.4)))
+            else:
+                total += 0.4 / 9 * math.log1p(math.exp(9 * other(theta[i, j], g) - 0.4))
+    assert head(x, y).item() == pytest.approx(total / len(x), rel=1e-10)
+
+
+def test_binary_head_initial_bias_minimises_the_loss_at_right_angles():
+    # the last feature is at right angles to all class vectors, as nearly all are in many dimensions
+    head = BinaryHead(5, 4, radius=9.0, gradient="true").double()
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(4, 5))
+    x = torch.tensor([[0.0, 0, 0, 0, 2]], dtype=torch.float64)
+    head.reset_parameters()
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(4, 5))
+    loss = head(x, torch.tensor([1]))
+    (slope,) = torch.autograd.grad(loss, head.bias)
+    assert slope.item() == pytest.approx(0, abs=1e-6)  # the bias is float32
+
+
+@pytest.mark.parametrize(("classes", "radius"), [(2, 40.0), (2, 64.0), (3, 50.0), (3, 64.0), (1000, 40.0)])
+def test_binary_head_initial_bias_solves_its_equation(classes, radius):
+    head = BinaryHead(8, classes, radius=radius).double()
+    b = head._initial_bias()
+    own, others = radius * (-0.75 - 0.4), radius * (-0.75 + 0.4)
+    pull = 0.7 / (1 + math.exp(own + b))
+    push = 0.3 * (classes - 1) / (1 + math.exp(-others - b))
+    assert pull == pytest.approx(push, rel=1e-6)
+
+
+def test_binary_head_detached_gradient_is_that_of_the_cosine():
+    x, y = problem()
+    head = hs.heads.sphereface2(5, 4, s=9.0).double()
+    logits = head.logits(x, y)
+    slope = torch.sigmoid(logits) * 0.3
+    slope[torch.arange(len(y)), y] = -(0.7 * torch.sigmoid(-logits)).gather(1, y[:, None])[:, 0]
+    c = hs.sphere.cosines(x, head.weight)
+    (expected,) = torch.autograd.grad((c * slope.detach()).sum() / len(x), head.weight)
+    torch.testing.assert_close(torch.autograd.grad(head(x, y), head.weight)[0], expected, atol=1e-10, rtol=0)
+
+
+def test_binary_head_accepts_a_ramp_ignored_samples_and_reductions():
+    x, y = problem(batch=7)
+    head = hs.heads.sphereface2(5, 4, ramp=Ramp(steps=2), ignore_index=-1, reduction="none").double()
+    rows = head(x, y.index_fill(0, torch.tensor([1]), -1))
+    assert rows.shape == (7,)
+    assert rows[1] == 0
+    with pytest.raises(TypeError, match="label_smoothing"):
+        hs.heads.sphereface2(5, 4, label_smoothing=0.1)
