@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -160,3 +162,74 @@ def test_comhe_buffers_are_unique_for_similar_names():
     assert sum(name.startswith("basis") for name in regulariser.state_dict()) == 3
     with pytest.raises(ValueError, match="model must be pairs with different names, not \"pairs with 'a' twice\""):
         MHE([("a", pairs[0][1]), ("a", pairs[1][1])])
+
+
+def test_comhe_wider_than_every_layer_is_the_plain_energy():
+    net = network()
+    with pytest.warns(UserWarning, match="not projected, because the layers are smaller than the projection: 0, 3, 4"):
+        regularizer = CoMHE(net, projection=Random(dim=50))
+    assert regularizer().item() == pytest.approx(MHE(net)().item(), rel=1e-6)
+
+
+def test_comhe_default_projection_accepts_short_neurons():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 4))  # neurons of 27 numbers, dim is 30
+    with pytest.warns(UserWarning, match="not projected"):
+        assert torch.isfinite(CoMHE(net)())
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_comhe_adversarial_stays_bounded_in_few_dimensions(dim, seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(20, 32), nn.Linear(32, 5))
+    regularizer = CoMHE(net, projection=Adversarial(dim=dim), output=0, seed=seed)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = regularizer()
+        loss.backward()
+        optimizer.step()
+        assert loss.item() < 400  # the capped energy of two coinciding neurons is 300
+    assert all(torch.isfinite(p).all() for p in net.parameters())
+
+
+def test_comhe_angle_preserving_basis_is_drawn_again():
+    w = torch.randn(6, 9, requires_grad=True)
+    regularizer = CoMHE({"w": w}, projection=AnglePreserving(dim=3, rate=1e-3, redraw_every=3))
+    bases = []
+    for _ in range(7):
+        regularizer()
+        bases.append(regularizer.basis_9.clone())
+    changes = [(after - before).norm().item() for before, after in itertools.pairwise(bases)]
+    assert [change > 1 for change in changes] == [False, False, True, False, False, True]
+    with pytest.raises(ValueError, match="redraw_every must be an integer >= 1"):
+        AnglePreserving(redraw_every=0)
+
+
+def test_comhe_has_the_options_of_mhe():
+    w, v = torch.randn(7, 12, dtype=torch.float64), torch.randn(5, 12, dtype=torch.float64)
+    projection = Random(dim=4, views=1, every=1000)
+    plain = [CoMHE({"w": x}, projection=projection, seed=2)().item() for x in (w, v)]
+    both = CoMHE([("w", w), ("v", v)], projection=projection, seed=2, layer_weights={"v": 3.0}, average=True)
+    assert both().item() == pytest.approx((plain[0] + 3 * plain[1]) / 2)
+    betas = torch.linspace(0.5, 2, 7, dtype=torch.float64)
+    weighted = CoMHE({"w": w}, projection=projection, seed=2, neuron_weights={"w": betas})
+    basis = weighted._draw_bases(0)["12"][0].double().numpy()
+    expected = oracle.energy(w.numpy() @ basis.T, 2, half_space=True, weights=betas.numpy())
+    assert weighted().item() == pytest.approx(expected)
+    with pytest.raises(ValueError, match="neuron_weights must be None with a bilateral projection"):
+        CoMHE({"w": w}, projection=Bilateral(dim=4), neuron_weights={"w": betas})
+
+
+def test_low_rank_with_a_random_basis_starts_at_the_best_approximation():
+    net, original = pyramid(), pyramid()
+    low_rank_(net, 6, basis="random", generator=torch.Generator().manual_seed(0))
+    u, values, vh = torch.linalg.svd(original[0].weight.detach(), full_matrices=False)
+    torch.testing.assert_close(net[0].weight, u[:, :6] * values[:6] @ vh[:6], atol=1e-4, rtol=1e-3)
+    p1 = net[0].parametrizations.weight[0].left
+    y1, y2 = factors(net)["0.first"], factors(net)["0.second"]
+    assert not torch.allclose(p1, y2)
+    expected = (y2.T @ torch.linalg.inv(p1 @ y2.T) @ y1.T).T  # (E.23), columns are neurons
+    torch.testing.assert_close(net[0].weight, expected, atol=1e-4, rtol=1e-3)
+    with pytest.raises(ValueError, match="basis must be 'svd' or 'random'"):
+        low_rank_(pyramid(), 2, basis="pca")

@@ -339,3 +339,132 @@ def test_backward_inside_autocast_is_exact():
             (plain,) = torch.autograd.grad(energy(w), w, create_graph=True)
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-8)
         torch.testing.assert_close(plain, expected, rtol=1e-4, atol=1e-7)
+
+
+def pair_energy(w, half_space):
+    """Return the energy of float64 rows from differences, without cosines."""
+    x = w / w.norm(dim=1, keepdim=True)
+    off_diagonal = ~torch.eye(len(x), dtype=torch.bool)
+    energy = (x[:, None] - x[None]).square().sum(-1)[off_diagonal].reciprocal().sum()
+    if half_space:
+        energy = 2 * (energy + (x[:, None] + x[None]).square().sum(-1)[off_diagonal].reciprocal().sum() + len(x) / 4)
+    return energy
+
+
+def with_near_duplicate(d, chord, sign=1.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    w, direction = torch.randn(12, d, generator=generator), torch.randn(d, generator=generator)
+    w[1] = sign * 1.7 * w[0]
+    w[1] += direction / direction.norm() * chord * w[1].norm()
+    return w
+
+
+@pytest.mark.parametrize("chord", [1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6])
+@pytest.mark.parametrize("d", [3, 27, 1152])
+@pytest.mark.parametrize("half_space", [False, True])
+def test_near_duplicates_have_accurate_energies_and_push_each_other_apart(chord, d, half_space):
+    w = with_near_duplicate(d, chord, sign=-1.0 if half_space else 1.0).requires_grad_()
+    exact = w.detach().double().requires_grad_()
+    energy, expected = hyperspherical_energy(w, half_space=half_space, reduction="sum"), pair_energy(exact, half_space)
+    assert energy.item() == pytest.approx(expected.item(), rel=1e-5)
+    (gradient,), (expected_gradient,) = torch.autograd.grad(energy, w), torch.autograd.grad(expected, exact)
+    torch.testing.assert_close(
+        gradient.double(), expected_gradient, rtol=1e-3, atol=1e-5 * expected_gradient.abs().max()
+    )
+    # A descent step moves the two rows apart (or, in half space, away from opposite directions).
+    difference = w[1] / w[1].norm() - (-1.0 if half_space else 1.0) * w[0] / w[0].norm()
+    assert (gradient[1] @ difference).item() < 0
+
+
+@pytest.mark.parametrize("chord", [1e-2, 1e-4, 1e-6])
+def test_near_duplicates_are_accurate_in_compiled_transformed_and_blocked_code(chord, monkeypatch):
+    w = with_near_duplicate(64, chord)
+    exact = w.double().requires_grad_()
+    expected = pair_energy(exact, True)
+    (expected_gradient,) = torch.autograd.grad(expected, exact)
+
+    def energy(w):
+        return hyperspherical_energy(w, half_space=True, reduction="sum")
+
+    value, gradient = torch.func.grad_and_value(energy)(w)[::-1]
+    assert value.item() == pytest.approx(expected.item(), rel=1e-3)
+    torch.testing.assert_close(
+        gradient.double(), expected_gradient, rtol=2e-3, atol=1e-3 * expected_gradient.abs().max()
+    )
+    monkeypatch.setattr(_pairwise, "_PAIRS_AT_ONCE", 16)
+    monkeypatch.setattr(_pairwise, "_PAIRS_IN_CACHE", 16)
+    leaf = w.clone().requires_grad_()
+    blocked = energy(leaf)
+    assert blocked.item() == pytest.approx(expected.item(), rel=1e-5)
+    (gradient,) = torch.autograd.grad(blocked, leaf)
+    torch.testing.assert_close(
+        gradient.double(), expected_gradient, rtol=1e-3, atol=1e-5 * expected_gradient.abs().max()
+    )
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "angular"])
+@pytest.mark.parametrize(("n", "d"), [(600, 2), (1500, 3), (500, 8)])
+def test_float32_is_accurate_for_many_neurons_in_few_dimensions(n, d, distance):
+    w = torch.randn(n, d, generator=torch.Generator().manual_seed(0))
+    leaf, exact = w.clone().requires_grad_(), w.double().requires_grad_()
+    for half_space in (False, True):
+        value, expected = (hyperspherical_energy(x, distance=distance, half_space=half_space) for x in (leaf, exact))
+        assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+        gradient, expected_gradient = torch.autograd.grad(value, leaf)[0], torch.autograd.grad(expected, exact)[0]
+        error = (gradient - expected_gradient).norm() / expected_gradient.norm()
+        assert error < 1e-4
+
+
+def test_data_dependent_energy_of_near_duplicates_is_accurate():
+    w = with_near_duplicate(32, 1e-5).requires_grad_()
+    value = data_dependent_energy(w, torch.tensor([0, 3]))
+    expected = reference.data_dependent(w.detach().double().numpy(), [0, 3], 2)
+    assert value.item() == pytest.approx(expected, rel=1e-4)
+    value.backward()
+    assert torch.isfinite(w.grad).all()
+    assert (w.grad[0] @ (w[0] / 1.0 - w[1] / 1.7)).item() < 0  # a descent step increases the difference
+
+
+def test_data_dependent_energy_ignores_labels_and_accepts_any_shape():
+    w = neurons(6, 4)
+    labels = torch.tensor([[0, 2, -100], [5, -100, 2]])
+    expected = reference.data_dependent(w.numpy(), [0, 2, 5, 2], 2)
+    assert data_dependent_energy(w, labels).item() == pytest.approx(expected)
+    assert data_dependent_energy(w, torch.full((2, 2), -100)).item() == 0
+
+
+@pytest.mark.parametrize("power", [0, 1, 2])
+@pytest.mark.parametrize("distance", ["euclidean", "angular"])
+def test_min_distance_bounds_the_gradient_and_continues_linearly(power, distance):
+    def energy(chord, min_distance):
+        angle = torch.tensor(2 * math.asin(chord / 2), dtype=torch.float64, requires_grad=True)
+        w = torch.stack([torch.stack([angle.cos(), angle.sin()]), angle.new_tensor([1.0, 0.0])])
+        value = hyperspherical_energy(w, power=power, distance=distance, min_distance=min_distance)
+        return value.item(), torch.autograd.grad(value, angle)[0].item()
+
+    for chord in (0.2, 0.5):
+        assert energy(chord, 0.1) == pytest.approx(energy(chord, None))
+    limit = energy(0.1000001, None)[1]
+    for chord in (1e-2, 1e-4, 1e-6):
+        value, slope = energy(chord, 0.1)
+        assert math.isfinite(value)
+        assert slope == pytest.approx(limit, rel=1e-2)
+    with pytest.raises(ValueError, match="min_distance must be a positive number"):
+        energy(0.5, 0.0)
+
+
+def test_identical_rows_have_a_finite_energy_and_no_gradient():
+    w = torch.ones(300, 2000, requires_grad=True)
+    value = hyperspherical_energy(w, half_space=True)
+    value.backward()
+    assert torch.isfinite(value)
+    assert torch.isfinite(w.grad).all()
+
+
+@pytest.mark.parametrize("shape", [(8, 100), (100, 8)])
+def test_backward_keeps_the_smaller_of_gradient_and_factors(shape):
+    w, saved = torch.randn(shape, requires_grad=True), {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.update({t.data_ptr(): t.numel()}) or t, lambda t: t):
+        hyperspherical_energy(w)
+    saved.pop(w.data_ptr(), None)
+    assert sum(saved.values()) <= shape[0] * min(shape) + shape[0]

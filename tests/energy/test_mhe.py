@@ -151,3 +151,94 @@ def test_mhe_defaults_are_those_of_the_source():
     only = nn.Linear(8, 4)
     expected = oracle.energy(only.weight.detach().numpy(), 2, half_space=True)  # a single layer is not an output
     assert MHE(only)().item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_mhe_layer_weights_replace_the_factors_of_matching_layers():
+    net = network()
+    energies = {k: oracle.energy(net[k].weight.detach().flatten(1).numpy(), 2, half_space=k != 5) for k in (0, 3, 4, 5)}
+    ours = MHE(net, layer_weights={"3": 0.25, "[45]": 2.0, "*": 7.0})()
+    assert ours.item() == pytest.approx(
+        7 * energies[0] + 0.25 * energies[3] + 2 * (energies[4] + energies[5]), rel=1e-5
+    )
+    assert MHE(net, output=0, layer_weights={"[034]": 0.0})().item() == 0
+    with pytest.raises(ValueError, match="layer_weights must be a mapping whose names or patterns match some of '0'"):
+        MHE(net, layer_weights={"conv*": 1.0})
+    with pytest.raises(ValueError, match="layer_weights must be a number >= 0, not -1"):
+        MHE(net, layer_weights={"3": -1})
+
+
+def test_mhe_neuron_weights_scale_the_directions():
+    net, betas = network(), torch.linspace(0.5, 2, 12)
+    for half_space in (False, True):
+        ours = MHE(net, hidden=1, output=0, half_space=half_space, neuron_weights={"3": betas, "4": betas.tolist()})()
+        weights = {0: None, 3: betas.numpy(), 4: betas.numpy()}
+        expected = sum(
+            oracle.energy(net[k].weight.detach().flatten(1).numpy(), 2, half_space=half_space, weights=b)
+            for k, b in weights.items()
+        )
+        assert ours.item() == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="neuron_weights must be 12 numbers for 3"):
+        MHE(net, neuron_weights={"3": betas[:5]})
+    with pytest.raises(ValueError, match="neuron_weights must be positive and finite"):
+        MHE(net, neuron_weights={"3": -betas})
+    with pytest.raises(ValueError, match="distance must be 'euclidean' when neuron_weights are given"):
+        MHE(net, neuron_weights={"3": betas}, distance="angular")
+
+
+def test_mhe_average_divides_by_the_number_of_hidden_layers():
+    net = network()
+    total, mean, output = (MHE(net, **options)().item() for options in ({}, {"average": True}, {"hidden": 0}))
+    assert mean == pytest.approx((total - output) / 3 + output, rel=1e-5)
+
+
+def test_mhe_batch_applies_to_the_output_layer():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 40))
+    regularizer = MHE(net, hidden=0, batch=10)
+    values = [regularizer().item() for _ in range(200)]
+    exact = oracle.energy(net[1].weight.detach().numpy(), 2)
+    assert len(set(values)) > 100
+    assert np.mean(values) == pytest.approx(exact, abs=4 * np.std(values) / 200**0.5)
+
+
+def test_mhe_min_distance_pushes_near_duplicates_with_bounded_force():
+    w = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    w[1] = w[0] + 1e-5
+    gradients = []
+    for min_distance in (None, 0.1):
+        leaf = w.clone().requires_grad_()
+        MHE({"w": leaf}, min_distance=min_distance)().backward()
+        gradients.append(leaf.grad[:2].norm().item())
+        assert (leaf.grad[1] @ (w[1] - w[0])).item() < 0
+    assert gradients[0] > 1e9
+    assert gradients[1] < 1e4
+
+
+def test_mhe_takes_attention_gates_and_experts_and_embeddings_on_request():
+    model = nn.ModuleDict(
+        {
+            "words": nn.Embedding(20, 8),
+            "encoder": nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+            "memory": nn.LSTM(8, 6),
+            "head": AngularHead(6, 4),
+        }
+    )
+    regularizer = MHE(model)
+    names = [layer.name for layer in regularizer.selection]
+    for name in ("encoder.self_attn.q", "encoder.self_attn.k", "encoder.self_attn.v", "encoder.linear2"):
+        assert name in names
+    assert any(name.startswith("memory") for name in names)
+    assert [layer.name for layer in regularizer.selection.outputs] == ["head"]
+    assert {skip.name: skip.reason for skip in regularizer.skipped}["words"].startswith("an embedding")
+    regularizer().backward()
+    assert model["encoder"].self_attn.in_proj_weight.grad.abs().sum() > 0
+    assert model["words"].weight.grad is None
+    more = MHE(model, embedding=0.5)().item() - regularizer().item()
+    assert more == pytest.approx(0.5 * oracle.energy(model["words"].weight.detach().numpy(), 2), rel=1e-4)
+
+
+def test_mhe_report_prints_taken_and_skipped_layers(capsys):
+    MHE(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(), nn.Linear(8, 4)), report=True)
+    text = capsys.readouterr().out
+    assert "0  hidden     8 neurons of 27 numbers" in text
+    assert "1: one neuron per set" in text

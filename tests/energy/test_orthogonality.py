@@ -49,3 +49,32 @@ def test_orthogonality_names_the_layer_that_overflows(make):
         net[1].weight.mul_(1e25)
     with pytest.raises(ValueError, match="although all weights are finite: those of 1 are too large"):
         make(net)()
+
+
+def test_orthogonality_default_weights_are_those_of_the_source():
+    net = pyramid()
+    for kind in (Orthonormal, Orthogonal, SRIP):
+        assert kind(net).weight == 1e-5
+
+
+def test_orthogonality_excludes_the_output_layer_by_default():
+    regularizer = Orthonormal(pyramid())
+    assert [layer.name for layer in regularizer.selection] == ["0", "1"]
+    assert [(skip.name, skip.reason) for skip in regularizer.skipped] == [
+        ("2", "the output layer, which is left out by default")
+    ]
+    assert len(Orthonormal(pyramid(), output=True).selection) == 3
+
+
+def test_orthogonal_does_not_depend_on_the_norms_of_neurons():
+    w = torch.randn(5, 4)
+    scaled = w * torch.tensor([[0.1], [1.0], [3.0], [10.0], [0.5]])
+    first, second = (Orthogonal({"w": x}, 1.0)().item() for x in (w, scaled))
+    assert first == pytest.approx(second, rel=1e-5)
+
+
+def test_orthogonality_layer_weights_replace_the_factor():
+    net = pyramid()
+    values = [Orthonormal({"w": net[k].weight.detach()}, 1.0)().item() for k in (0, 1)]
+    ours = Orthonormal(net, 2.0, layer_weights={"1": 5.0})()
+    assert ours.item() == pytest.approx(2 * values[0] + 5 * values[1], rel=1e-5)

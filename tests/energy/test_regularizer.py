@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils import parametrizations, parametrize
+from torch.utils.checkpoint import checkpoint
 
+from hypersphere import rotation
 from hypersphere.energy import (
     MHE,
     SRIP,
     CoMHE,
+    Orthogonal,
     Orthonormal,
+    Warmup,
     data_dependent_energy,
     hyperspherical_energy,
     minimize,
@@ -207,3 +212,133 @@ def test_regularizers_reject_bad_input(make, words):
 def test_arguments_are_named_in_errors(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+REGULARIZERS = [
+    MHE,
+    lambda model: MHE(model, distance="angular", half_space=False, power=1),
+    lambda model: CoMHE(model, projection=Random(dim=3, views=2)),
+    lambda model: CoMHE(model, projection=AnglePreserving(dim=3, rate=1.0)),
+    lambda model: Orthonormal(model, 1.0),
+    lambda model: Orthogonal(model, 1.0),
+    lambda model: SRIP(model, 1.0),
+]
+
+
+@pytest.mark.parametrize("make", REGULARIZERS)
+def test_regularizers_are_twice_differentiable(make):
+    w = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda w: make({"w": w})(), (w,))
+    assert gradgradcheck(lambda w: make({"w": w})(), (w,))
+
+
+class WithRegularizer(nn.Module):
+    def __init__(self, net, regularizer):
+        super().__init__()
+        self.net, self.regularizer = net, regularizer
+
+    def forward(self):
+        return self.regularizer()
+
+
+@pytest.mark.parametrize("make", REGULARIZERS)
+def test_regularizers_work_under_torch_func(make):
+    net = pyramid()
+    regularizer = make(net)
+    before = {name: value.clone() for name, value in regularizer.state_dict().items()}
+    parameters = {f"net.{name}": p.detach() for name, p in net.named_parameters()}
+    model = WithRegularizer(net, regularizer)
+    gradients = torch.func.grad(lambda p: torch.func.functional_call(model, p, ()))(parameters)
+    for name, value in regularizer.state_dict().items():
+        assert torch.equal(value, before[name])
+    regularizer().backward()
+    torch.testing.assert_close(gradients["net.0.weight"], net[0].weight.grad, rtol=1e-4, atol=1e-6)
+
+
+COUNTING = [
+    lambda net, **options: MHE(net, batch=4, **options),
+    lambda net, **options: CoMHE(net, projection=Random(dim=4), **options),
+    lambda net, **options: CoMHE(net, projection=AnglePreserving(dim=4), **options),
+    lambda net, **options: CoMHE(net, projection=Adversarial(dim=4), **options),
+    lambda net, **options: CoMHE(net, projection=AnglePreserving(dim=4, form="angle"), distance="angular", **options),
+]
+
+
+@pytest.mark.parametrize("make", COUNTING)
+def test_steps_are_not_counted_without_gradients_or_in_eval_mode(make):
+    regularizer = make(pyramid())
+    regularizer()
+    state = {name: value.clone() for name, value in regularizer.state_dict().items()}
+    with torch.no_grad():
+        first = regularizer().item()
+    regularizer.eval()
+    assert regularizer().item() == first
+    assert all(torch.equal(value, state[name]) for name, value in regularizer.state_dict().items())
+    assert int(regularizer.steps) == 1
+
+
+@pytest.mark.parametrize("make", COUNTING)
+def test_activation_checkpointing_repeats_the_same_step(make):
+    plain_net, net = pyramid(), pyramid()
+    plain, checkpointed = make(plain_net), make(net)
+    for _ in range(3):
+        for model in (plain_net, net):
+            model.zero_grad()
+        value = plain()
+        value.backward()
+        repeated = checkpoint(checkpointed, use_reentrant=False)
+        repeated.backward()
+        assert repeated.item() == value.item()
+        torch.testing.assert_close(net[0].weight.grad, plain_net[0].weight.grad, rtol=1e-6, atol=0)
+    assert int(checkpointed.steps) == 3
+
+
+@pytest.mark.parametrize("make", COUNTING)
+def test_accumulation_repeats_a_step_until_it_is_advanced(make):
+    automatic, manual = make(pyramid()), make(pyramid(), auto_advance=False)
+    for _ in range(3):
+        expected = automatic().item()
+        assert [manual().item() for _ in range(2)] == [expected] * 2
+        manual.advance()
+    with pytest.raises(ValueError, match="auto_advance must be False if steps are counted by calling advance"):
+        automatic.advance()
+
+
+def test_schedule_scales_the_regularizer_and_resumes():
+    net = pyramid()
+    constant = MHE(net)().item()
+    scheduled = MHE(net, schedule=Warmup(steps=2))
+    assert [scheduled().item() for _ in range(4)] == pytest.approx([0, constant / 2, constant, constant])
+    resumed = MHE(net, schedule=lambda step: 10.0 * step)
+    resumed.load_state_dict(scheduled.state_dict())
+    assert resumed().item() == pytest.approx(40 * constant)
+    with pytest.raises(ValueError, match="schedule must be a callable that returns numbers >= 0, not -1"):
+        MHE(net, schedule=lambda step: -1)()
+    with pytest.raises(ValueError, match="steps must be an integer >= 1"):
+        Warmup(steps=0)
+
+
+@pytest.mark.parametrize("make", [MHE, Orthonormal, lambda net, **o: CoMHE(net, projection=Random(dim=4), **o)])
+def test_every_computes_the_regularizer_only_at_every_kth_step(make):
+    regularizer = make(pyramid(), every=3)
+    assert [regularizer().item() > 0 for _ in range(7)] == [True, False, False, True, False, False, True]
+
+
+def test_rotated_layers_give_a_warning_because_their_energy_is_constant():
+    net = rotation.rotate_(pyramid())
+    with pytest.warns(UserWarning, match="the regulariser is constant in 0, 1"):
+        regularizer = MHE(net, output=0)
+    before = regularizer()
+    before.backward()
+    assert max(p.grad.abs().max().item() for p in net.parameters() if p.grad is not None) < 1e-5
+
+
+def test_skipped_layers_have_a_reason():
+    net = nn.Sequential(nn.Linear(5, 1), nn.Linear(1, 6), nn.Linear(6, 4))
+    reasons = [(skip.name, skip.reason) for skip in MHE(net).skipped]
+    assert reasons == [("0", "one neuron per set"), ("1", "neurons of 1 number")]
+
+
+def test_output_layer_last_is_deprecated():
+    with pytest.warns(DeprecationWarning, match="use 'auto' instead"):
+        MHE(pyramid(), output_layer="last")

@@ -27,6 +27,7 @@ the same sums written out, with float64 cosines and a matrix of all pairs.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from hypersphere import _numerics, sphere
 from hypersphere._validation import require
 from hypersphere.functions.kernel import Kernel, Logarithmic, Riesz, kernel_of
 
-__all__ = ["PairPotential", "cross_repulsion", "data_dependent_energy", "mutual_repulsion"]
+__all__ = ["PairPotential", "cross_repulsion", "data_dependent_energy", "inner_graph", "mutual_repulsion"]
 
 _PAIRS_AT_ONCE = 2**22  # stacks with at most this many pairs are computed by one batched product
 _PAIRS_IN_CACHE = 2**20  # pairs per block of larger sets
@@ -49,6 +50,17 @@ _SMALLEST_MIRRORED_GRAM = (
 )
 _LARGEST_DIFFERENCES = 2**24  # entries of ŵᵢ − ŵⱼ that are formed at once; beyond it float64 cosines are used
 _CALLABLE_POWER = 4.0  # growth rate that is assumed of a user's callable when its smallest distance is chosen
+
+
+@contextlib.contextmanager
+def inner_graph() -> Iterator[None]:
+    """Record a graph that is differentiated before the forward pass ends.
+
+    Its tensors bypass the hooks of activation checkpointing, which would repeat the forward pass to restore them.
+    """
+    plain = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+    with torch.enable_grad(), plain if _numerics.values_readable() else contextlib.nullcontext():
+        yield
 
 
 # The potential of one pair -------------------------------------------------------------------------------------------
@@ -151,7 +163,7 @@ class PairPotential:
         """Return f and df/du."""
         if row_weights is None and self.distance == "euclidean" and isinstance(self.kernel, (Riesz, Logarithmic)):
             return _chord_derivative(self.kernel, u, dtype)
-        with torch.enable_grad():
+        with inner_graph():
             leaf = u.detach().requires_grad_()
             opposite = v.detach() + (u.detach() - leaf)  # equal to v, with derivative −1
             value = self._one_sided(leaf, opposite, row_weights, column_weights, dtype)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, is_number, require
-from hypersphere.functions._pairwise import PairPotential, mutual_repulsion
+from hypersphere.functions._pairwise import PairPotential, inner_graph, mutual_repulsion
 
 __all__ = [
     "CONSTRUCTIONS",
@@ -253,7 +253,7 @@ class AnglePreserving(Learned):
         ĉ and c are the cosines after and before. In matrix form this is X̂(X̂ᵀX̂) − Ŵ(ŴᵀX̂), products of N·d·r only.
         """
         if self.form == "angle":
-            with torch.enable_grad():
+            with inner_graph():
                 leaf = basis if basis.requires_grad else basis.detach().requires_grad_()
                 return torch.autograd.grad(self.objective(w, leaf), leaf, create_graph=w.requires_grad)[0]
         lengths, w = _lengths_and_rows(w)
@@ -304,7 +304,7 @@ class Adversarial(Learned):
 
     def gradient(self, w: Tensor, basis: Tensor, potential: PairPotential) -> Tensor:
         """Return −∂Ē/∂P, with Ē the mean energy over pairs."""
-        with torch.enable_grad():
+        with inner_graph():
             leaf = basis.detach().requires_grad_()
             energy = mutual_repulsion(_project(w.detach(), leaf), potential).sum() / _pair_count(w)
             return -torch.autograd.grad(energy, leaf)[0]
