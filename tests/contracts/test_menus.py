@@ -180,6 +180,17 @@ def test_angular_slope_is_the_derivative(name):
     torch.testing.assert_close(g.slope(c.detach(), value.detach()), expected, atol=1e-12, rtol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, kind in magnitude.MAGNITUDES.items() if issubclass(kind, magnitude.Radial)]
+)
+def test_magnitude_slope_is_the_derivative(name):
+    x = torch.tensor([0.2, 0.7, 1.3, 4.0], dtype=torch.float64, requires_grad=True)
+    kind = magnitude.MAGNITUDES[name]
+    for h in (kind(), kind(alpha=3.0), *([kind(radius=2.5)] if hasattr(kind, "radius") else [])):
+        value = h(torch.ones_like(x), x) + 0 * x
+        torch.testing.assert_close(h.slope(x.detach(), value.detach()), torch.autograd.grad(value.sum(), x)[0])
+
+
 def test_sigmoid_is_stable_for_small_k_and_learns_k():
     c = torch.tensor([1.0, 0.5, 0.0, -0.5, -1.0])
     assert torch.isfinite(angular.Sigmoid(k=1e-3)(c)).all()

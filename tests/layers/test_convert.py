@@ -7,7 +7,17 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from hypersphere.layers import PRESETS, DecoupledConv2d, DecoupledLinear, convert_, revert_, shared_k
+from hypersphere.layers import (
+    PRESETS,
+    DecoupledConv2d,
+    DecoupledLinear,
+    SphereNorm,
+    conversion_plan,
+    convert_,
+    revert_,
+    shared_k,
+)
+from hypersphere.rotation import fold_, rotate_
 
 
 def small():
@@ -21,7 +31,7 @@ def images():
     return torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(1))
 
 
-def test_convert_keeps_parameters_and_leaves_the_classifier():
+def test_convert_keeps_parameters_and_skips_the_output_layer():
     model = small().eval()
     parameters, before = dict(model.named_parameters()), model(images())
     assert convert_(model, magnitude="ball", angular="linear") is model
@@ -45,14 +55,14 @@ def test_convert_keeps_parameters_and_leaves_the_classifier():
     assert torch.equal(model(images()), before)
 
 
-def test_inner_product_changes_nothing():
+def test_convert_to_the_inner_product_keeps_outputs():
     model = small().eval()
     before = model(images())
     convert_(model, magnitude="inner_product", angular="cosine", where=lambda name, module: True)
     assert torch.equal(model(images()), before)
 
 
-def test_predicate_root_and_learned_numbers():
+def test_convert_with_a_predicate_a_root_layer_and_learned_numbers():
     model = convert_(small(), where=lambda name, module: name == "5")
     assert isinstance(model[5], DecoupledLinear)
     assert type(model[0]) is nn.Conv2d
@@ -66,7 +76,7 @@ def test_predicate_root_and_learned_numbers():
     assert k.grad is not None
 
 
-def test_an_optimiser_hooks_and_copies_survive():
+def test_convert_keeps_optimisers_hooks_and_copies():
     model = small()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     calls = []
@@ -82,7 +92,7 @@ def test_an_optimiser_hooks_and_copies_survive():
     assert type(revert_(other)[0]) is nn.Conv2d
 
 
-def test_tied_weights_stay_tied():
+def test_convert_keeps_tied_weights():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -99,13 +109,13 @@ def test_tied_weights_stay_tied():
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda m: parametrizations.weight_norm(m[4]), "where must leave '4' out, which is parametrised"),
-        (lambda m: nn.utils.spectral_norm(m[4]), "'4' out, which does not own its weight"),
-        (lambda m: m.__setitem__(4, nn.LazyLinear(16)), "'4' out, which has no weight yet"),
+        (lambda m: parametrizations.weight_norm(m[4]), "where must exclude '4', which is parametrised"),
+        (lambda m: nn.utils.spectral_norm(m[4]), "'4', which does not own its weight"),
+        (lambda m: m.__setitem__(4, nn.LazyLinear(16)), "'4', which has no weight yet"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_what_cannot_be_converted_is_refused_and_nothing_changed(spoil, words):
+def test_convert_refuses_layers_without_a_plain_weight(spoil, words):
     model = small()
     spoil(model)
     with pytest.raises(ValueError, match=words):
@@ -115,7 +125,7 @@ def test_what_cannot_be_converted_is_refused_and_nothing_changed(spoil, words):
     assert isinstance(model[0], DecoupledConv2d)
 
 
-def test_bad_settings_leave_the_model_as_it_was():
+def test_convert_with_invalid_settings_leaves_the_model_unchanged():
     for settings in ({"magnitude": "cube"}, {"learn_radius": "layer"}, {"angular": "sigmoid", "learn_k": "net"}):
         model = small()
         with pytest.raises(ValueError):
@@ -129,7 +139,7 @@ def test_bad_settings_leave_the_model_as_it_was():
     assert type(model[0]) is nn.Conv2d
 
 
-def test_a_forward_of_ones_own_and_attention():
+def test_convert_skips_custom_forwards_and_attention():
     class Own(nn.Linear):
         def forward(self, x):
             return super().forward(x) + 1
@@ -142,13 +152,13 @@ def test_a_forward_of_ones_own_and_attention():
         convert_(model)
     assert type(model["own"]) is Own
     assert not isinstance(model["attention"].out_proj, DecoupledLinear)
-    with pytest.raises(ValueError, match="'own' out, which is a Own with a forward of its own"):
+    with pytest.raises(ValueError, match="'own', which is a Own that overrides forward"):
         convert_(model, where=lambda name, module: name == "own")
     with pytest.raises(ValueError, match="reads its weight without calling it"):
         convert_(model, where=lambda name, module: name == "attention.out_proj")
 
 
-def test_a_vision_model_of_transformers():
+def test_convert_vision_models_of_transformers():
     transformers = pytest.importorskip("transformers")
     config = transformers.ResNetConfig(
         embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3
@@ -183,7 +193,7 @@ def test_a_vision_model_of_transformers():
     assert torch.isfinite(vit(torch.randn(1, 3, 16, 16)).logits).all()
 
 
-def test_a_graph_network_of_torch_geometric():
+def test_convert_graph_network_of_torch_geometric():
     geometric = pytest.importorskip("torch_geometric.nn")
 
     class GCN(nn.Module):
@@ -213,7 +223,142 @@ def test_a_graph_network_of_torch_geometric():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_named_after_their_magnitude(name):
+def test_presets_have_the_magnitude_of_their_name(name):
     layer = PRESETS[name](3, 8, 3, padding=1, angular="linear")
     assert type(layer.magnitude).__name__.lower() == name.removesuffix("_conv2d")
     assert layer(images()).shape == (2, 8, 5, 5)
+
+
+def test_revert_refuses_parametrised_layers():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    convert_(model)
+    rotate_(model, output=True)
+    x = torch.rand(1, 3, 4, 4)
+    before = model(x)
+    with pytest.raises(ValueError, match="fold it"):
+        revert_(model)
+    assert torch.equal(model(x), before)
+    assert type(revert_(fold_(model))[0]) is nn.Conv2d
+
+
+def test_revert_leaves_sphere_norm_unchanged():
+    model = nn.Sequential(SphereNorm(nn.Conv2d(3, 4, 3)), nn.Conv2d(4, 4, 3))
+    x = torch.rand(1, 3, 8, 8)
+    before = model[0](x)
+    convert_(model, where=lambda name, _: name == "1")
+    assert type(revert_(model)[1]) is nn.Conv2d
+    assert torch.equal(model[0](x), before)
+    with pytest.raises(ValueError, match="layer must be a plain Conv1d"):
+        SphereNorm(nn.BatchNorm2d(3))
+
+
+class ScaledLinear(nn.Module):
+    """Has the attributes of a linear layer, and computes twice its output if `twice` is True."""
+
+    def __init__(self, twice):
+        super().__init__()
+        self.in_channels, self.out_channels, self.twice = 3, 2, twice
+        self.weight, self.bias = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return (2 if self.twice else 1) * nn.functional.linear(x, self.weight, self.bias)
+
+
+def test_convert_takes_only_modules_that_compute_a_linear_layer():
+    model = nn.ModuleDict({"scaled": ScaledLinear(True), "plain": ScaledLinear(False), "last": nn.Linear(3, 2)})
+    convert_(model)
+    assert isinstance(model["scaled"], ScaledLinear)
+    assert isinstance(model["plain"], DecoupledLinear)
+    assert model["plain"].in_features == 3
+
+
+def test_conversion_plan_lists_converted_and_skipped_layers_with_reasons(capsys):
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Conv2d(3, 4, 3)
+            self.up = nn.ConvTranspose2d(4, 4, 2)
+            self.attention = nn.MultiheadAttention(4, 2)
+            self.table = nn.Embedding(7, 4)
+            self.classifier = nn.Linear(4, 2)
+
+    model = Encoder()
+    plan = conversion_plan(model)
+    assert plan.converted == ("stem",)
+    reasons = {skip.name: skip.reason for skip in plan.skipped}
+    assert reasons["classifier"] == "it is the output layer"
+    assert reasons["attention.out_proj"] == "its parent reads its weight without calling it"
+    assert reasons["attention.q"] == "MultiheadAttention is not a convolution or linear layer"
+    assert reasons["up"] == "ConvTranspose2d is not a convolution or linear layer"
+    assert reasons["table"] == "Embedding is not a convolution or linear layer"
+    convert_(model, report=True)
+    assert capsys.readouterr().out.strip() == str(plan)
+    assert isinstance(model.stem, DecoupledConv2d)
+    again = {skip.name: skip.reason for skip in conversion_plan(model).skipped}
+    assert again["stem"] == "it is decoupled already"
+    assert conversion_plan(model, where=lambda name, _: name == "classifier").converted == ("classifier",)
+
+
+@pytest.mark.parametrize("h", ["sphere", "ball", "tanh", "linear", "seg", "log", "mix"])
+@pytest.mark.parametrize("weighting", [None, "linear"])
+@pytest.mark.parametrize("g", ["cosine", "linear"])
+def test_convert_with_calibration_keeps_the_scale_of_every_layer(h, weighting, g):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 5))
+    with torch.no_grad():
+        model[0].weight.mul_(20)
+        model[2].weight.mul_(0.1)
+    x = torch.randn(16, 3, 5, 5)
+    inputs = [x, model[:2](x)]
+    before = [
+        (model[i](v) - model[i].bias.view(-1, 1, 1)).square().mean().sqrt() for i, v in zip((0, 2), inputs, strict=True)
+    ]
+    convert_(model, magnitude=h, angular=g, weighting=weighting, scale="keep", calibration=x)
+    after = [
+        (model[i](v) - model[i].bias.view(-1, 1, 1)).square().mean().sqrt() for i, v in zip((0, 2), inputs, strict=True)
+    ]
+    torch.testing.assert_close(torch.stack(after), torch.stack(before), rtol=1e-4, atol=0)
+    assert model.training
+
+
+def test_convert_with_calibration_sets_the_mean_patch_norm():
+    model, x = small(), images()
+    convert_(model, magnitude="tanh", learn_radius="layer", scale="keep", calibration=(x,))
+    norms = nn.functional.conv2d(x.square(), torch.ones(1, 3, 3, 3)).sqrt()
+    assert model[0].mean_norm.item() == pytest.approx(norms.mean().item(), rel=1e-5)
+    assert int(model[0].batches) == 1
+
+
+def test_convert_can_keep_filter_norms_without_calibration():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3))
+    norms = [layer.weight.detach().flatten(1).norm(dim=1) for layer in model]
+    convert_(model, magnitude="seg", scale="keep")
+    for layer, norm in zip(model, norms, strict=True):
+        factor = norm.square().mean().sqrt().item()
+        assert layer.magnitude.alpha == pytest.approx(factor, rel=1e-5)
+        assert layer.magnitude.beta == pytest.approx(0.5 * factor, rel=1e-5)
+    assert convert_(small(), weighting="linear", scale="keep")[0].magnitude.alpha == 1
+
+
+def test_convert_refuses_unusable_scales():
+    with pytest.raises(ValueError, match="scale must be None or 'keep', not 'yes'"):
+        convert_(small(), scale="yes")
+    with pytest.raises(ValueError, match="calibration must be None unless scale='keep'"):
+        convert_(small(), calibration=images())
+    model = small()
+    with pytest.raises(ValueError, match="scale must be None for"):
+        convert_(model, magnitude=lambda w, x: x, scale="keep", calibration=images())
+    assert type(model[0]) is nn.Conv2d
+    with pytest.raises(ValueError, match="calibration must be an input for which all converted layers are called"):
+        convert_(Branch(), scale="keep", calibration=images())
+
+
+class Branch(nn.Module):
+    """A model that does not call one of its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.called, self.unused = nn.Conv2d(3, 2, 3), nn.Conv2d(3, 2, 3)
+
+    def forward(self, x):
+        return self.called(x)

@@ -176,3 +176,13 @@ def test_decoupled_layers_declare_parameters_without_decay():
     assert DecoupledLinear(2, 2, magnitude=lambda w, x: x).decay_free_parameters == ()
     layer = DecoupledLinear(2, 2, magnitude="tanh", angular="sigmoid", learn_k="layer", learn_radius="layer")
     assert layer.decay_free_parameters == ("weight", "log_k", "log_radius")
+
+
+def test_weighted_gradients_skip_frozen_weights_and_apply_once():
+    model = nn.Sequential(DecoupledLinear(3, 4), DecoupledLinear(4, 2))
+    model[1].weight.requires_grad_(False)
+    weighted = WeightedGradients(model)
+    with pytest.raises(ValueError, match="weighted already"):
+        WeightedGradients(model)
+    weighted.remove()
+    WeightedGradients(model).remove()

@@ -128,10 +128,9 @@ class Tanh(Radial):
         return (self.alpha * torch.tanh(_numerics.widen(x_norm) / self.radius)).to(x_norm.dtype)
 
     def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
-        """Return α(1 − tanh²(‖x‖/ρ))/ρ = (α − h²/α)/ρ."""
-        if self.alpha == 0:
-            return torch.zeros_like(value)
-        return (self.alpha - value.square() / self.alpha) / self.radius
+        """Return α(1 − tanh²(‖x‖/ρ))/ρ = 4α·q(1 − q)/ρ with q = σ(−2‖x‖/ρ), which keeps its digits for large ‖x‖."""
+        q = (x_norm * (-2 / self.radius)).sigmoid_()
+        return torch.addcmul(q, q, q, value=-1).mul_(4 * self.alpha / self.radius)
 
 
 @dataclass(frozen=True)

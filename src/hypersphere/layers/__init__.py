@@ -1,6 +1,6 @@
 """Decoupled and sphere layers: convolutions and linear layers that respond by magnitude and angle."""
 
-from hypersphere.layers.convert import convert_, revert_
+from hypersphere.layers.convert import ConversionPlan, conversion_plan, convert_, revert_
 from hypersphere.layers.decoupled import (
     PRESETS,
     DecoupledConv1d,
@@ -21,6 +21,7 @@ from hypersphere.layers.norm import SphereNorm
 
 __all__ = [
     "PRESETS",
+    "ConversionPlan",
     "DecoupledConv1d",
     "DecoupledConv2d",
     "DecoupledConv3d",
@@ -28,6 +29,7 @@ __all__ = [
     "DecoupledLinear",
     "SphereNorm",
     "ball_conv2d",
+    "conversion_plan",
     "convert_",
     "linear_conv2d",
     "log_conv2d",

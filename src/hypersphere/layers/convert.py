@@ -1,4 +1,4 @@
-"""Turn the layers of a trained model into decoupled ones, and back.
+"""Convert the layers of a trained model to decoupled layers, and back.
 
 A conversion changes the class of a layer, as torch's parametrisations do, and nothing else: the module object, its
 parameters, hooks and name stay, so optimisers keep working, tied weights stay tied and references stay valid.
@@ -7,29 +7,34 @@ parameters, hooks and name stay, so optimisers keep working, tied weights stay t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from hypersphere._layer_selection import SkippedLayer, layers_of
 from hypersphere._validation import require
 from hypersphere.layers.decoupled import (
+    AngularFunction,
     DecoupledConv1d,
     DecoupledConv2d,
     DecoupledConv3d,
     DecoupledLayer,
     DecoupledLinear,
+    MagnitudeFunction,
 )
 
-__all__ = ["convert_", "revert_"]
+__all__ = ["ConversionPlan", "conversion_plan", "convert_", "revert_"]
 
 Model = TypeVar("Model", bound=nn.Module)
 Predicate = Callable[[str, nn.Module], bool]
 
-DECOUPLED: dict[type[nn.Module], type[DecoupledLayer]] = {
+DECOUPLED_CLASSES: dict[type[nn.Module], type[DecoupledLayer]] = {
     nn.Conv1d: DecoupledConv1d,
     nn.Conv2d: DecoupledConv2d,
     nn.Conv3d: DecoupledConv3d,
@@ -40,108 +45,197 @@ DECOUPLED: dict[type[nn.Module], type[DecoupledLayer]] = {
 def convert_(
     model: Model,
     *,
-    magnitude: str | Callable[[Tensor, Tensor], Tensor] = "sphere",
-    angular: str | Callable[[Tensor], Tensor] = "cosine",
+    magnitude: str | MagnitudeFunction = "sphere",
+    angular: str | AngularFunction = "cosine",
     weighting: str | None = None,
     learn_k: str | nn.Parameter | None = None,
     learn_radius: str | None = None,
     radius_norm: str = "running",
     momentum: float = 0.1,
     storage: str = "full",
+    scale: str | None = None,
+    calibration: Float[Tensor, "..."] | tuple[Any, ...] | None = None,
     where: Predicate | None = None,
+    report: bool = False,
 ) -> Model:
-    """Make convolutions and linear layers of a model decoupled, in place; trained weights and biases are kept.
+    r"""Convert convolutions and linear layers of a model to decoupled layers, in place, keeping weights and biases.
+
+    A decoupled layer without weighting ignores ‖w‖, so the outputs of a trained layer change in scale. With
+    `scale="keep"`, the α of each layer (and β, if the magnitude has one) is multiplied by a factor that restores it:
+
+    - with a `calibration` batch, the ratio of the root mean squares of the outputs before and after the conversion,
+      without bias, on the inputs that the layer receives in the original model. A learned radius also starts from the
+      mean patch norm of these inputs;
+    - without one, the root mean square of the filter norms. This restores ‖w‖ but not ‖x‖, which is exact on average
+      for `Linear` and insufficient for bounded magnitudes.
 
     Args:
-        model: any module; layers that count are torch's Conv1d, Conv2d, Conv3d and Linear, and linear layers of other
-            libraries that keep a weight (out, in), a bias and `in_channels`, `out_channels`.
-        magnitude: h; this and the arguments down to `momentum` are those of `DecoupledConv2d`.
+        model: any module. Layers that can be converted are torch's Conv1d, Conv2d, Conv3d and Linear, and linear layers
+            of other libraries that have a weight (out, in), a bias, `in_channels` and `out_channels`.
+        magnitude: h. This argument and those down to `storage` are described in `DecoupledConv2d`.
         angular: g.
         weighting: how ‖w‖ enters.
-        learn_k: whose k is learned.
-        learn_radius: whose radius is learned.
+        learn_k: None, "layer", "filter" or a shared parameter.
+        learn_radius: None, "layer" or "filter".
+        radius_norm: "running" or "batch".
         momentum: of the running mean of the patch norm.
-        where: which of these layers, by name and module. None for all but the last linear one, which is taken for the
-            classifier, and those whose parent uses their weight without calling them.
+        storage: "full" or "half".
+        scale: None to leave the scale of outputs to the magnitude, or "keep".
+        calibration: with scale="keep", an input of the model, or a tuple of positional arguments.
+        where: which of these layers, by name and module. None for all except the output layer (see `layers_of`; if it
+            is not recognised, the last linear layer) and layers that `conversion_plan` lists as skipped.
+        report: whether to print the converted and the skipped layers.
 
     Returns:
-        The model. If none is chosen or a chosen one cannot be converted, a `ValueError` says so; nothing is changed.
+        The model.
+
+    Raises:
+        ValueError: no layer is chosen, or a chosen layer cannot be converted. The model is unchanged.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 10))
-        >>> convert_(model, magnitude="ball")[0].magnitude
+        >>> convert_(model, magnitude="ball", report=True)[0].magnitude
+        1 converted:
+          0
+        1 skipped:
+          3: it is the output layer
         Ball(alpha=1.0, radius=1.0)
-        >>> type(model[3]).__name__
-        'Linear'
     """
-    require(where is None or callable(where), "where", "None or a function of a name and a module", where)
-    bypassed = _bypassed(model)
-    candidates = [(name, module) for name, module in model.named_modules() if _is_layer(module)]
-    if where is None:
-        linear = [module for _, module in candidates if _plain_class(module) is nn.Linear and module not in bypassed]
-        last = linear[-1] if linear else None
-        chosen = [(n, m) for n, m in candidates if m is not last and m not in bypassed and not _own_forward(m)]
-    else:
-        chosen = [(name, module) for name, module in candidates if where(name, module)]
-    for name, module in chosen:
-        _require_convertible(name or type(module).__name__, module, bypassed)
-    if not chosen:
-        decoupled = any(isinstance(module, DecoupledLayer) for module in model.modules())
-        reason = "its layers are decoupled already: revert_ them first" if decoupled and not candidates else None
-        reason = reason or "none of its convolutions and linear layers is chosen"
-        raise ValueError(f"model must have a layer to convert, but {reason}")
+    require(scale in (None, "keep"), "scale", "None or 'keep'", scale)
+    require(calibration is None or scale == "keep", "calibration", "None unless scale='keep'", type(calibration))
+    plan = conversion_plan(model, where)
+    modules = {name: model.get_submodule(name) for name in plan.converted}
+    bypassed = _bypassed_modules(model)
+    for name, module in modules.items():
+        reason = _obstacle(module, bypassed)
+        if reason is not None:
+            raise ValueError(f"where must exclude {name or type(module).__name__!r}, which {reason}")
+    if not modules:
+        raise ValueError(f"model must have a layer to convert, but {_why_nothing_is_chosen(model)}")
+    observed = {} if calibration is None else _observe(model, modules, calibration)
     settings = (magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
     converted: list[nn.Module] = []
     try:
-        for _, module in chosen:
-            module._converted_from = type(module)
-            if _plain_class(module) is nn.Linear and not hasattr(module, "in_features"):
-                module.in_features, module.out_features = module.in_channels, module.out_channels
-            module.__class__ = DECOUPLED[_plain_class(module)]
+        for name, module in modules.items():
             converted.append(module)
-            module._configure(*settings)
+            convert_layer_(module, *settings)
+            if scale == "keep":
+                _keep_scale_(module, observed.get(name))
     except Exception:
         for module in converted:
-            _revert(module)
+            _revert_layer_(module)
         raise
+    if report:
+        print(plan)
     return model
 
 
 def revert_(model: Model) -> Model:
-    """Make every decoupled layer of a model the ordinary layer it was again, in place; weights and biases are kept.
+    """Convert every decoupled layer of a model back to its original class, in place, keeping weights and biases.
 
-    Layers inside a `SphereNorm` are its own, and stay. A parametrised layer is a `ValueError`, and nothing is changed.
+    Layers inside a `SphereNorm` belong to it and are left unchanged.
 
-    >>> revert_(convert_(nn.Sequential(nn.Conv2d(3, 8, 3)), magnitude="ball"))
-    Sequential(
-      (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
-    )
+    Raises:
+        ValueError: a layer is parametrised. The model is unchanged.
+
+    Example:
+        >>> revert_(convert_(nn.Sequential(nn.Conv2d(3, 8, 3)), magnitude="ball"))
+        Sequential(
+          (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
+        )
     """
-    found = [(n, m) for n, m in model.named_modules() if isinstance(m, DecoupledLayer) and not hasattr(m, "_of_norm")]
-    for name, module in found:
+    decoupled = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, DecoupledLayer) and not hasattr(module, "_belongs_to_norm")
+    ]
+    for name, module in decoupled:
         if parametrize.is_parametrized(module):
             advice = "fold it (hypersphere.rotation.fold_) or remove its parametrisation first"
             raise ValueError(f"model must have plain decoupled layers, but {name!r} is parametrised: {advice}")
-    for _, module in found:
-        _revert(module)
+    for _, module in decoupled:
+        _revert_layer_(module)
     return model
 
 
-def _revert(module: nn.Module) -> None:
-    plain = _plain_class(module)
-    if isinstance(module, DecoupledLayer):
-        module._remove_configuration()
-    object.__setattr__(module, "__class__", module.__dict__.pop("_converted_from", plain))
+# Which layers --------------------------------------------------------------------------------------------------------
 
 
-def _is_layer(module: nn.Module) -> bool:
-    return not isinstance(module, DecoupledLayer) and (
-        isinstance(module, tuple(DECOUPLED)) or _linear_elsewhere(module)
-    )
+@dataclass(frozen=True)
+class ConversionPlan:
+    """Which layers `convert_` converts, and which it skips.
+
+    Attributes:
+        converted: qualified names of the layers to convert.
+        skipped: other layers, with `name` and `reason`.
+    """
+
+    converted: tuple[str, ...]
+    skipped: tuple[SkippedLayer, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.converted)} converted:", *(f"  {name}" for name in self.converted)]
+        if self.skipped:
+            lines += [f"{len(self.skipped)} skipped:", *(f"  {skip.name}: {skip.reason}" for skip in self.skipped)]
+        return "\n".join(lines)
 
 
-def _linear_elsewhere(module: nn.Module) -> bool:
-    """Whether another library's module is a linear layer by what it holds, as torch_geometric's `Linear` is."""
+def conversion_plan(model: nn.Module, where: Predicate | None = None) -> ConversionPlan:
+    """Return which layers `convert_` would convert, and which it would skip and why. The model is not changed.
+
+    Args:
+        model: any module.
+        where: as in `convert_`.
+
+    Example:
+        >>> print(conversion_plan(nn.Sequential(nn.Linear(4, 8), nn.LSTM(8, 8), nn.Linear(8, 2))).skipped[0])
+        SkippedLayer(name='2', reason='it is the output layer')
+    """
+    require(where is None or callable(where), "where", "None or a function of a name and a module", where)
+    selection = layers_of(model)
+    candidates = {name: module for name, module in model.named_modules() if _is_candidate(module)}
+    bypassed = _bypassed_modules(model)
+    outputs = {name for layer in selection.outputs for name in (layer.name, *layer.aliases)}
+    if not outputs:
+        linear = [name for name, m in candidates.items() if _plain_class(m) is nn.Linear and m not in bypassed]
+        outputs = set(linear[-1:])
+
+    def reason_to_skip(name: str, module: nn.Module) -> str | None:
+        if where is not None:
+            return None if where(name, module) else "excluded by `where`"
+        if name in outputs:
+            return "it is the output layer"
+        if module in bypassed:
+            return "its parent reads its weight without calling it"
+        if _has_custom_forward(module):
+            return f"{type(module).__name__} overrides forward, which would be lost"
+        return None
+
+    reasons = {name: reason_to_skip(name, module) for name, module in candidates.items()}
+    skipped = [SkippedLayer(name, reason) for name, reason in reasons.items() if reason is not None]
+    for layer in selection:
+        owner = layer.group.rpartition(".")[0]
+        if owner in candidates or layer.module is None:
+            continue
+        kind = type(layer.module).__name__
+        is_decoupled = isinstance(layer.module, DecoupledLayer)
+        skipped.append(
+            SkippedLayer(
+                layer.name,
+                "it is decoupled already" if is_decoupled else f"{kind} is not a convolution or linear layer",
+            )
+        )
+    skipped += [skip for skip in selection.skipped if skip.name not in candidates]
+    return ConversionPlan(tuple(name for name, reason in reasons.items() if reason is None), tuple(skipped))
+
+
+def _is_candidate(module: nn.Module) -> bool:
+    is_torch_layer = isinstance(module, tuple(DECOUPLED_CLASSES))
+    return not isinstance(module, DecoupledLayer) and (is_torch_layer or _is_foreign_linear(module))
+
+
+def _is_foreign_linear(module: nn.Module) -> bool:
+    """Return True if another library's module is a linear layer judging by its attributes, as torch_geometric's is."""
     weight = module._parameters.get("weight")
     if weight is None or isinstance(weight, UninitializedParameter) or "bias" not in module._parameters:
         return False
@@ -151,48 +245,146 @@ def _linear_elsewhere(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _computes_linear(module: nn.Module) -> bool:
-    """Whether a module gives what a linear layer of its weight and bias gives, tried on one row."""
+    """Return True if a module computes W·x + b with its weight and bias, tried on one row."""
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     assert weight is not None
     row = torch.linspace(-1, 1, weight.shape[1], dtype=weight.dtype, device=weight.device).unsqueeze(0)
     try:
-        found = module(row)
-        return bool(torch.allclose(found, F.linear(row, weight, bias), rtol=1e-2, atol=1e-3))
-    except Exception:
+        return bool(torch.allclose(module(row), F.linear(row, weight, bias), rtol=1e-2, atol=1e-3))
+    except Exception:  # whatever a foreign module raises on a row, it is not a linear layer
         return False
 
 
 def _plain_class(module: nn.Module) -> type[nn.Module]:
-    return next((plain for plain in DECOUPLED if isinstance(module, plain)), nn.Linear)
+    return next((plain for plain in DECOUPLED_CLASSES if isinstance(module, plain)), nn.Linear)
 
 
-def _own_forward(module: nn.Module) -> bool:
-    """Whether a class of somebody else's computes something that a conversion would lose."""
+def _has_custom_forward(module: nn.Module) -> bool:
+    """Return True if a subclass overrides the forward pass, which a conversion would lose."""
     plain = _plain_class(module)
     if not isinstance(module, plain) or parametrize.is_parametrized(module):
         return False
-    inherited = all(getattr(type(module), n, None) is getattr(plain, n, None) for n in ("forward", "_conv_forward"))
-    return not inherited
+    methods = ("forward", "_conv_forward")
+    return any(getattr(type(module), name, None) is not getattr(plain, name, None) for name in methods)
 
 
-def _bypassed(model: nn.Module) -> set[nn.Module]:
-    """Layers whose parent reads their weight and never calls them, so that a conversion would do nothing."""
+def _bypassed_modules(model: nn.Module) -> set[nn.Module]:
+    """Return modules whose parent may read their weight without calling them; a conversion would have no effect."""
     parents = [m for m in model.modules() if isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoderLayer))]
-    return {child for parent in parents for child in parent.modules()}
+    return {child for parent in parents for child in parent.modules()} - set(parents)
 
 
-def _require_convertible(name: str, module: nn.Module, bypassed: set[nn.Module]) -> None:
+def _obstacle(module: nn.Module, bypassed: set[nn.Module]) -> str | None:
+    """Return why a layer cannot be converted, or None."""
     weight = module._parameters.get("weight")
-    reason = None
     if parametrize.is_parametrized(module):
-        reason = "is parametrised: remove the parametrisation first (torch.nn.utils.parametrize, hypersphere.rotation)"
-    elif isinstance(weight, UninitializedParameter):
-        reason = "has no weight yet: run a batch through the model first"
-    elif weight is None:
-        reason = "does not own its weight: it is reparametrised by a hook (weight_norm, spectral_norm, pruning)"
-    elif module in bypassed:
-        reason = "lies inside an attention or transformer layer of torch that reads its weight without calling it"
-    elif _own_forward(module):
-        reason = f"is a {type(module).__name__} with a forward of its own, which would be lost"
-    if reason is not None:
-        raise ValueError(f"where must leave {name!r} out, which {reason}")
+        return "is parametrised: remove the parametrisation first (torch.nn.utils.parametrize, hypersphere.rotation)"
+    if isinstance(weight, UninitializedParameter):
+        return "has no weight yet: run a batch through the model first"
+    if weight is None:
+        return "does not own its weight: a hook computes it (weight_norm, spectral_norm, pruning)"
+    if _has_custom_forward(module):
+        return f"is a {type(module).__name__} that overrides forward, which would be lost"
+    if module in bypassed:
+        return "is part of an attention or transformer layer of torch that reads its weight without calling it"
+    return None
+
+
+def _why_nothing_is_chosen(model: nn.Module) -> str:
+    is_decoupled = any(isinstance(module, DecoupledLayer) for module in model.modules())
+    if is_decoupled and not any(_is_candidate(module) for module in model.modules()):
+        return "its layers are decoupled already: revert_ them first"
+    return "none of its convolutions and linear layers is chosen"
+
+
+# One layer -----------------------------------------------------------------------------------------------------------
+
+
+def convert_layer_(
+    module: nn.Module,
+    magnitude: str | MagnitudeFunction = "sphere",
+    angular: str | AngularFunction = "cosine",
+    weighting: str | None = None,
+    learn_k: str | nn.Parameter | None = None,
+    learn_radius: str | None = None,
+    radius_norm: str = "running",
+    momentum: float = 0.1,
+    storage: str = "full",
+) -> None:
+    """Replace the class of one layer."""
+    module._converted_from = type(module)  # type: ignore[assignment]
+    if _plain_class(module) is nn.Linear and not hasattr(module, "in_features"):
+        module.in_features, module.out_features = module.in_channels, module.out_channels
+    module.__class__ = DECOUPLED_CLASSES[_plain_class(module)]
+    assert isinstance(module, DecoupledLayer)
+    module._configure(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
+
+
+def _revert_layer_(module: nn.Module) -> None:
+    plain = _plain_class(module)
+    if isinstance(module, DecoupledLayer):
+        module._remove_configuration()
+    object.__setattr__(module, "__class__", module.__dict__.pop("_converted_from", plain))
+
+
+@torch.no_grad()
+def _observe(
+    model: nn.Module, modules: dict[str, nn.Module], calibration: Tensor | tuple[Any, ...]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Run the model in evaluation mode; return the input and the root mean square output, without bias, per layer."""
+    observed: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def remember(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: tuple[Tensor, ...], y: Tensor) -> None:
+            observed.setdefault(name, (arguments[0].detach(), _root_mean_square(module, y)))
+
+        return hook
+
+    handles = [module.register_forward_hook(remember(name)) for name, module in modules.items()]
+    training = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        model(*calibration if isinstance(calibration, tuple) else (calibration,))
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in training.items():
+            module.training = mode
+    for name in modules:
+        require(
+            name in observed, "calibration", "an input for which all converted layers are called", f"without {name}"
+        )
+    return observed
+
+
+@torch.no_grad()
+def _keep_scale_(layer: nn.Module, observed: tuple[Tensor, Tensor] | None) -> None:
+    """Multiply α and β of a converted layer so that its outputs keep their root mean square."""
+    assert isinstance(layer, DecoupledLayer)
+    if observed is not None:
+        x, expected = observed
+        training, layer.training = layer.training, True  # sets the mean patch norm of a learned radius
+        y = type(layer).forward(layer, x)
+        layer.training = training
+        actual = _root_mean_square(layer, y)
+        factor = float(expected / actual) if actual > 0 else 1.0
+    elif layer.uses_weight_norm:
+        factor = 1.0
+    else:
+        factor = float(layer.weight.float().flatten(1).norm(dim=1).square().mean().sqrt())
+    h = layer.magnitude
+    names: list[str] = [f.name for f in fields(h) if f.name in ("alpha", "beta")] if is_dataclass(h) else []
+    if not names:
+        require(factor == 1 and layer.uses_weight_norm, "scale", f"None for {h!r}, which has no alpha", "keep")
+        return
+    layer.magnitude = replace(h, **{name: factor * getattr(h, name) for name in names})  # type: ignore[type-var]
+
+
+def _root_mean_square(module: nn.Module, y: Tensor) -> Tensor:
+    """Return the root mean square of an output without its bias."""
+    bias = module._parameters.get("bias")
+    y = y.float()
+    if bias is not None:
+        channels_last = isinstance(module, nn.Linear) or _plain_class(module) is nn.Linear
+        y = y - (bias.float() if channels_last else bias.float().reshape(-1, *[1] * (module.weight.ndim - 2)))  # type: ignore[operator]
+    return y.square().mean().sqrt()

@@ -1,29 +1,31 @@
-"""SphereNorm: a layer normalised by what it looks at, not by what else is in the batch."""
+"""SphereNorm: normalisation of a layer by its filters and the patches they see, independent of the batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from hypersphere._validation import require
-from hypersphere.layers.convert import convert_
+from hypersphere._validation import is_number, require
+from hypersphere.layers.convert import convert_layer_
 from hypersphere.layers.decoupled import DecoupledLayer
 
 __all__ = ["SphereNorm"]
 
 
 class SphereNorm(nn.Module):
-    r"""The Sphere operator as a normalisation: β·g(θ(w, x)) + γ in place of ⟨w, x⟩ (thesis, section 3.2.5).
+    r"""The Sphere operator as a normalisation: β·g(θ(w, x)) + γ instead of ⟨w, x⟩ (thesis, section 3.2.5).
 
-    It normalises a layer by the norms of its filters and of the patches they see, so it does not depend on the batch,
-    and may stand with or without BatchNorm.
+    It normalises a layer by the norms of its filters and of the patches they see. So it does not depend on the batch,
+    has no running statistics, and can be used with or without BatchNorm.
 
     Args:
-        layer: a Conv1d, Conv2d, Conv3d or Linear layer; it is converted in place and keeps its parameters.
+        layer: a Conv1d, Conv2d, Conv3d or Linear layer. It is converted in place and keeps its parameters.
         angular: g, as in `DecoupledConv2d`.
         rescale: None for f itself, (β, γ) for fixed numbers, or "learned" for β and γ per channel, starting at 1 and 0.
+        storage: "full" or "half", as in `DecoupledConv2d`.
 
     Example:
         >>> layer = SphereNorm(nn.Conv2d(3, 8, 3, padding=1, bias=False), rescale="learned")
@@ -31,33 +33,44 @@ class SphereNorm(nn.Module):
         torch.Size([2, 8, 5, 5])
     """
 
+    beta: nn.Parameter | None
+    gamma: nn.Parameter | None
+
     def __init__(
         self,
         layer: nn.Module,
         *,
         angular: str | Callable[[Tensor], Tensor] = "cosine",
         rescale: str | tuple[float, float] | None = None,
+        storage: str = "full",
     ) -> None:
         super().__init__()
-        known = isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)) and not isinstance(
-            layer, DecoupledLayer
+        is_plain = isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))
+        is_plain = is_plain and not isinstance(layer, DecoupledLayer)
+        require(is_plain, "layer", "a plain Conv1d, Conv2d, Conv3d or Linear layer", type(layer).__name__)
+        is_fixed = (
+            isinstance(rescale, (tuple, list)) and len(rescale) == 2 and all(is_number(v, -1e30) for v in rescale)
         )
-        require(known, "layer", "a plain Conv1d, Conv2d, Conv3d or Linear layer", type(layer).__name__)
-        fixed = isinstance(rescale, tuple) and len(rescale) == 2
-        require(
-            rescale is None or fixed or rescale == "learned", "rescale", "None, (beta, gamma) or 'learned'", rescale
-        )
-        self.layer = convert_(layer, magnitude="sphere", angular=angular, where=lambda name, module: module is layer)
-        layer._of_norm = True  # type: ignore[assignment]  # so that revert_ leaves it
-        self.rescale = rescale
+        is_valid = rescale is None or is_fixed or rescale == "learned"
+        require(is_valid, "rescale", "None, (beta, gamma) or 'learned'", rescale)
+        convert_layer_(layer, "sphere", angular, storage=storage)
+        layer._belongs_to_norm = True  # type: ignore[assignment]  # revert_ leaves it unchanged
+        self.layer = layer
+        self._fixed: tuple[float, float] | None = tuple(rescale) if is_fixed else None  # type: ignore[arg-type, assignment]
         weight = layer.weight
         assert isinstance(weight, Tensor)
+        per_channel = weight.detach().flatten(1)[:, 0]
         learned = rescale == "learned"
-        self.beta = nn.Parameter(torch.ones_like(weight.detach().flatten(1)[:, 0])) if learned else None
-        self.gamma = nn.Parameter(torch.zeros_like(weight.detach().flatten(1)[:, 0])) if learned else None
+        self.beta = nn.Parameter(torch.ones_like(per_channel)) if learned else None
+        self.gamma = nn.Parameter(torch.zeros_like(per_channel)) if learned else None
         self.decay_free_parameters = ("beta", "gamma") if learned else ()
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def rescale(self) -> str | tuple[float, float] | None:
+        """The rescaling that the forward pass applies: None, (β, γ) or "learned"."""
+        return "learned" if self.beta is not None else self._fixed
+
+    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return β·f(x) + γ."""
         y: Tensor = self.layer(x)
         if self.beta is not None and self.gamma is not None:
@@ -65,8 +78,8 @@ class SphereNorm(nn.Module):
             assert isinstance(weight, Tensor)
             shape = (-1, *[1] * (weight.ndim - 2))
             return torch.addcmul(self.gamma.to(y.dtype).view(shape), y, self.beta.to(y.dtype).view(shape))
-        if isinstance(self.rescale, tuple):
-            beta, gamma = self.rescale
+        if self._fixed is not None:
+            beta, gamma = self._fixed
             return y * beta + gamma
         return y
 

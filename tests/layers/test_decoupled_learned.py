@@ -1,0 +1,194 @@
+"""Learned k and radius of decoupled layers, the running patch norm, and the state dict."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hypersphere.functions.angular import Sigmoid
+from hypersphere.functions.magnitude import Ball, Tanh
+from hypersphere.layers import DecoupledConv2d, shared_k
+
+from .cases import KINDS, conv, every_kind, images, run
+
+
+@every_kind
+def test_decoupled_state_dict_and_copies_restore_the_layer(kind):
+    layer, x = conv(kind), images(2, 4, 5, 5)
+    run(layer, x)
+    stream = io.BytesIO()
+    torch.save(layer.state_dict(), stream)
+    stream.seek(0)
+    other = DecoupledConv2d(4, 6, 3, padding=1, **KINDS[kind])
+    other.load_state_dict(torch.load(stream))
+    assert torch.equal(other.eval()(x), layer.eval()(x))
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+    assert f"magnitude={layer.magnitude!r}" in repr(layer)
+
+
+def test_learned_radius_follows_the_patch_norm():
+    layer = conv("tanh", momentum=0.25, magnitude=Tanh(radius=2.0), bias=False)
+    x = images(2, 4, 5, 5)
+
+    def mean(x):
+        return F.conv2d(x.square(), torch.ones(1, 4, 3, 3), padding=1).sqrt().mean()
+
+    assert layer.log_radius.exp().item() == pytest.approx(2)
+    layer.eval()(x)
+    assert layer.mean_norm == 1
+    layer.train()(x)
+    assert layer.mean_norm.item() == pytest.approx(mean(x).item(), rel=1e-5)
+    layer(3 * x)
+    assert layer.mean_norm.item() == pytest.approx(1.5 * mean(x).item(), rel=1e-5)
+    layer.eval()
+    expected = DecoupledConv2d(4, 6, 3, padding=1, bias=False, magnitude=Tanh(radius=2 * layer.mean_norm.item()))
+    expected.load_state_dict({"weight": layer.weight})
+    torch.testing.assert_close(layer(x), expected(x))
+    layer(x).sum().backward()
+    assert layer.log_radius.grad.abs() > 0
+
+
+def test_learned_radius_per_filter():
+    layer = conv("ball", learn_radius="filter", bias=False)
+    with torch.no_grad():
+        layer.log_radius.copy_(torch.linspace(-1, 1, 6))
+        layer.mean_norm.fill_(3.0)
+    x = images(2, 4, 5, 5)
+    y = layer.eval()(x)
+    for j in range(6):
+        one = DecoupledConv2d(
+            4, 1, 3, padding=1, bias=False, magnitude=Ball(radius=3 * layer.log_radius[j].exp().item())
+        )
+        one.load_state_dict({"weight": layer.weight[j : j + 1]})
+        torch.testing.assert_close(y[:, j : j + 1], one(x), atol=1e-6, rtol=1e-5)
+
+
+def test_learned_k_per_layer_per_filter_and_shared():
+    x = images(2, 4, 5, 5)
+    assert conv("sigmoid", learn_k="layer").log_k.shape == (1,)
+    layer = conv("sigmoid", bias=False)
+    with torch.no_grad():
+        layer.log_k.copy_(torch.linspace(-2, 0, 6))
+    y = layer(x)
+    for j in range(6):
+        g = Sigmoid(k=layer.log_k[j].exp().item())
+        one = DecoupledConv2d(4, 1, 3, padding=1, bias=False, angular=g)
+        one.load_state_dict({"weight": layer.weight[j : j + 1]})
+        torch.testing.assert_close(y[:, j : j + 1], one(x), atol=1e-6, rtol=1e-5)
+    k = shared_k(0.3)
+    network = nn.Sequential(conv("sigmoid", learn_k=k), DecoupledConv2d(6, 2, 3, angular="sigmoid", learn_k=k))
+    assert network[0].log_k is network[1].log_k is k
+    assert sum(p is k for p in network.parameters()) == 1
+    network(x).sum().backward()
+    assert k.grad.abs() > 0
+    with pytest.raises(ValueError, match="angular must have a fixed k"):
+        conv(angular=Sigmoid(k=nn.Parameter(torch.tensor(0.5))))
+
+
+def test_learned_k_and_radius_pass_gradcheck():
+    layer = DecoupledConv2d(
+        2,
+        4,
+        2,
+        groups=2,
+        magnitude="tanh",
+        angular="sigmoid",
+        learn_k="filter",
+        learn_radius="layer",
+        dtype=torch.float64,
+    ).eval()
+    x = images(1, 2, 3, 3).double()
+
+    def response(k, radius):
+        return torch.func.functional_call(layer, {"log_k": k, "log_radius": radius}, (x,))
+
+    assert torch.autograd.gradcheck(response, (layer.log_k, layer.log_radius))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_running_mean_ignores_non_finite_batches_and_stays_in_float32(bad):
+    layer = DecoupledConv2d(2, 3, 1, magnitude="tanh", learn_radius="layer")
+    x = torch.rand(2, 2, 3, 3)
+    layer(x.clone().fill_(bad))
+    assert int(layer.batches) == 0
+    layer(x)
+    mean = layer.mean_norm.clone()
+    layer(torch.full_like(x, bad))
+    assert torch.equal(layer.mean_norm, mean)
+    assert layer.half().mean_norm.dtype == torch.float32
+    assert torch.equal(layer.mean_norm, mean)
+
+
+def test_reset_parameters_restores_learned_numbers():
+    layer = DecoupledConv2d(2, 3, 1, angular="sigmoid", learn_k="filter", magnitude="tanh", learn_radius="layer")
+    start = copy.deepcopy(layer.state_dict())
+    with torch.no_grad():
+        layer.log_k.add_(3)
+        layer.log_radius.add_(1)
+    layer(torch.rand(2, 2, 3, 3))
+    layer.reset_parameters()
+    for name in ("log_k", "log_radius", "mean_norm", "batches"):
+        assert torch.equal(layer.state_dict()[name], start[name])
+    assert not torch.equal(layer.weight, start["weight"])
+
+
+@pytest.mark.parametrize("learn_radius", ["layer", "filter"])
+def test_running_mean_is_kept_per_group(learn_radius):
+    layer = DecoupledConv2d(2, 2, 3, groups=2, bias=False, magnitude="tanh", learn_radius=learn_radius)
+    x = images(8, 2, 12, 12)
+    x[:, 1] *= 100
+    layer(x)
+    norms = F.conv2d(x.square(), torch.ones(2, 1, 3, 3), groups=2).sqrt()
+    torch.testing.assert_close(layer.mean_norm, norms.mean((0, 2, 3)), rtol=1e-5, atol=0)
+    with torch.no_grad():
+        layer.weight.fill_(1)
+    cosine = F.conv2d(x, torch.ones(2, 1, 3, 3), groups=2) / (3 * norms)
+    magnitude = (layer.eval()(x) / cosine).mean((0, 2, 3))
+    assert magnitude.tolist() == pytest.approx([0.74, 0.74], abs=0.02)
+
+
+def test_state_dict_of_version_0_1_loads():
+    settings = {"magnitude": "tanh", "angular": "sigmoid", "learn_radius": "layer", "learn_k": "layer"}
+    layer = DecoupledConv2d(4, 6, 3, groups=2, **settings)
+    old = layer.state_dict() | {
+        "log_k": torch.tensor(-0.3),
+        "log_radius": torch.tensor(0.2),
+        "mean_norm": torch.tensor(3.0),
+        "batches": torch.tensor(7),
+    }
+    layer.load_state_dict(old)
+    assert layer.log_k.tolist() == pytest.approx([-0.3])
+    assert layer.log_radius.tolist() == pytest.approx([0.2])
+    assert layer.mean_norm.tolist() == [3, 3]
+    assert old["mean_norm"].shape == ()
+
+
+def test_parameters_have_at_least_one_dimension():
+    layer = conv(magnitude="ball", angular="sigmoid", learn_radius="layer", learn_k="layer")
+    assert all(p.ndim > 0 for p in [*layer.parameters(), shared_k()])
+    assert conv("sigmoid", learn_k=nn.Parameter(torch.tensor(0.1))).log_k.ndim == 0  # a user's own parameter
+
+
+@pytest.mark.parametrize("learn_radius", ["layer", "filter"])
+def test_batch_radius_uses_the_mean_of_the_batch_with_its_gradient(learn_radius):
+    layer = conv(magnitude="tanh", learn_radius=learn_radius, radius_norm="batch", bias=False).double()
+    x = images(2, 4, 5, 5).double().requires_grad_()
+    layer(5 * x.detach())  # moves the running mean away from that of the next batch
+
+    def definition(x):
+        norms = F.conv2d(x.square(), torch.ones(1, 4, 3, 3).double(), padding=1).sqrt()
+        filters = layer.weight / layer.weight.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+        return torch.tanh(norms / norms.mean()) * F.conv2d(x, filters, padding=1) / norms
+
+    y, expected, pull = layer(x), definition(x), images(2, 6, 5, 5).double()
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(torch.autograd.grad(y, x, pull), torch.autograd.grad(expected, x, pull))
+    assert layer.mean_norm.item() == pytest.approx(
+        F.conv2d(x.square(), torch.ones(1, 4, 3, 3).double(), padding=1).sqrt().mean().item() * (0.9 * 5 + 0.1)
+    )
+    assert not torch.allclose(layer.eval()(x), expected)
+    with pytest.raises(ValueError, match="radius_norm must be 'running' or 'batch', not 'mean'"):
+        conv("tanh", radius_norm="mean")

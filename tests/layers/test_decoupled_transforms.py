@@ -1,0 +1,126 @@
+"""Decoupled layers under `torch.compile`, `torch.func`, forward-mode differentiation, checkpointing and export."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from hypersphere.layers import SphereNorm
+
+from .cases import conv, every_kind, images, run
+
+
+@every_kind
+def test_decoupled_compiles_in_one_graph(kind):
+    torch._dynamo.reset()
+    layer, x = conv(kind), images(2, 4, 5, 5)
+    compiled = torch.compile(copy.deepcopy(layer), backend="aot_eager", fullgraph=True)
+    (y, gradients), (expected, wanted) = run(compiled, x), run(layer, x)
+    torch.testing.assert_close(y, expected, atol=1e-6, rtol=1e-5)
+    for ours, theirs in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+
+
+def test_decoupled_compiles_with_inductor():
+    torch._dynamo.reset()
+    layer, x = conv("tanh", angular="sigmoid"), images(2, 4, 5, 5)
+    compiled = torch.compile(copy.deepcopy(layer), fullgraph=True)
+    (y, gradients), (expected, wanted) = run(compiled, x), run(layer, x)
+    torch.testing.assert_close(y, expected, atol=1e-6, rtol=1e-5)
+    for ours, theirs in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+
+
+def test_decoupled_per_sample_gradients_by_vmap():
+    layer, x = conv("tanh").eval(), images(3, 4, 5, 5)
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+    buffers = dict(layer.named_buffers())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, (parameters, buffers), (x.unsqueeze(0),)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)["weight"]
+    layer(x).square().sum().backward()
+    torch.testing.assert_close(each.sum(0), layer.weight.grad, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["tanh", "sigmoid"])
+def test_decoupled_exports_to_onnx(kind, tmp_path):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = nn.Sequential(conv(kind, stride=2), nn.ReLU(), SphereNorm(nn.Conv2d(6, 5, 3), rescale="learned")).eval()
+    x = images(2, 4, 12, 12)
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(model, (x,), path, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert abs(y - model(x).detach().numpy()).max() <= 1e-5
+
+
+@every_kind
+def test_decoupled_forward_mode_agrees_with_reverse_mode(kind):
+    layer = conv(kind).double().eval()
+    x, direction = images(2, 4, 5, 5).double(), images(2, 4, 5, 5, seed=3).double()
+    pull = images(2, 6, 5, 5, seed=4).double()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, direction)
+        tangent = torch.autograd.forward_ad.unpack_dual(layer(dual)).tangent
+    y, from_func = torch.func.jvp(layer, (x,), (direction,))
+    torch.testing.assert_close(from_func, tangent)
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(layer(leaf), leaf, pull)
+    torch.testing.assert_close((tangent * pull).sum(), (gradient * direction).sum())
+    torch.testing.assert_close(y, layer(x))
+
+
+@every_kind
+def test_decoupled_transforms_of_a_training_layer_leave_its_state(kind):
+    layer = conv(kind)
+    parameters, x = {n: p.detach() for n, p in layer.named_parameters()}, images(3, 4, 5, 5)
+    state = copy.deepcopy(layer.state_dict())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, (x.unsqueeze(0),)).square().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    assert all(torch.isfinite(g).all() for g in gradients.values())
+    assert all(torch.equal(a, b) for a, b in zip(layer.state_dict().values(), state.values(), strict=True))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("kind", ["tanh", "seg", "separate"])
+def test_decoupled_checkpointing_moves_the_running_mean_once(kind, use_reentrant):
+    def train(use_checkpoint):
+        layer = conv(kind)
+        total = 0
+        for scale in (1.0, 4.0):  # two forward passes before one backward pass
+            x = (scale * images(2, 4, 5, 5)).requires_grad_()
+            y = checkpoint(layer, x, use_reentrant=use_reentrant) if use_checkpoint else layer(x)
+            total = total + y.square().sum()
+        total.backward()
+        return [p.grad for p in layer.parameters()], layer.mean_norm, layer.batches
+
+    for ours, theirs in zip(train(True), train(False), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+class ReadCounter(TorchDispatchMode):
+    """Count operations that make Python wait for a value of a tensor."""
+
+    reads = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        self.reads += name in ("_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero")
+        return function(*args, **(kwargs or {}))
+
+
+@every_kind
+def test_decoupled_step_does_not_wait_for_values(kind):
+    layer, x = conv(kind), images(2, 4, 5, 5).requires_grad_()
+    with ReadCounter() as counter:
+        layer(x).sum().backward()
+    assert counter.reads == 0

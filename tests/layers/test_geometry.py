@@ -1,0 +1,55 @@
+"""Window sums, their transpose, and patch norms."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hypersphere.layers._geometry import ConvGeometry, patch_norms, plain_patch_norms
+
+
+def randn(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+GEOMETRIES = [
+    ConvGeometry((3, 2), (1, 1), (1, 0), (1, 1)),
+    ConvGeometry((3, 3), (2, 3), (2, 1), (1, 1)),
+    ConvGeometry((2, 3), (3, 1), (0, 2), (2, 2)),
+    ConvGeometry((1, 1), (2, 2), (0, 0), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_window_sum_is_a_convolution_with_ones(geometry):
+    x = randn(2, 3, 7, 8)
+    ones = torch.ones(3, 1, *geometry.kernel, dtype=x.dtype)
+    expected = F.conv2d(x, ones, None, geometry.stride, geometry.padding, geometry.dilation, groups=3)
+    torch.testing.assert_close(geometry.window_sum(x), expected)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_window_spread_is_the_transpose_of_window_sum(geometry):
+    x = randn(2, 3, 7, 8).requires_grad_()
+    y = geometry.window_sum(x)
+    s = randn(*y.shape, seed=3)
+    (expected,) = torch.autograd.grad(y, x, s)
+    torch.testing.assert_close(geometry.window_spread(s, x.shape[2:]), expected)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("size", [1.0, 1e25, 1e-25])
+def test_patch_norms_are_norms_of_unfolded_patches(geometry, size):
+    x = randn(2, 3, 7, 8)
+    patches = F.unfold(x, geometry.kernel, geometry.dilation, geometry.padding, geometry.stride)
+    expected = patches.norm(dim=1)
+    norms = patch_norms((x * size).float(), geometry)
+    plain = plain_patch_norms((x * size).float(), geometry)[1]
+    for norm in (norms.norm, plain.norm):
+        torch.testing.assert_close(norm.double().flatten(1) / size, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(norms.norm * norms.reciprocal, torch.ones_like(norms.norm))
+
+
+def test_patch_norms_of_zero_patches_are_zero():
+    norm, reciprocal, scale = patch_norms(torch.zeros(2, 3, 4, 4), GEOMETRIES[0])
+    assert norm.abs().max() == reciprocal.abs().max() == 0
+    assert torch.equal(scale, torch.ones_like(scale))
