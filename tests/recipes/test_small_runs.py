@@ -69,3 +69,17 @@ def test_stored_records_have_the_settings_of_the_rows(name):
     assert records
     for record in records:
         assert record.settings == recipe.settings_of(rows[record.row], record.overrides), record.row
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RESULTS.iterdir() if path.is_dir()))
+def test_stored_tables_have_the_notes_and_references_of_the_recipes(name):
+    recipe = RECIPES[name.partition("@")[0]]
+    table = (RESULTS / name / "table.md").read_text(encoding="utf-8")
+    assert f"{recipe.note} ({recipe.reference[:1].upper()}{recipe.reference[1:]}.)" in table
+
+
+def test_sphere_network_recipes_cite_the_figures_of_the_thesis():
+    assert "figures 3.3 and 3.5" in RECIPES["spherenet-convergence"].reference
+    assert "figure 3.4" in RECIPES["learned-parameters"].reference
+    readme = (RESULTS / "README.md").read_text(encoding="utf-8")
+    assert "CNN-69" not in readme  # there is no record of CNN-69

@@ -71,7 +71,7 @@ class PointNet(nn.Module):
     (table 6) prints 0.8M parameters without T-Nets and 3.5M with them, both with 40 classes.
 
     With `transforms` the authors add 0.001 · ½ Σ ‖I − AAᵀ‖² to the loss, where A are the matrices of the feature
-    transform. `penalty` returns the sum for the last forward pass: `loss = head(model(points), labels) + 0.001 *
+    transform. `penalty` returns the sum for the last training batch: `loss = head(model(points), labels) + 0.001 *
     model.penalty()`.
 
     Args:
@@ -143,22 +143,24 @@ class PointNet(nn.Module):
         return self.dropout(self.global_mlp(self.point_mlp2(x).amax(2))), matrices
 
     def forward(self, points: Float[Tensor, "batch points 3"]) -> Float[Tensor, "batch feature_dim"]:
-        """Map clouds to features, and keep the matrices of the feature transform for `penalty`."""
-        features, self._last_matrices = self.with_transform(points)
+        """Map clouds to features. In training mode, the matrices of the feature transform are kept for `penalty`."""
+        features, matrices = self.with_transform(points)
+        if self.training:  # an exported model must not assign attributes
+            self._last_matrices = matrices
         return features
 
     def penalty(self) -> Float[Tensor, ""]:
-        """Return ½ Σ ‖I − AAᵀ‖²_F over the matrices A of the last forward pass; zero without T-Nets.
+        """Return ½ Σ ‖I − AAᵀ‖²_F over the matrices A of the last forward pass in training mode; zero without T-Nets.
 
         The value is differentiable. The authors add 0.001 times it to the loss.
 
         Raises:
-            RuntimeError: if the network has T-Nets and no forward pass came before.
+            RuntimeError: if the network has T-Nets and no forward pass in training mode came before.
         """
         if self.feature_transform is None:
             return next(self.parameters()).new_zeros(())
         if self._last_matrices is None:
-            raise RuntimeError("penalty() needs the matrices of a forward pass; call the model on points first")
+            raise RuntimeError("penalty() needs a forward pass in training mode; call the model on points first")
         return transform_penalty(self._last_matrices)
 
 
