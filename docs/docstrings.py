@@ -96,6 +96,17 @@ def _classes(module: griffe.Module) -> Iterator[griffe.Class]:
             yield member
 
 
+def _resolve_constructor(owner: griffe.Class) -> None:
+    """Show the signature of a constructor that is assigned, as in `__init__ = _shared_init`."""
+    constructor = owner.members.get("__init__")
+    if isinstance(constructor, griffe.Attribute):
+        function = owner.module.members.get(str(constructor.value))
+        if isinstance(function, griffe.Function):
+            owner.members["__init__"] = griffe.Function(
+                "__init__", parameters=function.parameters, parent=owner
+            )
+
+
 class Docstrings(griffe.Extension):
     """Rewrite docstrings, hide members without one, and show the function `data.digits` instead of the module."""
 
@@ -109,6 +120,7 @@ class Docstrings(griffe.Extension):
     ) -> None:
         """Choose what is shown, once the whole package is loaded."""
         for owner in _classes(pkg):
+            _resolve_constructor(owner)
             for name, member in list(owner.members.items()):
                 if name != "__init__" and (name in NOT_SHOWN or not member.docstring):
                     del owner.members[name]

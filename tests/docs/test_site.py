@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -96,3 +97,26 @@ def test_search_works_from_disk(site, tmp_path):
     match = re.search(r"(\d+) matching documents?", process.stdout)
     assert match, process.stderr[-500:]
     assert int(match[1]) >= 1
+
+
+def test_api_shows_the_signature_of_an_assigned_constructor(site):
+    text = (site / "api" / "layers.html").read_text(encoding="utf-8")
+    section = text[text.index('id="hypersphere.layers.DecoupledConv2d"') :][:4000]
+    assert "in_channels" in html.unescape(re.sub(r"<[^>]+>", "", section))
+
+
+def test_draw_sphere_trains_and_draws():
+    script = load("draw_sphere")
+    features, labels, accuracy = script.train_and_embed(hs.heads.softmax(3, 10), epochs=1)
+    assert features.shape == (500, 3)
+    assert 0 < accuracy < 1
+    parts = script.panel("softmax", "one epoch", features, labels, cx=240.0)
+    drawing = ElementTree.fromstring(f"<svg>{''.join(parts)}</svg>")
+    assert len(drawing.findall("circle")) == 501  # the sphere and one dot per test image
+
+
+def test_front_page_picture_is_well_formed_and_follows_the_colour_scheme():
+    text = (ROOT / "docs" / "assets" / "sphere.svg").read_text(encoding="utf-8")
+    ElementTree.fromstring(text)
+    assert "prefers-color-scheme:dark" in text
+    assert len(text) < 150_000
