@@ -8,10 +8,11 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import oracle
-from hypersphere.energy import data_dependent_energy, hyperspherical_energy, random_batch_energy
+from hypersphere.energy import data_dependent_energy, hyperspherical_energy, random_batch_energy, random_energy
 from hypersphere.energy.energy import stacked_energy
 from hypersphere.functions import _pairwise
 from hypersphere.functions._pairwise import PairPotential
+from hypersphere.functions.kernel import kernel_of
 
 from . import reference
 
@@ -26,7 +27,7 @@ def neurons(n=7, d=4, seed=0):
 @pytest.mark.parametrize("distance", ["euclidean", "angular"])
 @pytest.mark.parametrize("half_space", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_values_agree_with_the_oracle(power, distance, half_space, reduction):
+def test_energy_agrees_with_the_oracle(power, distance, half_space, reduction):
     w = neurons()
     choice = {"distance": distance, "half_space": half_space, "reduction": reduction}
     ours = hyperspherical_energy(w, power=power, **choice)
@@ -35,7 +36,7 @@ def test_values_agree_with_the_oracle(power, distance, half_space, reduction):
 
 @pytest.mark.parametrize("half_space", [False, True])
 @pytest.mark.parametrize("power", [0, 1, 2])
-def test_weighted_values_agree_with_the_oracle(half_space, power):
+def test_weighted_energy_agrees_with_the_oracle(half_space, power):
     w, weights = neurons(), torch.linspace(0.5, 2, 7, dtype=torch.float64)
     ours = hyperspherical_energy(w, power=power, half_space=half_space, weights=weights)
     assert ours.item() == pytest.approx(oracle.energy(w.numpy(), power, "euclidean", half_space, weights), rel=1e-10)
@@ -43,7 +44,7 @@ def test_weighted_values_agree_with_the_oracle(half_space, power):
 
 @pytest.mark.parametrize("distance", ["euclidean", "angular"])
 @pytest.mark.parametrize("half_space", [False, True])
-def test_derivatives(distance, half_space):
+def test_energy_is_twice_differentiable(distance, half_space):
     w = neurons(4, 3).requires_grad_()
     for power in (0, 1, 2):
 
@@ -58,7 +59,7 @@ def test_derivatives(distance, half_space):
 @pytest.mark.parametrize("distance", ["euclidean", "angular"])
 @pytest.mark.parametrize("half_space", [False, True])
 @pytest.mark.parametrize("power", [0, 1, 2, 4])
-def test_coincident_antipodal_zero_and_huge_vectors_are_finite(dtype, distance, half_space, power):
+def test_energy_of_coincident_antipodal_zero_and_huge_vectors_is_finite(dtype, distance, half_space, power):
     w = torch.zeros(6, 3, dtype=dtype)
     w[0] = w[1] = torch.tensor([1.0, 2.0, 3.0])
     w[2] = -w[0]
@@ -82,7 +83,7 @@ def test_energy_does_not_change_under_rotation_or_scale():
         assert hyperspherical_energy(scale * w @ q, half_space=half_space).item() == pytest.approx(before, rel=1e-12)
 
 
-def test_known_minima():
+def test_energy_of_known_minima():
     simplex = torch.eye(4, dtype=torch.float64) - 0.25
     assert hyperspherical_energy(simplex, power=2).item() == pytest.approx(3 / 8)  # chord^2 = 2 - 2(-1/3)
     golden = (1 + 5**0.5) / 2
@@ -92,7 +93,7 @@ def test_known_minima():
     assert thomson.item() == pytest.approx(49.165253058, rel=1e-9)
 
 
-def test_filters_are_flattened_and_callables_accepted():
+def test_energy_flattens_filters_and_accepts_callables():
     w = torch.randn(5, 2, 3, 3)
     assert torch.equal(hyperspherical_energy(w), hyperspherical_energy(w.flatten(1)))
     mine = hyperspherical_energy(w, power=lambda z: z**-2)
@@ -114,17 +115,17 @@ def test_filters_are_flattened_and_callables_accepted():
         ({"weights": torch.ones(3), "distance": "angular"}, "distance must be 'euclidean' when weights"),
     ],
 )
-def test_bad_input_names_itself(arguments, words):
+def test_energy_rejects_bad_input(arguments, words):
     arguments = {"w": torch.randn(3, 3)} | arguments
     with pytest.raises(ValueError, match=words):
         hyperspherical_energy(arguments.pop("w"), **arguments)
 
 
-def test_one_vector_in_half_space_has_its_antipode():
+def test_energy_of_one_vector_in_half_space():
     assert hyperspherical_energy(torch.tensor([[3.0, 4.0]]), power=2, half_space=True).item() == pytest.approx(0.25)
 
 
-def test_blocks_give_what_a_whole_matrix_gives(monkeypatch):
+def test_energy_in_blocks_equals_energy_at_once(monkeypatch):
     w, weights = neurons(90, 5).requires_grad_(), torch.linspace(0.5, 2, 90, dtype=torch.float64)
     for choice in (
         {"power": 2},
@@ -143,7 +144,7 @@ def test_blocks_give_what_a_whole_matrix_gives(monkeypatch):
             torch.testing.assert_close(torch.autograd.grad(blocked, w)[0], slope, rtol=1e-9, atol=1e-14)
 
 
-def test_stacks_in_chunks(monkeypatch):
+def test_stacked_energy_in_chunks_equals_energy_at_once(monkeypatch):
     w = torch.randn(5, 2, 20, 4, dtype=torch.float64, requires_grad=True)
     potential = PairPotential(half_space=True)
     whole = stacked_energy(w, potential)
@@ -155,7 +156,7 @@ def test_stacks_in_chunks(monkeypatch):
     assert whole[3, 1].item() == pytest.approx(oracle.energy(w[3, 1].detach().numpy(), 2, half_space=True))
 
 
-def test_memory_does_not_grow_with_pairs():
+def test_energy_memory_does_not_grow_with_pairs():
     n = 9_000  # a matrix of pairs would be 324 MB, and several are needed
     w = torch.randn(n, 2, requires_grad=True)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -165,7 +166,7 @@ def test_memory_does_not_grow_with_pairs():
     assert grown < 160
 
 
-def test_weights_are_learned_too():
+def test_energy_is_differentiable_in_the_weights():
     w, weights = neurons(5, 3).requires_grad_(), torch.linspace(0.5, 2, 5, dtype=torch.float64).requires_grad_()
     for half_space in (False, True):
         assert gradcheck(
@@ -174,7 +175,7 @@ def test_weights_are_learned_too():
 
 
 @pytest.mark.parametrize("half_space", [False, True])
-def test_random_batches_are_unbiased(half_space):
+def test_random_batch_energy_is_unbiased(half_space):
     w = neurons(6, 3)
     whole = hyperspherical_energy(w, half_space=half_space).item()
     subsets = [torch.tensor(s) for s in itertools.combinations(range(6), 3)]
@@ -205,7 +206,7 @@ def test_data_dependent_energy_differentiates_twice_and_in_blocks(monkeypatch):
         assert gradgradcheck(lambda w, p=power: data_dependent_energy(w, labels, power=p), (w,))
 
 
-def test_data_dependent_energy_of_the_rows_that_count_is_alike_eager_and_compiled():
+def test_data_dependent_energy_counts_the_same_rows_eager_and_compiled():
     w = neurons(7, 4).requires_grad_()
     compiled = torch.compile(data_dependent_energy, backend="aot_eager", fullgraph=True, dynamic=False)
     labels = torch.tensor([0, 3, 3, 6, 0])
@@ -253,7 +254,7 @@ def test_data_dependent_energy_names_bad_input(w, labels, words):
         data_dependent_energy(w, labels)
 
 
-def test_compiled_functional_and_autocast():
+def test_energy_compiled_transformed_and_in_autocast():
     w = torch.randn(6, 4, requires_grad=True)
     eager = hyperspherical_energy(w, half_space=True)
     compiled = torch.compile(hyperspherical_energy, backend="aot_eager", fullgraph=True)(w, half_space=True)
@@ -272,7 +273,7 @@ def test_compiled_functional_and_autocast():
 @pytest.mark.parametrize("power", [7, 13, 20, 50, 200])
 @pytest.mark.parametrize("apart", [0.0, 1e-3, 2e-3, 0.1])
 @pytest.mark.parametrize("distance", ["euclidean", "angular"])
-def test_high_powers_stay_finite(dtype, power, apart, distance):
+def test_energy_with_high_powers_is_finite(dtype, power, apart, distance):
     w = torch.tensor([[1.0, 0.0], [1.0, apart], [0.0, 1.0]], dtype=dtype, requires_grad=True)
     value = hyperspherical_energy(w, power=power, distance=distance)
     value.backward()
@@ -280,7 +281,7 @@ def test_high_powers_stay_finite(dtype, power, apart, distance):
     assert torch.isfinite(w.grad).all()
 
 
-def test_half_precision_keeps_its_gradient_where_the_value_saturates():
+def test_energy_in_half_precision_keeps_its_gradient_if_the_value_saturates():
     w = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
     half, wide = (w.to(t).requires_grad_() for t in (torch.float16, torch.float32))
     hyperspherical_energy(half, reduction="sum").backward()
@@ -288,21 +289,21 @@ def test_half_precision_keeps_its_gradient_where_the_value_saturates():
     torch.testing.assert_close(half.grad.float(), wide.grad, rtol=0.02, atol=0.02)
 
 
-def test_a_users_kernel_is_floored_under_both_distances():
+def test_energy_with_a_callable_kernel_has_a_floor():
     for distance in ("euclidean", "angular"):
         value = hyperspherical_energy(torch.ones(3, 4), power=lambda z: z**-1, distance=distance)
         assert 1e6 < value.item() < 1e8  # a callable is assumed to grow like the power 4
 
 
 @pytest.mark.parametrize("bad", [-1.0, 0.0, float("nan"), float("inf")])
-def test_weights_have_to_be_positive(bad):
+def test_energy_rejects_weights_that_are_not_positive(bad):
     with pytest.raises(ValueError, match="weights must be positive and finite"):
         hyperspherical_energy(torch.randn(3, 4), weights=torch.tensor([1.0, bad, 1.0]))
 
 
 @pytest.mark.parametrize("power", [0, 1, 2, 3])
 @pytest.mark.parametrize("scale", [1e-5, 1.0, 1e5, 1e18])
-def test_weighted_energies_of_any_scale(power, scale):
+def test_weighted_energy_handles_any_scale(power, scale):
     generator = torch.Generator().manual_seed(0)
     w, beta = torch.randn(6, 4, generator=generator), torch.rand(6, generator=generator) + 0.5
     w.requires_grad_()
@@ -320,7 +321,7 @@ def test_weighted_energies_of_any_scale(power, scale):
 
 
 @pytest.mark.parametrize("length", [1e-30, 1e30])
-def test_close_rows_of_extreme_length_have_finite_gradients(length):
+def test_energy_of_close_rows_of_extreme_length_has_finite_gradients(length):
     w = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     w = w / w.norm(dim=1, keepdim=True)
     w[1] = w[0] + torch.tensor([2e-3, 0, 0])
@@ -329,7 +330,7 @@ def test_close_rows_of_extreme_length_have_finite_gradients(length):
     assert torch.isfinite(w.grad).all()
 
 
-def test_backward_inside_autocast_is_exact():
+def test_energy_backward_inside_autocast_is_exact():
     generator = torch.Generator().manual_seed(0)
     w, labels = torch.randn(20, 6, generator=generator, requires_grad=True), torch.tensor([1, 2])
     for energy in (hyperspherical_energy, lambda w: data_dependent_energy(w, labels)):
@@ -468,3 +469,25 @@ def test_backward_keeps_the_smaller_of_gradient_and_factors(shape):
         hyperspherical_energy(w)
     saved.pop(w.data_ptr(), None)
     assert sum(saved.values()) <= shape[0] * min(shape) + shape[0]
+
+
+@pytest.mark.parametrize("power", [0, 1, 2])
+@pytest.mark.parametrize("distance", ["euclidean", "angular"])
+@pytest.mark.parametrize("half_space", [False, True])
+def test_random_energy_agrees_with_samples(power, distance, half_space):
+    w = torch.randn(2000, 10, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    values = stacked_energy(w, PairPotential(kernel_of(power), distance, half_space))
+    mean, deviation = random_energy(10, 8, power, distance, half_space)
+    assert values.mean().item() == pytest.approx(mean, abs=4 * deviation / 2000**0.5)
+    assert values.std().item() == pytest.approx(deviation, rel=0.15)
+
+
+def test_random_energy_agrees_with_the_beta_distribution():
+    """E‖x−y‖^−s = 2^−s Γ(a−s/2)Γ(2a)/(Γ(a)Γ(2a−s/2)) with a = (d−1)/2, by the Beta law of (1−c)/2."""
+    for d, s in ((5, 1), (9, 2), (40, 2), (3000, 2)):
+        a = (d - 1) / 2
+        log = math.lgamma(a - s / 2) + math.lgamma(2 * a) - math.lgamma(a) - math.lgamma(2 * a - s / 2)
+        assert random_energy(7, d, s)[0] == pytest.approx(2**-s * math.exp(log), rel=1e-6)
+    assert random_energy(7, 3, 2) == (math.inf, math.inf)
+    assert random_energy(7, 4, 2)[0] == pytest.approx(1.0, rel=1e-6)
+    assert math.isinf(random_energy(7, 4, 2)[1])

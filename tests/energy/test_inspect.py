@@ -10,9 +10,6 @@ from torch import nn
 
 import oracle
 from hypersphere.energy import inspect, random_energy
-from hypersphere.energy.energy import stacked_energy
-from hypersphere.functions._pairwise import PairPotential
-from hypersphere.functions.kernel import kernel_of
 
 
 def weights():
@@ -25,29 +22,7 @@ def weights():
     return w
 
 
-@pytest.mark.parametrize("power", [0, 1, 2])
-@pytest.mark.parametrize("distance", ["euclidean", "angular"])
-@pytest.mark.parametrize("half_space", [False, True])
-def test_random_neurons_have_the_energy_of_the_formula(power, distance, half_space):
-    w = torch.randn(2000, 10, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    values = stacked_energy(w, PairPotential(kernel_of(power), distance, half_space))
-    mean, deviation = random_energy(10, 8, power, distance, half_space)
-    assert values.mean().item() == pytest.approx(mean, abs=4 * deviation / 2000**0.5)
-    assert values.std().item() == pytest.approx(deviation, rel=0.15)
-
-
-def test_random_energy_where_the_integral_is_known():
-    """E‖x−y‖^−s = 2^−s Γ(a−s/2)Γ(2a)/(Γ(a)Γ(2a−s/2)) with a = (d−1)/2, by the Beta law of (1−c)/2."""
-    for d, s in ((5, 1), (9, 2), (40, 2), (3000, 2)):
-        a = (d - 1) / 2
-        log = math.lgamma(a - s / 2) + math.lgamma(2 * a) - math.lgamma(a) - math.lgamma(2 * a - s / 2)
-        assert random_energy(7, d, s)[0] == pytest.approx(2**-s * math.exp(log), rel=1e-6)
-    assert random_energy(7, 3, 2) == (math.inf, math.inf)
-    assert random_energy(7, 4, 2)[0] == pytest.approx(1.0, rel=1e-6)
-    assert math.isinf(random_energy(7, 4, 2)[1])
-
-
-def test_one_layer_by_hand():
+def test_inspect_agrees_with_numpy():
     w = weights()
     (layer,) = inspect({"layer": w}, pairs=2, bins=18).layers
     for power in (0, 1, 2):
@@ -72,14 +47,14 @@ def test_one_layer_by_hand():
     assert layer.zero_neurons == 0
 
 
-def test_covering_radius_of_the_axes():
+def test_inspect_estimates_the_covering_radius_from_below():
     axes = torch.cat([torch.eye(3), -torch.eye(3)])
     (layer,) = inspect({"axes": axes}, probes=20_000).layers
     assert layer.covering_radius == pytest.approx(math.acos(3**-0.5), abs=0.02)
     assert layer.covering_radius <= math.acos(3**-0.5)
 
 
-def test_models_state_dicts_and_files_agree(tmp_path):
+def test_inspect_reads_models_state_dicts_and_files_alike(tmp_path):
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 4))
     state = {name: p.detach().clone() for name, p in net.state_dict().items()}
     save_file(state, tmp_path / "net.safetensors")
@@ -92,7 +67,7 @@ def test_models_state_dicts_and_files_agree(tmp_path):
     assert [layer.name for layer in inspect(tmp_path / "net.pt").layers][1] == "state_dict.3.weight"
 
 
-def test_other_frameworks_and_types():
+def test_inspect_reads_other_frameworks_and_dtypes():
     kernel = np.random.default_rng(0).normal(size=(3, 3, 4, 8)).astype(np.float32)
     found = inspect({"Conv_0": {"kernel": kernel, "bias": np.zeros(8)}, "half": torch.randn(4, 5).half()})
     assert [(layer.name, layer.neurons, layer.length) for layer in found.layers] == [
@@ -103,14 +78,14 @@ def test_other_frameworks_and_types():
     assert found.layers[0].energy().value == pytest.approx(oracle.energy(rows, 2), rel=1e-5)
 
 
-def test_large_layers_are_sampled_and_faults_are_noted():
+def test_inspect_samples_large_layers_and_lists_defects():
     found = inspect({"w": torch.randn(500, 8), "bad": torch.full((3, 3), math.nan), "one": torch.ones(1, 3)}, most=100)
     (layer,) = found.layers
     assert (layer.neurons, layer.sampled, sum(layer.angle_counts)) == (500, 100, 4950)
     assert found.skipped == ("bad: not finite", "one: (1, 3), not two neurons of two numbers")
 
 
-def test_table_and_plot(tmp_path):
+def test_inspection_prints_a_table_and_plots(tmp_path):
     found = inspect({"first": weights(), "second": torch.randn(5, 2)})
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(found)
@@ -128,7 +103,7 @@ class Evil:
         return print, ("opened",)
 
 
-def test_no_unrestricted_pickle(tmp_path, capsys):
+def test_inspect_does_not_run_pickled_code(tmp_path, capsys):
     torch.save({"w": Evil()}, tmp_path / "evil.pt")
     with pytest.raises(ValueError, match=r"evil.pt cannot be opened as a file of weights, without running code"):
         inspect(tmp_path / "evil.pt")
@@ -146,13 +121,13 @@ def test_no_unrestricted_pickle(tmp_path, capsys):
         (3, "model must be a module, a state dict, or the path"),
     ],
 )
-def test_bad_input_names_itself(source, words):
+def test_inspect_rejects_bad_input(source, words):
     with pytest.raises(ValueError, match=words):
         inspect(source)
 
 
 @pytest.mark.parametrize("scale", [1e25, 1e-25, 0.0])
-def test_layers_of_extreme_scale(scale):
+def test_inspect_handles_extreme_scales(scale):
     (layer,) = inspect({"w": weights() * scale}).layers
     if scale:
         (one,) = inspect({"w": weights()}).layers
@@ -164,7 +139,7 @@ def test_layers_of_extreme_scale(scale):
         assert (layer.effective_rank, layer.zero_neurons, layer.norms.largest) == (0, 12, 0)
 
 
-def test_holes_and_orthogonality():
+def test_inspect_measures_holes_and_orthogonality():
     axes = torch.cat([torch.eye(3), -torch.eye(3)])
     (layer,) = inspect({"axes": axes}).layers
     assert layer.hole_radius == pytest.approx(math.acos(3**-0.5))
@@ -210,7 +185,7 @@ def test_inspect_lists_what_is_skipped(tmp_path):
             inspect(tmp_path / name)
 
 
-def test_dictionaries_without_end_and_types_that_torch_cannot_compute_with(tmp_path):
+def test_inspect_handles_recursive_dictionaries_and_8_bit_floats(tmp_path):
     w = torch.randn(6, 5)
     endless = {"a": {"weight": w}}
     endless["a"]["again"] = endless

@@ -15,14 +15,14 @@ def _seed():
 
 
 @pytest.mark.parametrize("n", reference.THOMSON)
-def test_thomson(n):
+def test_minimize_solves_thomson_problems(n):
     points, energy = minimize(n, 3, restarts=16)
     assert energy == pytest.approx(reference.THOMSON[n], rel=1e-8)
     torch.testing.assert_close(points.norm(dim=1), torch.ones(n, dtype=torch.float64))
     assert 2 * energy == pytest.approx(hyperspherical_energy(points, power=1, reduction="sum").item())
 
 
-def test_whyte():
+def test_minimize_solves_whyte_problems():
     five = np.array(
         [[0, 0, 1], [0, 0, -1], *[[math.cos(a), math.sin(a), 0] for a in (0, 2.0943951023931953, 4.1887902047863905)]]
     )
@@ -34,18 +34,18 @@ def test_whyte():
 
 
 @pytest.mark.parametrize("n", reference.TAMMES)
-def test_tammes(n):
+def test_minimize_solves_tammes_problems(n):
     angle = 2 * math.degrees(math.asin(0.5 / minimize(n, 3, power=math.inf, restarts=12, iterations=200).energy))
     assert angle == pytest.approx(reference.TAMMES[n], abs=1e-6)
 
 
-def test_large_powers_come_close_to_tammes():
+def test_minimize_with_large_powers_approaches_tammes():
     energy = minimize(7, 3, power=200).energy
     assert energy ** (1 / 200) == pytest.approx(0.5 / math.sin(math.radians(reference.TAMMES[7] / 2)), rel=0.02)
 
 
 @pytest.mark.parametrize("power", [0, 1, 2, 30, math.inf])
-def test_simplex_and_polygon(power):
+def test_minimize_gives_simplex_and_polygon(power):
     for n, d in ((2, 1), (3, 2), (4, 3), (5, 9)):
         points = minimize(n, d, power=power).points
         off = (points @ points.T)[~torch.eye(n, dtype=torch.bool)]
@@ -57,7 +57,7 @@ def test_simplex_and_polygon(power):
         )
 
 
-def test_half_space():
+def test_minimize_in_half_space():
     points, energy = minimize(6, 3, half_space=True)  # the six axes of the icosahedron
     assert energy == pytest.approx(reference.THOMSON[12], rel=1e-9)
     whole = hyperspherical_energy(points, power=1, half_space=True, reduction="sum").item()
@@ -67,7 +67,7 @@ def test_half_space():
     assert minimize(1, 3, half_space=True, power=2).energy == pytest.approx(0.25)
 
 
-def test_a_generator_repeats():
+def test_minimize_is_reproducible_with_a_generator():
     first, second = (minimize(7, 4, restarts=2, generator=torch.Generator().manual_seed(5)) for _ in range(2))
     assert torch.equal(first.points, second.points)
 
@@ -81,6 +81,6 @@ def test_a_generator_repeats():
         ({"restarts": 0}, "restarts must be an integer >= 1"),
     ],
 )
-def test_bad_input_names_itself(arguments, words):
+def test_minimize_rejects_bad_input(arguments, words):
     with pytest.raises(ValueError, match=words):
         minimize(**({"n": 5, "d": 3} | arguments))

@@ -234,8 +234,8 @@ def _evaluate_pairs(
 def _replace_small_chords_(squared: Tensor, rows: Tensor, columns: Tensor) -> None:
     """Overwrite the smallest squared chords between unit vectors in float64 by the squared norms of differences."""
     index = (squared < _numerics.exact_difference_threshold()).nonzero()
-    # A layer whose neurons all coincide has too many such pairs. The float64 cosines have to do there: the smallest
-    # distance is their resolution.
+    # A layer whose neurons all coincide has too many such pairs. Its chords stay those of the float64 cosines, which
+    # are accurate to the smallest distance at which kernels are evaluated.
     if 0 < len(index) * rows.shape[-1] <= _LARGEST_DIFFERENCES:
         *stack, i, j = index.unbind(1)
         row_index, column_index = (*stack, i), (*stack, j)
@@ -361,9 +361,8 @@ def _mutual_at_once(
     c = _gram(w)
     diagonal = c.diagonal(dim1=-2, dim2=-1)
     norms = diagonal.sqrt()
-    inverse: Tensor | None = 1 / norms
-    assert inverse is not None
-    c.mul_(inverse.unsqueeze(-1)).mul_(inverse.unsqueeze(-2))
+    inverse_norms = 1 / norms
+    c.mul_(inverse_norms.unsqueeze(-1)).mul_(inverse_norms.unsqueeze(-2))
     diagonal.zero_()  # no pair: the cosine 0 cannot be mistaken for a close pair
     # The only read of values: are the norms ordinary, and is any pair close?
     extremes = torch.stack([*torch.aminmax(norms), *torch.aminmax(c)]).tolist() if w.numel() else [0.0] * 4
@@ -374,7 +373,7 @@ def _mutual_at_once(
         # Zero, tiny or huge rows need scaling before their entries are squared; close pairs need float64 cosines. The
         # factor 1/‖w‖ is applied last, because the other factors may overflow with it.
         lengths, right = sphere.polar(_numerics.to_float64(w))
-        inverse, scale, close = None, _inverse(lengths), True
+        scale, close = _inverse(lengths), True
         c = _gram(right)
         c.diagonal(dim1=-2, dim2=-1).zero_()
     betas = (None, None) if weights is None else (weights.unsqueeze(-1).to(c), weights.unsqueeze(-2).to(c))
@@ -390,8 +389,8 @@ def _mutual_at_once(
     slope_diagonal.zero_()
     slope_diagonal.copy_(-(slope * c).sum(-1))
     slope.mul_(2)
-    if inverse is not None:
-        slope.mul_(inverse.unsqueeze(-1)).mul_(inverse.unsqueeze(-2))
+    if right is w:
+        slope.mul_(inverse_norms.unsqueeze(-1)).mul_(inverse_norms.unsqueeze(-2))
     return totals, _GradientFactors(slope, right, scale)
 
 
@@ -409,13 +408,19 @@ def _mutual_in_blocks(
             betas = (None, None) if weights is None else (weights[i, None], weights[None, j])
             no_pair = torch.eye(len(unit[i]), dtype=torch.bool, device=w.device) if on_diagonal else None
             value, to_rows, to_columns = _block(
-                (w[i], unit[i]), (w[j], unit[j]), potential, no_pair, betas, with_gradient=with_gradient
+                (w[i], unit[i]),
+                (w[j], unit[j]),
+                potential,
+                no_pair,
+                betas,
+                with_gradient=with_gradient,
+                with_column_gradient=not on_diagonal,
             )
             total += value if on_diagonal else 2 * value  # a block above the diagonal stands for its mirror image too
             if gradient is not None:
-                gradient[i] += 2 * to_rows  # every pair occurs twice
+                gradient[i].add_(to_rows, alpha=2)  # every pair occurs twice
                 if not on_diagonal:
-                    gradient[j] += 2 * to_columns
+                    gradient[j].add_(to_columns, alpha=2)
     total = _saturate(total, w.dtype)
     return total, None if gradient is None else _saturate(gradient.mul_(_inverse(lengths)), w.dtype)
 
@@ -428,8 +433,9 @@ def _block(
     weights: tuple[Tensor | None, Tensor | None],
     *,
     with_gradient: bool,
+    with_column_gradient: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Σ φ over a block of pairs and its gradients with respect to the unit rows and columns, tangential parts.
+    """Return Σ φ over a block of pairs and the tangential parts of its gradients with respect to unit rows and columns.
 
     Args:
         rows: the rows (B, d) as they are, and their directions.
@@ -438,6 +444,7 @@ def _block(
         no_pair: (B, M) booleans, True for entries that do not count; None if all count.
         weights: the factors β of rows (B, 1) and columns (1, M), or a pair of None.
         with_gradient: whether gradients are needed; they are empty if not.
+        with_column_gradient: False if rows and columns are the same vectors, so that one gradient says all.
     """
     (row_values, row), (column_values, column) = rows, columns
     dtype = row.dtype
@@ -466,8 +473,10 @@ def _block(
     # subtracted here, in the dtype of the block, because the two nearly cancel for close pairs.
     radial = slope * c
     to_rows = torch.addcmul(slope @ column, radial.sum(1, keepdim=True), row, value=-1)
-    to_columns = torch.addcmul(slope.mT @ row, radial.sum(0).unsqueeze(1), column, value=-1)
-    return total, _saturate(to_rows, dtype), _saturate(to_columns, dtype)
+    to_columns = column[:0]
+    if with_column_gradient:
+        to_columns = torch.addcmul(slope.mT @ row, radial.sum(0).unsqueeze(1), column, value=-1)
+    return (total, _saturate(to_rows, dtype), _saturate(to_columns, dtype)) if close else (total, to_rows, to_columns)
 
 
 class _Mutual(torch.autograd.Function):
