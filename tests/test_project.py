@@ -24,7 +24,6 @@ NOT_YET_REWRITTEN = (
     "src/hypersphere/functions",
     "src/hypersphere/heads",
     "tests/heads",
-    "tests/layers",
 )
 
 

@@ -55,7 +55,7 @@ def gradients(layer, x, y):
 
 
 @pytest.mark.parametrize(("h", "g", "weighting"), OPERATORS)
-def test_every_operator_is_its_definition(h, g, weighting):
+def test_convolution_agrees_with_the_definition_for_every_operator(h, g, weighting):
     layer = build(*ARGUMENTS["groups"][:2], magnitude=h, angular=g, weighting=weighting)
     x = batch(ARGUMENTS["groups"][2])
     y, expected = layer(x), reference.convolve(x, layer, h, g, weighting)
@@ -66,7 +66,7 @@ def test_every_operator_is_its_definition(h, g, weighting):
 
 @pytest.mark.parametrize("case", ARGUMENTS)
 @pytest.mark.parametrize(("h", "g"), [("sphere", "cosine"), ("tanh", "linear")])
-def test_every_argument_of_a_convolution(case, h, g):
+def test_convolution_agrees_with_the_definition_for_every_argument(case, h, g):
     kind, settings, shape = ARGUMENTS[case]
     layer, x = build(kind, settings, magnitude=h, angular=g), batch(shape)
     y, expected = layer(x), reference.convolve(x, layer, h, g)
@@ -87,7 +87,7 @@ def test_every_argument_of_a_convolution(case, h, g):
         ("mix", "linear", "linear"),
     ],
 )
-def test_derivatives(h, g, weighting):
+def test_convolution_passes_gradcheck(h, g, weighting):
     layer = build(DecoupledConv2d, {"groups": 2, "kernel_size": 2}, magnitude=h, angular=g, weighting=weighting)
     x = batch((1, 4, 3, 3))
 
@@ -98,7 +98,7 @@ def test_derivatives(h, g, weighting):
 
 
 @pytest.mark.parametrize(("h", "g", "weighting"), OPERATORS)
-def test_linear_layers(h, g, weighting):
+def test_linear_layer_agrees_with_the_definition_for_every_operator(h, g, weighting):
     torch.manual_seed(0)
     layer = DecoupledLinear(5, 3, bias=False, magnitude=h, angular=g, weighting=weighting, dtype=torch.float64)
     x = batch((2, 4, 5))
@@ -111,7 +111,7 @@ def test_linear_layers(h, g, weighting):
 
 
 @pytest.mark.parametrize("case", ARGUMENTS)
-def test_inner_product_with_cosine_is_the_convolution_exactly(case):
+def test_inner_product_with_cosine_equals_the_convolution_of_torch(case):
     kind, settings, shape = ARGUMENTS[case]
     ours = build(kind, settings, magnitude="inner_product").float()
     names = ["kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"]
@@ -121,13 +121,13 @@ def test_inner_product_with_cosine_is_the_convolution_exactly(case):
     assert torch.equal(ours(x), theirs(x))
 
 
-def test_weighted_linear_with_cosine_is_the_convolution_too():
+def test_weighted_linear_with_cosine_equals_the_convolution_of_torch():
     layer = build(DecoupledConv2d, {"padding": 1}, magnitude="linear", weighting="linear")
     x = batch((2, 4, 5, 5))
     assert torch.equal(layer(x), nn.functional.conv2d(x, layer.weight, layer.bias, padding=1))
 
 
-def test_callables_of_ones_own():
+def test_user_callables_agree_with_the_definition():
     layer = build(DecoupledConv2d, {"padding": 1}, magnitude=lambda w, x: w * x.sqrt(), angular=lambda c: c**3)
     x = batch((2, 4, 5, 5))
     ours = build(DecoupledConv2d, {"padding": 1}, magnitude="sphere")
@@ -140,7 +140,7 @@ def test_callables_of_ones_own():
     assert torch.isfinite(layer.weight.grad).all()
 
 
-def test_a_callable_with_parameters_learns():
+def test_user_callable_with_parameters_learns():
     class Cubic(nn.Module):
         def __init__(self):
             super().__init__()
@@ -157,7 +157,7 @@ def test_a_callable_with_parameters_learns():
 
 @pytest.mark.parametrize("h", magnitude.MAGNITUDES)
 @pytest.mark.parametrize("g", angular.ANGULARS)
-def test_every_entry_of_the_menus_is_accepted_by_name(h, g):
+def test_menu_entries_are_accepted_by_name(h, g):
     layer = DecoupledConv2d(2, 3, 3, magnitude=h, angular=g)
     assert torch.isfinite(layer(torch.randn(1, 2, 4, 4))).all()
 
@@ -169,7 +169,7 @@ def test_every_entry_of_the_menus_is_accepted_by_name(h, g):
     + [(h, "linear") for h in ("sphere", "ball", "log")]
     + [("tanh", "joint"), ("tanh", "separate")],
 )
-def test_second_derivatives_exist_in_eager_mode(h, g, weighting):
+def test_linear_layer_passes_gradgradcheck_for_every_operator(h, g, weighting):
     torch.manual_seed(0)
     layer = DecoupledLinear(3, 2, magnitude=h, angular=g, weighting=weighting, dtype=torch.float64)
     x = 0.4 * batch((2, 3)).detach()
@@ -181,7 +181,7 @@ def test_second_derivatives_exist_in_eager_mode(h, g, weighting):
 
 
 @pytest.mark.parametrize("kind", ["filter", "layer"])
-def test_second_derivatives_of_learned_numbers(kind):
+def test_learned_numbers_pass_gradgradcheck(kind):
     settings = {"learn_k": kind, "learn_radius": kind, "groups": 2, "kernel_size": 2}
     layer = build(DecoupledConv2d, settings, magnitude="tanh", angular="sigmoid").eval()
     x = batch((1, 4, 3, 3))
@@ -219,6 +219,6 @@ def test_gradient_penalty_agrees_with_the_definition():
         (lambda: DecoupledConv2d(2, 3, 3, padding_mode="wrap"), "padding_mode"),
     ],
 )
-def test_bad_arguments_name_themselves(make, words):
+def test_invalid_arguments_are_named_in_the_error(make, words):
     with pytest.raises(ValueError, match=words):
         make()

@@ -48,7 +48,7 @@ def test_decoupled_zero_filter_has_zero_gradient():
 @pytest.mark.parametrize("g", ["cosine", "linear"])
 def test_decoupled_huge_and_tiny_images_keep_their_directions(size, g):
     layer, x = conv(angular=g, bias=False), images(2, 4, 5, 5)
-    mixed = torch.stack([x[0] * size, x[1]])  # an ordinary image beside it stays what it is
+    mixed = torch.stack([x[0] * size, x[1]])  # the other image is ordinary
     y, (to_x, _) = run(layer, mixed)
     expected, (to_expected, _) = run(layer, x)
     torch.testing.assert_close(y, expected, atol=2e-6, rtol=1e-5)

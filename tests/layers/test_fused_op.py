@@ -41,7 +41,7 @@ def gradients(layer, x):
 
 @every_kind
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_a_batch_of_several_blocks_is_its_plain_operations(kind, memory_format):
+def test_fused_op_on_several_blocks_agrees_with_plain_operations(kind, memory_format):
     samples, side = 33, 16
     samples *= torch.get_num_threads()
     assert len(batch_blocks(PRODUCT_BLOCK, 64 * side**2, torch.empty(samples))) == 2
@@ -63,7 +63,7 @@ def test_a_batch_of_several_blocks_is_its_plain_operations(kind, memory_format):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("g", ["linear", "sigmoid"])
-def test_at_the_poles_the_angle_has_no_gradient(g, dtype):
+def test_fused_op_has_zero_gradient_at_the_poles(g, dtype):
     layer = DecoupledLinear(3, 1, bias=False, angular=g, dtype=dtype)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[2.0, 0.0, 0.0]]))
@@ -77,7 +77,7 @@ def test_at_the_poles_the_angle_has_no_gradient(g, dtype):
 
 @pytest.mark.parametrize("learn_k", [None, "filter"])
 @pytest.mark.parametrize("angle", [0.01, 0.1, 1.0, 3.13])
-def test_slopes_near_the_poles_in_float32(angle, learn_k):
+def test_fused_op_gradient_near_the_poles_in_float32(angle, learn_k):
     layer = DecoupledLinear(2, 1, bias=False, angular="sigmoid", learn_k=learn_k)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0, 0.0]]))
@@ -98,21 +98,21 @@ def test_slopes_near_the_poles_in_float32(angle, learn_k):
         (DecoupledLinear(4, 6, weighting="linear"), (5, 4)),
     ],
 )
-def test_an_inplace_activation_may_follow_any_layer(layer, shape):
+def test_fused_op_allows_an_inplace_activation_after_any_layer(layer, shape):
     x = randn(*shape).float().requires_grad_()
     ours = torch.autograd.grad(F.relu(layer(x), inplace=True).sum(), [x, layer.weight])
     theirs = torch.autograd.grad(F.relu(layer(x)).sum(), [x, layer.weight])
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_what_learns_alone_learns_the_same():
+def test_fused_op_partial_gradients_equal_those_of_the_full_set():
     x = randn(2, 4, 6, 6)
     for kind in KINDS.values():
         layer = DecoupledConv2d(4, 6, 3, dtype=torch.float64, **kind).eval()
-        whole = gradients(layer, x.clone().requires_grad_())[1][1:]
+        full = gradients(layer, x.clone().requires_grad_())[1][1:]
         y = layer(x)
         alone = torch.autograd.grad((y * randn(*y.shape, seed=2)).sum(), list(layer.parameters()))
-        for a, b in zip(alone, whole, strict=True):
+        for a, b in zip(alone, full, strict=True):
             torch.testing.assert_close(a, b)
         layer.requires_grad_(False)
         some = x.clone().requires_grad_()
@@ -120,7 +120,7 @@ def test_what_learns_alone_learns_the_same():
         torch.testing.assert_close(to_x, gradients(layer.requires_grad_(), some)[1][0])
 
 
-def test_torch_accepts_the_operator():
+def test_fused_op_passes_opcheck():
     geometry = ConvGeometry((3, 3), (1, 1), (1, 1), (1, 1)).to_list()
     x, weight, ones = torch.randn(2, 2, 4, 4), torch.randn(3, 2, 3, 3), torch.ones(2, 1, 1, 1)
     reciprocal = torch.rand(2, 1, 1, 4, 4) / 10
@@ -135,7 +135,7 @@ def test_torch_accepts_the_operator():
 
 
 @pytest.mark.parametrize("g", ["cosine", "linear", "sigmoid"])
-def test_compiled_layers_keep_as_little(g):
+def test_fused_op_memory_for_backward_when_compiled(g):
     torch._dynamo.reset()
     x = torch.randn(4, 64, 16, 16, requires_grad=True)
     layer = DecoupledConv2d(64, 64, 3, padding=1, bias=False, angular=g)
@@ -145,7 +145,7 @@ def test_compiled_layers_keep_as_little(g):
     assert saved_bytes(compiled, x) - 2 * weights <= 2.1 * (saved_bytes(nn.Conv2d(64, 64, 3), x) - weights)
 
 
-def test_decoupled_memory_for_backward():
+def test_fused_op_memory_for_backward():
     layer, x = DecoupledConv2d(64, 64, 3, padding=1, bias=False), randn(4, 64, 16, 16).float().requires_grad_()
     for g in ("cosine", "linear", "sigmoid"):
         layer = DecoupledConv2d(64, 64, 3, padding=1, bias=False, angular=g)
@@ -170,7 +170,7 @@ def relative_error(ours, exact):
 
 @every_kind
 @pytest.mark.parametrize("angle", [None, 0.3, 0.03])
-def test_float32_gradients_agree_with_exact_ones(kind, angle):
+def test_fused_op_float32_gradients_agree_with_exact_ones(kind, angle):
     torch.manual_seed(0)
     layer = DecoupledConv2d(16, 24, 3, groups=2, **KINDS[kind]).eval()
     x = torch.randn(8, 16, 3, 3)
@@ -187,7 +187,7 @@ def test_float32_gradients_agree_with_exact_ones(kind, angle):
 
 
 @every_kind
-def test_half_storage_halves_the_memory_and_rounds_gradients(kind):
+def test_fused_op_half_storage_saves_memory_and_rounds_gradients(kind):
     torch.manual_seed(0)
     layer = DecoupledConv2d(64, 64, 3, padding=1, bias=False, storage="half", **KINDS[kind]).eval()
     full = DecoupledConv2d(64, 64, 3, padding=1, bias=False, **KINDS[kind]).eval()

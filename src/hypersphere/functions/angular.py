@@ -1,7 +1,8 @@
-r"""Angular activations g: how a layer or a head turns an angle into a response.
+r"""Angular activations g: how a layer or a head maps an angle to a response.
 
-Each maps the cosine c = cos θ to g(θ), falling from g(0) = 1 to g(π) = −1. The cosine is the coordinate: a g that is
-smooth in it never goes through the angle. To add one, write a frozen dataclass and list it in ANGULARS.
+Each maps the cosine c = cos θ to g(θ), decreasing from g(0) = 1 to g(π) = −1. The argument is the cosine, because a g
+that is smooth in c can be computed and differentiated without the arc cosine. To add an activation, write a frozen
+dataclass and list it in ANGULARS.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["ANGULARS", "Angular", "Cosine", "Linear", "PowerCosine", "Sigmoid", 
 
 
 class Angular(abc.ABC):
-    """What the library asks of a g of its own: the response to a cosine, and to an angle."""
+    """Interface of the activations in ANGULARS: the response to a cosine, and to an angle."""
 
     @abc.abstractmethod
     def __call__(self, c: Tensor) -> Tensor:
@@ -33,24 +34,24 @@ class Angular(abc.ABC):
 
     @abc.abstractmethod
     def slope(self, c: Tensor, value: Tensor) -> Tensor:
-        """Return dg/dc, given also the value g at c, for engines that differentiate by hand."""
+        """Return dg/dc, given c and the value g(c), for operators with a hand-written backward."""
 
 
 def response(angular: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
-    """Evaluate any g, ours or a user's callable of the cosine, at an angle."""
+    """Evaluate g, one of ANGULARS or any callable of the cosine, at an angle."""
     return angular.at(theta) if isinstance(angular, Angular) else angular(theta.cos())
 
 
 @dataclass(frozen=True)
 class Cosine(Angular):
-    r"""The ordinary one: g(θ) = cos θ   (thesis, 3.3 and 4.12).
+    r"""The cosine: g(θ) = cos θ   (thesis, 3.3 and 4.12).
 
     >>> Cosine()(torch.tensor(0.5))
     tensor(0.5000)
     """
 
     def __call__(self, c: Tensor) -> Tensor:
-        """Return c itself."""
+        """Return c."""
         return c
 
     def at(self, theta: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ class Cosine(Angular):
 
 @dataclass(frozen=True)
 class Linear(Angular):
-    r"""The angle itself, straightened to [−1, 1]: g(θ) = 1 − 2θ/π   (thesis, 4.11).
+    r"""Linear in the angle: g(θ) = 1 − 2θ/π   (thesis, 4.11).
 
     >>> Linear()(torch.tensor(0.0))
     tensor(0.)
@@ -89,10 +90,10 @@ class Linear(Angular):
 
 @dataclass(frozen=True)
 class Sigmoid(Angular):
-    r"""A sigmoid of the angle, steeper for small k: g(θ) = tanh((π/2−θ)/(2k)) / tanh(π/(4k))   (thesis, 3.4 and 4.13).
+    r"""A sigmoid of the angle, steep for small k: g(θ) = tanh((π/2−θ)/(2k)) / tanh(π/(4k))   (thesis, 3.4 and 4.13).
 
-    This is (3.4) rewritten without the exponentials that overflow for small k. `k` may be a tensor that broadcasts with
-    the cosines, and may be learned.
+    This equals (3.4) but has no exponentials that overflow for small k. `k` may be a tensor that broadcasts with the
+    cosines, for example a learned one.
 
     >>> Sigmoid(k=0.5)(torch.tensor([0.8, -0.8]))
     tensor([ 0.7952, -0.7952])
@@ -101,7 +102,7 @@ class Sigmoid(Angular):
     k: float | Tensor = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse a `k` that is not a positive number."""
+        """Check that `k` is a positive number or a tensor."""
         if not isinstance(self.k, Tensor):
             require(
                 is_number(self.k, *_numerics.SAFE_PARAMETER_RANGE),
@@ -137,7 +138,7 @@ class Sigmoid(Angular):
 
 @dataclass(frozen=True)
 class SquareCosine(Angular):
-    r"""Flat around the right angle: g(θ) = sign(cos θ)·cos²θ   (thesis, 4.14).
+    r"""The signed square of the cosine, flat around the right angle: g(θ) = sign(cos θ)·cos²θ   (thesis, 4.14).
 
     >>> SquareCosine()(torch.tensor([0.5, -0.5]))
     tensor([ 0.2500, -0.2500])
@@ -158,7 +159,9 @@ class SquareCosine(Angular):
 
 @dataclass(frozen=True)
 class PowerCosine(Angular):
-    r"""Sharper near the pole for larger t: g(θ) = 2·((1+cos θ)/2)^t − 1   (SphereFace2's similarity adjustment).
+    r"""A power of the similarity: g(θ) = 2·((1+cos θ)/2)^t − 1   (SphereFace2's similarity adjustment).
+
+    It is steeper near θ = 0 for larger t.
 
     >>> PowerCosine(t=3)(torch.tensor([1.0, 0.0, -1.0]))
     tensor([ 1.0000, -0.7500, -1.0000])
@@ -167,7 +170,7 @@ class PowerCosine(Angular):
     t: float = 3.0
 
     def __post_init__(self) -> None:
-        """Refuse t < 1, whose slope at the far pole is infinite."""
+        """Check t ≥ 1; for t < 1 the slope at θ = π is infinite."""
         require(is_number(self.t, 1), "t", "a number >= 1", self.t)
 
     def __call__(self, c: Tensor) -> Tensor:
@@ -175,7 +178,7 @@ class PowerCosine(Angular):
         return (2 * ((1 + _numerics.widen(c)) / 2).clamp_min(0) ** self.t - 1).to(c.dtype)
 
     def at(self, theta: Tensor) -> Tensor:
-        """Return the same of cos θ."""
+        """Return g at cos θ."""
         return self(theta.cos())
 
     def slope(self, c: Tensor, value: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-r"""Magnitudes h: how strongly a layer or a head responds, apart from the angle.
+r"""Magnitudes h: the factor of a response that depends on norms and not on the angle.
 
-Each maps the norms ‖w‖ and ‖x‖ to h(‖w‖, ‖x‖). Only InnerProduct and the weighted forms look at ‖w‖; a weighting makes
-such a form of any of the others. To add one, write a frozen dataclass and list it in MAGNITUDES (or WEIGHTINGS).
+Each maps the norms ‖w‖ and ‖x‖ to h(‖w‖, ‖x‖). Only `InnerProduct` and the weighted forms use ‖w‖; `weighted` turns any
+other magnitude into a weighted form. To add a magnitude, write a frozen dataclass and list it in MAGNITUDES (or
+WEIGHTINGS).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
 
 
 class Magnitude(abc.ABC):
-    """What the library asks of an h of its own; `uses_weight_norm` says whether ‖w‖ matters to it."""
+    """Interface of the magnitudes in MAGNITUDES. `uses_weight_norm` is True if h depends on ‖w‖."""
 
     uses_weight_norm = False
 
@@ -47,15 +48,15 @@ class Magnitude(abc.ABC):
 
 
 class Radial(Magnitude):
-    """An h of ‖x‖ alone."""
+    """A magnitude that depends on ‖x‖ only."""
 
     @abc.abstractmethod
     def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
-        """Return dh/d‖x‖, given ‖x‖ and the value h, for engines with a hand-written backward."""
+        """Return dh/d‖x‖, given ‖x‖ and the value h, for operators with a hand-written backward."""
 
 
 def _check_radius(radius: float | Tensor) -> None:
-    """Refuse a radius that is not positive; a tensor (a learned one) is kept positive by its owner."""
+    """Check that a radius is a positive number. A tensor is not checked, because that would read its values."""
     if not isinstance(radius, Tensor):
         require(
             is_number(radius, *_numerics.SAFE_PARAMETER_RANGE),
@@ -67,7 +68,7 @@ def _check_radius(radius: float | Tensor) -> None:
 
 @dataclass(frozen=True)
 class Sphere(Radial):
-    r"""The same everywhere: h = α   (thesis, 4.4).
+    r"""Constant: h = α   (thesis, 4.4).
 
     >>> Sphere()(torch.tensor(2.0), torch.tensor(3.0))
     tensor(1.)
@@ -86,7 +87,7 @@ class Sphere(Radial):
 
 @dataclass(frozen=True)
 class Ball(Radial):
-    r"""Grows up to the radius, then stays: h = α·min(‖x‖, ρ)/ρ   (thesis, 4.5).
+    r"""Linear up to the radius, then constant: h = α·min(‖x‖, ρ)/ρ   (thesis, 4.5).
 
     >>> Ball(radius=2.0)(torch.tensor(1.0), torch.tensor([1.0, 3.0]))
     tensor([0.5000, 1.0000])
@@ -96,7 +97,7 @@ class Ball(Radial):
     radius: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse a radius that is not positive."""
+        """Check the radius."""
         _check_radius(self.radius)
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
@@ -110,7 +111,7 @@ class Ball(Radial):
 
 @dataclass(frozen=True)
 class Tanh(Radial):
-    r"""A smooth ball: h = α·tanh(‖x‖/ρ)   (thesis, 4.6).
+    r"""A smooth version of `Ball`: h = α·tanh(‖x‖/ρ)   (thesis, 4.6).
 
     >>> Tanh()(torch.tensor(1.0), torch.tensor(0.0))
     tensor(0.)
@@ -120,7 +121,7 @@ class Tanh(Radial):
     radius: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse a radius that is not positive."""
+        """Check the radius."""
         _check_radius(self.radius)
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
@@ -135,7 +136,7 @@ class Tanh(Radial):
 
 @dataclass(frozen=True)
 class Linear(Radial):
-    r"""Proportional to the input: h = α‖x‖   (thesis, 4.7).
+    r"""Proportional to ‖x‖: h = α‖x‖   (thesis, 4.7).
 
     >>> Linear()(torch.tensor(2.0), torch.tensor(3.0))
     tensor(3.)
@@ -154,7 +155,7 @@ class Linear(Radial):
 
 @dataclass(frozen=True)
 class Seg(Radial):
-    r"""Two slopes that meet at the radius: h = α‖x‖ up to ρ, then β‖x‖ + (α−β)ρ   (thesis, 4.8).
+    r"""Piecewise linear with two slopes: h = α‖x‖ up to ρ, then β‖x‖ + (α−β)ρ   (thesis, 4.8).
 
     >>> Seg()(torch.tensor(1.0), torch.tensor([1.0, 3.0]))
     tensor([1., 2.])
@@ -165,11 +166,11 @@ class Seg(Radial):
     radius: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse a radius that is not positive."""
+        """Check the radius."""
         _check_radius(self.radius)
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
-        """Return the two slopes as one: β‖x‖ + (α−β)·min(‖x‖, ρ)."""
+        """Return β‖x‖ + (α−β)·min(‖x‖, ρ), which equals both branches."""
         wide = _numerics.widen(x_norm)
         radius = torch.as_tensor(self.radius, dtype=wide.dtype, device=wide.device)
         return _numerics.narrow(self.beta * wide + (self.alpha - self.beta) * torch.minimum(wide, radius), x_norm.dtype)
@@ -181,7 +182,7 @@ class Seg(Radial):
 
 @dataclass(frozen=True)
 class Log(Radial):
-    r"""Grows without bound, ever more slowly: h = α·log(1+‖x‖)   (thesis, 4.9).
+    r"""Logarithmic: h = α·log(1+‖x‖)   (thesis, 4.9).
 
     >>> Log()(torch.tensor(1.0), torch.tensor(0.0))
     tensor(0.)
@@ -200,7 +201,7 @@ class Log(Radial):
 
 @dataclass(frozen=True)
 class Mix(Radial):
-    r"""Linear and logarithmic together: h = α‖x‖ + β·log(1+‖x‖)   (thesis, 4.10).
+    r"""The sum of a linear and a logarithmic term: h = α‖x‖ + β·log(1+‖x‖)   (thesis, 4.10).
 
     >>> Mix()(torch.tensor(1.0), torch.tensor(1.0))
     tensor(1.6931)
@@ -221,7 +222,7 @@ class Mix(Radial):
 
 @dataclass(frozen=True)
 class InnerProduct(Magnitude):
-    r"""The ordinary layer's: h = ‖w‖‖x‖   (thesis, 4.2).
+    r"""The magnitude of an ordinary layer: h = ‖w‖‖x‖   (thesis, 4.2).
 
     >>> InnerProduct()(torch.tensor(2.0), torch.tensor(3.0))
     tensor(6.)
@@ -236,7 +237,7 @@ class InnerProduct(Magnitude):
 
 @dataclass(frozen=True)
 class LinearlyWeighted(Magnitude):
-    r"""Any magnitude times the norm of the weight: ‖w‖·h(‖x‖)   (thesis, section 4.3.5).
+    r"""Any magnitude times ‖w‖: ‖w‖·h(‖x‖)   (thesis, section 4.3.5).
 
     >>> LinearlyWeighted(Sphere())(torch.tensor(2.0), torch.tensor(3.0))
     tensor(2.)
@@ -252,7 +253,7 @@ class LinearlyWeighted(Magnitude):
 
 @dataclass(frozen=True)
 class TanhJointlyWeighted(Magnitude):
-    r"""The norms multiplied, then bounded: α·tanh(‖x‖‖w‖/ρ)   (thesis, 4.15).
+    r"""tanh of the product of both norms: α·tanh(‖x‖‖w‖/ρ)   (thesis, 4.15).
 
     >>> TanhJointlyWeighted(Tanh(radius=6.0))(torch.tensor(2.0), torch.tensor(3.0))
     tensor(0.7616)
@@ -268,7 +269,7 @@ class TanhJointlyWeighted(Magnitude):
 
 @dataclass(frozen=True)
 class TanhSeparatelyWeighted(Magnitude):
-    r"""Each norm bounded, then multiplied: α·tanh(‖w‖/ρ)·tanh(‖x‖/ρ)   (thesis, 4.16).
+    r"""The product of tanh of each norm: α·tanh(‖w‖/ρ)·tanh(‖x‖/ρ)   (thesis, 4.16).
 
     >>> TanhSeparatelyWeighted(Tanh())(torch.tensor(1.0), torch.tensor(1.0))
     tensor(0.5800)
@@ -284,7 +285,7 @@ class TanhSeparatelyWeighted(Magnitude):
 
 
 def _product(w_norm: Tensor, x_norm: Tensor) -> Tensor:
-    """Multiply norms; two that float16 holds may have a product that it does not."""
+    """Multiply norms in float32 or wider, because the product of two float16 norms may overflow."""
     return _numerics.narrow(
         _numerics.widen(w_norm) * _numerics.widen(x_norm), torch.promote_types(w_norm.dtype, x_norm.dtype)
     )
@@ -311,10 +312,10 @@ WEIGHTINGS: dict[str, type[Magnitude]] = {
 def weighted(
     magnitude: str | Callable[[Tensor, Tensor], Tensor], weighting: str | None = None
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Choose a magnitude and, by name, the way the norm of the weight enters it.
+    """Return a magnitude with the given weighting, the way ‖w‖ enters.
 
     Args:
-        magnitude: a name of MAGNITUDES, one of its objects or a callable of (‖w‖, ‖x‖).
+        magnitude: a name from MAGNITUDES, an instance of its classes, or a callable of (‖w‖, ‖x‖).
         weighting: None, "linear" (any magnitude that does not use ‖w‖ already), "joint" or "separate" (Tanh only).
 
     Example:
@@ -326,7 +327,7 @@ def weighted(
         return chosen
     require(weighting in WEIGHTINGS, "weighting", f"None or one of {', '.join(map(repr, WEIGHTINGS))}", weighting)
     if isinstance(chosen, Magnitude) and chosen.uses_weight_norm:
-        raise ValueError(f"weighting must be None for {chosen!r}, which uses the norm of the weight already")
+        raise ValueError(f"weighting must be None for {chosen!r}, which already uses ‖w‖")
     if weighting != "linear" and not isinstance(chosen, Tanh):
         raise ValueError(f"weighting {weighting!r} is defined for the magnitude Tanh, not for {chosen!r}")
     return WEIGHTINGS[weighting](chosen)  # type: ignore[call-arg]

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ from hypersphere.layers._geometry import (
     split_batches,
 )
 
-__all__ = ["Response", "filter_polar", "fused_response", "plain_response", "use_custom_op"]
+__all__ = ["Response", "absorb_output_scale", "filter_polar", "fused_response", "plain_response", "use_custom_op"]
 
 # Responses per block: the larger number for a convolution, which reads all filters once per block, the smaller one for
 # the element-wise operations on its result.
@@ -121,6 +121,16 @@ class Response:
         argument = norm if self.input_scale is None else norm * self.input_scale
         value = self.magnitude(argument, argument)
         return value if self.output_scale is None else value * self.output_scale
+
+
+def absorb_output_scale(response: Response, w_hat: Tensor) -> tuple[Response, Tensor]:
+    """Multiply s into the filters if g is the cosine, which is linear in ŵ; return what is left and the filters."""
+    s = response.output_scale
+    if s is None or not isinstance(response.angular, Cosine):
+        return response, w_hat
+    groups, per_group, *_ = s.shape
+    factors = s.flatten().repeat_interleave(len(w_hat) // (groups * per_group))  # from groups to filters
+    return replace(response, output_scale=None), w_hat * factors.reshape(-1, *[1] * (w_hat.ndim - 1))
 
 
 def plain_response(

@@ -34,7 +34,14 @@ from hypersphere.functions.magnitude import (
     Tanh,
     weighted,
 )
-from hypersphere.layers._fused_op import Response, filter_polar, fused_response, plain_response, use_custom_op
+from hypersphere.layers._fused_op import (
+    Response,
+    absorb_output_scale,
+    filter_polar,
+    fused_response,
+    plain_response,
+    use_custom_op,
+)
 from hypersphere.layers._geometry import ConvGeometry, patch_norms, plain_patch_norms, sample_peak
 
 __all__ = [
@@ -270,12 +277,8 @@ class DecoupledLayer(nn.Module):
         if unscaled is not None:
             norms = norms._replace(norm=norms.norm * unscaled)
         if self._has_fused_form:
-            response = self._response(w_norm, self._mean_norm(x, geometry, norms.norm, unscaled), x)
-            if isinstance(response.angular, Cosine) and response.output_scale is not None:
-                # The cosine is linear in ŵ, so a factor per filter can be multiplied into the filters.
-                factors = response.output_scale.expand(self.groups, len(w_hat) // self.groups, *[1] * (x.ndim - 2))
-                w_hat = w_hat * factors.reshape(-1, *[1] * (w_hat.ndim - 1))
-                response = replace(response, output_scale=None)
+            mean_norm = self._mean_norm(x, geometry, norms.norm, unscaled)
+            response, w_hat = absorb_output_scale(self._response(w_norm, mean_norm, x), w_hat)
             w_hat = w_hat.to(x.dtype)
             if is_fused:
                 y = fused_response(x, w_hat, geometry, norms, response, self.storage == "half")
@@ -412,7 +415,7 @@ class DecoupledLayer(nn.Module):
         for name in ("log_k", "log_radius", "mean_norm"):
             stored, current = state_dict.get(prefix + name), getattr(self, name, None)
             if stored is not None and current is not None and stored.ndim == 0 and current.ndim == 1:
-                state_dict[prefix + name] = stored.expand(current.shape)
+                state_dict[prefix + name] = stored.expand(current.shape).clone()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
