@@ -28,9 +28,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say at the end how many browser tests were skipped and how to enable them."""
-    reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()) if report.longrepr]
-    count = sum(MISSING in reason for reason in reasons)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say in the last lines of the output how many browser tests were skipped and how to enable them."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    skipped = () if reporter is None else reporter.stats.get("skipped", ())
+    count = sum(MISSING in str(report.longrepr) for report in skipped)
     if count:
-        terminalreporter.write_line(f"{count} browser tests were skipped. {MISSING}", yellow=True, bold=True)
+        reporter.write_line(f"\n{count} browser tests were skipped. {MISSING}", yellow=True, bold=True)

@@ -69,16 +69,16 @@ def attack(
     data = _images(opened, limit)
     if name == "deepfool":
         strength = fooling_strength(model, data, ATTACKS[name](norm=norm), source=victim)  # type: ignore[call-arg]
-        table, found = _strength_table(strength, norm, source), _plain_strength(strength)
+        table, numbers = _strength_table(strength, norm, source), _plain_strength(strength)
         draw = partial(plot_strength, {str(folder): strength}, norm)
     else:
         result = accuracy_under(model, data, ATTACKS[name](), epsilons=epsilons, source=victim)
-        table, found = _accuracy_table(result, source), asdict(result)
+        table, numbers = _accuracy_table(result, source), asdict(result)
         draw = partial(plot_accuracy, {str(folder): result})
     if json_file is not None:
         write_json(
             json_file,
-            {"run": str(folder), "step": opened.step, "attack": name, "source": source and str(source), **found},
+            {"run": str(folder), "step": opened.step, "attack": name, "source": source and str(source), **numbers},
         )
     if plot is not None:
         with replacing(plot) as draft:
@@ -109,12 +109,12 @@ def _accuracy_table(result: RobustAccuracy, source: Path | None) -> report.Table
 
 def _strength_table(result: Strength, norm: str, source: Path | None) -> report.Table:
     share, number = report.Column("", format=".2%"), report.Column("", format=".4g")
-    found = _plain_strength(result)
+    numbers = _plain_strength(result)
     rows = [
-        ["accuracy without attack", share.show(found["clean"])],
-        ["misclassified after the attack", share.show(found["fooled"])],
-        ["median strength, l2", number.show(found["median_l2"])],
-        ["median strength, linf", number.show(found["median_linf"])],
+        ["accuracy without attack", share.show(numbers["clean"])],
+        ["misclassified after the attack", share.show(numbers["fooled"])],
+        ["median strength, l2", number.show(numbers["median_l2"])],
+        ["median strength, linf", number.show(numbers["median_linf"])],
     ]
     columns = [report.Column(f"DeepFool ({norm})"), report.Column("value")]
     return report.Table("Strength needed to fool the run", columns, rows, _caption(len(result.fooled), source))

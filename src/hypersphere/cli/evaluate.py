@@ -74,23 +74,23 @@ def evaluate(
 ) -> None:
     """Evaluate a run, embeddings with labels, two files of paired embeddings, or embeddings with a list of pairs."""
     check_target("--json", json_file, [".json"])
-    found: dict[str, Any] = {"source": str(source)}
+    results: dict[str, Any] = {"source": str(source)}
     if source.is_dir():
         require(second is None, "second", "omitted if the source is a run", str(second))
-        _measure_run(found, open_run(source, data_root, step=step, device=device_of(device)), protocol, mirror)
+        _measure_run(results, open_run(source, data_root, step=step, device=device_of(device)), protocol, mirror)
     else:
         for option, value in (("--mirror", mirror or None), ("--step", step), ("--device", device)):
             require(value is None, option, "omitted unless the source is a run", value)
         other = None if second is None else torch.from_numpy(read_array(second))
         sample = read_embeddings(source)
         if other is not None and other.ndim == 2:
-            _measure_sides(found, sample.features, other, same, protocol)
+            _measure_sides(results, sample.features, other, same, protocol)
         else:
             labels = sample.labels if other is None else other
-            _measure_features(found, Embeddings(sample.features, labels, sample.names), protocol)
+            _measure_features(results, Embeddings(sample.features, labels, sample.names), protocol)
     if json_file is not None:
-        write_json(json_file, found)  # before printing, so that a closed pipe cannot prevent it
-    report.print_table(evaluation_table(found))
+        write_json(json_file, results)  # before printing, so that a closed pipe cannot prevent it
+    report.print_table(evaluation_table(results))
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
@@ -110,35 +110,39 @@ def _number(text: str, kind: Callable[[str], Number]) -> Number:
     return kind(above) if not line or kind is int else kind(above) / kind(below)  # type: ignore[return-value]
 
 
-def _measure_run(found: dict[str, Any], opened: Opened, protocol: Protocol, mirror: bool) -> None:
+def _measure_run(results: dict[str, Any], opened: Opened, protocol: Protocol, mirror: bool) -> None:
     task = opened.assembly.task
     labels = task.test_labels
     plain = opened.features(task.test_inputs)
     right = float((opened.predict(plain) == labels).double().mean())
-    found["step"] = opened.step
-    found["classification"] = {"accuracy": right, "samples": len(labels), "classes": len(task.classes)}
+    results["step"] = opened.step
+    results["classification"] = {"accuracy": right, "samples": len(labels), "classes": len(task.classes)}
     hardness = angular_visual_hardness(plain, labels, opened.class_vectors)
     features = opened.features(task.test_inputs, mirror=True) if mirror else plain
     try:
-        _measure_features(found, Embeddings(features, labels, task.test_names), protocol, resample="pairs")
+        _measure_features(results, Embeddings(features, labels, task.test_names), protocol, resample="pairs")
     except _Alone as error:
-        found["left_out"] = str(error)
-    found["hardness"] = {
+        results["left_out"] = str(error)
+    results["hardness"] = {
         "mean": float(hardness.mean()),
         "deviation": float(hardness.std(correction=0)),
         "samples": len(labels),
     }
 
 
-def _measure_sides(found: dict[str, Any], first: Tensor, second: Tensor, same: Path | None, protocol: Protocol) -> None:
+def _measure_sides(
+    results: dict[str, Any], first: Tensor, second: Tensor, same: Path | None, protocol: Protocol
+) -> None:
     if same is None:
         raise ValueError("two files of embeddings need --same, a .npy file of zeros and ones")
     flags = torch.from_numpy(read_array(same))
     verified = verify(first, second, flags, folds=protocol.folds or 10, far=protocol.far)
-    found["verification"] = _of_verification(verified, protocol) | {"pairs": "given"}
+    results["verification"] = _of_verification(verified, protocol) | {"pairs": "given"}
 
 
-def _measure_features(found: dict[str, Any], sample: Embeddings, protocol: Protocol, resample: str = "classes") -> None:
+def _measure_features(
+    results: dict[str, Any], sample: Embeddings, protocol: Protocol, resample: str = "classes"
+) -> None:
     """Evaluate features by verification and, if they have labels, by identification and Fisher score.
 
     Bootstrap intervals resample pairs for classes seen in training, and whole classes otherwise.
@@ -149,7 +153,7 @@ def _measure_features(found: dict[str, Any], sample: Embeddings, protocol: Proto
         accepted = f"one integer for each of the {len(features)} embeddings"
         require(fits, "labels", accepted, f"{labels.dtype} {tuple(labels.shape)}")
         labels = labels.long()
-        found |= {"samples": len(labels), "angular_fisher_score": angular_fisher_score(features, labels)}
+        results |= {"samples": len(labels), "angular_fisher_score": angular_fisher_score(features, labels)}
     folds: int | Tensor = protocol.folds or 10
     people = None
     if isinstance(pairs, Path):
@@ -165,9 +169,9 @@ def _measure_features(found: dict[str, Any], sample: Embeddings, protocol: Proto
     one, two = features[chosen.first], features[chosen.second]
     verified = verify(one, two, chosen.same, folds=folds, far=protocol.far)
     origin = "listed" if isinstance(pairs, Path) else "drawn"
-    found["verification"] = _of_verification(verified, protocol, people) | {"pairs": origin}
+    results["verification"] = _of_verification(verified, protocol, people) | {"pairs": origin}
     if labels is not None and len(labels.unique()) < len(labels):
-        found["identification"] = _identification(features, labels, protocol.ranks)
+        results["identification"] = _identification(features, labels, protocol.ranks)
 
 
 class _Alone(ValueError):
@@ -195,7 +199,7 @@ def drawn_pairs(labels: Tensor, count: int | None, seed: int) -> Pairs:
 def _of_verification(
     verified: Verification, protocol: Protocol, people: tuple[Tensor, Tensor] | None = None
 ) -> dict[str, Any]:
-    numbers: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "accuracy": verified.accuracy,
         "standard_error": verified.standard_error,
         "best_accuracy": verified.best_accuracy,
@@ -210,18 +214,18 @@ def _of_verification(
     if draws is None:
         draws = BOOTSTRAP if len(verified.same) <= MOST_RESAMPLED else 0
     if not draws:
-        return numbers
+        return summary
 
     def ends(statistic: str | Callable[[Roc], float]) -> list[float]:
         generator = torch.Generator().manual_seed(protocol.seed)
-        found = verified.interval(statistic, identities=people, samples=draws, generator=generator)
-        return [found.low, found.high]
+        interval = verified.interval(statistic, identities=people, samples=draws, generator=generator)
+        return [interval.low, interval.high]
 
-    for point in numbers["tar"]:
+    for point in summary["tar"]:
         if point["resolved"]:
             point["interval"] = ends(partial(Roc.tar_at, far=point["far"]))
     intervals = {name: ends(name) for name in ("accuracy", "eer", "auc")}
-    return numbers | {"intervals": intervals, "draws": draws, "drawn": "pairs" if people is None else "classes"}
+    return summary | {"intervals": intervals, "draws": draws, "drawn": "pairs" if people is None else "classes"}
 
 
 def _identification(features: Tensor, labels: Tensor, ranks: Sequence[int]) -> dict[str, Any]:

@@ -15,15 +15,15 @@ SHARE, NUMBER = report.Column("", format=".2%"), report.Column("", format=".4f")
 Line = tuple[str, str, Sequence[float] | None, str]  # metric, value, interval, what it was computed from
 
 
-def evaluation_table(found: Mapping[str, Any]) -> report.Table:
+def evaluation_table(results: Mapping[str, Any]) -> report.Table:
     """Return one row per metric; there is a column for intervals if any metric has one."""
-    lines = [*_classification(found), *_verification(found), *_features(found)]
+    lines = [*_classification(results), *_verification(results), *_features(results)]
     columns = [report.Column("metric"), report.Column("value"), report.Column("95 %"), report.Column("from")]
     rows = [[name, value, _interval(value, ends), of] for name, value, ends, of in lines]
     if not any(ends for _, _, ends, _ in lines):
         del columns[2]
         rows = [[name, value, of] for name, value, _, of in rows]
-    return report.Table(f"Evaluation of {found['source']}", columns, rows, _caption(found))
+    return report.Table(f"Evaluation of {results['source']}", columns, rows, _caption(results))
 
 
 def _interval(value: str, ends: Sequence[float] | None) -> str:
@@ -33,13 +33,13 @@ def _interval(value: str, ends: Sequence[float] | None) -> str:
     return f"{low.removesuffix('%')} to {high}"
 
 
-def _classification(found: Mapping[str, Any]) -> Iterator[Line]:
-    if part := found.get("classification"):
+def _classification(results: Mapping[str, Any]) -> Iterator[Line]:
+    if part := results.get("classification"):
         yield "classification accuracy", SHARE.show(part["accuracy"]), None, f"{part['samples']:,} samples"
 
 
-def _verification(found: Mapping[str, Any]) -> Iterator[Line]:
-    if part := found.get("verification"):
+def _verification(results: Mapping[str, Any]) -> Iterator[Line]:
+    if part := results.get("verification"):
         ends, of = part.get("intervals", {}), f"{part['same'] + part['different']:,} pairs"
         accuracy = SHARE.show((part["accuracy"], part["standard_error"]))
         yield "verification accuracy", accuracy, ends.get("accuracy"), of
@@ -51,14 +51,14 @@ def _verification(found: Mapping[str, Any]) -> Iterator[Line]:
             yield f"TAR at FAR {point['far']:g}", SHARE.show(point["tar"]), point.get("interval"), origin
 
 
-def _features(found: Mapping[str, Any]) -> Iterator[Line]:
-    if part := found.get("identification"):
+def _features(results: Mapping[str, Any]) -> Iterator[Line]:
+    if part := results.get("identification"):
         for rank, value in part["rank"].items():
             yield f"identification at rank {rank}", SHARE.show(value), None, f"{part['probes']:,} probes"
-    if "angular_fisher_score" in found:
-        of = f"{found['samples']:,} samples"
-        yield "angular Fisher score", NUMBER.show(found["angular_fisher_score"]), None, of
-    if part := found.get("hardness"):
+    if "angular_fisher_score" in results:
+        of = f"{results['samples']:,} samples"
+        yield "angular Fisher score", NUMBER.show(results["angular_fisher_score"]), None, of
+    if part := results.get("hardness"):
         value = _measured(part["mean"], part["deviation"])
         yield "angular visual hardness", value, None, f"{part['samples']:,} samples"
 
@@ -73,12 +73,12 @@ def _measured(mean: float, deviation: float) -> str:
     return report.Column("", format=f".{min(digits, 9)}f").show((mean, deviation))
 
 
-def _caption(found: Mapping[str, Any]) -> str:
+def _caption(results: Mapping[str, Any]) -> str:
     """Return one line of explanation per group of rows."""
-    verified, identified, lines = found.get("verification"), found.get("identification"), []
-    if part := found.get("classification"):
-        lines.append(f"Samples: test data of {part['classes']:,} classes, checkpoint of step {found['step']:,}.")
-    if left_out := found.get("left_out"):
+    verified, identified, lines = results.get("verification"), results.get("identification"), []
+    if part := results.get("classification"):
+        lines.append(f"Samples: test data of {part['classes']:,} classes, checkpoint of step {results['step']:,}.")
+    if left_out := results.get("left_out"):
         lines.append(f"Omitted: {left_out}.")
     if verified:
         kinds = f"{verified['same']:,} same and {verified['different']:,} different"
@@ -92,9 +92,9 @@ def _caption(found: Mapping[str, Any]) -> str:
             lines.append(f"95 %: percentile bootstrap with {verified['draws']:,} draws of the {verified['drawn']}.")
     if identified:
         lines.append(f"Probes: compared with a gallery of {identified['gallery']:,} samples, the first of each class.")
-    if "angular_fisher_score" in found:
-        lines.append(f"Fisher score{' and hardness' * ('hardness' in found)}: lower is better.")
-    if verified and verified["pairs"] == "drawn" and "classification" in found:
+    if "angular_fisher_score" in results:
+        lines.append(f"Fisher score{' and hardness' * ('hardness' in results)}: lower is better.")
+    if verified and verified["pairs"] == "drawn" and "classification" in results:
         lines.append(
             f"`report` computes its rates from all pairs of up to {MOST_COMPARED:,} test samples, so they differ."
         )

@@ -131,11 +131,11 @@ def _roc(groups: Sequence[Group]) -> report.Curves:
 
 
 def _cmc(groups: Sequence[Group]) -> report.Curves:
-    found = [[study.verified.found for study in group.studies if study.verified] for group in groups]
-    depth = min(DEPTH, min(one.entries for of_group in found for one in of_group))
+    searches = [[study.verified.identified for study in group.studies if study.verified] for group in groups]
+    depth = min(DEPTH, min(one.entries for of_group in searches for one in of_group))
     series = [
         report.Series(group.name, torch.stack([one.cmc(depth) for one in of_group]))
-        for group, of_group in zip(groups, found, strict=True)
+        for group, of_group in zip(groups, searches, strict=True)
     ]
     return report.Curves(
         "CMC",

@@ -32,7 +32,7 @@ class Verified:
 
     angles: evaluation.AngleHistograms
     roc: evaluation.Roc
-    found: evaluation.Identification
+    identified: evaluation.Identification
 
     @property
     def threshold(self) -> float:
@@ -121,7 +121,7 @@ class Study:
         if len(self.labels.unique()) > 1:
             numbers["fisher"] = evaluation.angular_fisher_score(self.features, self.labels)
         if self.verified is not None:
-            numbers |= {"eer": 100 * self.verified.roc.eer, "rank1": 100 * self.verified.found.accuracy_at(1)}
+            numbers |= {"eer": 100 * self.verified.roc.eer, "rank1": 100 * self.verified.identified.accuracy_at(1)}
         if len(self.class_vectors) > 1:
             numbers["separation"] = math.degrees(evaluation.smallest_angle(self.class_vectors))
         hidden = [layer.energy(half_space=True).value for layer in self.layers.layers if layer.name != "head"]

@@ -256,7 +256,7 @@ def _numbers(section: Curves, lines: Sequence[Line]) -> Table:
     places = np.unique(np.concatenate([line.x for line in lines])) if few else np.zeros(0)
     if few and len(places) * len(lines) <= MOST_CELLS and all((np.diff(line.x) > 0).all() for line in lines):
         at = [dict(zip(line.x.tolist(), map(line.cell, range(len(line.x))), strict=True)) for line in lines]
-        rows = [[f"{place:.6g}", *(known.get(place) for known in at)] for place in places.tolist()]
+        rows = [[f"{place:.6g}", *(values.get(place) for values in at)] for place in places.tolist()]
         columns = [Column(line.name, None, section.format) for line in lines]
         return Table("", [Column(section.x_name), *columns], rows)
     best = section.higher_is_better
@@ -265,9 +265,9 @@ def _numbers(section: Curves, lines: Sequence[Line]) -> Table:
     rows = []
     for line in lines:
         there = line.there
-        known = line.y[there]
+        finite = line.y[there]
         values = (
-            [line.cell(there[0]), line.cell(there[-1]), float(known.min()), float(known.max())]
+            [line.cell(there[0]), line.cell(there[-1]), float(finite.min()), float(finite.max())]
             if len(there)
             else [None] * 4
         )

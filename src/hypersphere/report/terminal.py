@@ -25,15 +25,15 @@ def print_table(table: Table, console: Console | None = None) -> None:
     console = console or Console()
     shown = [[_writable(cell, console) for cell in row] for row in _shown_cells(table)]
     headings = [_heading(column, console) for column in table.columns]
-    whole = _widths([[heading] for heading in headings], shown)
+    unwrapped = _widths([[heading] for heading in headings], shown)
     split = [heading.split() for heading in headings]  # a heading may take one line per word
     folded = _widths(split, shown)
     room = console.width - (2 if _is_ruled(console) else 3) * len(headings) - 1
     _print_words(table.title, "bold", console)
     if not console.is_terminal:
-        _print_unfolded(_wide_grid(table, shown, whole, console), console)
+        _print_unfolded(_wide_grid(table, shown, unwrapped, console), console)
     elif sum(folded) <= room:
-        console.print(_wide_grid(table, shown, whole if sum(whole) <= room else folded, console))
+        console.print(_wide_grid(table, shown, unwrapped if sum(unwrapped) <= room else folded, console))
     elif wrapped := _wrapped(table, split, shown, room):
         console.print(_wide_grid(table, shown, wrapped, console))
     else:

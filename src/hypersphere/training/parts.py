@@ -99,9 +99,9 @@ def accepted_options(factory: Callable[..., Any], skipped: int = 0, more: Iterab
     return [*named, *(name for name in more if name not in named)]
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, names: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: a suggestion if there is a similar one, else a full stop."""
-    by_small = {name.lower(): name for name in known}
+    by_small = {name.lower(): name for name in names}
     close = difflib.get_close_matches(word.lower(), list(by_small), n=1, cutoff=0.6)
     return f"; did you mean {by_small[close[0]]}?" if close else "."
 

@@ -1,4 +1,4 @@
-// Charts are drawn already; this lets the legend show and hide, and reads values out under the pointer or by the keys.
+// Charts are static HTML; this script adds toggles to the legend and a read-out that follows the pointer or the keys.
 class Chart {
   constructor(element) {
     this.element = element;
@@ -10,7 +10,7 @@ class Chart {
     this.area = element.querySelector(".area");
     if (!script || !this.area) return;
     this.data = JSON.parse(script.textContent);
-    this.place = null;                       // what is read: an index, or [row, column]
+    this.place = null;                       // position of the read-out: an index, or [row, column]
     this.area.tabIndex = 0;
     this.area.setAttribute("role", "application");
     this.area.setAttribute("aria-label", "Arrow keys read values, Escape ends");
@@ -60,7 +60,7 @@ class Chart {
     for (const old of this.area.querySelectorAll(".guide, .dot, .frame")) old.remove();
   }
 
-  // Fill the read-out with a heading and lines [colour, name, value], beside a place given in shares of the area.
+  // Fill the read-out with a heading and lines [colour, name, value], next to a position in fractions of the area.
   say(head, lines, x, y) {
     const line = (...parts) => {
       const paragraph = document.createElement("p");
@@ -84,9 +84,9 @@ class Chart {
   }
 }
 
-// Values of several series over one axis; x runs to 1000, y in pixels of 280.
+// Values of several series over one axis; x is in [0, 1000], y in [0, 280] pixels.
 class PointChart extends Chart {
-  // The places where some shown series has a value.
+  // The positions at which a visible series has a value.
   known() {
     const places = new Set();
     this.data.series.forEach((series, i) => { if (!this.hidden.has(i)) for (const at of series.at) places.add(at); });
@@ -127,7 +127,7 @@ class PointChart extends Chart {
     this.say(this.data.heads[place], lines, x / 1000, 0);
   }
 
-  // The point of a series nearest to a place, the last of several at once; none beyond a fiftieth of the axis.
+  // The point of a series closest to a position (the last one of equals), or -1 if it is more than 2 % of the axis away.
   nearest(series, place) {
     const away = (k) => Math.abs(this.data.x[series.at[k]] - this.data.x[place]);
     let best = -1;

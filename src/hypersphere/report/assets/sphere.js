@@ -1,10 +1,10 @@
-// One picture: a translucent ball (or a circle), points on it, class vectors through it. Knows how to draw itself for
-// a given rotation and which point lies under the pointer; spheres.js turns it.
+// One picture: a translucent ball (or a circle) with points on it and class vectors through it. It draws itself for a
+// given rotation and finds the point under the pointer; spheres.js handles the interaction.
 const LEVELS = 24;          // steps of depth; points are sorted and styled by step
 const REACH = 1.17;         // class vectors end this far from the centre
 const MARGIN = 1.29;        // half the canvas, in radii
 const MOST_LABELS = 40;     // with more class vectors only the highlighted one is labelled
-const MOST_RINGED = 2500;   // with more points they lose their thin rings, which cost as much as the discs
+const MOST_RINGED = 2500;   // with more points, thin rings are omitted, because they cost as much as the discs
 const FULL_TURN = 2 * Math.PI;
 
 // Circles of longitude and latitude every 30 degrees, as polylines on the unit sphere.
@@ -31,7 +31,7 @@ class SphereView {
       for (let k = 0; k < drawing.dimension; k++) this.points[3 * i + k] = drawing.points[drawing.dimension * i + k];
     }
     this.vectors = drawing.vectors.map((v) => v && [v[0], v[1], v[2] ?? 0]);
-    this.angles = drawing.angles;                           // of features whose projections the points are
+    this.angles = drawing.angles;                           // angles in the original space if the points are projections
     this.start = this.flat ? STILL : compose(turnAbout([1, 0, 0], 0.42), turnAbout([0, 1, 0], -0.5));
     this.rotation = this.start;
     this.zoom = 1;
@@ -76,7 +76,7 @@ class SphereView {
     const behind = vectors.filter((v) => v.depth < 0);
     const before = vectors.filter((v) => v.depth >= 0);
 
-    // From the back of the scene to the front: a spike sticks out of the surface, its shaft runs inside the ball.
+    // Painted from back to front: the tip of a spike is outside the ball, its shaft inside.
     this.paintBall(1);
     if (!this.flat) this.paintGrid(false);
     for (const vector of behind) this.paintSpike(vector);
@@ -93,7 +93,7 @@ class SphereView {
     return [m[0] * x + m[1] * y + m[2] * z, m[3] * x + m[4] * y + m[5] * z, m[6] * x + m[7] * y + m[8] * z];
   }
 
-  // Turn all points, and sort them by level of depth, then class, by counting.
+  // Rotate all points, and sort them by depth level and class with a counting sort.
   place() {
     const { points, labels, screen, slot, order, radius, count, matrix: m } = this;
     const [cx, cy] = this.center;
@@ -119,8 +119,8 @@ class SphereView {
     return Math.max(1.5, (this.size / 2) * 0.0175 * crowd) * Math.sqrt(this.zoom);
   }
 
-  // Circles one by one: browsers draw a lone circle faster than a stamp or a long path. Sorted as they are, the style
-  // changes once a class and level.
+  // Circles are drawn one by one, which is faster than images or one long path. The points are sorted, so the style
+  // changes only once per class and level.
   paintPoints(fromLevel, toLevel, highlight) {
     const { context, screen, order, starts, colors } = this;
     const largest = this.pointRadius();
@@ -199,7 +199,7 @@ class SphereView {
     context.stroke();
   }
 
-  // Class vectors on the screen, far ones first.
+  // Class vectors in screen coordinates, far ones first.
   placedVectors(highlight) {
     const [cx, cy] = this.center;
     const placed = [];
@@ -255,7 +255,7 @@ class SphereView {
     context.globalAlpha = 1;
   }
 
-  // The nearest point on the near side within a finger's reach, or -1.
+  // The index of the closest point on the front side within `reach` pixels, or -1.
   pick(x, y, reach, highlight) {
     let best = -1, bestSquared = reach * reach;
     for (let i = 0, j = 0; i < this.count; i++, j += 3) {
@@ -266,7 +266,7 @@ class SphereView {
     return best;
   }
 
-  // The angle between a feature and the vector of its class in degrees, or null.
+  // The angle between a feature and its class vector in degrees, or null.
   angleToOwnVector(i) {
     const vector = this.vectors[this.labels[i]];
     if (!vector) return null;
@@ -276,13 +276,13 @@ class SphereView {
   }
 }
 
-// A colour written #rrggbb nearer to white, as .swatch in the dark theme.
+// A lighter version of a colour #rrggbb, as .swatch in the dark theme.
 function lifted(color) {
   const parts = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
   return `#${parts.map((part) => Math.round(part + 0.2 * (255 - part)).toString(16).padStart(2, "0")).join("")}`;
 }
 
-// White or black, whichever stands out more from a colour written #rrggbb.
+// White or black, whichever has more contrast to a colour #rrggbb.
 function readableOn(color) {
   const [r, g, b] = [1, 3, 5].map((i) => (parseInt(color.slice(i, i + 2), 16) / 255) ** 2.2);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.3 ? "#101318" : "#ffffff";

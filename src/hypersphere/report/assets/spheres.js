@@ -1,6 +1,6 @@
-// A group of pictures with one legend: pointer, keyboard, highlight, slow turn.
+// A group of pictures with one legend: pointer, keyboard, highlighting and slow rotation.
 const KEY_STEP = Math.PI / 24;
-const SLOW = 0.00016;        // radians a millisecond
+const SLOW = 0.00016;        // radians per millisecond
 const FRICTION = 260;        // milliseconds for a spin to lose two thirds of its speed
 const ZOOM = [0.7, 4];
 
@@ -15,7 +15,7 @@ class SphereGroup {
     this.slow = element.querySelector("[name=slow]");
     this.pinned = null;
     this.hovered = null;
-    this.spin = null;          // { view, axis, speed } after a drag is let go
+    this.spin = null;          // { view, axis, speed } after a drag ends
     this.lastTouched = this.views[0];
     this.visible = true;
     this.stale = new Set(this.views);
@@ -51,7 +51,7 @@ class SphereGroup {
         view.measure();
         this.stale.add(view);
       }
-      this.paint();            // at once: a resized canvas is blank until then
+      this.paint();            // immediately, because a resized canvas is blank
     });
     for (const view of this.views) resized.observe(view.canvas);
     new IntersectionObserver((entries) => {

@@ -1,4 +1,4 @@
-// Panels behind tabs: the one that is chosen is shown, with the keys of the ARIA pattern (arrows, Home, End).
+// Tabs: only the selected panel is shown; keys follow the ARIA pattern (arrows, Home, End).
 let tabGroups = 0;
 
 function makeTabs(element) {

@@ -1,5 +1,5 @@
-// Light or dark: the reader's last choice, else the system's. Runs in the head, so that the page never flashes.
-// Listeners of "themechange" redraw at once, which printing relies on.
+// Light or dark theme: the last choice of the user, else that of the system. Runs in the head to avoid a flash.
+// Listeners of "themechange" redraw synchronously, which printing relies on.
 (() => {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -9,7 +9,7 @@
     try { return localStorage.getItem(key); } catch { return null; } // storage may be forbidden for local files
   };
   const remember = (theme) => {
-    try { localStorage.setItem(key, theme); } catch { /* the choice then lasts as long as the page */ }
+    try { localStorage.setItem(key, theme); } catch { /* the choice is then lost with the page */ }
   };
   const preferred = () => remembered() ?? (system.matches ? "dark" : "light");
 

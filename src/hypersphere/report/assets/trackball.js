@@ -1,4 +1,4 @@
-// Rotations as unit quaternions [w, x, y, z]; x points right, y up, z at the reader.
+// Rotations as unit quaternions [w, x, y, z]; x points right, y up, z towards the viewer.
 const STILL = [1, 0, 0, 0];
 
 function turnAbout([x, y, z], angle) {
