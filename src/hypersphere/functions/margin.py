@@ -1,9 +1,9 @@
-r"""Margins ψ: how much harder the target class is made.
+r"""Margins ψ, which lower the response of the target class during training.
 
-A margin maps the target cosine c to ψ(θ) ≤ g(θ), monotone and continuous on [0, π]. Most of ours are members of one
-family, ψ(θ) = G(m₁θ + m₂) − m₃, where G continues g beyond π so that it keeps falling: G(φ) = g(φ − kπ) − 2k with
-k = ⌊φ/π⌋. Some act on the other classes instead, or as well, and say so by `touches_others`. Every margin can be had at
-a part of its strength, which is how it is warmed up. To add one, write a frozen dataclass and list it in MARGINS.
+A margin maps the target cosine c to ψ(θ) ≤ g(θ), monotone and continuous on [0, π]. Most entries belong to one family,
+ψ(θ) = G(m₁θ + m₂) − m₃. G continues g beyond π so that it keeps falling: G(φ) = g(φ − kπ) − 2k with k = ⌊φ/π⌋. Margins
+with `touches_others` also change the response of the other classes. Every margin accepts a strength from 0 (no margin)
+to 1, which schedules use. To add a margin, write a frozen dataclass and list it in MARGINS.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = [
 AngularFunction = Callable[[Tensor], Tensor]
 Strength = float | Tensor
 COSINE = Cosine()
-_BY_RECURRENCE = range(2, 17)  # beyond, the recurrence loses more digits than the arc cosine
+_RECURRENCE_RANGE = range(2, 17)  # for larger m the recurrence is less accurate than the arc cosine
 
 
 class Margin(abc.ABC):
-    """What the library asks of a ψ of its own: responses under the margin, for any g and any strength from 0 to 1."""
+    """The interface of a margin: responses of the target and of the other classes, for any g and strength in [0, 1]."""
 
     touches_others = False
 
@@ -49,38 +49,41 @@ class Margin(abc.ABC):
         """Return ψ(θ) for the target cosines c = cos θ."""
 
     def others(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
-        """Return the response of classes that are not the target: g, unless the margin says otherwise."""
+        """Return the response of classes that are not the target: g, unless `touches_others`."""
         return angular(c)
 
 
 def _continued(angular: AngularFunction, phi: Tensor) -> Tensor:
-    """G(φ): g up to π, then g again from π to 2π lowered by 2, and so on; continuous because g(π) = g(0) − 2."""
+    """Return G(φ): g on [0, π], g(φ − π) − 2 on [π, 2π], and so on. It is continuous because g(π) = g(0) − 2."""
     turns = torch.floor(phi.detach() / math.pi)
     return response(angular, phi - math.pi * turns) - 2 * turns
 
 
 def _multiple_of_cosine(c: Tensor, m: int) -> Tensor:
-    """(−1)^k cos(mθ) − 2k as a polynomial in c, by the Chebyshev recurrence (thesis, 2.6): smooth at c = ±1."""
-    c = c + (c.clamp(-1, 1) - c).detach()  # a polynomial grows fast beyond the poles, where rounding may put a cosine
-    before, now = torch.ones_like(c), c
+    """Return (−1)^k cos(mθ) − 2k as a polynomial in c by the Chebyshev recurrence (thesis, 2.6), smooth at c = ±1."""
+    # Rounding may produce cosines beyond ±1, where the polynomial grows fast. Clamp the value, keep the gradient.
+    c = c + (c.clamp(-1, 1) - c).detach()
+    # T_{n+1} = 2c·T_n − T_{n−1}, with T_n(c) = cos(nθ)
+    previous, current = torch.ones_like(c), c
     for _ in range(m - 1):
-        before, now = now, 2 * c * now - before
+        previous, current = current, 2 * c * current - previous
+    # k = ⌊mθ/π⌋ counts the angles jπ/m below θ.
     turns = torch.zeros_like(c)
     for j in range(1, m):
         turns = turns + (c < math.cos(j * math.pi / m))
-    return (1 - 2 * (turns % 2)) * now - 2 * turns
+    return (1 - 2 * (turns % 2)) * current - 2 * turns
 
 
 def _family(
     c: Tensor, angular: AngularFunction, m1: float = 1, m2: Strength = 0, m3: Strength = 0, strength: Strength = 1.0
 ) -> Tensor:
-    """ψ(θ) = G(m₁θ + m₂) − m₃, each part taken at the given strength, and through the angle only where needed."""
+    """Return G(m₁θ + m₂) − m₃ with all three parts scaled by the strength. The angle is computed only if needed."""
     wide = _numerics.widen(c)
     unshifted = not isinstance(m2, Tensor) and m2 == 0
     full = not isinstance(strength, Tensor) and strength == 1
     if m1 == 1 and unshifted:
         psi = angular(wide)
-    elif full and unshifted and isinstance(angular, Cosine) and m1 in _BY_RECURRENCE:
+    elif full and unshifted and isinstance(angular, Cosine) and m1 in _RECURRENCE_RANGE:
         psi = _multiple_of_cosine(wide, int(m1))
     else:
         theta = sphere.angle(wide)
@@ -103,7 +106,7 @@ class Multiplicative(Margin):
     m: float = 4
 
     def __post_init__(self) -> None:
-        """Refuse m < 1, which would be no margin."""
+        """Check that m >= 1."""
         require(is_number(self.m, 1), "m", "a number >= 1", self.m)
 
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
@@ -122,7 +125,7 @@ class AdditiveCosine(Margin):
     m: float = 0.35
 
     def __post_init__(self) -> None:
-        """Refuse m < 0, which would make the target easier."""
+        """Check that m >= 0."""
         require(is_number(self.m, 0), "m", "a number >= 0", self.m)
 
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
@@ -132,9 +135,9 @@ class AdditiveCosine(Margin):
 
 @dataclass(frozen=True)
 class AdditiveAngle(Margin):
-    r"""Widen the target angle by a constant: ψ(θ) = cos(θ+m) up to θ+m = π, then −cos(θ+m) − 2   (ArcFace).
+    r"""Increase the target angle by a constant: ψ(θ) = cos(θ+m) up to θ+m = π, then −cos(θ+m) − 2   (ArcFace).
 
-    The continuation beyond π is monotone and continuous, unlike the fall-backs of common code; other g likewise.
+    Beyond π the continuation is monotone and continuous, unlike that of most public code. The same holds for other g.
 
     >>> AdditiveAngle(m=0.5)(torch.tensor([1.0, -1.0]))
     tensor([ 0.8776, -1.1224])
@@ -143,7 +146,7 @@ class AdditiveAngle(Margin):
     m: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse an m outside [0, π]."""
+        """Check that m is in [0, π]."""
         require(is_number(self.m, 0, math.pi), "m", "an angle in [0, pi]", self.m)
 
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
@@ -153,7 +156,7 @@ class AdditiveAngle(Margin):
 
 @dataclass(frozen=True)
 class Combined(Margin):
-    r"""All three at once: ψ(θ) = G(m₁θ + m₂) − m₃.
+    r"""The whole family: ψ(θ) = G(m₁θ + m₂) − m₃   (combined margin of the ArcFace paper).
 
     >>> Combined(m1=1.0, m2=0.5, m3=0.2)(torch.tensor(1.0))
     tensor(0.6776)
@@ -164,7 +167,7 @@ class Combined(Margin):
     m3: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what would make the target easier."""
+        """Check that no part raises the target's response."""
         require(is_number(self.m1, 1), "m1", "a number >= 1", self.m1)
         require(is_number(self.m2, 0, math.pi), "m2", "an angle in [0, pi]", self.m2)
         require(is_number(self.m3, 0), "m3", "a number >= 0", self.m3)
@@ -176,7 +179,7 @@ class Combined(Margin):
 
 @dataclass(frozen=True)
 class TruncatedMultiplicative(Margin):
-    r"""Multiply the target angle, but not beyond π: ψ(θ) = g(min(mθ, π))   (SphereFace-R v1).
+    r"""Multiply the target angle and stop at π: ψ(θ) = g(min(mθ, π))   (SphereFace-R v1).
 
     >>> TruncatedMultiplicative(m=2)(torch.tensor([1.0, 0.0, -1.0]))
     tensor([ 1., -1., -1.])
@@ -185,7 +188,7 @@ class TruncatedMultiplicative(Margin):
     m: float = 1.5
 
     def __post_init__(self) -> None:
-        """Refuse m < 1, which would be no margin."""
+        """Check that m >= 1."""
         require(is_number(self.m, 1), "m", "a number >= 1", self.m)
 
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
@@ -196,7 +199,7 @@ class TruncatedMultiplicative(Margin):
 
 @dataclass(frozen=True)
 class DividedOthers(Margin):
-    r"""Leave the target and divide the angles of all others: g(θ_j/m), j ≠ y   (SphereFace-R v2).
+    r"""Divide the angles of the other classes instead of changing the target: g(θ_j/m), j ≠ y   (SphereFace-R v2).
 
     >>> DividedOthers(m=2).others(torch.tensor(-1.0))
     tensor(-4.3711e-08)
@@ -206,7 +209,7 @@ class DividedOthers(Margin):
     touches_others = True
 
     def __post_init__(self) -> None:
-        """Refuse m < 1, which would be no margin."""
+        """Check that m >= 1."""
         require(is_number(self.m, 1), "m", "a number >= 1", self.m)
 
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
@@ -221,7 +224,7 @@ class DividedOthers(Margin):
 
 @dataclass(frozen=True)
 class TwoSided(Margin):
-    r"""Lower the target and raise all others by the same: g(θ_y) − m and g(θ_j) + m   (SphereFace2, type C).
+    r"""Lower the target's response and raise all others by m: g(θ_y) − m and g(θ_j) + m   (SphereFace2, type C).
 
     >>> TwoSided(m=0.4)(torch.tensor(1.0)), TwoSided(m=0.4).others(torch.tensor(0.0))
     (tensor(0.6000), tensor(0.4000))
@@ -231,7 +234,7 @@ class TwoSided(Margin):
     touches_others = True
 
     def __post_init__(self) -> None:
-        """Refuse m < 0, which would make the target easier."""
+        """Check that m >= 0."""
         require(is_number(self.m, 0), "m", "a number >= 0", self.m)
 
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
@@ -245,12 +248,12 @@ class TwoSided(Margin):
 
 @dataclass(frozen=True)
 class NormAdaptive(Margin):
-    r"""A margin that trusts long features more: ψ(θ) = G(θ − m·q) − m·(1 + q)   (AdaFace).
+    r"""A margin that depends on the quality q of a feature: ψ(θ) = G(θ − m·q) − m·(1 + q)   (AdaFace).
 
-    q ∈ [−1, 1] says how long a feature is beside the others: q = clip(h·(‖x‖ − mean)/std). The head keeps the running
-    mean and standard deviation (`momentum`) and asks `for_quality`; on its own the margin takes features as average.
-    Where AdaFace clips norms to [0.001, 100] and the angle to [0, π], norms are taken as they are and G is continued on
-    both sides, below 0 too (2 − cos φ), so that ψ stays monotone.
+    The quality q = clip(h·(‖x‖ − mean)/std, −1, 1) compares the norm of a feature with the others. The head keeps the
+    running mean and standard deviation (with `momentum`) and calls `for_quality`; called directly, the margin assumes
+    q = 0. AdaFace clips norms to [0.001, 100] and the angle to [0, π]. Here norms are not clipped, and G is continued
+    on both sides, below 0 by 2 − cos φ, so that ψ is monotone.
 
     >>> NormAdaptive(m=0.4)(torch.tensor(1.0))
     tensor(0.6000)
@@ -261,22 +264,22 @@ class NormAdaptive(Margin):
     momentum: float = 0.01
 
     def __post_init__(self) -> None:
-        """Refuse numbers without meaning."""
+        """Check the ranges of all fields."""
         require(is_number(self.m, 0, math.pi), "m", "a number in [0, pi]", self.m)
         require(is_number(self.h, 0) and self.h > 0, "h", "a positive number", self.h)
         require(is_number(self.momentum, 0, 1) and self.momentum > 0, "momentum", "a number in (0, 1]", self.momentum)
 
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
-        """Return ψ for features of average length, where it is g(θ) − m."""
+        """Return ψ for q = 0, which is g(θ) − m."""
         return _family(c, angular, m3=self.m, strength=strength)
 
     def quality(self, x_norm: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """Return q for feature norms, given the mean and standard deviation of all."""
-        deviations = (x_norm - mean) / std.masked_fill(std <= 0, math.inf)  # all equally long: all average
+        """Return q for feature norms with the given mean and standard deviation; 0 if the deviation is 0."""
+        deviations = (x_norm - mean) / std.masked_fill(std <= 0, math.inf)
         return (self.h * deviations).clamp(-1, 1)
 
     def for_quality(self, q: Tensor) -> Callable[[Tensor, AngularFunction, Strength], Tensor]:
-        """Return the margin of features with these q."""
+        """Return ψ for features of quality q, a function of cosine, g and strength."""
         return lambda c, angular, strength: _family(c, angular, 1, -self.m * q, self.m * (1 + q), strength)
 
 
