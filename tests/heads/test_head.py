@@ -609,6 +609,8 @@ def test_head_gradient_of_a_zero_feature_is_that_of_the_plain_scores(name):
     rows = head.weight.detach() if head.uses_weight_norm else F.normalize(head.weight.detach())
     (expected,) = torch.autograd.grad(F.cross_entropy(F.linear(x, rows), y), x)
     torch.testing.assert_close(ours, expected)
+    for scores in (head.scores(x), head.logits(x, y)):
+        torch.testing.assert_close(torch.autograd.grad(F.cross_entropy(scores, y), x)[0], expected)
 
 
 @pytest.mark.parametrize("name", sorted(LINEAR_IN_X))

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,6 @@ __all__ = [
     "SOFTPLUS_SUM",
     "ClassReduction",
     "ClassTerms",
-    "ClassTermsFunction",
     "ScoreRule",
     "class_terms",
     "plain_terms",
@@ -157,25 +156,6 @@ class ClassTerms(NamedTuple):
     target_direction: Tensor | None
     energy: Tensor | None
     in_range: Tensor
-
-
-class ClassTermsFunction(Protocol):
-    """The signature of `class_terms`. A sharded head replaces it by one that also sums over processes."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        w: Tensor,
-        labels: Tensor,
-        rule: ScoreRule,
-        *,
-        rho: Tensor | None = None,
-        bias: Tensor | None = None,
-        class_weights: Tensor | None = None,
-        counted: Tensor | None = None,
-        check_range: bool = False,
-    ) -> ClassTerms:
-        """Return the terms of all classes."""
 
 
 def straight_through(plain: Tensor, value: Tensor) -> Tensor:

@@ -25,7 +25,6 @@ from hypersphere.heads.fused_loss import (
     LOG_SUM_EXP,
     ClassReduction,
     ClassTerms,
-    ClassTermsFunction,
     ScoreRule,
     class_terms,
     reduce_rows,
@@ -153,7 +152,7 @@ class AngularHead(nn.Module):
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.decay_free_parameters = ("weight",) if weight_norm else ()
-        self.class_terms: ClassTermsFunction = class_terms
+        self.class_terms: Callable[..., ClassTerms] = class_terms  # replaced by `ShardedHead`
         self._counts_calls = True
         self._margin_on_others = isinstance(self._margin, Margin) and self._margin.touches_others
         if gradient == "normalized":
@@ -227,7 +226,7 @@ class AngularHead(nn.Module):
                 require_labels(y, self.num_classes, self.ignore_index)
                 _numerics.require_finite_rows("x", self._without_ignored(x, y))
                 loss, statistics, _ = self._loss(x, y, step, careful=True)
-                self._require_finite(loss, x)
+                self._require_finite(loss, self._without_ignored(x, y))
         self._update_state(statistics, x)
         return self._narrow(loss, x)
 
@@ -235,9 +234,11 @@ class AngularHead(nn.Module):
         """Return the plain scores without margin, from which predictions are made."""
         check_features(x, self.in_features)
         with _numerics.autocast_disabled(x):
-            norms, directions = self._polar(x)
-            magnitudes, cosines = self._cosines(norms, directions)
-            plain = magnitudes * self.angular(cosines)
+            if self._is_linear_in_x:
+                plain = self._products(x)
+            else:
+                magnitudes, cosines = self._polar_scores(x)[1:]
+                plain = magnitudes * self.angular(cosines)
             plain = plain if self.bias is None else plain + self.bias.to(plain.dtype)
         self._require_finite(plain, x)
         return self._narrow(plain, x)
@@ -253,18 +254,20 @@ class AngularHead(nn.Module):
         step = self._schedule_step()
         labels = y.long().clamp(0, self.num_classes - 1)
         with _numerics.autocast_disabled(x):
-            norms, directions = self._polar(x)
-            magnitudes, cosines = self._cosines(norms, directions)
-            response = self._other_response(cosines, self._strength(step, cosines))
-            plain = magnitudes * self._with_gradient_choice(cosines, response)
+            x_norm, magnitudes, cosines = self._polar_scores(x)
+            if self._is_linear_in_x:
+                plain = self._products(x)
+            else:
+                response = self._other_response(cosines, self._strength(step, cosines))
+                plain = magnitudes * self._with_gradient_choice(cosines, response)
             column = labels.unsqueeze(1)
             magnitude = magnitudes.expand_as(cosines).gather(1, column).squeeze(1)
             c = cosines.gather(1, column).squeeze(1)
+            product = plain.gather(1, column).squeeze(1) if self._is_linear_in_x else magnitude * c
             direction = None
             if self.gradient == "normalized":
                 direction = sphere.polar(self.weight.detach()[labels])[1]
-            norms = norms.squeeze(1)
-            score = self._target_score(magnitude * c, magnitude, c, x, norms, direction, step, self._statistics())
+            score = self._target_score(product, magnitude, c, x, x_norm, direction, step, self._statistics())
             logits = plain.scatter(1, column, score.unsqueeze(1))
             logits = logits if self.bias is None else logits + self.bias.to(logits.dtype)
         self._require_finite(logits, x)
@@ -278,7 +281,8 @@ class AngularHead(nn.Module):
     def advance_with(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
         """Let the schedules count the steps of `optimizer` instead of training calls of the head.
 
-        Use this with gradient accumulation, or if the head is called several times per step.
+        Use this with gradient accumulation, or if the head is called several times per step. A copy of the head does
+        not follow the optimizer.
 
         Returns:
             A handle; its `remove()` stops the counting. After that, call `advance` yourself.
@@ -317,11 +321,9 @@ class AngularHead(nn.Module):
             careful: whether to scale features and class vectors so that no square overflows, and to remove the features
                 of ignored samples, which may be NaN.
         """
-        labels = y.long()
-        counted = labels != self.ignore_index
-        clamped = labels.clamp(0, self.num_classes - 1)
-        labels_valid = ((clamped == labels) | ~counted).all()
-        labels = clamped
+        counted = y != self.ignore_index
+        labels = y.long().clamp(0, self.num_classes - 1)  # a bad label is reported after the computation
+        labels_valid = ((labels == y) | ~counted).all()
         x = self._without_ignored(x, y) if careful else x
         x, x_norm = self._wide_features(x, careful=careful)
         statistics = self._moved_statistics(x_norm, counted)
@@ -336,8 +338,7 @@ class AngularHead(nn.Module):
 
     def _wide_features(self, x: Tensor, *, careful: bool) -> tuple[Tensor, Tensor]:
         """Step 1: features in the wider dtype of features and weight, at least float32, and their norms (B,)."""
-        wide = _numerics.widen(x)
-        wide = wide.to(torch.promote_types(wide.dtype, _numerics.widen(self.weight).dtype))
+        wide = x.to(self._wide_dtype(x))
         if careful:
             return wide, sphere.polar(x)[0].to(wide.dtype).squeeze(1)
         return wide, torch.linalg.vector_norm(wide, dim=1)
@@ -346,9 +347,14 @@ class AngularHead(nn.Module):
         self, x: Tensor, x_norm: Tensor, labels: Tensor, counted: Tensor, step: Tensor | None, *, check_range: bool
     ) -> ClassTerms:
         """Step 2: the reductions over all other classes, and the product with the target class vector."""
-        as_products, keeps_norm = self._scores_are_products, self.radius == "feature"
+        as_products = self._scores_are_products
         strength = self._strength(step, x)  # a local, because backward runs after the step has been counted
-        radius = None if as_products and keeps_norm else float(self.radius) if as_products else 1.0
+        # Scores are products of x, of s·x̂, or ρ times a response to the products of x̂, which are cosines.
+        rho, radius = None, None if self._is_linear_in_x else 1.0
+        if not as_products:
+            rho = x_norm if self.radius == "feature" else torch.full_like(x_norm, float(self.radius))
+        elif self.radius != "feature":
+            radius = float(self.radius)
         rule = ScoreRule(
             unit_rows=self.weight_norm,
             radius=radius,
@@ -366,9 +372,6 @@ class AngularHead(nn.Module):
         if self.label_smoothing:
             weights = self.class_weights
             smoothing_weights = x.new_ones(self.num_classes) if weights is None else weights.to(x.dtype)
-        rho = None
-        if not as_products:
-            rho = x_norm if keeps_norm else torch.full_like(x_norm, float(self.radius))
         return self.class_terms(
             x,
             _numerics.widen(self.weight).to(x.dtype),
@@ -397,9 +400,6 @@ class AngularHead(nn.Module):
             else:
                 product = magnitude * c
             score = self._target_score(product, magnitude, c, x, x_norm, terms.target_direction, step, statistics)
-            if self._scores_are_products and self.radius == "feature":
-                # A zero feature has no angle, but the product has the gradient of a linear layer.
-                score = torch.where(x_norm == 0, product, score)
         if self.bias is None:
             return score
         return score + (self.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)
@@ -442,7 +442,8 @@ class AngularHead(nn.Module):
         if self.annealing is not None and step is not None:
             share = self.annealing(step.to(c.dtype))
             score = (share * plain + score) / (1 + share)
-        return score
+        # A zero feature has no angle, but where scores are products it has the gradient of a linear layer.
+        return torch.where(x_norm == 0, plain, score) if self._is_linear_in_x else score
 
     def _row_losses(self, terms: ClassTerms, score: Tensor, labels: Tensor) -> Tensor:
         """Step 4: the loss of each sample."""
@@ -468,6 +469,11 @@ class AngularHead(nn.Module):
     def _scores_are_products(self) -> bool:
         """Whether the scores of all other classes are inner products, so that no cosine has to be computed."""
         return isinstance(self._angular, Cosine) and not self._margin_on_others
+
+    @property
+    def _is_linear_in_x(self) -> bool:
+        """Whether the scores of all other classes are linear functions of the feature."""
+        return self._scores_are_products and self.radius == "feature"
 
     def _with_learned_fields(self, owner: str, entry: Any) -> Any:
         """Return g or ψ with those tensors that are parameters of the head taken from the head."""
@@ -551,17 +557,22 @@ class AngularHead(nn.Module):
 
     # Polar coordinates, checks and dtypes ----------------------------------------------------------------------------
 
-    def _polar(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return norms (B, 1) and directions of features in the wider dtype of features and weight."""
-        norms, directions = sphere.row_polar(x)
-        dtype = torch.promote_types(directions.dtype, _numerics.widen(self.weight).dtype)
-        return norms.to(dtype), directions.to(dtype)
+    def _wide_dtype(self, x: Tensor) -> torch.dtype:
+        """Return the dtype of computation: the wider one of features and weight, at least float32."""
+        return torch.promote_types(_numerics.widen(x).dtype, _numerics.widen(self.weight).dtype)
 
-    def _cosines(self, norms: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return magnitudes, which broadcast to (B, C), and cosines (B, C) of all classes."""
-        w_norm, w_hat = sphere.polar(self.weight)
-        cosines = directions @ w_hat.mT.to(directions.dtype)
-        return self.magnitude(w_norm.mT.to(directions.dtype), norms), cosines
+    def _products(self, x: Tensor) -> Tensor:
+        """Return the inner products (B, C) of features with class vectors, which count as unit vectors if asked."""
+        rows = self.weight if self.uses_weight_norm else sphere.polar(self.weight)[1]
+        dtype = self._wide_dtype(x)
+        return x.to(dtype) @ rows.to(dtype).mT
+
+    def _polar_scores(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return feature norms (B,), and magnitudes, which broadcast to (B, C), and cosines (B, C) of all classes."""
+        dtype = self._wide_dtype(x)
+        norms, directions = (t.to(dtype) for t in sphere.row_polar(x))
+        w_norm, w_hat = (t.to(dtype) for t in sphere.polar(self.weight))
+        return norms.squeeze(1), self.magnitude(w_norm.mT, norms), directions @ w_hat.mT
 
     def _without_ignored(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the features with ignored rows set to zero, so that a NaN in them has no effect."""
