@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -161,8 +161,9 @@ class _CachedWeight:
     version: int  # of `weight`, to notice in-place writes to it
     kernel: _RowRotation
     residuals: list[Residuals] | None
-    # The weight as a node of the autograd graph, for each pair of graph inputs that asked for it.
-    nodes: dict[tuple[int, int, bool, bool], Tensor] = field(default_factory=dict)
+    # The weight as a node of the autograd graph, and the graph inputs it is connected to.
+    node: Tensor | None = None
+    node_key: tuple[int, int, bool, bool] | None = None
 
 
 class Rotation(nn.Module):
@@ -259,12 +260,12 @@ class Rotation(nn.Module):
         cached = self._cached_weight(free, neurons, keep_residuals=needs_graph or self.training)
         if not needs_graph:
             return cached.weight
-        # One node per pair of input tensors: gradients must go to the tensors that this caller passed. The node holds
-        # references to them, so their ids cannot be reused while it is cached.
+        # Gradients must go to the tensors of this call, which `functional_call` may have replaced by others of the same
+        # value. The node holds references to its inputs, so their ids cannot be reused while it is cached.
         key = (id(free), id(neurons), free.requires_grad, neurons.requires_grad)
-        if key not in cached.nodes:
-            cached.nodes[key] = _CachedRotation.apply(cached, free, neurons)
-        return cached.nodes[key]
+        if cached.node is None or cached.node_key != key:
+            cached.node, cached.node_key = _CachedRotation.apply(cached, free, neurons), key
+        return cached.node
 
     def _cached_weight(self, free: Tensor, neurons: Tensor, *, keep_residuals: bool) -> _CachedWeight:
         """Return the cached weight if it is valid, or compute it."""
