@@ -157,6 +157,7 @@ def test_rotate_skips_the_output_layer_by_default():
             "method must be a name or a RowMap if blocks, shared, factors or spread",
         ),
         (lambda m: rotate_(m, refine="mhe", refine_steps=0), "steps must be a whole number >= 1"),
+        (lambda m: rotate_(m, refine="mhe", refine_rate="fast"), "rate must be a positive number, not 'fast'"),
         (lambda m: Stochastic(m, 1), r"fraction must be .* a share of them as a float in \(0, 1\], not 1"),
         (lambda m: Stochastic(m, every=2.5), "every must be a whole number >= 1, not 2.5"),
         (lambda m: Stochastic(m, {"0": 0.5, "2": 0.5, "x": 2}), r"fraction must be a mapping from names .*not \['x'\]"),

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
-from hypersphere._validation import is_integer, require
+from hypersphere._validation import is_integer, is_number, require
 from hypersphere.functions._pairwise import PairPotential, mutual_repulsion
 
 __all__ = ["REFINEMENTS", "half_space_energy", "mean_energy", "refine_neurons"]
@@ -95,7 +95,7 @@ def refine_neurons(
         guarded = False
     require(callable(energy), "refine", "a name or a callable of rows", energy)
     require(is_integer(steps, 1), "steps", "a whole number >= 1", steps)
-    require(rate > 0, "rate", "a positive number", rate)
+    require(is_number(rate, 0) and rate > 0, "rate", "a positive number", rate)
     norms, start = sphere.polar(rows.detach())
     current = best = start
     best_value = torch.full((), torch.inf)

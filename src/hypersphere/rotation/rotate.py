@@ -66,6 +66,7 @@ def rotate_(
     normalize: bool = False,
     refine: str | Callable[[Tensor], Tensor] | None = None,
     refine_steps: int = 5000,
+    refine_rate: float = 0.1,
     output: bool = False,
     output_layer: str | Sequence[str] | None = "auto",
     spread: float | None = None,
@@ -91,6 +92,7 @@ def rotate_(
             much shorter neurons, so without it such layers learn slowly.
         refine: lower the energy of V first: "mhe", "half_space_mhe", "comhe", or a function from rows to an energy.
         refine_steps: the number of descent steps of the refinement, see `refine_neurons`.
+        refine_rate: the length of its first step in radians.
         output: rotate the output layer, too (CLS-OPT).
         output_layer: the name of the output layer, or several names. "auto" recognises heads, classifiers with a usual
             name, and the last linear layer if the model ends with it. None if the model has no output layer.
@@ -125,7 +127,8 @@ def rotate_(
         parametrization = make(Layout(rows.shape[1], blocks, shared, factors), rows)
         if spread and isinstance(parametrization, Rotation):
             nn.init.normal_(parametrization.parameter, std=spread)
-        rows = rows if refine is None else refine_neurons(rows, refine, steps=refine_steps)
+        if refine is not None:
+            rows = refine_neurons(rows, refine, steps=refine_steps, rate=refine_rate)
         plans.append((layer, parametrization, sphere.normalize(rows) if normalize else rows))
     for layer, parametrization, rows in plans:
         attach(layer, parametrization, rows, learn_neurons=learn_neurons)
@@ -180,7 +183,7 @@ def rotatable_layers(
     selected_outputs = [layer.name for layer in layers.outputs if not layer.name.startswith(inputs_rotated)]
     if where is not None and not output and selected_outputs:
         name = selected_outputs[0]
-        raise ValueError(f"where selects the output layer {name!r}; pass output=True to rotate it all the same")
+        raise ValueError(f"where selects the output layer {name!r}; pass output=True to rotate it")
     for layer in selection:
         if layer.aliases:
             path = layer_path(layer)
