@@ -1,4 +1,4 @@
-"""The price of energies: a training step with and without them, half space against its definition, a large layer."""
+"""Measure the cost of energies: a training step with and without them, half space against its definition."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TARGETS = {
 
 
 def cnn9() -> nn.Sequential:
-    """The plain network of the sources with 64/128/256 filters."""
+    """Return the plain CNN-9 of the sources with 64, 128 and 256 filters."""
     layers: list[nn.Module] = []
     before = 3
     for width in (64, 128, 256):
@@ -37,6 +37,7 @@ def cnn9() -> nn.Sequential:
 
 
 def training_step(regulariser: Callable[[nn.Module], nn.Module] | None, batch: int) -> Callable[[], None]:
+    """Return a function that runs one training step of CNN-9."""
     torch.manual_seed(0)
     net = cnn9()
     penalty = None if regulariser is None else regulariser(net)
@@ -55,6 +56,7 @@ def training_step(regulariser: Callable[[nn.Module], nn.Module] | None, batch: i
 
 
 def alone(regulariser: Callable[[nn.Module], nn.Module]) -> Callable[[], None]:
+    """Return a function that runs forward and backward of the regulariser only."""
     torch.manual_seed(0)
     penalty = regulariser(cnn9())
     return lambda: penalty().backward()
@@ -68,7 +70,7 @@ REGULARISERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 def by_definition(w: Tensor) -> Tensor:
-    """Half-space energy as it is defined: of 2N vectors."""
+    """Return the half-space energy by its definition, from 2N vectors."""
     both = F.normalize(torch.cat([w, -w]), dim=1)
     squared = 2 - 2 * both @ both.mT
     squared = squared + torch.diag(torch.full((len(both),), torch.inf))
@@ -76,12 +78,13 @@ def by_definition(w: Tensor) -> Tensor:
 
 
 def gradient_of(energy: Callable[[Tensor], Tensor], w: Tensor) -> Callable[[], None]:
+    """Return a function that computes an energy and its gradient."""
     w = w.clone().requires_grad_()
     return lambda: torch.autograd.grad(energy(w), w) and None
 
 
 def peak_megabytes(work: Callable[[], object]) -> float:
-    """What the process grows by at its largest, in a child of its own."""
+    """Return the growth of the peak memory of a child process that runs `work`."""
     import multiprocessing
 
     def child(pipe) -> None:

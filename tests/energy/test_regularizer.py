@@ -342,3 +342,20 @@ def test_skipped_layers_have_a_reason():
 def test_output_layer_last_is_deprecated():
     with pytest.warns(DeprecationWarning, match="use 'auto' instead"):
         MHE(pyramid(), output_layer="last")
+
+
+def test_loading_a_state_dict_starts_a_new_step():
+    first, second = (CoMHE(pyramid(), projection=AnglePreserving(dim=4), auto_advance=False) for _ in range(2))
+    first()
+    state = {name: value.clone() for name, value in first.state_dict().items()}
+    expected = first()  # repeats the step from its start
+    second()
+    second.load_state_dict(state)
+    assert second().item() != expected.item()  # a step from the loaded basis
+    torch.testing.assert_close(second.initial_value("basis_8", "repeat"), state["basis_8"])
+
+
+def test_comhe_labels_select_the_data_dependent_energy_of_the_output():
+    net, labels = pyramid(), torch.tensor([[0, 3], [-100, 1]])
+    regularizer = CoMHE(net, hidden=0, projection=Random(dim=4))
+    torch.testing.assert_close(regularizer(labels), data_dependent_energy(net[2].weight, labels))

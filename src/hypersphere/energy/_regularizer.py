@@ -28,6 +28,7 @@ __all__ = [
     "add_terms",
     "check_factor",
     "check_seed",
+    "resolve_layer_weights",
     "resolve_patterns",
     "run_uncompiled",
     "seeded_generator",
@@ -113,6 +114,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
             self.register_buffer("steps", torch.tensor(0))
         self._last_step: int | None = None
         self._replaced: dict[str, Tensor] = {}
+        self.register_load_state_dict_post_hook(_forget_last_call)
         _warn_about_rotated_layers(selection)
         if report:
             print(selection.report())
@@ -171,6 +173,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         return "steps" in self._buffers
 
     def _kind_of_call(self) -> Call:
+        """Return what this call is for, from the mode of the module and what autograd is doing."""
         if not self.training or not torch.is_grad_enabled():
             return "read"
         # Activation checkpointing repeats forward passes during backward; torch.func transforms must not change state.
@@ -211,6 +214,11 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         largest = max(self.selection, key=lambda layer: float(layer.rows().detach().abs().amax()))
         reason = f"although all weights are finite: those of {largest.name} are too large"
         raise ValueError(f"the regulariser must be finite, but is {total.item()} {reason}")
+
+
+def _forget_last_call(regularizer: NeuronRegularizer, incompatible_keys: object) -> None:
+    """Forget the last call after a state dict was loaded, so that the next call starts a step of the loaded state."""
+    regularizer._last_step, regularizer._replaced = None, {}
 
 
 # Selection of layers -------------------------------------------------------------------------------------------------
@@ -260,6 +268,14 @@ def resolve_patterns(argument: str, patterns: Mapping[str, T] | None, layers: It
         require(bool(matches), argument, accepted, pattern)
         for name in matches:
             resolved.setdefault(name, value)
+    return resolved
+
+
+def resolve_layer_weights(patterns: Mapping[str, float] | None, layers: Iterable[NeuronLayer]) -> dict[str, float]:
+    """Return the factors λ of `layer_weights` per layer, after checking that they are numbers >= 0."""
+    resolved = resolve_patterns("layer_weights", patterns, layers)
+    for factor in resolved.values():
+        check_factor("layer_weights", factor)
     return resolved
 
 

@@ -19,14 +19,14 @@ from hypersphere.energy._regularizer import (
     add_terms,
     check_factor,
     check_seed,
-    resolve_patterns,
+    resolve_layer_weights,
     run_uncompiled,
     seeded_generator,
     select_layers,
     stack_equal_shapes,
 )
 from hypersphere.energy.energy import data_dependent_energy, stacked_energy
-from hypersphere.energy.mhe import NeuronWeights, resolve_neuron_weights
+from hypersphere.energy.mhe import NeuronWeights, labelled_output, resolve_neuron_weights
 from hypersphere.functions._pairwise import PairPotential
 from hypersphere.functions.kernel import kernel_of
 from hypersphere.functions.projection import PROJECTIONS, Bilateral, Learned, Projection
@@ -122,9 +122,7 @@ class CoMHE(NeuronRegularizer):
         cap = projection.min_distance if min_distance is None and is_named_power else min_distance
         self.potential = PairPotential(kernel_of(power, cap), distance, half_space)
         self.full_space = PairPotential(kernel_of(power, min_distance), distance)
-        self.layer_weights = resolve_patterns("layer_weights", layer_weights, selection)
-        for factor in self.layer_weights.values():
-            check_factor("layer_weights", factor)
+        self.layer_weights = resolve_layer_weights(layer_weights, selection)
         self.neuron_weights = resolve_neuron_weights(neuron_weights, selection, distance)
         is_mixing = isinstance(projection, Bilateral) and bool(self.neuron_weights)
         require(not is_mixing, "neuron_weights", "None with a bilateral projection, which mixes neurons", "a mapping")
@@ -190,11 +188,9 @@ class CoMHE(NeuronRegularizer):
     def _output_term(self, layer: NeuronLayer, labels: Tensor | None) -> Tensor:
         if labels is None:
             return self.factor(layer) * stacked_energy(layer.row_sets(), self.full_space).mean()
-        is_single = len(self.selection.outputs) == 1 and layer.shape[0] == 1
-        accepted = "None unless there is one output layer of one group"
-        require(is_single, "labels", accepted, f"given, with {len(self.selection.outputs)} outputs")
         kernel, distance = self.full_space.kernel, self.full_space.distance
-        return self.factor(layer) * data_dependent_energy(layer.rows(), labels, power=kernel, distance=distance)
+        rows = labelled_output(self.selection).rows()
+        return self.factor(layer) * data_dependent_energy(rows, labels, power=kernel, distance=distance)
 
     # Bases ---------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from hypersphere.energy._regularizer import (
     add_terms,
     check_factor,
     check_seed,
+    resolve_layer_weights,
     resolve_patterns,
     run_uncompiled,
     seeded_generator,
@@ -116,9 +117,7 @@ class MHE(NeuronRegularizer):
         self.average, self.batch = average, batch
         self.potential = PairPotential(kernel_of(power, min_distance), distance)
         self.mirrored = _half_space_names(selection, half_space)
-        self.layer_weights = resolve_patterns("layer_weights", layer_weights, selection)
-        for factor in self.layer_weights.values():
-            check_factor("layer_weights", factor)
+        self.layer_weights = resolve_layer_weights(layer_weights, selection)
         self.neuron_weights = resolve_neuron_weights(neuron_weights, selection, distance)
         if batch is not None:
             self.register_buffer("seed", torch.tensor(seed))
@@ -135,7 +134,7 @@ class MHE(NeuronRegularizer):
         layers = [layer for layer in self.selection if self.factor(layer)]
         terms: list[Tensor] = []
         if labels is not None:
-            (output,) = self._labelled_output()
+            output = labelled_output(self.selection)
             layers = [layer for layer in layers if layer is not output]
             if self.factor(output):
                 kernel, distance = self.potential.kernel, self.potential.distance
@@ -165,13 +164,6 @@ class MHE(NeuronRegularizer):
         betas = None if betas is None else betas[..., index]
         return stacked_energy(rows[:, index], potential, betas, sampled_from=layer.shape[1]).mean()
 
-    def _labelled_output(self) -> tuple[NeuronLayer]:
-        outputs = self.selection.outputs
-        is_single = len(outputs) == 1 and outputs[0].shape[0] == 1
-        accepted = "None unless there is one output layer of one group"
-        require(is_single, "labels", accepted, f"given, with {len(outputs)} outputs")
-        return (outputs[0],)
-
     @run_uncompiled
     def _draw(self, step: int, layers: list[NeuronLayer]) -> dict[str, Tensor]:
         """Return the indices of the neurons that are drawn from large layers at a step."""
@@ -186,6 +178,15 @@ class MHE(NeuronRegularizer):
         kernel, distance = self.potential.kernel, self.potential.distance
         factor = "1 in half space, 10 in full space," if self.hidden is None else self.hidden
         return f"hidden={factor} of [{hidden}], {space}, output={self.output} of {output}, {kernel}, {distance}"
+
+
+def labelled_output(selection: LayerSelection) -> NeuronLayer:
+    """Return the output layer that labels refer to."""
+    outputs = selection.outputs
+    is_single = len(outputs) == 1 and outputs[0].shape[0] == 1
+    accepted = "None unless there is one output layer of one group"
+    require(is_single, "labels", accepted, f"given, with {len(outputs)} outputs")
+    return outputs[0]
 
 
 def resolve_neuron_weights(

@@ -17,7 +17,7 @@ from hypersphere.energy._regularizer import (
     add_terms,
     check_factor,
     check_seed,
-    resolve_patterns,
+    resolve_layer_weights,
     seeded_generator,
     select_layers,
     stack_equal_shapes,
@@ -54,9 +54,7 @@ class _GramRegularizer(NeuronRegularizer):
             selection = hidden
         super().__init__(selection, schedule=schedule, every=every, auto_advance=True, report=report)
         self.weight = weight
-        self.layer_weights = resolve_patterns("layer_weights", layer_weights, selection)
-        for factor in self.layer_weights.values():
-            check_factor("layer_weights", factor)
+        self.layer_weights = resolve_layer_weights(layer_weights, selection)
 
     def factor(self, layer: NeuronLayer) -> float:
         """Return λ of a layer."""
