@@ -13,7 +13,7 @@ from .problem import DIM, HEADS, batch, close, made, mine_of
 
 
 def compare(make, group, dtype, tolerance):
-    """Two training steps beside the head of one process: losses, gradients, statistics, scores."""
+    """Compare two training steps with the head of one process: losses, gradients, statistics, scores."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     reference = made(make, dtype)
     head = ShardedHead(reference, group=group, backbone="summed")
