@@ -225,7 +225,7 @@ def test_head_detached_gradient_is_that_of_the_cosine():
     detached = hs.heads.AngularHead(5, 4, radius=8.0, margin="additive_angle", gradient="detached").double()
     detached.load_state_dict(true.state_dict())
     assert detached(x, y).item() == true(x, y).item()
-    # by hand: softmax of the logits with margin, times the derivative of the plain scores
+    # softmax of the logits with margin, times the derivative of the plain scores
     logits = true.logits(x, y)
     p = torch.softmax(logits, 1) - torch.nn.functional.one_hot(y, 4)
     expected = torch.autograd.grad((true.scores(x) * p.detach()).sum() / len(x), true.weight)[0]

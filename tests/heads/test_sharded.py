@@ -36,27 +36,27 @@ CHECKS = (
 
 
 def run(folder, size, *checks):
-    """Start `size` processes, and return the code and the last words of each."""
+    """Start `size` processes, and return the exit code and the standard error of each."""
     commands = [[sys.executable, *WORKER, str(folder), str(rank), str(size), *checks] for rank in range(size)]
     workers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) for command in commands]
     try:
-        words = [worker.communicate(timeout=150)[1] for worker in workers]
+        errors = [worker.communicate(timeout=150)[1] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
-    return [(worker.returncode, said) for worker, said in zip(workers, words, strict=True)]
+    return [(worker.returncode, error) for worker, error in zip(workers, errors, strict=True)]
 
 
-def test_four_processes(tmp_path):
-    """All checks in one start of four processes, in groups of four, three and two of them."""
-    for code, said in run(tmp_path, 4, *CHECKS):
-        assert code == 0, said
+def test_sharded_head_in_four_processes_equals_one_process(tmp_path):
+    """Run all checks in one start of four processes, with groups of four, three and two of them."""
+    for code, error in run(tmp_path, 4, *CHECKS):
+        assert code == 0, error
     assert all((tmp_path / f"{check}-{rank}").exists() for check in CHECKS for rank in range(4))
-    loads_in_one_process(tmp_path)
-    drawn_alike_in_one_process(tmp_path)
+    check_state_loads_in_one_process(tmp_path)
+    check_initial_rows_equal_those_of_one_process(tmp_path)
 
 
-def loads_in_one_process(folder):
+def check_state_loads_in_one_process(folder):
     state = torch.load(folder / "head.pt")
     plain = AngularHead(6, 7, margin="multiplicative", annealing=ANNEALING, bias=True)
     plain.load_state_dict(state)
@@ -68,7 +68,7 @@ def loads_in_one_process(folder):
     assert alone.full_state_dict().keys() == state.keys()
 
 
-def drawn_alike_in_one_process(folder):
+def check_initial_rows_equal_those_of_one_process(folder):
     torch.manual_seed(0)
     with torch.device("meta"):
         annealed = AngularHead(6, 7, margin="multiplicative", annealing=ANNEALING, bias=True)
@@ -83,7 +83,7 @@ def drawn_alike_in_one_process(folder):
     assert rows.std().item() == pytest.approx(2**-0.5, rel=0.05)
 
 
-def test_torchrun_with_a_data_parallel_backbone(tmp_path):
+def test_sharded_head_trains_with_a_data_parallel_backbone(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*launcher, *WORKER, str(tmp_path), "ddp"], capture_output=True, text=True, env=ENVIRONMENT, timeout=150
@@ -92,15 +92,15 @@ def test_torchrun_with_a_data_parallel_backbone(tmp_path):
     assert (tmp_path / "ddp-1").exists()
 
 
-def test_a_killed_or_silent_process_ends_the_others_with_an_error(tmp_path):
-    (code, said), (killed, _) = run(tmp_path, 2, "silence")
-    assert code == 0, said
+def test_sharded_head_raises_if_another_process_is_killed_or_silent(tmp_path):
+    (code, error), (killed, _) = run(tmp_path, 2, "silence")
+    assert code == 0, error
     assert killed == -9
     assert (tmp_path / "survived").exists()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_one_process_needs_no_group(preset):
+def test_sharded_head_without_a_group_equals_the_plain_head(preset):
     plain = PRESETS[preset](5, 4)
     head = ShardedHead(plain)
     x, y = torch.randn(6, 5), torch.tensor([0, 1, 2, 3, 0, 1])
@@ -108,12 +108,12 @@ def test_one_process_needs_no_group(preset):
     loss, expected = head(ours, y), plain(theirs, y)
     loss.backward()
     expected.backward()
-    for found, wanted in ((loss, expected), (ours.grad, theirs.grad), (head.weight.grad, plain.weight.grad)):
-        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    for value, reference in ((loss, expected), (ours.grad, theirs.grad), (head.weight.grad, plain.weight.grad)):
+        torch.testing.assert_close(value, reference, rtol=1e-6, atol=1e-6)
     assert torch.equal(head.scores(x), plain.scores(x))
 
 
-def test_the_given_head_is_left_alone_and_copies_are_independent():
+def test_sharded_head_does_not_change_the_given_head():
     plain = arcface(5, 4)
     head = ShardedHead(plain, sample=0.5)
     twin = copy.deepcopy(head)
@@ -131,7 +131,7 @@ def test_the_given_head_is_left_alone_and_copies_are_independent():
     [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.SparseAdam, lr=0.1)],
     ids=["SGD", "SparseAdam"],
 )
-def test_optimisers_that_fit_sampling_move_the_classes_drawn_and_no_others(optimiser):
+def test_sharded_head_sampling_updates_only_sampled_classes(optimiser):
     torch.manual_seed(0)
     head = ShardedHead(arcface(4, 60, s=4.0), sample=0.2)
     rows_of, dense = set(), head.weight.detach().clone().requires_grad_()
@@ -155,12 +155,12 @@ def test_optimisers_that_fit_sampling_move_the_classes_drawn_and_no_others(optim
     assert head.eval()(x, y).item() < first
 
 
-def test_the_size_of_the_whole_head_is_known():
+def test_sharded_head_has_the_sizes_of_the_full_head():
     head = ShardedHead(arcface(5, 4))
     assert (head.in_features, head.num_classes) == (5, 4)
 
 
-def test_a_fingerprint_does_not_depend_on_addresses_and_sees_every_number():
+def test_fingerprint_depends_on_all_numbers_but_no_addresses():
     def of(k, g):
         return fingerprint(AngularHead(5, 4, angular=g, margin=margin.AdditiveAngle(k)), ["weight"])
 
@@ -180,7 +180,7 @@ class Callable:
         return c
 
 
-def test_the_number_of_classes_drawn():
+def test_sharded_head_samples_the_given_fraction():
     head = ShardedHead(arcface(2, 200_000), sample=0.1)
     head(torch.randn(3, 2), torch.tensor([0, 5, 199_999])).backward()
     rows = head.weight.grad.coalesce().indices()[0]
@@ -199,27 +199,27 @@ def test_the_number_of_classes_drawn():
         ({"sizes": [3]}, "sizes"),
     ],
 )
-def test_bad_plans_are_named(arguments, word):
+def test_sharded_head_rejects_bad_arguments(arguments, word):
     with pytest.raises(ValueError, match=word):
         ShardedHead(arcface(5, 4), **arguments)
 
 
-def test_a_learned_activation_is_refused():
+def test_sharded_head_rejects_a_learned_activation():
     with pytest.raises(ValueError, match="learned"):
         ShardedHead(AngularHead(5, 4, angular=torch.nn.PReLU()))
 
 
 @pytest.mark.parametrize("counted", [None, torch.tensor([True, False, True, True])], ids=["all", "some"])
-def test_cross_repulsion_in_parts_is_the_data_dependent_energy(counted):
+def test_cross_repulsion_of_parts_sums_to_the_data_dependent_energy(counted):
     w = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([0, 3, 3, 8])
     expected = data_dependent_energy(w, labels, counted=counted)
     parts = [cross_repulsion(w[labels], w[half], place, PairPotential(Riesz(2)), counted) for half, place in (
         (slice(0, 5), torch.tensor([0, 3, 3, -1])), (slice(5, 9), torch.tensor([-1, -1, -1, 3])),
     )]  # fmt: skip
-    found = sum(parts) / ((4 if counted is None else 3) * 8)
-    torch.testing.assert_close(found, expected)
-    (theirs,), (ours,) = torch.autograd.grad(expected, w), torch.autograd.grad(found, w)
+    total = sum(parts) / ((4 if counted is None else 3) * 8)
+    torch.testing.assert_close(total, expected)
+    (theirs,), (ours,) = torch.autograd.grad(expected, w), torch.autograd.grad(total, w)
     torch.testing.assert_close(ours, theirs)
     rows = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
     none = torch.full((4,), -1)

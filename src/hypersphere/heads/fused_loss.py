@@ -104,7 +104,7 @@ class ScoreRule:
         response: r, a function of the cosine; None if scores are the products themselves.
         derivative: dr/dc as a function of the cosine and the response; None to differentiate r automatically.
         detached: whether the response passes its gradient on as the bare cosine would.
-        learned: whether r has parameters of its own, which only automatic differentiation reaches.
+        learned: whether r has learned parameters, which need automatic differentiation.
         reduction: the reduction over the other classes.
         shared_bias: whether all classes share one bias.
         target_norm: whether ‖w_y‖ is needed.

@@ -362,7 +362,7 @@ class _ShardedClassTerms:
             bias=shared_bias if rule.shared_bias or bias is None else self._sampled_rows(bias),
             class_weights=None if class_weights is None else self._sampled_rows(class_weights[self.classes]),
             counted=counted,
-            check_range=True,  # each process decides for its own class vectors
+            check_range=True,  # each process decides about its class vectors
             energy_rows=energy_rows,
         )
         # All terms with one number per sample travel in one collective.
