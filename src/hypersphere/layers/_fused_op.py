@@ -69,8 +69,8 @@ def use_custom_op(*tensors: Tensor) -> bool:
         return False
     if torch.compiler.is_compiling():
         return not on_accelerator(tensors[0])
-    has_tangent = any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
-    return not has_tangent and all(t.numel() > 0 for t in tensors)
+    has_values = all(t.numel() > 0 for t in tensors)
+    return has_values and not any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 # The operator --------------------------------------------------------------------------------------------------------
@@ -616,13 +616,13 @@ class _FilterPolar(torch.autograd.Function):
     @staticmethod
     def forward(rows: Tensor) -> tuple[Tensor, Tensor]:
         wide = _numerics.widen(rows)
-        # Scale by a power of two before squaring, so that huge and tiny filters keep their direction.
-        peak = torch.maximum(wide.amax(1, keepdim=True), -wide.amin(1, keepdim=True))
-        scale = _numerics.safe_scale(peak)
-        length = torch.linalg.vector_norm(wide * scale, dim=1, keepdim=True)
-        is_zero = peak < _numerics.zero_floor(rows.dtype)  # False for NaN, so that a NaN stays visible
-        unit = wide * (scale / length).masked_fill(is_zero, 0.0)
-        return (length / scale).masked_fill(is_zero, 0.0), unit
+        if wide.dtype != torch.float32 or on_accelerator(rows):
+            return sphere.polar(wide)
+        # Squares of all float32 numbers are in the range of float64, so no scaling is necessary.
+        length = torch.linalg.vector_norm(wide, dim=1, keepdim=True, dtype=torch.float64)
+        is_zero = length < _numerics.zero_floor(rows.dtype)  # False for NaN, so that a NaN stays visible
+        reciprocal = length.reciprocal().masked_fill_(is_zero, 0.0)
+        return length.masked_fill_(is_zero, 0.0).to(wide.dtype), wide * reciprocal.to(wide.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
