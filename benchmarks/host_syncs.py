@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hypersphere as hs
+from benchmarks.layers import OPERATORS as LAYER_OPERATORS
 from benchmarks.timing import RESULTS
 
 _SYNCING_OPERATORS = {
@@ -104,7 +105,17 @@ def head_steps() -> dict[str, Callable[[], object]]:
     return {name: step(preset(32, 50)) for name, preset in hs.heads.PRESETS.items()}
 
 
-GROUPS: dict[str, Callable[[], dict[str, Callable[[], object]]]] = {"heads": head_steps}
+def layer_steps() -> dict[str, Callable[[], object]]:
+    """Return one training step of every kind of decoupled convolution."""
+    x = torch.randn(4, 8, 6, 6, generator=torch.Generator().manual_seed(0))
+
+    def step(layer: torch.nn.Module) -> Callable[[], object]:
+        return lambda: layer(x.clone().requires_grad_()).sum().backward()
+
+    return {name: step(hs.layers.DecoupledConv2d(8, 8, 3, **settings)) for name, settings in LAYER_OPERATORS.items()}
+
+
+GROUPS: dict[str, Callable[[], dict[str, Callable[[], object]]]] = {"heads": head_steps, "layers": layer_steps}
 
 
 def count(step: Callable[[], object]) -> HostSyncs:

@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
+from benchmarks.host_syncs import count, layer_steps
+from benchmarks.layers import OPERATORS
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from hypersphere.layers import SphereNorm
@@ -107,20 +108,15 @@ def test_decoupled_checkpointing_moves_the_running_mean_once(kind, use_reentrant
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-class ReadCounter(TorchDispatchMode):
-    """Count operations that make Python wait for a value of a tensor."""
+@pytest.mark.parametrize("name", OPERATORS)
+def test_decoupled_step_does_not_synchronise_with_the_host(name, monkeypatch):
+    step = layer_steps()[name]
+    assert count(step).total == 0
 
-    reads = 0
+    # A dispatch mode does not see operations inside a custom operator, so the methods that read values are blocked too.
+    def fail(*_):
+        raise AssertionError("a value was read")
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        self.reads += name in ("_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero")
-        return function(*args, **(kwargs or {}))
-
-
-@every_kind
-def test_decoupled_step_does_not_wait_for_values(kind):
-    layer, x = conv(kind), images(2, 4, 5, 5).requires_grad_()
-    with ReadCounter() as counter:
-        layer(x).sum().backward()
-    assert counter.reads == 0
+    for method in ("item", "tolist", "nonzero", "__bool__", "__float__", "__int__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, method, fail)
+    step()

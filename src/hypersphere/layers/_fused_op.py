@@ -128,8 +128,8 @@ def absorb_output_scale(response: Response, w_hat: Tensor) -> tuple[Response, Te
     s = response.output_scale
     if s is None or not isinstance(response.angular, Cosine):
         return response, w_hat
-    groups, per_group, *_ = s.shape
-    factors = s.flatten().repeat_interleave(len(w_hat) // (groups * per_group))  # from groups to filters
+    # Repeat one number per layer or group for all its filters.
+    factors = s.reshape(-1, 1).expand(-1, len(w_hat) // s.numel())
     return replace(response, output_scale=None), w_hat * factors.reshape(-1, *[1] * (w_hat.ndim - 1))
 
 
@@ -246,7 +246,7 @@ def _decoupled(
     wide, per_sample = reciprocal.dtype, _responses_per_sample(weight, reciprocal)
     keeps_cotangents = _keeps_cotangents(storage, x.dtype)
     keeps_products = storage != "none" and not keeps_cotangents
-    y = kept = None
+    y = stored = None
     for block in _product_blocks(weight, per_sample, x):
         product = convolution.product(x[block], weight)
         reusable = len(product) == len(x) and not product._is_view()  # the whole batch is one block
@@ -254,9 +254,9 @@ def _decoupled(
             # The product itself becomes what is kept or, if products are not kept, the output.
             y = product if reusable and not keeps_products else _empty_like(product, len(x), product.dtype)
             if keeps_products:
-                kept = product if reusable else _empty_like(product, len(x), product.dtype)
+                stored = product if reusable else _empty_like(product, len(x), product.dtype)
             elif keeps_cotangents:
-                kept = _empty_like(product, len(x), torch.float16)
+                stored = _empty_like(product, len(x), torch.float16)
         for p, r, n, out, saved in split_batches(
             ELEMENT_BLOCK,
             per_sample,
@@ -264,7 +264,7 @@ def _decoupled(
             reciprocal[block],
             norm[block],
             convolution.split_filters(y[block]),
-            None if kept is None or kept is product else convolution.split_filters(kept[block]),
+            None if stored is None or stored is product else convolution.split_filters(stored[block]),
         ):
             if keeps_products and saved is not None:
                 saved.copy_(p)
@@ -279,7 +279,7 @@ def _decoupled(
             if value is not out:
                 out.copy_(_numerics.narrow(value, out.dtype))
     assert y is not None
-    return y, x.new_empty(0) if kept is None else kept
+    return y, x.new_empty(0) if stored is None else stored
 
 
 @_decoupled.register_fake
@@ -294,7 +294,7 @@ def _(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("hypersphere::decoupled_backward", mutates_args=())
 def _decoupled_backward(
     gradient: Tensor,
-    kept: Tensor,
+    stored: Tensor,
     x: Tensor,
     weight: Tensor,
     input_scale: Tensor | None,
@@ -322,22 +322,22 @@ def _decoupled_backward(
         r, n = reciprocal[block], norm[block]
         grad_product = torch.empty_like(gradient[block], dtype=wide)
         grad_norm = []
-        for g, saved, r_piece, n_piece, out in split_batches(
+        for grad_piece, saved, r_piece, n_piece, out in split_batches(
             ELEMENT_BLOCK,
             per_sample,
             convolution.split_filters(gradient[block]),
-            convolution.split_filters(kept[block]) if kept.numel() else None,
+            convolution.split_filters(stored[block]) if stored.numel() else None,
             r,
             n,
             convolution.split_filters(grad_product),
         ):
             if saved is None:  # only the filters of a cosine learn: ∂p = G·h·r
                 _, _, h = _magnitude_terms(response, n_piece)
-                torch.mul(g, r_piece if h is None else h * r_piece, out=out)
+                torch.mul(grad_piece, r_piece if h is None else h * r_piece, out=out)
                 continue
             c = None if keeps_products else _cosines_from_cotangents(saved)
             grad_norm.append(
-                _element_gradients(response, _numerics.widen(g), saved, c, r_piece, n_piece, out, parameters)
+                _element_gradients(response, _numerics.widen(grad_piece), saved, c, r_piece, n_piece, out, parameters)
             )
         # ∂ŵ, and the part of ∂x that passes through the products.
         grad_x_block, grad_weight_block = convolution.product_gradients(
@@ -368,7 +368,7 @@ def _decoupled_backward(
 
 
 @_decoupled_backward.register_fake
-def _(gradient: Tensor, kept: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _(gradient: Tensor, stored: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     inputs, needed = (x, *rest[:4]), rest[-1]
     return tuple(torch.empty_like(t) if need else x.new_empty(0) for t, need in zip(inputs, needed, strict=True))
 
@@ -406,8 +406,8 @@ def _differentiable_gradients(ctx: Any, gradient: Tensor, needed: list[bool]) ->
     # The factor norm·reciprocal is 1 unless `x` was scaled before the operator, which `norm` is corrected for.
     norms = norms._replace(norm=norms.norm * (norm * reciprocal))
     y = plain_response(scaled, weight, convolution, norms, response.h, response.angular)
-    chosen = [t for t, need in zip(inputs, needed, strict=True) if need]
-    grads = iter(torch.autograd.grad(y, chosen, gradient, create_graph=True, allow_unused=True))
+    differentiated = [t for t, need in zip(inputs, needed, strict=True) if need]
+    grads = iter(torch.autograd.grad(y, differentiated, gradient, create_graph=True, allow_unused=True))
     return [next(grads) if need else None for need in needed]
 
 
