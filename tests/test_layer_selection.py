@@ -1,4 +1,4 @@
-"""`hs.layers_of`: which weights are taken, how their rows are read and written, and what is skipped."""
+"""`hs.layers_of`: which weights are selected or skipped, and how their rows are read and written."""
 
 import copy
 
@@ -20,7 +20,7 @@ def reasons(selection):
 
 
 def brute_force_rows(module):
-    """Read neurons from the outputs: entry j of the response to the i-th unit input is weight w_ji."""
+    """Read neurons from the outputs: the response to the i-th unit vector is column i of the weight matrix."""
     with torch.no_grad():
         bias = module(torch.zeros(1, module.weight.shape[0]))
         return (module(torch.eye(module.weight.shape[0])) - bias).T
@@ -39,6 +39,8 @@ class HuggingFaceConv1D(nn.Module):
 
 
 class FusedExperts(nn.Module):
+    """Three experts in one module: weights (experts, out, in), or (experts, in, out) if `transposed`."""
+
     def __init__(self, transposed=False):
         super().__init__()
         self.num_experts, self.hidden_size = 3, 4
@@ -46,7 +48,7 @@ class FusedExperts(nn.Module):
         self.gate_up_proj, self.down_proj = nn.Parameter(torch.randn(up)), nn.Parameter(torch.randn(down))
 
 
-# Rows
+# Rows ----------------------------------------------------------------------------------------------------------------
 
 
 def test_linear_rows_are_the_rows_of_the_weight():
@@ -64,6 +66,14 @@ def test_convolution_rows_are_flattened_filters_per_group(kind):
     expected = module.weight.detach().numpy().reshape(2, 2, 3 * taps)
     np.testing.assert_array_equal(layer.row_sets().detach(), expected)
     np.testing.assert_array_equal(layer.rows().detach(), expected.reshape(4, -1))
+
+
+@pytest.mark.parametrize(("groups", "shape"), [(4, (4, 1, 2, 3)), (8, (8, 1, 1, 3))])
+def test_conv1d_with_one_filter_per_group_is_not_mistaken_for_experts(groups, shape):
+    module = nn.Conv1d(8, groups, 3, groups=groups)  # the weight is (groups, in/groups, 3)
+    layer = hs.layers_of(module)[0]
+    assert layer.shape == shape
+    torch.testing.assert_close(layer.rows(), module.weight.flatten(1), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", [nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d])
@@ -108,11 +118,14 @@ def test_recurrent_weights_have_one_layer_per_gate(kind, gates):
     torch.testing.assert_close(selection[1].rows(), module.weight_ih_l0[4:8], rtol=0, atol=0)
 
 
-def test_recurrent_layer_without_gates_and_projection_are_taken():
+def test_recurrent_weights_without_gates_are_one_layer():
     assert names(hs.layers_of(nn.RNN(3, 4))) == ["weight_ih_l0", "weight_hh_l0"]
-    projected = hs.layers_of(nn.LSTM(3, 4, proj_size=2))
-    assert projected[-1].name == "weight_hr_l0"
-    assert projected[-1].shape[:3] == (1, 2, 4)
+    projection = hs.layers_of(nn.LSTM(3, 4, proj_size=2))[-1]
+    assert projection.name == "weight_hr_l0"
+    assert projection.shape[:3] == (1, 2, 4)
+
+
+def test_recurrent_cells_have_one_layer_per_gate():
     assert names(hs.layers_of(nn.GRUCell(3, 4)))[:2] == ["weight_ih.r", "weight_ih.z"]
 
 
@@ -123,7 +136,7 @@ def test_embedding_has_the_role_embedding():
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_experts_are_groups_whichever_way_their_weight_is_stored(transposed):
+def test_experts_are_groups_in_both_orientations_of_the_weight(transposed):
     module = FusedExperts(transposed)
     up, down = hs.layers_of(module)
     assert up.shape == (3, 10, 4, 1)
@@ -141,10 +154,14 @@ def test_parametrised_weight_is_evaluated_at_every_call():
     torch.testing.assert_close(layer.rows().detach(), 2 * before)
 
 
-def test_spectral_norm_keeps_its_vectors_while_layers_are_searched():
-    module = parametrizations.spectral_norm(nn.Linear(3, 4))
+@pytest.mark.parametrize("where", [None, lambda name, module: False], ids=["selected", "excluded"])
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(30, 40), nn.Conv2d(8, 40, 3), nn.Embedding(40, 30)], ids=lambda layer: type(layer).__name__
+)
+def test_layers_of_does_not_advance_the_power_iteration_of_spectral_norm(layer, where):
+    module = parametrizations.spectral_norm(copy.deepcopy(layer))
     before = copy.deepcopy(module.state_dict())
-    hs.layers_of(module)
+    hs.layers_of(module, where=where)
     for key, value in module.state_dict().items():
         torch.testing.assert_close(value, before[key], rtol=0, atol=0)
 
@@ -188,7 +205,7 @@ def test_rows_are_float32_and_differentiable_in_half_precision():
     torch.testing.assert_close(module.weight.grad, torch.ones(4, 3, dtype=torch.bfloat16))
 
 
-# Writing
+# Writing -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -206,7 +223,7 @@ def test_rows_are_float32_and_differentiable_in_half_precision():
     ],
     ids=lambda module: type(module).__name__,
 )
-def test_write_then_rows_returns_what_was_written(module):
+def test_rows_are_what_write_has_written(module):
     for layer in hs.layers_of(module):
         written = torch.randn_like(layer.rows())
         layer.write(written)
@@ -229,20 +246,20 @@ def test_write_uses_the_inverse_of_a_parametrisation():
     torch.testing.assert_close(module.weight.detach(), written)
 
 
-def test_write_refuses_a_wrong_shape():
+def test_write_rejects_a_wrong_shape():
     with pytest.raises(ValueError, match=r"rows must be a tensor of shape \(4, 3\), not \(3, 4\)"):
         hs.layers_of(nn.Linear(3, 4))[0].write(torch.zeros(3, 4))
 
 
-# Roles
+# Roles ---------------------------------------------------------------------------------------------------------------
 
 
-def test_output_is_the_end_of_a_sequential_or_a_direct_child():
+def test_output_is_the_end_of_nested_sequentials():
     nested = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
     assert names(hs.layers_of(nested).outputs) == ["1.1"]
 
 
-def test_output_is_found_by_a_usual_name_before_the_last_layer():
+def test_output_with_a_classifier_name_takes_precedence_over_the_last_layer():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -255,7 +272,7 @@ def test_output_is_found_by_a_usual_name_before_the_last_layer():
     assert names(hs.layers_of(wrapped).outputs) == ["module.classifier.1"]
 
 
-def test_output_is_every_head_and_not_the_last_linear_layer():
+def test_output_is_all_heads_instead_of_the_last_linear_layer():
     model = nn.ModuleList([hs.heads.arcface(4, 3), nn.Linear(5, 4)])
     selection = hs.layers_of(model)
     assert names(selection.outputs) == ["0"]
@@ -292,7 +309,7 @@ def test_tied_weight_is_listed_once_as_output():
     assert "tied to decode" in selection.report()
 
 
-def test_hugging_face_models_are_covered():
+def test_hugging_face_models_have_outputs_and_experts():
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
     mixtral = transformers.MixtralForCausalLM(
@@ -313,7 +330,7 @@ def test_hugging_face_models_are_covered():
     torch.testing.assert_close(c_attn.rows().detach(), brute_force_rows(c_attn.module), rtol=1e-4, atol=1e-6)
 
 
-# What is skipped
+# Skipped weights -----------------------------------------------------------------------------------------------------
 
 
 def test_skipped_layers_have_reasons():
@@ -331,7 +348,7 @@ def test_skipped_layers_have_reasons():
     }
 
 
-def test_where_excludes_layers_and_says_so():
+def test_where_excludes_layers_and_reports_them_as_skipped():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     selection = hs.layers_of(model, where=lambda name, module: name != "1")
     assert names(selection) == ["0", "2"]
@@ -345,7 +362,7 @@ def test_without_moves_layers_to_skipped():
     assert reasons(fewer) == {"0": "one neuron"}
 
 
-def test_lora_adapters_are_skipped_and_base_layers_taken():
+def test_lora_adapters_are_skipped_and_base_layers_selected():
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(
         nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), peft.LoraConfig(target_modules=["0"], r=2)
@@ -355,7 +372,7 @@ def test_lora_adapters_are_skipped_and_base_layers_taken():
     assert set(reasons(selection).values()) == {"part of a LoRA adapter"}
 
 
-# Named tensors
+# Named tensors -------------------------------------------------------------------------------------------------------
 
 
 def test_named_tensors_are_layers_without_a_module():
@@ -375,6 +392,6 @@ def test_named_tensors_are_layers_without_a_module():
         ([("a", torch.zeros(2, 2)), ("a", torch.zeros(2, 2))], "'a' twice"),
     ],
 )
-def test_named_tensors_refuse_other_inputs(source, message):
+def test_layers_of_rejects_invalid_models(source, message):
     with pytest.raises(ValueError, match=message):
         hs.layers_of(source)

@@ -1,9 +1,10 @@
-r"""Which layers does a model have, and which of their numbers are neurons?
+r"""Find the layers of a model and read their weights as rows of neurons.
 
-`layers_of` is the single answer that energies, rotations, conversions, optimisers and reports use. A *neuron* is the
-weight vector of one output: a row of a linear layer, a flattened filter of a convolution, a class vector of a head.
-Kinds of modules store neurons differently, so recognition is one function per kind (`_RECOGNIZERS`). It returns
-`_Slice` objects: which parameter, which part of it, and how to view that part as rows.
+Energies, rotations, conversions, optimisers and reports all select layers with `layers_of`. A *neuron* is the weight
+vector of one output: a row of a linear layer, a flattened filter of a convolution, a class vector of a head.
+
+Different modules store neurons differently. Each kind of module has one recogniser (`_RECOGNIZERS`), a function that
+returns `_Slice` objects: which parameter holds neurons, which part of it, and how to view that part as rows.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ Orientation = Literal["rows", "columns", "transposed"]
 
 # Attribute names under which models of torchvision, timm and Hugging Face store their classifier.
 _CLASSIFIER_NAMES = frozenset({"classifier", "fc", "head", "lm_head", "logits", "output", "score"})
-# Attributes under which `DistributedDataParallel` and `torch.compile` keep the wrapped model.
-_WRAPPERS = frozenset({"module", "_orig_mod"})
-# These torch modules end in a linear layer that is not a classifier.
+# Attributes under which `DistributedDataParallel` and `torch.compile` store the wrapped model.
+_WRAPPER_ATTRIBUTES = frozenset({"module", "_orig_mod"})
+# torch modules whose last layer is linear but not a classifier.
 _NOT_A_CLASSIFIER: tuple[type[nn.Module], ...] = (
     nn.MultiheadAttention,
     nn.RNNBase,
@@ -53,17 +54,18 @@ _NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm.
 class NeuronLayer:
     """One weight, or one slice of a weight, whose rows are neurons.
 
-    The weight is read again at every call, so optimiser steps, moves between devices and parametrisations are seen.
+    Every access reads the current weight, so the rows follow optimiser steps, device moves and parametrisations.
 
     Attributes:
-        name: qualified and unique name, such as "encoder.0.linear1" or "encoder.0.self_attn.q".
+        name: unique qualified name, such as "encoder.0.linear1" or "encoder.0.self_attn.q".
         module: the module that owns the weight, or None if a tensor was passed instead of a module.
         parameter: the attribute of the module that holds the weight.
         role: "hidden", "output" or "embedding".
-        group: qualified name of the whole weight. The layers q, k and v of a fused attention weight share one group.
+        group: qualified name of the complete weight. The layers q, k and v of a fused attention weight have the same
+            `group`.
         groups: number of sets of neurons that are never compared with each other: the groups of a grouped convolution,
-            attention heads with `per_head=True`, or experts.
-        shape: groups, neurons per group, channels per neuron, and kernel positions per channel.
+            attention heads with `per_head=True`, or experts. It is unrelated to `group`.
+        shape: (groups, neurons per group, channels per neuron, kernel positions per channel).
         aliases: qualified names of other modules that use the same weight (tied weights).
     """
 
@@ -80,7 +82,7 @@ class NeuronLayer:
 
     @property
     def tensor(self) -> Tensor:
-        """The current value of the whole weight. A parametrisation is evaluated, a quantised weight dequantised."""
+        """The current value of the complete weight. Parametrisations are evaluated, quantised weights dequantised."""
         if self._source is not None:
             return self._source
         return _read_weight(cast(nn.Module, self.module), self.parameter)
@@ -92,8 +94,9 @@ class NeuronLayer:
             return self._source
         module = cast(nn.Module, self.module)
         stored = module._parameters.get(self.parameter)
-        stored = next(module.parameters(), None) if stored is None else stored
-        return self.tensor if stored is None else stored
+        if stored is None:  # parametrised: the free parameters have the device and dtype of the weight
+            stored = next(module.parameters(), None)
+        return self.tensor if stored is None else stored  # a quantised module may have no parameters
 
     @property
     def length(self) -> int:
@@ -110,7 +113,7 @@ class NeuronLayer:
 
     @property
     def not_writable(self) -> str | None:
-        """The reason why `write` would fail, or None if the weight can be written."""
+        """The reason why `write` would fail, as part of a sentence, or None if the weight can be written."""
         if self._source is not None:
             return None
         module = cast(nn.Module, self.module)
@@ -120,6 +123,7 @@ class NeuronLayer:
         stored = module._parameters.get(self.parameter)
         if stored is None:
             return "its weight is computed from other parameters"
+        # Quantisation libraries store integers or a subclass of Tensor.
         return None if type(stored) in (nn.Parameter, Tensor) and stored.is_floating_point() else "it is quantised"
 
     @property
@@ -137,18 +141,19 @@ class NeuronLayer:
         require(self.writable, self.name, "a layer whose weight can be written", f"one where {self.not_writable}")
         size = (self.shape[0] * self.shape[1], self.length)
         require(tuple(rows.shape) == size, "rows", f"a tensor of shape {size}", tuple(rows.shape))
-        whole = self.tensor.detach()
+        weight = self.tensor.detach()
         if self.module is not None and parametrize.is_parametrized(self.module, self.parameter):
-            whole = whole.clone()
-            self._slice.write(whole, rows, self.shape)
-            setattr(self.module, self.parameter, whole)  # torch calls right_inverse
+            # The evaluated weight is a temporary. Assigning it to the attribute makes torch call `right_inverse`.
+            weight = weight.clone()
+            self._slice.write(weight, rows, self.shape)
+            setattr(self.module, self.parameter, weight)
         else:
-            self._slice.write(whole, rows, self.shape)
+            self._slice.write(weight, rows, self.shape)
 
 
 @dataclass(frozen=True)
 class SkippedLayer:
-    """A weight that was left out, and the reason."""
+    """A weight that was not selected, and the reason."""
 
     name: str
     reason: str
@@ -156,12 +161,12 @@ class SkippedLayer:
 
 @dataclass(frozen=True, eq=False)
 class LayerSelection(Sequence[NeuronLayer]):
-    """The layers of a model in the order of registration, and what was left out.
+    """The selected layers of a model, in the order of registration, and the skipped weights.
 
     Attributes:
         layers: all selected layers.
-        skipped: weights with at least two dimensions that were left out, with the reason.
-        note: a remark on the output layer if none was recognised, else None.
+        skipped: weights with at least two dimensions that were not selected, with the reason.
+        note: a warning that no output layer was recognised, or None.
     """
 
     layers: tuple[NeuronLayer, ...]
@@ -197,7 +202,7 @@ class LayerSelection(Sequence[NeuronLayer]):
         return tuple(layer for layer in self.layers if layer.role == role)
 
     def without(self, reject: Callable[[NeuronLayer], str | None]) -> LayerSelection:
-        """Return the selection without the layers for which `reject` returns a reason; these are listed as skipped."""
+        """Return the selection without the layers for which `reject` returns a reason. They are added to `skipped`."""
         reasons = {layer.name: reject(layer) for layer in self.layers}
         skipped = tuple(SkippedLayer(name, reason) for name, reason in reasons.items() if reason)
         return replace(
@@ -207,12 +212,12 @@ class LayerSelection(Sequence[NeuronLayer]):
         )
 
     def warn_if_output_is_unknown(self, stacklevel: int = 3) -> None:
-        """Warn if the caller left the choice of the output layer to `layers_of` and none was recognised."""
+        """Warn if the output layer was to be recognised (`output="auto"`) and could not be."""
         if self.note is not None:
             warnings.warn(self.note, stacklevel=stacklevel)
 
     def report(self) -> str:
-        """Return a table of the selected layers, followed by the skipped ones with the reason."""
+        """Return a table of the selected layers, followed by the skipped weights with the reason."""
         rows = [(layer.name, layer.role, _describe_shape(layer)) for layer in self.layers]
         name_width = max((len(name) for name, _, _ in rows), default=0)
         lines = [f"{len(rows)} layers:"]
@@ -237,58 +242,60 @@ def _describe_shape(layer: NeuronLayer) -> str:
 
 @dataclass(frozen=True)
 class _Slice:
-    """Where the neurons of one layer are in a weight.
+    """Where a weight stores the neurons of one layer.
 
     Attributes:
         suffix: appended to the module's name, or "" for a module with a single weight.
         parameter: the attribute that holds the weight.
-        part: index of this layer among `parts` equal slices of the first dimension.
-        parts: number of these slices.
+        index: this layer is slice number `index` of `count` equal slices along the first dimension.
+        count: the number of these slices; 3 for the fused q, k and v of attention.
         groups: number of sets of neurons within the slice.
+        stacked: True if the first dimension counts groups, as for experts: (groups, out, in) or (groups, in, out).
         orientation: "rows" for (out, in, ...), "columns" for (..., in, out), "transposed" for transposed convolutions.
-        role: a role that follows from the kind of module.
+        role: the role that the kind of module implies.
     """
 
     suffix: str = ""
     parameter: str = "weight"
-    part: int = 0
-    parts: int = 1
+    index: int = 0
+    count: int = 1
     groups: int = 1
+    stacked: bool = False
     orientation: Orientation = "rows"
     role: Role = "hidden"
 
-    def _view(self, weight: Tensor) -> Tensor:
-        size = weight.shape[0] // self.parts
-        return weight if self.parts == 1 else weight.narrow(0, self.part * size, size)
+    def _slice_of(self, weight: Tensor) -> Tensor:
+        size = weight.shape[0] // self.count
+        return weight if self.count == 1 else weight.narrow(0, self.index * size, size)
 
     def shape_of(self, weight: Tensor) -> tuple[int, int, int, int]:
-        """Return groups, neurons per group, channels and kernel positions."""
-        if self.orientation == "columns":  # (in, out), or (groups, in, out)
+        """Return `NeuronLayer.shape`: groups, neurons per group, channels and kernel positions."""
+        if self.orientation == "columns":  # (in, out), or (groups, in, out) if stacked
             channels, neurons = weight.shape[-2:]
             return self.groups, neurons, channels, 1
-        if weight.ndim == 3 and self.groups > 1 and len(weight) == self.groups and self.parts == 1:
-            # Experts: (groups, out, in). A grouped Conv1d has groups·n filters in its first dimension, so its first
-            # dimension equals `groups` only if n = 1, for which both readings agree.
-            return self.groups, weight.shape[1], weight.shape[2], 1
-        first, second, *kernel = self._view(weight).shape
+        if self.stacked:  # (groups, out, in)
+            _, neurons, channels = weight.shape
+            return self.groups, neurons, channels, 1
+        first, second, *kernel = self._slice_of(weight).shape
         if self.orientation == "transposed":  # (in, out/groups, *kernel)
             return self.groups, second, first // self.groups, math.prod(kernel)
-        return self.groups, first // self.groups, second, math.prod(kernel)
+        return self.groups, first // self.groups, second, math.prod(kernel)  # (out, in/groups, *kernel)
 
     def read(self, weight: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
         """Return the neurons as (groups, neurons, dim)."""
         groups, neurons, channels, taps = shape
-        view = self._view(weight)
+        view = self._slice_of(weight)
         if self.orientation == "columns":
             return view.reshape(groups, channels, neurons).mT
         if self.orientation == "transposed":
+            # All weights of one output channel become one row, although the input channel is the outer dimension.
             view = view.reshape(groups, channels, neurons, taps).transpose(1, 2)
         return view.reshape(groups, neurons, channels * taps)
 
     def write(self, weight: Tensor, rows: Tensor, shape: tuple[int, int, int, int]) -> None:
-        """Write neurons back into `weight`, in place."""
+        """Write neurons back into `weight`, in place: the inverse of `read`."""
         groups, neurons, channels, taps = shape
-        view = self._view(weight)
+        view = self._slice_of(weight)
         if self.orientation == "columns":
             source = rows.reshape(groups, neurons, channels).mT
         elif self.orientation == "transposed":
@@ -299,30 +306,36 @@ class _Slice:
 
 
 # Recognition of modules ----------------------------------------------------------------------------------------------
+#
+# A recogniser returns None for a module of another kind. The first one that returns slices decides.
 
 
 def _attention_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
-    """`nn.MultiheadAttention`: q, k and v, fused in one weight or separate. Its `out_proj` is a linear layer."""
+    """Recognise q, k and v of `nn.MultiheadAttention`, fused in one weight or separate.
+
+    Its `out_proj` is a submodule and is recognised as a linear layer.
+    """
     if not isinstance(module, nn.MultiheadAttention):
         return None
     heads = module.num_heads if per_head else 1
     if module._qkv_same_embed_dim:
-        return [_Slice(name, "in_proj_weight", part, 3, heads) for part, name in enumerate("qkv")]
+        return [_Slice(name, "in_proj_weight", index, count=3, groups=heads) for index, name in enumerate("qkv")]
     return [_Slice(name, f"{name}_proj_weight", groups=heads) for name in "qkv"]
 
 
 def _recurrent_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
-    """LSTM, GRU and RNN layers and cells: one layer per gate of each input and recurrent weight."""
+    """Recognise LSTM, GRU and RNN layers and cells: one layer per gate of each input and recurrent weight."""
     if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return None
     kind = type(module).__name__
+    # The gates in the order in which torch stacks them along the first dimension.
     gates = "ifgo" if "LSTM" in kind else "rzn" if "GRU" in kind else ""
     slices = []
     for parameter in _weight_names(module):
         if not gates or parameter.startswith("weight_hr"):  # the projection of an LSTM with proj_size has no gates
             slices.append(_Slice(parameter, parameter))
         else:
-            slices += [_Slice(f"{parameter}.{gate}", parameter, part, len(gates)) for part, gate in enumerate(gates)]
+            slices += [_Slice(f"{parameter}.{gate}", parameter, index, len(gates)) for index, gate in enumerate(gates)]
     return slices
 
 
@@ -333,16 +346,18 @@ def _embedding_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
 
 
 def _convolution_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
-    if not hasattr(module, "kernel_size") or not hasattr(module, "weight"):
+    # By attributes, because decoupled convolutions and those of other libraries are no subclasses of torch's. Poolings
+    # have a kernel size too, but no weight.
+    if not hasattr(module, "kernel_size") or not _has_weight(module):
         return None
     orientation: Orientation = "transposed" if getattr(module, "transposed", False) else "rows"
     return [_Slice(groups=getattr(module, "groups", 1), orientation=orientation)]
 
 
 def _linear_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
-    """Linear layers of torch and other libraries, Hugging Face's `Conv1D`, and heads (modules with `num_classes`)."""
+    """Recognise linear layers of any library, Hugging Face's `Conv1D`, and heads (modules with `num_classes`)."""
     if _is_lazy(module, "weight"):
-        return [_Slice()]  # reported as not initialised
+        return [_Slice()]  # `_layers_of_module` reports it as not initialised
     weight = _peek_weight(module, "weight")
     if weight is None or weight.ndim != 2:
         return None
@@ -350,6 +365,7 @@ def _linear_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
     if size == (getattr(module, "nx", None), getattr(module, "nf", None)):  # Conv1D stores (in, out)
         return [_Slice(orientation="columns")]
     is_head = hasattr(module, "num_classes") and hasattr(module, "in_features")
+    # Other libraries do not subclass nn.Linear, but their attributes agree with the shape of the weight.
     out_in = [
         (getattr(module, "out_features", None), getattr(module, "in_features", None)),
         (getattr(module, "out_channels", None), getattr(module, "in_channels", None)),
@@ -360,7 +376,7 @@ def _linear_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
 
 
 def _expert_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
-    """Fused experts: 3-D parameters (experts, out, in) or (experts, in, out) of one module."""
+    """Recognise fused experts: parameters (experts, out, in) or (experts, in, out) of one module."""
     count = getattr(module, "num_experts", None)
     is_expert_module = count is not None or "expert" in type(module).__name__.lower()
     names = [name for name, p in module._parameters.items() if p is not None and p.ndim == 3]
@@ -370,11 +386,12 @@ def _expert_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
     slices = []
     for name in names:
         experts, first, second = cast(Tensor, module._parameters[name]).shape
-        # The hidden width is the input of gate and up projections and the output of down projections. If it does not
-        # decide the orientation, (experts, out, in) is assumed, the convention of `F.linear`.
+        # The hidden width is the input of gate and up projections and the output of down projections (w2), so its
+        # position shows the orientation. Where it does not, assume (experts, out, in), the convention of `F.linear`.
         reads_hidden = "down" not in name and not name.endswith("w2")
-        columns = first != second and width is not None and (first if reads_hidden else second) == width
-        slices.append(_Slice(name, name, groups=experts, orientation="columns" if columns else "rows"))
+        is_columns = first != second and width is not None and (first if reads_hidden else second) == width
+        orientation: Orientation = "columns" if is_columns else "rows"
+        slices.append(_Slice(name, name, groups=experts, stacked=True, orientation=orientation))
     return slices
 
 
@@ -396,6 +413,11 @@ def _weight_names(module: nn.Module) -> list[str]:
     return names
 
 
+def _has_weight(module: nn.Module) -> bool:
+    """Return `hasattr(module, "weight")` without evaluating a parametrisation, which may update its buffers."""
+    return parametrize.is_parametrized(module, "weight") or hasattr(module, "weight")
+
+
 def _is_lazy(module: nn.Module, parameter: str) -> bool:
     stored = module._parameters.get(parameter)
     return stored is not None and nn.parameter.is_lazy(stored)
@@ -408,26 +430,28 @@ def _read_weight(module: nn.Module, parameter: str) -> Tensor:
         return cast(Tensor, weight)  # the usual case; torch.compile cannot trace the checks below
     if not isinstance(weight, Tensor) and callable(weight):  # quantised modules of torch have a method `weight()`
         weight = weight()
-    # torch's own quantised tensors, and tensor subclasses of quantisation libraries that can be dequantised
+    # Quantisation libraries represent weights by subclasses of Tensor for which `is_quantized` is False.
     is_subclass = type(weight).__module__.startswith(("torchao", "torch.sparse")) and hasattr(weight, "dequantize")
     return cast(Tensor, weight.dequantize() if weight.is_quantized or is_subclass else weight)
 
 
 def _peek_weight(module: nn.Module, parameter: str) -> Tensor | None:
-    """Return the current weight for its shape, or None if it is missing, not initialised or not numeric.
+    """Return the current weight without side effects, or None if it is missing, not initialised or not floating-point.
 
-    A parametrisation is evaluated in evaluation mode, which leaves its buffers (such as those of spectral norm) alone.
+    A parametrisation is evaluated in evaluation mode, so that its buffers (such as those of spectral norm) stay as
+    they are.
     """
-    if not parametrize.is_parametrized(module, parameter):
-        if _is_lazy(module, parameter):
-            return None
-        try:
-            weight = _read_weight(module, parameter)
-        except (AttributeError, RuntimeError, TypeError, NotImplementedError):
-            return None
-        return weight if isinstance(weight, Tensor) and weight.is_floating_point() else None
-    with evaluation_mode(module.parametrizations[parameter]):  # type: ignore[index]
-        return cast(Tensor, getattr(module, parameter))
+    if parametrize.is_parametrized(module, parameter):
+        with evaluation_mode(module.parametrizations[parameter]):  # type: ignore[index]
+            return cast(Tensor, getattr(module, parameter))
+    if _is_lazy(module, parameter):
+        return None
+    try:
+        weight = _read_weight(module, parameter)
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError):
+        # In modules of other libraries `weight` may be anything: absent, a packed tensor, a property that fails.
+        return None
+    return weight if isinstance(weight, Tensor) and weight.is_floating_point() else None
 
 
 # The search ----------------------------------------------------------------------------------------------------------
@@ -440,24 +464,24 @@ def layers_of(
     where: Callable[[str, nn.Module], bool] | None = None,
     per_head: bool = False,
 ) -> LayerSelection:
-    """Return every weight of a model that holds neurons, with its role, and what was left out and why.
+    """List the weights of a model that hold neurons, with the role of each, and the weights that were skipped.
 
-    Recognised are linear layers, convolutions and transposed convolutions, Hugging Face's `Conv1D`,
+    The function recognises linear layers, convolutions and transposed convolutions, Hugging Face's `Conv1D`,
     `nn.MultiheadAttention` (q, k and v separately), LSTM, GRU and RNN (one layer per gate), embeddings, fused experts
     and the heads of this library. Weights may be parametrised, quantised or tied. A tied weight is listed once.
 
     Args:
-        model: a module, a mapping from names to tensors, or pairs of both (such as `model.named_parameters()`). The
-            first dimension of a tensor counts neurons.
-        output: the output layer. "auto" takes all heads of the model, or the layer that Hugging Face models declare, or
-            a last linear layer that is a direct child of the model, the end of a `Sequential`, or has a usual
-            classifier name. If none of these applies, the output is not guessed: no layer has the role "output", and
-            `LayerSelection.note` says so. Otherwise one or more names, or None for no output layer.
-        where: a predicate of name and module; modules for which it is False are left out.
+        model: a module, a mapping from names to tensors, or (name, tensor) pairs, such as `model.named_parameters()`.
+            The first dimension of a tensor counts neurons.
+        output: one or more names of output layers, None for no output layer, or "auto". "auto" selects the first of
+            the following that exists: all heads of the model; the output layer that a Hugging Face model declares; the
+            last linear layer under a usual classifier name; the last layer, if it is linear and a direct child of the
+            model or the end of a `Sequential`. If none exists, all layers are hidden and `LayerSelection.note` says so.
+        where: a function of name and module; modules for which it returns False are skipped.
         per_head: split q, k and v of `nn.MultiheadAttention` into one group per attention head.
 
     Returns:
-        A sequence of `NeuronLayer` with the attribute `skipped`.
+        A sequence of `NeuronLayer` with the attributes `skipped` and `note`.
 
     Example:
         >>> selection = layers_of(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 10)))
@@ -480,14 +504,14 @@ def layers_of(
     elif isinstance(model, nn.Module):
         outputs, note = _recognize_outputs(model, layers)
     else:
-        outputs = set()  # nothing is known about the order or use of named tensors
+        outputs = set()  # named tensors have neither a known order nor a known use
     return LayerSelection(tuple(_with_role(layer, outputs, output) for layer in layers), tuple(skipped), note)
 
 
 def _with_role(layer: NeuronLayer, outputs: set[str], output: object) -> NeuronLayer:
     if layer.name in outputs:
         return replace(layer, role="output")
-    # Heads are outputs whatever is named as another output, but with output=None they count as hidden.
+    # A recogniser gives heads the role "output". They keep it if other layers are named, but not with output=None.
     return replace(layer, role="hidden") if layer.role == "output" and output is None else layer
 
 
@@ -495,13 +519,13 @@ def _named_outputs(output: str | Sequence[str] | None, layers: Sequence[NeuronLa
     names = set() if output is None else {output} if isinstance(output, str) else set(output)
     accepted = ", ".join(repr(layer.name) for layer in layers)
     for name in names:
-        known = any(name in (layer.name, *layer.aliases) for layer in layers)
-        require(known, "output", f"'auto', None or one of {accepted}", name)
+        is_listed = any(name in (layer.name, *layer.aliases) for layer in layers)
+        require(is_listed, "output", f"'auto', None or one of {accepted}", name)
     return {layer.name for layer in layers if names & {layer.name, *layer.aliases}}
 
 
 def _layers_of_tensors(source: object) -> list[NeuronLayer]:
-    accepted = "a module, a mapping from names to tensors, or pairs of both"
+    accepted = "a module, a mapping from names to tensors, or (name, tensor) pairs"
     is_listing = isinstance(source, Iterable) and not isinstance(source, (str, bytes, Tensor))
     require(is_listing, "model", accepted, source if isinstance(source, str) else type(source).__name__)
     pairs = list(source.items() if isinstance(source, Mapping) else cast(Iterable[object], source))
@@ -521,51 +545,55 @@ def _layers_of_tensors(source: object) -> list[NeuronLayer]:
 def _layers_of_module(
     model: nn.Module, where: Callable[[str, nn.Module], bool] | None, per_head: bool
 ) -> tuple[list[NeuronLayer], list[SkippedLayer]]:
-    layers: dict[tuple[int, int], NeuronLayer] = {}  # by identity of the weight and slice, so that tied weights merge
+    # Layers by the identity of their weight and the index of their slice, so that tied weights become one layer.
+    layers: dict[tuple[int, int], NeuronLayer] = {}
     skipped: list[SkippedLayer] = []
-    handled: set[int] = set()  # weights that belong to a layer or were reported already
-    alive: list[Tensor] = []  # computed weights, kept so that their identities are not reused during the search
-    with parametrize.cached():
+    handled: set[int] = set()  # identities of weights that are selected or already reported as skipped
+    computed: list[Tensor] = []  # keeps computed weights alive: Python may reuse the identity of a deleted object
+    with parametrize.cached():  # evaluates each parametrisation once, so that its weight has one identity
         for path, module in _modules_owners_first(model):
             slices = next((s for recognize in _RECOGNIZERS if (s := recognize(module, per_head)) is not None), [])
             reason = _reason_to_skip(path, module, where) if slices else None
             if reason is not None:
                 skipped.append(SkippedLayer(path or type(module).__name__, reason))
-                handled |= {id(getattr(module, s.parameter)) for s in slices}
+                handled |= {id(module._parameters.get(entry.parameter)) for entry in slices}
                 continue
-            for part in slices:
-                weight = _peek_weight(module, part.parameter)
+            for entry in slices:
+                weight = _peek_weight(module, entry.parameter)
                 if weight is None or weight.ndim < 2:
-                    skipped.append(SkippedLayer(_join(path, part.suffix), _reason_unreadable(module, part.parameter)))
+                    skipped.append(SkippedLayer(_join(path, entry.suffix), _reason_unreadable(module, entry.parameter)))
                     continue
-                is_copy = getattr(module, part.parameter) is not weight  # a dequantised weight
-                key = (id(module if is_copy else weight), part.part)
+                # A weight that is dequantised or computed by a property is a new tensor at every access, so the module
+                # identifies it instead.
+                is_new_tensor = getattr(module, entry.parameter) is not weight
+                key = (id(module if is_new_tensor else weight), entry.index)
                 handled.add(id(weight))
-                if not is_copy and not isinstance(weight, nn.Parameter):
-                    alive.append(weight)
+                if not is_new_tensor and not isinstance(weight, nn.Parameter):
+                    computed.append(weight)
                 if key in layers:
-                    layers[key] = _merge_tied(layers[key], path, part.role)
+                    layers[key] = _merge_tied(layers[key], path, entry.role)
                 else:
                     layers[key] = NeuronLayer(
-                        name=_join(path, part.suffix) or part.parameter,
+                        name=_join(path, entry.suffix) or entry.parameter,
                         module=module,
-                        parameter=part.parameter,
-                        role=part.role,
-                        group=_join(path, part.parameter),
-                        groups=part.groups,
-                        shape=part.shape_of(weight),
+                        parameter=entry.parameter,
+                        role=entry.role,
+                        group=_join(path, entry.parameter),
+                        groups=entry.groups,
+                        shape=entry.shape_of(weight),
                         aliases=(),
-                        _slice=part,
+                        _slice=entry,
                     )
         skipped += _unrecognized_weights(model, handled)
+    # The search visits wrappers last. Return the layers in the order of registration.
     order = {path: position for position, (path, _) in enumerate(model.named_modules())}
     return sorted(layers.values(), key=lambda layer: order.get(layer.group.rpartition(".")[0], 0)), skipped
 
 
 def _modules_owners_first(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules that own their weight, then wrappers whose `weight` is a property, as in PEFT.
+    """Yield the modules that own their weight, then wrappers whose `weight` is a property, as in PEFT.
 
-    In this order a weight that is visible through a wrapper is listed under its owner.
+    A wrapper and the module inside it show the same weight. The first one visited names the layer, so owners are first.
     """
     named = [(path, module) for path, module in model.named_modules() if ".parametrizations." not in f".{path}."]
     wrappers = [
@@ -582,6 +610,7 @@ def _modules_owners_first(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _reason_to_skip(path: str, module: nn.Module, where: Callable[[str, nn.Module], bool] | None) -> str | None:
     if {"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"} & set(path.split(".")):
         return "part of a LoRA adapter"
+    # A `ShardedHead` holds only the class vectors of this process.
     processes = getattr(getattr(module, "processes", None), "size", 1)
     if processes != 1:
         return f"its class vectors are distributed over {processes} processes"
@@ -593,14 +622,14 @@ def _reason_to_skip(path: str, module: nn.Module, where: Callable[[str, nn.Modul
 def _reason_unreadable(module: nn.Module, parameter: str) -> str:
     if _is_lazy(module, parameter):
         return "its weight is not initialised: run a batch through the model first"
-    return "its weight has no readable matrix of numbers"
+    return "its weight is not a floating-point matrix that can be read"
 
 
 def _unrecognized_weights(model: nn.Module, handled: set[int]) -> Iterator[SkippedLayer]:
     """Yield parameters with two or more dimensions that belong to no recognised layer."""
     for path, module in model.named_modules():
         if ".parametrizations." in f".{path}.":
-            continue  # free parameters of a parametrisation; the evaluated weight is listed instead
+            continue  # these are free parameters of a parametrisation; the evaluated weight is listed instead
         for name, parameter in module._parameters.items():
             if parameter is None or nn.parameter.is_lazy(parameter) or id(parameter) in handled or parameter.ndim < 2:
                 continue
@@ -611,7 +640,7 @@ def _unrecognized_weights(model: nn.Module, handled: set[int]) -> Iterator[Skipp
 
 
 def _merge_tied(layer: NeuronLayer, path: str, role: Role) -> NeuronLayer:
-    """Add a second user of a tied weight. A linear layer tied to an embedding is an output layer."""
+    """Add another module that uses a tied weight. A linear layer tied to an embedding is an output layer."""
     roles = {layer.role, role}
     is_tied_head = "output" in roles or roles == {"embedding", "hidden"}
     return replace(layer, role="output" if is_tied_head else layer.role, aliases=(*layer.aliases, path))
@@ -623,16 +652,18 @@ def _join(path: str, suffix: str) -> str:
 
 def _recognize_outputs(model: nn.Module, layers: Sequence[NeuronLayer]) -> tuple[set[str], str | None]:
     """Return the names of the output layers, and a note if none could be recognised safely."""
-    declared = {layer.name for layer in layers if layer.role == "output"}  # heads and tied language-model heads
-    if declared:
-        return declared, None
-    # Only a whole weight matrix of a linear layer can be a classifier: no attention slice, gate or convolution.
+    heads = {layer.name for layer in layers if layer.role == "output"}  # also tied heads of language models
+    if heads:
+        return heads, None
+    # Only the complete weight of a linear layer can be a classifier. Slices of attention and gates have another
+    # parameter name; a 1×1 convolution has one kernel position, but is no linear layer either.
     linear = [
-        layer for layer in layers if layer.role == "hidden" and layer.parameter == "weight" and layer.shape[3] == 1
+        layer
+        for layer in layers
+        if layer.role == "hidden" and layer.parameter == "weight" and not hasattr(layer.module, "kernel_size")
     ]
-    linear = [layer for layer in linear if not hasattr(layer.module, "kernel_size")]
     if len(layers) == 1 or not linear:
-        return set(), None  # nothing says whether a single layer is hidden or an output
+        return set(), None  # a single layer may be hidden or an output, so there is nothing to warn about
     get_output = getattr(model, "get_output_embeddings", None)
     declared_module = get_output() if callable(get_output) else None
     for layer in linear:
@@ -653,15 +684,19 @@ def _recognize_outputs(model: nn.Module, layers: Sequence[NeuronLayer]) -> tuple
 def _top_level_name(path: str) -> str:
     """Return the first part of a qualified name, ignoring `DistributedDataParallel` and `torch.compile` wrappers."""
     first, _, rest = path.partition(".")
-    return _top_level_name(rest) if first in _WRAPPERS and rest else first
+    return _top_level_name(rest) if first in _WRAPPER_ATTRIBUTES and rest else first
 
 
 def _ends_the_model(model: nn.Module, path: str) -> bool:
-    """Return True if the module at `path` is a direct child of the model or the end of a `Sequential` in it."""
+    """Return True if only wrappers and `Sequential`s enclose the module at `path`.
+
+    The caller has checked that it is the last layer. It is then a direct child of the model or the end of a
+    `Sequential`, but not part of a block whose output other layers process.
+    """
     if isinstance(model, _NOT_A_CLASSIFIER):
         return False
     first, _, rest = path.partition(".")
     child = model.get_submodule(first)
     if not rest:
         return True
-    return (first in _WRAPPERS or isinstance(child, nn.Sequential)) and _ends_the_model(child, rest)
+    return (first in _WRAPPER_ATTRIBUTES or isinstance(child, nn.Sequential)) and _ends_the_model(child, rest)

@@ -186,7 +186,7 @@ def test_regularizers_reject_bad_input(make, words):
     [
         (
             lambda: MHE(None),
-            "model must be a module, a mapping from names to tensors, or pairs of both, not 'None",
+            r"model must be a module, a mapping from names to tensors, or \(name, tensor\) pairs, not 'None",
         ),
         (lambda: MHE(torch.ones(3, 3)), "model must be a module, a mapping"),
         (lambda: MHE([torch.ones(3, 3)]), "model must be a module, a mapping"),
