@@ -30,6 +30,7 @@ def tar_step(scores, same, far):
 
 
 def tar_linear(scores, same, far):
+    """Return the TAR at `far` on the piecewise linear curve through all points."""
     points = sorted(rates(scores, same, h) for h in every_threshold(scores))
     for (f0, t0), (f1, t1) in itertools.pairwise(points):
         if f0 <= far < f1:
@@ -76,10 +77,10 @@ def fold_accuracies(first, second, same, fold, *, subtract_mean=False):
         scores = (unit(first - center) * unit(second - center)).sum(1)
         distinct = np.unique(scores[train])
         cuts = [-np.inf, *((distinct[1:] + distinct[:-1]) / 2), np.inf]
-        right = [np.mean((scores[train] >= c) == same[train]) for c in cuts]
-        good = [c for c, r in zip(cuts, right, strict=True) if r > max(right) - 1e-12]
-        held_out = [np.mean((scores[test] >= c) == same[test]) for c in good]
-        result.append((held_out[(len(good) - 1) // 2], held_out[len(good) // 2]))
+        train_accuracies = [np.mean((scores[train] >= c) == same[train]) for c in cuts]
+        best = [c for c, a in zip(cuts, train_accuracies, strict=True) if a > max(train_accuracies) - 1e-12]
+        test_accuracies = [np.mean((scores[test] >= c) == same[test]) for c in best]
+        result.append((test_accuracies[(len(best) - 1) // 2], test_accuracies[len(best) // 2]))
     return result
 
 
@@ -94,15 +95,18 @@ def ranks(probes, probe_labels, gallery, gallery_labels, tolerance):
     return ranks_of_mates
 
 
-def tpir(found_scores, stranger_scores, mated, fpir):
+def tpir(identified_scores, stranger_scores, mated, fpir):
+    """Return the highest TPIR of all thresholds whose FPIR is at most `fpir`."""
     best = 0.0
-    for h in [np.inf, *found_scores, *stranger_scores]:
+    for h in [np.inf, *identified_scores, *stranger_scores]:
         if np.mean([s >= h for s in stranger_scores]) <= fpir:
-            best = max(best, sum(s >= h for s in found_scores) / mated)
+            best = max(best, sum(s >= h for s in identified_scores) / mated)
     return best
 
 
 def fisher(x, y):
+    """Return the angular Fisher score (thesis, equation A.1)."""
+
     def cos(a, b):
         return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
 

@@ -99,12 +99,18 @@ def test_class_angles_match_reference(monkeypatch, block_rows):
         np.testing.assert_allclose(histograms.edges, edges)
         assert distribution.count == len(angles[kind])
         expected = [np.mean(angles[kind]), np.std(angles[kind]), min(angles[kind]), max(angles[kind])]
-        assert [distribution.mean, distribution.std, distribution.least, distribution.greatest] == pytest.approx(
-            expected
-        )
+        assert [distribution.mean, distribution.std, distribution.min, distribution.max] == pytest.approx(expected)
     assert histograms.margin == pytest.approx(min(angles[False]) - max(angles[True]))
     assert 0 < histograms.overlap < 1
     assert smallest_angle(x) == pytest.approx(min(angles[True] + angles[False]))
+
+
+def test_angle_distribution_forwards_deprecated_names():
+    distribution = class_angles(np.eye(3), [0, 0, 1]).negative
+    with pytest.warns(DeprecationWarning, match=r"AngleDistribution.least is deprecated, use AngleDistribution.min"):
+        assert distribution.least == distribution.min
+    with pytest.warns(DeprecationWarning, match="greatest"):
+        assert distribution.greatest == distribution.max
 
 
 def test_pair_angles_match_class_angles():
@@ -128,13 +134,13 @@ def test_pair_angles_match_class_angles():
 
 
 def classes_are_separated(m, classes):
-    """Return True if classes are narrower than their distance for every possible angle of the class vectors."""
+    """Return True if classes are narrower than the gap between them, for every angle between the class vectors."""
     angles = [2 * math.pi / classes] if classes > 2 else np.linspace(0.01, math.pi, 4001)
     return all(intra_class_angle(m, a, classes=classes) <= inter_class_angle(m, a) + 1e-9 for a in angles)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
-def test_smallest_margin_is_where_the_inequality_begins_to_hold(classes):
+def test_smallest_margin_is_the_smallest_that_separates_classes(classes):
     bound = smallest_margin(classes)
     assert bound == (evaluation.M_MIN_BINARY if classes == 2 else evaluation.M_MIN_MULTICLASS)
     assert classes_are_separated(bound + 1e-6, classes)

@@ -27,17 +27,19 @@ def test_fit_pca_matches_scikit_learn(n, d, whiten):
     np.testing.assert_allclose(ours.variances, theirs.explained_variance_, rtol=1e-9)
     np.testing.assert_allclose(ours(new).numpy() * sign, theirs.transform(new), atol=1e-8)
     np.testing.assert_allclose(ours.inverse(ours(new)), theirs.inverse_transform(theirs.transform(new)), atol=1e-8)
-    assert ours.kept == pytest.approx(theirs.explained_variance_ratio_.sum())
+    assert ours.explained_variance_ratio == pytest.approx(theirs.explained_variance_ratio_.sum())
     assert (ours.directions.amax(1) == ours.directions.abs().amax(1)).all()
 
 
 def test_fit_pca_by_fraction_of_variance_and_dtype():
     x = np.random.default_rng(0).standard_normal((50, 6)) * [5, 4, 3, 1, 0.5, 0.1]
-    for share in (0.3, 0.8, 0.99):
-        theirs = decomposition.PCA(share, svd_solver="full").fit(x)
-        assert len(fit_pca(x, share).variances) == theirs.n_components_
+    for fraction in (0.3, 0.8, 0.99):
+        theirs = decomposition.PCA(fraction, svd_solver="full").fit(x)
+        assert len(fit_pca(x, fraction).variances) == theirs.n_components_
     pca = fit_pca(x)
-    assert pca.kept == pytest.approx(1)
+    assert pca.explained_variance_ratio == pytest.approx(1)
+    with pytest.warns(DeprecationWarning, match=r"Pca.kept is deprecated, use Pca.explained_variance_ratio"):
+        assert pca.kept == pca.explained_variance_ratio
     narrow = pca(torch.tensor(x).half())
     assert narrow.dtype == torch.float32
     np.testing.assert_allclose(pca.inverse(pca(x)), x, atol=1e-9)
@@ -67,12 +69,12 @@ def test_fit_pca_without_centring_matches_a_singular_value_decomposition(n, d):
     np.testing.assert_allclose(pca.directions.numpy() * signs[:, None], rows[:3], atol=1e-9)
     np.testing.assert_allclose(pca.variances, singular_values[:3] ** 2 / n)
     np.testing.assert_allclose(pca(x).numpy() * signs, x @ rows[:3].T, atol=1e-9)
-    assert pca.kept == pytest.approx((singular_values[:3] ** 2).sum() / (x**2).sum())
+    assert pca.explained_variance_ratio == pytest.approx((singular_values[:3] ** 2).sum() / (x**2).sum())
     assert not pca.mean.any()
 
 
 class ModeProbe(nn.Module):
-    """Features that show whether BatchNorm was in evaluation mode."""
+    """A model whose features depend on the modes of its submodules."""
 
     def __init__(self):
         super().__init__()
@@ -158,7 +160,7 @@ def test_concatenate_matches_numpy():
     a, b = np.random.default_rng(0).standard_normal((2, 3, 4))
     np.testing.assert_array_equal(concatenate(a, b), np.concatenate([a, b], 1))
     np.testing.assert_allclose(concatenate(a, b, unit=True), np.concatenate([reference.unit(a), reference.unit(b)], 1))
-    with pytest.raises(ValueError, match=r"features\[1\] must be 3 rows like the first, not 2"):
+    with pytest.raises(ValueError, match=r"features\[1\] must be a matrix with 3 rows, as many as features\[0\], not"):
         concatenate(a, b[:2])
     with pytest.raises(ValueError, match="at least one view"):
         concatenate()

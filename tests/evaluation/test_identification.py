@@ -87,11 +87,11 @@ def test_open_set_rates_match_brute_force(seed, rank):
     scores = reference.unit(x[probes]) @ reference.unit(x[gallery]).T
     strangers = scores[12:].max(1)
     mate_scores = scores[np.arange(12), np.arange(12)]
-    place = np.array(reference.ranks(x[probes][:12], y[probes][:12], x[gallery], y[gallery], TOLERANCE))
+    ranks = np.array(reference.ranks(x[probes][:12], y[probes][:12], x[gallery], y[gallery], TOLERANCE))
     np.testing.assert_allclose(result.top_scores, strangers, atol=1e-12)
     np.testing.assert_allclose(result.mate_scores, mate_scores, atol=1e-12)
     for fpir in (0.5, 0.25, 0.126, 0.01):
-        expected = reference.tpir(mate_scores[place <= rank], strangers, 12, fpir)
+        expected = reference.tpir(mate_scores[ranks <= rank], strangers, 12, fpir)
         assert result.tpir_at(fpir, rank=rank) == pytest.approx(expected)
     curve = result.open_set(rank)
     assert (curve.tpir.diff() >= 0).all()
@@ -103,7 +103,7 @@ def test_open_set_rates_match_brute_force(seed, rank):
     assert "8 strangers" in repr(curve)
 
 
-def test_open_set_rate_is_zero_if_no_probe_is_found():
+def test_open_set_rate_is_zero_if_no_probe_is_identified():
     result = identify([[1.0, 0.0], [0.0, 1.0]], [0, 9], [[0.0, 1.0], [1.0, 0.0]], [0, 1])
     assert result.tpir_at(0.5) == 0
     assert result.accuracy_at(2) == 1
@@ -147,7 +147,9 @@ def test_identify_accepts_an_array_of_ranks():
     result = identify(np.eye(3), [0, 1, 2], np.eye(3), [0, 1, 2], ranks=np.array([1, 2]))
     assert result.accuracy == {1: 1.0, 2: 1.0}
     assert result.accuracy_at(np.int64(1)) == result.cmc(np.int64(2))[0] == 1
-    assert all(type(rank) is int for rank in result.shown)
+    assert all(type(rank) is int for rank in result.reported_ranks)
+    with pytest.warns(DeprecationWarning, match=r"Identification.shown is deprecated, use Identification.reported_ran"):
+        assert result.shown == (1, 2)
 
 
 def test_identify_handles_zero_and_huge_embeddings():
@@ -198,14 +200,14 @@ def test_mates_list_all_pairs_with_equal_labels():
     ],
 )
 def test_identify_rejects_invalid_input(change, message):
-    good = {
+    valid = {
         "probes": np.ones((3, 2)),
         "probe_labels": [0, 1, 2],
         "gallery": np.ones((3, 2)),
         "gallery_labels": [0, 1, 2],
     }
     with pytest.raises(ValueError, match=message):
-        identify(**(good | change))
+        identify(**(valid | change))
 
 
 def test_open_set_rejects_missing_strangers_and_invalid_ranks():

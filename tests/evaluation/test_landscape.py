@@ -43,7 +43,7 @@ def loss_and_error(model, dtype=torch.float32):
 
 
 class Recorded:
-    """A quadratic ½Σ h∘(w − t)² of all parameters, in NumPy, that records the points of its evaluation."""
+    """A quadratic ½Σ h∘(w − 0.3)² of all parameters, in NumPy, that records the points at which it is evaluated."""
 
     def __init__(self, model):
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -120,14 +120,14 @@ def test_landscape_points_are_on_a_plane_of_normalised_directions(directions, no
 def test_landscape_is_reproducible_with_a_generator_or_the_global_seed():
     model = small().eval()
     measure = loss_and_error(model)
-    one, two, other = (landscape(model, measure, points=3, generator=seeded(s)) for s in (5, 5, 6))
-    assert torch.equal(one.values["loss"], two.values["loss"])
-    assert torch.equal(one.values["error"], two.values["error"])
-    assert not torch.equal(one.values["loss"], other.values["loss"])
+    first, repeated, other = (landscape(model, measure, points=3, generator=seeded(s)) for s in (5, 5, 6))
+    assert torch.equal(first.values["loss"], repeated.values["loss"])
+    assert torch.equal(first.values["error"], repeated.values["error"])
+    assert not torch.equal(first.values["loss"], other.values["loss"])
     torch.manual_seed(5)
-    three = landscape(model, measure, points=3)
+    first = landscape(model, measure, points=3)
     torch.manual_seed(5)
-    assert torch.equal(three.values["loss"], landscape(model, measure, points=3).values["loss"])
+    assert torch.equal(first.values["loss"], landscape(model, measure, points=3).values["loss"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -137,7 +137,7 @@ def test_landscape_restores_parameters_and_buffers_exactly(dtype, raises):
     with torch.no_grad():
         model[0].weight[0, 0, 0, 0] = -0.0
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    places = {name: t.data_ptr() for name, t in model.state_dict().items()}
+    addresses = {name: t.data_ptr() for name, t in model.state_dict().items()}
     measure, calls = loss_and_error(model, dtype), []
 
     def failing():
@@ -154,13 +154,13 @@ def test_landscape_restores_parameters_and_buffers_exactly(dtype, raises):
     assert len(calls) == (4 if raises else 9)
     assert not torch.equal(calls[1], calls[0])
     for name, t in model.state_dict().items():
-        assert t.data_ptr() == places[name]
+        assert t.data_ptr() == addresses[name]
         assert bits(t) == bits(before[name]), name
     assert model.training
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
-def test_landscape_has_its_centre_on_an_odd_grid():
+def test_landscape_contains_its_centre_if_the_grid_is_odd():
     model = small().eval()
     odd = landscape(model, loss_and_error(model), points=5, span=2.0)
     for name in ("loss", "error"):
@@ -202,19 +202,21 @@ def test_landscape_moves_rotated_layers_by_their_free_matrices(method, blocks):
     layers = [layer for _, layer, _ in rotated_layers(model)]
     frozen = [layer.parametrizations.weight.original.clone() for layer in layers]
     grams = [layer.weight.detach().flatten(1) @ layer.weight.detach().flatten(1).mT for layer in layers]
-    measure, turned = loss_and_error(model), []
+    measure, relative_changes = loss_and_error(model), []
 
-    def watching():
+    def check_and_measure():
         for layer, gram, v in zip(layers, grams, frozen, strict=True):
             w = layer.weight.detach().flatten(1)
             # The layer is rotated at every point, not only at θ*, so inner products do not change.
             torch.testing.assert_close(w @ w.mT, gram, atol=1e-4, rtol=1e-4)
-            turned.append(((w - v.flatten(1)).norm() / v.norm()).item())
+            relative_changes.append(((w - v.flatten(1)).norm() / v.norm()).item())
         return measure()
 
-    surface = landscape(model, watching, points=3, generator=seeded(), only=lambda name, p: "parametrizations" in name)
-    assert max(turned[: len(layers)]) < 1e-6
-    assert 0.3 < np.mean(turned[len(layers) :]) < 2  # also at R = I the direction has the norm of R
+    surface = landscape(
+        model, check_and_measure, points=3, generator=seeded(), only=lambda name, p: "parametrizations" in name
+    )
+    assert max(relative_changes[: len(layers)]) < 1e-6  # the centre is measured first
+    assert 0.3 < np.mean(relative_changes[len(layers) :]) < 2  # also at R = I the direction has the norm of R
     assert surface.values["loss"].std() > 0
     folded = fold_(copy.deepcopy(model))
     plain = landscape(folded, loss_and_error(folded), points=3, generator=seeded())

@@ -43,21 +43,21 @@ def test_roc_matches_scikit_learn_and_brute_force(pairs):
 
 @given(scored_pairs(), st.sampled_from([math.exp, lambda s: s**3 - 7, lambda s: 1e-3 * s, lambda s: 1e6 * s + 1]))
 @settings(max_examples=40, deadline=None)
-def test_roc_depends_only_on_the_order_of_scores(pairs, rising):
+def test_roc_depends_only_on_the_order_of_scores(pairs, increasing):
     scores, same = pairs
-    one, two = roc(scores, same), roc([rising(s) for s in scores], same)
-    assert (one.auc, one.eer, one.best_accuracy) == (two.auc, two.eer, two.best_accuracy)
-    assert one.tar_at(0.1) == two.tar_at(0.1)
+    original, mapped = roc(scores, same), roc([increasing(s) for s in scores], same)
+    assert (original.auc, original.eer, original.best_accuracy) == (mapped.auc, mapped.eer, mapped.best_accuracy)
+    assert original.tar_at(0.1) == mapped.tar_at(0.1)
 
 
 @given(scored_pairs())
 @settings(max_examples=40, deadline=None)
-def test_roc_is_symmetric_in_kind_and_sign(pairs):
+def test_roc_metrics_do_not_change_if_scores_and_labels_are_negated(pairs):
     scores, same = pairs
-    one, two = roc(scores, same), roc([-s for s in scores], [not f for f in same])
-    assert one.auc == pytest.approx(two.auc)
-    assert one.eer == pytest.approx(two.eer)
-    assert one.best_accuracy == pytest.approx(two.best_accuracy)
+    original, negated = roc(scores, same), roc([-s for s in scores], [not f for f in same])
+    assert original.auc == pytest.approx(negated.auc)
+    assert original.eer == pytest.approx(negated.eer)
+    assert original.best_accuracy == pytest.approx(negated.best_accuracy)
 
 
 def test_roc_marks_rates_below_one_negative_as_not_resolved():
@@ -69,18 +69,32 @@ def test_roc_marks_rates_below_one_negative_as_not_resolved():
     assert 2 / 3 <= curve.tar_at(0.25) <= curve.tar_at(0.5) == 1
 
 
+@pytest.mark.parametrize("negatives", [10, 49, 103, 1000])
+def test_roc_resolves_the_rate_of_exactly_one_negative(negatives):
+    # (1/49)·49 and (1/103)·103 are less than 1 in floating point.
+    point = roc([2.0, *np.linspace(0, 1, negatives)], [True] + [False] * negatives).at(1 / negatives)
+    assert point.false_rate == point.requested_rate == 1 / negatives
+    assert point.resolved
+
+
+def test_operating_point_forwards_its_deprecated_name():
+    point = roc([1.0, 0.0], [1, 0]).at(0.5)
+    with pytest.warns(DeprecationWarning, match=r"OperatingPoint.asked is deprecated, use OperatingPoint.requested_ra"):
+        assert point.asked == point.requested_rate == 0.5
+
+
 def test_roc_of_degenerate_scores():
-    level = roc([0.5] * 6, [1, 0] * 3)
-    assert (level.auc, level.eer, level.best_accuracy) == (0.5, 0.5, 0.5)
-    assert level.at(0.1).true_rate == 0
-    assert level.at(0.1).threshold == math.inf
-    assert level.at(0.1, rule="linear").true_rate == pytest.approx(0.1)
-    apart = roc([2.0, 1.0], [True, False])
-    assert (apart.auc, apart.eer, apart.best_accuracy, apart.best_threshold) == (1, 0, 1, 1.5)
-    upside_down = roc([1.0, 2.0], [True, False])
-    assert (upside_down.auc, upside_down.eer, upside_down.best_accuracy) == (0, 1, 0.5)
-    close = np.nextafter(1.0, 2.0)
-    assert roc([close, 1.0], [True, False]).best_threshold == close
+    constant = roc([0.5] * 6, [1, 0] * 3)
+    assert (constant.auc, constant.eer, constant.best_accuracy) == (0.5, 0.5, 0.5)
+    assert constant.at(0.1).true_rate == 0
+    assert constant.at(0.1).threshold == math.inf
+    assert constant.at(0.1, rule="linear").true_rate == pytest.approx(0.1)
+    separated = roc([2.0, 1.0], [True, False])
+    assert (separated.auc, separated.eer, separated.best_accuracy, separated.best_threshold) == (1, 0, 1, 1.5)
+    inverted = roc([1.0, 2.0], [True, False])
+    assert (inverted.auc, inverted.eer, inverted.best_accuracy) == (0, 1, 0.5)
+    next_above_one = np.nextafter(1.0, 2.0)
+    assert roc([next_above_one, 1.0], [True, False]).best_threshold == next_above_one
     assert roc([1e308, -1e308], [True, False]).best_threshold == 0
 
 

@@ -37,8 +37,8 @@ def test_verify_fold_accuracies_match_brute_force(subtract_mean, seed):
 
 def test_verify_subtracts_the_mean_of_the_other_folds():
     first, second, same = pairs(shift=5.0)
-    plain, centred = (verify(first, second, same, subtract_mean=flag) for flag in (False, True))
-    assert centred.auc > plain.auc
+    original, centred = (verify(first, second, same, subtract_mean=flag) for flag in (False, True))
+    assert centred.auc > original.auc
     fold = make_folds(same)
     train = (fold != 3).numpy()
     center = np.concatenate([first[train], second[train]]).mean(0)
@@ -49,8 +49,8 @@ def test_verify_subtracts_the_mean_of_the_other_folds():
 def test_make_folds_gives_the_official_folds_of_lfw():
     same = np.tile(np.repeat([True, False], 300), 10)
     assert make_folds(same).tolist() == np.repeat(np.arange(10), 600).tolist()
-    runs = [fold.tolist() for _, fold in KFold(10).split(same)]
-    assert [(make_folds(same) == k).nonzero().flatten().tolist() for k in range(10)] == runs
+    k_fold = [test.tolist() for _, test in KFold(10).split(same)]
+    assert [(make_folds(same) == k).nonzero().flatten().tolist() for k in range(10)] == k_fold
 
 
 @given(st.integers(2, 12), st.integers(0, 40), st.integers(0, 40), st.randoms(use_true_random=False))
@@ -150,7 +150,7 @@ def test_verify_accepts_numpy_numbers():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"second": np.ones((119, 6))}, "second must be 120 rows, as many as first, not 119"),
+        ({"second": np.ones((119, 6))}, "second must be a matrix with 120 rows, as many as first"),
         ({"second": np.ones((120, 5))}, "second must be a matrix with 6 columns"),
         ({"first": np.ones((0, 6))}, "first must be a non-empty matrix"),
         ({"same": np.ones(7, bool)}, "same must be a vector of 120 flags"),
@@ -158,9 +158,12 @@ def test_verify_accepts_numpy_numbers():
         ({"folds": 1}, "folds must be an integer >= 2"),
         ({"folds": 61}, "folds must be at most 60, the number of same pairs"),
         ({"folds": np.zeros(120, int)}, "folds must be at least two folds"),
-        ({"folds": np.arange(120) % 2}, "folds must have same and different pairs each, but fold 1 has no same pair"),
+        (
+            {"folds": np.arange(120) % 2},
+            "folds must each contain same and different pairs, but fold 1 has no same pair",
+        ),
         ({"folds": np.arange(120) % 3 * 2}, "fold 1 has no same pair"),
-        ({"folds": np.full(120, -1)}, "folds must be numbers 0, 1"),
+        ({"folds": np.full(120, -1)}, "folds must be integers >= 0, not -1"),
         ({"folds": np.zeros(7, int)}, "folds must be a vector of 120 integers"),
         ({"far": [0.1, 1.0]}, r"far must be a rate in \(0, 1\), not 1.0"),
     ],

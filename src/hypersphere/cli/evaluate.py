@@ -205,7 +205,7 @@ def _of_verification(
         "best_accuracy": verified.best_accuracy,
         "eer": verified.eer,
         "auc": verified.auc,
-        "tar": [{"far": p.asked, "tar": p.true_rate, "resolved": p.resolved} for p in verified.points],
+        "tar": [{"far": p.requested_rate, "tar": p.true_rate, "resolved": p.resolved} for p in verified.points],
         "same": int(verified.same.sum()),
         "different": int((~verified.same).sum()),
         "folds": len(verified.accuracies),

@@ -1,4 +1,4 @@
-"""Evaluation of features: arrays or tensors in, numbers and small dataclasses out."""
+"""Evaluation of features: functions of arrays or tensors that return numbers or small dataclasses."""
 
 from hypersphere.evaluation.angles import (
     M_MIN_BINARY,

@@ -1,4 +1,4 @@
-"""Conversion of NumPy arrays, tensors and lists to checked tensors, without copies where possible."""
+"""Convert NumPy arrays, tensors and lists to validated tensors, without copies where possible."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hypersphere._validation import require
 __all__ = ["Array", "as_features", "as_flags", "as_labels", "as_scores", "as_tensor", "blocks"]
 
 Array: TypeAlias = Tensor | np.ndarray | Sequence[Any]
-BLOCK_ROWS = 65_536
+BLOCK_ROWS = 65_536  # rows that are read at a time from a matrix that may be larger than the memory
 
 
 def as_tensor(name: str, value: Array) -> Tensor:
-    """Return the numbers as a detached tensor that shares memory with a NumPy array, also a memory-mapped one."""
+    """Return a detached tensor. It shares memory with a tensor or a NumPy array, including a memory-mapped one."""
     if isinstance(value, Tensor):
         return value.detach()
     try:
         array = np.asarray(value)
-        # torch warns about read-only arrays. Nothing in this room writes to its input, so sharing them is safe.
+        # torch warns about read-only arrays. No function of this package writes to its input, so sharing them is safe.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
             # torch has no negative strides, so a reversed view must be copied.
@@ -41,7 +41,7 @@ def as_features(name: str, value: Array, *, like: Tensor | None = None) -> Float
     Args:
         name: the name of the caller's argument, for error messages.
         value: the features. Integers are converted to the default dtype.
-        like: a matrix with the required number of columns.
+        like: a matrix; `value` must have the same number of columns.
 
     Example:
         >>> as_features("features", [[3, 4]])
@@ -74,6 +74,7 @@ def as_labels(name: str, value: Array, count: int | None, device: torch.device) 
     Traceback (most recent call last):
     ValueError: labels must be integers, not 'ann': number the names with np.unique(names, return_inverse=True)[1]
     """
+    # Names are a common mistake, and the error of `as_tensor` would not say what to do.
     first = value.flat[:1] if isinstance(value, np.ndarray) else value[:1] if isinstance(value, (list, tuple)) else ()
     if len(first) and isinstance(first[0], (str, bytes)):
         advice = "number the names with np.unique(names, return_inverse=True)[1]"
@@ -113,13 +114,14 @@ def blocks(x: Shaped[Tensor, "rows ..."], size: int = BLOCK_ROWS) -> Iterator[tu
 def _require_finite(name: str, x: Tensor) -> None:
     """Raise a `ValueError` that names the first row with a NaN or an infinity.
 
-    The check runs block by block: a memory-mapped matrix may be larger than the memory, and half precision is summed
-    in float32, which needs a converted copy.
+    This is `_numerics.require_finite_rows` block by block: a memory-mapped matrix may be larger than the memory, and
+    half precision is summed in float32, which needs a converted copy.
     """
     if not _numerics.values_readable(x):
         return
     for start, rows in blocks(x):
+        # The sum is one cheap reduction. It is not finite if any entry is not.
         if not bool(torch.isfinite(rows.sum(dtype=_numerics.widen(rows[:0]).dtype))):
             invalid = (~torch.isfinite(rows)).any(1).nonzero().flatten().tolist()
-            if invalid:  # a sum of finite but huge numbers may overflow
+            if invalid:  # otherwise the sum of finite entries has overflowed
                 raise ValueError(f"{name} must be finite, but row {start + invalid[0]} is not")

@@ -1,4 +1,4 @@
-r"""Angles of features: distributions over pairs, angular Fisher score, visual hardness, and bounds on the margin m."""
+r"""Angles between features: histograms over pairs, angular Fisher score, visual hardness, bounds on the margin m."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
+from hypersphere._deprecation import deprecated_attribute
 from hypersphere._validation import is_integer, require
 from hypersphere.evaluation._arrays import Array, as_features, as_flags, as_labels, blocks
 from hypersphere.evaluation.verification import cosine_scores
@@ -30,8 +31,8 @@ __all__ = [
     "smallest_margin",
 ]
 
-BLOCK_ROWS = 1024  # rows per block of a cosine matrix
-BLOCK_CLASSES = 4096  # class vectors per block
+BLOCK_ROWS = 1024  # features per block of a cosine matrix
+BLOCK_CLASSES = 4096  # class vectors per block of a cosine matrix
 
 
 # Distributions of angles ---------------------------------------------------------------------------------------------
@@ -39,18 +40,21 @@ BLOCK_CLASSES = 4096  # class vectors per block
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AngleDistribution:
-    """Angles of one kind of pairs, in radians.
+    """Angles of the positive or of the negative pairs, in radians.
 
     Attributes:
         histogram: number of pairs per bin.
-        mean, std, least, greatest: computed from the angles, not from the bins.
+        mean, std, min, max: computed from the angles, not from the bins.
     """
 
     histogram: Int64[Tensor, " bins"]
     mean: float
     std: float
-    least: float
-    greatest: float
+    min: float
+    max: float
+
+    least = deprecated_attribute("least", "min")
+    greatest = deprecated_attribute("greatest", "max")
 
     @property
     def count(self) -> int:
@@ -58,8 +62,8 @@ class AngleDistribution:
         return int(self.histogram.sum())
 
     def __repr__(self) -> str:
-        mean, std, least, greatest = (math.degrees(a) for a in (self.mean, self.std, self.least, self.greatest))
-        return f"{self.count} pairs at {mean:.1f}° ± {std:.1f}°, {least:.1f}° to {greatest:.1f}°"
+        mean, std, low, high = (math.degrees(angle) for angle in (self.mean, self.std, self.min, self.max))
+        return f"{self.count} pairs at {mean:.1f}° ± {std:.1f}°, {low:.1f}° to {high:.1f}°"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,21 +81,21 @@ class AngleHistograms:
 
     @property
     def overlap(self) -> float:
-        """The common area of the two normalised histograms: 0 if they are disjoint, 1 if they are equal."""
-        fractions = [kind.histogram / kind.count for kind in (self.positive, self.negative)]
+        """Common area of the two normalised histograms: 0 if they are disjoint, 1 if they are equal."""
+        fractions = [distribution.histogram / distribution.count for distribution in (self.positive, self.negative)]
         return float(torch.minimum(*fractions).sum())
 
     @property
     def margin(self) -> float:
-        """Smallest negative minus greatest positive angle. If positive, a threshold in between makes no error."""
-        return self.negative.least - self.positive.greatest
+        """Smallest negative angle minus largest positive angle. If it is positive, a threshold separates the pairs."""
+        return self.negative.min - self.positive.max
 
     def __repr__(self) -> str:
         return f"AngleHistograms(positive: {self.positive}; negative: {self.negative}; overlap {self.overlap:.3f})"
 
 
 def pair_angles(first: Array, second: Array, same: Array, *, bins: int = 180) -> AngleHistograms:
-    """Compute the distribution of the angles of given pairs.
+    """Compute the distributions of the angles of given pairs.
 
     Args:
         first, second: (M, d) embeddings.
@@ -109,7 +113,7 @@ def pair_angles(first: Array, second: Array, same: Array, *, bins: int = 180) ->
 
 
 def class_angles(features: Array, labels: Array, *, bins: int = 180) -> AngleHistograms:
-    """Compute the distribution of the angles of all N(N−1)/2 pairs of features, without an N×N matrix.
+    """Compute the distributions of the angles of all N(N−1)/2 pairs of features, without an N×N matrix.
 
     Args:
         features: (N, d).
@@ -126,41 +130,45 @@ def class_angles(features: Array, labels: Array, *, bins: int = 180) -> AngleHis
 
 
 def smallest_angle(w: Array) -> float:
-    """Return the smallest angle, in radians, between two rows of `w`: the separation of neurons or class vectors.
+    """Return the smallest angle between two rows of `w`, in radians: how far neurons or class vectors are separated.
 
     >>> round(smallest_angle(torch.eye(3)), 4)
     1.5708
     """
     x = as_features("w", w)
     require(len(x) >= 2, "w", "a matrix (N, d) with at least two rows", tuple(x.shape))
-    return min(float(angles.min()) for angles, _ in _all_pairs(x, torch.zeros(len(x), device=x.device)))
+    no_labels = torch.zeros(len(x), device=x.device)
+    return min(float(angles.min()) for angles, _ in _all_pairs(x, no_labels))
 
 
 def _all_pairs(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the angles of the pairs i < j and whether their labels agree, for one block of pairs at a time."""
+    """Yield the angles of the pairs i < j and whether their labels agree, one block of pairs at a time."""
     for start, rows in blocks(x, BLOCK_ROWS):
+        # Blocks to the left of the diagonal would repeat pairs.
         for offset, columns in blocks(x[start:], BLOCK_ROWS):
+            # In float32, rounding of a cosine near 1 would move small angles by up to 5e-4.
             angles = sphere.angle(sphere.cosines(rows.double(), columns.double()))
             same = y[start : start + len(rows), None] == y[start + offset : start + offset + len(columns)]
             if offset:
                 yield angles.flatten(), same.flatten()
-            elif len(rows) > 1:  # a block on the diagonal
+            elif len(rows) > 1:  # a block on the diagonal: the pairs above it
                 above = torch.ones_like(same).triu(1)
                 yield angles[above], same[above]
 
 
 @dataclass(frozen=True)
 class _Moments:
-    """What is accumulated over blocks of angles of one kind."""
+    """Statistics of one block of angles, from which `_distribution` combines those of all blocks."""
 
     histogram: Tensor
-    total: float
-    total_of_squares: float
-    least: float
-    greatest: float
+    sum: float
+    sum_of_squares: float
+    min: float
+    max: float
 
 
 def _histograms(pairs: Iterable[tuple[Tensor, Tensor]], bins: int, argument: str) -> AngleHistograms:
+    """Return the distributions of blocks of (angles, same). Errors blame the caller's `argument`."""
     require(is_integer(bins, 1), "bins", "an integer >= 1", bins)
     positive: list[_Moments] = []
     negative: list[_Moments] = []
@@ -176,19 +184,19 @@ def _histograms(pairs: Iterable[tuple[Tensor, Tensor]], bins: int, argument: str
 
 
 def _moments(angles: Tensor, bins: int) -> _Moments:
-    histogram = (angles * (bins / math.pi)).long().clamp(max=bins - 1).bincount(minlength=bins)  # π is in the last bin
-    total, total_of_squares = float(angles.sum()), float(angles.square().sum())
-    return _Moments(histogram, total, total_of_squares, float(angles.min()), float(angles.max()))
+    # The clamp puts the angle π, the end of the last bin, into this bin.
+    histogram = (angles * (bins / math.pi)).long().clamp(max=bins - 1).bincount(minlength=bins)
+    low, high = angles.aminmax()
+    return _Moments(histogram, float(angles.sum()), float(angles.square().sum()), float(low), float(high))
 
 
 def _distribution(parts: Sequence[_Moments]) -> AngleDistribution:
     histogram = torch.stack([part.histogram for part in parts]).sum(0)
     count = int(histogram.sum())
-    mean = math.fsum(part.total for part in parts) / count
-    variance = math.fsum(part.total_of_squares for part in parts) / count - mean**2
+    mean = math.fsum(part.sum for part in parts) / count
+    variance = math.fsum(part.sum_of_squares for part in parts) / count - mean**2
     std = math.sqrt(max(variance, 0.0))  # rounding may make the variance of equal angles negative
-    least, greatest = min(part.least for part in parts), max(part.greatest for part in parts)
-    return AngleDistribution(histogram, mean, std, least, greatest)
+    return AngleDistribution(histogram, mean, std, min(part.min for part in parts), max(part.max for part in parts))
 
 
 # Scores of features --------------------------------------------------------------------------------------------------
@@ -209,9 +217,8 @@ def angular_fisher_score(features: Array, labels: Array) -> float:
         >>> angular_fisher_score(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
         0.0
     """
-    checked = as_features("features", features)
-    # 1 − cos of nearly parallel vectors loses its digits in float32.
-    x = checked.double()
+    original = as_features("features", features)
+    x = original.double()  # in float32, 1 − cos of nearly parallel vectors would lose its digits
     y = as_labels("labels", labels, len(x), x.device)
     classes, index, counts = y.unique(return_inverse=True, return_counts=True)
     require(len(classes) >= 2, "labels", "labels of at least two classes", classes.tolist())
@@ -220,9 +227,10 @@ def angular_fisher_score(features: Array, labels: Array) -> float:
     mean = x.mean(0, keepdim=True).expand_as(class_means)
     within = float((1 - sphere.cosine(x, class_means[index])).sum())
     between = float((counts * (1 - sphere.cosine(class_means, mean))).sum())
-    if between <= len(x) * _numerics.parallel_tolerance(checked.dtype):
+    # Collapsed features differ by the rounding of their dtype before the conversion, so it sets the tolerance.
+    if between <= len(x) * _numerics.parallel_tolerance(original.dtype):
         return math.inf
-    return max(within / between, 0.0)  # cosines may exceed 1 by rounding
+    return max(within / between, 0.0)  # rounding may raise cosines above 1 and make `within` negative
 
 
 @torch.no_grad()
@@ -258,17 +266,19 @@ def angular_visual_hardness(features: Array, labels: Array, weight: Array) -> Fl
         total = rows.new_zeros(len(rows))
         for _, vectors in blocks(w, BLOCK_CLASSES):
             total += sphere.angle(sphere.cosines(rows, vectors.to(dtype))).sum(1)
-        # The angle to the target is computed by rows, because the product above does not keep it.
+        # Compute the angle to the target separately: the blocks above are only summed, not stored.
         targets = w[y[start : start + len(rows)]].to(dtype)
         target_angle = sphere.angle(sphere.cosine(rows, targets))
+        # If all angles are zero, AVH is 0/0. All classes are equally close, so each has the share 1/C.
         hardness.append(torch.where(total > 0, target_angle / total.masked_fill(total == 0, 1), 1 / len(w)))
     return torch.cat(hardness)
 
 
 # Bounds on the margin of A-Softmax (thesis, section 2.3.5) -----------------------------------------------------------
 #
-# For two class vectors at the angle θ₁₂, A-Softmax assigns a sample to class 1 if m·θ₁ < θ₂. The desired features have
-# a largest angle within a class below the smallest angle between two classes; m_min is the smallest m that ensures it.
+# For two class vectors at the angle θ₁₂, A-Softmax assigns a sample to class 1 if m·θ₁ < θ₂. The largest angle between
+# samples of one class should be smaller than the smallest angle between samples of two classes. m_min is the smallest m
+# that ensures this.
 
 M_MIN_BINARY = 2 + math.sqrt(3)
 """Lower bound of m_min for two classes (property 2)."""
@@ -278,7 +288,7 @@ M_MIN_MULTICLASS = 3.0
 
 
 def smallest_margin(classes: int) -> float:
-    """Return the lower bound of m_min for a number of classes.
+    """Return the lower bound of m_min for the given number of classes.
 
     >>> round(smallest_margin(2), 3), smallest_margin(10)
     (3.732, 3.0)
@@ -303,7 +313,7 @@ def inter_class_angle(m: float, between: float) -> float:
 
 
 def intra_class_angle(m: float, between: float, *, classes: int = 2) -> float:
-    """Return the largest angle within a class, in the plane of the class vectors (thesis, equations 2.21 to 2.23).
+    """Return the largest angle between samples of a class, in the plane of the class vectors (equations 2.21 to 2.23).
 
     For two classes it is θ₁₂/(m−1) + θ₁₂/(m+1) if θ₁₂ ≤ (m−1)π/m, else 2π/(m+1). For more classes, with neighbours at
     the angle θ₁₂ on both sides, it is 2θ₁₂/(m+1).
@@ -321,7 +331,7 @@ def intra_class_angle(m: float, between: float, *, classes: int = 2) -> float:
     require(is_integer(classes, 2), "classes", "an integer >= 2", classes)
     if classes > 2:
         return 2 * between / (m + 1)
-    if m * between > (m - 1) * math.pi:
+    if m * between > (m - 1) * math.pi:  # always so for m = 1, so the last line never divides by zero
         return 2 * math.pi / (m + 1)
     return between / (m - 1) + between / (m + 1)
 

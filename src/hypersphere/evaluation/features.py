@@ -1,4 +1,4 @@
-r"""Features for testing: concatenated views of an image (mirror image, patches) and principal components."""
+r"""Features at test time: concatenation of several views of an image (mirror image, patches), and PCA."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
+from hypersphere._deprecation import deprecated_attribute
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_integer, require
 from hypersphere.evaluation._arrays import Array, as_features, as_tensor, blocks
@@ -35,10 +36,11 @@ def concatenate(*features: Array, unit: bool = False) -> Float[Tensor, "samples 
         tensor([[0.6000, 0.8000, 0.0000, 1.0000]])
     """
     if not features:
-        raise ValueError("concatenate needs the features of at least one view")
+        raise ValueError("features must be given for at least one view")
     views = [as_features(f"features[{i}]", view) for i, view in enumerate(features)]
     for i, view in enumerate(views):
-        require(len(view) == len(views[0]), f"features[{i}]", f"{len(views[0])} rows like the first", len(view))
+        accepted = f"a matrix with {len(views[0])} rows, as many as features[0]"
+        require(len(view) == len(views[0]), f"features[{i}]", accepted, tuple(view.shape))
     wide = [sphere.row_directions(view) if unit else _numerics.widen(view) for view in views]
     return torch.cat([view.to(wide[0].device) for view in wide], dim=1)
 
@@ -51,10 +53,10 @@ def mirrored_features(
     A module is put into evaluation mode during the call, and gradients are disabled.
 
     Args:
-        model: images (N, channels, height, width) to features (N, d).
+        model: maps images (N, channels, height, width) to features (N, d).
         images: mirrored along their last dimension. Images of dtype uint8 are scaled to [0, 1], as by
             `training.Batches`; others are passed to the model unchanged.
-        unit: normalise each of the two halves.
+        unit: normalise the features of each view first, so that both views have the same weight in the cosine.
         batch: number of images per call of the model.
 
     Example:
@@ -116,10 +118,10 @@ def _embed(model: Embedding, images: Tensor, flip: bool, batch: int) -> Tensor:
     require(images.ndim >= 2 and len(images) > 0, "images", "a non-empty batch (N, …)", tuple(images.shape))
     require(is_integer(batch, 1), "batch", "an integer >= 1", batch)
     with evaluation_mode(model):
-        return torch.cat([model(_scale(rows.flip(-1) if flip else rows)) for _, rows in blocks(images, batch)])
+        return torch.cat([model(_scale_bytes(rows.flip(-1) if flip else rows)) for _, rows in blocks(images, batch)])
 
 
-def _scale(images: Tensor) -> Tensor:
+def _scale_bytes(images: Tensor) -> Tensor:
     return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
@@ -128,13 +130,13 @@ def _scale(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pca:
-    """A projection on principal directions. Call it on features.
+    """A projection onto principal directions. Call it with features.
 
     Attributes:
         mean: float64, subtracted from features: the mean of the training features, or zeros.
-        directions: float64, orthonormal rows. The largest entry of each row is positive.
+        directions: float64, orthonormal rows. The entry of largest magnitude in each row is positive.
         variances: float64, of the training features along the directions, descending.
-        total_variance: the sum over all directions, including those that were dropped.
+        total_variance: the sum of the variances along all directions, including those that were dropped.
         whiten: True if outputs are divided by the standard deviations.
     """
 
@@ -144,47 +146,51 @@ class Pca:
     total_variance: float
     whiten: bool = False
 
+    kept = deprecated_attribute("kept", "explained_variance_ratio")
+
     @property
-    def kept(self) -> float:
-        """The fraction of the training features' variance along the directions."""
+    def explained_variance_ratio(self) -> float:
+        """Fraction of the total variance of the training features that the directions explain together."""
         return float(self.variances.sum()) / self.total_variance if self.total_variance else 1.0
 
     def __call__(self, features: Array) -> Float[Tensor, "samples components"]:
         """Project (N, d) features to (N, k), in float32 or wider."""
         x = as_features("features", features, like=self.directions)
         dtype = _numerics.widen(x[:0]).dtype
-        mean, scale = self.mean.to(x.device), self._scale().to(x.device)
+        mean, scale = self.mean.to(x.device), self._output_scale().to(x.device)
+        # Scaling the small basis instead of the outputs whitens without a second pass over the features.
         basis = self.directions.to(x.device) / scale[:, None]
         return torch.cat([((rows.double() - mean) @ basis.mT).to(dtype) for _, rows in blocks(x)])
 
     def inverse(self, projected: Array) -> Float[Tensor, "samples dim"]:
         """Return the (N, d) features closest to the mean whose projection is `projected`."""
-        z = as_features("projected", projected, like=self.directions[:, :1].mT)
-        mean, scale = self.mean.to(z.device), self._scale().to(z.device)
+        z = as_features("projected", projected, like=self.directions.mT)  # k columns
+        mean, scale = self.mean.to(z.device), self._output_scale().to(z.device)
         x = (z.double() * scale) @ self.directions.to(z.device) + mean
         return x.to(_numerics.widen(z[:0]).dtype)
 
-    def _scale(self) -> Tensor:
+    def _output_scale(self) -> Tensor:
         """Return the standard deviation along each direction if outputs are whitened, else ones."""
         return self.variances.sqrt() if self.whiten else torch.ones_like(self.variances)
 
     def __repr__(self) -> str:
         k, d = self.directions.shape
-        return f"Pca({d} -> {k}{', whitened' if self.whiten else ''}, {self.kept:.1%} of the variance)"
+        whitened = ", whitened" if self.whiten else ""
+        return f"Pca({d} -> {k}{whitened}, {self.explained_variance_ratio:.1%} of the variance)"
 
 
 def fit_pca(
     features: Array, components: int | float | None = None, *, whiten: bool = False, center: bool = True
 ) -> Pca:
-    """Fit principal components to training features.
+    """Fit a principal component analysis to training features.
 
     Args:
         features: (N, d) with N ≥ 2.
         components: the number of directions. A float in (0, 1) selects the fewest directions with at least that
             fraction of the variance; None selects min(N, d).
-        whiten: scale outputs to unit variance. Directions without variance are then not allowed.
-        center: subtract the mean of the features. Without it, variances are about the origin, so that angles at the
-            origin keep their meaning.
+        whiten: scale outputs to unit variance. The number of directions must then not exceed the rank of the features.
+        center: subtract the mean of the features. If False, variances are about the origin, so that angles between
+            projected features still refer to the origin of the feature space.
 
     Example:
         >>> pca = fit_pca([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]], components=1)
@@ -201,7 +207,7 @@ def fit_pca(
     else:
         mean = torch.zeros(d, dtype=torch.float64, device=x.device)
     if n >= d:
-        # The scatter matrix is small and can be summed block by block.
+        # The (d, d) scatter matrix can be summed block by block, so the features may be memory-mapped.
         scatter = torch.zeros(d, d, dtype=torch.float64, device=x.device)
         for _, rows in blocks(x):
             centered = rows.double() - mean
@@ -209,9 +215,10 @@ def fit_pca(
         values, vectors = torch.linalg.eigh(scatter)
         scatter_values, directions = values.flip(0).clamp_min(0), vectors.mT.flip(0)  # eigh sorts ascending
     else:
+        # With fewer samples than dimensions the (n, d) matrix is smaller than the scatter matrix.
         _, singular_values, directions = torch.linalg.svd(x.double() - mean, full_matrices=False)
         scatter_values = singular_values.square()
-    variances = scatter_values / (n - 1 if center else n)
+    variances = scatter_values / (n - 1 if center else n)  # the mean uses up one degree of freedom
     count = _component_count(components, variances)
     if whiten:
         floor = _numerics.rank_tolerance(variances.dtype, max(n, d)) * float(variances[0])
@@ -224,11 +231,12 @@ def fit_pca(
 
 
 def _component_count(components: int | float | None, variances: Tensor) -> int:
-    most = len(variances)
+    maximum = len(variances)
     if components is None:
-        return most
+        return maximum
     if isinstance(components, float) and 0 < components < 1:
-        return min(int((variances.cumsum(0) < components * variances.sum()).sum()) + 1, most)
-    accepted = f"an integer from 1 to {most}, a fraction in (0, 1) or None"
-    require(is_integer(components, 1, most), "components", accepted, components)
+        # All prefixes that explain less are too short. Rounding of the sums may count one prefix too many.
+        return min(int((variances.cumsum(0) < components * variances.sum()).sum()) + 1, maximum)
+    accepted = f"an integer from 1 to {maximum}, a fraction in (0, 1) or None"
+    require(is_integer(components, 1, maximum), "components", accepted, components)
     return int(components)

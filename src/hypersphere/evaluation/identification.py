@@ -1,7 +1,7 @@
-r"""Identification: whose image is this? Each probe is searched in a gallery, which may include distractors.
+r"""Identification: whose image is this? Each probe is compared with all entries of a gallery and with distractors.
 
-The gallery is searched in blocks. Only the scores of one block and one count per probe are stored, so the memory does
-not grow with the gallery. Gallery and distractors may be memory-mapped arrays with millions of rows.
+The gallery is read in blocks. Only the scores of one block and one count per probe are stored, so the memory does not
+grow with the gallery. Gallery and distractors may be memory-mapped arrays with millions of rows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
+from hypersphere._deprecation import deprecated_attribute
 from hypersphere._validation import is_integer, require
 from hypersphere.evaluation._arrays import Array, as_features, as_labels, blocks
 from hypersphere.evaluation.roc import OperatingPoint, RankedScores, read_curve
@@ -27,17 +28,18 @@ MATE_PAIRS = 8192  # pairs of a probe and its mate per block
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OpenSet:
-    r"""Open-set identification rates, by descending threshold from ∞. Created by `Identification.open_set`.
+    r"""Open-set identification rates as functions of the threshold. Created by `Identification.open_set`.
 
-    TPIR (true positive identification rate) is the fraction of mated probes that are found, at a sufficient rank, with
-    score ≥ threshold. FPIR (false positive identification rate) is the fraction of probes without a mate whose highest
-    score is ≥ threshold. Probes that are not found at the required rank have no score, so TPIR may end below 1.
+    A probe is *mated* if its identity is in the gallery; otherwise it is a *stranger*. TPIR (true positive
+    identification rate) is the fraction of mated probes whose identity has the required rank and a score ≥ threshold.
+    FPIR (false positive identification rate) is the fraction of strangers whose highest score is ≥ threshold. A mated
+    probe whose identity misses the required rank is never identified, so TPIR may end below 1.
 
     Attributes:
         thresholds: float64, descending from ∞.
         tpir, fpir: the rates at each threshold, ascending.
-        mated: number of probes with a mate in the gallery.
-        strangers: number of probes without one.
+        mated: number of mated probes.
+        strangers: number of strangers.
     """
 
     thresholds: Float[Tensor, " points"]
@@ -67,11 +69,11 @@ class Identification:
         mated: for each probe, True if its identity is in the gallery.
         ranks: for each mated probe, the rank of its identity, from 1.
         mate_scores: for each mated probe, the highest cosine with an entry of its identity.
-        top_scores: for each other probe, the highest cosine with any entry, for `open_set`.
+        top_scores: for each stranger, the highest cosine with any entry.
         entries: number of gallery entries and distractors together.
-        shown: the ranks at which `accuracy` is reported.
-        neighbours: (P, k) the k best entries of each probe, best first, if they were requested: row numbers of the
-            gallery, followed by those of the distractors starting at G. The order of equal scores is arbitrary.
+        reported_ranks: the ranks at which `accuracy` is reported.
+        neighbours: (P, k) the k best entries of each probe, best first, or None if they were not requested. Numbers
+            below G are rows of the gallery; G + i is row i of the distractors. The order of equal scores is arbitrary.
     """
 
     mated: Bool[Tensor, " probes"]
@@ -79,18 +81,20 @@ class Identification:
     mate_scores: Float[Tensor, " mated_probes"]
     top_scores: Float[Tensor, " strangers"]
     entries: int
-    shown: tuple[int, ...]
+    reported_ranks: tuple[int, ...]
     neighbours: Int64[Tensor, "probes k"] | None = None
 
+    shown = deprecated_attribute("shown", "reported_ranks")
+
     def accuracy_at(self, rank: int) -> float:
-        """Return the fraction of mated probes whose identity is found at `rank` or better."""
+        """Return the fraction of mated probes whose identity has `rank` or a better one."""
         require(is_integer(rank, 1), "rank", "an integer >= 1", rank)
         return float((self.ranks <= rank).double().mean())
 
     @property
     def accuracy(self) -> dict[int, float]:
         """`accuracy_at` each of the requested ranks."""
-        return {rank: self.accuracy_at(rank) for rank in self.shown}
+        return {rank: self.accuracy_at(rank) for rank in self.reported_ranks}
 
     def cmc(self, depth: int = 100) -> Float[Tensor, " depth"]:
         """Return the cumulative match characteristic: `accuracy_at` 1, 2, …, `depth`, in float64."""
@@ -99,20 +103,22 @@ class Identification:
         return hits[1:].cumsum(0).double() / len(self.ranks)
 
     def open_set(self, rank: int = 1) -> OpenSet:
-        """Return the open-set rates, where a mated probe counts as found if its identity has `rank` or better.
+        """Return the open-set rates. A mated probe is identified only if its identity has `rank` or a better one.
 
         >>> result = identify(torch.eye(3), [0, 1, 9], torch.eye(3)[:2], [0, 1])
         >>> result.open_set()
         OpenSet(2 mated probes, 1 strangers, TPIR up to 1.0000)
         >>> result.open_set().at(0.5)
-        OperatingPoint(asked=0.5, threshold=1.0, false_rate=0.0, true_rate=1.0, resolved=False)
+        OperatingPoint(requested_rate=0.5, threshold=1.0, false_rate=0.0, true_rate=1.0, resolved=False)
         """
         require(is_integer(rank, 1), "rank", "an integer >= 1", rank)
         if not len(self.top_scores):
             raise ValueError(f"open_set needs probes without a mate in the gallery, but all {len(self.mated)} have one")
-        found_scores = self.mate_scores[self.ranks <= rank]
-        scores = torch.cat([found_scores, self.top_scores]).double()
-        is_mated = torch.arange(len(scores), device=scores.device) < len(found_scores)
+        # The curve is the ROC of the mated probes with the required rank against the strangers. Its counts are divided
+        # by all mated probes, including those that miss the rank.
+        identified_scores = self.mate_scores[self.ranks <= rank]
+        scores = torch.cat([identified_scores, self.top_scores]).double()
+        is_mated = torch.arange(len(scores), device=scores.device) < len(identified_scores)
         curve = RankedScores(scores, is_mated).roc()
         mated, strangers = len(self.ranks), len(self.top_scores)
         return OpenSet(curve.thresholds, curve.true_accepts / mated, curve.false_accepts / strangers, mated, strangers)
@@ -139,12 +145,12 @@ def identify(
     neighbours: int | None = None,
     block: int = 8192,
 ) -> Identification:
-    r"""Search every probe in the gallery by cosine.
+    r"""Rank the gallery entries of each probe by their cosine with it.
 
     The rank of a probe is one plus the number of entries of *other* identities that score at least as high as the best
     entry of its identity. A tie counts against the probe, so a network that maps everything to one point gets the last
     rank and not the first. Cosines that differ by less than 16·eps are tied. Probes whose identity is not in the
-    gallery have no rank; they are the strangers of the open-set rates.
+    gallery have no rank; they are the strangers of `Identification.open_set`.
 
     Args:
         probes: (P, d) embeddings. Their norms do not matter.
@@ -153,7 +159,7 @@ def identify(
         gallery_labels: (G,) integers.
         distractors: (D, d) entries of identities that no probe has.
         ranks: the ranks at which to report the accuracy.
-        neighbours: how many of the best entries to list per probe, which needs a second search; None for no list.
+        neighbours: number of best entries to list per probe, which needs a second search; None for no list.
         block: gallery rows per block. The search stores block × min(P, 1024) scores, 32 MB in float32.
 
     Example:
@@ -190,17 +196,19 @@ def identify(
         mates = Mates(labels[mated], entry_labels)
         mate_scores = _best_mate_scores(mated_probes, sources[0], mates, block)
         # An entry within the tolerance below the best mate is tied with it, and ties count as rivals.
-        least = mate_scores - _numerics.tie_tolerance(dtype)
-        rivals, top_scores = _search(mated_probes, strangers, sources, mates, least, block)
+        rival_thresholds = mate_scores - _numerics.tie_tolerance(dtype)
+        rivals, top_scores = _search(mated_probes, strangers, sources, mates, rival_thresholds, block)
         nearest = None
         if neighbours is not None:
             nearest = nearest_entries(sphere.row_directions(x.to(dtype)), sources, int(neighbours), block)
-    shown = tuple(int(rank) for rank in ranks)
-    return Identification(mated, rivals + 1, mate_scores, top_scores, entries, shown, nearest)
+    reported_ranks = tuple(int(rank) for rank in ranks)
+    return Identification(mated, rivals + 1, mate_scores, top_scores, entries, reported_ranks, nearest)
 
 
 def first_of_each(labels: Array) -> Bool[Tensor, " samples"]:
-    """Mark the first sample of each class: a gallery with one entry per identity. The other samples are the probes.
+    """Return a mask of the first sample of each class, which selects a gallery with one entry per identity.
+
+    The other samples are then the probes.
 
     Args:
         labels: (N,) integers.
@@ -233,7 +241,8 @@ class Mates:
         # Probes sorted by class: those of class c start at class_starts[c] in probes_by_class.
         self.probes_by_class = class_of_probe.argsort(stable=True)
         self.class_starts = self.class_sizes.cumsum(0) - self.class_sizes
-        # Gallery entries whose class has a probe, and the index of that class.
+        # Gallery entries whose class has a probe, and the index of that class. `searchsorted` returns len(classes) for
+        # a label above all classes; clamped, it is compared with a class that differs from it.
         position = torch.searchsorted(classes, gallery_labels).clamp(max=len(classes) - 1)
         self.entries = (classes[position] == gallery_labels).nonzero().flatten()
         self.class_of_entry = position[self.entries]
@@ -252,6 +261,8 @@ class Mates:
 
 def _best_mate_scores(x: Tensor, gallery: Tensor, mates: Mates, block: int) -> Float[Tensor, " probes"]:
     """Return the highest cosine of each probe with an entry of its identity."""
+    # Row-wise products of the mated pairs only. Reading them from the score matrices of `_search` would be too late:
+    # rivals can only be counted once the best mate of the complete gallery is known.
     best = x.new_full((len(x),), -math.inf)
     for start in range(0, len(gallery), block):
         pairs = mates.between(start, start + block)
@@ -262,13 +273,18 @@ def _best_mate_scores(x: Tensor, gallery: Tensor, mates: Mates, block: int) -> F
 
 
 def _search(
-    mated_probes: Tensor, strangers: Tensor, sources: Sequence[Tensor], mates: Mates, least: Tensor, block: int
+    mated_probes: Tensor,
+    strangers: Tensor,
+    sources: Sequence[Tensor],
+    mates: Mates,
+    rival_thresholds: Tensor,
+    block: int,
 ) -> tuple[Int64[Tensor, " mated_probes"], Float[Tensor, " strangers"]]:
-    """Search all probes in gallery and distractors.
+    """Compare all probes with all entries of gallery and distractors.
 
     Returns:
-        For each mated probe, the number of entries of other identities that score `least` or more; for each stranger,
-        the highest score.
+        For each mated probe, the number of rivals: entries of other identities whose score reaches the threshold of the
+        probe. For each stranger, the highest score.
     """
     rivals = torch.zeros(len(mated_probes), dtype=torch.int64, device=mated_probes.device)
     top_scores = strangers.new_full((len(strangers),), -math.inf)
@@ -281,12 +297,12 @@ def _search(
             probe, entry = mates.between(start, start + len(w)) if is_gallery else no_mates
             for first, x in blocks(mated_probes, PROBE_ROWS):
                 scores = _scores(x, w, buffer)
-                # Exclude mates: entries of the probe's identity are no rivals.
-                here = (probe >= first) & (probe < first + len(x))
-                scores[probe[here] - first, entry[here] - start] = -math.inf
+                # Entries of the probe's identity are no rivals.
+                in_block = (probe >= first) & (probe < first + len(x))
+                scores[probe[in_block] - first, entry[in_block] - start] = -math.inf
                 # Compare in place, in the dtype of the scores. A separate matrix of booleans would cost a third as
                 # much time as the product.
-                reached = scores.ge_(least[first : first + len(x), None]).sum(1)
+                reached = scores.ge_(rival_thresholds[first : first + len(x), None]).sum(1)
                 rivals[first : first + len(x)] += reached.long()
             for first, x in blocks(strangers, PROBE_ROWS):
                 highest = top_scores[first : first + len(x)]
@@ -295,7 +311,7 @@ def _search(
 
 
 def _scores(x: Tensor, w: Tensor, buffer: Tensor) -> Float[Tensor, "rows columns"]:
-    """Return x @ w.mT in the memory of `buffer`, because allocating a large matrix per block costs time."""
+    """Return x @ w.mT in the memory of `buffer`. Allocating a large matrix per block would cost time."""
     return torch.mm(x, w.mT, out=buffer[: len(x) * len(w)].view(len(x), len(w)))
 
 
@@ -317,11 +333,13 @@ def nearest_entries(
         for _, rows in blocks(features, block):
             w = sphere.row_directions(rows.to(x))
             for first, probes in blocks(x, PROBE_ROWS):
-                here = slice(first, first + len(probes))
+                rows_of_block = slice(first, first + len(probes))
                 # Merge the k best so far with the k best of this block. The stable sort prefers earlier entries.
                 scores, index = (probes @ w.mT).topk(min(k, len(w)), dim=1)
-                scores, order = torch.cat([best_scores[here], scores], 1).sort(dim=1, descending=True, stable=True)
-                best_scores[here] = scores[:, :k]
-                best_entries[here] = torch.cat([best_entries[here], index + offset], 1).gather(1, order[:, :k])
+                scores = torch.cat([best_scores[rows_of_block], scores], 1)
+                entries = torch.cat([best_entries[rows_of_block], index + offset], 1)
+                scores, order = scores.sort(dim=1, descending=True, stable=True)
+                best_scores[rows_of_block] = scores[:, :k]
+                best_entries[rows_of_block] = entries.gather(1, order[:, :k])
             offset += len(w)
     return best_entries

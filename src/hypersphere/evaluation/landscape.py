@@ -1,9 +1,9 @@
-r"""Loss landscapes: any measurement of a model on a plane through its trained parameters θ*.
+r"""Loss landscapes: a measurement of a model, such as its loss, on a plane through its trained parameters θ*.
 
     f(a, b) = L(θ* + aδ + bη)
 
-The directions δ and η are random. Each of their filters has the norm of the corresponding filter of θ*, so that models
-with different weight scales can be compared.
+The directions δ and η are random. By default each of their filters has the norm of the corresponding filter of θ*, so
+that models with different weight scales can be compared.
 
 Reference:
     Li et al., Visualizing the Loss Landscape of Neural Nets, NeurIPS 2018; OPT, appendices E and F.
@@ -54,7 +54,7 @@ class Landscape:
 
 @dataclass(frozen=True, eq=False)
 class _MovedParameter:
-    """A parameter that the landscape moves, its trained value, and the norms (…, 1) of the rows of a direction."""
+    """A parameter that the landscape moves, its trained value, and the row norms (…, 1) that directions should have."""
 
     parameter: nn.Parameter
     trained: Tensor
@@ -75,22 +75,23 @@ def landscape(
     r"""Measure a model on a plane spanned by two random directions through its trained parameters.
 
     A filter is a row: all weights of one output. One-dimensional parameters (biases, parameters of normalisation
-    layers) and filters of zeros do not move. A rotated layer is moved by its free parameters, row by row. If these are
-    the entries of a skew matrix S, which is zero at R = I, the direction has the norm of R: ‖S‖_F = √d. Any module can
-    set the norms for its parameters with a method `direction_norms` that returns row norms (…, 1) by parameter name.
+    layers) and filters of zeros do not move. In a rotated layer the free parameters of the rotation move, row by row.
+    If these are the entries of a skew-symmetric matrix S, which is zero at R = I, the direction has the norm of R
+    instead: ‖S‖_F = √d. Any module can set the norms for its parameters with a method `direction_norms` that returns
+    row norms (…, 1) by parameter name.
 
     Args:
         model: one module or several, such as a network and its head. Parameters with `requires_grad` are moved in place
             and restored exactly, and all buffers are restored after every point, also if `measure` raises.
         measure: called without arguments at every point. It returns numbers by name, such as
-            {"loss": …, "error": …}, or one number, which is then named "value". It is responsible for the data, for
-            evaluation mode and for disabling gradients.
+            {"loss": …, "error": …}, or one number, which is then named "value". It provides the data, and it should
+            switch the model to evaluation mode and disable gradients.
         span: the largest coordinate. The grid extends from −span to span in both directions.
         points: P, the number of points along each direction. With an odd number the centre is on the grid.
         directions: "normal", or "uniform" on [0, 1].
-        normalize: "filter", "layer" (one norm per parameter), or None for directions as they are drawn.
+        normalize: "filter", "layer" (one norm per parameter), or None to use directions as they are drawn.
         generator: source of randomness for the directions; the global one if None.
-        only: selects the parameters to move, by name and parameter; all if None.
+        only: a function of name and parameter that returns True for parameters to move; None moves all.
 
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)
@@ -110,19 +111,19 @@ def landscape(
     moved = _moved_parameters(root, only)
     if not moved:
         raise ValueError("model must have trainable parameters of two or more dimensions that `only` selects")
-    # δ and η.
-    plane = [_draw_direction(moved, DRAWS[directions], normalize, generator) for _ in range(2)]
+    delta, eta = (_draw_direction(moved, DRAWS[directions], normalize, generator) for _ in range(2))
     buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
 
     def values_at(a: float, b: float) -> dict[str, float]:
         with torch.no_grad():
-            for entry, delta, eta in zip(moved, *plane, strict=True):
+            for entry, along_delta, along_eta in zip(moved, delta, eta, strict=True):
                 # Start from the trained values at every point, so that rounding errors do not accumulate.
-                point = _numerics.widen(entry.trained) + a * delta + b * eta
+                point = _numerics.widen(entry.trained) + a * along_delta + b * along_eta
                 entry.parameter.copy_(_numerics.narrow(point, entry.parameter.dtype))
         return _measure_once(measure, buffers)
 
-    axis = torch.arange(1 - points, points, 2, dtype=torch.float64) * (span / (points - 1))  # exactly 0 in the middle
+    # Scaled integers are symmetric about zero, and an odd grid has exactly 0 in the middle. linspace ensures neither.
+    axis = torch.arange(1 - points, points, 2, dtype=torch.float64) * (span / (points - 1))
     try:
         centre = _measure_once(measure, buffers)
         grid = [values_at(a, b) if a or b else centre for a in axis.tolist() for b in axis.tolist()]
@@ -140,7 +141,7 @@ def landscape(
 
 
 def _as_one_module(models: object) -> nn.ModuleList:
-    """Return several modules as one."""
+    """Return a `ModuleList` of several modules. Parameters that they share are then listed once."""
     modules = list(models) if isinstance(models, Iterable) else []
     are_modules = bool(modules) and all(isinstance(module, nn.Module) for module in modules)
     require(are_modules, "model", "a module or several", type(models).__name__)
@@ -148,7 +149,7 @@ def _as_one_module(models: object) -> nn.ModuleList:
 
 
 def _moved_parameters(root: nn.Module, only: Callable[[str, nn.Parameter], bool] | None) -> list[_MovedParameter]:
-    # Norms that modules set for their parameters, by the identity of the parameter.
+    # Norms from `direction_norms` methods, by the identity of the parameter.
     custom_norms: dict[int, Tensor] = {}
     for module in root.modules():
         direction_norms = getattr(module, "direction_norms", None)
@@ -179,10 +180,12 @@ def _draw_direction(
     direction = []
     for entry in moved:
         shape, norms = entry.parameter.shape, entry.row_norms
+        # Draw on the generator's device, so that a seed gives the same directions for models on any device.
         part = draw(shape, generator=generator, device=device).to(norms)
         if normalize == "filter":
             part = sphere.polar(part.view(*norms.shape[:-1], -1))[1] * norms
         elif normalize == "layer":
+            # The norm of a parameter is the norm of its row norms.
             part = sphere.polar(part.flatten())[1] * sphere.norm(norms.flatten())
         direction.append(part.view(shape))
     return direction

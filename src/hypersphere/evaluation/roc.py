@@ -1,7 +1,7 @@
-r"""The receiver operating characteristic (ROC) of scored pairs, exact also for tied scores.
+r"""The receiver operating characteristic (ROC) of scored pairs, without binning and with exact handling of ties.
 
 A pair is accepted if score ≥ threshold. The false accept rate (FAR) is the fraction of different pairs that are
-accepted, the true accept rate (TAR) that of same pairs.
+accepted. The true accept rate (TAR) is the fraction of same pairs that are accepted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hypersphere._deprecation import deprecated_attribute
 from hypersphere._validation import require
 from hypersphere.evaluation._arrays import Array, as_flags, as_scores
 
@@ -25,32 +26,34 @@ FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """One point of a curve, at a requested false accept rate.
+    """One point of a curve, at a requested false rate (FAR, or FPIR for open-set identification).
 
     Attributes:
-        asked: the requested false rate.
+        requested_rate: the requested false rate.
         threshold: scores at or above it are accepted.
-        false_rate, true_rate: the rates at this threshold.
-        resolved: False if there are fewer than 1/rate negatives, so that accepting a single one exceeds the rate. The
-            point then describes the threshold above all negatives ("step") or a fraction of one negative ("linear").
+        false_rate, true_rate: the rates at this threshold, or interpolated rates.
+        resolved: False if there are too few negatives to measure the rate: accepting a single one exceeds it. The point
+            then has a threshold above all negatives ("step"), or interpolates up to the first negative ("linear").
     """
 
-    asked: float
+    requested_rate: float
     threshold: float
     false_rate: float
     true_rate: float
     resolved: bool
 
+    asked = deprecated_attribute("asked", "requested_rate")
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Roc:
-    """The curve as numbers of accepted pairs, from no pair (threshold ∞) to all pairs. Created by `roc`.
+    """A ROC curve, stored as numbers of accepted pairs. Created by `roc`.
 
-    Tied scores form one point.
+    It has one point per distinct score, preceded by the threshold ∞, which accepts no pair.
 
     Attributes:
         thresholds: float64, descending from ∞.
-        true_accepts, false_accepts: numbers of same and of different pairs accepted at each threshold.
+        true_accepts, false_accepts: float64, numbers of same and of different pairs accepted at each threshold.
     """
 
     thresholds: Float[Tensor, " points"]
@@ -91,7 +94,8 @@ class Roc:
     @property
     def eer(self) -> float:
         """Equal error rate: the FAR at which FAR = 1 − TAR, interpolated linearly between the points of the curve."""
-        far, excess = self.far, self.far - (1 - self.tar)  # the excess rises from −1 to 1
+        # The difference of the two error rates rises from −1 to 1. Find the segment where it crosses zero.
+        far, excess = self.far, self.far - (1 - self.tar)
         after = int((excess >= 0).nonzero()[0])
         fraction = float(excess[after - 1] / (excess[after - 1] - excess[after]))
         return float(far[after - 1].lerp(far[after], fraction))
@@ -101,13 +105,12 @@ class Roc:
 
         Args:
             far: a rate in (0, 1).
-            rule: "step" uses the lowest threshold whose FAR does not exceed `far`, so the point can be realised.
-                "linear" interpolates between this point and the next. The two differ by less than the step of one
-                negative, or of one group of tied scores.
+            rule: "step" uses the lowest threshold whose FAR does not exceed `far`, so the rates are those of an actual
+                threshold. "linear" interpolates between this point and the next one.
 
         Example:
             >>> roc([0.9, 0.8, 0.7, 0.3], [1, 0, 1, 0]).at(0.5)
-            OperatingPoint(asked=0.5, threshold=0.7, false_rate=0.5, true_rate=1.0, resolved=True)
+            OperatingPoint(requested_rate=0.5, threshold=0.7, false_rate=0.5, true_rate=1.0, resolved=True)
         """
         return read_curve(self.thresholds, self.tar, self.far, self.negatives, far, "far", rule)
 
@@ -121,12 +124,12 @@ class Roc:
 
     @property
     def best_accuracy(self) -> float:
-        """The highest accuracy of any threshold, chosen on the same pairs: an upper bound, not a test result."""
+        """The highest accuracy of any threshold: an upper bound, because the threshold is chosen on the test pairs."""
         return self._best()[0]
 
     @property
     def best_threshold(self) -> float:
-        """The threshold of `best_accuracy`, halfway to the next lower score. Of several best ones, the middle one."""
+        """The threshold of `best_accuracy`, halfway to the next lower score; the middle one if several are best."""
         return self._best()[1]
 
     def _best(self) -> tuple[float, float]:
@@ -137,18 +140,18 @@ class Roc:
         best_points = (gain == gain.max()).nonzero().flatten()
         point = int(best_points[(len(best_points) - 1) // 2])
         accuracy = (float(gain[point]) + self.negatives) / (self.positives + self.negatives)
-        if point == 0:
+        if point == 0:  # reject all pairs
             return accuracy, math.inf
-        if point == len(gain) - 1:
+        if point == len(gain) - 1:  # accept all pairs
             return accuracy, -math.inf
         upper, lower = self.thresholds[point].item(), self.thresholds[point + 1].item()
         middle = upper / 2 + lower / 2  # halve first: the sum of two huge scores may overflow
-        # Between two neighbouring floating-point numbers there is no middle.
+        # Two adjacent floating-point numbers have no number in between, and the rounded middle may equal the lower one.
         return accuracy, middle if lower < middle <= upper else upper
 
 
 class RankedScores:
-    """Scores that are sorted once, so that curves for other weights of the pairs need no further sort."""
+    """Sorted scores, from which the curve for any weights of the pairs follows without another sort."""
 
     def __init__(self, scores: Float[Tensor, " pairs"], same: Tensor) -> None:
         ranked, self.order = scores.sort(descending=True)
@@ -159,11 +162,12 @@ class RankedScores:
         self.same = same[self.order].double()
 
     def roc(self, weights: Tensor | None = None) -> Roc:
-        """Return the curve in which each pair counts `weights` times (integers), or once by default."""
+        """Return the curve in which pair i counts `weights[i]` times, or once if `weights` is None."""
         weight = torch.ones_like(self.same) if weights is None else weights.double()[self.order]
         return Roc(self.thresholds, self._accepted(weight * self.same), self._accepted(weight * (1 - self.same)))
 
     def _accepted(self, weight: Tensor) -> Tensor:
+        """Return the total weight accepted at each threshold. Sums of integers are exact in float64."""
         return torch.cat([weight.new_zeros(1), weight.cumsum(0)[self.last]])
 
 
@@ -194,7 +198,15 @@ def read_curve(
     argument: str,
     rule: str,
 ) -> OperatingPoint:
-    """Return the point of a curve with ascending rates at the false rate `rate`, by the rules of `Roc.at`."""
+    """Return the point of a curve at the false rate `rate`, by the rules of `Roc.at`.
+
+    Args:
+        thresholds, true_rates, false_rates: the points of the curve, with ascending rates.
+        negatives: the number of negatives, whose reciprocal is the smallest positive false rate.
+        rate: the requested false rate.
+        argument: the name of the caller's argument, for the error message.
+        rule: "step" or "linear".
+    """
     require(isinstance(rate, Real) and 0 < rate < 1, argument, "a rate in (0, 1)", rate)
     rate = float(rate)
     require(rule in ("step", "linear"), "rule", "'step' or 'linear'", rule)
@@ -204,4 +216,6 @@ def read_curve(
         fraction = (rate - false_rate) / (false_rates[point + 1].item() - false_rate)
         true_rate += fraction * (true_rates[point + 1].item() - true_rate)
         false_rate = rate
-    return OperatingPoint(rate, thresholds[point].item(), false_rate, true_rate, resolved=rate * negatives >= 1)
+    # Divide like the rates of the curve: in floating point 49·(1/49) is less than 1.
+    resolved = 1 / negatives <= rate
+    return OperatingPoint(rate, thresholds[point].item(), false_rate, true_rate, resolved)

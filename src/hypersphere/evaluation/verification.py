@@ -34,7 +34,12 @@ STATISTICS: Mapping[str, Callable[[Roc], float]] = {
 
 @dataclass(frozen=True)
 class Interval:
-    """A statistic and the interval that contains a fraction `level` of its bootstrap values.
+    """A statistic and a bootstrap confidence interval.
+
+    Attributes:
+        value: the statistic of all pairs.
+        low, high: the interval that contains the fraction `level` of the bootstrap values.
+        level: such as 0.95.
 
     >>> print(Interval(0.975, 0.9612, 0.9833, 0.95))
     0.9750 [0.9612, 0.9833] (95 %)
@@ -55,7 +60,7 @@ class Verification:
 
     Attributes:
         scores: float64, the score of each pair when its fold was tested.
-        same: which pairs show one identity.
+        same: True for pairs of the same identity.
         fold: the fold of each pair.
         thresholds: the threshold of each fold, chosen on the other folds.
         accuracies: the accuracy on each fold.
@@ -83,7 +88,7 @@ class Verification:
 
     @property
     def best_accuracy(self) -> float:
-        """Accuracy at `best_threshold`: an upper bound, because the threshold is chosen on the same pairs."""
+        """Accuracy at `best_threshold`: an upper bound, because the threshold is chosen on the test pairs."""
         return self.roc.best_accuracy
 
     @property
@@ -104,7 +109,7 @@ class Verification:
     @property
     def tar(self) -> dict[float, float]:
         """True accept rate by requested false accept rate."""
-        return {point.asked: point.true_rate for point in self.points}
+        return {point.requested_rate: point.true_rate for point in self.points}
 
     def interval(
         self,
@@ -115,10 +120,10 @@ class Verification:
         level: float = 0.95,
         generator: torch.Generator | None = None,
     ) -> Interval:
-        """Return the bootstrap interval of a statistic.
+        """Compute a percentile bootstrap interval of a statistic.
 
         Args:
-            statistic: "accuracy" (with the thresholds held fixed), or a statistic of `bootstrap`.
+            statistic: "accuracy" (with the thresholds of the folds held fixed), or a statistic of `bootstrap`.
             identities, samples, level, generator: as for `bootstrap`.
         """
         if statistic != "accuracy":
@@ -138,8 +143,8 @@ class Verification:
             weights = weights.double()
             totals = torch.zeros_like(self.accuracies).index_add_(0, self.fold, weights)
             hits = torch.zeros_like(self.accuracies).index_add_(0, self.fold, weights * correct)
-            drawn = totals > 0  # a fold may have no pair in a sample
-            return float((hits[drawn] / totals[drawn]).mean())
+            is_drawn = totals > 0  # a bootstrap sample may contain no pair of a fold
+            return float((hits[is_drawn] / totals[is_drawn]).mean())
 
         draws = _resampled_weights(self.same, identities, generator)
         return _percentile_interval(self.accuracy, mean_fold_accuracy, draws, samples, level)
@@ -153,7 +158,7 @@ class Verification:
             f"  EER {self.eer:.4f}, AUC {self.auc:.4f}",
         ]
         lines += [
-            f"  TAR {point.true_rate:.4f} at FAR {point.asked:.0e}"
+            f"  TAR {point.true_rate:.4f} at FAR {point.requested_rate:.0e}"
             + ("" if point.resolved else f"  (not resolved by {self.roc.negatives:g} different pairs)")
             for point in self.points
         ]
@@ -175,7 +180,7 @@ def verify(
     Args:
         first, second: (M, d) embeddings of the two sides of each pair. Their norms do not matter.
         same: (M,) booleans, or zeros and ones.
-        folds: the number of folds (see `make_folds`), or (M,) the fold 0, 1, … of each pair.
+        folds: the number of folds (see `make_folds`), or (M,) the fold of each pair, numbered from 0.
         subtract_mean: for each fold, subtract the mean embedding of the other folds before computing cosines.
         far: false accept rates at which to report the true accept rate.
         rule: how the curve is read at these rates, "step" or "linear"; see `Roc.at`.
@@ -200,6 +205,7 @@ def verify(
     if not subtract_mean:
         scores = cosine_scores(left, right)
         return _cross_validate(lambda test_fold: scores, flags, fold, far, rule)
+    # The mean is part of what is fitted on the other folds, so each test fold has different scores for all pairs.
     means = _means_of_other_folds(left, right, fold)
     return _cross_validate(
         lambda test_fold: cosine_scores(left, right, center=means[test_fold]), flags, fold, far, rule
@@ -224,7 +230,7 @@ def cosine_scores(first: Array, second: Array, *, center: Array | None = None) -
 
     Args:
         first, second: (M, d) embeddings.
-        center: (d,) subtracted from all embeddings, or None.
+        center: (d,) a vector that is subtracted from all embeddings, or None.
 
     Example:
         >>> cosine_scores([[1.0, 0.0]], [[1.0, 1.0]])
@@ -233,7 +239,7 @@ def cosine_scores(first: Array, second: Array, *, center: Array | None = None) -
     left, right = _as_pairs(first, second)
     dim = left.shape[1]
     origin = torch.zeros(dim, dtype=torch.float64) if center is None else as_scores("center", center)
-    require(len(origin) == dim, "center", f"{dim} numbers", len(origin))
+    require(len(origin) == dim, "center", f"a vector of {dim} numbers", tuple(origin.shape))
     origin = origin.to(left.device)
     scores = [
         sphere.cosine(a.double() - origin, b.double() - origin)
@@ -243,10 +249,10 @@ def cosine_scores(first: Array, second: Array, *, center: Array | None = None) -
 
 
 def make_folds(same: Array, folds: int = 10) -> Int64[Tensor, " pairs"]:
-    """Return the fold of each pair: same pairs are cut, in order, into `folds` equal runs, and so are different pairs.
+    """Return the fold of each pair. Same pairs and different pairs are each divided, in order, into equal runs.
 
     For the pairs of LFW in the order of its file these are the ten official folds. Pairs that share a person should be
-    in one fold. If the order of your pairs does not ensure this, pass `verify` the fold of each pair instead.
+    in the same fold. If the order of the pairs does not ensure this, pass the fold of each pair to `verify` instead.
 
     >>> make_folds([True, True, False, False, True, True, False, False], 2)
     tensor([0, 0, 0, 0, 1, 1, 1, 1])
@@ -267,23 +273,26 @@ def _as_pairs(first: Array, second: Array) -> tuple[Tensor, Tensor]:
     """Return both sides of the pairs as matrices of the same shape."""
     left = as_features("first", first)
     right = as_features("second", second, like=left).to(left.device)
-    require(len(left) == len(right), "second", f"{len(left)} rows, as many as first", len(right))
+    accepted = f"a matrix with {len(left)} rows, as many as first"
+    require(len(left) == len(right), "second", accepted, tuple(right.shape))
     return left, right
 
 
 def _as_folds(folds: int | Array, same: Tensor) -> Tensor:
-    """Return the fold of each pair. Every fold must have pairs of both kinds."""
-    # A number, also one of NumPy or torch; anything else is the fold of each pair.
+    """Return the fold of each pair. Every fold must contain same and different pairs."""
+    # A scalar of Python, NumPy or torch is the number of folds; `make_folds` rejects scalars that are not integers.
     if isinstance(folds, int) or np.ndim(folds) == 0:
         return make_folds(same, cast(int, folds))
     fold = as_labels("folds", folds, len(same), same.device)
-    require(int(fold.min()) >= 0, "folds", "numbers 0, 1, …", int(fold.min()))
+    require(int(fold.min()) >= 0, "folds", "integers >= 0", int(fold.min()))
     count = int(fold.max()) + 1
     require(2 <= count <= len(fold), "folds", "at least two folds, numbered from 0 without a gap", f"{count} folds")
     for members, kind in ((same, "same"), (~same, "different")):
-        lacking = (fold[members].bincount(minlength=count) == 0).nonzero().flatten().tolist()
-        if lacking:
-            raise ValueError(f"folds must have same and different pairs each, but fold {lacking[0]} has no {kind} pair")
+        empty = (fold[members].bincount(minlength=count) == 0).nonzero().flatten().tolist()
+        if empty:
+            raise ValueError(
+                f"folds must each contain same and different pairs, but fold {empty[0]} has no {kind} pair"
+            )
     return fold
 
 
@@ -300,22 +309,24 @@ def _means_of_other_folds(left: Tensor, right: Tensor, fold: Tensor) -> Float[Te
 def _cross_validate(
     scores_for: Callable[[int], Tensor], same: Tensor, fold: Tensor, far: Sequence[float] | Array, rule: str
 ) -> Verification:
-    """Test each fold with the threshold that is best on the others.
+    """Test each fold with the threshold that is best on the other folds.
 
     Args:
-        scores_for: the scores of all pairs when a given fold is tested.
-        same, fold, far, rule: as in `verify`.
+        scores_for: maps the number of the test fold to the scores of all pairs.
+        same: True for pairs of the same identity.
+        fold: the fold of each pair.
+        far, rule: as in `verify`.
     """
     test_scores = torch.empty(len(same), dtype=torch.float64, device=same.device)
     thresholds, accuracies = [], []
     for test_fold in range(int(fold.max()) + 1):
         scores = scores_for(test_fold)
-        tested = fold == test_fold
-        # The threshold must not depend on the tested fold.
-        threshold = RankedScores(scores[~tested], same[~tested]).roc().best_threshold
-        test_scores[tested] = scores[tested]
+        is_test = fold == test_fold
+        # The threshold must not depend on the test fold.
+        threshold = RankedScores(scores[~is_test], same[~is_test]).roc().best_threshold
+        test_scores[is_test] = scores[is_test]
         thresholds.append(threshold)
-        accuracies.append(float(((scores[tested] >= threshold) == same[tested]).double().mean()))
+        accuracies.append(float(((scores[is_test] >= threshold) == same[is_test]).double().mean()))
     curve = RankedScores(test_scores, same).roc()
     points = tuple(curve.at(rate, rule=rule) for rate in far)
     per_fold = torch.tensor([thresholds, accuracies], dtype=torch.float64, device=same.device)
@@ -337,10 +348,10 @@ def bootstrap(
 ) -> Interval:
     r"""Compute a percentile bootstrap interval of a statistic of the ROC curve.
 
-    By default same pairs and different pairs are resampled with replacement, each kind in its original number. Pairs
-    that share a person are not independent, so these intervals are too narrow for them. With `identities`, people are
-    resampled instead: the same pairs of a person drawn c times count c times, and a different pair of the people i and
-    j counts cᵢ·cⱼ times.
+    By default same pairs and different pairs are resampled with replacement, separately, so that their numbers do not
+    change. Pairs that share a person are not independent, so these intervals are too narrow for them. With
+    `identities`, people are resampled instead: if person i is drawn cᵢ times, the same pairs of i count cᵢ times, and
+    the different pairs of i and j count cᵢ·cⱼ times.
 
     Args:
         scores: (M,) higher means more similar.
@@ -361,7 +372,7 @@ def bootstrap(
     measure = statistic if callable(statistic) else STATISTICS[statistic]
     values = as_scores("scores", scores)
     flags = as_flags("same", same, len(values), values.device)
-    # A bootstrap sample is a vector of weights of the pairs, so all samples share one sort of the scores.
+    # A bootstrap sample is represented by the weights of the pairs, so the scores are sorted once for all samples.
     ranked = RankedScores(values, flags)
     draws = _resampled_weights(flags, identities, generator)
     return _percentile_interval(
@@ -391,7 +402,10 @@ def _percentile_interval(
 def _resampled_weights(
     same: Tensor, identities: tuple[Array, Array] | None, generator: torch.Generator | None
 ) -> Iterator[Tensor]:
-    """Yield, without end, how often each pair counts in a bootstrap sample that has pairs of both kinds."""
+    """Yield an endless sequence of bootstrap samples, each as the number of times that every pair counts.
+
+    Samples without same pairs or without different pairs have no ROC curve and are left out.
+    """
     draws = _resample_pairs(same, generator) if identities is None else _resample_people(same, identities, generator)
     for weights in draws:
         if bool((weights * same).any()) and bool((weights * ~same).any()):
@@ -418,7 +432,7 @@ def _resample_people(
     people, index = torch.cat([first, second]).unique(return_inverse=True)
     left, right = index.chunk(2)
     while True:
-        # A same pair needs its person once; a different pair needs both people.
+        # A same pair involves one person, a different pair two.
         counts = _draw_counts(len(people), generator).to(same.device)
         yield torch.where(same, counts[left], counts[left] * counts[right])
 

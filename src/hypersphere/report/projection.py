@@ -44,7 +44,7 @@ def project(features: Array, vectors: Array | None = None) -> Projection:
     at_least_three = np.concatenate([x, np.zeros((3, x.shape[1]))])
     pca = fit_pca(at_least_three, 3, center=False)
     basis = pca.directions.numpy().T
-    points, kept = x @ basis, pca.kept
+    points, kept = x @ basis, pca.explained_variance_ratio
     if vectors is None:
         return Projection(points, None, kept)
     w = _unit_rows("vectors", vectors)
