@@ -1,4 +1,4 @@
-"""Tolerances, scaling and dtype conversion."""
+"""Dtype conversion, tolerances and scaling."""
 
 import math
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from hypersphere import _numerics
+from hypersphere import _numerics, sphere
 
 
-def test_require_finite_rows_names_the_first_bad_row():
+def test_require_finite_rows_names_the_first_invalid_row():
     x = torch.ones(4, 3)
     x[2, 1] = float("inf")
     with pytest.raises(ValueError, match=r"features must be finite, but row 2 is not \(1 such rows of 4\)"):
@@ -33,6 +33,10 @@ def test_widen_parameter_clamps_the_float16_gradient():
     weight = torch.ones(2, dtype=torch.float16, requires_grad=True)
     (_numerics.widen_parameter(weight) * torch.tensor([1e6, -1e6])).sum().backward()
     assert weight.grad.tolist() == [65504.0, -65504.0]
+
+
+def test_narrow_keeps_infinity_visible_as_nan():
+    assert _numerics.narrow(torch.tensor([math.inf, 1.0]), torch.float16).isnan().tolist() == [True, False]
 
 
 def test_narrow_clamps_values_to_float16_and_keeps_gradients():
@@ -74,8 +78,13 @@ def test_safe_scale_changes_only_entries_whose_squares_would_leave_the_range():
 
 def test_squares_are_safe_rejects_extreme_zero_and_nan_norms():
     assert _numerics.squares_are_safe(torch.tensor([1e-3, 1.0, 1e6]))
-    for bad in (0.0, 1e-25, 1e25, math.nan, math.inf):
-        assert not _numerics.squares_are_safe(torch.tensor([1.0, bad]))
+    for norm in (0.0, 1e-25, 1e25, math.nan, math.inf):
+        assert not _numerics.squares_are_safe(torch.tensor([1.0, norm]))
+
+
+def test_squared_distance_floor_is_raised_in_float32_from_the_fourth_power():
+    assert _numerics.squared_distance_floor(torch.float32, 3) == _numerics.distance_floor() ** 2
+    assert _numerics.squared_distance_floor(torch.float32, 4) > _numerics.distance_floor() ** 2
 
 
 def test_squared_distance_floor_keeps_large_powers_finite():
@@ -95,3 +104,11 @@ def test_angle_derivative_matches_autograd_inside_and_is_zero_outside():
 def test_tolerances_treat_half_precision_as_float32():
     for tolerance in (_numerics.close_pair_threshold, _numerics.tie_tolerance, _numerics.rotation_tolerance):
         assert tolerance(torch.bfloat16) == tolerance(torch.float32) > tolerance(torch.float64)
+
+
+def test_tie_tolerance_covers_rounding_of_products():
+    for dim in (64, 512, 2048):
+        point = torch.randn(1, dim, generator=torch.Generator().manual_seed(dim))
+        x = sphere.row_directions(point * torch.linspace(0.1, 3, 200)[:, None])
+        spread = (x @ x.mT - (x[:1] * x).sum(1)).abs().max()
+        assert spread < _numerics.tie_tolerance(torch.float32)

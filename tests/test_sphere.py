@@ -6,7 +6,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import oracle
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -61,7 +61,7 @@ def test_sphere_functions_pass_gradcheck_and_gradgradcheck():
         assert gradgradcheck(function, inputs)
 
 
-def test_angle_agrees_with_an_accurate_formula():
+def test_angle_matches_the_oracle():
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(2, 50, 6))
     values = sphere.angle(sphere.cosine(torch.from_numpy(a), torch.from_numpy(b))).numpy()
@@ -85,7 +85,7 @@ def test_angle_is_clamped_with_zero_gradient_at_and_beyond_one(dtype):
 def test_angle_is_finite_for_cosines_rounded_above_one():
     x = torch.randn(10_000, 37)
     c = sphere.cosine(x, x)
-    assert (c > 1).any()  # rounding does exceed 1 in float32
+    assert (c > 1).any()  # in float32, rounding moves some cosines above 1
     assert torch.isfinite(gradient(lambda v: sphere.angle(sphere.cosine(v, v.detach())), x)).all()
 
 
@@ -117,7 +117,21 @@ def test_row_polar_agrees_with_polar(scale):
         torch.testing.assert_close(fast, exact)
 
 
-def test_sphere_keeps_names_of_the_previous_release():
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_row_directions_match_polar(dtype):
+    x = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
+    torch.testing.assert_close(sphere.row_directions(x), sphere.polar(x)[1])
+    for scale in (0.0, 1e-42, 1e-30, 1e30, 3e38):
+        # One extreme row must not change the others: it disables the fast path.
+        rows = _numerics.widen(x)
+        rows = torch.cat([rows, (rows[:1] / rows[:1].abs().max()) * scale])
+        torch.testing.assert_close(sphere.row_directions(rows), sphere.polar(rows)[1])
+    assert sphere.row_directions(x[:0]).shape == (0, 7)
+    with_nan = torch.tensor([[float("nan"), 1.0], [1.0, 0.0]])
+    assert sphere.row_directions(with_nan).isnan().any(1).tolist() == [True, False]
+
+
+def test_sphere_forwards_deprecated_names():
     with pytest.warns(DeprecationWarning, match=r"sphere.widest is deprecated, use hypersphere._numerics.to_float64"):
         assert sphere.widest(torch.zeros(1)).dtype == torch.float64
     with pytest.warns(DeprecationWarning, match="row_directions"):

@@ -26,12 +26,15 @@ def test_is_number_rejects_other_values(value):
     assert not is_number(value, 1, 5)
 
 
-@pytest.mark.parametrize("value", [2, np.int32(2), torch.tensor(2)])
+@pytest.mark.parametrize("value", [2, np.int32(2), np.uint8(2), np.array(2), torch.tensor(2)])
 def test_is_integer_accepts_integers_of_python_numpy_and_torch(value):
     assert is_integer(value, 1, 5)
 
 
-@pytest.mark.parametrize("value", [True, 2.0, np.float64(2), torch.tensor(2.0), torch.tensor([2]), "2", None, 0, 6])
+@pytest.mark.parametrize(
+    "value",
+    [True, np.True_, 2.0, np.float64(2), torch.tensor(2.0), torch.tensor([2]), np.array([2]), [2], "2", None, 0, 6],
+)
 def test_is_integer_rejects_other_values(value):
     assert not is_integer(value, 1, 5)
 

@@ -14,8 +14,8 @@ __all__ = ["evaluation_mode"]
 def evaluation_mode(*parts: object) -> Iterator[None]:
     """Put modules into evaluation mode inside a `with` block and restore the mode of every submodule afterwards.
 
-    The flags `training` are set directly. Methods `train` and `eval` that a module overrides are not called, because
-    their side effects (merging adapters, for example) could not be undone.
+    The `training` flags are set directly instead of calling `eval` and `train`. Modules may override these methods with
+    side effects that cannot be undone, such as merging adapters.
 
     Args:
         parts: modules. Anything else, such as a function used in place of a model, is ignored.

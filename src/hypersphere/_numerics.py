@@ -1,4 +1,4 @@
-r"""Numerical tools shared by all rooms: dtype limits, safe scaling, conversion between dtypes.
+r"""Numerical functions shared by all packages: dtype conversion, tolerances, scaling against overflow.
 
 Every tolerance of the library is defined here, as a function of the dtype, together with the reason for its size.
 Half precision (float16 and bfloat16) is always computed in float32, so most tolerances treat it as float32.
@@ -15,13 +15,17 @@ from torch import Tensor
 __all__ = [
     "SAFE_PARAMETER_RANGE",
     "angle_derivative",
+    "arcsin_",
     "autocast_disabled",
     "can_update_state",
     "close_pair_threshold",
+    "cotangent",
     "distance_floor",
     "exact_difference_threshold",
     "in_backward",
+    "inverse_sine",
     "machine_epsilon",
+    "mask_poles",
     "narrow",
     "parallel_tolerance",
     "rank_tolerance",
@@ -44,14 +48,14 @@ __all__ = [
 _HALF = (torch.float16, torch.bfloat16)
 
 SAFE_PARAMETER_RANGE = (1e-6, 1e6)
-"""Accepted range of steepness and radius parameters. Values outside it lose all digits in float32."""
+"""Accepted range of steepness and radius parameters. Outside it, sums with 1 lose all digits in float32."""
 
 
 # Conversion between dtypes -------------------------------------------------------------------------------------------
 
 
 def widen(x: Tensor) -> Tensor:
-    """Return `x` in float32 if it has half precision and in the default dtype if it has integers, else unchanged.
+    """Convert half precision to float32 and integers to the default dtype. Other tensors are returned unchanged.
 
     In the backward pass a gradient that float16 cannot represent becomes infinite. Gradient scalers rely on this.
     """
@@ -63,7 +67,8 @@ def widen(x: Tensor) -> Tensor:
 def widen_parameter(w: Tensor) -> Tensor:
     """Widen a parameter and clamp its float16 gradient to the representable range.
 
-    Unlike the gradient of an activation, a parameter's gradient is not checked by a scaler before it is used here.
+    `torch.amp.GradScaler` rejects float16 gradients, so nothing would detect an infinite gradient before the optimiser
+    adds it to the weight.
     """
     wide = widen(w)
     if w.dtype == torch.float16 and wide.requires_grad and values_readable(w):
@@ -78,6 +83,8 @@ def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x
     if dtype == torch.float16:
         largest = torch.finfo(dtype).max
+        # The second term is zero and has the gradient of x, which `clamp` alone would set to zero outside the range.
+        # For an infinite entry it is ∞ − ∞ = NaN, so divergence stays visible.
         x = x.detach().clamp(-largest, largest) + (x - x.detach())
     return x.to(dtype)
 
@@ -117,11 +124,11 @@ def values_readable(*tensors: Tensor) -> bool:
 def can_update_state(x: Tensor) -> bool:
     """Return True if a buffer may be updated from `x`.
 
-    That is not the case in inference mode, inside a `torch.func` transform, and when activation checkpointing repeats a
-    forward pass that has already updated the buffer.
+    It may not in inference mode, inside a `torch.func` transform, and when activation checkpointing repeats a forward
+    pass that has already updated the buffer.
     """
     if torch.compiler.is_compiling():
-        return True
+        return True  # the calls below cannot be traced; the compiler turns updates of buffers into outputs
     if torch.is_inference_mode_enabled() or torch._C._functorch.is_functorch_wrapped_tensor(x):
         return False
     return not in_backward()
@@ -129,6 +136,7 @@ def can_update_state(x: Tensor) -> bool:
 
 def in_backward() -> bool:
     """Return True during a backward pass, in which activation checkpointing computes forward passes again."""
+    # The autograd engine numbers the backward passes; −1 means that none is running.
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
@@ -142,29 +150,33 @@ def require_finite_rows(name: str, x: Tensor) -> None:
     """Raise a `ValueError` that names the first row of `x` with a NaN or an infinity."""
     # The sum is one cheap reduction. It is not finite if any entry is not.
     if x.numel() and values_readable(x) and not bool(torch.isfinite(x.detach().sum())):
-        bad = (~torch.isfinite(x.detach())).flatten(1).any(1).nonzero().flatten().tolist()
-        if bad:  # a sum of finite but huge entries may overflow
-            raise ValueError(f"{name} must be finite, but row {bad[0]} is not ({len(bad)} such rows of {len(x)})")
+        invalid = (~torch.isfinite(x.detach())).flatten(1).any(1).nonzero().flatten().tolist()
+        if invalid:  # otherwise the sum of finite entries has overflowed
+            raise ValueError(
+                f"{name} must be finite, but row {invalid[0]} is not ({len(invalid)} such rows of {len(x)})"
+            )
 
 
 # Tolerances ----------------------------------------------------------------------------------------------------------
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of `widen` for a floating-point dtype."""
     return torch.float32 if dtype in _HALF else dtype
 
 
 def machine_epsilon(dtype: torch.dtype) -> float:
-    """Return the relative spacing of numbers in `dtype`."""
+    """Return eps, the spacing of the numbers of `dtype` at 1."""
     return float(torch.finfo(dtype).eps)
 
 
 def zero_floor(dtype: torch.dtype) -> float:
-    """Return the largest entry below which a vector counts as zero.
+    """Return the bound below which a vector counts as zero: all of its entries are smaller in magnitude.
 
-    Entries below it are close to the denormal range, where a direction would consist of rounding errors.
+    Such entries are close to the denormal range, where a direction would consist of rounding errors.
     """
     info = torch.finfo(dtype)
+    # For float16, tiny/eps is 0.06, far too large. `tiny` suffices, because float16 is computed in float32.
     return info.tiny if dtype == torch.float16 else info.tiny / info.eps
 
 
@@ -185,11 +197,12 @@ def squared_distance_floor(dtype: torch.dtype, power: float = 0.0) -> float:
     r"""Return the square of the smallest distance z at which z^−s is evaluated for results in `dtype`.
 
     It is `distance_floor`, raised for large powers s so that z^−s and its derivative s·z^(−s−1) stay below 10⁻⁴ of the
-    largest number of the dtype. The raised floor applies in float32 from s = 5 on; it is 0.23 at s = 50.
+    largest number of the dtype. In float32 the raised floor applies from s = 4 on; it is 0.23 at s = 50.
     """
     s = max(power, 1.0)
+    # Solve s·z^(−s−1) = 10⁻⁴·max for z. This also bounds z^−s, because z < 1.
     result = (torch.finfo(_compute_dtype(dtype)).max / (1e4 * s)) ** (-1 / (power + 1))
-    # Derivatives with respect to the squared distance are computed in float64 and grow like z^(−s−2).
+    # The second derivative with respect to u = z² is computed in float64 and is of the order s²·z^(−s−4).
     intermediate = (torch.finfo(torch.float64).max / (1e4 * s**2)) ** (-1 / (power + 4))
     return max(distance_floor(), float(result), float(intermediate)) ** 2
 
@@ -197,8 +210,9 @@ def squared_distance_floor(dtype: torch.dtype, power: float = 0.0) -> float:
 def close_pair_threshold(dtype: torch.dtype, power: float = 0.0) -> float:
     r"""Return the squared chord below which a cosine of `dtype` is too inaccurate to compute z^−s from it.
 
-    The rounding error of 2 − 2c is a few eps. Above eps^¼ (0.019 in float32) its relative error is a few eps^¾,
-    about 1e-5 in float32. For large powers the threshold is raised, so that u^(−s/2−1) cannot overflow above it.
+    The squared chord u = 2 − 2c has a rounding error of a few eps. Above eps^¼ (0.019 in float32) its relative error is
+    therefore at most a few eps^¾, about 1e-5 in float32. For large powers the threshold is raised, so that the second
+    derivative of u^(−s/2), of the order s²·u^(−s/2−2), cannot overflow above it.
     """
     info = torch.finfo(_compute_dtype(dtype))
     headroom = info.max / (1e4 * max(power, 1.0) ** 2)
@@ -214,8 +228,9 @@ def exact_difference_threshold() -> float:
 
 
 def tie_tolerance(dtype: torch.dtype) -> float:
-    """Return 16·eps. Cosines that differ by less are treated as tied, because a matrix product rounds equal pairs
-    differently depending on their position.
+    """Return 16·eps, the difference below which two cosines count as tied.
+
+    A matrix product may round the cosines of equal pairs differently, depending on their position in the matrix.
     """
     return 16 * torch.finfo(_compute_dtype(dtype)).eps
 
@@ -237,7 +252,7 @@ def rank_tolerance(dtype: torch.dtype, size: int) -> float:
 def rotation_tolerance(dtype: torch.dtype) -> float:
     r"""Return eps^¾, the relative change of row norms at which a factorisation switches to a more stable algorithm.
 
-    It is 6.5e-6 in float32 and 1.8e-12 in float64.
+    It is 6.4e-6 in float32 and 1.8e-12 in float64.
     """
     return float(torch.finfo(_compute_dtype(dtype)).eps ** 0.75)
 
@@ -246,17 +261,18 @@ def rotation_tolerance(dtype: torch.dtype) -> float:
 
 
 def squares_in_range(norms: Tensor) -> Tensor:
-    """Return a boolean scalar tensor: whether all norms can be squared without overflow or underflow.
+    """Return a boolean scalar tensor: True if all norms can be squared without overflow or underflow.
 
-    It is False if a norm is zero or not finite. No value is read by the host.
+    It is False if a norm is zero or not finite. The result stays on the device, so there is no synchronisation.
     """
     info = torch.finfo(norms.dtype)
+    # One eps of distance on both sides leaves room for sums of squares and for products of two norms.
     low, high = torch.aminmax(norms.detach())
     return (low > info.tiny**0.5 / info.eps) & (high < info.max**0.5 * info.eps)
 
 
 def squares_are_safe(norms: Tensor) -> bool:
-    """Return `squares_in_range` as a Python boolean."""
+    """Return `squares_in_range` as a Python boolean, which synchronises with the device."""
     return bool(squares_in_range(norms))
 
 
@@ -283,7 +299,7 @@ def safe_scale(peak: Tensor) -> Tensor:
     return unit_scale(peak.masked_fill((peak >= low) & (peak <= high), 1.0))
 
 
-# Angles in hand-written derivatives ----------------------------------------------------------------------------------
+# Angles for explicit backward passes ---------------------------------------------------------------------------------
 
 
 def angle_derivative(c: Tensor) -> Tensor:
@@ -292,12 +308,12 @@ def angle_derivative(c: Tensor) -> Tensor:
     >>> angle_derivative(torch.tensor([0.0, 0.6, 1.0]))
     tensor([-1.0000, -1.2500,  0.0000])
     """
-    squared_sine = (1 - c) * (1 + c)  # more accurate near ±1 than 1 − c²
+    squared_sine = (1 - c) * (1 + c)  # 1 − c² would cancel near ±1
     return squared_sine.rsqrt().neg_().masked_fill_(squared_sine <= 0, 0.0)
 
 
 def arcsin_(c: Tensor) -> Tensor:
-    r"""Overwrite cosines with π/2 − θ = arcsin c. For callers that provide their own derivative.
+    r"""Overwrite cosines with π/2 − θ = arcsin c, clamped to [−π/2, π/2]. Autograd does not apply to the result.
 
     >>> arcsin_(torch.tensor([1.0000001, 0.0, -2.0]))
     tensor([ 1.5708,  0.0000, -1.5708])
@@ -306,23 +322,31 @@ def arcsin_(c: Tensor) -> Tensor:
 
 
 def _pole_cotangent(dtype: torch.dtype) -> float:
-    """Return the number that represents cot 0: larger than the cotangent of any cosine other than ±1."""
+    """Return the number that represents cot 0.
+
+    It is larger than the cotangent of any cosine other than ±1, which is at most eps^−½, and in float32 it is 4.1e4, so
+    that float16 (up to 6.5e4) can store it.
+    """
     return float(torch.finfo(dtype).eps ** (-2 / 3))
 
 
 def cotangent(c: Tensor) -> Tensor:
-    r"""Return cot θ = c/√(1−c²). It is about c near a right angle and about 1/θ near a pole, so it keeps its relative
-    precision at both ends when it is stored in few bits.
+    r"""Return cot θ = c/√(1−c²), a form of the cosine that can be stored in float16.
+
+    It is about c near a right angle and about 1/θ near a pole. Rounding therefore preserves the relative precision of c
+    near a right angle and of θ near a pole, where a rounded cosine would lose θ.
 
     >>> cotangent(torch.tensor([0.6, -1.0]))
     tensor([ 7.5000e-01, -4.1285e+04])
     """
     one = torch.ones((), dtype=c.dtype, device=c.device)
+    # `addcmul` computes 1 − c² in one pass over memory. The clamp bounds the result at the poles.
     return torch.addcmul(one, c, c, value=-1).clamp_min_(_pole_cotangent(c.dtype) ** -2).rsqrt_().mul_(c)
 
 
 def mask_poles(gradient: Tensor, c: Tensor) -> Tensor:
     """Return `gradient` where |c| < 1, and zero at the poles and beyond, as in `sphere.angle`."""
+    # The derivative of hardtanh is this mask. One kernel needs no boolean tensor.
     masked: Tensor = torch.ops.aten.hardtanh_backward(gradient, c, -1.0, 1.0)
     return masked
 

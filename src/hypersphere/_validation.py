@@ -1,4 +1,4 @@
-"""Checks of arguments. Each failed check raises a one-sentence `ValueError` that names the argument and its value."""
+"""Argument checks. A failed check raises a one-sentence `ValueError` that names the argument and its value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def require(condition: bool, argument: str, accepted: str, value: object) -> Non
 
 
 def choose(menu: Mapping[str, type[Entry]], choice: str | Entry, argument: str) -> Entry:
-    """Return the menu entry named `choice`, or `choice` itself if it is a callable.
+    """Create the menu entry named `choice`, or return `choice` unchanged if it is a callable.
 
     Args:
         menu: a dictionary from names to classes that can be created without arguments.
@@ -40,7 +40,7 @@ def choose(menu: Mapping[str, type[Entry]], choice: str | Entry, argument: str) 
     """
     if isinstance(choice, str) and choice in menu:
         return cast(Entry, cast(Callable[[], Any], menu[choice])())
-    if callable(choice) and not isinstance(choice, type):
+    if callable(choice) and not isinstance(choice, type):  # a class is callable too, but has no settings yet
         return choice
     names = ", ".join(repr(name) for name in menu)
     raise ValueError(f"{argument} must be one of {names}, an instance of those classes or a callable, not {choice!r}")

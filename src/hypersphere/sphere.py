@@ -2,9 +2,9 @@ r"""Norms, directions, cosines and angles with finite values and gradients every
 
 The functions follow three rules:
 
-* half precision is computed in float32, and results are returned in the caller's dtype;
+* half precision is computed in float32, and results are returned in the caller's dtype (except by `polar`);
 * a zero vector has no direction: its direction is the zero vector, and its gradient is zero;
-* a huge vector keeps its direction: entries are scaled by the largest one before they are squared.
+* a huge or tiny vector keeps its direction: entries are divided by the largest one before they are squared.
 
 `torch.nn.functional.normalize` does not satisfy the last two. This module contains the only arc cosine of the library.
 """
@@ -39,9 +39,10 @@ def polar(x: Float[Tensor, "..."], dim: int = -1) -> tuple[Float[Tensor, "..."],
                 [0.]]), tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]]))
     """
+    # The floor belongs to the caller's dtype: a float16 vector that float16 cannot resolve counts as zero.
     floor = zero_floor(x.dtype if x.is_floating_point() else torch.get_default_dtype())
     x = widen(x)
-    if x.shape[dim] == 0:
+    if x.shape[dim] == 0:  # amax of an empty dimension is an error
         return x.sum(dim, keepdim=True), x
     # Scale by the largest entry, so that squares neither overflow nor underflow. The peak is a constant for autograd:
     # it cancels in the direction and in the norm.
@@ -55,10 +56,10 @@ def polar(x: Float[Tensor, "..."], dim: int = -1) -> tuple[Float[Tensor, "..."],
 
 
 def row_polar(x: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return norms (dimension kept) and directions of rows like `polar`, but faster for ordinary norms.
+    r"""Return the norms and directions of rows like `polar`, but faster for ordinary norms.
 
     The fast path squares entries without scaling them first. It applies if all norms are far from overflow and
-    underflow, which is read from the values once.
+    underflow. Testing this synchronises with the device once.
 
     >>> row_polar(torch.tensor([[3.0, 4.0], [3e30, 4e30]]))[1]
     tensor([[0.6000, 0.8000],
@@ -136,12 +137,14 @@ def angle(c: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     wide = widen(c)
     if not (wide.requires_grad and torch.is_grad_enabled()):
         return narrow(wide.clamp(-1, 1).acos(), c.dtype)
-    # Move cosines outside (−1, 1) to 0 before acos, so that no infinite derivative is ever multiplied by zero.
+    # The derivative of acos is infinite at ±1, and masking the result would multiply it by zero, which gives NaN.
+    # Replace these cosines by 0 first.
     outside = wide.abs() >= 1  # False for NaN, so that a NaN stays visible
     theta = wide.masked_fill(outside, 0.0).acos()
     return narrow(theta.masked_fill(outside, 0.0).masked_fill(wide <= -1, math.pi), c.dtype)
 
 
+# Names of version 0.1.
 _NUMERICS = "hypersphere._numerics"
 
 __getattr__ = deprecated_names(
