@@ -100,7 +100,7 @@ def test_plots_show_one_line_per_model():
         (lambda: fooling_strength(linear(0), []), "data must be an iterable that yields at least one batch"),
         (lambda: RobustAccuracy("FGSM", False, 1, 1.0, (0.1,), (0.5,)).at(0.2), "epsilon must be one of 0.1, not 0.2"),
         (lambda: adversarial_loss(linear(0), torch.rand(1, 6), torch.tensor([0]), weight=2), "weight must be a number"),
-        (lambda: plot_accuracy({}), "results must be at least one result"),
+        (lambda: plot_accuracy({}), "results must be a mapping with at least one result"),
         (lambda: plot_strength({}, "l1"), "norm must be 'l2' or 'linf'"),
     ],
 )

@@ -21,8 +21,8 @@ def test_fgsm_and_bim_match_the_formula_on_a_linear_model(attack):
     step, steps = (attack.epsilon, 1) if isinstance(attack, FGSM) else (attack.step, attack.steps)
     expected = [reference.bim(weight, a, b, attack.epsilon, step, steps) for a, b in zip(x, y, strict=True)]
     w = torch.from_numpy(weight)
-    ours = attack(lambda images: images @ w.mT, torch.from_numpy(x), torch.from_numpy(y))
-    np.testing.assert_allclose(ours.numpy(), expected, atol=1e-12)
+    attacked = attack(lambda images: images @ w.mT, torch.from_numpy(x), torch.from_numpy(y))
+    np.testing.assert_allclose(attacked.numpy(), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("norm", "dual"), [("l2", 2), ("linf", 1)])
@@ -37,10 +37,10 @@ def test_deepfool_on_two_linear_classes_finds_the_distance_to_the_boundary(norm,
     torch.testing.assert_close(length, 1.001 * gap / torch.linalg.vector_norm(normal, dual), atol=1e-12, rtol=1e-9)
 
 
-EVERY = [FGSM(), BIM(steps=3), DeepFool(steps=3), DeepFool("linf", steps=3)]
+ALL_ATTACKS = [FGSM(), BIM(steps=3), DeepFool(steps=3), DeepFool("linf", steps=3)]
 
 
-@pytest.mark.parametrize("attack", EVERY, ids=repr)
+@pytest.mark.parametrize("attack", ALL_ATTACKS, ids=repr)
 def test_attacks_leave_the_model_unchanged(attack):
     model, (x, y) = network(), batch()
     model.train()
@@ -98,7 +98,7 @@ def test_attacks_accept_a_head_as_loss_without_advancing_it():
     assert FGSM()(Classifier(model, head), x, y).shape == x.shape
 
 
-@pytest.mark.parametrize("attack", EVERY, ids=repr)
+@pytest.mark.parametrize("attack", ALL_ATTACKS, ids=repr)
 def test_attacks_do_not_change_images_without_a_gradient(attack):
     x = torch.rand(3, 4)
     constant = torch.tensor([1.0, 0.0])
@@ -140,8 +140,14 @@ def test_attacks_use_every_field_and_have_a_repr_that_evaluates():
         (lambda: FGSM()(nn.Identity(), torch.full((1, 2), 2.0), torch.zeros(1).long()), r"images must be numbers in"),
         (lambda: FGSM()(nn.Identity(), torch.full((1, 2), torch.nan), torch.zeros(1).long()), "images must be numbers"),
         (lambda: FGSM()(nn.Identity(), torch.zeros(1, 2).byte(), torch.zeros(1).long()), "images must be floating"),
-        (lambda: FGSM()(nn.Identity(), torch.zeros(2, 2), torch.zeros(1).long()), "labels must be one for each"),
-        (lambda: DeepFool()(nn.Identity(), torch.zeros(2, 1), torch.zeros(2).long()), "model must be images to logits"),
+        (
+            lambda: FGSM()(nn.Identity(), torch.zeros(2, 2), torch.zeros(1).long()),
+            "labels must be a vector with one label for each",
+        ),
+        (
+            lambda: DeepFool()(nn.Identity(), torch.zeros(2, 1), torch.zeros(2).long()),
+            "model must be a map of images to logits",
+        ),
     ],
 )
 def test_attacks_reject_invalid_arguments(make, message):

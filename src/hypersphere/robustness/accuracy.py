@@ -1,4 +1,4 @@
-"""Accuracy of a model under attack, and the perturbation that is needed to fool it."""
+"""Accuracy of a model under attack, and the size of the perturbations that fool it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hypersphere import sphere
 from hypersphere._modes import evaluation_mode
-from hypersphere._validation import is_number, require
+from hypersphere._validation import is_number, require, require_package
 from hypersphere.robustness.attacks import FGSM, Attack, DeepFool, Loss, Model
 
 __all__ = ["RobustAccuracy", "Strength", "accuracy_under", "fooling_strength", "plot_accuracy", "plot_strength"]
@@ -44,7 +44,7 @@ class RobustAccuracy:
     accuracies: tuple[float, ...]
 
     def at(self, epsilon: float) -> float:
-        """Return the accuracy for one of the ε."""
+        """Return the accuracy for one of `epsilons`."""
         for measured, accuracy in zip(self.epsilons, self.accuracies, strict=True):
             if math.isclose(measured, epsilon):
                 return accuracy
@@ -68,7 +68,7 @@ class Strength:
     wrong: Bool[Tensor, " images"]
 
     def median(self, norm: str = "l2") -> float:
-        """Return the median over the images that were correct before the attack and are fooled by it, NaN if none."""
+        """Return the median norm over the images that the attack made misclassified, or NaN if there are none."""
         selected = self.norms(norm)[self.fooled & ~self.wrong]
         return float(selected.median()) if len(selected) else math.nan
 
@@ -96,12 +96,12 @@ def accuracy_under(
     """Measure the accuracy without an attack and under an attack of one or several strengths.
 
     Args:
-        model: images in [0, 1] to logits. A module is put into evaluation mode during the call.
+        model: maps images in [0, 1] to logits. A module is put into evaluation mode during the call.
         data: yields (images, labels).
         attack: a dataclass with a field `epsilon`; FGSM() if None.
-        epsilons: the strengths; only that of the attack if None.
+        epsilons: attack strengths; `attack.epsilon` if None.
         source: the model on which a transferred attack is computed; `model` itself if None (white box).
-        loss: what the attack increases, a function of the output of `source` and of labels.
+        loss: the function that the attack increases, of the output of `source` and the labels.
 
     Example:
         >>> batch = (torch.tensor([[0.6, 0.4], [0.9, 0.1]]), torch.tensor([0, 0]))
@@ -115,15 +115,16 @@ def accuracy_under(
     strengths = (attack.epsilon,) if epsilons is None else tuple(epsilons)  # type: ignore[attr-defined]
     are_strengths = bool(strengths) and all(is_number(strength, 0) for strength in strengths)
     require(are_strengths, "epsilons", "numbers >= 0", strengths)
-    # `replace` validates each strength like the constructor of the attack.
+    # `replace` calls the constructor, which validates the strength.
     attacks = [dataclasses.replace(attack, epsilon=strength) for strength in strengths]  # type: ignore[type-var]
     attacked_model = model if source is None else source
     images, clean_hits, hits = 0, 0, [0] * len(attacks)
     for x, y in data:
         images += len(y)
         clean_hits += int((_predict(model, x) == y).sum())
-        for i, one in enumerate(attacks):  # computed on the source, judged by the model
-            hits[i] += int((_predict(model, one(attacked_model, x, y, loss)) == y).sum())
+        for i, attack_of_strength in enumerate(attacks):
+            attacked = attack_of_strength(attacked_model, x, y, loss)
+            hits[i] += int((_predict(model, attacked) == y).sum())
     require(images > 0, "data", "an iterable that yields at least one image", data)
     accuracies = tuple(count / images for count in hits)
     return RobustAccuracy(type(attack).__name__, source is not None, images, clean_hits / images, strengths, accuracies)
@@ -132,10 +133,10 @@ def accuracy_under(
 def fooling_strength(
     model: Model, data: Batches, attack: Attack | None = None, *, source: Model | None = None
 ) -> Strength:
-    """Measure how large a perturbation has to be until the model misclassifies an image.
+    """Measure the size of the perturbation with which an attack makes the model misclassify each image.
 
     Args:
-        model: images in [0, 1] to logits. A module is put into evaluation mode during the call.
+        model: maps images in [0, 1] to logits. A module is put into evaluation mode during the call.
         data: yields (images, labels).
         attack: an attack that minimises the perturbation; DeepFool() if None.
         source: the model on which the attack is computed; `model` itself if None.
@@ -150,7 +151,7 @@ def fooling_strength(
     for x, y in data:
         attacked = attack(model if source is None else source, x, y)
         change = (attacked - x).flatten(1)
-        # amax of an empty dimension is an error.
+        # An image without pixels has no largest entry: amax of an empty dimension is an error.
         largest = change.abs().amax(1) if change.shape[1] else change.new_zeros(len(change))
         parts.append((sphere.norm(change), largest, _predict(model, attacked) != y, _predict(model, x) != y))
     require(bool(parts), "data", "an iterable that yields at least one batch", data)
@@ -174,7 +175,7 @@ def plot_accuracy(results: Mapping[str, RobustAccuracy]) -> Any:
     Args:
         results: results of `accuracy_under` by name of the model.
     """
-    axes = _axes(results)
+    axes = _new_axes(results)
     for name, result in results.items():
         points = sorted({0.0: result.clean, **dict(zip(result.epsilons, result.accuracies, strict=True))}.items())
         axes.plot(
@@ -187,16 +188,17 @@ def plot_accuracy(results: Mapping[str, RobustAccuracy]) -> Any:
 
 
 def plot_strength(results: Mapping[str, Strength], norm: str = "l2") -> Any:
-    """Return a matplotlib figure of the sorted perturbations that fooled a model (thesis, figure C.1).
+    """Return a matplotlib figure of the sorted norms of the perturbations that fooled a model (thesis, figure C.1).
 
-    Images that were not fooled are left out. Images that were misclassified before the attack count as zero.
+    Images that are still classified correctly are left out. Images that were misclassified before the attack count with
+    norm zero.
 
     Args:
         results: results of `fooling_strength` by name of the model.
         norm: "l2" or "linf".
     """
     require(norm in ("l2", "linf"), "norm", "'l2' or 'linf'", norm)
-    axes = _axes(results)
+    axes = _new_axes(results)
     for name, result in results.items():
         strengths = result.norms(norm)[result.fooled].sort().values
         axes.plot(range(len(strengths)), strengths.tolist(), label=name)
@@ -205,8 +207,8 @@ def plot_strength(results: Mapping[str, Strength], norm: str = "l2") -> Any:
     return axes.figure
 
 
-def _axes(results: Mapping[str, object]) -> Any:
-    from matplotlib.figure import Figure  # not pyplot, which has global state and may open a window
-
-    require(len(results) > 0, "results", "at least one result by name", results)
-    return Figure(figsize=(5, 3.5), layout="constrained").add_subplot()
+def _new_axes(results: Mapping[str, object]) -> Any:
+    require(len(results) > 0, "results", "a mapping with at least one result", results)
+    # `Figure` instead of pyplot, which has global state and may open a window.
+    figure = require_package("matplotlib.figure", "matplotlib", "report").Figure(figsize=(5, 3.5), layout="constrained")
+    return figure.add_subplot()

@@ -46,6 +46,8 @@ class Attack(Protocol):
 class FGSM:
     r"""Fast gradient sign method: one step x̃ = x + ε·sign ∇ₓJ(x, y) that increases the loss J (thesis, C.1.2).
 
+    The result is clipped to [0, 1].
+
     Args:
         epsilon: ε, the change of every pixel.
 
@@ -74,9 +76,11 @@ class FGSM:
 
 @dataclass(frozen=True)
 class BIM:
-    r"""Basic iterative method: small FGSM steps, clipped to within ε of each pixel (thesis, C.1.2).
+    r"""Basic iterative method: repeated FGSM steps, clipped to within ε of the original image (thesis, C.1.2).
 
         x̃ ← clip_{x, ε}(x̃ + τ·sign ∇J(x̃, y))
+
+    The result is also clipped to [0, 1].
 
     Args:
         epsilon: ε, the largest change of a pixel.
@@ -109,7 +113,7 @@ class BIM:
         """Return attacked images."""
         check_batch(images, labels)
         images = images.detach()
-        # One pair of bounds for both constraints: within ε of the image and inside [0, 1].
+        # The intersection of both constraints: within ε of the image and inside [0, 1].
         low, high = (images - self.epsilon).clamp(min=0), (images + self.epsilon).clamp(max=1)
         attacked = images
         with evaluation_mode(model, loss):
@@ -121,17 +125,17 @@ class BIM:
 
 @dataclass(frozen=True)
 class DeepFool:
-    r"""Steps to the nearest class boundary of the linearised model, until the class changes.
+    r"""DeepFool: repeated steps to the nearest class boundary of the linearised model, until the class changes.
 
-    With f_k the logit of class k minus that of the true class, and w_k its gradient, a step is (|f_k|/‖w_k‖²)·w_k for
-    "l2" or (|f_k|/‖w_k‖₁)·sign w_k for "linf", for the k with the nearest boundary. Images that are misclassified from
-    the start do not change. The attack uses logits and ignores the argument `loss`.
+    Let f_k be the logit of class k minus that of the true class, and w_k its gradient. Towards the class k with the
+    nearest boundary, a step is (|f_k|/‖w_k‖²)·w_k for "l2" and (|f_k|/‖w_k‖₁)·sign w_k for "linf". Images that are
+    misclassified from the start do not change. The attack uses logits and ignores the argument `loss`.
 
     Args:
-        norm: "l2" or "linf", the norm of the perturbation that should be small.
-        steps: largest number of steps.
+        norm: "l2" or "linf", the norm in which the perturbation should be small.
+        steps: maximum number of steps.
         overshoot: the perturbation is extended by this fraction, to end beyond the boundary.
-        candidates: number of most probable classes that are considered.
+        candidates: number of classes with the highest logits that are considered, including the true class.
         nudge: added to the length of each step, so that rounding cannot keep an image on the boundary.
 
     Example:
@@ -179,7 +183,7 @@ class DeepFool:
                 logits = model(x)
                 if candidates is None:
                     are_logits = logits.ndim == 2 and logits.shape[1] >= 2
-                    accepted = "images to logits (B, C) of two classes or more"
+                    accepted = "a map of images to logits (B, C) of two or more classes"
                     require(are_logits, "model", accepted, tuple(logits.shape))
                     # The candidates are chosen once, from the logits of the original images.
                     candidates = logits.detach().topk(min(self.candidates, logits.shape[1])).indices
@@ -189,7 +193,8 @@ class DeepFool:
                 # f_k: the first candidate is the true class of every image that is still classified correctly.
                 candidate_logits = logits.gather(1, candidates[active])
                 gaps = candidate_logits[:, 1:] - candidate_logits[:, :1]
-                # w_k, one backward pass per candidate. The images of a batch do not depend on one another.
+                # w_k needs one backward pass per candidate. The sum over the batch gives the gradient of each image,
+                # because images do not depend on one another in evaluation mode.
                 gradients = [torch.autograd.grad(gap.sum(), x, retain_graph=True)[0] for gap in gaps.unbind(1)]
             # Images that are misclassified now are finished.
             active = active[is_correct]
@@ -203,8 +208,8 @@ class DeepFool:
         self, gaps: Float[Tensor, "batch classes"], gradients: Float[Tensor, "batch classes pixels"]
     ) -> Float[Tensor, "batch pixels"]:
         """Return the shortest step to a point where one of the linearised gaps is zero."""
-        # A step of length t along a direction changes the linearised gap by t·slope. The slope is the dual norm of the
-        # gradient: ℓ₁ for a perturbation measured in ℓ∞, ℓ₂ for ℓ₂.
+        # A step of length t in the steepest direction changes the linearised gap by t·slope. The slope is the dual norm
+        # of the gradient: ℓ₁ if the step is measured in ℓ∞, and ℓ₂ if it is measured in ℓ₂.
         if self.norm == "linf":
             slope, direction = gradients.abs().sum(2), gradients.sign()
         else:
@@ -227,11 +232,11 @@ class _Scorer(Protocol):
 
 
 class Classifier(nn.Module):
-    """A model followed by its head: images to scores without margin, as attacks need them.
+    """A model followed by its head. It maps images to scores without margin, as attacks need them.
 
     Args:
-        model: images to features.
-        head: features to scores by its method `scores`, or by being called if it has no such method.
+        model: maps images to features.
+        head: maps features to scores, by its method `scores` if it has one, else by calling it.
 
     Example:
         >>> Classifier(nn.Flatten(), nn.Linear(4, 3))(torch.rand(2, 1, 2, 2)).shape
@@ -250,16 +255,17 @@ class Classifier(nn.Module):
 
 
 def check_batch(images: Tensor, labels: Tensor) -> None:
-    """Raise unless images are floating-point numbers in [0, 1] with one label each."""
+    """Raise a `ValueError` unless images are floating-point numbers in [0, 1] with one label each."""
     require(images.is_floating_point(), "images", "floating-point numbers in [0, 1]", images.dtype)
-    require(len(images) == len(labels), "labels", f"one for each of the {len(images)} images", len(labels))
+    accepted = f"a vector with one label for each of the {len(images)} images"
+    require(len(images) == len(labels), "labels", accepted, tuple(labels.shape))
     if images.numel() and values_readable(images):
         low, high = (float(value) for value in images.aminmax())
-        require(low >= 0 and high <= 1, "images", "numbers in [0, 1]", (low, high))  # False for NaN too
+        require(low >= 0 and high <= 1, "images", "numbers in [0, 1]", (low, high))  # NaN fails too
 
 
 def _image_gradient(model: Model, images: Tensor, labels: Tensor, loss: Loss) -> Tensor:
-    """Return ∂loss(model(x), y)/∂x. The gradients stored in parameters do not change.
+    """Return ∂loss(model(x), y)/∂x without changing the gradients stored in parameters.
 
     >>> _image_gradient(lambda x: 3 * x, torch.tensor([[0.5]]), torch.tensor([0]), lambda output, y: output.sum())
     tensor([[3.]])
@@ -272,7 +278,7 @@ def _image_gradient(model: Model, images: Tensor, labels: Tensor, loss: Loss) ->
 
 
 def _differentiable_copy(tensor: Tensor) -> Tensor:
-    """Return a copy that autograd can use, also of a tensor that was created in inference mode."""
+    """Return a copy that autograd can use. A tensor created in inference mode cannot be saved for backward."""
     with torch.inference_mode(False):
         copy = tensor.detach().clone()
         return copy.requires_grad_() if copy.is_floating_point() else copy

@@ -18,10 +18,10 @@ __all__ = ["Foolbox"]
 
 @dataclass(frozen=True)
 class Foolbox:
-    """Any attack of foolbox (extra `attack`) on any callable. The model's modes and gradients do not change.
+    """An attack of the library foolbox (extra `attack`), on any callable. Modes and gradients do not change.
 
     Args:
-        attack: an attack of `foolbox.attacks`. It defines its loss itself and ignores the argument `loss`.
+        attack: an attack of `foolbox.attacks`. It defines the loss; the argument `loss` of the call is ignored.
         epsilon: the largest perturbation, in the norm of the attack; None for attacks that minimise it.
 
     Example: `Foolbox(foolbox.attacks.L2CarliniWagnerAttack())(model, images, labels)`.
@@ -43,6 +43,7 @@ class Foolbox:
 
         check_batch(images, labels)
         with evaluation_mode(model):
+            # foolbox accepts only modules and warns in training mode. `eval` reaches the wrapper, not the model inside.
             target = PyTorchModel(_IsolatedModel(model).eval(), bounds=(0, 1), device=images.device)
             _, attacked, _ = self.attack(target, images.detach(), labels, epsilons=self.epsilon)
         return attacked.detach()
@@ -56,7 +57,7 @@ class _IsolatedModel(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.hidden_model = [model]  # in a list, so that it is not registered as a submodule
+        self.hidden_model = [model]  # in a list, so that it is not registered as a submodule and `eval` skips it
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of the model."""
@@ -68,7 +69,7 @@ class _InputGradientOnly(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, model: Model) -> Tensor:
-        with torch.enable_grad():
+        with torch.enable_grad():  # a custom function runs forward without a graph
             ctx.x = x.detach().requires_grad_()
             ctx.output = model(ctx.x)
         return ctx.output.detach()
