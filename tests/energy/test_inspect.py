@@ -199,3 +199,10 @@ def test_inspect_handles_recursive_dictionaries_and_8_bit_floats(tmp_path):
         inspect(deep)
     small = inspect({"weight": w.to(torch.float8_e4m3fn)}).layers[0]
     assert small.energy().value == pytest.approx(inspect({"w": w}).layers[0].energy().value, rel=0.1)
+
+
+def test_inspect_reads_the_transposed_weights_of_gpt2_files():
+    w = torch.randn(8, 24, generator=torch.Generator().manual_seed(0))  # (in, out)
+    inspection = inspect({"h.0.attn.c_attn.weight": w, "h.0.ln.weight": torch.ones(8), "lm_head.weight": w})
+    assert [(layer.neurons, layer.length) for layer in inspection.layers] == [(24, 8), (8, 24)]
+    assert inspection.layers[0].energy().value == pytest.approx(oracle.energy(w.T.numpy(), 2), rel=1e-5)
