@@ -60,10 +60,10 @@ ELEMENT_BLOCK = 2**18
 
 
 def use_custom_op(*tensors: Tensor) -> bool:
-    """Return True if the custom operator should be used; tracing, export and transforms need plain operations instead.
+    """Return True if the custom operator should be used.
 
-    So do forward-mode differentiation, empty batches, and compilation for an accelerator, whose compiler fuses plain
-    operations better.
+    Tracing, export, `torch.func` transforms, forward-mode differentiation and empty batches need plain operations
+    instead. Compilation for an accelerator uses them too, because its compiler fuses them better.
     """
     if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return False

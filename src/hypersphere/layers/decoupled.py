@@ -510,7 +510,7 @@ class DecoupledConv2d(DecoupledLayer, nn.Conv2d):
     Memory kept for backward: the input, as in `torch.nn.Conv2d`, plus the products, which have the size and dtype of
     the output, plus two numbers per patch and group. With 64 channels and filters at stride 1 this is twice the memory
     of `torch.nn.Conv2d`. With `storage="half"` the products take 16 bits each, so it is 1.5 times that memory; float32
-    gradients are then rounded to about 1e-4 of their size, and to 1e-2 for an input within 0.1 rad of a filter.
+    gradients are then rounded to about 2e-4 of their size, and to 1e-2 for an input within 0.1 rad of a filter.
 
     Callables other than the library's, and tensors as fixed k or radius, are computed by plain operations, which take
     up to 2.5 times as long as `torch.nn.Conv2d` and keep several tensors of the size of the output.
