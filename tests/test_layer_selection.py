@@ -175,7 +175,7 @@ def test_quantised_weight_is_dequantised_and_cannot_be_written():
     layer = hs.layers_of(nn.Sequential(module, nn.Linear(3, 2)))[0]
     torch.testing.assert_close(layer.rows(), plain.weight.detach(), rtol=0, atol=scale)
     assert not layer.writable
-    with pytest.raises(ValueError, match="0 must be a layer whose weight can be written"):
+    with pytest.raises(ValueError, match="0 must be a layer whose weight can be written, but its weight is computed"):
         layer.write(torch.zeros(3, 4))
 
 
@@ -388,7 +388,11 @@ def test_named_tensors_are_layers_without_a_module():
     [
         ("resnet", "model must be a module, a mapping"),
         ([torch.zeros(2, 2)], "an iterable with Tensor"),
-        ([("a", torch.zeros(2))], r"a must be a floating-point tensor \(N, ...\)"),
+        (
+            [("a", torch.zeros(2))],
+            r"a must be a floating-point tensor \(N, ...\) of neurons, not 'torch.float32 \(2,\)'",
+        ),
+        ([("a", [1.0])], r"a must be a floating-point tensor \(N, ...\) of neurons, not 'list'"),
         ([("a", torch.zeros(2, 2)), ("a", torch.zeros(2, 2))], "'a' twice"),
     ],
 )

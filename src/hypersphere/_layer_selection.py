@@ -138,7 +138,8 @@ class NeuronLayer:
         Raises:
             ValueError: `rows` has the wrong shape, or the weight cannot be written.
         """
-        require(self.writable, self.name, "a layer whose weight can be written", f"one where {self.not_writable}")
+        if not self.writable:
+            raise ValueError(f"{self.name} must be a layer whose weight can be written, but {self.not_writable}")
         size = (self.shape[0] * self.shape[1], self.length)
         require(tuple(rows.shape) == size, "rows", f"a tensor of shape {size}", tuple(rows.shape))
         weight = self.tensor.detach()
@@ -346,7 +347,7 @@ def _embedding_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
 
 
 def _convolution_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
-    # By attributes, because decoupled convolutions and those of other libraries are no subclasses of torch's. Poolings
+    # Decided by attributes, because convolutions of other libraries need not subclass those of torch. Pooling layers
     # have a kernel size too, but no weight.
     if not hasattr(module, "kernel_size") or not _has_weight(module):
         return None
@@ -377,10 +378,9 @@ def _linear_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
 
 def _expert_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
     """Recognise fused experts: parameters (experts, out, in) or (experts, in, out) of one module."""
-    count = getattr(module, "num_experts", None)
-    is_expert_module = count is not None or "expert" in type(module).__name__.lower()
+    has_experts = getattr(module, "num_experts", None) is not None or "expert" in type(module).__name__.lower()
     names = [name for name, p in module._parameters.items() if p is not None and p.ndim == 3]
-    if not is_expert_module or not names:
+    if not has_experts or not names:
         return None
     width = next((int(w) for key in ("hidden_size", "hidden_dim") if (w := getattr(module, key, None))), None)
     slices = []
@@ -535,7 +535,8 @@ def _layers_of_tensors(source: object) -> list[NeuronLayer]:
         require(is_pair, "model", accepted, f"an iterable with {type(pair).__name__}")
         name, tensor = cast(tuple[str, Tensor], pair)
         is_matrix = isinstance(tensor, Tensor) and tensor.ndim >= 2 and tensor.is_floating_point()
-        require(is_matrix, name, "a floating-point tensor (N, ...) of neurons", type(tensor).__name__)
+        received = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        require(is_matrix, name, "a floating-point tensor (N, ...) of neurons", received)
         require(name not in layers, "model", "pairs with different names", f"pairs with {name!r} twice")
         shape = _Slice().shape_of(tensor)
         layers[name] = NeuronLayer(name, None, name, "hidden", name, 1, shape, (), _Slice(), tensor)

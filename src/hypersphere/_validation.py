@@ -40,7 +40,7 @@ def choose(menu: Mapping[str, type[Entry]], choice: str | Entry, argument: str) 
     """
     if isinstance(choice, str) and choice in menu:
         return cast(Entry, cast(Callable[[], Any], menu[choice])())
-    if callable(choice) and not isinstance(choice, type):  # a class is callable too, but has no settings yet
+    if callable(choice) and not isinstance(choice, type):  # a class is callable too, but an instance is expected
         return choice
     names = ", ".join(repr(name) for name in menu)
     raise ValueError(f"{argument} must be one of {names}, an instance of those classes or a callable, not {choice!r}")

@@ -110,7 +110,7 @@ def test_verification_repr_labels_accuracies_and_thresholds():
     assert lines[1].split()[:2] == ["accuracy", f"{result.accuracy:.4f}"]
     # With a threshold of 0.6 only the same pair with score 0.2 is wrong.
     assert lines[2].split()[:3] == ["best", "accuracy", f"{5 / 6:.4f}"]
-    assert "(threshold 0.6000, chosen on the same pairs)" in lines[2]
+    assert "(threshold 0.6000, chosen on the test pairs)" in lines[2]
     assert result.best_threshold == pytest.approx(0.6)
 
 

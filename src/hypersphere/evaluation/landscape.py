@@ -112,7 +112,7 @@ def landscape(
     if not moved:
         raise ValueError("model must have trainable parameters of two or more dimensions that `only` selects")
     delta, eta = (_draw_direction(moved, DRAWS[directions], normalize, generator) for _ in range(2))
-    buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
+    buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]  # `measure` may run in training mode
 
     def values_at(a: float, b: float) -> dict[str, float]:
         with torch.no_grad():
@@ -128,6 +128,7 @@ def landscape(
         centre = _measure_once(measure, buffers)
         grid = [values_at(a, b) if a or b else centre for a in axis.tolist() for b in axis.tolist()]
     finally:
+        # Copy back instead of subtracting the offset, so that the parameters are restored to the last bit.
         with torch.no_grad():
             for entry in moved:
                 entry.parameter.copy_(entry.trained)
@@ -157,6 +158,7 @@ def _moved_parameters(root: nn.Module, only: Callable[[str, nn.Parameter], bool]
             custom_norms |= {id(module.get_parameter(name)): norms for name, norms in direction_norms().items()}
     moved = []
     for name, parameter in root.named_parameters():
+        # Biases and parameters of normalisation layers have one dimension and do not move.
         has_rows = parameter.numel() > 0 and (parameter.ndim >= 2 or id(parameter) in custom_norms)
         if parameter.requires_grad and has_rows and (only is None or only(name, parameter)):
             trained = parameter.detach().clone()

@@ -25,6 +25,7 @@ __all__ = ["Interval", "Verification", "bootstrap", "cosine_scores", "make_folds
 
 SCORE_ROWS = 8192  # pairs per block of `cosine_scores`
 
+# The statistics of a curve that `bootstrap` accepts by name.
 STATISTICS: Mapping[str, Callable[[Roc], float]] = {
     "auc": lambda curve: curve.auc,
     "eer": lambda curve: curve.eer,
@@ -137,6 +138,7 @@ class Verification:
                 level=level,
                 generator=generator,
             )
+        # The accuracy is no statistic of one curve: each fold has a threshold. Resample the decisions instead.
         correct = ((self.scores >= self.thresholds[self.fold]) == self.same).double()
 
         def mean_fold_accuracy(weights: Tensor) -> float:
@@ -154,7 +156,7 @@ class Verification:
             f"Verification of {len(self.same)} pairs, {int(self.same.sum())} same, {len(self.accuracies)} folds",
             f"  accuracy       {self.accuracy:.4f} ± {self.standard_error:.4f}  (threshold chosen on the other folds)",
             f"  best accuracy  {self.best_accuracy:.4f}           "
-            f"(threshold {self.best_threshold:.4f}, chosen on the same pairs)",
+            f"(threshold {self.best_threshold:.4f}, chosen on the test pairs)",
             f"  EER {self.eer:.4f}, AUC {self.auc:.4f}",
         ]
         lines += [
@@ -194,7 +196,7 @@ def verify(
         >>> verify(first, second, [True, False] * 10, far=[0.1, 0.01])
         Verification of 20 pairs, 10 same, 10 folds
           accuracy       1.0000 ± 0.0000  (threshold chosen on the other folds)
-          best accuracy  1.0000           (threshold 0.5164, chosen on the same pairs)
+          best accuracy  1.0000           (threshold 0.5164, chosen on the test pairs)
           EER 0.0000, AUC 1.0000
           TAR 1.0000 at FAR 1e-01
           TAR 1.0000 at FAR 1e-02  (not resolved by 10 different pairs)
@@ -241,6 +243,7 @@ def cosine_scores(first: Array, second: Array, *, center: Array | None = None) -
     origin = torch.zeros(dim, dtype=torch.float64) if center is None else as_scores("center", center)
     require(len(origin) == dim, "center", f"a vector of {dim} numbers", tuple(origin.shape))
     origin = origin.to(left.device)
+    # Float64 keeps cosines apart that would tie in float32, so the ROC curve has the order of the exact scores.
     scores = [
         sphere.cosine(a.double() - origin, b.double() - origin)
         for (_, a), (_, b) in zip(blocks(left, SCORE_ROWS), blocks(right, SCORE_ROWS), strict=True)
@@ -249,7 +252,9 @@ def cosine_scores(first: Array, second: Array, *, center: Array | None = None) -
 
 
 def make_folds(same: Array, folds: int = 10) -> Int64[Tensor, " pairs"]:
-    """Return the fold of each pair. Same pairs and different pairs are each divided, in order, into equal runs.
+    """Return the fold of each pair. Same pairs and different pairs are each divided into runs of equal length.
+
+    Runs follow the order of the pairs, and their lengths differ by at most one.
 
     For the pairs of LFW in the order of its file these are the ten official folds. Pairs that share a person should be
     in the same fold. If the order of the pairs does not ensure this, pass the fold of each pair to `verify` instead.
@@ -264,7 +269,7 @@ def make_folds(same: Array, folds: int = 10) -> Int64[Tensor, " pairs"]:
     for members, kind in ((flags, "same"), (~flags, "different")):
         count = int(members.sum())
         require(folds <= count, "folds", f"at most {count}, the number of {kind} pairs", folds)
-        # The i-th of `count` pairs is in run ⌊i·folds/count⌋, so run lengths differ by at most one.
+        # The i-th of `count` pairs is in run ⌊i·folds/count⌋.
         fold[members] = torch.arange(count, device=flags.device) * folds // count
     return fold
 
@@ -286,6 +291,7 @@ def _as_folds(folds: int | Array, same: Tensor) -> Tensor:
     fold = as_labels("folds", folds, len(same), same.device)
     require(int(fold.min()) >= 0, "folds", "integers >= 0", int(fold.min()))
     count = int(fold.max()) + 1
+    # The upper bound rejects a huge fold number before `bincount` allocates memory for it.
     require(2 <= count <= len(fold), "folds", "at least two folds, numbered from 0 without a gap", f"{count} folds")
     for members, kind in ((same, "same"), (~same, "different")):
         empty = (fold[members].bincount(minlength=count) == 0).nonzero().flatten().tolist()
@@ -303,6 +309,7 @@ def _means_of_other_folds(left: Tensor, right: Tensor, fold: Tensor) -> Float[Te
         for start, rows in blocks(side):
             sums.index_add_(0, fold[start : start + len(rows)], rows.double())
     sizes = 2 * fold.bincount()  # every pair has two embeddings
+    # The sum of all other folds is the total minus the sum of this fold.
     return (sums.sum(0) - sums) / (sizes.sum() - sizes)[:, None]
 
 
@@ -327,6 +334,7 @@ def _cross_validate(
         test_scores[is_test] = scores[is_test]
         thresholds.append(threshold)
         accuracies.append(float(((scores[is_test] >= threshold) == same[is_test]).double().mean()))
+    # One curve over the test scores of all folds. With `subtract_mean` their centres differ between folds.
     curve = RankedScores(test_scores, same).roc()
     points = tuple(curve.at(rate, rule=rule) for rate in far)
     per_fold = torch.tensor([thresholds, accuracies], dtype=torch.float64, device=same.device)
@@ -381,7 +389,10 @@ def bootstrap(
 
 
 def _check_statistic(statistic: str | Callable[[Roc], float], *more_names: str) -> None:
-    """Raise unless `statistic` is a callable, a name in STATISTICS or one of `more_names`."""
+    """Raise a `ValueError` unless `statistic` is a callable or a name in STATISTICS.
+
+    The error lists `more_names` too, which the caller accepts and has handled before.
+    """
     names = ", ".join(repr(name) for name in (*more_names, *STATISTICS))
     accepted = f"one of {names} or a callable of the curve, such as lambda roc: roc.tar_at(1e-3)"
     require(callable(statistic) or statistic in STATISTICS, "statistic", accepted, statistic)
@@ -413,6 +424,7 @@ def _resampled_weights(
 
 
 def _resample_pairs(same: Tensor, generator: torch.Generator | None) -> Iterator[Tensor]:
+    """Yield weights of pairs that are drawn with replacement, same and different pairs separately."""
     members_of_kinds = [same.nonzero().flatten(), (~same).nonzero().flatten()]
     while True:
         weights = torch.zeros(len(same), dtype=torch.int64, device=same.device)
@@ -424,6 +436,7 @@ def _resample_pairs(same: Tensor, generator: torch.Generator | None) -> Iterator
 def _resample_people(
     same: Tensor, identities: tuple[Array, Array], generator: torch.Generator | None
 ) -> Iterator[Tensor]:
+    """Yield weights of pairs whose people are drawn with replacement."""
     require(len(identities) == 2, "identities", "two vectors of labels", f"{len(identities)} vectors")
     first, second = (as_labels("identities", labels, len(same), same.device) for labels in identities)
     wrong = ((first == second) != same).nonzero().flatten().tolist()
@@ -439,4 +452,5 @@ def _resample_people(
 
 def _draw_counts(count: int, generator: torch.Generator | None) -> Int64[Tensor, " count"]:
     """Return how often each of `count` items occurs in `count` draws with replacement."""
-    return torch.randint(count, (count,), generator=generator).bincount(minlength=count)
+    device = None if generator is None else generator.device
+    return torch.randint(count, (count,), generator=generator, device=device).bincount(minlength=count)

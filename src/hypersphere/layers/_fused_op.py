@@ -549,7 +549,7 @@ def _angular_gradient(
         # g = (2/π)·e with e = arcsin c, and de/dc = 1/sin θ.
         slope = -angular.angle_slope()
         value = _numerics.arcsin_(c.clone()).mul_(slope) if needs_value else None
-        return _numerics.mask_poles(gradient, c).mul_(_numerics.inverse_sine(c)).mul_(slope), value
+        return _numerics.mask_poles(gradient, c).mul_(_numerics.cosecant(c)).mul_(slope), value
     if not isinstance(angular, Sigmoid):
         value = angular(c)
         return angular.slope(c, value) * gradient, value
@@ -566,7 +566,7 @@ def _angular_gradient(
         value = rise.sub_(0.5).mul_(two_over_height)
     if parameters.value_sum is not None and value is not None:
         _add_sum_(parameters.value_sum, value * gradient if h is None else (value * gradient).mul_(h))
-    to_c = _numerics.mask_poles(to_angle.mul_(slope_factor), c).mul_(_numerics.inverse_sine(c))
+    to_c = _numerics.mask_poles(to_angle.mul_(slope_factor), c).mul_(_numerics.cosecant(c))
     return to_c, value
 
 

@@ -59,7 +59,7 @@ class Strength:
         l2: Euclidean norms of the perturbations.
         linf: their largest absolute entries.
         fooled: True where the model misclassifies the attacked image.
-        wrong: True where it misclassifies the original image, which is then not changed.
+        wrong: True where it misclassifies the original image. DeepFool does not change such images.
     """
 
     l2: Float[Tensor, " images"]
@@ -68,7 +68,7 @@ class Strength:
     wrong: Bool[Tensor, " images"]
 
     def median(self, norm: str = "l2") -> float:
-        """Return the median norm over the images that the attack made misclassified, or NaN if there are none."""
+        """Return the median norm over the images that only the attack makes misclassified, or NaN if there are none."""
         selected = self.norms(norm)[self.fooled & ~self.wrong]
         return float(selected.median()) if len(selected) else math.nan
 
@@ -101,7 +101,7 @@ def accuracy_under(
         attack: a dataclass with a field `epsilon`; FGSM() if None.
         epsilons: attack strengths; `attack.epsilon` if None.
         source: the model on which a transferred attack is computed; `model` itself if None (white box).
-        loss: the function that the attack increases, of the output of `source` and the labels.
+        loss: the function that the attack increases. Its arguments are the output of `source` and the labels.
 
     Example:
         >>> batch = (torch.tensor([[0.6, 0.4], [0.9, 0.1]]), torch.tensor([0, 0]))
@@ -117,6 +117,7 @@ def accuracy_under(
     require(are_strengths, "epsilons", "numbers >= 0", strengths)
     # `replace` calls the constructor, which validates the strength.
     attacks = [dataclasses.replace(attack, epsilon=strength) for strength in strengths]  # type: ignore[type-var]
+    # A transferred attack is computed on the source, but its images are classified by the model.
     attacked_model = model if source is None else source
     images, clean_hits, hits = 0, 0, [0] * len(attacks)
     for x, y in data:
@@ -151,7 +152,7 @@ def fooling_strength(
     for x, y in data:
         attacked = attack(model if source is None else source, x, y)
         change = (attacked - x).flatten(1)
-        # An image without pixels has no largest entry: amax of an empty dimension is an error.
+        # amax of an empty dimension is an error, so images without pixels need another expression.
         largest = change.abs().amax(1) if change.shape[1] else change.new_zeros(len(change))
         parts.append((sphere.norm(change), largest, _predict(model, attacked) != y, _predict(model, x) != y))
     require(bool(parts), "data", "an iterable that yields at least one batch", data)
@@ -190,8 +191,8 @@ def plot_accuracy(results: Mapping[str, RobustAccuracy]) -> Any:
 def plot_strength(results: Mapping[str, Strength], norm: str = "l2") -> Any:
     """Return a matplotlib figure of the sorted norms of the perturbations that fooled a model (thesis, figure C.1).
 
-    Images that are still classified correctly are left out. Images that were misclassified before the attack count with
-    norm zero.
+    Images that are still classified correctly are left out. Images that were misclassified before the attack are
+    included; DeepFool does not change them, so their norm is zero.
 
     Args:
         results: results of `fooling_strength` by name of the model.

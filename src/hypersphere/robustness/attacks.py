@@ -193,8 +193,8 @@ class DeepFool:
                 # f_k: the first candidate is the true class of every image that is still classified correctly.
                 candidate_logits = logits.gather(1, candidates[active])
                 gaps = candidate_logits[:, 1:] - candidate_logits[:, :1]
-                # w_k needs one backward pass per candidate. The sum over the batch gives the gradient of each image,
-                # because images do not depend on one another in evaluation mode.
+                # w_k needs one backward pass per candidate through the same graph. The gradient of a sum over the batch
+                # holds the gradient of each image, because images do not depend on one another in evaluation mode.
                 gradients = [torch.autograd.grad(gap.sum(), x, retain_graph=True)[0] for gap in gaps.unbind(1)]
             # Images that are misclassified now are finished.
             active = active[is_correct]
@@ -218,7 +218,7 @@ class DeepFool:
         flat = slope == 0  # no step changes this gap
         distance = (gaps.abs() / slope.masked_fill(flat, 1.0)).masked_fill(flat, torch.inf)
         shortest, nearest_class = distance.min(1)
-        length = (shortest + self.nudge).masked_fill(shortest.isinf(), 0.0)
+        length = (shortest + self.nudge).masked_fill(shortest.isinf(), 0.0)  # all gaps are flat: do not move
         return length.unsqueeze(1) * direction[torch.arange(len(length), device=length.device), nearest_class]
 
 
