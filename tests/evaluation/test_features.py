@@ -31,21 +31,39 @@ def test_fit_pca_matches_scikit_learn(n, d, whiten):
     assert (ours.directions.amax(1) == ours.directions.abs().amax(1)).all()
 
 
-def test_fit_pca_by_fraction_of_variance_and_dtype():
-    x = np.random.default_rng(0).standard_normal((50, 6)) * [5, 4, 3, 1, 0.5, 0.1]
+def six_dimensional_features():
+    return np.random.default_rng(0).standard_normal((50, 6)) * [5, 4, 3, 1, 0.5, 0.1]
+
+
+def test_fit_pca_selects_components_by_fraction_of_variance():
+    x = six_dimensional_features()
     for fraction in (0.3, 0.8, 0.99):
         theirs = decomposition.PCA(fraction, svd_solver="full").fit(x)
         assert len(fit_pca(x, fraction).variances) == theirs.n_components_
-    pca = fit_pca(x)
-    assert pca.explained_variance_ratio == pytest.approx(1)
+    assert fit_pca(x).explained_variance_ratio == pytest.approx(1)
+
+
+def test_pca_forwards_its_deprecated_name():
+    pca = fit_pca(six_dimensional_features(), 2)
     with pytest.warns(DeprecationWarning, match=r"Pca.kept is deprecated, use Pca.explained_variance_ratio"):
         assert pca.kept == pca.explained_variance_ratio
-    narrow = pca(torch.tensor(x).half())
-    assert narrow.dtype == torch.float32
+
+
+def test_pca_returns_float32_for_half_precision_and_inverts_exactly():
+    x = six_dimensional_features()
+    pca = fit_pca(x)
+    assert pca(torch.tensor(x).half()).dtype == torch.float32
     np.testing.assert_allclose(pca.inverse(pca(x)), x, atol=1e-9)
-    white = fit_pca(x, whiten=True)(x)
-    np.testing.assert_allclose(torch.cov(white.T), np.eye(6), atol=1e-9)
-    flat = x * [1, 1, 1, 1, 0, 0]
+
+
+def test_pca_whitening_gives_unit_covariance():
+    x = six_dimensional_features()
+    np.testing.assert_allclose(torch.cov(fit_pca(x, whiten=True)(x).T), np.eye(6), atol=1e-9)
+
+
+def test_fit_pca_handles_rank_deficiency_and_rejects_invalid_arguments():
+    x = six_dimensional_features()
+    pca, flat = fit_pca(x), x * [1, 1, 1, 1, 0, 0]
     for call, message in (
         (lambda: fit_pca(x, 7), "components must be an integer from 1 to 6, a fraction"),
         (lambda: fit_pca(x, 1.5), "not 1.5"),

@@ -87,7 +87,7 @@ def test_verify_is_invariant_to_norms_and_matches_verify_scores():
     assert list(one.tar) == [1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6]
 
 
-def test_verify_scores_does_not_choose_thresholds_on_the_tested_fold():
+def test_verify_scores_does_not_choose_thresholds_on_the_test_fold():
     """On random scores the best threshold gives more than 50 % accuracy, a threshold from other folds does not."""
     rng = np.random.default_rng(0)
     same = np.arange(400) % 2 == 0

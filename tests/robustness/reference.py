@@ -29,8 +29,8 @@ def loss_gradient(weight, x, y):
 
 
 def bim(weight, x, y, epsilon, step, steps):
-    moved = x.copy()
+    attacked = x.copy()
     for _ in range(steps):
-        moved = moved + step * np.sign(loss_gradient(weight, moved, y))
-        moved = np.clip(np.clip(moved, x - epsilon, x + epsilon), 0, 1)
-    return moved
+        attacked = attacked + step * np.sign(loss_gradient(weight, attacked, y))
+        attacked = np.clip(np.clip(attacked, x - epsilon, x + epsilon), 0, 1)
+    return attacked

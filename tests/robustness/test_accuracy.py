@@ -64,9 +64,9 @@ def test_fooling_strength_is_the_norm_of_the_perturbation():
         assert strength.wrong.sum() == 4
         assert strength.fooled.double().mean() > 0.8  # clipping to [0, 1] may stop before the boundary
         assert (strength.l2[strength.wrong] == 0).all()
-        moved = torch.cat([DeepFool(norm)(model, x, y) - x for x, y in batches])
-        torch.testing.assert_close(strength.l2, moved.square().sum(1).sqrt())
-        torch.testing.assert_close(strength.linf, moved.abs().amax(1))
+        perturbation = torch.cat([DeepFool(norm)(model, x, y) - x for x, y in batches])
+        torch.testing.assert_close(strength.l2, perturbation.square().sum(1).sqrt())
+        torch.testing.assert_close(strength.linf, perturbation.abs().amax(1))
         assert 0 < strength.median("linf") < strength.median("l2")
     euclidean, largest = (fooling_strength(model, batches, DeepFool(norm)) for norm in ("l2", "linf"))
     assert euclidean.median("l2") < largest.median("l2")  # each attack minimises its norm

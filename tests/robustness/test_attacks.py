@@ -31,9 +31,9 @@ def test_deepfool_on_two_linear_classes_finds_the_distance_to_the_boundary(norm,
     w, x = torch.randn(2, 5, dtype=torch.float64), 0.4 + 0.2 * torch.rand(6, 5, dtype=torch.float64)
     logits = x @ w.mT
     y, gap, normal = logits.argmax(1), (logits[:, 0] - logits[:, 1]).abs(), w[0] - w[1]
-    moved = DeepFool(norm, overshoot=0.001, nudge=0.0)(lambda images: images @ w.mT, x, y)
-    assert ((moved @ w.mT).argmax(1) != y).all()
-    length = torch.linalg.vector_norm(moved - x, 2 if norm == "l2" else torch.inf, dim=1)
+    attacked = DeepFool(norm, overshoot=0.001, nudge=0.0)(lambda images: images @ w.mT, x, y)
+    assert ((attacked @ w.mT).argmax(1) != y).all()
+    length = torch.linalg.vector_norm(attacked - x, 2 if norm == "l2" else torch.inf, dim=1)
     torch.testing.assert_close(length, 1.001 * gap / torch.linalg.vector_norm(normal, dual), atol=1e-12, rtol=1e-9)
 
 
@@ -50,15 +50,15 @@ def test_attacks_leave_the_model_unchanged(attack):
     before = {k: v.clone() for k, v in model.state_dict().items()}
     modes = [m.training for m in model.modules()]
     with torch.no_grad():
-        moved = attack(model, x, y)
+        attacked = attack(model, x, y)
     with torch.inference_mode():
         again = attack(model, x.clone(), y.clone())
-    assert torch.equal(moved, again)
-    assert not moved.requires_grad
-    assert moved.shape == x.shape
-    assert moved.min() >= 0
-    assert moved.max() <= 1
-    assert not torch.equal(moved, x)
+    assert torch.equal(attacked, again)
+    assert not attacked.requires_grad
+    assert attacked.shape == x.shape
+    assert attacked.min() >= 0
+    assert attacked.max() <= 1
+    assert not torch.equal(attacked, x)
     assert [m.training for m in model.modules()] == modes
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(bool((p.grad == 3).all()) and p.requires_grad for p in model.parameters())
@@ -74,9 +74,9 @@ def test_attacks_restore_modes_after_an_error():
 def test_attacks_stay_within_epsilon_and_increase_the_loss():
     model, (x, y) = network(sphere_conv2d, None), batch()
     for attack in (FGSM(0.05), BIM(0.05, 0.01, 10)):
-        moved = attack(model, x, y)
-        assert float((moved - x).abs().max()) <= 0.05 + 1e-6
-        loss = [float(nn.functional.cross_entropy(model(images), y).detach()) for images in (x, moved)]
+        attacked = attack(model, x, y)
+        assert float((attacked - x).abs().max()) <= 0.05 + 1e-6
+        loss = [float(nn.functional.cross_entropy(model(images), y).detach()) for images in (x, attacked)]
         assert loss[1] > loss[0]
 
 
@@ -86,12 +86,12 @@ def test_attacks_accept_a_head_as_loss_without_advancing_it():
     head = hs.heads.a_softmax(6, 4, annealing=hs.heads.Annealing())
     x, y = batch()
     state = {name: value.clone() for name, value in head.state_dict().items()}
-    moved = BIM(0.1, 0.03, 5)(model, x, y, head)
+    attacked = BIM(0.1, 0.03, 5)(model, x, y, head)
     assert all(torch.equal(value, state[name]) for name, value in head.state_dict().items())
     assert head.training
     head.eval()
     with torch.no_grad():
-        assert head(model(moved), y) > head(model(x), y)
+        assert head(model(attacked), y) > head(model(x), y)
     assert all(p.grad is None for p in (*model.parameters(), *head.parameters()))
     scores = Classifier(model, head)(x)
     assert torch.equal(scores, head.scores(model(x)))
@@ -102,16 +102,16 @@ def test_attacks_accept_a_head_as_loss_without_advancing_it():
 def test_attacks_do_not_change_images_without_a_gradient(attack):
     x = torch.rand(3, 4)
     constant = torch.tensor([1.0, 0.0])
-    moved = attack(lambda images: images.sum(1, keepdim=True) * 0 + constant, x, torch.zeros(3, dtype=torch.int64))
-    assert torch.equal(moved, x)
+    attacked = attack(lambda images: images.sum(1, keepdim=True) * 0 + constant, x, torch.zeros(3, dtype=torch.int64))
+    assert torch.equal(attacked, x)
     assert attack(lambda images: images, torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)).shape == (0, 2)
 
 
 def test_deepfool_does_not_change_misclassified_images():
     x, y = torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([1, 1])
-    moved = DeepFool()(lambda images: images, x, y)
-    assert torch.equal(moved[0], x[0])
-    assert not torch.equal(moved[1], x[1])
+    attacked = DeepFool()(lambda images: images, x, y)
+    assert torch.equal(attacked[0], x[0])
+    assert not torch.equal(attacked[1], x[1])
 
 
 def test_attacks_use_every_field_and_have_a_repr_that_evaluates():

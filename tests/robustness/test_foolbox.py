@@ -33,8 +33,8 @@ def test_foolbox_leaves_the_model_unchanged():
     attacks = pytest.importorskip("foolbox.attacks", reason="foolbox (extra 'attack') is not installed")
     model, (x, y) = network().train(), batch(4)
     attack = Foolbox(attacks.LinfPGD(steps=2, random_start=False), 0.03)
-    moved = attack(model, x, y)
-    assert float((moved - x).abs().max()) <= 0.03 + 1e-6
+    attacked = attack(model, x, y)
+    assert float((attacked - x).abs().max()) <= 0.03 + 1e-6
     assert all(p.grad is None for p in model.parameters())
     assert model.training
     assert attack(lambda images: model(images), x, y).shape == x.shape  # any callable

@@ -13,8 +13,8 @@ def test_adversarial_loss_mixes_two_losses():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     x, y = torch.rand(10, 6), torch.arange(10) % 3
-    moved = FGSM(0.1)(model, x, y)
-    clean, hard = F.cross_entropy(model(x), y), F.cross_entropy(model(moved), y)
+    attacked = FGSM(0.1)(model, x, y)
+    clean, hard = F.cross_entropy(model(x), y), F.cross_entropy(model(attacked), y)
     for weight in (0.0, 0.3, 1.0):
         mixed = adversarial_loss(model, x, y, attack=FGSM(0.1), weight=weight)
         torch.testing.assert_close(mixed, (1 - weight) * clean + weight * hard)
