@@ -1,13 +1,50 @@
-"""Old public names that keep working for one release, with a `DeprecationWarning`."""
+"""Old public names and arguments that keep working for one release, with a `DeprecationWarning`."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["deprecated_attribute", "deprecated_names"]
+__all__ = ["deprecated_argument", "deprecated_attribute", "deprecated_names"]
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def deprecated_argument(old: str, new: str) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Decorate a function to accept the keyword argument `new` also under its old name, with a warning.
+
+    The signature of the function does not change, so that documentation and configs show only the new name.
+
+    Example:
+        >>> @deprecated_argument("colour_count", "colors")
+        ... def paint(colors: int = 1) -> int:
+        ...     return colors
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     paint(colour_count=3)
+        3
+        >>> str(caught[0].message)
+        'the argument colour_count is deprecated, use colors instead'
+    """
+
+    def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        @functools.wraps(function)
+        def accept_old_name(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            if old in kwargs:
+                message = f"the argument {old} is deprecated, use {new} instead"
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                if new in kwargs:
+                    raise TypeError(f"{new} was given twice, also under its old name {old}")
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return accept_old_name
+
+    return decorate
 
 
 def deprecated_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:

@@ -128,6 +128,16 @@ def test_farthest_points_rejects_more_points_than_there_are():
         farthest_points(torch.zeros(1, 3, 3), 4)
 
 
+def test_pointnet2_accepts_the_old_name_of_group_all_widths():
+    levels = (Level(3, 0.5, 8, (4,)),)
+    with pytest.warns(DeprecationWarning, match="argument whole is deprecated, use group_all_widths") as caught:
+        model = PointNet2(levels, whole=(5,), hidden=(6,))
+    assert caught[0].filename == __file__  # the warning names the line of the caller
+    assert [mlp[0].out_channels for mlp in model.point_mlps] == [4, 5]
+    with pytest.warns(DeprecationWarning, match="whole"), pytest.raises(TypeError, match="given twice"):
+        PointNet2(levels, whole=(5,), group_all_widths=(5,))
+
+
 def test_pointnet2_matches_a_direct_computation():
     torch.manual_seed(0)
     network = PointNet2((Level(3, 0.5, 8, (4,)),), (5,), (6,), flat_norm=None).eval()

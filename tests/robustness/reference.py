@@ -4,14 +4,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from hypersphere.models import PlainCNN, relu
+from hypersphere.models import PlainCNN
 
 
 def network(conv=nn.Conv2d, norm=nn.BatchNorm2d):
     torch.manual_seed(0)
-    return PlainCNN(
-        3, (4, 6, 6), 8, in_channels=1, image_size=8, num_classes=4, feature_activation=relu, conv=conv, norm=norm
-    )
+    return PlainCNN(3, (4, 6, 6), 8, in_channels=1, image_size=8, num_classes=4, conv=conv, norm=norm)
 
 
 def batch(n=12):

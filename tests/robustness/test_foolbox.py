@@ -11,7 +11,8 @@ from .reference import batch, network
 @pytest.mark.parametrize("conv", [nn.Conv2d, sphere_conv2d])
 def test_attacks_match_foolbox(conv):
     attacks = pytest.importorskip("foolbox.attacks", reason="foolbox (extra 'attack') is not installed")
-    model, (x, y) = network(conv).eval(), batch()
+    model, (x, y) = network(conv).eval().double(), batch()
+    x = x.double()
     y[:8] = model(x).argmax(1)[:8]  # most are classified correctly, so that the attacks change them
     pairs = [
         (FGSM(0.05), attacks.LinfFastGradientAttack(random_start=False), 0.05),
@@ -25,7 +26,9 @@ def test_attacks_match_foolbox(conv):
     ]
     for ours, theirs, epsilon in pairs:
         attacked, expected = ours(model, x, y), Foolbox(theirs, epsilon)(model, x, y)
-        torch.testing.assert_close(attacked, expected, atol=1e-5, rtol=0)
+        # foolbox adds 1e-8 to the norms of gradients, which changes small steps by a relative 1e-6. Without this
+        # constant its DeepFool and ours agree to 1e-14.
+        torch.testing.assert_close(attacked, expected, atol=2e-6, rtol=0)
         assert ((attacked - x).flatten(1) != 0).any(1).sum() >= 8  # those that were classified correctly
 
 

@@ -66,6 +66,7 @@ def conv_unit(
     activation: ChannelFactory | None,
 ) -> list[nn.Module]:
     """Return a convolution padded to keep the image size (at stride 1), then its normalisation and activation."""
+    # An odd kernel with this padding does not change the image size, as in all tables of the sources.
     layer = conv(channels, width, kernel_size, stride=stride, padding=kernel_size // 2, bias=bias)
     return [layer, *make_layers(width, norm, activation)]
 
@@ -81,6 +82,7 @@ def large_stem_layers(
 ) -> list[nn.Module]:
     """Return the first layers of an ImageNet network: a 7×7 convolution and a 3×3 max-pool, both with stride 2."""
     first = conv_unit(channels, width, 7, stride=2, bias=bias, conv=conv, norm=norm, activation=activation)
+    # Both layers are padded and round up: a side of n pixels becomes ⌈⌈n/2⌉/2⌉ = ⌈n/4⌉.
     return [*first, nn.MaxPool2d(3, stride=2, padding=1)]
 
 
@@ -96,7 +98,7 @@ def height_and_width(image_size: int | tuple[int, int], minimum: int) -> tuple[i
 
 
 def require_per_stage(counts: Sequence[int], widths: Sequence[int], argument: str, minimum: int) -> None:
-    """Raise a ValueError unless `counts` has one integer >= `minimum` per stage, where `widths` has one per stage."""
+    """Raise a ValueError unless `counts` has as many entries as `widths`, at least one, and each is >= `minimum`."""
     fits = len(counts) == len(widths) > 0 and all(count >= minimum for count in counts)
     require(fits, argument, f"{len(widths)} integers >= {minimum}, one per entry of widths", tuple(counts))
 
@@ -112,6 +114,7 @@ def he_normal_(model: nn.Module) -> None:
     A layer whose factory registered a parametrisation keeps the weights that the factory gave it: assigning through a
     parametrisation would require its inverse.
     """
+    # Decoupled layers subclass these classes, so they start from the same weights as the plain network.
     for module in model.modules():
         if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Linear)) and not parametrize.is_parametrized(module):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from hypersphere import sphere
 from hypersphere._validation import require
 from hypersphere.models._blocks import ChannelFactory, make_layers, relu
+from hypersphere.models._old_names import accept_old_names
 
 __all__ = ["Autoencoder"]
 
+# What `encode` can return: ⟨w, x⟩ = cos θ(w, x) · ‖w‖‖x‖, or one of the two factors.
 CODES = ("product", "angle", "norm")
 
 
@@ -49,6 +51,8 @@ class Autoencoder(nn.Module):
     ) -> None:
         super().__init__()
         require(len(widths) >= 2, "widths", "at least two integers", tuple(widths))
+        # A 4×4 convolution of stride 2 and padding 1 maps a side of 2n pixels to n, its transpose maps n to 2n. The
+        # decoder mirrors the encoder, so reconstructions have the size of the images.
         encoder: list[nn.Module] = []
         decoder: list[nn.Module] = []
         for channels, width in pairwise((in_channels, *widths[:-1])):
@@ -58,10 +62,12 @@ class Autoencoder(nn.Module):
             decoder.append(nn.ConvTranspose2d(channels, width, 4, stride=2, padding=1))
             decoder += make_layers(width, norm, activation)
         self.encoder = nn.Sequential(*encoder)
+        # Without a bias, the code is exactly the product of the two factors.
         self.code = nn.Conv2d(widths[-2], widths[-1], 4, stride=2, padding=1, bias=False)
         self.decoder = nn.Sequential(
             *decoder, nn.ConvTranspose2d(widths[0], in_channels, 4, stride=2, padding=1), nn.Sigmoid()
         )
+        accept_old_names(self, {"before": "encoder"})
 
     def encode(
         self, images: Float[Tensor, "batch channels height width"], *, keep: str = "product", rescale: bool = False
@@ -79,15 +85,18 @@ class Autoencoder(nn.Module):
         product = self.code(x)
         if keep == "product":
             return product
+        # The factors need the patches themselves, which a convolution never forms. Images are few here, so the memory
+        # of `unfold` does not matter.
         patches = F.unfold(x, 4, stride=2, padding=1).mT  # (batch, positions, patch size)
         filters = self.code.weight.flatten(1)
         if keep == "angle":
             code = sphere.cosines(patches.flatten(0, 1), filters).view(*patches.shape[:2], -1)
         else:
             code = sphere.norm(patches, keepdim=True) * sphere.norm(filters)
-        code = code.mT.reshape(product.shape)
+        code = code.mT.reshape(product.shape)  # positions become height and width again
         if not rescale:
             return code
+        # Codes have equal sizes, so the ratio of norms is the ratio of root mean squares. A zero code stays zero.
         code_norm = sphere.norm(code.flatten())
         return code * (sphere.norm(product.flatten()) / code_norm.masked_fill(code_norm == 0, 1.0))
 

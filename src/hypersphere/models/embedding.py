@@ -16,7 +16,7 @@ class EmbeddingCNN(nn.Module):
     """Stages of convolution, normalisation, activation and 2×2 max-pool, then a linear feature without activation.
 
     Maps images (batch, in_channels, height, width) to features (batch, feature_dim) for a head of `hypersphere.heads`.
-    It comes from no table of the sources.
+    The sources do not contain this network.
 
     Args:
         in_channels: channels of the image.
@@ -47,6 +47,7 @@ class EmbeddingCNN(nn.Module):
         activation: ChannelFactory | None = nn.PReLU,
     ) -> None:
         super().__init__()
+        # Smaller images could be empty after the last pool.
         height, width = height_and_width(image_size, first_stride * 2 ** len(widths))
         # A padded convolution of stride s maps a side of n pixels to ceil(n / s); each pool rounds down.
         height, width = -(-height // first_stride), -(-width // first_stride)
@@ -60,6 +61,7 @@ class EmbeddingCNN(nn.Module):
             height, width, channels = height // 2, width // 2, filters
         self.stages = nn.Sequential(*layers)
         self.feature_dim = feature_dim
+        # No activation follows: features must be able to point in every direction (thesis, A.1).
         self.feature = nn.Linear(channels * height * width, feature_dim)
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch feature_dim"]:

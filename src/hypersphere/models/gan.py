@@ -56,6 +56,7 @@ class Generator(nn.Module):
         activation: ChannelFactory | None = relu,
     ) -> None:
         super().__init__()
+        # The dense layer gives the pixels of the first, side×side image.
         layers: list[nn.Module] = [nn.Linear(latent_dim, widths[0] * side**2), nn.Unflatten(1, (widths[0], side, side))]
         for channels, width in pairwise(widths):
             layers.append(nn.ConvTranspose2d(channels, width, 4, stride=2, padding=1))
@@ -99,11 +100,12 @@ class Discriminator(nn.Module):
         activation: ChannelFactory | None = leaky_relu,
     ) -> None:
         super().__init__()
-        reduction = 2 ** (len(widths) - 1)
+        reduction = 2 ** (len(widths) - 1)  # the last stage has no layer of stride 2
         side, remainder = divmod(image_size, reduction)
         require(side >= 1 and not remainder, "image_size", f"a multiple of {reduction}", image_size)
         layers: list[nn.Module] = []
         channels = in_channels
+        # No batch normalisation: SN-GAN normalises the weights of the discriminator instead.
         for stage, width in enumerate(widths):
             layers += [conv(channels, width, 3, padding=1), *make_layers(width, activation)]
             if stage < len(widths) - 1:

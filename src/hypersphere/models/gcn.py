@@ -32,6 +32,7 @@ def normalized_adjacency(edge_index: Tensor, num_nodes: int, *, dense: bool = Fa
     low, high = (int(end) for end in edge_index.aminmax()) if edge_index.numel() else (0, -1)
     require(low >= 0 and high < num_nodes, "edge_index", f"nodes in 0..{num_nodes - 1}", (low, high))
     loops = torch.arange(num_nodes, device=edge_index.device).expand(2, -1)
+    # A node with a loop in the graph has the entry 2 in A + I; `coalesce` below adds the two values.
     edges = torch.cat([edge_index.unique(dim=1), loops], dim=1)
     ones = torch.ones(edges.shape[1], dtype=torch.get_default_dtype(), device=edges.device)
     # Every node has a loop, so no degree is zero.
@@ -54,7 +55,7 @@ class GCN(nn.Module):
         hidden: neurons of the hidden layer.
         num_classes: None for features, an integer for logits.
         dropout: fraction of numbers dropped before each layer in training.
-        bias: whether layers have biases. Those of the authors have none.
+        bias: whether layers have biases. The authors' layers have none.
         linear: factory of W₀, called like `nn.Linear`. W₁ is an `nn.Linear`.
         activation: factory of the activation, called with the number of neurons, or None.
 
@@ -82,6 +83,7 @@ class GCN(nn.Module):
         self.hidden = linear(in_features, hidden, bias=bias)
         self.activation = nn.Sequential(*make_layers(hidden, activation))
         self.classifier = None if num_classes is None else nn.Linear(hidden, num_classes, bias=bias)
+        # Glorot initialisation, as in the authors' code. Layers of other factories keep theirs.
         for layer in (self.hidden, self.classifier):
             if isinstance(layer, nn.Linear):
                 nn.init.xavier_uniform_(layer.weight)
@@ -90,7 +92,9 @@ class GCN(nn.Module):
         self, nodes: Float[Tensor, "nodes in_features"], adjacency: Float[Tensor, "nodes nodes"]
     ) -> Float[Tensor, "nodes outputs"]:
         """Map nodes to features (nodes, hidden) or logits (nodes, num_classes). Both inputs may be dense or sparse."""
+        # (Â X) W₀ = Â (X W₀), and the right-hand side multiplies Â by 16 columns instead of thousands.
         hidden = self.activation(adjacency @ self._hidden_layer(nodes))
+        # Â is applied before W₁ here, so that the result is a feature for any head.
         features = adjacency @ self.dropout(hidden)
         return features if self.classifier is None else self.classifier(features)
 
@@ -98,7 +102,7 @@ class GCN(nn.Module):
         """Apply dropout and the layer W₀."""
         if not nodes.is_sparse:
             return self.hidden(self.dropout(nodes))
-        # Dropping entries that are not stored changes nothing, so dropout acts on the stored values only.
+        # Entries that are not stored are zero with or without dropout, so it acts on the stored values only.
         nodes = nodes.coalesce()
         dropped = torch.sparse_coo_tensor(
             nodes.indices(), self.dropout(nodes.values()), nodes.shape, is_coalesced=True, check_invariants=False

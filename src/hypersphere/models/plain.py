@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from hypersphere.models._blocks import (
     require_num_classes,
     require_per_stage,
 )
+from hypersphere.models._old_names import rename_prefixes
 
 __all__ = ["PlainCNN"]
 
@@ -85,6 +88,7 @@ class PlainCNN(nn.Module):
         convs_per_stage = _convs_per_stage(depth, widths, large_stem)
         require(kernel_size % 2 == 1, "kernel_size", "an odd integer", kernel_size)
         require_num_classes(num_classes)
+        # Every stage halves the image, a large stem quarters it. At least one pixel must remain.
         reduction = 2 ** len(widths) * (4 if large_stem else 1)
         height, width = height_and_width(image_size, reduction)
         unit = partial(conv_unit, bias=bias, conv=conv, norm=norm, activation=activation)
@@ -99,7 +103,7 @@ class PlainCNN(nn.Module):
             for _ in range(count):
                 layers += unit(channels, filters, kernel_size)
                 channels = filters
-            layers.append(nn.MaxPool2d(2))
+            layers.append(nn.MaxPool2d(2))  # not padded, so odd sizes are rounded down
             height, width = height // 2, width // 2
 
         flat_dim = channels * height * width
@@ -108,7 +112,8 @@ class PlainCNN(nn.Module):
         self.feature = nn.Identity() if feature_dim is None else linear(flat_dim, feature_dim, bias=bias)
         self.feature_activation = nn.Sequential(*make_layers(self.feature_dim, feature_activation))
         self.classifier = None if num_classes is None else nn.Linear(self.feature_dim, num_classes, bias=bias)
-        he_normal_(self)
+        he_normal_(self)  # includes the fully connected layer and the classifier
+        self.register_load_state_dict_pre_hook(_rename_old_classifier)
 
     def features(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch feature_dim"]:
         """Map images to features, also if the network has a classifier."""
@@ -130,3 +135,22 @@ def _convs_per_stage(depth: int | Sequence[int], widths: Sequence[int], large_st
     extra = " plus one for the large stem" if large_stem else ""
     require(count >= 1 and remainder == 0, "depth", f"a multiple of the {stages} stages{extra}", depth)
     return [count] * stages
+
+
+def _rename_old_classifier(module: PlainCNN, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    """Rename the keys of version 0.1, in which the classifier was a sequence of an activation and a linear layer.
+
+    Without `activation` or without a fully connected layer, the sequence consisted of the linear layer only.
+    """
+    if not any(key.startswith(f"{prefix}classifier.1.") for key in state_dict):
+        rename_prefixes(state_dict, prefix, {"classifier.0": "classifier"})
+        return
+    # A PReLU has weights. They load only into a network that has a PReLU at this position.
+    rename_prefixes(state_dict, prefix, {"classifier.0": "feature_activation.0", "classifier.1": "classifier"})
+    # A ReLU has no weights, so its absence would go unnoticed and change the logits.
+    if not len(module.feature_activation):
+        message = (
+            "this state dict is from version 0.1, whose PlainCNN had an activation before the classifier; "
+            "build the network with feature_activation=relu (or the activation of that network) to get the same logits"
+        )
+        warnings.warn(message, UserWarning, stacklevel=2)

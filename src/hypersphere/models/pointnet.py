@@ -11,8 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hypersphere._deprecation import deprecated_argument
 from hypersphere._validation import require
 from hypersphere.models._blocks import ChannelFactory, LayerFactory, conv_unit, make_layers, relu
+from hypersphere.models._old_names import accept_old_names
 
 __all__ = ["Level", "PointNet", "PointNet2", "TransformNet", "ball_query", "farthest_points", "transform_penalty"]
 
@@ -52,20 +54,23 @@ class TransformNet(nn.Module):
         super().__init__()
         self.point_mlp = _point_mlp(channels, widths, bias, conv, norm, activation)
         self.global_mlp = _global_mlp(widths[-1], hidden, bias, linear, norm, activation)
+        # The last layer is a plain layer with a bias, whatever the factories: it must be able to output the identity.
         self.matrix = nn.Linear(hidden[-1], channels**2)
         nn.init.zeros_(self.matrix.weight)
         with torch.no_grad():
             self.matrix.bias.copy_(torch.eye(channels).flatten())
         self.channels = channels
+        accept_old_names(self, {"points": "point_mlp", "whole": "global_mlp"})
 
     def forward(self, x: Float[Tensor, "batch channels points"]) -> Float[Tensor, "batch channels channels"]:
         """Map clouds to matrices."""
+        # The maximum over points makes the matrix independent of their order.
         entries = self.matrix(self.global_mlp(self.point_mlp(x).amax(2)))
         return entries.unflatten(1, (self.channels, self.channels))
 
 
 class PointNet(nn.Module):
-    """The same layers for every point, a maximum over points, fully connected layers (Qi et al. 2017; thesis, 7.5).
+    """A shared MLP for every point, a maximum over points, fully connected layers (Qi et al. 2017; thesis, 7.5).
 
     Maps clouds (batch, points, 3) to features (batch, hidden[-1]) for a head of `hypersphere.heads`. The paper
     (table 6) prints 0.8M parameters without T-Nets and 3.5M with them, both with 40 classes.
@@ -116,6 +121,7 @@ class PointNet(nn.Module):
                 TransformNet(channels, bias=bias, conv=conv, linear=linear, norm=norm, activation=activation)
                 for channels in (3, per_point[1])
             )
+        # Two parts, because the feature transform acts between them.
         self.point_mlp1 = _point_mlp(3, per_point[:2], bias, conv, norm, activation)
         self.point_mlp2 = _point_mlp(per_point[1], per_point[2:], bias, conv, norm, activation)
         # The released code has dropout between the fully connected layers only in the model with T-Nets.
@@ -124,6 +130,16 @@ class PointNet(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.feature_dim = hidden[-1]
         self._last_matrices: Tensor | None = None
+        accept_old_names(
+            self,
+            {
+                "turn_points": "input_transform",
+                "turn_features": "feature_transform",
+                "early": "point_mlp1",
+                "late": "point_mlp2",
+                "whole": "global_mlp",
+            },
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # The matrices belong to an autograd graph, which can be neither pickled nor copied.
@@ -135,7 +151,7 @@ class PointNet(nn.Module):
         """Return the features and the matrices of the feature transform, or None without T-Nets."""
         x, matrices = points.mT, None
         if self.input_transform is not None:
-            x = (points @ self.input_transform(x)).mT
+            x = (points @ self.input_transform(x)).mT  # points are rows: x' = x A, as in the released code
         x = self.point_mlp1(x)
         if self.feature_transform is not None:
             matrices = self.feature_transform(x)
@@ -214,7 +230,7 @@ class Level:
     Attributes:
         points: number of centres that represent the cloud after this level.
         radius: radius of the ball around each centre.
-        neighbours: number of points taken from each ball.
+        neighbours: number of points sampled from each ball.
         widths: widths of the 1×1 convolutions that are applied to these points.
     """
 
@@ -232,8 +248,10 @@ class PointNet2(nn.Module):
     (batch, points, 3), with at least `levels[0].points` points, to features (batch, hidden[-1]) for a head.
 
     Args:
-        levels: set-abstraction levels, from fine to coarse. The default is that of the paper.
-        whole: widths of the 1×1 convolutions over all centres of the last level.
+        levels: set-abstraction levels, from fine to coarse. The default is SA(512, 0.2, [64, 64, 128]) and
+            SA(128, 0.4, [128, 128, 256]) of the paper, with 32 and 64 neighbours as in its code.
+        group_all_widths: widths of the 1×1 convolutions of the last PointNet, which groups all centres of the last
+            level ("group all" in the authors' code).
         hidden: widths of the fully connected layers.
         dropout: fraction of features dropped in training after each fully connected layer.
         bias: whether layers have biases.
@@ -249,10 +267,11 @@ class PointNet2(nn.Module):
         torch.Size([2, 8])
     """
 
+    @deprecated_argument("whole", "group_all_widths")
     def __init__(
         self,
         levels: Sequence[Level] = (Level(512, 0.2, 32, (64, 64, 128)), Level(128, 0.4, 64, (128, 128, 256))),
-        whole: Sequence[int] = (256, 512, 1024),
+        group_all_widths: Sequence[int] = (256, 512, 1024),
         hidden: Sequence[int] = (512, 256),
         *,
         dropout: float = 0.5,
@@ -265,9 +284,10 @@ class PointNet2(nn.Module):
     ) -> None:
         super().__init__()
         self.levels = tuple(levels)
-        point_mlps, channels = [], 0
-        for widths in (*(level.widths for level in levels), whole):
+        point_mlps, channels = [], 0  # before the first level, a point has no features
+        for widths in (*(level.widths for level in levels), group_all_widths):
             layers: list[nn.Module] = []
+            # Convolutions are 2-d, because their input has two dimensions of points: centres and neighbours.
             # Every MLP sees the three coordinates of a point next to its features from the level before.
             for in_width, width in pairwise((channels + 3, *widths)):
                 layers += conv_unit(in_width, width, 1, bias=bias, conv=conv, norm=norm, activation=activation)
@@ -280,6 +300,7 @@ class PointNet2(nn.Module):
             global_layers.append(nn.Dropout(dropout))
         self.global_mlp = nn.Sequential(*global_layers)
         self.feature_dim = hidden[-1]
+        accept_old_names(self, {"nets": "point_mlps", "tail": "global_mlp"})
 
     def forward(self, points: Float[Tensor, "batch points 3"]) -> Float[Tensor, "batch feature_dim"]:
         """Map clouds to features."""
@@ -289,6 +310,7 @@ class PointNet2(nn.Module):
             candidates = centres
             centres = _gather(candidates, farthest_points(candidates, level.points))
             index = ball_query(candidates, centres, level.radius, level.neighbours)
+            # Coordinates relative to the centre, so that a shape gives the same features wherever it is.
             offsets = _gather(candidates, index) - centres.unsqueeze(2)
             neighbour_features = None if features is None else _gather(features, index)
             features = _pool_neighbours(point_mlp, offsets, neighbour_features)
@@ -312,6 +334,7 @@ def farthest_points(points: Float[Tensor, "batch points dim"], count: int) -> In
     chosen = torch.zeros(len(points), count, dtype=torch.int64, device=points.device)
     # Squared distance of every point from the nearest chosen point.
     distances = torch.full(points.shape[:2], torch.inf, dtype=points.dtype, device=points.device)
+    # The loop is sequential: a choice depends on all earlier ones. Each step costs O(points) for all clouds together.
     for position in range(1, count):
         newest = points[batch, chosen[:, position - 1]].unsqueeze(1)
         distances = torch.minimum(distances, (points - newest).square().sum(2))
@@ -332,7 +355,8 @@ def ball_query(
     tensor([[[0, 1],
              [2, 2]]])
     """
-    # Squared norms minus products would lose the small distances that decide here.
+    # Squared norms minus products would lose the small distances that decide here. The ball is open, as in the
+    # authors' code.
     outside = torch.cdist(centres, points, compute_mode="donot_use_mm_for_euclid_dist") >= radius
     num_points = points.shape[1]
     # Points outside the ball get the index num_points, so that the smallest indices are the first points inside.
@@ -350,4 +374,5 @@ def _gather(values: Tensor, index: Tensor) -> Tensor:
 def _pool_neighbours(point_mlp: nn.Module, offsets: Tensor, features: Tensor | None) -> Tensor:
     """Apply an MLP to (batch, centres, neighbours, 3 + channels) and take the maximum over neighbours."""
     x = offsets if features is None else torch.cat([offsets, features], dim=3)
+    # Convolutions need channels in dimension 1; the result is (batch, centres, channels) again.
     return point_mlp(x.permute(0, 3, 1, 2)).amax(3).mT

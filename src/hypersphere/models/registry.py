@@ -65,7 +65,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
         kernel_size=5,
         activation=nn.PReLU,
     ),
-    # From no table: small networks for quick experiments.
+    # In no table of the sources: small networks for quick experiments.
     "toy_cnn": ToyCNN,
     "embedding_cnn": EmbeddingCNN,
     # Thesis, tables B.2, C.1, D.2, F.2. ResNet-20 to 34 have 0.27M, 0.46M, 11.7M and 21.8M parameters.

@@ -24,6 +24,7 @@ from hypersphere.models._blocks import (
 
 __all__ = ["ResNet", "ResidualUnit"]
 
+# Options A and B of He et al. 2016, section 4.1. ResNet-20 and 32 use A, ResNet-18 and 34 use B.
 SHORTCUTS = ("pad", "projection")
 
 
@@ -68,6 +69,7 @@ class ResidualUnit(nn.Module):
         can_pad = same_shape or width >= channels
         require(can_pad or shortcut == "projection", "shortcut", "'projection' if widths decrease", shortcut)
         unit = partial(conv_unit, bias=bias, conv=conv, norm=norm)
+        # The second convolution has no activation, which comes after the sum.
         self.residual = nn.Sequential(
             *unit(channels, width, stride=stride, activation=activation),
             *unit(width, width, activation=None),
@@ -90,6 +92,7 @@ class ResidualUnit(nn.Module):
             return self.projection(x)
         if self.stride == 1 and not self.extra_channels:
             return x
+        # The last pair of `pad` counts channels: none before, `extra_channels` zeros after.
         return F.pad(x[..., :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra_channels))
 
 
@@ -145,6 +148,7 @@ class ResNet(nn.Module):
         units, channels = [], widths[0]
         for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
             for position in range(depth):
+                # The first stage follows the stem at the same resolution.
                 halves_image = stage > 0 and position == 0
                 units.append(unit(channels, width, stride=2 if halves_image else 1))
                 channels = width

@@ -102,6 +102,7 @@ class SphereFaceNet(nn.Module):
         super().__init__()
         require_per_stage(units, widths, "units", 0)
         height, width = height_and_width(image_size, 2)
+        # Every stage begins with stride 2; a large stem has a stride of 4 in total.
         reduction = 2 ** len(widths) * (4 if large_stem else 1)
         layers: list[nn.Module] = []
         channels = in_channels
@@ -113,7 +114,7 @@ class SphereFaceNet(nn.Module):
             for _ in range(count):
                 layers.append(SphereFaceUnit(filters, bias=bias, conv=conv, norm=norm, activation=activation))
             channels = filters
-        # Padded convolutions of stride 2 round sizes up.
+        # Padded convolutions of stride 2 round sizes up: 112×96 becomes 7×6.
         flat_dim = channels * -(-height // reduction) * -(-width // reduction)
         self.feature_dim = channels if feature_dim is None else feature_dim
         self.stages = nn.Sequential(*layers)
@@ -122,9 +123,11 @@ class SphereFaceNet(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialise like the authors: N(0, 0.01²) in residual units, Xavier uniform elsewhere, biases zero."""
+        # By identity, because `nn.Module` does not know its parent.
         in_residual_unit = {
             id(module) for unit in self.modules() if isinstance(unit, SphereFaceUnit) for module in unit.modules()
         }
+        # As in `he_normal_`, parametrised layers keep the weights that their factory gave them.
         for module in self.modules():
             if isinstance(module, (nn.Conv2d, nn.Linear)) and not parametrize.is_parametrized(module):
                 if id(module) in in_residual_unit:

@@ -46,7 +46,7 @@ class ToyCNN(nn.Module):
         super().__init__()
         require(feature_dim >= 1, "feature_dim", "an integer >= 1", feature_dim)
         require(all(filters >= 1 for filters in widths), "widths", "integers >= 1", tuple(widths))
-        reduction = 2 ** len(widths)
+        reduction = 2 ** len(widths)  # one 2×2 max-pool per stage
         height, width = height_and_width(image_size, 1)
         divisible = height % reduction == width % reduction == 0
         accepted = f"a multiple of {reduction}, or (height, width) with two such multiples"
@@ -54,6 +54,7 @@ class ToyCNN(nn.Module):
         layers: list[nn.Module] = []
         channels = in_channels
         for filters in widths:
+            # Two convolutions per stage, of which only the first changes the number of channels.
             for conv_channels in (channels, filters):
                 layers += [conv(conv_channels, filters, 3, padding=1), nn.PReLU(filters)]
             layers.append(nn.MaxPool2d(2))
