@@ -186,15 +186,15 @@ def test_execute_checks_all_settings_before_the_first_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("default", "given", "kept"),
+    ("default", "given", "expected"),
     [(1.5, 2, 2.0), (1.5, 2.5, 2.5), ([1, 2], [], []), ([1, 2], [3], [3]), ([0.5], [1], [1.0]), (None, "x", "x"), (
         True, False, False), ("a", "b", "b"), ([1, "a"], ["b", 2], ["b", 2]), ({"a": 1}, {"b": "c"}, {"b": "c"})],
 )  # fmt: skip
-def test_overrides_are_converted_to_the_type_of_the_default(default, given, kept):
+def test_overrides_are_converted_to_the_type_of_the_default(default, given, expected):
     entry = recipe(1, settings={"extra": default})
     value = entry.settings_of(entry.rows[0], {"extra": given})["extra"]
-    assert value == kept
-    assert type(value) is type(kept)
+    assert value == expected
+    assert type(value) is type(expected)
 
 
 @pytest.mark.parametrize(

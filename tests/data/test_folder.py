@@ -125,9 +125,10 @@ def test_image_folder_rejects_sixteen_bits_per_channel(write):
         ([("cat/a.png", picture(1, mode="L"))] * 2, "not twice"),
     ],
 )
-def test_image_folder_rejects_unsafe_archives(tmp_path, members, message):
+@pytest.mark.parametrize("read", [image_folder, image_names])
+def test_unsafe_archives_are_rejected(tmp_path, members, message, read):
     with pytest.raises(DamagedData, match=message):
-        image_folder(archive(tmp_path / "pets.tar.gz", members))
+        read(archive(tmp_path / "pets.tar.gz", members))
 
 
 @pytest.fixture

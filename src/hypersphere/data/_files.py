@@ -8,7 +8,7 @@ import hashlib
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from hypersphere._validation import require
 
 ROOT_VARIABLE = "HYPERSPHERE_DATA"
-MAX_FILE_BYTES = 2**30
-CHUNK_BYTES = 2**20
+MAX_FILE_BYTES = 2**30  # several times the largest file of the supported data sets
+CHUNK_BYTES = 2**20  # `read(n)` allocates n bytes at once, so files are read in chunks
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
 class MissingData(FileNotFoundError):
-    """A file or folder does not exist. The message says where it was searched for and how to get it."""
+    """A file or folder does not exist. The message says which folders were searched and how to get the file."""
 
 
 class DamagedData(ValueError):
@@ -43,6 +43,7 @@ def data_root(root: str | Path | None = None) -> Path:
     Raises:
         MissingData: if neither is given or the folder does not exist.
     """
+    # An empty environment variable counts as unset.
     given = root if root is not None else os.environ.get(ROOT_VARIABLE) or None
     if given is None:
         raise MissingData(f"no data folder: pass root= or set the environment variable {ROOT_VARIABLE}")
@@ -78,10 +79,11 @@ def accept_root_first(
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Let a loader with the arguments (split, root) also accept (root, split), the order of version 0.1.
 
-    The old order gives a DeprecationWarning. The first argument is taken as the root if it is None or a path, or if it
-    is a string that is none of the splits and either a split is given too or a folder of that name exists.
+    The old order gives a DeprecationWarning. The first argument is the root if it is None or a path, or if it is a
+    string other than the splits and either a split is given too or a folder of that name exists.
     """
 
+    # A misspelt split must not be mistaken for a root: the loader then lists the splits in its error message.
     def is_root(first: object, has_second: bool) -> bool:
         if first is None or isinstance(first, os.PathLike):
             return True
@@ -112,7 +114,7 @@ def read_content(path: Path, limit: int | None = None) -> bytes:
     Raises:
         DamagedData: if the file cannot be read or, without `limit`, has more than MAX_FILE_BYTES bytes.
     """
-    read_limit = MAX_FILE_BYTES + 1 if limit is None else limit
+    read_limit = MAX_FILE_BYTES + 1 if limit is None else limit  # one byte more shows that the file is too large
     content = bytearray()
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -126,10 +128,9 @@ def read_content(path: Path, limit: int | None = None) -> bytes:
     return bytes(content)
 
 
-def verify_sha256(content: bytes, expected: str, path: Path) -> None:
-    """Raise DamagedData unless the (decompressed) content has the expected SHA-256."""
-    actual = hashlib.sha256(content).hexdigest()
-    if actual != expected:
+def verify_sha256(content: bytes, expected: str | None, path: Path) -> None:
+    """Raise DamagedData unless the (decompressed) content has the expected SHA-256. None accepts any content."""
+    if expected is not None and (actual := hashlib.sha256(content).hexdigest()) != expected:
         raise DamagedData(
             f"{path} must have SHA-256 {expected} (decompressed), not {actual}; "
             "get a new copy, or pass verify=False to read it anyway"
@@ -165,3 +166,18 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         if not isinstance(array, np.ndarray):
             raise DamagedData(f"{path}: {name} must be an array, not {type(array).__name__}")
     return arrays
+
+
+def check_columns(
+    arrays: Mapping[str, NDArray[Any]], path: Path, *, rows: int, integers: Sequence[str], label: str, names: str
+) -> None:
+    """Raise DamagedData unless `integers` have one entry per row and `label` are positions in the 1-d array `names`."""
+    for name in integers:
+        array = arrays[name]
+        if array.shape != (rows,) or array.dtype.kind not in "iub":  # signed, unsigned or Boolean
+            raise DamagedData(f"{path}: {name} must be integers ({rows},), not {array.dtype} {array.shape}")
+    if arrays[names].ndim != 1:
+        raise DamagedData(f"{path}: {names} must be a 1-d array of names, not of shape {arrays[names].shape}")
+    labels, count = arrays[label], len(arrays[names])
+    if len(labels) and not 0 <= labels.min() <= labels.max() < count:
+        raise DamagedData(f"{path}: {label} must be in 0..{count - 1}, not {labels.min()}..{labels.max()}")

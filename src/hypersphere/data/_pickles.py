@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from hypersphere.data._files import DamagedData, ForbiddenGlobal
 
-MAX_MATRIX_ENTRIES = 2**28
+MAX_MATRIX_ENTRIES = 2**28  # 1 GiB in float32, twenty times the features of Citeseer
 
 
 def require_matrix_size(rows: int, columns: int) -> None:
     """Raise DamagedData if a dense matrix of this size would be too large."""
+    # A matrix without rows is rejected too if it is too wide, because it sets the width of the assembled features.
     if max(rows, 1) * max(columns, 1) > MAX_MATRIX_ENTRIES:
         raise DamagedData(f"a matrix must have at most {MAX_MATRIX_ENTRIES} entries, not {rows}x{columns}")
 
@@ -63,7 +64,7 @@ class ArrayStandIn:
         if not isinstance(state, tuple) or len(state) != 5:
             raise DamagedData("the state of an array must have five parts")
         _, shape, dtype, is_fortran, content = state
-        # Python 2 strings are decoded as latin1, which keeps every byte.
+        # Python 2 pickles have a string here, which `load_pickle` decodes as latin1.
         raw = content.encode("latin1") if isinstance(content, str) else content
         if not _is_shape(shape):
             raise DamagedData(f"the shape of an array must be integers >= 0, not {shape!r}")
@@ -91,6 +92,7 @@ class CsrStandIn:
         """Return the matrix as float32, after checking every part."""
         parts = self.parts or {}
         data, indices, starts = (_array_values(parts.get(name)) for name in ("data", "indices", "indptr"))
+        # The name of the attribute depends on the version of SciPy.
         shape = parts.get("_shape", parts.get("shape"))
         if not _is_shape(shape) or len(shape) != 2:
             raise DamagedData(f"a sparse matrix must have rows and columns, not shape {shape!r}")
@@ -106,6 +108,7 @@ class CsrStandIn:
             raise DamagedData(f"the column indices of a sparse matrix must be in 0..{columns - 1}")
         matrix = np.zeros((rows, columns), dtype=np.float32)
         entries_per_row = (starts[1:] - starts[:-1]).astype(np.int64)
+        # Unlike assignment, `add.at` sums repeated entries, as SciPy does.
         np.add.at(matrix, (np.repeat(np.arange(rows), entries_per_row), indices), data)
         return matrix
 
@@ -120,6 +123,7 @@ class DictStandIn(dict[Any, Any]):
         raise DamagedData("a dict has no state")
 
 
+# Module names differ between Python 2 and 3 and between versions of NumPy and SciPy.
 ALLOWED: dict[tuple[str, str], type] = {
     ("__builtin__", "list"): TypeStandIn,
     ("builtins", "list"): TypeStandIn,
@@ -146,6 +150,7 @@ class StandInUnpickler(pickle.Unpickler):
 def load_pickle(content: bytes, path: Path) -> object:
     """Return the content of a pickle as plain Python values and stand-ins."""
     try:
+        # latin1 maps the bytes of Python 2 strings to the characters 0..255, so nothing is lost.
         return StandInUnpickler(io.BytesIO(content), encoding="latin1").load()
     except DamagedData as error:
         raise type(error)(f"{path}: {error}") from error

@@ -18,7 +18,7 @@ from hypersphere.data._files import (
 )
 from hypersphere.data.containers import LabelledImages
 
-PIXEL_BYTES = 3 * 32 * 32
+PIXEL_BYTES = 3 * 32 * 32  # one byte per pixel and channel
 CIFAR10_FILES: dict[str, tuple[str, ...]] = {
     "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
     "test": ("test_batch.bin",),
@@ -28,6 +28,7 @@ FIFTH_SHA256 = {
     "train.bin": "be83d5ea8b6d3b113460a4486580e805954487a33f3eb533c6ef734ba8682200",
     "test.bin": "26bf37c977bebf5697a918308609790a7a66b496c463c7cfecf053a089deed00",
 }
+# In the order of the labels in the files.
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR100_CLASSES = (
     "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
@@ -108,11 +109,11 @@ def _read_split(
         path = find_file([folder], (name, f"{name}.gz"), advice)
         content = read_content(path, limit)
         file_images, file_labels = _parse_records(content, label_bytes, len(classes), path)
-        if name in sha256:
-            verify_sha256(content, sha256[name], path)
+        verify_sha256(content, sha256.get(name), path)
         images.append(file_images)
         labels.append(file_labels)
     data = LabelledImages(torch.cat(images), torch.cat(labels), classes)
+    # Checksums are published for the archives, not for the files in them. Class counts detect truncated files.
     if per_class is not None:
         counts = torch.bincount(data.labels, minlength=len(classes))
         unbalanced = (counts != per_class[split]).nonzero().flatten().tolist()
@@ -133,7 +134,9 @@ def _parse_records(content: bytes, label_bytes: int, num_classes: int, path: Pat
     record_bytes = label_bytes + PIXEL_BYTES
     if not content or len(content) % record_bytes:
         raise DamagedData(f"{path} must contain complete records of {record_bytes} bytes, not {len(content)} bytes")
+    # A bytearray, because torch warns about memory that it must not write to.
     records = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, record_bytes)
+    # CIFAR-100 has two label bytes: the coarse class, which is ignored, and the fine class.
     labels = records[:, label_bytes - 1].to(torch.int64)
     if int(labels.max()) >= num_classes:
         raise DamagedData(f"{path} must contain labels in 0..{num_classes - 1}, not {int(labels.max())}")

@@ -39,7 +39,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _require_tensor("images", self.images, torch.uint8, "(N, C, H, W)", self.images.ndim == 4)
+        require_tensor("images", self.images, torch.uint8, "(N, C, H, W)", self.images.ndim == 4)
         _require_labels(self.labels, len(self.images), self.classes)
         fits = len(self.names) in (0, len(self.images))
         require(fits, "names", f"empty or one per image ({len(self.images)})", len(self.names))
@@ -67,6 +67,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
     def of_classes(self, classes: Sequence[str]) -> LabelledImages:
         """Return the images of these classes, with labels 0, 1, ... in the given order."""
         require(len(set(classes)) == len(classes), "classes", "different names", list(classes))
+        # A table from old to new labels relabels all images with one index operation.
         position = {name: number for number, name in enumerate(self.classes)}
         dropped = len(classes)  # the new label of all other classes, which no given class has
         new_labels = torch.full((len(self.classes),), dropped, dtype=torch.int64)
@@ -93,7 +94,7 @@ class PointClouds(Dataset[tuple[Tensor, int]]):
 
     def __post_init__(self) -> None:
         fits = self.points.ndim == 3 and self.points.shape[2] == 3
-        _require_tensor("points", self.points, torch.float32, "(N, P, 3)", fits)
+        require_tensor("points", self.points, torch.float32, "(N, P, 3)", fits)
         _require_labels(self.labels, len(self.points), self.classes)
 
     def __len__(self) -> int:
@@ -135,15 +136,16 @@ class Graph:
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _require_tensor("features", self.features, torch.float32, "(N, F)", self.features.ndim == 2)
+        require_tensor("features", self.features, torch.float32, "(N, F)", self.features.ndim == 2)
         nodes, edges = len(self.features), self.edge_index
         _require_labels(self.labels, nodes, self.classes)
-        _require_tensor("edge_index", edges, torch.int64, "(2, E)", edges.ndim == 2 and len(edges) == 2)
+        require_tensor("edge_index", edges, torch.int64, "(2, E)", edges.ndim == 2 and len(edges) == 2)
         if edges.numel():
             low, high = (int(end) for end in edges.aminmax())
             require(low >= 0 and high < nodes, "edge_index", f"nodes in 0..{nodes - 1}", (low, high))
         for name, mask in (("train", self.train), ("val", self.val), ("test", self.test)):
-            _require_tensor(name, mask, torch.bool, f"({nodes},)", mask.shape == (nodes,))
+            require_tensor(name, mask, torch.bool, f"({nodes},)", mask.shape == (nodes,))
+        # A node in two sets would leak from training to the test.
         shared = int((self.train.int() + self.val.int() + self.test.int() > 1).sum())
         require(not shared, "train, val and test", "disjoint", f"{shared} shared nodes")
 
@@ -160,6 +162,7 @@ class Graph:
 def to_positions(indices: Indices, count: int) -> Int64[Tensor, " positions"]:
     """Return positions in 0..count-1, given positions or a mask of `count` booleans."""
     index = torch.as_tensor(indices)
+    # An empty list has dtype float32.
     if index.numel() == 0 and index.dtype != torch.bool:
         return torch.empty(0, dtype=torch.int64)
     if index.dtype == torch.bool:
@@ -173,7 +176,7 @@ def to_positions(indices: Indices, count: int) -> Int64[Tensor, " positions"]:
     return index
 
 
-def _require_tensor(argument: str, value: Tensor, dtype: torch.dtype, shape: str, has_shape: bool) -> None:
+def require_tensor(argument: str, value: Tensor, dtype: torch.dtype, shape: str, has_shape: bool) -> None:
     """Raise a ValueError unless the tensor has this dtype and shape."""
     if value.dtype != dtype or not has_shape:
         accepted = f"{str(dtype).removeprefix('torch.')} {shape}"
@@ -182,7 +185,7 @@ def _require_tensor(argument: str, value: Tensor, dtype: torch.dtype, shape: str
 
 def _require_labels(labels: Tensor, count: int, classes: tuple[str, ...]) -> None:
     """Raise a ValueError unless there are `count` int64 labels that are positions in `classes`."""
-    _require_tensor("labels", labels, torch.int64, f"({count},)", labels.shape == (count,))
+    require_tensor("labels", labels, torch.int64, f"({count},)", labels.shape == (count,))
     if count:
         low, high = (int(label) for label in labels.aminmax())
         fits = low >= 0 and high < len(classes)

@@ -19,9 +19,10 @@ from hypersphere.data._files import DamagedData, MissingData
 from hypersphere.data.containers import LabelledImages
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
-IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # what Pillow may decode
+# What Pillow may decode, whatever the suffix. Other decoders, such as that of PostScript, run external programs.
+IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2")
-MAX_IMAGE_BYTES = 64 * 2**20
+MAX_IMAGE_BYTES = 64 * 2**20  # a compressed photo has a few MiB
 
 # The name "class/file" of an image, and a function that reads its file.
 _Entry = tuple[str, Callable[[], bytes]]
@@ -50,10 +51,9 @@ def image_folder(
         DamagedData: if a file is not a readable image or has more than 64 MiB.
     """
     shape = _height_and_width(size)
+    # Files are decoded one by one in the order of the source, then sorted: an archive is read in one pass.
     images: dict[str, Tensor] = {}
     for name, read in _entries(Path(root).expanduser(), classes):
-        if name in images:
-            raise DamagedData(f"{root} must contain {name!r} once, not twice")
         images[name] = _decode(read(), name, shape, grey)
     names = _sorted_names(images, root, classes)
     all_classes = tuple(classes) if classes is not None else tuple(sorted({_class_of(name) for name in names}))
@@ -64,9 +64,9 @@ def image_folder(
 
 def image_names(root: str | Path, *, classes: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return the names that image_folder would give, in the same order, without decoding an image."""
+    # A comprehension over the generator would be one more frame for the stacklevel of its warning (Python 3.11).
     entries = list(_entries(Path(root).expanduser(), classes))
-    names = [name for name, _ in entries]
-    return _sorted_names(names, root, classes)
+    return _sorted_names([name for name, _ in entries], root, classes)
 
 
 def is_image(path: PurePath) -> bool:
@@ -86,7 +86,7 @@ def _height_and_width(size: int | tuple[int, int] | None) -> tuple[int, int] | N
 
 
 def _sorted_names(names: Collection[str], root: str | Path, classes: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names ordered by class and file, after checking that every requested class has images."""
+    """Return the names sorted by class and file, after checking that every requested class has images."""
     ordered = tuple(sorted(names, key=lambda name: name.split("/")))
     if not ordered and not classes:
         raise MissingData(f"no images in {root}; expected CLASS/FILE with a suffix of {', '.join(IMAGE_SUFFIXES)}")
@@ -113,7 +113,7 @@ def _folder_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_En
         folders = sorted(entry for entry in source.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     else:
         # The folder itself is not listed, so neither it nor other subfolders have to be readable. A name with a
-        # separator could leave the folder; like a hidden one, it is no class.
+        # separator could leave the folder, so it is not a class; neither is a hidden folder.
         names = [name for name in classes if PurePath(name).name == name and not name.startswith(".")]
         folders = [source / name for name in names if (source / name).is_dir()]
     empty = []
@@ -142,7 +142,7 @@ def _warn_of_empty_classes(source: Path, names: Collection[str]) -> None:
 
 
 class _StrictHeader(tarfile.TarInfo):
-    """A tar header that raises an error if it is damaged. tarfile would take it for the end of the archive."""
+    """A tar header that raises an error if it is damaged; `tarfile` alone would treat it as the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _StrictHeader:
@@ -157,13 +157,15 @@ class _StrictHeader(tarfile.TarInfo):
 def _archive_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_Entry]:
     parent: tuple[str, ...] | None = None  # the path above the class folders
     folders: list[PurePosixPath] = []
-    classes_with_images = set()
+    names: set[str] = set()
     try:
         with tarfile.open(source, tarinfo=_StrictHeader) as archive:
+            # One pass in the order of the archive, because compressed archives do not allow random access.
             for member in archive:
                 path = PurePosixPath(member.name)
                 if path.is_absolute() or ".." in path.parts:
                     raise DamagedData(f"{source} must contain paths inside it, not {member.name!r}")
+                # Hidden files and folders, such as "._a.png" in archives made on macOS.
                 if any(part.startswith(".") for part in path.parts):
                     continue
                 if member.isdir():
@@ -171,6 +173,7 @@ def _archive_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_E
                     continue
                 if not is_image(path):
                     continue
+                # A link could point anywhere in the file system.
                 if not member.isreg() or member.size > MAX_IMAGE_BYTES:
                     raise DamagedData(
                         f"{source}: {member.name!r} must be a regular file of at most {MAX_IMAGE_BYTES} bytes"
@@ -178,10 +181,13 @@ def _archive_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_E
                 if len(path.parts) < 2 or (parent is not None and path.parts[:-2] != parent):
                     raise DamagedData(f"{source}: {member.name!r} must be in a class folder next to the other classes")
                 parent, class_name = path.parts[:-2], path.parts[-2]
-                classes_with_images.add(class_name)
+                name = f"{class_name}/{path.name}"
+                if name in names:  # a tar archive may contain a path several times
+                    raise DamagedData(f"{source} must contain {name!r} once, not twice")
+                names.add(name)
                 file = archive.extractfile(member)
                 if file is not None and (classes is None or class_name in classes):
-                    yield f"{class_name}/{path.name}", partial(_read_member, file, source)
+                    yield name, partial(_read_member, file, source)
             _read_to_end(archive)
     except DamagedData:
         raise
@@ -189,7 +195,7 @@ def _archive_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_E
         raise DamagedData(f"{source} is not a complete tar archive: {error}") from error
     if classes is None:
         class_folders = {folder.name for folder in folders if folder.name and folder.parts[:-1] == parent}
-        _warn_of_empty_classes(source, class_folders - classes_with_images)
+        _warn_of_empty_classes(source, class_folders - set(map(_class_of, names)))
 
 
 def _read_to_end(archive: tarfile.TarFile) -> None:
@@ -212,6 +218,7 @@ def _decode(content: bytes, name: str, shape: tuple[int, int] | None, grey: bool
     pillow = require_package("PIL.Image", "Pillow", "eval")
     try:
         with pillow.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
+            # Pillow would clip integers and floats to 0..255 without a warning.
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"it must have 8 bits per channel, not mode {image.mode}")
             one_channel = image.mode in ("1", "L", "LA") if grey is None else grey

@@ -10,11 +10,13 @@ from hypersphere.data.containers import LabelledImages
 from hypersphere.data.folder import image_folder, image_names
 from hypersphere.data.pairs import Pairs, pairs_from_rows
 
+# In the order of preference. The first is aligned and has the input size of the SphereFace networks.
 IMAGE_SOURCES = ("lfw-a-96x112.tar.gz", "lfw.tar.gz", "lfw.tgz", "lfw")
 ADVICE = (
     "Put the images (NAME/NAME_0001.jpg under a folder lfw, or an archive of it) "
     "with pairs.txt and people.txt of View 2 in the folder lfw."
 )
+# Of the published lists. Copies of the images differ (original, aligned, cropped), so they are not verified.
 SHA256 = {
     "pairs.txt": "ea42330c62c92989f9d7c03237ed5d591365e89b3e649747777b70e692dc1592",
     "people.txt": "bc8fa2b7f25c895cf7efb6de4f4fc27ca8b8d1cfa63350ad8b96eae2b198d365",
@@ -51,6 +53,7 @@ def lfw_people(root: str | Path | None = None, *, verify: bool = True) -> tuple[
     numbered_lines = iter(enumerate(lines, start=1))
     folds: list[tuple[str, ...]] = []
     seen: set[str] = set()
+    # The number of folds, then for each fold the number of people and one line per person.
     for _ in range(_read_count(numbered_lines, path)):
         names: list[str] = []
         for _ in range(_read_count(numbered_lines, path)):
@@ -77,6 +80,7 @@ def lfw_pairs(root: str | Path | None = None, *, names: Sequence[str] | None = N
     path, lines = _read_lines(root, "pairs.txt", verify)
     if names is None:
         names = image_names(_find_images(root))
+    # The list has no file suffixes, so images may have any format.
     position = {name.rsplit(".", 1)[0]: number for number, name in enumerate(names)}
     header = lines[0].split() if lines else []
     if len(header) != 2 or not all(map(_is_number, header)):
@@ -114,12 +118,12 @@ def _read_lines(root: str | Path | None, name: str, verify: bool) -> tuple[Path,
     """Return the path and the lines of a list, without empty lines."""
     path = find_file([data_root(root) / "lfw"], (name,), ADVICE)
     content = read_content(path)
-    if verify:
-        verify_sha256(content, SHA256[name], path)
+    verify_sha256(content, SHA256[name] if verify else None, path)
     return path, [line.strip() for line in content.decode("utf-8", errors="replace").splitlines() if line.strip()]
 
 
 def _is_number(text: str) -> bool:
+    # Bounded, because `int` rejects more than 4,300 digits with an error that does not name the file.
     return text.isdecimal() and len(text) < 10
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from hypersphere._validation import require
 from hypersphere.data._files import DamagedData, MissingData, read_content
-from hypersphere.data.containers import Indices, to_positions
+from hypersphere.data.containers import Indices, require_tensor, to_positions
 
-MAX_FOLD_DIGITS = 6
-MAX_ITEMS_TO_ENUMERATE = 2000  # draw_pairs lists all pairs of up to this many items
+MAX_FOLD_DIGITS = 6  # folds are counted up to the largest number, so it is bounded
+MAX_ITEMS_TO_ENUMERATE = 2000  # draw_pairs lists all pairs of up to this number of items: 2 million
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +41,11 @@ class Pairs:
     fold: Int64[Tensor, " pairs"]
 
     def __post_init__(self) -> None:
-        dtypes = {"first": torch.int64, "second": torch.int64, "same": torch.bool, "fold": torch.int64}
-        for name, dtype in dtypes.items():
+        shape = (len(self.first),)
+        for name in ("first", "second", "same", "fold"):
             value: Tensor = getattr(self, name)
-            if value.dtype != dtype or value.shape != (len(self.first),):
-                raise ValueError(f"{name} must be {dtype} ({len(self.first)},), not {value.dtype} {tuple(value.shape)}")
+            dtype = torch.bool if name == "same" else torch.int64
+            require_tensor(name, value, dtype, f"({len(self.first)},)", value.shape == shape)
         if len(self):
             lowest = min(int(self.first.min()), int(self.second.min()), int(self.fold.min()))
             require(lowest >= 0, "first, second and fold", ">= 0", lowest)
@@ -100,6 +100,7 @@ def read_pairs(file: str | Path, names: Sequence[str]) -> Pairs:
     for number, line in enumerate(_read_text(path).splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
+        # Names may contain spaces if the fields are separated by commas or tabs.
         separator = next((mark for mark in (",", "\t") if mark in line), None)
         fields = [field.strip() for field in line.strip().split(separator)]
         fold_is_valid = all(fold.isdecimal() and len(fold) <= MAX_FOLD_DIGITS for fold in fields[3:])
@@ -151,6 +152,7 @@ def draw_pairs(labels: Int[Tensor, " items"], *, folds: int = 10, per_fold: int 
     for fold, fold_classes in enumerate(torch.randperm(len(classes), generator=generator).tensor_split(folds)):
         items = torch.isin(labels, fold_classes).nonzero().flatten()
         fold_labels = labels[items]
+        # With n items and n_c of class c there are Σ n_c(n_c−1)/2 same pairs among n(n−1)/2.
         counts = torch.bincount(fold_labels) if len(fold_labels) else torch.zeros(1, dtype=torch.int64)
         same_pairs = int((counts * (counts - 1) // 2).sum())
         different_pairs = len(items) * (len(items) - 1) // 2 - same_pairs
@@ -176,6 +178,7 @@ def _draw_distinct(
         candidates = is_candidate.nonzero().flatten()
         chosen = candidates[torch.randperm(len(candidates), generator=generator)[:count]]
         return list(zip(items[first[chosen]].tolist(), items[second[chosen]].tolist(), strict=True))
+    # Rejection. The positions of class c are by_class[starts[c] : starts[c] + counts[c]].
     by_class = torch.argsort(labels, stable=True)
     counts = torch.bincount(labels)
     starts = torch.cumsum(counts, dim=0) - counts
@@ -189,5 +192,5 @@ def _draw_distinct(
         is_candidate = ((labels[first] == labels[second]) == same) & (first != second)
         for a, b in zip(first[is_candidate].tolist(), second[is_candidate].tolist(), strict=True):
             if len(pairs) < count:
-                pairs[(min(a, b), max(a, b))] = None
+                pairs[(min(a, b), max(a, b))] = None  # a pair and its reverse are equal
     return [(int(items[a]), int(items[b])) for a, b in pairs]

@@ -9,19 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hypersphere.data._files import (
-    DamagedData,
-    data_root,
-    find_file,
-    read_content,
-    require_choice,
-    verify_sha256,
-)
+from hypersphere.data._files import DamagedData, data_root, find_file, read_content, require_choice, verify_sha256
 from hypersphere.data._pickles import dense_array, load_pickle, require_matrix_size
 from hypersphere.data.containers import Graph
 
-NUM_VALIDATION = 500
-MAX_NODE_DIGITS = 7
+NUM_VALIDATION = 500  # the nodes that follow the training nodes (Kipf and Welling 2017)
+MAX_NODE_DIGITS = 7  # a larger node number would allocate the features of more than 10 million nodes
 PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index")
 SHA256 = {
     "cora": {
@@ -76,8 +69,7 @@ def planetoid(name: str, root: str | Path | None = None, *, verify: bool = True)
         advice = f"Put the eight files ind.{name}.* of the Planetoid release in the folder citation."
         path = find_file([folder], (f"ind.{name}.{part}",), advice)
         content = read_content(path)
-        if verify:
-            verify_sha256(content, SHA256[name][part], path)
+        verify_sha256(content, SHA256[name][part] if verify else None, path)
         parts[part] = _parse_index(content, path) if part == "test.index" else load_pickle(content, path)
     try:
         # Overflow in a conversion gives an infinity, which is rejected later with a better message than a warning.
@@ -125,6 +117,7 @@ def _assemble(parts: dict[str, object]) -> Graph:
     assert isinstance(test, np.ndarray)
     _check_shapes(arrays, test)
     num_other, num_nodes = len(arrays["allx"]), int(test.max()) + 1
+    # Test nodes may have any number, so the size of the matrices is checked before they are allocated.
     require_matrix_size(num_nodes, arrays["allx"].shape[1] + arrays["ally"].shape[1])
     features = np.zeros((num_nodes, arrays["allx"].shape[1]), dtype=np.float32)
     one_hot = np.zeros((num_nodes, arrays["ally"].shape[1]), dtype=np.float32)
@@ -132,6 +125,7 @@ def _assemble(parts: dict[str, object]) -> Graph:
     one_hot[:num_other], one_hot[test] = arrays["ally"], arrays["ty"]
     if not (np.isfinite(features).all() and np.isfinite(one_hot).all()):
         raise DamagedData("features and labels must be finite, not NaN or infinite")
+    # Nodes are in the order training, validation, others, test.
     num_train = len(arrays["y"])
     nodes = np.arange(num_nodes)
     validation = (nodes >= num_train) & (nodes < min(num_train + NUM_VALIDATION, num_other))
@@ -169,9 +163,10 @@ def _undirected_edges(graph: object, num_nodes: int) -> NDArray[np.int64]:
     if not isinstance(graph, dict) or not all(isinstance(targets, list) for targets in graph.values()):
         raise DamagedData(f"the graph must be a dict of lists, not {type(graph).__name__}")
     edges = [(source, target) for source, targets in graph.items() for target in targets]
+    # `type` instead of `isinstance`, which would accept booleans.
     if not all(type(end) is int and 0 <= end < num_nodes for edge in edges for end in edge):
         raise DamagedData(f"the graph must have nodes in 0..{num_nodes - 1}")
     ends = np.array(edges, dtype=np.int64).reshape(-1, 2)
-    ends = ends[ends[:, 0] != ends[:, 1]]
+    ends = ends[ends[:, 0] != ends[:, 1]]  # GCN adds loops itself
     both_directions = np.unique(np.concatenate((ends, ends[:, ::-1])), axis=0)
     return np.ascontiguousarray(both_directions.T)

@@ -32,9 +32,9 @@ def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     """Train naturally or against FGSM; then attack, white-box and transferred from a plain network."""
     assembly = assemble(settings, trial)
     epsilon = settings["epsilon"]
-    plain = settings["regularizer"]["name"] == "none" and settings["precision"] == "float32"
+    is_supported = settings["regularizer"]["name"] == "none" and settings["precision"] == "float32"
     require(
-        plain,
+        is_supported,
         "settings",
         "without a regulariser and in float32, because the adversarial loss supports neither",
         settings,
@@ -43,6 +43,7 @@ def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     victim = Classifier(assembly.network, assembly.head)
 
     def more() -> dict[str, float]:
+        # Transferred attacks are computed on a second, plain network, which differs also in its seed.
         source_trial = Trial(trial.seed + settings["source_seed"], data_root=trial.data_root)
         source = assemble({**settings, "operator": {"name": "none"}}, source_trial)
         classify(source, source_trial, measure_every=settings["epochs"])
@@ -50,10 +51,10 @@ def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
         images, labels = assembly.task.test_inputs[: settings["attacked"]], assembly.task.test_labels
         batches = list(training.Batches(images, labels[: len(images)], 250))
         fgsm, bim = FGSM(epsilon=epsilon), BIM(epsilon=epsilon, step=epsilon / 4, steps=20)
-        white = accuracy_under(victim, batches, fgsm)
+        white_box = accuracy_under(victim, batches, fgsm)
         return {
-            "clean": 100 * white.clean,
-            "fgsm": 100 * white.accuracies[0],
+            "clean": 100 * white_box.clean,
+            "fgsm": 100 * white_box.accuracies[0],
             "bim": 100 * accuracy_under(victim, batches, bim).accuracies[0],
             "transferred_fgsm": 100 * accuracy_under(victim, batches, fgsm, source=source_classifier).accuracies[0],
             "transferred_bim": 100 * accuracy_under(victim, batches, bim, source=source_classifier).accuracies[0],

@@ -71,6 +71,7 @@ def classify(
 
     def measure(epoch: training.Epoch) -> None:
         seconds.append(epoch.seconds)
+        # Measuring takes longer than an epoch of a small task, hence `measure_every`.
         if epoch.number % measure_every == 0 or epoch.number == assembly.job.epochs:
             curves["loss"].append(epoch.loss)
             curves["error"].append(test_error(assembly))
@@ -89,7 +90,7 @@ def classify(
             on_step=lambda progress: assembly.after_step(progress.step),
             on_epoch=measure,
         )
-    except FloatingPointError:
+    except FloatingPointError:  # raised by the loop if the loss is not finite
         diverged = True
     metrics = {
         "error": math.nan if diverged else curves["error"][-1],
@@ -97,6 +98,7 @@ def classify(
         "seconds": sum(seconds),
         "diverged": float(diverged),
     }
+    # Further metrics and pictures of a diverged network would be NaN or raise errors.
     if diverged:
         return Outcome(metrics, curves)
     return Outcome({**metrics, **more()}, curves, tensors())

@@ -14,7 +14,7 @@ __all__ = ["ENERGIES", "ROTATIONS"]
 def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     """Train on the public split and measure the accuracy on its test nodes after the last epoch."""
     assembly = assemble(settings, trial)
-    outcome = classify(assembly, trial, measure_every=50)
+    outcome = classify(assembly, trial, measure_every=50)  # an epoch is a single step here
     return Outcome({**outcome.metrics, "accuracy": 100 - outcome.metrics["error"]}, outcome.curves)
 
 
@@ -69,6 +69,7 @@ def _rotated(rotation: str, rate: float) -> dict[str, Any]:
     }
 
 
+# Learning rates of the rotation with CP, chosen on the validation nodes.
 _CAYLEY = {"cora": 1e-4, "pubmed": 1e-3}
 ROTATIONS = Recipe(
     name="opt-gcn",
@@ -76,9 +77,9 @@ ROTATIONS = Recipe(
     reference="table 7.11 of the thesis, table 9 of the OPT paper",
     settings=_SETTINGS,
     rows=tuple(
-        Row(f"{name.capitalize()}{words}", {"data": {"name": name}, **own}, {"accuracy": paper[name]})
+        Row(f"{name.capitalize()}{suffix}", {"data": {"name": name}, **changes}, {"accuracy": printed[name]})
         for name in ("cora", "pubmed")
-        for words, own, paper in (
+        for suffix, changes, printed in (
             ("", {}, {"cora": 81.3, "pubmed": 79.0}),
             (", OPT (CP)", _rotated("cayley", _CAYLEY[name]), {"cora": 82.0, "pubmed": 79.4}),
             (", OPT (OGD)", _rotated("descent", 0.03), {"cora": 82.3, "pubmed": 79.5}),

@@ -13,7 +13,7 @@ from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
 
 __all__ = ["MANY", "TOY"]
 
-_NUM_PICTURED = 2000
+_NUM_PICTURED = 2000  # enough for a picture
 
 
 def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
@@ -83,9 +83,9 @@ MANY = Recipe(
         epochs=4,
     ),
     rows=tuple(
-        Row(f"{title}, {words}", {**data, "regularizer": own}, {"error": paper[place]})
-        for place, (title, data) in enumerate((("single", _ONE), ("rising", _RISING)))
-        for words, own, paper in (
+        Row(f"{title}, {name}", {**data, "regularizer": regularizer}, {"error": printed[column]})
+        for column, (title, data) in enumerate((("single", _ONE), ("rising", _RISING)))
+        for name, regularizer, printed in (
             ("no energy", {"name": "none"}, (9.80, 12.00)),
             ("orthonormal", {"name": "orthonormal", "weight": 1e-3}, (8.34, 10.80)),
             ("MHE", {"name": "mhe", "half_space": False, "hidden": 10.0}, (7.98, 10.25)),

@@ -18,6 +18,7 @@ __all__ = ["RECIPE"]
 def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     """Train one objective on nine folds of people. The seed chooses the fold that is left out."""
     people = data.lfw_people(trial.data_root)
+    # Folds share no people, so the test people are new to the network.
     left_out = trial.seed % len(people)
     faces = data.lfw(trial.data_root, size=tuple(settings["size"]))
     pairs = data.lfw_pairs(trial.data_root, names=faces.names)
@@ -31,6 +32,7 @@ def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     ]
     train = faces.of_classes(classes)
     model, head, losses = train_embedding(settings, train.images, train.labels, trial.seed, trial.tell)
+    # Only images that occur in a pair are embedded; `position` maps an image to its row of features.
     used = torch.cat([test_pairs.first, test_pairs.second]).unique()
     with_mirror = evaluation.mirrored_features(model.eval(), faces.images[used].float() / 255, batch=500)
     position = torch.zeros(len(faces), dtype=torch.int64)

@@ -77,12 +77,14 @@ def _digit_rows(init: str, plain: float) -> list[Row]:
     return rows
 
 
+# Neurons from N(0, 1), scaled to norm 1.
 _UNIT = {
     "model": {"name": "mlp", "init": "normal"},
     "optimizer": _sgd(0.1, 0.01),
     "rotation": {"name": "cayley", "normalize": True},
 }
-_AT_ITS_RATE = (
+# The learning rate of the source for all parameters, instead of rates chosen on held-out digits.
+_ROWS_AT_SOURCE_RATE = (
     Row("xavier, baseline at 0.01", {"optimizer": _sgd(0.01)}, {"error": 2.14}),
     Row("xavier, OPT (CP) at 0.01", {"optimizer": _sgd(0.01, 0.01), "rotation": _METHODS["OPT (CP)"]}, {"error": 1.49}),
 )
@@ -101,7 +103,7 @@ MLP = Recipe(
         *_digit_rows("normal", 6.05),
         Row("normal, OPT (CP), unit neurons", _UNIT),
         *_digit_rows("xavier", 2.14),
-        *_AT_ITS_RATE,
+        *_ROWS_AT_SOURCE_RATE,
     ),
     seeds=(0, 1, 2, 3, 4),
     metrics=(ERROR, ENERGY, _TRAINED_NUMBERS, SECONDS),
@@ -119,7 +121,7 @@ MLP = Recipe(
 
 CNN6 = {"name": "opt_cnn6", "widths": [32, 32, 32], "feature_dim": 64, "norm": "batch"}
 _BARE = {**CNN6, "norm": "none"}
-_RATE = 0.1
+_RATE = 0.1  # of all parameters except rotations, with BatchNorm
 
 
 def _rotated(rotation_rate: float, method: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,6 +87,7 @@ def run_from_energy(settings: Mapping[str, Any], trial: Trial) -> Outcome:
 @torch.no_grad()
 def source_energy(init: str, mean: float, seed: int) -> float:
     """Return the half-space energy (s = 2) of CNN-6 before training: mean over pairs, sum over seven layers."""
+    # The printed energies are those of the full-size network, so it is built here without being trained.
     torch.manual_seed(seed)
     network = models.MODELS["opt_cnn6"]()
     initialize_(network, init, mean)
@@ -170,12 +171,12 @@ def run_landscape(settings: Mapping[str, Any], trial: Trial) -> Outcome:
 def on_ring(around: evaluation.Landscape, name: str, radius: float) -> float:
     """Return the mean over the grid points at this distance from the centre, within half a step of the grid."""
     distance = (around.a[:, None].square() + around.b.square()).sqrt()
-    step = float(around.a[1] - around.a[0])
+    step = float(around.a[1] - around.a[0])  # the grid is uniform
     near = around.values[name][(distance - radius).abs() <= step / 2]
     return float(near.mean()) if len(near) else math.nan
 
 
-_IMAGES, _SPAN = 500, 1.5
+_IMAGES, _SPAN = 500, 1.5  # test images per point of the grid; half the side of the grid
 LANDSCAPE = Recipe(
     name="opt-landscape",
     title="The landscape around CNN-6, trained plainly and by rotation",

@@ -100,6 +100,7 @@ class Recipe:
             except (TypeError, OverflowError):
                 raise ValueError(f"{key} must be a value like {self.settings[key]!r}, not {value!r}") from None
         try:
+            # Tuples become lists and keys become strings, as they will be in the record.
             return json.loads(json.dumps(settings, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise ValueError(f"settings of {row.name!r} must be JSON values: {error}") from None
@@ -112,8 +113,10 @@ def _like(default: Any, value: Any) -> Any:
     if isinstance(default, float) and type(value) is int:
         return float(value)
     if isinstance(default, (list, tuple)) and isinstance(value, (list, tuple)):
+        # A list of one type, such as widths, accepts any number of items of that type; a mixed list accepts anything.
         item_default = default[0] if len({type(item) for item in default}) == 1 else None
         return [_like(item_default, item) for item in value]
+    # `type` instead of `isinstance`, because True is an int.
     if type(value) is not type(default) or (isinstance(value, float) and not math.isfinite(value)):
         raise TypeError
     return value

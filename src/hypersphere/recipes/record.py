@@ -56,6 +56,7 @@ class Record:
         """Read a record; raise `DamagedData` if the file is not one."""
         try:
             record = cls(**json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None))
+            # JSON knows the fields but not their types, so these are compared with the annotations.
             for name, kind in get_type_hints(cls).items():
                 if not _fits(getattr(record, name), kind):
                     raise ValueError(f"{name} must be {kind}, not {reprlib.repr(getattr(record, name))}")
@@ -74,7 +75,7 @@ def execute(
     data_root: Path | None = None,
     on_progress: Callable[[Row, int, float], None] | None = None,
 ) -> list[Record]:
-    """Run every row with every seed that has no record yet, and return all their records.
+    """Run every row with every seed for which there is no record yet; return the records of all rows and seeds.
 
     Args:
         recipe: the table.
@@ -90,9 +91,8 @@ def execute(
     names = [row.name for row in recipe.rows]
     require(set(rows or names) <= set(names), "rows", f"names among {', '.join(names)}", rows)
     chosen = [row for row in recipe.rows if rows is None or row.name in rows]
-    planned = [
-        (row, recipe.settings_of(row, changes)) for row in chosen
-    ]  # all settings are checked before the first run
+    # All settings are checked before the first run, which may take hours.
+    planned = [(row, recipe.settings_of(row, changes)) for row in chosen]
     origin, records = made_with(), []
     for row, settings in planned:
         for seed in map(int, recipe.seeds if seeds is None else seeds):
@@ -152,7 +152,7 @@ def _finished(path: Path, asked: Mapping[str, Any]) -> Record | None:
 
 
 def _run(recipe: Recipe, asked: Mapping[str, Any], trial: Trial, path: Path, origin: Mapping[str, Any]) -> Record:
-    _require_writable(path.parent)
+    _require_writable(path.parent)  # before training, not after it
     tensor_path = path.with_suffix(".safetensors")
     # Files of other settings are removed, the record first: a record without its tensors must not exist.
     for old in (path, tensor_path):
@@ -168,6 +168,7 @@ def _run(recipe: Recipe, asked: Mapping[str, Any], trial: Trial, path: Path, ori
         **asked,
         metrics={key: _finite(value) for key, value in outcome.metrics.items()},
         seconds=round(time.perf_counter() - began, 3),
+        # Six digits are enough for figures and keep records small.
         curves={key: [_finite(f"{value:.6g}") for value in values] for key, values in outcome.curves.items()},
         commit=origin["commit"],
         versions={name: origin[name] for name in ("hypersphere", "python", "torch", "numpy")},
@@ -175,6 +176,7 @@ def _run(recipe: Recipe, asked: Mapping[str, Any], trial: Trial, path: Path, ori
         threads=origin["threads"],
     )
     if outcome.tensors:
+        # safetensors rejects tensors that share memory or are not contiguous.
         tensors = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in outcome.tensors.items()}
         with replacing(tensor_path) as draft:
             save_file(tensors, draft)
@@ -217,4 +219,5 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and all(_fits(item, parts[0]) for item in value)
     if origin is dict:
         return isinstance(value, dict) and all(_fits(item, parts[1]) for item in value.values())
+    # JSON may store a float without a fraction as an int.
     return kind is Any or type(value) is kind or (kind is float and type(value) is int)

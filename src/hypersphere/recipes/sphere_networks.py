@@ -34,7 +34,7 @@ _SMALL_BATCH = {
 
 def _with_early(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     outcome = run(settings, trial)
-    errors = outcome.curves["error"]
+    errors = outcome.curves["error"]  # the first entry is the error before training
     return Outcome({**outcome.metrics, "early": errors[min(2, len(errors) - 1)]}, outcome.curves)
 
 
@@ -64,6 +64,7 @@ CONVERGENCE = Recipe(
     "maximum of 0.1, or 0.01 for batches of 4.",
 )
 
+# By title: magnitude, and the errors of table 4.3 with cosine and square cosine (no ReLU), and with cosine and ReLU.
 _OPERATORS = {
     "SphereConv": ("sphere", 33.31, 25.90, 26.00),
     "BallConv": ("ball", 31.81, 25.43, 25.18),
@@ -77,6 +78,7 @@ _NO_RELU = {**_CNN, "activation": "none"}
 
 
 def _decoupled(name: str, angular: str = "cosine", **options: Any) -> dict[str, Any]:
+    # The other magnitudes have no radius.
     radius = {"learn_radius": "layer"} if name in ("ball", "tanh", "seg") else {}
     return {"operator": {"name": name, "angular": angular, "project_every": 1, **radius, **options}}
 
@@ -159,7 +161,7 @@ def _learn(settings: Mapping[str, Any], trial: Trial) -> Outcome:
 def learned_parameters(assembly: training.Assembly) -> tuple[Tensor, Tensor]:
     """Return all learned k and all learned factors of the radius."""
     layers = [module for module in assembly.network.modules() if isinstance(module, DecoupledLayer)]
-    none = torch.zeros(0)
+    none = torch.zeros(0)  # `cat` rejects an empty list
     k = [layer.log_k.detach().exp().flatten() for layer in layers if layer.log_k is not None]
     factor = [layer.log_radius.detach().exp().flatten() for layer in layers if layer.log_radius is not None]
     return torch.cat([none, *k]), torch.cat([none, *factor])
