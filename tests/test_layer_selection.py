@@ -399,3 +399,25 @@ def test_named_tensors_are_layers_without_a_module():
 def test_layers_of_rejects_invalid_models(source, message):
     with pytest.raises(ValueError, match=message):
         hs.layers_of(source)
+
+
+def test_layers_of_includes_distributed_heads_on_request(monkeypatch):
+    model = nn.ModuleList([nn.Linear(4, 8), hs.heads.ShardedHead(hs.heads.arcface(8, 5))])
+    monkeypatch.setattr(type(model[1].processes), "size", property(lambda processes: 2))
+    selection = hs.layers_of(model)
+    assert names(selection) == ["0"]
+    assert reasons(selection) == {"1": "its class vectors are distributed over 2 processes"}
+    assert names(hs.layers_of(model, local_classes=True)) == ["0", "1.head"]
+    assert list(reasons(hs.layers_of(model[1]))) == ["ShardedHead"]
+
+
+@pytest.mark.parametrize(
+    ("module", "orientation"),
+    [
+        (nn.Linear(3, 4), "rows"),
+        (nn.ConvTranspose1d(3, 4, 2), "transposed"),
+        (HuggingFaceConv1D(4, 3), "columns"),
+    ],
+)
+def test_layer_orientation_says_how_neurons_are_stored(module, orientation):
+    assert hs.layers_of(module)[0].orientation == orientation

@@ -103,6 +103,26 @@ class NeuronLayer:
         """The number of entries per neuron."""
         return self.shape[2] * self.shape[3]
 
+    @property
+    def orientation(self) -> Orientation:
+        """How the weight stores neurons: "rows" (out, in, …), "columns" (…, in, out) or "transposed" (in, out, …)."""
+        return self._slice.orientation
+
+    @property
+    def uses_weight_norm(self) -> bool:
+        """False if only the directions of the neurons matter: decoupled operators without ‖w‖, and unit class vectors.
+
+        The modules of this library declare it in an attribute of the same name. Other layers depend on ‖w‖.
+        """
+        return bool(getattr(self.module, "uses_weight_norm", True))
+
+    def describe(self) -> str:
+        """Return number and size of the neurons in words, such as "8 neurons of 27 numbers"."""
+        groups, neurons, _, _ = self.shape
+        text = f"{neurons} neurons of {self.length} numbers"
+        text = text if groups == 1 else f"{groups} groups of {text}"
+        return f"{text}, tied to {', '.join(self.aliases)}" if self.aliases else text
+
     def row_sets(self) -> Float[Tensor, "groups neurons dim"]:
         """Return the current neurons per group, in float32 or wider. The result is differentiable."""
         return self._slice.read(_numerics.widen_parameter(self.tensor), self.shape)
@@ -219,7 +239,7 @@ class LayerSelection(Sequence[NeuronLayer]):
 
     def report(self) -> str:
         """Return a table of the selected layers, followed by the skipped weights with the reason."""
-        rows = [(layer.name, layer.role, _describe_shape(layer)) for layer in self.layers]
+        rows = [(layer.name, layer.role, layer.describe()) for layer in self.layers]
         name_width = max((len(name) for name, _, _ in rows), default=0)
         lines = [f"{len(rows)} layers:"]
         lines += [f"  {name:<{name_width}}  {role:<9}  {shape}" for name, role, shape in rows]
@@ -229,13 +249,6 @@ class LayerSelection(Sequence[NeuronLayer]):
         return "\n".join([*lines, *([self.note] if self.note else [])])
 
     __str__ = report
-
-
-def _describe_shape(layer: NeuronLayer) -> str:
-    groups, neurons, _, _ = layer.shape
-    text = f"{neurons} neurons of {layer.length} numbers"
-    text = text if groups == 1 else f"{groups} groups of {text}"
-    return f"{text}, tied to {', '.join(layer.aliases)}" if layer.aliases else text
 
 
 # How a weight stores its neurons -------------------------------------------------------------------------------------
@@ -463,6 +476,7 @@ def layers_of(
     output: str | Sequence[str] | None = "auto",
     where: Callable[[str, nn.Module], bool] | None = None,
     per_head: bool = False,
+    local_classes: bool = False,
 ) -> LayerSelection:
     """List the weights of a model that hold neurons, with the role of each, and the weights that were skipped.
 
@@ -479,6 +493,9 @@ def layers_of(
             model or the end of a `Sequential`. If none exists, all layers are hidden and `LayerSelection.note` says so.
         where: a function of name and module; modules for which it returns False are skipped.
         per_head: split q, k and v of `nn.MultiheadAttention` into one group per attention head.
+        local_classes: include heads whose class vectors are distributed over processes, with the class vectors of this
+            process. By default they are skipped, because an energy or a rotation of a part would be wrong. What treats
+            each neuron separately, such as a projection to norm 1, can use them.
 
     Returns:
         A sequence of `NeuronLayer` with the attributes `skipped` and `note`.
@@ -497,7 +514,7 @@ def layers_of(
         layers = _layers_of_tensors(model)
         skipped: list[SkippedLayer] = []
     else:
-        layers, skipped = _layers_of_module(model, where, per_head)
+        layers, skipped = _layers_of_module(model, where, per_head, local_classes)
     note = None
     if output != "auto":
         outputs = _named_outputs(output, layers)
@@ -544,19 +561,22 @@ def _layers_of_tensors(source: object) -> list[NeuronLayer]:
 
 
 def _layers_of_module(
-    model: nn.Module, where: Callable[[str, nn.Module], bool] | None, per_head: bool
+    model: nn.Module, where: Callable[[str, nn.Module], bool] | None, per_head: bool, local_classes: bool
 ) -> tuple[list[NeuronLayer], list[SkippedLayer]]:
     # Layers by the identity of their weight and the index of their slice, so that tied weights become one layer.
     layers: dict[tuple[int, int], NeuronLayer] = {}
     skipped: list[SkippedLayer] = []
     handled: set[int] = set()  # identities of weights that are selected or already reported as skipped
     computed: list[Tensor] = []  # keeps computed weights alive: Python may reuse the identity of a deleted object
+    distributed = {} if local_classes else _distributed_heads(model)
     with parametrize.cached():  # evaluates each parametrisation once, so that its weight has one identity
         for path, module in _modules_owners_first(model):
             slices = next((s for recognize in _RECOGNIZERS if (s := recognize(module, per_head)) is not None), [])
-            reason = _reason_to_skip(path, module, where) if slices else None
+            reason = _reason_to_skip(path, module, where, distributed) if slices else None
             if reason is not None:
-                skipped.append(SkippedLayer(path or type(module).__name__, reason))
+                # A distributed head contains a plain head with the same weight: report it once, under its outer name.
+                if not any(path != outer and _is_within(path, outer) for outer in distributed):
+                    skipped.append(SkippedLayer(path or type(module).__name__, reason))
                 handled |= {id(module._parameters.get(entry.parameter)) for entry in slices}
                 continue
             for entry in slices:
@@ -608,16 +628,35 @@ def _modules_owners_first(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield from wrappers
 
 
-def _reason_to_skip(path: str, module: nn.Module, where: Callable[[str, nn.Module], bool] | None) -> str | None:
+def _reason_to_skip(
+    path: str,
+    module: nn.Module,
+    where: Callable[[str, nn.Module], bool] | None,
+    distributed: Mapping[str, int],
+) -> str | None:
     if {"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"} & set(path.split(".")):
         return "part of a LoRA adapter"
-    # A `ShardedHead` holds only the class vectors of this process.
-    processes = getattr(getattr(module, "processes", None), "size", 1)
-    if processes != 1:
-        return f"its class vectors are distributed over {processes} processes"
+    for outer, processes in distributed.items():
+        if _is_within(path, outer):
+            return f"its class vectors are distributed over {processes} processes"
     if where is not None and not where(path, module):
         return "excluded by `where`"
     return None
+
+
+def _distributed_heads(model: nn.Module) -> dict[str, int]:
+    """Return the number of processes of every head whose class vectors are distributed over more than one, by path."""
+    sizes = {
+        path: getattr(getattr(module, "processes", None), "size", 1)
+        for path, module in model.named_modules()
+        if hasattr(module, "num_classes")
+    }
+    return {path: size for path, size in sizes.items() if size != 1}
+
+
+def _is_within(path: str, outer: str) -> bool:
+    """Return True if `path` is the module `outer` or one of its descendants."""
+    return not outer or f"{path}.".startswith(f"{outer}.")
 
 
 def _reason_unreadable(module: nn.Module, parameter: str) -> str:

@@ -124,8 +124,11 @@ def test_mhe_takes_a_wrapped_head_once_as_an_output(monkeypatch):
     expected = sum(oracle.energy(model[k].weight.detach().numpy(), 2) for k in (1, 2))
     assert MHE(model, hidden=0)().item() == pytest.approx(expected, rel=1e-5)
     monkeypatch.setattr(type(model[1].processes), "size", property(lambda processes: 2))
-    skipped = {skip.name: skip.reason for skip in MHE(model).skipped}
-    assert skipped["1"] == "its class vectors are distributed over 2 processes"
+    regulariser = MHE(model)
+    assert {skip.name: skip.reason for skip in regulariser.skipped} == {
+        "1": "its class vectors are distributed over 2 processes"
+    }
+    assert [layer.name for layer in regulariser.selection.outputs] == ["2"]
 
 
 def test_mhe_gradients_of_half_precision_saturate():

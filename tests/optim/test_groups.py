@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from hypersphere.heads import AngularHead, softmax
 from hypersphere.optim import param_groups
 from hypersphere.rotation import InputRotation, Stochastic, rotate_, rotation_parameters
 
@@ -67,6 +68,28 @@ def test_param_groups_contain_every_trained_parameter_once():
     assert id(net[2].free) in spared
 
 
+def test_param_groups_exempt_weights_of_which_only_directions_matter(capsys):
+    class Undeclared(AngularHead):
+        """A head that does not name its weight among the parameters without decay."""
+
+        decay_free_parameters = property(lambda self: (), lambda self, names: None)
+
+    net = nn.ModuleList([nn.MultiheadAttention(8, 2), Undeclared(8, 3), softmax(8, 3)])
+    decayed, exempt = (group["params"] for group in param_groups(net, 0.1, report=True))
+    assert any(p is net[1].weight for p in exempt)
+    assert any(p is net[2].weight for p in decayed)
+    report = capsys.readouterr().out
+    assert "1.weight: only directions matter" in report
+    assert "0.in_proj_weight: 3 times 8 neurons of 8 numbers" in report
+
+
+def test_param_groups_do_not_evaluate_parametrised_weights():
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    param_groups(layer, 0.1)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in layer.named_buffers())
+
+
 def test_param_groups_options_include_biases_and_normalisations():
     def counts(**options):
         return [len(group["params"]) for group in param_groups(model(), 0.1, **options)]
@@ -91,4 +114,5 @@ def test_param_groups_report_names_every_parameter(capsys):
     assert "1.weight: parameter of a normalisation" in report
     assert "0.bias: bias" in report
     assert "0.parametrizations.weight.0.free.main: Rotation excludes it" in report
+    assert "4.weight: 3 neurons of 8 numbers" in report
     assert report.index("frozen, in no group") < report.index("0.parametrizations.weight.original")

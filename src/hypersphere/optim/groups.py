@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
+from hypersphere._layer_selection import NeuronLayer, layers_of
 from hypersphere._validation import is_number, require
 
 __all__ = ["param_groups"]
@@ -29,9 +30,9 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Split the trained parameters into two groups for an optimiser: with weight decay, and without.
 
-    A module declares parameters that decay would harm in an attribute `decay_free_parameters`, a tuple of names.
-    Examples are the parameters of a rotation, where decay pulls R to the identity or makes it non-orthogonal, and class
-    vectors of which only the direction matters.
+    Weights of `hypersphere.layers_of` of which only the directions matter get no decay. Other modules declare
+    parameters that decay would harm in an attribute `decay_free_parameters`, a tuple of names. An example is a
+    rotation, where decay pulls R to the identity or makes it non-orthogonal.
 
     Args:
         model: a module, or several, such as a network and its head. Frozen parameters are left out, and shared ones are
@@ -39,7 +40,7 @@ def param_groups(
         weight_decay: the weight decay of the first group. That of the second is 0.
         bias: apply decay to biases, too.
         normalization: apply decay to the parameters of batch, layer, group and instance normalisation, too.
-        report: print the group of every parameter, with the reason if it is without decay or left out.
+        report: print the group of every parameter, with the neurons it holds or the reason why it gets no decay.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -52,10 +53,18 @@ def param_groups(
         all_modules = bool(modules) and all(isinstance(module, nn.Module) for module in modules)
         require(all_modules, "model", "a module or a list of modules", model)
         model = nn.ModuleList(modules)
-    reasons: dict[int, str] = {}  # by identity of the parameter: why it gets no decay
+    # Layers by identity of their weight; the slices q, k and v of a fused weight share one. Distributed heads are
+    # included, because decay acts on each class vector separately. Parametrised weights are no parameters.
+    layers: dict[int, list[NeuronLayer]] = {}
+    for layer in layers_of(model, output=None, local_classes=True):
+        weight = cast(nn.Module, layer.module)._parameters.get(layer.parameter)
+        if weight is not None:
+            layers.setdefault(id(weight), []).append(layer)
+    # By identity of the parameter: why it gets no decay.
+    reasons = {key: "only directions matter" for key, parts in layers.items() if not parts[0].uses_weight_norm}
     for module in model.modules():
         declared = set(getattr(module, "decay_free_parameters", ()))
-        # named_parameters() includes children: a parametrised weight is stored under another name.
+        # Names may refer to children, such as "free.main" in the ParameterDict of a rotation.
         for name, parameter in module.named_parameters():
             if name in declared:
                 reasons.setdefault(id(parameter), f"{type(module).__name__} excludes it")
@@ -67,14 +76,20 @@ def param_groups(
             reasons.setdefault(id(direct["bias"]), "bias")
     trained = [p for p in model.parameters() if p.requires_grad]
     if report:
-        _print_report(model, weight_decay, reasons)
+        neurons = {key: _describe(parts) for key, parts in layers.items()}
+        _print_report(model, weight_decay, reasons, neurons)
     return [
         {"params": [p for p in trained if id(p) not in reasons], "weight_decay": weight_decay},
         {"params": [p for p in trained if id(p) in reasons], "weight_decay": 0.0},
     ]
 
 
-def _print_report(model: nn.Module, weight_decay: float, reasons: dict[int, str]) -> None:
+def _describe(parts: list[NeuronLayer]) -> str:
+    """Return the neurons of one weight in words. Slices of a fused weight have equal shapes."""
+    return parts[0].describe() if len(parts) == 1 else f"{len(parts)} times {parts[0].describe()}"
+
+
+def _print_report(model: nn.Module, weight_decay: float, reasons: dict[int, str], neurons: dict[int, str]) -> None:
     decayed, without, frozen = [], [], []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -82,7 +97,7 @@ def _print_report(model: nn.Module, weight_decay: float, reasons: dict[int, str]
         elif id(parameter) in reasons:
             without.append(f"  {name}: {reasons[id(parameter)]}")
         else:
-            decayed.append(f"  {name}")
+            decayed.append(f"  {name}: {neurons[id(parameter)]}" if id(parameter) in neurons else f"  {name}")
     for title, names in (
         (f"weight decay {weight_decay:g}", decayed),
         ("no weight decay", without),

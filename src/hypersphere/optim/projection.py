@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere._layer_selection import layers_of
+from hypersphere._layer_selection import LayerSelection, NeuronLayer, layers_of
 from hypersphere._validation import is_number, require
 
 __all__ = ["WeightedGradients", "project_weights_"]
@@ -40,13 +40,13 @@ def project_weights_(model: nn.Module, norm: float = 1.0, *, report: bool = Fals
         tensor([2., 2., 2.])
     """
     require(is_number(norm, 0) and norm > 0, "norm", "a positive number", norm)
-    modules = _modules_without_weight_norm(model, heads=True)
-    for module in modules.values():
-        weight = cast(Tensor, module.weight)
-        directions = sphere.polar(weight.flatten(1))[1]
-        weight.copy_((directions * norm).to(weight.dtype).view_as(weight))
+    # Each class vector is rescaled separately, so the class vectors of this process can be treated without the others.
+    selection = layers_of(model, local_classes=True)
+    layers = _layers_without_weight_norm(selection, heads=True)
+    for layer in layers:
+        layer.write(norm * sphere.polar(layer.rows())[1])
     if report:
-        print(_report(model, modules))
+        print(_report(selection, layers))
 
 
 class WeightedGradients:
@@ -67,7 +67,8 @@ class WeightedGradients:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        modules = list(_modules_without_weight_norm(model, heads=False).values())
+        layers = _layers_without_weight_norm(layers_of(model), heads=False)
+        modules = [cast(nn.Module, layer.module) for layer in layers]
         for module in modules:
             is_weighted = any(isinstance(hook, _GradientWeighting) for hook in module._forward_pre_hooks.values())
             require(not is_weighted, "model", "one whose gradients are not weighted already", type(model).__name__)
@@ -124,40 +125,43 @@ class _GradientWeighting:
         weight.register_hook(multiply_by_norm)
 
 
-def _modules_without_weight_norm(model: nn.Module, *, heads: bool) -> dict[str, nn.Module]:
-    """Return the decoupled operators, and with `heads` the heads, whose output does not depend on ‖w‖, by name.
+def _layers_without_weight_norm(selection: LayerSelection, *, heads: bool) -> list[NeuronLayer]:
+    """Return the decoupled operators, and with `heads` the heads, whose output does not depend on ‖w‖.
 
-    Both kinds declare this in the attribute `uses_weight_norm`. Heads are recognised by `num_classes`.
+    Raises:
+        ValueError: there is none, an operator depends on ‖w‖, or its weight is parametrised.
     """
-    modules: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        uses_weight_norm = getattr(module, "uses_weight_norm", None)
-        is_head = hasattr(module, "num_classes")
+    layers = []
+    for layer in selection:
+        is_head = hasattr(layer.module, "num_classes")
         # A head that keeps ‖w‖, such as softmax, counts as an ordinary layer.
-        if uses_weight_norm is None or (is_head and (uses_weight_norm or not heads)):
+        if not hasattr(layer.module, "uses_weight_norm") or (is_head and (layer.uses_weight_norm or not heads)):
             continue
-        label = name or type(module).__name__
-        if uses_weight_norm:
-            raise ValueError(f"model must have unweighted operators only, but the output of {label!r} depends on ‖w‖")
-        if module._parameters.get("weight") is None:
-            raise ValueError(f"model must own the weights of its operators, but that of {label!r} is parametrised")
-        modules[label] = module
-    if not modules:
+        if layer.uses_weight_norm:
+            message = f"the output of {_label(layer)!r} depends on ‖w‖"
+            raise ValueError(f"model must only have operators that do not depend on ‖w‖, but {message}")
+        if cast(nn.Module, layer.module)._parameters.get(layer.parameter) is None:
+            raise ValueError(
+                f"model must own the weights of its operators, but that of {_label(layer)!r} is parametrised"
+            )
+        layers.append(layer)
+    if not layers:
         kinds = "decoupled operators (hypersphere.layers)"
         kinds += " or heads with unit class vectors" if heads else ""
         raise ValueError(f"model must have {kinds}, but there is none")
-    return modules
+    return layers
 
 
-def _report(model: nn.Module, projected: dict[str, nn.Module]) -> str:
+def _label(layer: NeuronLayer) -> str:
+    """Return the qualified name of the layer's module, or its class if the module is the whole model."""
+    return layer.group.rpartition(".")[0] or type(layer.module).__name__
+
+
+def _report(selection: LayerSelection, projected: list[NeuronLayer]) -> str:
     """Return which weights were projected, and the other layers with the reason."""
-    lines = [f"{len(projected)} weights projected:", *(f"  {name}" for name in projected)]
-    projected_weights = {id(module.weight) for module in projected.values()}
-    selection = layers_of(model)
-    rest = [
-        (layer.name, "its output depends on ‖w‖") for layer in selection if id(layer.tensor) not in projected_weights
-    ]
-    rest += [(skip.name, skip.reason) for skip in selection.skipped if skip.name not in projected]
-    if rest:
-        lines += [f"{len(rest)} unchanged:", *(f"  {name}: {reason}" for name, reason in rest)]
+    lines = [f"{len(projected)} weights projected:", *(f"  {_label(layer)}" for layer in projected)]
+    unchanged = [(layer.name, "its output depends on ‖w‖") for layer in selection if layer.uses_weight_norm]
+    unchanged += [(skip.name, skip.reason) for skip in selection.skipped]
+    if unchanged:
+        lines += [f"{len(unchanged)} unchanged:", *(f"  {name}: {reason}" for name, reason in unchanged)]
     return "\n".join(lines)

@@ -216,7 +216,7 @@ def layer_path(layer: NeuronLayer) -> str:
 def _reason_not_rotatable(layer: NeuronLayer) -> str | None:
     if layer.parameter != "weight":
         return f"its weight is part of {layer.parameter}, which is not rotated"
-    if layer._slice.orientation != "rows":
+    if layer.orientation != "rows":
         return f"{type(layer.module).__name__} stores its neurons as columns"
     if layer.groups > 1 and not hasattr(layer.module, "kernel_size"):
         return "it holds the weights of several experts in one tensor"
