@@ -36,11 +36,17 @@ def exponential_series(rows: Tensor, skew: Tensor, radius: float) -> tuple[Tenso
     coefficients = _bessel_coefficients(radius, _numerics.machine_epsilon(rows.dtype))
     terms = [rows, rows @ scaled]
     result = coefficients[0] * terms[0] + coefficients[1] * terms[1]
-    add_product = torch.baddbmm if rows.ndim == 3 else torch.addmm
     for coefficient in coefficients[2:]:
-        terms.append(add_product(terms[-2], terms[-1], scaled, alpha=2))
+        terms.append(_add_twice_product(terms[-2], terms[-1], scaled))
         result.add_(terms[-1], alpha=coefficient)
     return result, SeriesResiduals(torch.cat(terms[:-1], -2), scaled, coefficients, radius)
+
+
+def _add_twice_product(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return X + 2·A·B in one fused call, which torch has for up to one batch dimension."""
+    if x.ndim == 2:
+        return torch.addmm(x, a, b, alpha=2)
+    return torch.baddbmm(x, a, b, alpha=2) if x.ndim == 3 else torch.add(x, a @ b, alpha=2)
 
 
 def exponential_series_gradient(residuals: SeriesResiduals, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ __all__ = [
     "skew_size",
     "sylvester_in_basis",
     "unpack_skew",
+    "zeros_of_diagonal",
 ]
 
 # Skew matrices -------------------------------------------------------------------------------------------------------
@@ -80,6 +81,12 @@ def diagonal_signs(triangle: Tensor) -> Tensor:
     """Return the signs of the diagonal (…, d), where the sign of zero is 1."""
     diagonal = triangle.detach().diagonal(dim1=-2, dim2=-1)
     return torch.where(diagonal < 0, -torch.ones_like(diagonal), torch.ones_like(diagonal))
+
+
+def zeros_of_diagonal(triangle: Tensor) -> Tensor:
+    """Return 1 where the diagonal of T is zero and 0 elsewhere (…, d). T is invertible if there is no 1."""
+    diagonal = triangle.detach().diagonal(dim1=-2, dim2=-1)
+    return _numerics.squared_norm_is_zero(diagonal).to(triangle.dtype)
 
 
 def is_orthogonal(q: Tensor) -> bool:
@@ -147,8 +154,7 @@ def q_gradient_coordinates(grad_rotated: Tensor, v: Tensor, triangle: Tensor) ->
     a = grad_rotated.mT @ v
     below = (a - a.mT).tril(-1)
     # A singular P has no unique Q. Replace the zeros on the diagonal of T, so that the gradient stays finite.
-    singular = _numerics.squared_norm_is_zero(triangle.diagonal(dim1=-2, dim2=-1))
-    triangle = triangle + torch.diag_embed(singular.to(triangle))
+    triangle = triangle + torch.diag_embed(zeros_of_diagonal(triangle))
     return torch.linalg.solve_triangular(triangle.mT, below, upper=False, left=False)
 
 

@@ -51,8 +51,12 @@ class _TriangularMap(RowMap):
         return torch.eye(d)
 
     def expression(self, free: Float[Tensor, "*batch d d"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
-        """Return V·Qᵀ by torch's QR decomposition, whose derivatives are not finite for a singular P."""
-        return v @ factor.householder_qr(free)[0].mT
+        """Return V·Qᵀ by torch's QR decomposition."""
+        # torch's derivative of QR divides by the diagonal of T, which has zeros if P is singular. With E = 1 at these
+        # zeros, P + QE = Q(T + E) has the same Q and an invertible triangle. This takes a second decomposition.
+        q, triangle = factor.householder_qr(free.detach())
+        regular = free + q * factor.zeros_of_diagonal(triangle).unsqueeze(-2)
+        return v @ factor.householder_qr(regular)[0].mT
 
 
 @dataclass(frozen=True)
@@ -484,6 +488,15 @@ class Free(RowMap):
     def expression(self, free: Float[Tensor, "*batch d d"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
         """Return V·Rᵀ."""
         return v @ free.mT
+
+    def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
+        """Return V·Rᵀ."""
+        return v @ free.mT, (free, v)
+
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return GᵀV and G·R."""
+        free, v = residuals
+        return grad.mT @ v, grad @ free if rows else None
 
 
 ORTHOGONALS: dict[str, type[RowMap]] = {
