@@ -78,6 +78,12 @@ def test_input_rotation_with_a_seed_survives_conversion_and_loading():
     assert [name for name, _ in fold_(nn.Sequential(one)).named_parameters()] == ["0.weight", "0.bias"]
 
 
+def test_input_rotation_turn_is_deprecated():
+    layer, x = InputRotation(nn.Linear(4, 3)), torch.randn(2, 4)
+    with pytest.warns(DeprecationWarning, match="use InputRotation.rotate"):
+        assert torch.equal(layer.turn(x), layer.rotate(x))
+
+
 def test_input_rotation_in_several_places_is_folded_once():
     class Sum(nn.Module):
         def __init__(self, *parts):

