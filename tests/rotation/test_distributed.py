@@ -62,7 +62,9 @@ def test_rotations_agree_between_two_processes(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes.spawn(worker, args=(port, str(tmp_path)), nprocs=2)
+    # Both processes are forked from a server that has imported torch.
+    processes.set_forkserver_preload(["torch.distributed.fsdp", "hypersphere.optim", "hypersphere.rotation"])
+    processes.start_processes(worker, args=(port, str(tmp_path)), nprocs=2, start_method="forkserver")
     model, stochastic, batches = make(torch.Generator().manual_seed(1))
     train(model, stochastic, batches)
     alone = fold_(model).state_dict()
