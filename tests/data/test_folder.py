@@ -126,7 +126,7 @@ def test_image_folder_rejects_sixteen_bits_per_channel(write):
     ],
 )
 @pytest.mark.parametrize("read", [image_folder, image_names])
-def test_unsafe_archives_are_rejected(tmp_path, members, message, read):
+def test_image_folder_rejects_unsafe_archives(tmp_path, members, message, read):
     with pytest.raises(DamagedData, match=message):
         read(archive(tmp_path / "pets.tar.gz", members))
 
@@ -155,7 +155,7 @@ def hundred(tmp_path):
     ],
     ids=["flipped header", "blank header", "no header", "truncated header", "truncated content", "no end"],
 )
-def test_damaged_archive_is_an_error_instead_of_a_shorter_one(hundred, damage, read):
+def test_image_folder_damaged_archive_is_an_error_instead_of_a_shorter_one(hundred, damage, read):
     path = hundred()
     content = path.read_bytes()
     assert len(read(path)) == 100
@@ -165,7 +165,7 @@ def test_damaged_archive_is_an_error_instead_of_a_shorter_one(hundred, damage, r
 
 
 @pytest.mark.parametrize(("mode", "position"), [("w:gz", -6), ("w:bz2", -4)])
-def test_checksum_of_a_compressed_archive_is_compared(hundred, mode, position):
+def test_image_folder_compares_the_checksum_of_a_compressed_archive(hundred, mode, position):
     path = hundred(mode)
     content = bytearray(path.read_bytes())
     content[position] ^= 16
@@ -174,7 +174,7 @@ def test_checksum_of_a_compressed_archive_is_compared(hundred, mode, position):
         image_folder(path)
 
 
-def test_damaged_xz_content_is_an_error(hundred):
+def test_image_folder_damaged_xz_content_is_an_error(hundred):
     path = hundred("w:xz")
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 255
@@ -184,7 +184,7 @@ def test_damaged_xz_content_is_an_error(hundred):
 
 
 @pytest.mark.parametrize("key", ["GNU.sparse.map", "GNU.sparse.size", "size"])
-def test_damaged_pax_headers_are_an_error(tmp_path, key):
+def test_image_folder_damaged_pax_headers_are_an_error(tmp_path, key):
     info = tarfile.TarInfo("cat/a.png")
     info.pax_headers = {"GNU.sparse.size": "1", key: "many"}
     with tarfile.open(tmp_path / "pets.tar", "w", format=tarfile.PAX_FORMAT) as tar:
@@ -193,21 +193,21 @@ def test_damaged_pax_headers_are_an_error(tmp_path, key):
         image_folder(tmp_path / "pets.tar")
 
 
-def test_hidden_folders_are_not_classes(pets, write, tmp_path):
+def test_image_folder_hidden_folders_are_not_classes(pets, write, tmp_path):
     write("pets/.ipynb_checkpoints/a.png", picture(1, mode="L"))
     members = [(f"pets/{file.relative_to(pets)}", file.read_bytes()) for file in pets.glob("*/*.png")]
     assert image_folder(pets).classes == ("cat", "dog")
     assert image_folder(archive(tmp_path / "pets.tar", members)).classes == ("dog",)
 
 
-def test_classes_must_be_different(pets):
+def test_image_folder_classes_must_be_different(pets):
     for read in (image_folder, image_names):
         with pytest.raises(ValueError, match=r"classes must be different names, not \['cat', 'cat'\]"):
             read(pets, classes=["cat", "cat"])
 
 
 @pytest.mark.parametrize("keep", [0, 10, 150, -30])
-def test_truncated_archives_are_an_error(tmp_path, keep):
+def test_image_folder_truncated_archives_are_an_error(tmp_path, keep):
     noise = torch.randint(256, (40, 40), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     buffer = io.BytesIO()
     Image.fromarray(noise.numpy()).save(buffer, "PNG")

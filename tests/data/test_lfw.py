@@ -69,6 +69,7 @@ def test_lfw_verifies_the_checksums_of_its_lists(faces):
         (PAIRS.replace(b"Cy\t1\t3", b"Cy\tone\t3"), "line 4 must be"),
         (PAIRS.replace(b"Cy\t1\t3", b"Cy\t1\t" + b"3" * 5000), "line 4 must be"),
         (b"9" * 5000 + b"\t1\n", "must begin with"),
+        (b"\n" + PAIRS.replace(b"Cy\t1\t3", b"\nCy\tone\t3"), "line 6 must be"),  # empty lines count
     ],
 )
 def test_lfw_pairs_rejects_a_damaged_list(faces, write, text, message):
@@ -87,6 +88,7 @@ def test_lfw_pairs_rejects_a_damaged_list(faces, write, text, message):
         (b"1\n1\nAda_L\t2\nBob\t1\n", "that its counts state, not more"),
         (b"x\n", "line 1 must be a count"),
         (b"9" * 5000 + b"\n", "line 1 must be a count"),
+        (b"\n2\n\n1\nAda_L\t2\n\nx\n", "line 7 must be a count"),  # empty lines count
     ],
 )
 def test_lfw_people_rejects_a_damaged_list(faces, write, text, message):

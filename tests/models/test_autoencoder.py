@@ -5,7 +5,7 @@ from hypersphere.models import Autoencoder
 
 
 @torch.no_grad()
-def test_angle_code_times_norm_code_is_the_product_code():
+def test_autoencoder_angle_times_norm_is_the_product():
     torch.manual_seed(0)
     model = Autoencoder(1, (4, 5)).eval()
     x = torch.rand(2, 1, 8, 12)
@@ -18,7 +18,7 @@ def test_angle_code_times_norm_code_is_the_product_code():
 
 @torch.no_grad()
 @pytest.mark.parametrize("keep", ["angle", "norm"])
-def test_rescaled_codes_have_the_root_mean_square_of_the_product_code(keep):
+def test_autoencoder_rescaled_codes_have_the_root_mean_square_of_the_product(keep):
     torch.manual_seed(0)
     model = Autoencoder(1, (4, 5)).eval()
     x = torch.rand(2, 1, 8, 12)
@@ -27,7 +27,7 @@ def test_rescaled_codes_have_the_root_mean_square_of_the_product_code(keep):
     assert model.decode(scaled).shape == x.shape
 
 
-def test_rescaled_code_of_a_zero_image_is_finite():
+def test_autoencoder_rescaled_code_of_a_zero_image_is_finite():
     model = Autoencoder(1, (4, 5), norm=None)
     assert torch.isfinite(model.encode(torch.zeros(1, 1, 8, 8), keep="angle", rescale=True)).all()
 

@@ -53,7 +53,7 @@ def test_gcn_accepts_decoupled_layers_on_dense_and_sparse_nodes():
     model(x, adjacency).sum().backward()
 
 
-def test_gcn_accepts_a_graph_of_the_data_room():
+def test_gcn_accepts_a_graph_of_the_data_package():
     masks = torch.zeros(3, 3, dtype=torch.bool).fill_diagonal_(True)
     edges = torch.tensor([[0, 1], [1, 0]])
     graph = hs.data.Graph(torch.rand(3, 4), torch.tensor([0, 1, 0]), edges, *masks, ("a", "b"))

@@ -24,7 +24,7 @@ def test_plain_cnn_can_be_rotated_and_folded():
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, None])
-def test_cnn69_with_sphere_layers_trains_without_shortcuts(norm):
+def test_plain_cnn_with_69_sphere_layers_trains_without_shortcuts(norm):
     torch.manual_seed(0)
     model = MODELS["spherenet_cnn69"](
         widths=(8, 8, 8), feature_dim=16, image_size=8, num_classes=2, norm=norm, conv=sphere_conv2d
@@ -67,7 +67,7 @@ def test_plain_cnn_computes_the_same_features_with_and_without_classifier():
 
 @pytest.mark.parametrize("feature_dim", [6, None])
 @pytest.mark.parametrize("num_classes", [None, 3])
-def test_feature_activation_is_applied_with_and_without_classifier(feature_dim, num_classes):
+def test_plain_cnn_feature_activation_is_applied_with_and_without_classifier(feature_dim, num_classes):
     torch.manual_seed(0)
     options = {"image_size": 8, "num_classes": num_classes, "norm": None, "activation": None}
     model = PlainCNN(3, (4, 4, 4), feature_dim, feature_activation=relu, **options)

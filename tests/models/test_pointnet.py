@@ -17,7 +17,7 @@ def test_pointnet_is_invariant_to_the_order_of_points():
     torch.testing.assert_close(model(points[:, torch.randperm(20)]), model(points))
 
 
-def test_transforms_are_the_identity_at_the_start():
+def test_pointnet_transforms_start_as_the_identity():
     torch.manual_seed(0)
     with_transforms, plain = PointNet(transforms=True).eval(), PointNet().eval()
     points = torch.rand(2, 20, 3)
@@ -39,7 +39,7 @@ def small_pointnet(transforms: bool = True) -> PointNet:
     return model
 
 
-def test_penalty_is_that_of_the_matrices_of_the_last_training_batch():
+def test_pointnet_penalty_is_that_of_the_last_training_batch():
     model = small_pointnet().double()
     points = torch.rand(3, 10, 3, dtype=torch.float64)
     matrices = model.with_transform(points)[1].detach().numpy()
@@ -51,7 +51,7 @@ def test_penalty_is_that_of_the_matrices_of_the_last_training_batch():
     assert model.penalty().item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_penalty_trains_the_feature_transform():
+def test_pointnet_penalty_trains_the_feature_transform():
     model = small_pointnet()
     points = torch.rand(4, 10, 3)
     optimizer, values = torch.optim.Adam(model.parameters(), lr=0.01), []
@@ -65,7 +65,7 @@ def test_penalty_trains_the_feature_transform():
     assert values[-1] < 0.2 * values[0]
 
 
-def test_penalty_is_zero_without_transforms_and_an_error_before_a_forward_pass():
+def test_pointnet_penalty_is_zero_without_transforms_and_an_error_before_a_forward_pass():
     assert small_pointnet(transforms=False).penalty().item() == 0
     with pytest.raises(RuntimeError, match="call the model on points first"):
         small_pointnet().penalty()

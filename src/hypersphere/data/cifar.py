@@ -55,7 +55,7 @@ def cifar10(split: str = "train", root: str | Path | None = None, *, verify: boo
         verify: every class must have 5,000 (train) or 1,000 (test) images; False reads any number of records.
     """
     folder, per_class = data_root(root) / "cifar-10-batches-bin", {"train": 5000, "test": 1000}
-    return _read_split(folder, CIFAR10_FILES, split, 1, CIFAR10_CLASSES, per_class if verify else None, {})
+    return _read_split(folder, split, CIFAR10_FILES, CIFAR10_CLASSES, per_class, verify, {})
 
 
 @accept_root_first(*CIFAR100_FILES)
@@ -68,7 +68,7 @@ def cifar100(split: str = "train", root: str | Path | None = None, *, verify: bo
         verify: every class must have 500 (train) or 100 (test) images; False reads any number of records.
     """
     folder, per_class = data_root(root) / "cifar-100-binary", {"train": 500, "test": 100}
-    return _read_split(folder, CIFAR100_FILES, split, 2, CIFAR100_CLASSES, per_class if verify else None, {})
+    return _read_split(folder, split, CIFAR100_FILES, CIFAR100_CLASSES, per_class, verify, {})
 
 
 @accept_root_first(*CIFAR100_FILES)
@@ -82,61 +82,54 @@ def cifar100_fifth(split: str = "train", root: str | Path | None = None, *, veri
         verify: compare with the checksums of the library; False reads any number of records.
     """
     folder, per_class = data_root(root) / "cifar100-fifth", {"train": 100, "test": 50}
-    sha256 = FIFTH_SHA256 if verify else {}
-    return _read_split(folder, CIFAR100_FILES, split, 2, CIFAR100_CLASSES, per_class if verify else None, sha256)
+    return _read_split(folder, split, CIFAR100_FILES, CIFAR100_CLASSES, per_class, verify, FIFTH_SHA256)
 
 
 def _read_split(
     folder: Path,
-    files: dict[str, tuple[str, ...]],
     split: str,
-    label_bytes: int,
+    files: dict[str, tuple[str, ...]],
     classes: tuple[str, ...],
-    per_class: dict[str, int] | None,
+    per_class: dict[str, int],
+    verify: bool,
     sha256: dict[str, str],
 ) -> LabelledImages:
-    """Read the files of a split; compare the number of images per class if `per_class` states it."""
+    """Read the files of a split; with `verify`, compare the numbers of images per class and the known checksums."""
     require_choice("split", split, files)
     advice = f"Put the binary version of the data set, gzipped or plain, in the folder {folder.name}."
-    limit = None
-    if per_class is not None:
-        # One record more than a file should have is enough to see that it is too long.
-        records_per_file = per_class[split] * len(classes) // len(files[split])
-        limit = (records_per_file + 1) * (label_bytes + PIXEL_BYTES)
-    images: list[Tensor] = []
-    labels: list[Tensor] = []
+    label_bytes = 2 if classes is CIFAR100_CLASSES else 1  # see _parse_records
+    # One record more than a file should have is enough to see that it is too long.
+    records_per_file = per_class[split] * len(classes) // len(files[split])
+    limit = (records_per_file + 1) * (label_bytes + PIXEL_BYTES) if verify else None
+    parts = []
     for name in files[split]:
         path = find_file([folder], (name, f"{name}.gz"), advice)
         content = read_content(path, limit)
-        file_images, file_labels = _parse_records(content, label_bytes, len(classes), path)
-        verify_sha256(content, sha256.get(name), path)
-        images.append(file_images)
-        labels.append(file_labels)
-    data = LabelledImages(torch.cat(images), torch.cat(labels), classes)
+        parts.append(_parse_records(content, label_bytes, len(classes), path))
+        verify_sha256(content, sha256.get(name) if verify else None, path)
+    images, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     # Checksums are published for the archives, not for the files in them. Class counts detect truncated files.
-    if per_class is not None:
-        counts = torch.bincount(data.labels, minlength=len(classes))
-        unbalanced = (counts != per_class[split]).nonzero().flatten().tolist()
-        if unbalanced:
-            label = unbalanced[0]
+    counts = torch.bincount(labels, minlength=len(classes)).tolist()
+    for label, count in enumerate(counts):
+        if verify and count != per_class[split]:
             raise DamagedData(
                 f"{', '.join(files[split])} in {folder} must contain {per_class[split]} images of every class, "
-                f"not {int(counts[label])} of class {label}; pass verify=False to read them anyway"
+                f"not {count} of class {label}; pass verify=False to read them anyway"
             )
-    return data
+    return LabelledImages(images, labels, classes)
 
 
 def _parse_records(content: bytes, label_bytes: int, num_classes: int, path: Path) -> tuple[Tensor, Tensor]:
     """Return images (N, 3, 32, 32) and labels (N,) of a file.
 
-    A record has one or two label bytes, of which the last is the class, then the red, green and blue planes.
+    A record has the label (one byte; in CIFAR-100 a coarse label, which is ignored, and the fine label), then the red,
+    green and blue planes.
     """
     record_bytes = label_bytes + PIXEL_BYTES
     if not content or len(content) % record_bytes:
         raise DamagedData(f"{path} must contain complete records of {record_bytes} bytes, not {len(content)} bytes")
     # A bytearray, because torch warns about memory that it must not write to.
     records = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, record_bytes)
-    # CIFAR-100 has two label bytes: the coarse class, which is ignored, and the fine class.
     labels = records[:, label_bytes - 1].to(torch.int64)
     if int(labels.max()) >= num_classes:
         raise DamagedData(f"{path} must contain labels in 0..{num_classes - 1}, not {int(labels.max())}")

@@ -50,14 +50,14 @@ def lfw_people(root: str | Path | None = None, *, verify: bool = True) -> tuple[
         verify: compare with the published file; False reads any file in the same format.
     """
     path, lines = _read_lines(root, "people.txt", verify)
-    numbered_lines = iter(enumerate(lines, start=1))
+    numbered_lines = iter(lines)
     folds: list[tuple[str, ...]] = []
     seen: set[str] = set()
     # The number of folds, then for each fold the number of people and one line per person.
     for _ in range(_read_count(numbered_lines, path)):
         names: list[str] = []
         for _ in range(_read_count(numbered_lines, path)):
-            number, line = next(numbered_lines, (len(lines), ""))
+            number, line = next(numbered_lines, (lines[-1][0], ""))
             fields = line.split("\t")
             if len(fields) != 2 or not _is_number(fields[1]) or fields[0] in seen:
                 raise DamagedData(f"{path} line {number} must be a new name and a count, not {line!r}")
@@ -82,22 +82,22 @@ def lfw_pairs(root: str | Path | None = None, *, names: Sequence[str] | None = N
         names = image_names(_find_images(root))
     # The list has no file suffixes, so images may have any format.
     position = {name.rsplit(".", 1)[0]: number for number, name in enumerate(names)}
-    header = lines[0].split() if lines else []
+    header = lines[0][1].split() if lines else []
     if len(header) != 2 or not all(map(_is_number, header)):
         raise DamagedData(f"{path} must begin with the numbers of folds and pairs, not {' '.join(header)!r}")
     folds, per_fold = map(int, header)
     if len(lines) != 1 + 2 * folds * per_fold:
         raise DamagedData(f"{path} must contain {2 * folds * per_fold} pairs, not {len(lines) - 1}")
     rows = []
-    for number, line in enumerate(lines[1:]):
+    for index, (number, line) in enumerate(lines[1:]):
         # In every fold, `per_fold` same pairs come first, then `per_fold` different pairs.
-        fold, rank = divmod(number, 2 * per_fold)
+        fold, rank = divmod(index, 2 * per_fold)
         same = rank < per_fold
         fields = line.split("\t")
         image_numbers = fields[1:] if same else fields[1::2]
         if len(fields) != (3 if same else 4) or not all(map(_is_number, image_numbers)):
             expected = "name, number, number" if same else "name, number, name, number"
-            raise DamagedData(f"{path} line {number + 2} must be {expected}, not {line!r}")
+            raise DamagedData(f"{path} line {number} must be {expected}, not {line!r}")
         first_person, second_person = fields[0], fields[0] if same else fields[2]
         first, second = (
             f"{person}/{person}_{int(image):04d}"
@@ -105,7 +105,7 @@ def lfw_pairs(root: str | Path | None = None, *, names: Sequence[str] | None = N
         )
         for name in (first, second):
             if name not in position:
-                raise DamagedData(f"{path} line {number + 2} must name one of the {len(position)} images, not {name!r}")
+                raise DamagedData(f"{path} line {number} must name one of the {len(position)} images, not {name!r}")
         rows.append((position[first], position[second], same, fold))
     return pairs_from_rows(rows)
 
@@ -114,12 +114,13 @@ def _find_images(root: str | Path | None) -> Path:
     return find_file([data_root(root) / "lfw"], IMAGE_SOURCES, ADVICE)
 
 
-def _read_lines(root: str | Path | None, name: str, verify: bool) -> tuple[Path, list[str]]:
-    """Return the path and the lines of a list, without empty lines."""
+def _read_lines(root: str | Path | None, name: str, verify: bool) -> tuple[Path, list[tuple[int, str]]]:
+    """Return the path of a list, and its lines with their numbers, without empty lines."""
     path = find_file([data_root(root) / "lfw"], (name,), ADVICE)
     content = read_content(path)
     verify_sha256(content, SHA256[name] if verify else None, path)
-    return path, [line.strip() for line in content.decode("utf-8", errors="replace").splitlines() if line.strip()]
+    lines = content.decode("utf-8", errors="replace").splitlines()
+    return path, [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def _is_number(text: str) -> bool:

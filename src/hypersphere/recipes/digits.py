@@ -20,6 +20,7 @@ def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     train, test = data.digits("train"), data.digits("test")
     dim, classes = settings["feature_dim"], len(train.classes)
     model = models.ToyCNN(1, 8, dim, tuple(settings["widths"]))
+    # A margin of m = 4 is hard to train from the first step, so it is annealed (thesis, A.7).
     if settings["head"] == "a_softmax":
         annealing = heads.Annealing(gamma=settings["annealing_gamma"], end=settings["annealing_end"])
         head = heads.a_softmax(dim, classes, settings["m"], annealing=annealing)
@@ -31,6 +32,7 @@ def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     epochs, rate = settings["epochs"], settings["learning_rate"]
     optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * len(batches))
+    # The energy of the class vectors only: they repel each other on the sphere.
     repulsion = [lambda: settings["energy_weight"] * energy.hyperspherical_energy(head.weight)]
     history = training.fit(
         model,

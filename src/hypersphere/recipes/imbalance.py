@@ -20,19 +20,19 @@ def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     """Train on imbalanced digits; measure the error on all test digits and on the zeros, and store 2-d features."""
     assembly = assemble(settings, trial)
 
-    def test() -> tuple[torch.Tensor, torch.Tensor]:
+    def embed_test_images() -> tuple[torch.Tensor, torch.Tensor]:
         return training.embed(assembly.network, assembly.test_batches())
 
     def more() -> dict[str, float]:
-        features, labels = test()
-        rare = labels == 0
+        features, labels = embed_test_images()
+        rare = labels == 0  # the class whose training examples are removed
         hits = training.predict(assembly.head, features)[rare] == labels[rare]
         return {"rare_error": 100 * float((~hits).double().mean())}
 
     def tensors() -> dict[str, torch.Tensor]:
         if assembly.network.feature_dim != 2:
             return {}
-        features, labels = test()
+        features, labels = embed_test_images()
         vectors = assembly.head.weight.detach()
         return {"features": features[:_NUM_PICTURED], "labels": labels[:_NUM_PICTURED], "class_vectors": vectors}
 

@@ -84,8 +84,10 @@ def train_embedding(
 
 def compare_unseen(features: Tensor, labels: Tensor) -> dict[str, float]:
     """Verify 6,000 pairs in ten folds and identify all items by the first one of each class; values in per cent."""
+    # The same pairs for every row and seed of a recipe.
     pairs = data.draw_pairs(labels, folds=10, per_fold=300, seed=0)
     verified = evaluation.verify(features[pairs.first], features[pairs.second], pairs.same, folds=pairs.fold)
+    # The gallery has one drawing of each character; all other drawings are probes.
     gallery = evaluation.first_of_each(labels)
     identified = evaluation.identify(features[~gallery], labels[~gallery], features[gallery], labels[gallery])
     return {

@@ -128,6 +128,7 @@ def _rotated(rotation_rate: float, method: Mapping[str, Any]) -> dict[str, Any]:
     return {"rotation": dict(method), "optimizer": decaying_sgd(_RATE, rotation_rate)}
 
 
+# Rates without BatchNorm, chosen on held-out images: 0.1 for plain training, 0.03 in addition to that of a rotation.
 def _bare(rotation_rate: float | None = None, method: Mapping[str, Any] | None = None) -> dict[str, Any]:
     if method is None:
         return {"model": _BARE, "optimizer": decaying_sgd(0.1)}

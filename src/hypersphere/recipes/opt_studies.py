@@ -143,7 +143,7 @@ def run_landscape(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     """Train; then measure loss and error on a plane through the trained hidden layers."""
     assembly = assemble(settings, trial)
     outcome = classify(assembly, trial)
-    if outcome.metrics["diverged"]:
+    if outcome.metrics["diverged"]:  # there is no minimum to look at
         return outcome
     images, labels = next(assembly.test_batches(_IMAGES))
 
@@ -158,6 +158,7 @@ def run_landscape(settings: Mapping[str, Any], trial: Trial) -> Outcome:
     around = evaluation.landscape(
         assembly.network.body, measure, span=_SPAN, points=settings["points"], generator=generator
     )
+    # Losses of different networks are compared by how much they rise, not by their values.
     rings = {
         f"{name}_at_{radius}": on_ring(around, name, radius) - around.centre[name]
         for name in ("loss", "error")

@@ -96,7 +96,7 @@ class Recipe:
         for key, value in [*row.settings.items(), *overrides.items()]:
             require(key in settings, "overrides", f"settings of {self.name}: {', '.join(settings)}", key)
             try:
-                settings[key] = _like(self.settings[key], value)
+                settings[key] = _convert_like(self.settings[key], value)
             except (TypeError, OverflowError):
                 raise ValueError(f"{key} must be a value like {self.settings[key]!r}, not {value!r}") from None
         try:
@@ -106,7 +106,7 @@ class Recipe:
             raise ValueError(f"settings of {row.name!r} must be JSON values: {error}") from None
 
 
-def _like(default: Any, value: Any) -> Any:
+def _convert_like(default: Any, value: Any) -> Any:
     """Return the value converted to the type of the default; raise a `TypeError` if it has another type."""
     if default is None:
         return value
@@ -115,7 +115,7 @@ def _like(default: Any, value: Any) -> Any:
     if isinstance(default, (list, tuple)) and isinstance(value, (list, tuple)):
         # A list of one type, such as widths, accepts any number of items of that type; a mixed list accepts anything.
         item_default = default[0] if len({type(item) for item in default}) == 1 else None
-        return [_like(item_default, item) for item in value]
+        return [_convert_like(item_default, item) for item in value]
     # `type` instead of `isinstance`, because True is an int.
     if type(value) is not type(default) or (isinstance(value, float) and not math.isfinite(value)):
         raise TypeError

@@ -58,7 +58,7 @@ class Record:
             record = cls(**json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None))
             # JSON knows the fields but not their types, so these are compared with the annotations.
             for name, kind in get_type_hints(cls).items():
-                if not _fits(getattr(record, name), kind):
+                if not _has_type(getattr(record, name), kind):
                     raise ValueError(f"{name} must be {kind}, not {reprlib.repr(getattr(record, name))}")
         except (ValueError, TypeError, RecursionError) as error:
             raise DamagedData(f"{path} is not a record: {error}") from None
@@ -83,7 +83,7 @@ def execute(
         seeds: seeds to run; by default those of the recipe.
         rows: names of the rows to run; all if None.
         overrides: settings that replace those of the recipe, for a smaller or larger scale, but none that rows set.
-            They become part of the record, and the records are stored separately, in `out/NAME@MARK/`.
+            They become part of the record, and the records are stored separately, in `out/NAME@HASH/`.
         data_root: folder of the data sets; None uses the environment variable HYPERSPHERE_DATA.
         on_progress: called with the row, the seed and the fraction done, which is 1 at the end and for old records.
     """
@@ -93,16 +93,16 @@ def execute(
     chosen = [row for row in recipe.rows if rows is None or row.name in rows]
     # All settings are checked before the first run, which may take hours.
     planned = [(row, recipe.settings_of(row, changes)) for row in chosen]
-    origin, records = made_with(), []
+    environment, records = made_with(), []
     for row, settings in planned:
         for seed in map(int, recipe.seeds if seeds is None else seeds):
-            asked: dict[str, Any] = {"recipe": recipe.name, "row": row.name, "seed": seed, "settings": settings}
-            asked["overrides"] = {key: settings[key] for key in changes}
-            path = record_path(out, recipe.name, row.name, seed, asked["overrides"])
-            record = _finished(path, asked)
+            request: dict[str, Any] = {"recipe": recipe.name, "row": row.name, "seed": seed, "settings": settings}
+            request["overrides"] = {key: settings[key] for key in changes}
+            path = record_path(out, recipe.name, row.name, seed, request["overrides"])
+            record = _read_finished(path, request)
             if record is None:
-                trial = Trial(seed, partial(_tell, on_progress, row, seed), data_root)
-                record = _run(recipe, asked, trial, path, origin)
+                trial = Trial(seed, partial(_report_progress, on_progress, row, seed), data_root)
+                record = _run(recipe, request, trial, path, environment)
             records.append(record)
             if on_progress is not None:
                 on_progress(row, seed, 1.0)
@@ -115,7 +115,7 @@ def run_name(recipe: str, overrides: Mapping[str, Any]) -> str:
     >>> run_name("digits", {}), run_name("digits", {"epochs": 1})
     ('digits', 'digits@f75a221d')
     """
-    return _file_name(recipe) + (f"@{_mark(dict(overrides))}" if overrides else "")
+    return _file_name(recipe) + (f"@{_short_hash(dict(overrides))}" if overrides else "")
 
 
 def record_path(out: Path, recipe: str, row: str, seed: int, overrides: Mapping[str, Any] | None = None) -> Path:
@@ -124,7 +124,7 @@ def record_path(out: Path, recipe: str, row: str, seed: int, overrides: Mapping[
 
 
 def read_records(out: Path, run: str) -> list[Record]:
-    """Read all records of a run, `NAME` or `NAME@MARK` (see `run_name`), by row and seed."""
+    """Read all records of a run, `NAME` or `NAME@HASH` (see `run_name`), by row and seed."""
     records = [Record.read(path) for path in (out / run).glob("*/seed-*.json")]
     return sorted(records, key=lambda record: (record.row, record.seed))
 
@@ -138,20 +138,26 @@ def read_tensors(out: Path, record: Record) -> dict[str, Tensor]:
         raise DamagedData(f"{path} is not a file of tensors: {error}") from None
 
 
-def _tell(on_progress: Callable[[Row, int, float], None] | None, row: Row, seed: int, fraction: float) -> None:
+def _report_progress(
+    on_progress: Callable[[Row, int, float], None] | None, row: Row, seed: int, fraction: float
+) -> None:
     if on_progress is not None and fraction < 1:  # the end is reported when the record has been written
         on_progress(row, seed, fraction)
 
 
-def _finished(path: Path, asked: Mapping[str, Any]) -> Record | None:
+def _read_finished(path: Path, request: Mapping[str, Any]) -> Record | None:
+    """Return the record at a path, or None if there is none or it belongs to other settings."""
     if not path.exists():
         return None
     record = Record.read(path)
     # Compared as text, because 1, 1.0 and True are equal in Python but different settings.
-    return record if _text({key: getattr(record, key) for key in asked}) == _text(asked) else None
+    recorded = {key: getattr(record, key) for key in request}
+    return record if _canonical_json(recorded) == _canonical_json(request) else None
 
 
-def _run(recipe: Recipe, asked: Mapping[str, Any], trial: Trial, path: Path, origin: Mapping[str, Any]) -> Record:
+def _run(
+    recipe: Recipe, request: Mapping[str, Any], trial: Trial, path: Path, environment: Mapping[str, Any]
+) -> Record:
     _require_writable(path.parent)  # before training, not after it
     tensor_path = path.with_suffix(".safetensors")
     # Files of other settings are removed, the record first: a record without its tensors must not exist.
@@ -161,19 +167,19 @@ def _run(recipe: Recipe, asked: Mapping[str, Any], trial: Trial, path: Path, ori
     torch.manual_seed(trial.seed)
     began = time.perf_counter()
     try:
-        outcome = recipe.run(asked["settings"], trial)
+        outcome = recipe.run(request["settings"], trial)
     except FloatingPointError:
         outcome = Outcome({"diverged": 1.0})
     record = Record(
-        **asked,
-        metrics={key: _finite(value) for key, value in outcome.metrics.items()},
+        **request,
+        metrics={key: _finite_or_none(value) for key, value in outcome.metrics.items()},
         seconds=round(time.perf_counter() - began, 3),
         # Six digits are enough for figures and keep records small.
-        curves={key: [_finite(f"{value:.6g}") for value in values] for key, values in outcome.curves.items()},
-        commit=origin["commit"],
-        versions={name: origin[name] for name in ("hypersphere", "python", "torch", "numpy")},
-        machine=origin["machine"],
-        threads=origin["threads"],
+        curves={key: [_finite_or_none(f"{value:.6g}") for value in values] for key, values in outcome.curves.items()},
+        commit=environment["commit"],
+        versions={name: environment[name] for name in ("hypersphere", "python", "torch", "numpy")},
+        machine=environment["machine"],
+        threads=environment["threads"],
     )
     if outcome.tensors:
         # safetensors rejects tensors that share memory or are not contiguous.
@@ -192,32 +198,32 @@ def _require_writable(folder: Path) -> None:
         raise ValueError(f"out must be a writable folder, not {folder}: {error.strerror}") from None
 
 
-def _finite(value: float | str) -> float | None:
+def _finite_or_none(value: float | str) -> float | None:
     return float(value) if math.isfinite(float(value)) else None
 
 
 def _file_name(name: str) -> str:
     """Return a file name that is valid on every system; a hash keeps names distinct that become equal."""
     safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_=.") else "_" for letter in name)
-    return name if safe[:80] == name and name.strip(".") else f"{safe[:80]}-{_mark(name)}"
+    return name if safe[:80] == name and name.strip(".") else f"{safe[:80]}-{_short_hash(name)}"
 
 
-def _mark(value: Any) -> str:
-    return hashlib.sha256(_text(value).encode()).hexdigest()[:8]
+def _short_hash(value: Any) -> str:
+    return hashlib.sha256(_canonical_json(value).encode()).hexdigest()[:8]
 
 
-def _text(value: Any) -> str:
+def _canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def _has_type(value: Any, kind: Any) -> bool:
     """Return True if a value read from JSON has the annotated type."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is UnionType:
-        return any(_fits(value, part) for part in parts)
+        return any(_has_type(value, part) for part in parts)
     if origin is list:
-        return isinstance(value, list) and all(_fits(item, parts[0]) for item in value)
+        return isinstance(value, list) and all(_has_type(item, parts[0]) for item in value)
     if origin is dict:
-        return isinstance(value, dict) and all(_fits(item, parts[1]) for item in value.values())
+        return isinstance(value, dict) and all(_has_type(item, parts[1]) for item in value.values())
     # JSON may store a float without a fraction as an int.
     return kind is Any or type(value) is kind or (kind is float and type(value) is int)
