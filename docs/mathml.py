@@ -41,8 +41,11 @@ def _mathml(tex: str, display: str) -> str:
     markup = convert(html.unescape(tex).strip(), display=display)
     for pattern, replacement in CORRECTIONS:
         markup = pattern.sub(replacement, markup)
-    # The search index keeps the text of a page. The letters of a formula would only clutter it.
-    return markup.replace("<math ", "<math data-search-exclude ", 1)
+    # The search index keeps the text of a page. The letters of a long formula would only clutter it, but a sentence
+    # without its inline formulas cannot be read.
+    if display == "block":
+        markup = markup.replace("<math ", "<math data-search-exclude ", 1)
+    return markup
 
 
 def _display(match: re.Match[str]) -> str:

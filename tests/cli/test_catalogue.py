@@ -47,6 +47,7 @@ def test_list_accepts_british_and_american_spelling(succeeds):
 
 def test_list_rejects_unknown_menus_and_entries(fails):
     assert "menu must be one of heads, margins," in fails(2, "list", "hats")
+    assert "menu must be given before the entry (`list heads arcface`), not 'arcface'" in fails(2, "list", "arcface")
     assert "data-sets" in fails(2, "list", "hats")
     assert "entry must be one of softmax," in fails(2, "list", "heads", "hat")
 

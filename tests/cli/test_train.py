@@ -167,6 +167,7 @@ def test_resolve_sets_nested_options():
         (["--hed.m=4"], "--hed.m is not an option; did you mean --head.m?"),
         (["--head."], "--head. is not an option"),
         (["--head=asoftmax"], "head.name must be one of softmax,"),
+        (["--head=cosface"], "not 'cosface'; did you mean am_softmax?"),
         (["--head=a_softmax", "--head.M=3"], "head.M is not an option of a_softmax; did you mean m?"),
         (["--model.widths=abc"], "model 'toy_cnn' does not accept"),
         (["--model.in_channels=3"], "the model toy_cnn does not fit inputs of shape (1, 8, 8): "),

@@ -245,3 +245,10 @@ def test_mhe_report_prints_taken_and_skipped_layers(capsys):
     text = capsys.readouterr().out
     assert "0  hidden     8 neurons of 27 numbers" in text
     assert "1: one neuron per set" in text
+
+
+def test_mhe_repr_lists_each_layer_once():
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+    assert repr(MHE(model)).startswith("MHE(hidden=1.0 of [0, 2], half space, output=1.0 of 4,")
+    assert repr(MHE(model, half_space=False)).startswith("MHE(hidden=10.0 of [0, 2], full space, output")
+    assert "1 in half space, 10 in full space, of [0, 2], half space in [2]," in repr(MHE(model, half_space=["2"]))

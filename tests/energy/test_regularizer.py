@@ -156,8 +156,8 @@ def test_regularizers_evaluate_parametrisations_once():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: MHE(nn.ReLU()), "model must be one with a layer of two or more neurons"),
-        (lambda: MHE({}), "model must be one with a layer of two or more neurons"),
+        (lambda: MHE(nn.ReLU()), "model must have a layer of two or more neurons, but it has no layers"),
+        (lambda: MHE({}), "model must have a layer of two or more neurons, but it has no layers"),
         (
             lambda: MHE(nn.Linear(3, 4), half_space=True, output_layer="weight"),
             "half_space must be False if the only layer",

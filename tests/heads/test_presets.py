@@ -116,3 +116,13 @@ def test_presets_have_distinct_reprs():
     assert len({repr(make(5, 4)) for make in PRESETS.values()}) == len(PRESETS) - 1  # w_softmax(cosine) is the modified
     assert repr(hs.heads.modified_softmax(5, 4)) == repr(hs.heads.w_softmax(5, 4))
     assert "energy_weight=1.0" in repr(hs.heads.sphereface_plus(5, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"), [("cosface", "am_softmax"), ("SphereFace", "a_softmax"), ("ArcFace", "arcface")]
+)
+def test_heads_suggest_the_preset_for_a_name_of_the_literature(name, preset):
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'; did you mean {preset}\\?"):
+        getattr(hs.heads, name)
+    with pytest.raises(AttributeError, match="has no attribute 'hat'$"):
+        hs.heads.hat  # noqa: B018

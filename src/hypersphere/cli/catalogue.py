@@ -143,7 +143,12 @@ def _title(menu: str) -> str:
     """Return the title of a menu; spellings such as "data-sets", "optimizers" and "head" are accepted."""
     plain = {_folded(title): title for title in MENUS} | {one.option: title for title, one in MENUS.items()}
     title = plain.get(menu) or plain.get(_folded(menu))
-    require(bool(menu) and title is not None, "menu", f"one of {', '.join(t.replace(' ', '-') for t in MENUS)}", menu)
+    spellings = {title: title.replace(" ", "-") for title in MENUS}
+    if menu and title is None:
+        # `list arcface` instead of `list heads arcface`
+        for other, one in MENUS.items():
+            require(menu not in one.entries, "menu", f"given before the entry (`list {spellings[other]} {menu}`)", menu)
+    require(bool(menu) and title is not None, "menu", f"one of {', '.join(spellings.values())}", menu)
     return str(title)
 
 

@@ -82,8 +82,8 @@ def train(
 ) -> None:
     """Train a network. Options of a component take dots: --head.m=4, --optimizer.lr=0.1, --data.limit=500.
 
-    To train with N processes, use `torchrun --nproc-per-node N -m hypersphere train …`; --head.sharded then divides
-    the classes among them.
+    With N processes: `torchrun --nproc-per-node N -m hypersphere train …`.
+    --head.sharded then divides the classes among them.
     """
     from hypersphere.cli.train import train as run
 

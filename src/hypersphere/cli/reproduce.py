@@ -15,6 +15,7 @@ from hypersphere import report
 from hypersphere.cli.config import json_or_text
 from hypersphere.cli.summary import summary_table, write_report
 from hypersphere.recipes import RECIPES, Recipe, Row, execute
+from hypersphere.training.parts import nearest
 
 __all__ = ["reproduce"]
 
@@ -31,7 +32,8 @@ def reproduce(
 ) -> None:
     """Run the recipe, print its table, write its report and print the name of the report."""
     if name not in RECIPES:
-        raise ValueError(f"name must be one of {', '.join(RECIPES)}, not {name!r}")
+        message = f"name must be one of {', '.join(RECIPES)}, not {name!r}{nearest(name, RECIPES)}"
+        raise ValueError(message.removesuffix("."))
     recipe = RECIPES[name]
     if threads:
         torch.set_num_threads(threads)

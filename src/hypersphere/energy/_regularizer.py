@@ -248,8 +248,9 @@ def select_layers(
     found.warn_if_output_is_unknown(stacklevel=5)
     selection = found.without(reject)
     reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped)
-    received = f"one where every layer is skipped ({reasons})" if reasons else "one without layers"
-    require(len(selection) > 0, "model", "one with a layer of two or more neurons", received)
+    if len(selection) == 0:
+        found_instead = f"every layer is skipped ({reasons})" if reasons else "it has no layers"
+        raise ValueError(f"model must have a layer of two or more neurons, but {found_instead}")
     return selection
 
 

@@ -1,8 +1,11 @@
 """Classifier heads: modules whose forward pass is the loss."""
 
+from typing import TYPE_CHECKING, NoReturn
+
 from hypersphere.heads.binary import BinaryHead
 from hypersphere.heads.head import AngularHead
 from hypersphere.heads.presets import (
+    LITERATURE_NAMES,
     PRESETS,
     HeadOptions,
     a_softmax,
@@ -46,3 +49,12 @@ __all__ = [
     "sphereface_r",
     "w_softmax",
 ]
+
+# Type checkers would accept any name of a module with `__getattr__`.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        """Suggest the preset for a name of the literature (`cosface`) or of another case (`ArcFace`)."""
+        preset = LITERATURE_NAMES.get(name.lower(), name.lower())
+        suggestion = f"; did you mean {preset}?" if preset in PRESETS else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{suggestion}")

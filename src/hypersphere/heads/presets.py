@@ -251,3 +251,6 @@ PRESETS: dict[str, Callable[..., AngularHead]] = {
     "sphereface_r": sphereface_r,
     "sphereface2": sphereface2,
 }
+
+# Names of the literature for presets that have another name here. Messages about unknown names suggest the preset.
+LITERATURE_NAMES = {"cosface": "am_softmax", "sphereface": "a_softmax"}

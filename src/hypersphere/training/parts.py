@@ -14,6 +14,7 @@ from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.projection import PROJECTIONS
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.heads import Annealing, Ramp
+from hypersphere.heads.presets import LITERATURE_NAMES
 
 __all__ = ["Spec", "accepted_options", "make", "nearest", "split_spec", "truth", "unknown_option"]
 
@@ -102,6 +103,7 @@ def accepted_options(factory: Callable[..., Any], skipped: int = 0, more: Iterab
 def nearest(word: str, names: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: a suggestion if there is a similar one, else a full stop."""
     by_small = {name.lower(): name for name in names}
+    by_small |= {other: preset for other, preset in LITERATURE_NAMES.items() if preset in by_small}
     close = difflib.get_close_matches(word.lower(), list(by_small), n=1, cutoff=0.6)
     return f"; did you mean {by_small[close[0]]}?" if close else "."
 

@@ -212,7 +212,9 @@ def _is_line(value: Any) -> bool:
 def refuse_existing(folder: Path) -> None:
     """Raise a `ValueError` if a folder already holds a run."""
     if (folder / CONFIG).exists():
-        raise ValueError(f"{folder} already holds a run; continue it with --resume auto, or choose another folder")
+        raise ValueError(
+            f"{folder} already holds a run; continue it with --resume auto, or choose another folder with --out"
+        )
 
 
 def _finite(value: Any) -> Any:
