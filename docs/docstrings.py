@@ -11,7 +11,7 @@ import griffe
 EXAMPLE = re.compile(r"^( *)>>> .*(?:\n\1 *\S.*)*", re.M)
 FORMULA = re.compile(r"^( *)\.\. math:: (.*(?:\n\1 +\S.*)*)", re.M)
 SHARED = re.compile(r"^    (\w+(?:, \w+)+): (.*(?:\n {5,}\S.*)*)", re.M)
-NOT_SHOWN = ("__post_init__", "extra_repr")
+NOT_SHOWN = ("__post_init__", "__rich__", "extra_repr")
 
 # What users reach for first, in this order, at the top of the page of each package. The rest follows as in `__all__`.
 FIRST = {
@@ -76,9 +76,10 @@ def as_markdown(text: str) -> str:
         ),
         text,
     )
-    text = EXAMPLE.sub(
-        lambda match: f"{match[1]}```pycon\n{match[0]}\n{match[1]}```", text
-    )
+    if "```pycon" not in text:  # not converted yet
+        text = EXAMPLE.sub(
+            lambda match: f"{match[1]}```pycon\n{match[0]}\n{match[1]}```", text
+        )
     return FORMULA.sub(_formula, text)
 
 
@@ -105,6 +106,17 @@ def _resolve_constructor(owner: griffe.Class) -> None:
             owner.members["__init__"] = griffe.Function(
                 "__init__", parameters=function.parameters, parent=owner
             )
+
+
+def _rewrite(owner: griffe.Module | griffe.Class) -> None:
+    """Change the docstrings of all members of a module."""
+    for member in owner.members.values():
+        if member.is_alias:
+            continue
+        if member.docstring:
+            member.docstring.value = as_markdown(member.docstring.value)
+        if isinstance(member, griffe.Class):
+            _rewrite(member)
 
 
 class Docstrings(griffe.Extension):
@@ -137,6 +149,8 @@ class Docstrings(griffe.Extension):
             for name in map(str, room.exports or ()):
                 module = room.members.get(name)
                 if module is not None and module.is_module and name in module.members:
+                    # An export hides its module of the same name, so `on_object` has not seen what is in there.
+                    _rewrite(module)
                     room.members[name] = griffe.Alias(
                         name, module.members[name], parent=room
                     )

@@ -150,6 +150,7 @@ def test_unexpected_errors_are_raised(command, monkeypatch):
 
 def test_missing_data_message_names_the_command_line_option(fails, monkeypatch, tmp_path):
     monkeypatch.delenv("HYPERSPHERE_DATA", raising=False)
+    assert "not 'digts'; did you mean digits?" in fails(2, "reproduce", "digts")
     line = fails(2, "reproduce", "omniglot", "--out", tmp_path)
     assert line.startswith("hypersphere: no data folder: pass --data-root or set the environment variable")
     line = fails(2, "reproduce", "omniglot", "--data-root", tmp_path / "none", "--out", tmp_path)

@@ -2,6 +2,7 @@
 
 import html
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -33,7 +34,15 @@ def site(tmp_path_factory):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", out]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        out,
+    ]  # --quiet would hide warnings from --strict
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stdout + process.stderr
@@ -103,6 +112,17 @@ def test_api_shows_the_signature_of_an_assigned_constructor(site):
     text = (site / "api" / "layers.html").read_text(encoding="utf-8")
     section = text[text.index('id="hypersphere.layers.DecoupledConv2d"') :][:4000]
     assert "in_channels" in html.unescape(re.sub(r"<[^>]+>", "", section))
+
+
+def test_api_shows_every_example_as_code(site):
+    for page in (site / "api").glob("*.html"):
+        assert "<blockquote>" not in page.read_text(encoding="utf-8"), page.name
+
+
+def test_search_lists_decisions_last(site):
+    entries = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    assert {entry.get("boost") for entry in entries if entry["location"].startswith("adr/")} == {0.2}
+    assert all("boost" not in entry for entry in entries if not entry["location"].startswith("adr/"))
 
 
 def test_draw_sphere_trains_and_draws():

@@ -124,5 +124,5 @@ def test_presets_have_distinct_reprs():
 def test_heads_suggest_the_preset_for_a_name_of_the_literature(name, preset):
     with pytest.raises(AttributeError, match=f"has no attribute '{name}'; did you mean {preset}\\?"):
         getattr(hs.heads, name)
-    with pytest.raises(AttributeError, match="has no attribute 'hat'$"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'hat'$"):
         hs.heads.hat  # noqa: B018
