@@ -150,8 +150,11 @@ def test_unexpected_errors_are_raised(command, monkeypatch):
 
 def test_missing_data_message_names_the_command_line_option(fails, monkeypatch, tmp_path):
     monkeypatch.delenv("HYPERSPHERE_DATA", raising=False)
-    assert "not 'digts'; did you mean digits?" in fails(2, "reproduce", "digts")
     line = fails(2, "reproduce", "omniglot", "--out", tmp_path)
     assert line.startswith("hypersphere: no data folder: pass --data-root or set the environment variable")
     line = fails(2, "reproduce", "omniglot", "--data-root", tmp_path / "none", "--out", tmp_path)
     assert line == f"hypersphere: --data-root must be an existing folder, not {str(tmp_path / 'none')!r}\n"
+
+
+def test_reproduce_suggests_the_nearest_recipe(fails):
+    assert "not 'digts'; did you mean digits?" in fails(2, "reproduce", "digts")
