@@ -61,7 +61,7 @@ def exponential_series_gradient(residuals: SeriesResiduals, grad: Tensor) -> tup
     terms, scaled, coefficients, radius = residuals
     transposed = scaled.mT
     next_adjoint, adjoint = torch.zeros_like(grad), coefficients[-1] * grad  # ψ_{K+1} and ψ_K
-    factors = [2 * adjoint]
+    factors = [2 * adjoint]  # of φ_kᵀ in the gradient of S, from k = K−1 down to 0
     for coefficient in coefficients[-2:0:-1]:
         previous = (2 * (adjoint @ transposed)).add_(next_adjoint).add_(grad, alpha=coefficient)
         next_adjoint, adjoint = adjoint, previous
@@ -72,12 +72,17 @@ def exponential_series_gradient(residuals: SeriesResiduals, grad: Tensor) -> tup
 
 
 def spectral_radius(skew: Tensor) -> float:
-    """Estimate the largest ‖S‖₂ of a batch by 12 power iterations, plus 10 %. The estimate can be too small."""
+    """Estimate the largest ‖S‖₂ of a batch by 12 power iterations, plus 10 %.
+
+    The estimate can be too small if the start is nearly orthogonal to the dominant plane. `Exponential` detects this.
+    """
     d = skew.shape[-1]
     peak = float(skew.abs().amax()) if skew.numel() else 0.0
     if not 0 < peak < math.inf:
         return 1.0
     skew = skew / peak  # so that no norm overflows
+    # A fixed start keeps the result deterministic. Its entries differ, because generators with a regular pattern often
+    # annihilate a constant vector.
     x = torch.linspace(0.5, 1.5, d, dtype=skew.dtype, device=skew.device).unsqueeze(-1)
     x = x.expand(*skew.shape[:-1], 1) / x.norm()
     length = x.new_zeros(())
@@ -85,7 +90,7 @@ def spectral_radius(skew: Tensor) -> float:
         x = skew @ x
         length = x.norm(dim=-2, keepdim=True)
         x = x / length.masked_fill(length == 0, 1.0)
-    return max(1.1 * peak * float(length.max()), 0.1)
+    return max(1.1 * peak * float(length.max()), 0.1)  # S is divided by the radius, so it must not be zero
 
 
 def radius_bound(skew: Tensor) -> float:
@@ -111,5 +116,6 @@ def _bessel_coefficients(radius: float, tolerance: float) -> list[float]:
         values[k - 1] = 2 * k / radius * values[k] - values[k + 1]
     total = values[0] + 2 * sum(values[2::2])  # J₀ + 2J₂ + 2J₄ + … = 1
     scaled = [values[0] / total, *(2 * v / total for v in values[1:])]
+    # Coefficients fall once k > r, so all of them after the last one above the tolerance are negligible.
     last = max((k for k, v in enumerate(scaled) if abs(v) > tolerance), default=0)
     return scaled[: max(last + 1, 2)]

@@ -15,10 +15,12 @@ from hypersphere import _numerics
 __all__ = [
     "cholesky_qr",
     "diagonal_signs",
+    "gram_error",
     "gram_lower_triangle",
     "householder_qr",
     "is_orthogonal",
     "modified_gram_schmidt",
+    "newton_schulz_step",
     "pack_skew",
     "product_with_lower_triangle",
     "q_gradient_coordinates",
@@ -43,8 +45,8 @@ def skew_size(count: int) -> int:
 def unpack_skew(entries: Tensor) -> Tensor:
     """Return the skew matrices S = L − Lᵀ (…, d, d) of the vectors (…, d(d−1)/2).
 
-    A strict lower triangle of size d can be cut and folded into a full rectangle of d(d−1)/2 entries. Two slices unfold
-    it, so no index tables are needed.
+    The entries fill a rectangle of d//2 columns. Its lower part is the left half of the strict lower triangle L, its
+    upper part is the right half, transposed. So two slices unpack it, without tables of indices.
 
     >>> unpack_skew(torch.tensor([1.0, 2.0, 3.0]))
     tensor([[ 0., -2., -3.],
@@ -56,7 +58,7 @@ def unpack_skew(entries: Tensor) -> Tensor:
     lower = entries.new_zeros(*entries.shape[:-1], d, d)
     if half:
         rectangle = entries.unflatten(-1, (-1, half))
-        # The lower part of the rectangle is the left half of L, its upper part is the transposed right half of L.
+        # For odd d the diagonals of both parts shift by one, so that each entry is used exactly once.
         lower[..., 1 - odd :, :half] = rectangle.tril(-odd)
         lower[..., half + odd :, half : d - odd] = rectangle[..., :half, :].triu(1 - odd).mT
     return lower - lower.mT
@@ -89,18 +91,27 @@ def zeros_of_diagonal(triangle: Tensor) -> Tensor:
     return _numerics.squared_norm_is_zero(diagonal).to(triangle.dtype)
 
 
+def gram_error(q: Tensor) -> Tensor:
+    """Return QᵀQ − I."""
+    return q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+
+
 def is_orthogonal(q: Tensor) -> bool:
     """Return True if QᵀQ = I up to `rotation_tolerance`."""
-    error = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
-    return bool((error.abs() <= _numerics.rotation_tolerance(q.dtype)).all())
+    return bool((gram_error(q).abs() <= _numerics.rotation_tolerance(q.dtype)).all())
+
+
+def newton_schulz_step(q: Tensor) -> Tensor:
+    """Return Q(3I − QᵀQ)/2, which squares the error of a nearly orthogonal Q."""
+    return 1.5 * q - 0.5 * q @ (q.mT @ q)
 
 
 def gram_lower_triangle(p: Tensor) -> Tensor:
-    """Return the lower triangle of PᵀP. Symmetric factorisations read no more.
+    """Return the lower triangle of PᵀP, which is all that symmetric factorisations read.
 
     Four panels skip the blocks above the diagonal: 5/8 of the work of the full product.
     """
-    gram, width = torch.zeros_like(p), -(-p.shape[-1] // 4)
+    gram, width = torch.zeros_like(p), math.ceil(p.shape[-1] / 4)
     for i in range(0, p.shape[-1], width):
         gram[..., i:, i : i + width] = p[..., i:].mT @ p[..., i : i + width]
     return gram
@@ -108,14 +119,15 @@ def gram_lower_triangle(p: Tensor) -> Tensor:
 
 def product_with_lower_triangle(q: Tensor, lower: Tensor) -> Tensor:
     """Return Q·L for a lower triangular L in four panels: 5/8 of the work of the full product."""
-    width = -(-q.shape[-1] // 4)
+    width = math.ceil(q.shape[-1] / 4)
     panels = [q[..., i:] @ lower[..., i:, i : i + width] for i in range(0, q.shape[-1], width)]
     return torch.cat(panels, -1)
 
 
 def cholesky_qr(p: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Return Q, T and whether the factorisation succeeded, from TᵀT = PᵀP. Fast, but loses digits if P is
-    ill-conditioned.
+    """Return Q, T and whether the factorisation succeeded, by the Cholesky factorisation TᵀT = PᵀP.
+
+    It consists of fast products and solves, but PᵀP squares the condition number of P.
     """
     lower, info = torch.linalg.cholesky_ex(gram_lower_triangle(p))
     q = torch.linalg.solve_triangular(lower.mT, p, upper=True, left=False)
@@ -138,7 +150,7 @@ def modified_gram_schmidt(p: Tensor) -> tuple[Tensor, Tensor]:
     for j in range(p.shape[-1]):
         direction = columns[..., :, j : j + 1]
         length = direction.norm(dim=-2, keepdim=True)
-        direction = direction / length.masked_fill(length == 0, 1.0)
+        direction = direction / length.masked_fill(length == 0, 1.0)  # a dependent column gives the direction zero
         coefficients = direction.mT @ columns[..., :, j:]
         columns[..., :, j:] -= direction @ coefficients
         columns[..., :, j : j + 1] = direction

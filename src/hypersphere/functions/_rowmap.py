@@ -49,7 +49,7 @@ class RowMap(abc.ABC):
 
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return V·Rᵀ and what `backward_kernel` needs. The inputs are detached and have float32 or wider."""
-        if torch.is_inference_mode_enabled():
+        if torch.is_inference_mode_enabled():  # nothing can be recorded, and there will be no backward pass
             return self.expression(free, v), ()
         # Tensors that this inner graph saves must not be packed by the hooks of an outer activation checkpoint.
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_identity, _identity):
@@ -58,7 +58,10 @@ class RowMap(abc.ABC):
         return w.detach(), (leaves, w)
 
     def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients of the free parameters and of V (None unless `rows`), given the gradient of V·Rᵀ."""
+        """Return the gradients of the free parameters and of V, given the gradient of V·Rᵀ.
+
+        Without `rows` the gradient of V is not needed: return None for it if computing it costs something.
+        """
         leaves, w = residuals
         # The graph is retained because one weight may be differentiated by several backward passes.
         grads = torch.autograd.grad(w, leaves if rows else leaves[:1], grad, retain_graph=True)
@@ -77,6 +80,7 @@ class RowMap(abc.ABC):
     ) -> Float[Tensor, "*batch n d"]:
         """Return the rows V·Rᵀ, or the matrix R if no rows are given."""
         if v is None:
+            # Dimensions of `free` beyond those of one set of parameters are batch dimensions.
             batch = free.shape[: free.ndim - self.identity(1).ndim]
             eye = torch.eye(self.size(free), dtype=free.dtype, device=free.device)
             return self(free, eye.expand(*batch, -1, -1)).mT
@@ -132,6 +136,7 @@ def differentiable_gradients(
 
 def kernels_usable(free: Tensor, v: Tensor) -> bool:
     """Return True in ordinary eager mode, where values can be read and only reverse mode differentiates."""
+    # `torch.jit.trace` records what is executed, and would freeze a choice that depends on values.
     if is_tracing() or not _numerics.values_readable(free, v):
         return False
     return all(forward_ad.unpack_dual(x).tangent is None for x in (free, v))

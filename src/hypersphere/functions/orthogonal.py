@@ -63,9 +63,9 @@ class _TriangularMap(RowMap):
 class GramSchmidt(_TriangularMap):
     r"""Gram–Schmidt on the columns of P: P = QT, T upper triangular with positive diagonal (thesis, F.1).
 
-    The forms agree in exact arithmetic. "classical" takes T from the Cholesky factorisation of PᵀP. "iterative" does so
-    twice, which makes Q orthogonal to working precision (thesis, algorithm 2). "modified" removes one direction after
-    the other (F.3). If digits are lost because P is ill-conditioned, Householder reflections are used instead.
+    The forms agree in exact arithmetic. "classical" computes T by the Cholesky factorisation of PᵀP. "iterative"
+    repeats this for Q, which makes Q orthogonal to working precision (thesis, algorithm 2). "modified" projects out one
+    column at a time (F.3). If an ill-conditioned P makes the result inaccurate, Householder reflections are used.
 
     >>> GramSchmidt()(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))
     tensor([[ 0.6000,  0.8000],
@@ -84,15 +84,17 @@ class GramSchmidt(_TriangularMap):
         if self.form == "modified":
             q, triangle = factor.modified_gram_schmidt(free)
             w = v @ q.mT
-            # The columns have norm 1 in any case, so norms of rows would not reveal a loss of orthogonality.
+            # This form normalises columns explicitly, so norms cannot reveal that they are not orthogonal.
             accurate = factor.is_orthogonal(q)
         else:
             q, triangle, accurate = factor.cholesky_qr(free)
             if self.form == "iterative" and accurate:
                 q, second_triangle, accurate = factor.cholesky_qr(q)
+                # P = Q₁T₁ and Q₁ = Q₂T₂, so P = Q₂·(T₂T₁).
                 triangle = second_triangle @ triangle
             w = v @ q.mT
             accurate = accurate and norms_preserved(w, v)
+        # PᵀP squares the condition number of P. Reflections work on P itself and are stable, but slower.
         if not accurate:
             q, triangle = factor.householder_qr(free)
             w = v @ q.mT
@@ -101,14 +103,14 @@ class GramSchmidt(_TriangularMap):
     def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return Q·tril(A − Aᵀ, −1)·T⁻ᵀ with A = QᵀGᵀV, and G·Q."""
         q, triangle, v = residuals
-        grad_rotated = grad @ q
+        grad_rotated = grad @ q  # the gradient of V, which that of P needs in any case
         coordinates = factor.q_gradient_coordinates(grad_rotated, v, triangle)
         return factor.product_with_lower_triangle(q, coordinates), grad_rotated
 
 
 @dataclass(frozen=True)
 class Householder(_TriangularMap):
-    r"""Q of P by Householder reflections, P = H₁H₂⋯T (thesis, F.6). They are applied to V and never multiplied out.
+    r"""Q of P by Householder reflections, P = H₁H₂⋯T (thesis, F.6), applied to V without forming Q.
 
     The signs are those of Gram–Schmidt, so the map is continuous at P = I. In the thesis the sign of the last column
     depends on the parity of d.
@@ -121,6 +123,7 @@ class Householder(_TriangularMap):
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return V·Qᵀ."""
         reflectors, tau = torch.geqrf(free)
+        # LAPACK leaves the signs of T's diagonal open: P = (HD)(DT) with D = diag(±1) makes it positive, and Q = HD.
         signs = factor.diagonal_signs(reflectors)
         w = torch.ormqr(reflectors, tau, v * signs.unsqueeze(-2), left=False, transpose=True)
         return w, (reflectors, tau, signs, v)
@@ -129,6 +132,7 @@ class Householder(_TriangularMap):
         """Return Q·tril(A − Aᵀ, −1)·T⁻ᵀ with A = QᵀGᵀV, and G·Q."""
         reflectors, tau, signs, v = residuals
         grad_rotated = torch.ormqr(reflectors, tau, grad, left=False) * signs.unsqueeze(-2)
+        # `geqrf` stores T in the upper triangle and the reflections below it.
         triangle = reflectors.triu() * signs.unsqueeze(-1)
         coordinates = factor.q_gradient_coordinates(grad_rotated, v, triangle)
         return torch.ormqr(reflectors, tau, coordinates * signs.unsqueeze(-1)), grad_rotated
@@ -153,17 +157,19 @@ class Lowdin(RowMap):
     def expression(self, free: Float[Tensor, "*batch d d"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
         r"""Return V·Uᵀ. Derivatives are exact up to the third order.
 
-        torch's derivative of the SVD is infinite at repeated singular values. So U₀ and H₀ come from an SVD without
-        derivatives, and U = U₀·E(P) with E = I in value. Each step of Newton's method on "EᵀU₀ᵀP is symmetric" makes
-        one more order of derivatives exact: after k steps the error of E is of order δ^(k+1), δ being the change of P.
+        torch's derivative of the SVD is infinite at repeated singular values, so the SVD gives only the values U₀ and
+        H₀. The derivatives come from U = U₀·E(P), where E has the value I and solves "EᵀU₀ᵀP is symmetric". Each of
+        three Newton steps makes one more order of derivatives exact: after k steps the error of E is of order δ^(k+1)
+        for a change δ of P.
         """
-        outer, sigma, across = torch.linalg.svd(free.detach())
+        left, sigma, right_t = torch.linalg.svd(free.detach())
         sigma = sigma.masked_fill(sigma == 0, 1.0)  # a singular P has no nearest orthogonal matrix: stay finite
-        basis, nearest = across.mT, outer @ across
+        basis, nearest = right_t.mT, left @ right_t  # B and U₀
         eye = torch.eye(free.shape[-1], dtype=free.dtype, device=free.device)
-        m, correction = nearest.mT @ free, eye.expand_as(free)
+        m, correction = nearest.mT @ free, eye.expand_as(free)  # U₀ᵀP, which has the value H₀, and E
         for _ in range(3):
             asymmetry = correction.mT @ m - m.mT @ correction
+            # The linearised equation for a rotation exp(X) ≈ I + X of E is H₀X + XH₀ = asymmetry.
             half_step = factor.sylvester_in_basis(asymmetry, basis, sigma) / 2
             half_step = (half_step - half_step.mT) / 2  # exactly skew, so that the Cayley factor is orthogonal
             correction = correction @ torch.linalg.solve(eye - half_step, eye + half_step)
@@ -171,6 +177,7 @@ class Lowdin(RowMap):
 
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return V·Uᵀ from the eigenvectors of PᵀP, or from an SVD if P is ill-conditioned."""
+        # PᵀP = B·diag(σ²)·Bᵀ. Products with V from the left never form U: V·Uᵀ = ((V·B)/σ)·Bᵀ·Pᵀ.
         squares, basis = torch.linalg.eigh(factor.gram_lower_triangle(free))
         sigma = squares.clamp_min(0).sqrt()
         sigma = sigma.masked_fill(sigma == 0, 1.0)  # a singular P has no nearest orthogonal matrix: stay finite
@@ -179,14 +186,15 @@ class Lowdin(RowMap):
         w = ((v_in_basis * inverse) @ basis.mT) @ free.mT
         if norms_preserved(w, v):
             return w, (free, basis, sigma, inverse, v_in_basis)
-        outer, sigma, across = torch.linalg.svd(free)
+        # Small σ are lost in σ². The SVD does not square them, but takes several times as long.
+        left, sigma, right_t = torch.linalg.svd(free)
         sigma = sigma.masked_fill(sigma == 0, 1.0)
-        v_in_basis = v @ across.mT
-        return v_in_basis @ outer.mT, (outer, across.mT, sigma, None, v_in_basis)
+        v_in_basis = v @ right_t.mT
+        return v_in_basis @ left.mT, (left, right_t.mT, sigma, None, v_in_basis)
 
     def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return U·X and G·U, computed in the basis B, where U·B is P·B·diag(1/σ) or the left singular vectors."""
-        left, basis, sigma, inverse, v_in_basis = residuals
+        left, basis, sigma, inverse, v_in_basis = residuals  # without `inverse`, `left` is U·B, else it is P
         grad_in_basis = grad @ left if inverse is None else ((grad @ left) @ basis) * inverse  # G·U·B
         a = grad_in_basis.mT @ v_in_basis
         x = (a - a.mT).div_(sigma.unsqueeze(-1) + sigma.unsqueeze(-2)) @ basis.mT  # Bᵀ·X
@@ -223,14 +231,14 @@ def _cayley_rows(s: Tensor, v: Tensor) -> Tensor:
 class Cayley(SkewMap):
     r"""The Cayley transform: R = (I+S)(I−S)⁻¹ (OPT, section 3.4).
 
-    Rᵀ = 2(I+S)⁻¹ − I, so V·Rᵀ = 2Z − V with Z(I+S) = V: one LU factorisation, which the gradient uses again.
+    Rᵀ = 2(I+S)⁻¹ − I, so V·Rᵀ = 2Z − V with Z(I+S) = V: one LU factorisation, which the gradient reuses.
 
-    With a `bound`, S is scaled down to that Frobenius norm where it is longer: the constrained form of orthogonal
-    fine-tuning (COFT).
+    A `bound` limits the Frobenius norm of S: a longer S is scaled down to it. This is the constrained form of
+    orthogonal fine-tuning (COFT).
 
-    Precision: for odd d, I+S has the eigenvalue 1 next to eigenvalues of the size of S. Where S is so large that
-    float32 is not accurate, float64 is used. Beyond ‖S‖_F = 10¹² an error is raised, because float64 loses the
-    eigenvalue 1, too. Compiled graphs and `torch.func` transforms have neither of the two guards.
+    Precision: for odd d, I+S has the eigenvalue 1 in addition to eigenvalues of the size of S. If S is too large for
+    float32 to resolve the 1, float64 is used. From ‖S‖_F = 10¹² on, float64 cannot resolve it either, and an error is
+    raised. Compiled graphs and `torch.func` transforms cannot read values, so they have neither of these guards.
 
     >>> Cayley()(torch.tensor([1.0]))
     tensor([[ 0., -1.],
@@ -258,14 +266,16 @@ class Cayley(SkewMap):
 
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return 2Z − V."""
-        length = self._largest_generator_norm(free) if v.shape[-1] % 2 else 0.0
-        if length > self.LARGEST_NORM:
+        # Only for odd d does every S have the eigenvalue 0. For even d the eigenvalues are pairs ±iλ.
+        norm = self._largest_generator_norm(free) if v.shape[-1] % 2 else 0.0
+        if norm > self.LARGEST_NORM:
             raise ValueError(
-                f"the generator of a Cayley rotation must have a norm below {self.LARGEST_NORM:.0e}, not {length:.1e}: "
+                f"the generator of a Cayley rotation must have a norm below {self.LARGEST_NORM:.0e}, not {norm:.1e}: "
                 "lower the learning rate, set a bound, or use the method 'exponential'"
             )
-        # Norms do not reveal that the 1 in I+S was rounded away completely, hence the second condition.
-        if length * _numerics.machine_epsilon(v.dtype) < 1e-3:
+        # Near norm = 1/eps the 1 of I+S is rounded away. The solution then preserves norms but is wrong, so a norm
+        # within a factor of 1000 of this limit goes to float64 without a trial.
+        if norm * _numerics.machine_epsilon(v.dtype) < 1e-3:
             w, residuals = self._solve(free, v)
             if norms_preserved(w, v):
                 return w, residuals
@@ -282,21 +292,22 @@ class Cayley(SkewMap):
     def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return the skew part of −ZᵀH, and H − G, where H(I+S)ᵀ = 2G."""
         free, lu, pivots, z = residuals
-        wide_grad = grad.to(lu)
+        wide_grad = grad.to(lu)  # the factorisation may be in float64
         h = torch.linalg.lu_solve(lu, pivots, 2 * wide_grad, left=False, adjoint=True)
         grad_free = self._gradient_through_bound(free, factor.pack_skew(-(z.mT @ h)))
         return grad_free.to(grad), (h - wide_grad).to(grad)
 
     def _largest_generator_norm(self, free: Tensor) -> float:
         """Return the largest ‖S‖_F of a batch."""
-        length = math.sqrt(2) * float(sphere.norm(free).amax()) if free.numel() else 0.0
-        return length if self.bound is None else min(length, self.bound)
+        norm = math.sqrt(2) * float(sphere.norm(free).amax()) if free.numel() else 0.0
+        return norm if self.bound is None else min(norm, self.bound)
 
     @staticmethod
     def _shrinkage(free: Tensor, bound: float) -> tuple[Tensor, Tensor]:
         """Return the factor that scales S down to the bound, and whether it is smaller than 1."""
-        length = math.sqrt(2) * sphere.norm(free, keepdim=True)  # ‖S‖_F: every parameter occurs twice in S
-        return torch.where(length > bound, bound / length, torch.ones_like(length)), length > bound
+        norm = math.sqrt(2) * sphere.norm(free, keepdim=True)  # ‖S‖_F: every parameter occurs twice in S
+        is_shrunk = norm > bound
+        return torch.where(is_shrunk, bound / norm, torch.ones_like(norm)), is_shrunk
 
     def _gradient_through_bound(self, free: Tensor, grad: Tensor) -> Tensor:
         """Return the gradient of the parameters for a gradient of the bounded parameters.
@@ -315,9 +326,9 @@ class Cayley(SkewMap):
 class Neumann(SkewMap):
     r"""The Cayley transform by a truncated Neumann series: (I+S)⁻¹ ≈ Σ_k (−S)^k, matrix products only.
 
-    The residual of every row is checked. Where one is not small, and in compiled graphs and `torch.func` transforms,
-    the exact solution is used. The last of k terms has the size ‖S‖^k, so six terms suffice in float32 up to ‖S‖ ≈ 0.2
-    and in float64 up to 0.01. More terms extend this range, but never to ‖S‖ = 1.
+    The last term is checked for every row. If one is not negligible, the exact solution is used, as it is in compiled
+    graphs and `torch.func` transforms. Term k has the size ‖S‖^k, so six terms suffice in float32 up to ‖S‖ ≈ 0.2 and
+    in float64 up to 0.01. More terms extend this range, but the series diverges from ‖S‖ = 1 on.
 
     >>> Neumann(terms=8)(torch.tensor([0.01]))
     tensor([[ 0.9998, -0.0200],
@@ -347,12 +358,13 @@ class Neumann(SkewMap):
 
     def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return the gradients of `Cayley`, with the series of Sᵀ = −S."""
-        s, inner = residuals
-        if s is None:
-            return Cayley().backward_kernel(inner, grad)
-        free, z = inner
+        s, saved = residuals
+        if s is None:  # the forward pass used the exact solution
+            return Cayley().backward_kernel(saved, grad)
+        free, z = saved
         h, converged = self._series(2 * grad, -s)
         if not converged:
+            # Convergence is checked per row, so the series may suffice for V but not for G. Here V = Z(I+S).
             return Cayley().backward_kernel(Cayley().forward_kernel(free, z + z @ s)[1], grad)
         return factor.pack_skew(-(z.mT @ h)), h - grad
 
@@ -370,9 +382,9 @@ class Neumann(SkewMap):
 class Exponential(SkewMap):
     r"""The matrix exponential: R = exp(S) (OPT, section 3.4), by its action on V.
 
-    A Chebyshev series gives V·exp(−S) without forming the exponential. Its length depends on an estimate of ‖S‖₂, which
-    is replaced by an upper bound if it was too small. `torch.func` transforms and second derivatives use
-    `torch.linalg.matrix_exp`, which is slower.
+    A Chebyshev series gives V·exp(−S) without forming the exponential. Its length depends on an estimate of ‖S‖₂. If
+    the estimate was too small, the series is repeated with an upper bound. `torch.func` transforms and second
+    derivatives use `torch.linalg.matrix_exp`, which is slower.
 
     >>> Exponential()(torch.tensor([1.0]))
     tensor([[ 0.5403, -0.8415],
@@ -380,13 +392,14 @@ class Exponential(SkewMap):
     """
 
     LARGEST_SERIES_RADIUS: ClassVar[float] = 16.0
-    """Larger generators are halved until they are below it, and the result is squared as many times."""
+    """Generators with a larger ‖S‖₂ are halved k times until they are below it, and exp(S/2^k) is squared k times."""
 
     def expression(
         self, free: Float[Tensor, "*batch parameters"], v: Float[Tensor, "*batch n d"]
     ) -> Float[Tensor, "..."]:
         """Return V·exp(−S)."""
-        if torch.compiler.is_compiling():  # the length of the series depends on values, so it is one opaque operator
+        # The length of the series depends on values, which a graph cannot read, so it is one custom op in the graph.
+        if torch.compiler.is_compiling():
             return _exponential_op(free, v)
         return v @ torch.linalg.matrix_exp(-factor.unpack_skew(free))
 
@@ -401,10 +414,11 @@ class Exponential(SkewMap):
     def _action(self, v: Tensor, s: Tensor, radius: float) -> tuple[Tensor, Residuals, bool]:
         """Return V·exp(−S), residuals, and whether the series for this radius preserved the norms of rows."""
         halvings = max(0, math.ceil(math.log2(radius / self.LARGEST_SERIES_RADIUS)))
+        # A term of the series costs n·d² for n rows, so with n ≤ d the action is cheaper than the exponential.
         if v.shape[-2] <= s.shape[-1] and not halvings:
             w, series = _expm.exponential_series(v, -s, radius)
             return w, (None, [], series), norms_preserved(w, v)
-        # With more rows than columns, or with squarings, it is cheaper to form the exponential.
+        # Squarings need the matrix. The error of the series shows in the root, before squarings restore orthogonality.
         eye = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device).expand_as(s)
         scale = 2.0**halvings
         root, series = _expm.exponential_series(eye, -s / scale, radius / scale)
@@ -412,7 +426,7 @@ class Exponential(SkewMap):
         for _ in range(halvings):
             square = powers[-1] @ powers[-1]
             # Squaring doubles rounding errors. One Newton–Schulz step makes the result orthogonal again.
-            powers.append(1.5 * square - 0.5 * square @ (square.mT @ square))
+            powers.append(factor.newton_schulz_step(square))
         return v @ powers[-1], (v, powers, series), norms_preserved(root, eye)
 
     def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -421,12 +435,16 @@ class Exponential(SkewMap):
         if v is None:
             grad_v, grad_s = _expm.exponential_series_gradient(series, grad)
             return factor.pack_skew(-grad_s), grad_v
-        grad_v, grad = grad @ powers[-1].mT, v.mT @ grad
+        grad_v, grad = grad @ powers[-1].mT, v.mT @ grad  # of W = V·E: G·Eᵀ and VᵀG
         for power in reversed(powers[:-1]):
             # d(E·E) = dE·E + E·dE; the factor ½ turns gradients of S/2^k into gradients of S along the way.
             grad = 0.5 * (grad @ power.mT + power.mT @ grad)
         _, grad_s = _expm.exponential_series_gradient(series, grad)
         return factor.pack_skew(-grad_s), grad_v
+
+
+# The kernels as custom ops for compiled graphs. Residuals cannot cross the boundary of an op as Python objects, so the
+# backward op repeats the forward pass.
 
 
 @torch.library.custom_op("hypersphere::exponential", mutates_args=())
@@ -442,6 +460,7 @@ def _exponential_gradient_op(free: Tensor, v: Tensor, grad: Tensor) -> tuple[Ten
     return grad_free.contiguous(), grad_v.contiguous()
 
 
+# Shapes and dtypes for tracing.
 @_exponential_op.register_fake
 def _(free: Tensor, v: Tensor) -> Tensor:
     return v.new_empty(v.shape)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, is_number, require
+from hypersphere.functions._factorizations import newton_schulz_step
 
 __all__ = ["OGD", "OGDAdam"]
 
@@ -40,6 +41,7 @@ class _CayleyDescent(torch.optim.Optimizer, abc.ABC):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add matrices after checking that they are square and orthogonal."""
         super().add_param_group(param_group)
+        # torch adds the group before it can be checked. Remove an invalid one, so that the optimiser stays usable.
         try:
             for p in self.param_groups[-1]["params"]:
                 _require_orthogonal(_gather(p.detach()))
@@ -79,7 +81,7 @@ class _CayleyDescent(torch.optim.Optimizer, abc.ABC):
             state["steps"] = 0
             state["momentum"] = torch.zeros_like(_numerics.widen(p.detach()))
         state["steps"] += 1
-        # Under FSDP2 the matrices are distributed. Every process gathers them and computes the whole step.
+        # FSDP2 distributes matrices over processes. A step needs the full matrix, so every process computes all of it.
         u, grad = _numerics.widen(_gather(p.detach())), _numerics.widen(_gather(p.grad))  # type: ignore[arg-type]
         full_state = {key: _gather(value) if isinstance(value, Tensor) else value for key, value in state.items()}
         m, scale = self._direction(grad, full_state, group)
@@ -89,18 +91,19 @@ class _CayleyDescent(torch.optim.Optimizer, abc.ABC):
             a = u.mT @ (m * unit)
             omega = 0.5 * (a - a.mT)
             tangent = u @ omega
-            momentum = tangent / unit  # the tangential part of M
-            # λ' = λ/(unit·scale), shortened so that λ‖Ω‖ ≤ 2q, where the fixed-point steps converge.
-            length = torch.linalg.matrix_norm(omega).unsqueeze(-1).unsqueeze(-1)
-            longest_rate = 2 * group["guard"] / length.masked_fill(length == 0, 1.0)
-            rate = torch.minimum(group["lr"] / (unit * scale), longest_rate)
+            # Only the part of M that is tangent to the group is remembered, so momentum does not pull U off it.
+            momentum = tangent / unit
+            # λ' = λ/(unit·scale), reduced if necessary to λ‖Ω‖ ≤ 2q, where the fixed-point steps converge.
+            omega_norm = torch.linalg.matrix_norm(omega).unsqueeze(-1).unsqueeze(-1)
+            largest_rate = 2 * group["guard"] / omega_norm.masked_fill(omega_norm == 0, 1.0)
+            rate = torch.minimum(group["lr"] / (unit * scale), largest_rate)
             y = u + rate * tangent
             half_step = 0.5 * rate * omega
             for _ in range(2):
                 y = u + (u + y) @ half_step
             if group["restore_every"] is not None:
                 is_due = state["steps"] % group["restore_every"] == 0
-                y = _restore_orthogonality(y, is_due=is_due, step_length=rate * length)
+                y = _restore_orthogonality(y, is_due=is_due, step_length=rate * omega_norm)
         full_state["momentum"] = momentum
         state.update(
             {key: _shard(value, p) if isinstance(value, Tensor) else value for key, value in full_state.items()}
@@ -117,8 +120,8 @@ class OGD(_CayleyDescent):
         lr: λ, the length of a step.
         momentum: μ.
         guard: q. Steps are shortened to λ‖Ω‖ ≤ 2q, so that the fixed-point steps converge.
-        restore_every: the number of steps after which U ← U(3I − UᵀU)/2 removes rounding errors. The error of the
-            fixed-point steps after a long step is removed at once. None does neither.
+        restore_every: the number of steps after which U ← U(3I − UᵀU)/2 removes rounding errors. The larger error of a
+            long step is removed at once. None disables both.
 
     Example:
         >>> u = torch.nn.Parameter(torch.eye(3))
@@ -189,12 +192,13 @@ class OGDAdam(_CayleyDescent):
 
     def _direction(self, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> tuple[Tensor, Tensor | float]:
         first, second = group["betas"]
-        # The root is averaged with hypot, and the norm scales its entries, because squares of float32 gradients
-        # overflow from 1.8e19 on.
+        # Squares of float32 gradients overflow from 1.8e19 on. So the state is the root mean square, updated by hypot,
+        # and `sphere.norm` scales entries before it squares them.
         norm = sphere.norm(grad.flatten(-2), keepdim=True).unsqueeze(-1)
         norm = norm.clamp_max(torch.finfo(norm.dtype).max)
         previous = state.get("rms", torch.zeros_like(norm))
         state["rms"] = torch.hypot(second**0.5 * previous, (1 - second) ** 0.5 * norm)
+        # Bias corrections as in Adam: both averages start at zero.
         rms = state["rms"] / (1 - second ** state["steps"]) ** 0.5
         m = first * state["momentum"] - (1 - first) * grad
         return m, (1 - first ** state["steps"]) * rms.masked_fill(rms == 0, 1.0)
@@ -204,7 +208,7 @@ def _restore_orthogonality(y: Tensor, *, is_due: bool, step_length: Tensor) -> T
     """Apply U ← U(3I − UᵀU)/2: once if it is due, and after a long step until the matrix is orthogonal."""
     tolerance = _numerics.rotation_tolerance(y.dtype)
     if is_due:
-        y = 1.5 * y - 0.5 * y @ (y.mT @ y)
+        y = newton_schulz_step(y)
     # Two fixed-point steps leave YᵀY − I ≈ −λ⁴Ω⁴/4. Singular values of a skew matrix come in pairs, ‖Ω‖₂² ≤ ‖Ω‖_F²/2,
     # so this is at most (λ‖Ω‖_F)⁴/16. Each matrix of a batch is treated separately.
     is_inexact = step_length**4 / 16 > tolerance
@@ -230,6 +234,7 @@ def _require_orthogonal(p: Tensor) -> None:
     if p.numel() and _numerics.values_readable(p):
         wide = _numerics.widen(p)
         error = float(_gram_error(wide.mT @ wide).max())
+        # A matrix that was orthogonal before it was rounded to half precision must be accepted.
         allowed = max(_numerics.machine_epsilon(p.dtype), _numerics.machine_epsilon(torch.float32)) ** 0.5
         if not error <= allowed:
             raise ValueError(f"params must be orthogonal matrices, but max |UᵀU − I| is {error:.2g}")

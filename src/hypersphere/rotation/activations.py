@@ -1,7 +1,7 @@
 r"""Rotate the input of a layer instead of its weight: ⟨x, R·v⟩ = ⟨Rᵀx, v⟩.
 
-The outputs are the same. With a million class vectors this side is cheaper, because R is applied to a batch of features
-and never to the class vectors (CLS-OPT).
+The outputs are the same. With a million class vectors, rotating the input is cheaper: R is applied to a batch of
+features and never to the class vectors (CLS-OPT).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypersphere import _numerics
 from hypersphere._validation import choose, is_integer, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.rotation.parametrization import direction_norms, require_finite
+from hypersphere.rotation.parametrization import direction_norms, require_finite, restore_parameter_order
 
 __all__ = ["InputRotation"]
 
@@ -98,7 +98,10 @@ class InputRotation(nn.Module):
         return self.module.logits(self.rotate(x), y)  # type: ignore[operator]
 
     def reset_parameters(self) -> None:
-        """Restart from R = I and draw rows that come from a seed. Call it after `to_empty` on a model made on meta."""
+        """Restart from R = I, and draw the rows again if they come from a seed.
+
+        Call it after `to_empty` if the model was made on the meta device.
+        """
         with torch.no_grad():
             self.free.copy_(self.method.identity(self.rows.shape[1]).to(self.free))
         self._draw()
@@ -112,8 +115,7 @@ class InputRotation(nn.Module):
         if self.seed is not None:  # the rows are a buffer
             del self.module.weight
             self.module.weight = nn.Parameter(rotated, requires_grad=was_trained)
-            for name in order:  # the order of parameters is the one that the state of an optimiser refers to
-                self.module._parameters[name] = self.module._parameters.pop(name)
+            restore_parameter_order(self.module, order)
             self.seed = None
         else:
             self.rows.copy_(rotated)
@@ -127,7 +129,7 @@ class InputRotation(nn.Module):
 
     @torch.no_grad()
     def _draw(self) -> None:
-        """Draw rows that come from a seed, always in float32 on the CPU, so that all dtypes and devices agree."""
+        """Draw the rows from the seed, if there is one: in float32 on the CPU, so that all dtypes and devices agree."""
         if self.seed is None or self.free.is_meta:
             return
         generator = torch.Generator().manual_seed(self.seed)
@@ -136,7 +138,7 @@ class InputRotation(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InputRotation:
         super()._apply(fn, recurse)
-        self._draw()  # converting rows to half precision and back would round them
+        self._draw()  # draw instead of converting: conversion to half precision and back would round the rows
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -159,7 +161,7 @@ class InputRotation(nn.Module):
             seed, spread = (state_dict.pop(prefix + key, None) for key in ("seed", "spread"))
             missing_keys += [prefix + key for key, value in (("seed", seed), ("spread", spread)) if value is None]
             if seed is not None and int(seed) != self.seed:  # an error even if strict=False: all rows would differ
-                error_msgs.append(f"{prefix}: saved with seed={int(seed)}, but this one has seed={self.seed}")
+                error_msgs.append(f"{prefix}: saved with seed={int(seed)}, but this module has seed={self.seed}")
             self.spread = self.spread if spread is None else float(spread)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs

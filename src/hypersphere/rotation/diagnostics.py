@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics
 from hypersphere._validation import is_number, require
+from hypersphere.functions._factorizations import gram_error
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.rotation.activations import InputRotation
@@ -21,7 +22,8 @@ from hypersphere.rotation.rotate import neurons_of, rotated_layers
 
 __all__ = ["RotationPenalty", "RotationState", "degrees_of_freedom", "measure", "orthogonality_error"]
 
-_MAX_ENERGY_ROWS = 1024  # the energy has a cost quadratic in the rows, so only this many of a large layer are compared
+# The cost of the energy is quadratic in the number of rows, so only the first rows of a large layer are compared.
+_MAX_ENERGY_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def degrees_of_freedom(model: nn.Module, *, on_group: Iterable[Tensor] = ()) -> 
     Args:
         model: any model, rotated or not.
         on_group: parameters that an optimiser such as `hypersphere.optim.OGD` keeps orthogonal. The model does not know
-            about them. Each of their d×d matrices counts d(d−1)/2, too.
+            about them. Each of their d×d matrices counts d(d−1)/2 instead of d².
 
     Example:
         >>> from hypersphere.rotation import rotate_
@@ -102,7 +104,7 @@ def degrees_of_freedom(model: nn.Module, *, on_group: Iterable[Tensor] = ()) -> 
             counted |= {id(p) for p in parameters}
     total += sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in counted)
     unique = {id(p): p for p in on_group if p.requires_grad}.values()
-    # A free d×d matrix was counted with d²; orthogonality removes d(d+1)/2 of them.
+    # A matrix that is not a rotation of the model was counted with d². Orthogonality removes d(d+1)/2 dimensions.
     return total - sum(p.numel() // p.shape[-1] * (p.shape[-1] + 1) // 2 for p in unique)
 
 
@@ -122,7 +124,7 @@ class RotationPenalty:
 
     def __call__(self) -> Float[Tensor, ""]:
         """Return the penalty to add to the loss."""
-        errors = [_gram_error(r.method(_numerics.widen(r.parameter))).square().sum() for r in self.rotations]
+        errors = [gram_error(r.method(_numerics.widen(r.parameter))).square().sum() for r in self.rotations]
         return self.weight * torch.stack(errors).sum()
 
 
@@ -136,16 +138,13 @@ def _rotations(model: nn.Module) -> Iterator[tuple[str, Rotation | InputRotation
             yield name, module, module.method, _numerics.widen(module.free.detach())
 
 
-def _gram_error(r: Tensor) -> Tensor:
-    """Return RᵀR − I."""
-    return r.mT @ r - torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)
-
-
 def _max_error(r: Tensor) -> float:
-    return float(_gram_error(_numerics.to_float64(r)).abs().max())
+    """Return max |RᵀR − I|, computed in float64 so that the product itself adds no error."""
+    return float(gram_error(_numerics.to_float64(r)).abs().max())
 
 
 def _energy_drift(before: Tensor, after: Tensor) -> float:
+    """Return |E(after)/E(before) − 1|, or 0 for a single neuron, which has no energy."""
     if len(before) < 2:
         return 0.0
     start, end = (
@@ -155,6 +154,7 @@ def _energy_drift(before: Tensor, after: Tensor) -> float:
 
 
 def _generator_norm(method: RowMap, free: Tensor) -> float | None:
+    """Return the largest ‖S‖₂ of a batch, or None if the map has no generator."""
     if not isinstance(method, SkewMap):
         return None
     return float(torch.linalg.matrix_norm(method.generator(free), 2).max())

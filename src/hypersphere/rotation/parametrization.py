@@ -28,7 +28,7 @@ from hypersphere._validation import is_integer, require
 from hypersphere.functions._rowmap import Residuals, RowMap, differentiable_gradients, kernels_usable
 from hypersphere.functions.orthogonal import SkewMap
 
-__all__ = ["Layout", "Rotation", "direction_norms", "require_finite"]
+__all__ = ["Layout", "Rotation", "direction_norms", "require_finite", "restore_parameter_order"]
 
 _ACTIVE_KEY = "active"  # state-dict key of the active parameter set, present if there are several sets
 _SEED_KEY = "seed"  # state-dict key of the seed from which dimensions are drawn (S-OPT)
@@ -61,6 +61,7 @@ class Layout:
         accepted = f"a divisor of {self.size}, the length of a neuron"
         require(is_integer(self.blocks, 1) and self.size % self.blocks == 0, "blocks", accepted, self.blocks)
         require(is_integer(self.factors, 1), "factors", "a whole number >= 1", self.factors)
+        # The last factor connects entries b^(factors−1) apart, so a neuron must consist of groups of b^factors entries.
         reach = self.block**self.factors
         accepted = f"a number >= 1 with (d/blocks)^factors = {self.block}^factors dividing d = {self.size}"
         require(self.factors == 1 or self.size % reach == 0, "factors", accepted, self.factors)
@@ -90,7 +91,8 @@ class Layout:
         if self.blocks == 1:
             return rows
         stride = self.block**j
-        # Entry index = (outer, position in the block, stride): the block number is (outer, stride).
+        # Write the index of an entry in three digits, (outer, position, inner) with `inner` < stride. Entries that
+        # differ only in `position` form a block, so (outer, inner) is the number of the block.
         parts = rows.reshape(rows.shape[0], -1, self.block, stride).permute(1, 3, 0, 2)
         return parts.reshape(-1, self.block) if self.shared else parts.reshape(self.blocks, rows.shape[0], self.block)
 
@@ -133,7 +135,7 @@ class _RowRotation:
         selected = grad if self.dimensions is None else grad[:, self.dimensions]
         grads_free: list[Tensor] = []
         for j in reversed(range(self.layout.factors)):
-            # The gradient of the rows is needed to continue to the previous factor, and by the caller after the first.
+            # The gradient of the rows is the input of the previous factor. That of the first factor goes to the caller.
             grad_free, grad_parts = self.method.backward_kernel(
                 residuals[j], self.layout.split(selected, j), rows=rows or j > 0
             )
@@ -170,15 +172,15 @@ class Rotation(nn.Module):
     r"""Rotate the neurons of one layer: W = V·Rᵀ, R from free parameters (OPT, section 3).
 
     The weight is cached. Parameters, neurons and dimensions are compared with the copies that the cached weight was
-    computed from, value by value. So every way of writing to them is noticed, also writes through `.data`, as in
+    computed from, value by value. So every write to them is noticed, including writes through `.data`, as in
     `torch.distributed.broadcast(p.data)`. The comparison reads each tensor once per forward pass, which is much cheaper
-    than the rotation. The weight that is returned is shared by all readers: in-place operations on it are undone at the
-    next read, writes to it through `.data` are not noticed.
+    than the rotation. All readers share the returned weight. An in-place operation on it is undone at the next read; a
+    write to it through `.data` is not noticed.
 
-    The autograd node of a cached weight stores the residuals of the kernel instead of saved tensors. So the weight can
-    be read many times and differentiated by several `backward` calls per step. In `eval` mode without gradients, only
-    the weight is kept. Compiled graphs, tracers and `torch.func` transforms bypass the cache and compute the rotation
-    in every call. Call `fold_` before compiling for inference.
+    The autograd node of a cached weight stores the residuals of the kernel instead of saved tensors, so the weight can
+    be read many times and differentiated by several `backward` calls per step. In `eval` mode without gradients, the
+    residuals are not stored. Compiled graphs, tracers and `torch.func` transforms bypass the cache and compute the
+    rotation in every call. Call `fold_` before compiling for inference.
 
     Args:
         method: an object of `hypersphere.orthogonal` or `hypersphere.transform`.
@@ -260,8 +262,8 @@ class Rotation(nn.Module):
         cached = self._cached_weight(free, neurons, keep_residuals=needs_graph or self.training)
         if not needs_graph:
             return cached.weight
-        # Gradients must go to the tensors of this call, which `functional_call` may have replaced by others of the same
-        # value. The node holds references to its inputs, so their ids cannot be reused while it is cached.
+        # Gradients must reach the tensors of this call. `functional_call` may have replaced the parameters by others of
+        # equal value. The node holds references to its inputs, so their ids cannot be reused while it is cached.
         key = (id(free), id(neurons), free.requires_grad, neurons.requires_grad)
         if cached.node is None or cached.node_key != key:
             cached.node, cached.node_key = _CachedRotation.apply(cached, free, neurons), key
@@ -279,8 +281,9 @@ class Rotation(nn.Module):
             and all(_same_values(copy, current) for copy, current in zip(cached.inputs, inputs, strict=True))
         ):
             return cached
-        # Copies have two purposes: a later step cannot write to what the residuals refer to, and they are compared
-        # with the inputs at the next read. Inference tensors must not end up in a graph, hence inference_mode(False).
+        # The copies have two purposes: residuals refer to them, so that a later optimiser step does not change the
+        # residuals, and the next read compares them with its inputs. The cache may be filled in inference mode and read
+        # in training, and inference tensors cannot be part of a graph, hence inference_mode(False).
         with torch.inference_mode(False), torch.no_grad(), _numerics.autocast_disabled(neurons):
             copies = tuple(tensor.detach().clone() for tensor in inputs)
             kernel = _RowRotation(self.method, self.layout, copies[2] if len(copies) > 2 else None)
@@ -310,6 +313,7 @@ class Rotation(nn.Module):
 
     @contextmanager
     def _errors_naming_the_layer(self) -> Iterator[None]:
+        """Prefix errors with the name of the layer."""
         try:
             yield
         except ValueError as error:
@@ -374,7 +378,8 @@ class _CachedRotation(torch.autograd.Function):
         free, neurons = ctx.inputs
         _, *needs = ctx.needs_input_grad
         if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
-            # The residuals are copies, but second derivatives are computed from the inputs themselves.
+            # First derivatives use residuals, which are copies. Second derivatives use the inputs themselves, so these
+            # must still have the values of the forward pass.
             if ctx.versions != (free._version, neurons._version):
                 raise RuntimeError("a rotated layer was changed between forward and a backward with create_graph=True")
             expression = partial(_weight_expression, ctx.kernel)
@@ -422,6 +427,12 @@ def direction_norms(method: RowMap, free: Float[Tensor, "..."]) -> Float[Tensor,
     if isinstance(method, SkewMap):
         return free.new_full((*free.shape[:-1], 1), math.sqrt(method.size(free) / 2))
     return sphere.norm(free.detach(), keepdim=True)
+
+
+def restore_parameter_order(module: nn.Module, order: tuple[str, ...]) -> None:
+    """Sort the parameters of a module. A saved optimiser state refers to parameters by their position."""
+    for name in order:
+        module._parameters[name] = module._parameters.pop(name)
 
 
 def require_finite(free: Float[Tensor, "..."]) -> None:

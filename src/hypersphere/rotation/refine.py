@@ -12,7 +12,7 @@ from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.functions._pairwise import PairPotential, mutual_repulsion
 
-__all__ = ["REFINEMENTS", "half_space_energy", "mean_energy", "refine_neurons"]
+__all__ = ["REFINEMENTS", "half_space_energy", "mean_energy", "refine_neurons", "require_energy"]
 
 Energy = Callable[[Tensor], Tensor]
 
@@ -40,28 +40,37 @@ def half_space_energy(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     return (pairs + n / 4) / (n * (2 * n - 1))  # the pairs ŵᵢ, −ŵᵢ have distance 2
 
 
-def _full_space_energy_if_safe(rows: Tensor) -> Tensor:
-    """Full-space energy if n ≤ d, half-space energy otherwise.
+def _energy_without_antipodal_minimum(rows: Tensor) -> Tensor:
+    """Return the full-space energy if n ≤ d, and the half-space energy otherwise.
 
-    With more neurons than dimensions, the full-space minimum contains antipodal pairs: these are far apart on the
-    sphere but are redundant as neurons, since one is the negative of the other.
+    With more neurons than dimensions, the full-space minimum contains antipodal pairs. These are far apart on the
+    sphere, but redundant as neurons, since one is the negative of the other.
     """
     n, d = rows.shape
     return mean_energy(rows) if n <= d else half_space_energy(rows)
 
 
 def _compressive_energy(rows: Tensor) -> Tensor:
-    """Half-space energy of five random projections to at most 30 dimensions, drawn at every call (CoMHE)."""
+    """Return the mean half-space energy of five random projections to at most 30 dimensions, new ones in every call
+    (CoMHE).
+    """
     d = rows.shape[1]
-    views = [rows @ torch.randn(d, min(30, d), dtype=rows.dtype, device=rows.device) for _ in range(5)]
-    return torch.stack([half_space_energy(view) for view in views]).mean()
+    projected = [rows @ torch.randn(d, min(30, d), dtype=rows.dtype, device=rows.device) for _ in range(5)]
+    return torch.stack([half_space_energy(w) for w in projected]).mean()
 
 
 REFINEMENTS: dict[str, Energy] = {
-    "mhe": _full_space_energy_if_safe,
+    "mhe": _energy_without_antipodal_minimum,
     "half_space_mhe": half_space_energy,
     "comhe": _compressive_energy,
 }
+
+
+def require_energy(argument: str, energy: object) -> None:
+    """Raise a `ValueError` unless `energy` is one of REFINEMENTS or a callable."""
+    if isinstance(energy, str) or not callable(energy):
+        accepted = "a callable of rows or one of " + ", ".join(map(repr, REFINEMENTS))
+        require(isinstance(energy, str) and energy in REFINEMENTS, argument, accepted, energy)
 
 
 def refine_neurons(
@@ -84,16 +93,11 @@ def refine_neurons(
         >>> bool(half_space_energy(refine_neurons(rows, steps=50)) < half_space_energy(rows))
         True
     """
-    criterion: Energy | None = None
-    if isinstance(energy, str):
-        names = "None, a callable of rows or one of " + ", ".join(map(repr, REFINEMENTS))
-        require(energy in REFINEMENTS, "refine", names, energy)
-        # Values of the compressive energy are random, so its iterates are compared by the half-space energy.
-        criterion = half_space_energy if energy == "comhe" else None
-        guarded, energy = True, REFINEMENTS[energy]
-    else:
-        guarded = False
-    require(callable(energy), "refine", "a name or a callable of rows", energy)
+    require_energy("energy", energy)
+    is_named = isinstance(energy, str)
+    # Values of the compressive energy are random, so its iterates are compared by the half-space energy.
+    criterion = half_space_energy if energy == "comhe" else None
+    function = REFINEMENTS[energy] if isinstance(energy, str) else energy
     require(is_integer(steps, 1), "steps", "a whole number >= 1", steps)
     require(is_number(rate, 0) and rate > 0, "rate", "a positive number", rate)
     norms, start = sphere.polar(rows.detach())
@@ -102,17 +106,20 @@ def refine_neurons(
     for step in range(steps + 1):
         leaf = current.clone().requires_grad_()
         with torch.enable_grad():
-            value = energy(leaf)
+            value = function(leaf)
         score = value.detach() if criterion is None else criterion(current)
         if score < best_value:
             best, best_value = current, score
         if step == steps:
             break
         (slope,) = torch.autograd.grad(value, leaf)
+        # Only the component perpendicular to a row moves it on the sphere. The scale of the energy does not matter:
+        # the row with the longest gradient moves by `angle`, the others in proportion.
         tangent = slope - (slope * current).sum(1, keepdim=True) * current
         longest = tangent.norm(dim=1).max()
         angle = rate * (1 - step / steps)
         current = sphere.normalize(current - angle / longest.masked_fill(longest == 0, 1.0) * tangent)
-    if guarded and half_space_energy(best) > half_space_energy(start):
+    # The full-space energy can fall while the half-space energy rises, for example from orthogonal rows.
+    if is_named and half_space_energy(best) > half_space_energy(start):
         return rows.detach().clone()
     return _numerics.narrow(norms * best, rows.dtype)

@@ -20,8 +20,8 @@ from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.rotation.activations import InputRotation
-from hypersphere.rotation.parametrization import Layout, Rotation, require_finite
-from hypersphere.rotation.refine import refine_neurons
+from hypersphere.rotation.parametrization import Layout, Rotation, require_finite, restore_parameter_order
+from hypersphere.rotation.refine import refine_neurons, require_energy
 
 __all__ = [
     "CustomTransform",
@@ -83,7 +83,7 @@ def rotate_(
         model: the model.
         method: a name or an object of `hypersphere.orthogonal` or `hypersphere.transform`, or a function that returns a
             module (n, d) → (n, d) for a given d.
-        where: a predicate of name and module that selects layers. By default all but the output layer.
+        where: a function of name and module that selects layers. By default all but the output layer.
         blocks: k, to make R block diagonal, along the channels of a convolution (PE-OPT; OFT for trained neurons).
         shared: use one matrix for all blocks.
         factors: more than one makes R a butterfly product of block-diagonal matrices.
@@ -113,13 +113,15 @@ def rotate_(
     require(spread is None or is_number(spread, 0), "spread", "None or a number >= 0", spread)
     require(is_integer(blocks, 1), "blocks", "a whole number >= 1", blocks)
     require(is_integer(factors, 1), "factors", "a whole number >= 1", factors)
+    if refine is not None:
+        require_energy("refine", refine)
     has_layout = blocks > 1 or factors > 1 or shared or spread is not None
     make = _parametrization_factory(method, has_layout=has_layout)
     selection = rotatable_layers(model, where, output=output, output_layer=output_layer)
     # All parametrisations are made before the first one is attached, so that an error leaves the model unchanged.
     plans: list[tuple[NeuronLayer, Rotation | CustomTransform, Tensor]] = []
     for layer in selection:
-        weight = _plain_weight(layer)
+        weight = plain_weight(layer)
         rows = weight.detach().flatten(1)
         if weight.ndim > 2:
             accepted = f"a divisor of {weight.shape[1]}, the channels of {layer_path(layer)!r}"
@@ -162,6 +164,7 @@ def rotatable_layers(
     """
     require(isinstance(model, nn.Module), "model", "a module", type(model).__name__)
     require(where is None or callable(where), "where", "None or a callable of name and module", where)
+    # Prefixes of the names of layers inside an InputRotation.
     inputs_rotated = tuple(
         f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, InputRotation)
     )
@@ -178,6 +181,7 @@ def rotatable_layers(
     layers = layers_of(model, output=output_layer, where=where)
     if where is None and not output:
         layers.warn_if_output_is_unknown(stacklevel=4)
+    # Two steps, because only layers that the user did not exclude deserve a warning if they cannot be rotated.
     candidates = layers.without(reject)
     selection = candidates.without(_reason_not_rotatable)
     selected_outputs = [layer.name for layer in layers.outputs if not layer.name.startswith(inputs_rotated)]
@@ -214,6 +218,7 @@ def layer_path(layer: NeuronLayer) -> str:
 
 
 def _reason_not_rotatable(layer: NeuronLayer) -> str | None:
+    """Return why the weight of a layer cannot be rotated, or None."""
     if layer.parameter != "weight":
         return f"its weight is part of {layer.parameter}, which is not rotated"
     if layer.orientation != "rows":
@@ -222,11 +227,11 @@ def _reason_not_rotatable(layer: NeuronLayer) -> str | None:
         return "it holds the weights of several experts in one tensor"
     module = cast(nn.Module, layer.module)
     if parametrize.is_parametrized(module, "weight"):
-        return None  # reported as an error by `_plain_weight`
+        return None  # reported as an error by `plain_weight`
     return layer.not_writable
 
 
-def _plain_weight(layer: NeuronLayer) -> Tensor:
+def plain_weight(layer: NeuronLayer) -> Tensor:
     """Return the weight of a layer, or raise an error if it is parametrised or not finite."""
     path, module = layer_path(layer), cast(nn.Module, layer.module)
     if parametrize.is_parametrized(module, "weight"):
@@ -276,11 +281,11 @@ def attach(
     if isinstance(parametrization, Rotation):
         parametrization.layer_name = layer_path(layer)
     with torch.no_grad():
-        if rows is not None and rows.data_ptr() != weight.data_ptr():
+        if rows is not None and rows.data_ptr() != weight.data_ptr():  # `rows` may be a view of the weight itself
             weight.copy_(rows.view_as(weight))
     weight.requires_grad_(learn_neurons)
     parametrization.train(module.training)
-    # unsafe=True skips torch's trial evaluation. The rotation preserves shape and dtype.
+    # unsafe=True skips torch's trial evaluation, which costs one rotation. Shape and dtype are known to be preserved.
     parametrize.register_parametrization(module, "weight", parametrization, unsafe=True)
 
 
@@ -335,8 +340,7 @@ def _detach(module: nn.Module, rotation: Rotation | CustomTransform) -> None:
     parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
     was_trained, order = rotation.original_state
     cast(nn.Parameter, module._parameters["weight"]).requires_grad_(was_trained)
-    for name in order:  # the order of parameters is the one that the state of an optimiser refers to
-        module._parameters[name] = module._parameters.pop(name)
+    restore_parameter_order(module, order)
 
 
 # Rotated models ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypersphere._validation import choose, is_integer, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.rotation.parametrization import Layout, Rotation
-from hypersphere.rotation.rotate import _plain_weight, attach, layer_path, neurons_of, rotatable_layers, rotated_layers
+from hypersphere.rotation.rotate import attach, layer_path, neurons_of, plain_weight, rotatable_layers, rotated_layers
 
 __all__ = ["Stochastic"]
 
@@ -36,7 +36,7 @@ class Stochastic:
             names to either.
         every: N_in, the number of steps between folds.
         method: a name or an object of `hypersphere.orthogonal`.
-        where: a predicate of name and module that selects layers. By default all but the output layer.
+        where: a function of name and module that selects layers. By default all but the output layer.
         output: rotate the output layer, too.
         output_layer: the name of the output layer, as in `rotate_`.
         whole_first: rotate all dimensions of the first layer.
@@ -73,14 +73,15 @@ class Stochastic:
             unknown = sorted(set(fraction) - set(names), key=str)
             accepted = f"a mapping from names of layers, {', '.join(map(repr, names))}"
             require(not unknown, "fraction", accepted, unknown)
+        # All checks come before the first change, so that an error leaves the model unchanged.
         counts = []
         for i, layer in enumerate(selection):
-            size = _plain_weight(layer)[0].numel()
+            size = plain_weight(layer)[0].numel()
             counts.append(size if whole_first and i == 0 else _dimension_count(fraction, layer_path(layer), size))
         self.every = every
         self.steps = 0
         self.partial: list[tuple[nn.Module, Rotation]] = []
-        """The layers of which only some dimensions are rotated."""
+        """The layers in which only some dimensions are rotated. Layers with p = d need no folds."""
         for layer, count in zip(selection, counts, strict=True):
             module = cast(nn.Module, layer.module)
             weight = cast(Tensor, module.weight)
@@ -135,7 +136,7 @@ class Stochastic:
 
 def _draw_dimensions(seed: int, folds: int, size: int, count: int) -> Int[Tensor, " count"]:
     """Return `count` of `size` dimensions in ascending order, as a function of the seed and the number of folds."""
-    # Neighbouring seeds give independent streams: torch's Mersenne twister scrambles the seed.
+    # Consecutive seeds give independent streams, because torch's Mersenne twister scrambles the seed.
     generator = torch.Generator().manual_seed(seed + folds)
     return torch.randperm(size, generator=generator)[:count].sort().values
 
