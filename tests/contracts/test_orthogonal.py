@@ -1,4 +1,4 @@
-"""Contracts that every orthogonal map satisfies. Entries are read from the menu, so a new one is tested at once."""
+"""Contracts that every orthogonal map satisfies. Entries come from the menu, so a new one is tested automatically."""
 
 import dataclasses
 import inspect
@@ -23,7 +23,7 @@ VARIANTS = {
     "bounded": orthogonal.Cayley(bound=0.5),
     "upper": transform.Triangular(upper=True),
 }
-everywhere = pytest.mark.parametrize("name", VARIANTS)
+every_map = pytest.mark.parametrize("name", VARIANTS)
 
 
 def free_parameters(method, d, *lead, spread=0.3, dtype=torch.float64):
@@ -58,7 +58,7 @@ def numpy_rotation(name, free):
     }[name]()
 
 
-@everywhere
+@every_map
 @pytest.mark.parametrize("d", [1, 2, 3, 6, 9])
 def test_map_matches_numpy(name, d):
     method, v = VARIANTS[name], random_rows(4, d)
@@ -69,7 +69,7 @@ def test_map_matches_numpy(name, d):
     assert method.size(free) == d
 
 
-@everywhere
+@every_map
 @pytest.mark.parametrize("shape", [(3, 5), (7, 5), (2, 3, 4), (2, 6, 4)])
 @pytest.mark.parametrize("spread", [0.0, 0.3])
 def test_map_passes_gradcheck(name, shape, spread):
@@ -93,7 +93,7 @@ def test_map_preserves_inner_products_and_dtype(name, dtype):
     torch.testing.assert_close(w.double() @ w.double().mT, v.double() @ v.double().mT, atol=tolerance, rtol=tolerance)
 
 
-@everywhere
+@every_map
 def test_map_identity_gives_the_identity_matrix(name):
     method, v = VARIANTS[name], random_rows(4, 6, dtype=torch.float32)
     torch.testing.assert_close(method(method.identity(6), v), v, atol=1e-6, rtol=0)
@@ -205,7 +205,9 @@ def test_exponential_matches_torch_for_small_and_large_generators(spread):
 
 @pytest.mark.parametrize("size", [0.1, 1.0, 4.0, 30.0])
 def test_exponential_is_exact_if_the_norm_estimate_fails(size):
-    axis = torch.tensor([[0.0, -3, 2], [3, 0, -1], [-2, 1, 0]])  # its axis is the start of the power iteration
+    axis = torch.tensor(
+        [[0.0, -3, 2], [3, 0, -1], [-2, 1, 0]]
+    )  # the power iteration starts on its axis, where it gives 0
     free = factor.pack_skew(size * axis) / 2
     r = orthogonal.Exponential()(free)
     torch.testing.assert_close(r, torch.linalg.matrix_exp(size * axis.double()).float(), atol=1e-4, rtol=0)
@@ -316,7 +318,7 @@ def test_map_rejects_invalid_fields(make, message):
 # Transforms of torch: every map has a differentiable expression next to its kernels -----------------------------------
 
 
-@everywhere
+@every_map
 @pytest.mark.parametrize("shape", [(3, 5), (7, 4), (2, 3, 4)])
 @pytest.mark.parametrize("spread", [0.0, 0.3])
 def test_map_second_derivatives_pass_gradgradcheck(name, shape, spread):
@@ -325,7 +327,7 @@ def test_map_second_derivatives_pass_gradgradcheck(name, shape, spread):
     assert gradgradcheck(method, (free, random_rows(*shape).requires_grad_()))
 
 
-@everywhere
+@every_map
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 def test_map_expression_equals_kernels(name, batch):
     method, v = VARIANTS[name], random_rows(*batch, 7, 5)
@@ -338,7 +340,7 @@ def test_map_expression_equals_kernels(name, batch):
     torch.testing.assert_close(method.backward_kernel(residuals, g), expected, atol=1e-10, rtol=0)
 
 
-@everywhere
+@every_map
 def test_map_works_under_vmap_grad_and_jvp(name):
     method, v = VARIANTS[name], random_rows(3, 4, 5)
     frees = free_parameters(method, 5, 3)

@@ -35,12 +35,12 @@ def test_param_groups_decay_everything_but_rotations(convert):
         for p in rotation_parameters(net):
             p += 0.1 * torch.randn_like(p)
     optimizer = torch.optim.SGD(param_groups(net, 0.5), lr=0.1)
-    turned = [p.detach().clone() for p in rotation_parameters(net)]
+    rotations = [p.detach().clone() for p in rotation_parameters(net)]
     last = net[-1].weight.detach().clone()
     for p in net.parameters():
         p.grad = torch.zeros_like(p) if p.requires_grad else None
     optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(turned, rotation_parameters(net), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(rotations, rotation_parameters(net), strict=True))
     torch.testing.assert_close(net[-1].weight.detach(), 0.95 * last)
 
 
@@ -62,10 +62,10 @@ def test_param_groups_contain_every_trained_parameter_once():
     ids = [id(p) for group in groups for p in group["params"]]
     assert sorted(ids) == sorted(id(p) for p in net.parameters() if p.requires_grad)
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
-    spared = {id(p) for p in groups[1]["params"]}
-    assert id(net[1].weight) in spared
-    assert id(net[1].scale) not in spared
-    assert id(net[2].free) in spared
+    exempt = {id(p) for p in groups[1]["params"]}
+    assert id(net[1].weight) in exempt
+    assert id(net[1].scale) not in exempt
+    assert id(net[2].free) in exempt
 
 
 def test_param_groups_exempt_weights_of_which_only_directions_matter(capsys):

@@ -50,7 +50,7 @@ def test_ogd_converges_and_stays_orthogonal_for_two_thousand_steps(make):
     assert (u.detach() - target).norm() < 0.05 * target.norm()
 
 
-def test_ogd_guard_limits_steps_and_restoring_is_optional():
+def test_ogd_guard_limits_steps_with_and_without_restoring():
     torch.manual_seed(0)
     for every, bound in ((1, 1e-2), (None, 1.0)):
         u = nn.Parameter(torch.eye(8))

@@ -105,7 +105,7 @@ def test_weighted_gradients_survive_a_deep_copy_and_end_together():
     model, x = network(), torch.randn(2, 2, 3, 3)
     with torch.no_grad():
         model[0].weight.mul_(3)
-    expected, plain = {}, copy.deepcopy(model)
+    plain = copy.deepcopy(model)
     plain(x).square().sum().backward()
     norms = plain[0].weight.detach().flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     expected = norms * plain[0].weight.grad
@@ -142,7 +142,7 @@ def test_update_angle_is_constant_under_projection_and_falls_with_the_norm_other
     x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rate, sizes = 1e-3, (1.0, 2.0, 4.0, 8.0)
 
-    def turned(size, tool):
+    def update_angle(size, tool):
         torch.manual_seed(0)
         layer = DecoupledLinear(6, 1, bias=False, dtype=torch.float64)
         with torch.no_grad():
@@ -159,7 +159,7 @@ def test_update_angle_is_constant_under_projection_and_falls_with_the_norm_other
         return torch.atan2(cross.norm(), (after @ before.mT).squeeze() / before.norm()).item()
 
     plain, weighted, projected = (
-        [turned(size, tool) for size in sizes] for tool in ("plain", "weighted", "projection")
+        [update_angle(size, tool) for size in sizes] for tool in ("plain", "weighted", "projection")
     )
     assert [plain[0] / angle for angle in plain] == pytest.approx([size**2 for size in sizes], rel=1e-3)
     assert [weighted[0] / angle for angle in weighted] == pytest.approx(sizes, rel=1e-3)

@@ -1,11 +1,11 @@
-"""The orthogonalisations once more in float64 NumPy, from the definitions."""
+"""Reference implementations in float64 NumPy, written from the definitions."""
 
 import numpy as np
 import scipy.linalg
 
 
 def gram_schmidt(p):
-    """Classical, column after column (thesis, F.1)."""
+    """Classical Gram–Schmidt, one column at a time (thesis, F.1)."""
     basis = []
     for u in p.T:
         e = u - sum((b @ u) * b for b in basis)
@@ -14,7 +14,7 @@ def gram_schmidt(p):
 
 
 def householder(p):
-    """Algorithm 3 of the thesis, and the sign of the last column that makes its diagonal positive."""
+    """Algorithm 3 of the thesis. The sign of the last column is chosen so that the diagonal of T is positive."""
     d = len(p)
     r, q = p.copy(), np.eye(d)
     for j in range(d - 1):
@@ -50,6 +50,7 @@ ORTHOGONALS = {
 
 
 def energy(w, power=2):
+    """Mean of ‖ŵᵢ − ŵⱼ‖^−power over ordered pairs of different rows."""
     w = w / np.linalg.norm(w, axis=1, keepdims=True)
     total = 0.0
     for i in range(len(w)):

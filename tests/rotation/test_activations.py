@@ -1,4 +1,4 @@
-"""Rotating inputs instead of weights (CLS-OPT)."""
+"""`InputRotation`: rotate inputs instead of weights (CLS-OPT)."""
 
 import pytest
 import torch
@@ -7,22 +7,22 @@ from torch import nn
 from hypersphere.heads import a_softmax
 from hypersphere.rotation import InputRotation, degrees_of_freedom, fold_
 
-from .test_rotate import shake_
+from .test_rotate import perturb_
 
 
 def test_input_rotation_equals_weight_rotation_and_folds():
     torch.manual_seed(0)
     layer = nn.Linear(6, 9)
     v, x = layer.weight.detach().clone(), torch.randn(4, 6)
-    side = InputRotation(layer, "gram_schmidt")
-    shake_(side)
-    r = side.method(side.free.detach())
-    torch.testing.assert_close(side(x), x @ (v @ r.mT).mT + layer.bias)
-    y = side(x)
+    rotated = InputRotation(layer, "gram_schmidt")
+    perturb_(rotated)
+    r = rotated.method(rotated.free.detach())
+    torch.testing.assert_close(rotated(x), x @ (v @ r.mT).mT + layer.bias)
+    y = rotated(x)
     y.sum().backward()
-    assert side.free.grad.abs().sum() > 0
+    assert rotated.free.grad.abs().sum() > 0
     assert layer.weight.grad is None
-    model = nn.Sequential(side)
+    model = nn.Sequential(rotated)
     torch.testing.assert_close(fold_(model)(x), y, atol=1e-6, rtol=0)
     assert model[0] is layer
     assert layer.weight.requires_grad
@@ -70,7 +70,7 @@ def test_input_rotation_with_a_seed_survives_conversion_and_loading():
     three.load_state_dict(state, assign=True)
     assert torch.equal(three(x), one(x))
     for strict in (True, False):
-        with pytest.raises(RuntimeError, match="saved with seed=7, but this one has seed=8"):
+        with pytest.raises(RuntimeError, match="saved with seed=7, but this module has seed=8"):
             InputRotation(nn.Linear(8, 20), seed=8).load_state_dict(state, strict=strict)
     layer = nn.Linear(8, 2000)
     nn.init.zeros_(layer.weight)
@@ -96,7 +96,7 @@ def test_input_rotation_in_several_places_is_folded_once():
     x = torch.randn(3, 8)
     for wrap in (lambda i: i, nn.Sequential):
         one = InputRotation(nn.Linear(8, 5))
-        shake_(one)
+        perturb_(one)
         model = Sum(wrap(one), wrap(one))
         y = model(x)
         torch.testing.assert_close(fold_(model)(x), y, atol=1e-5, rtol=0)

@@ -1,4 +1,4 @@
-"""Measurements of rotations and the penalty of OR."""
+"""Diagnostics of rotations, and the penalty of the relaxation OR."""
 
 import pytest
 import torch
@@ -16,13 +16,13 @@ from hypersphere.rotation import (
     rotation_parameters,
 )
 
-from .test_rotate import cnn6, mlp, shake_
+from .test_rotate import cnn6, mlp, perturb_
 
 
 def test_degrees_of_freedom_match_the_tables_of_the_paper():
     assert degrees_of_freedom(cnn6()) == 257_984  # 258K
     assert degrees_of_freedom(rotate_(cnn6(), "gram_schmidt")) == 1_358_527  # 1.36M
-    model = rotate_(cnn6(), "free")  # descends on the group: as many
+    model = rotate_(cnn6(), "free")  # OGD keeps R orthogonal
     assert degrees_of_freedom(model, on_group=rotation_parameters(model)) == 1_358_527
     model = cnn6()
     Stochastic(model, 0.25, method="gram_schmidt")
@@ -42,13 +42,13 @@ def test_degrees_of_freedom_match_the_tables_of_the_paper():
 def test_measure_computes_half_precision_in_float32(method, dtype):
     model = rotate_(mlp().to(dtype), method)
     if method != "free":
-        shake_(model)
+        perturb_(model)
     assert orthogonality_error(model) < 1e-5
     state = measure(model)["0"]
     assert state.orthogonality_error < 1e-5
     assert (state.generator_norm is None) == (method in ("lowdin", "free"))
     if method == "free":
-        shake_(model)
+        perturb_(model)
         (free, _), penalty = rotation_parameters(model), RotationPenalty(model)
         value = penalty()
         assert value.dtype == torch.float32
@@ -62,7 +62,7 @@ def test_measure_computes_half_precision_in_float32(method, dtype):
 
 def test_degrees_of_freedom_count_trained_rotations_only():
     model = nn.Sequential(rotate_(nn.Linear(6, 4, bias=False)), InputRotation(nn.Linear(4, 5, bias=False)))
-    shake_(model)
+    perturb_(model)
     assert degrees_of_freedom(model) == 15 + 6
     states = measure(model)
     assert list(states) == ["0", "1"]

@@ -48,7 +48,7 @@ def worker(rank, port, folder):
     train(nn.parallel.DistributedDataParallel(model), stochastic, batches, rank, 2)
     torch.save(fold_(model).state_dict(), f"{folder}/other_seed_{rank}.pt")
 
-    # Neurons that are overwritten behind autograd's version counter, after the weight was read once.
+    # Neurons that a broadcast overwrites after the weight was cached, without changing their version counter.
     torch.manual_seed(rank)
     layer = rotate_(nn.Linear(6, 4), "cayley")
     layer(batches[0])
@@ -76,7 +76,7 @@ def test_rotations_agree_between_two_processes(tmp_path):
         torch.testing.assert_close(first, second, atol=0, rtol=0)
 
 
-def test_writes_to_fixed_neurons_through_data_are_noticed():
+def test_rotation_notices_writes_to_fixed_neurons_through_data():
     layer, x = rotate_(nn.Linear(6, 4), "cayley"), torch.randn(3, 6)
     with torch.no_grad():
         rotation_parameters(layer)[0].normal_()
@@ -86,6 +86,6 @@ def test_writes_to_fixed_neurons_through_data_are_noticed():
         before = layer(x)
         neurons.data.mul_(-1)
         torch.testing.assert_close(layer(x) - layer.bias, -(before - layer.bias))
-        neurons.data[[0, 1]] = neurons.data[[1, 0]]  # a permutation of rows keeps every sum
+        neurons.data[[0, 1]] = neurons.data[[1, 0]]  # a permutation, which a comparison of sums would miss
         torch.testing.assert_close((layer(x) - layer.bias)[:, 0], -(before - layer.bias)[:, 1])
         neurons.data.copy_(-neurons[[1, 0, 2, 3]].detach())

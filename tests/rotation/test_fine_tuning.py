@@ -1,4 +1,4 @@
-"""Orthogonal fine-tuning of trained weights: nothing changes at the start, and folding changes nothing at the end."""
+"""Orthogonal fine-tuning: outputs are unchanged before the first step and by folding after the last one."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 from hypersphere.functions.orthogonal import Cayley
 from hypersphere.rotation import degrees_of_freedom, fold_, orthogonality_error, rotate_, rotated_layers
 
-from .test_rotate import shake_
+from .test_rotate import perturb_
 
 
 @pytest.mark.parametrize("blocks", [1, 4, 8])
@@ -17,10 +17,10 @@ def test_rotate_starts_and_folds_convolutions_exactly(blocks):
     before = conv(x)
     rotate_(conv, "cayley", blocks=blocks)
     torch.testing.assert_close(conv(x), before, atol=0, rtol=0)
-    shake_(conv)
-    turned = conv(x)
-    assert (turned - before).abs().max() > 0.01
-    torch.testing.assert_close(fold_(conv)(x), turned, atol=1e-5, rtol=0)
+    perturb_(conv)
+    rotated = conv(x)
+    assert (rotated - before).abs().max() > 0.01
+    torch.testing.assert_close(fold_(conv)(x), rotated, atol=1e-5, rtol=0)
 
 
 def test_cayley_bound_keeps_weights_near_the_trained_ones():
@@ -28,7 +28,7 @@ def test_cayley_bound_keeps_weights_near_the_trained_ones():
     layer = nn.Linear(16, 16)
     v = layer.weight.detach().clone()
     rotate_(layer, Cayley(bound=1e-2), blocks=4)
-    shake_(layer, 10.0)
+    perturb_(layer, 10.0)
     assert 0 < (layer.weight - v).norm() / v.norm() < 2.5e-2
     assert orthogonality_error(layer) < 1e-5
 
@@ -41,7 +41,7 @@ FORMS = {
 
 
 def bert():
-    """Two layers of attention with random weights, 9 tokens, and its queries, keys and values in blocks of 4."""
+    """Return a BERT of two layers, 9 tokens, and options that rotate queries, keys and values in blocks of 4."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -50,7 +50,7 @@ def bert():
 
 
 def resnet():
-    """A residual network with random weights, and its 3×3 convolutions over up to 64 patches in blocks of 9."""
+    """Return a residual network, images, and options that rotate its 3×3 convolutions in blocks of 9."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.ResNetConfig(
@@ -123,7 +123,7 @@ def test_peft_changes_three_by_three_convolutions_at_the_identity():
     names = [name for name, module in model.named_modules() if three_by_three(name, module)]
     config = peft.OFTConfig(target_modules=names, oft_block_size=9, r=0, use_cayley_neumann=False, init_weights=True)
     adapted = peft.get_peft_model(model, config).eval()
-    assert sum(p.numel() for p in adapted.parameters() if p.requires_grad) == 4 * 9 * 36  # the same numbers as ours
+    assert sum(p.numel() for p in adapted.parameters() if p.requires_grad) == 4 * 9 * 36  # as many as for our rotations
     started = adapted(inputs).last_hidden_state.detach()
     merged = adapted.merge_and_unload()(inputs).last_hidden_state.detach()
     torch.testing.assert_close(merged, before, atol=1e-5, rtol=0)
@@ -154,5 +154,5 @@ def test_rotate_linear_layers_agree_with_peft():
     with torch.no_grad():
         next(iter(rotated_layers(ours)))[2].parameter.copy_(blocks.mT)
     torch.testing.assert_close(ours.weight.detach(), expected, atol=1e-5, rtol=0)
-    assert orthogonality_error(ours) < 1e-5  # theirs is a rotation of the same blocks
+    assert orthogonality_error(ours) < 1e-5  # so PEFT also rotates each block
     assert ours(x).shape == (5, 7)

@@ -154,7 +154,7 @@ def test_rotation_can_be_read_first_inside_a_checkpoint(method, reentrant):
     model = rotate_(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), method, learn_neurons=True)
     x, results = torch.randn(4, 6, requires_grad=True), []
     for run in (lambda m: checkpoint(m, x, use_reentrant=reentrant), lambda m: m(x)):
-        twin = copy.deepcopy(model)  # which remembers no weight
+        twin = copy.deepcopy(model)  # without a cached weight
         run(twin).sum().backward()
         results.append([p.grad for p in twin.parameters()])
     torch.testing.assert_close(results[0], results[1])
@@ -190,7 +190,7 @@ def test_rotation_is_computed_in_float32_under_autocast(method):
     assert orthogonality_error(model) < 1e-5
     results = []
     for enabled in (True, False):
-        twin = copy.deepcopy(model)  # which remembers no weight
+        twin = copy.deepcopy(model)  # without a cached weight
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             weight = twin[0].weight
             (weight * model[0].bias).sum().backward()
@@ -199,7 +199,7 @@ def test_rotation_is_computed_in_float32_under_autocast(method):
 
 
 def train_both(run, model, twin, x, steps=2):
-    """Train both by plain gradient descent, and compare every gradient."""
+    """Train `model`, called through `run`, and `twin` by gradient descent, and compare the gradients of each step."""
     for _ in range(steps):
         grads = []
         for module, call in ((model, run), (twin, twin)):
@@ -213,7 +213,8 @@ def train_both(run, model, twin, x, steps=2):
         torch.testing.assert_close(grads[0], grads[1], atol=1e-5, rtol=1e-4)
 
 
-def pair(convert):
+def rotated_pair(convert):
+    """Return a rotated model, a copy of it, and a batch."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 3))
@@ -224,7 +225,7 @@ def pair(convert):
     return model, copy.deepcopy(model), torch.randn(5, 4, 4, 4)
 
 
-WAYS = {
+CONVERSIONS = {
     **{name: lambda model, name=name: rotate_(model, name) for name in (*ORTHOGONALS, *TRANSFORMS)},
     "bounded": lambda model: rotate_(model, Cayley(bound=0.3)),
     "shared": lambda model: rotate_(model, "cayley", blocks=2, shared=True),
@@ -234,9 +235,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_rotation_compiles_to_one_graph_and_trains_as_in_eager_mode(way):
-    model, twin, x = pair(WAYS[way])
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_rotation_compiles_to_one_graph_and_trains_as_in_eager_mode(conversion):
+    model, twin, x = rotated_pair(CONVERSIONS[conversion])
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     train_both(compiled, model, twin, x)
     torch.testing.assert_close(compiled(x), twin(x), atol=1e-5, rtol=1e-5)
@@ -261,7 +262,7 @@ def test_exponential_operators_pass_opcheck():
 
 @pytest.mark.parametrize("method", ["gram_schmidt", "householder", "lowdin", "exponential", "neumann"])
 def test_rotation_compiles_with_ill_conditioned_parameters(method):
-    """Ill-conditioned matrices and large generators: a graph cannot look, so it has to go the safe way."""
+    """A graph cannot read values to choose an algorithm, so its algorithm must be stable for all parameters."""
     torch._dynamo.reset()
     layer = rotate_(nn.Linear(8, 8, bias=False), method)
     (free,) = rotation_parameters(layer)
@@ -277,7 +278,7 @@ def test_rotation_compiles_with_ill_conditioned_parameters(method):
 
 
 def test_use_is_seen_by_a_compiled_model():
-    model, twin, x = pair(rotate_)
+    model, twin, x = rotated_pair(rotate_)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for m in (model, twin):
         use(m, "other")
@@ -306,7 +307,7 @@ def test_rotation_gradient_uses_the_dimensions_of_the_forward_pass():
 
 
 @pytest.mark.parametrize("method", ["free", "lowdin", Cayley(bound=0.2), "positive_definite"])
-def test_rotation_gradient_is_that_of_the_forward_pass_after_a_step_or_a_fold(method):
+def test_rotation_gradient_refers_to_the_forward_pass_after_a_step_or_a_fold(method):
     torch.manual_seed(0)
     layer = rotate_(nn.Linear(6, 5), method)
     (free,), x = rotation_parameters(layer), torch.randn(3, 6)
@@ -333,7 +334,7 @@ def test_rotation_gradient_is_that_of_the_forward_pass_after_a_step_or_a_fold(me
     torch.testing.assert_close(after, free.grad, atol=0, rtol=0)
 
 
-def test_rotation_notices_other_dimensions():
+def test_rotation_notices_changed_dimensions():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 2))
     Stochastic(model, 3, whole_first=False)
@@ -343,6 +344,19 @@ def test_rotation_notices_other_dimensions():
     before = model[0].weight.detach().clone()
     rotation.dimensions = (rotation.dimensions + 1) % 12
     assert not torch.equal(model[0].weight, before)
+
+
+def test_rotation_compares_cached_inputs_that_are_not_aligned_words():
+    """Inputs are compared as 64-bit words where their memory allows it, and value by value otherwise."""
+    for d, dtype in ((3, torch.float32), (3, torch.bfloat16), (4, torch.float64)):
+        layer = rotate_(nn.Linear(d, 5).to(dtype))
+        (free,) = rotation_parameters(layer)
+        buffer = torch.zeros(free.numel() + 1, dtype=dtype)
+        free.data = buffer[1:]  # the memory starts at an odd offset
+        before = layer.weight.detach().clone()
+        assert layer.weight is layer.weight
+        free.data[-1] += 0.5
+        assert not torch.equal(layer.weight, before)
 
 
 def test_rotation_keeps_no_residuals_in_inference():

@@ -1,4 +1,4 @@
-"""Rotating the layers of a model, folding, and what is saved."""
+"""`rotate_`, `fold_` and `use`: selection of layers, weights and outputs, state dicts."""
 
 import copy
 import subprocess
@@ -42,7 +42,8 @@ def mlp():
     return nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def shake_(model, size=0.2):
+def perturb_(model, size=0.2):
+    """Add fixed noise to all free parameters, so that no rotation is the identity."""
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for p in rotation_parameters(model):
@@ -79,17 +80,17 @@ def test_rotate_multiplies_each_neuron_and_fold_keeps_the_output(kind, method):
     before = layer(x)
     rotate_(layer, method)
     torch.testing.assert_close(layer(x), before, atol=1e-6, rtol=0)
-    shake_(layer)
+    perturb_(layer)
     ((_, _, rotation),) = rotated_layers(layer)
     free = rotation.parameter.detach().double()
     square = rotation.method.generator(free) if hasattr(rotation.method, "generator") else free
     r = reference.ORTHOGONALS[method](square.numpy())
     expected = np.stack([r @ row for row in v.flatten(1).double().numpy()]).reshape(v.shape)
     np.testing.assert_allclose(layer.weight.detach().numpy(), expected, atol=2e-5)
-    turned = layer(x)
-    assert (turned - before).abs().max() > 1e-3 or layer.weight.flatten(1).shape[1] == 1
+    rotated = layer(x)
+    assert (rotated - before).abs().max() > 1e-3 or layer.weight.flatten(1).shape[1] == 1
     assert fold_(layer) is layer
-    torch.testing.assert_close(layer(x), turned, atol=1e-6, rtol=0)
+    torch.testing.assert_close(layer(x), rotated, atol=1e-6, rtol=0)
     assert layer.weight is parameter
     assert layer.weight.requires_grad is trained
     assert [n for n, _ in layer.named_parameters()] == names
@@ -165,7 +166,7 @@ def test_rotate_skips_the_output_layer_by_default():
         (lambda m: rotate_(m, blocks=5, factors=2), "factors must be"),
         (lambda m: rotate_(m, "twist"), "method must be one of 'gram_schmidt'.*not 'twist'"),
         (lambda m: rotate_(m, where=lambda *_: False), "where must select at least one layer"),
-        (lambda m: rotate_(m, refine="max"), "refine must be None, a callable of rows or one of 'mhe'"),
+        (lambda m: rotate_(m, refine="max"), "refine must be a callable of rows or one of 'mhe'"),
         (lambda m: rotate_(m, spread=-1), "spread must be"),
         (lambda m: Stochastic(m, fraction=0.0), r"fraction must be a share in \(0, 1\], not 0.0"),
         (lambda m: Stochastic(m, fraction=1.5), r"fraction must be a share in \(0, 1\], not 1.5"),
@@ -219,7 +220,7 @@ def test_rotate_blocks_act_on_groups_of_channels(shared, method):
     layer = nn.Conv2d(8, 5, 3)
     v = layer.weight.detach().clone()
     rotate_(layer, method, blocks=4, shared=shared)
-    shake_(layer)
+    perturb_(layer)
     ((_, _, rotation),) = rotated_layers(layer)
     r = rotation.matrices()
     assert r.shape == ((18, 18) if shared else (4, 18, 18))
@@ -239,7 +240,7 @@ def test_rotate_factors_multiply_permuted_block_diagonal_rotations(factors):
     layer = nn.Linear(8, 5).double()
     v = layer.weight.detach().clone()
     rotate_(layer, "cayley", blocks=4, factors=factors)
-    shake_(layer, 0.5)
+    perturb_(layer, 0.5)
     ((_, _, rotation),) = rotated_layers(layer)
     blocks = rotation.matrices().reshape(factors, 4, 2, 2)
     product = torch.eye(8, dtype=torch.float64)
@@ -277,7 +278,7 @@ def test_rotate_can_learn_and_normalize_neurons():
     layer.weight.square().sum().backward()
     assert layer.parametrizations.weight.original.grad is not None
     with torch.no_grad():
-        layer.parametrizations.weight.original.data[0, 0] += 5  # behind the version counter
+        layer.parametrizations.weight.original.data[0, 0] += 5  # not counted by the version counter
     assert layer.weight[0].norm() > 2
 
 
@@ -290,7 +291,7 @@ def test_rotate_accepts_custom_modules_and_general_transforms():
     torch.testing.assert_close(fold_(model)(x), y, atol=1e-6, rtol=0)
     for method in ("positive_definite", "triangular", "banded"):
         model = rotate_(mlp(), method)
-        shake_(model)
+        perturb_(model)
         y = model(x)
         y.sum().backward()
         torch.testing.assert_close(fold_(model)(x), y, atol=1e-6, rtol=0)
@@ -307,7 +308,7 @@ def test_rotate_spread_draws_the_initial_rotation():
 
 def test_rotation_undoes_in_place_writes_to_the_weight():
     layer = rotate_(nn.Linear(5, 4))
-    shake_(layer)
+    perturb_(layer)
     weight = layer.weight.detach().clone()
     with torch.no_grad():
         nn.init.zeros_(layer.weight)
@@ -326,23 +327,25 @@ def test_rotate_treats_an_input_rotation_as_output(seed):
     assert [name for name, _, _ in rotated_layers(model)] == ["net.0", "net.2", "net.4"]
 
 
-def test_rotate_takes_only_layers_that_store_neurons_as_rows(capsys):
-    class Mine(nn.Module):
-        def __init__(self, *shape, **sides):
+def test_rotate_selects_only_layers_that_store_neurons_as_rows(capsys):
+    class CustomLayer(nn.Module):
+        def __init__(self, *shape, **attributes):
             super().__init__()
             self.weight = nn.Parameter(torch.randn(*shape))
-            for name, value in sides.items():
+            for name, value in attributes.items():
                 setattr(self, name, value)
 
     norm = nn.LayerNorm([4, 8])
-    model = nn.Sequential(Mine(6, 4, in_features=4, out_features=6), Mine(6, 4), norm, nn.Embedding(3, 4), mlp())
+    model = nn.Sequential(
+        CustomLayer(6, 4, in_features=4, out_features=6), CustomLayer(6, 4), norm, nn.Embedding(3, 4), mlp()
+    )
     rotate_(model)
     assert [name for name, _, _ in rotated_layers(model)] == ["0", "4.0", "4.2"]
-    model = nn.Sequential(Mine(4, 6, nx=4, nf=6), mlp())
+    model = nn.Sequential(CustomLayer(4, 6, nx=4, nf=6), mlp())
     with pytest.warns(UserWarning, match=r"1 layers are not rotated \(0…\)"):
         rotate_(model, report=True)
     assert [name for name, _, _ in rotated_layers(model)] == ["1.0", "1.2"]
-    assert "0: Mine stores its neurons as columns" in capsys.readouterr().out
+    assert "0: CustomLayer stores its neurons as columns" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["values", "training", "_keys", "a b", "", 3])
@@ -368,7 +371,7 @@ def test_stochastic_step_rejects_a_folded_model():
 
 def test_fold_with_keep_preserves_outputs_and_parameters():
     model = rotate_(mlp(), "lowdin")
-    shake_(model)
+    perturb_(model)
     x, parameters = torch.randn(4, 10), rotation_parameters(model)
     y = model(x)
     fold_(model, keep=True)
@@ -385,28 +388,28 @@ def test_use_switches_between_parameter_sets():
     torch.testing.assert_close(model(x), start)
     with torch.no_grad():
         model[0].parametrizations.weight[0].parameter.add_(0.3)
-    turned = model(x)
-    assert (turned - start).abs().max() > 1e-3
+    rotated = model(x)
+    assert (rotated - start).abs().max() > 1e-3
     use(model, "main")
     assert torch.equal(model(x), start)
     use(model, "other")
     with pytest.raises(ValueError, match="keep must be False where there are several sets"):
         fold_(model, keep=True)
-    torch.testing.assert_close(fold_(model)(x), turned, atol=1e-6, rtol=0)
+    torch.testing.assert_close(fold_(model)(x), rotated, atol=1e-6, rtol=0)
 
 
 def test_use_is_stored_in_the_state_dict():
     model, x = rotate_(mlp()), torch.randn(4, 10)
     assert not any("active" in key for key in model.state_dict())  # one set needs no name
     use(model, "other")
-    shake_(model)
-    turned, state = model(x), model.state_dict()
+    perturb_(model)
+    rotated, state = model(x), model.state_dict()
     assert all(isinstance(value, torch.Tensor) for value in state.values())
     use(model, "main")
-    assert (model(x) - turned).abs().max() > 1e-3
+    assert (model(x) - rotated).abs().max() > 1e-3
     model.load_state_dict(state)
-    assert torch.equal(model(x), turned)
-    assert torch.equal(copy.deepcopy(model)(x), turned)
+    assert torch.equal(model(x), rotated)
+    assert torch.equal(copy.deepcopy(model)(x), rotated)
     fresh = rotate_(mlp())
     for strict in (True, False):
         with pytest.raises(RuntimeError, match=r"'other' in use, but there is only 'main': call use\(model, 'other'\)"):
@@ -414,7 +417,7 @@ def test_use_is_stored_in_the_state_dict():
     use(fresh, "other")
     use(fresh, "main")
     fresh.load_state_dict(state)
-    assert torch.equal(fresh(x), turned)
+    assert torch.equal(fresh(x), rotated)
     use(model, "main")
     rest = rotate_(mlp()).load_state_dict(model.state_dict(), strict=False)
     assert [key.rsplit(".", 1)[1] for key in rest.unexpected_keys] == ["other", "other"]
@@ -425,7 +428,7 @@ def test_fold_and_measure_use_the_cpu_if_a_device_has_no_float64(monkeypatch):
     for m in (model, expected):
         Stochastic(m, 0.5, every=1, generator=torch.Generator().manual_seed(0)).step()
         rotate_(m[4], "lowdin")
-        shake_(m)
+        perturb_(m)
     fold_(expected, keep=True)
     errors = measure(expected)
     double, host, hosted = torch.Tensor.double, torch.Tensor.cpu, []
@@ -448,7 +451,7 @@ def test_fold_and_measure_use_the_cpu_if_a_device_has_no_float64(monkeypatch):
     torch.testing.assert_close(model(x), expected(x), atol=0, rtol=0)
 
 
-FRESH = """
+LOAD_IN_NEW_PROCESS = """
 import sys, torch
 sys.path.insert(0, sys.argv[2])
 from rotation.test_rotate import mlp
@@ -475,7 +478,7 @@ def test_rotated_models_can_be_loaded_in_another_process_and_folded(tmp_path):
     saved = {"x": torch.randn(4, 10)}
     full, partial, several = rotate_(mlp(), "gram_schmidt"), mlp(), rotate_(mlp())
     stochastic = Stochastic(partial, 0.5, 3)
-    for name in ("second", "third", "second"):  # which is in use at the end is saved too, by name
+    for name in ("second", "third", "second"):  # the state dict also stores the name of the active set
         use(several, name)
     for key, model in (("full", full), ("partial", partial), ("several", several)):
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
@@ -489,7 +492,10 @@ def test_rotated_models_can_be_loaded_in_another_process_and_folded(tmp_path):
     torch.save(saved, tmp_path / "model.pt")
     tests = str(Path(__file__).parent.parent)
     done = subprocess.run(
-        [sys.executable, "-c", FRESH, str(tmp_path / "model.pt"), tests], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", LOAD_IN_NEW_PROCESS, str(tmp_path / "model.pt"), tests],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.stdout.strip() == "same", done.stderr
 
@@ -526,7 +532,7 @@ def test_rotate_reports_layers_that_it_leaves_unchanged(capsys):
     assert "embedding: embeddings are not rotated" in report
     assert "classifier: it is the output layer, which needs output=True" in report
     torch.testing.assert_close(model(tokens), before)
-    shake_(model)
+    perturb_(model)
     after = model(tokens)
     assert (after - before).abs().max() > 1e-4
     after.sum().backward()

@@ -7,7 +7,7 @@ from torch import nn
 from hypersphere.rotation import Stochastic, fold_, rotated_layers
 
 from . import reference
-from .test_rotate import mlp, shake_
+from .test_rotate import mlp, perturb_
 
 
 def neurons(layer):
@@ -18,7 +18,7 @@ def test_stochastic_rotates_the_drawn_dimensions_and_the_whole_first_layer():
     model = mlp()
     v = model[2].weight.detach().clone()
     Stochastic(model, 0.25, generator=torch.Generator().manual_seed(0))
-    shake_(model)
+    perturb_(model)
     first, second = [rotation for _, _, rotation in rotated_layers(model)]
     assert first.dimensions is None
     assert len(second.dimensions) == len(set(second.dimensions.tolist())) == 4
@@ -35,7 +35,7 @@ def test_stochastic_gradient_matches_autograd():
     torch.manual_seed(0)
     model = mlp().double()
     Stochastic(model, 5, method="lowdin", whole_first=False)
-    shake_(model)
+    perturb_(model)
     _, layer, rotation = next(iter(rotated_layers(model)))
     neurons(layer).requires_grad_()
     g = torch.randn_like(layer.weight)

@@ -1,4 +1,4 @@
-"""Claims of the sources about training by rotation, as statements about numbers."""
+"""Claims of the sources about training by rotation, checked numerically."""
 
 import itertools
 
@@ -117,7 +117,7 @@ def test_two_fixed_point_iterations_of_ogd_are_enough():
 
 @pytest.mark.parametrize("d", [2, 5, 12])
 def test_classical_modified_and_iterative_gram_schmidt_agree_in_exact_arithmetic(d):
-    """In float64 on well-conditioned matrices, up to rounding; several iterations bring nothing over one."""
+    """For well-conditioned matrices in float64, all forms agree up to rounding."""
     p = torch.eye(d, dtype=torch.float64) + 0.3 * gaussian(d, d) / d**0.5
     expected = reference.gram_schmidt(p.numpy())
     for form in ("classical", "modified", "iterative"):
@@ -143,7 +143,7 @@ def test_iterated_gram_schmidt_helps_in_low_precision_only():
 
 
 def test_no_rotation_changes_the_norms_of_neurons():
-    """One neuron of norm 1000 and others of 0.01 dominate the output under every rotation, whatever the energy."""
+    """A neuron of norm 1000 among neurons of norm 0.01 dominates the output, whatever the rotation."""
     rows = nn.functional.normalize(gaussian(8, 8))
     energy = reference.energy(rows.numpy())
     norms = torch.tensor([1000.0] + [0.01] * 7, dtype=torch.float64)
