@@ -9,6 +9,7 @@ To add rows, write a function that returns a dictionary from names to callables,
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -115,7 +116,32 @@ def layer_steps() -> dict[str, Callable[[], object]]:
     return {name: step(hs.layers.DecoupledConv2d(8, 8, 3, **settings)) for name, settings in LAYER_OPERATORS.items()}
 
 
-GROUPS: dict[str, Callable[[], dict[str, Callable[[], object]]]] = {"heads": head_steps, "layers": layer_steps}
+def energy_steps() -> dict[str, Callable[[], object]]:
+    """Return one step of every kind of regulariser of a network whose layers all have different shapes."""
+    widths = (32, 24, 16, 12, 5)
+    net = torch.nn.Sequential(*(torch.nn.Linear(a, b) for a, b in itertools.pairwise(widths)))
+    # A close pair costs further reads; eight dimensions are enough to make one unlikely.
+    # Several layers of one shape are computed together, so different shapes are the worst case.
+    energies: dict[str, torch.nn.Module] = {
+        "MHE": hs.energy.MHE(net, half_space=False),
+        "half-space MHE": hs.energy.MHE(net),
+        "half-space MHE of samples": hs.energy.MHE(net, batch=4),
+        "RP-CoMHE": hs.energy.CoMHE(net, projection=hs.projection.Random(dim=8)),
+        "AP-CoMHE": hs.energy.CoMHE(net, projection=hs.projection.AnglePreserving(dim=8)),
+        "adversarial CoMHE": hs.energy.CoMHE(net, projection=hs.projection.Adversarial(dim=8)),
+    }
+
+    def step(energy: torch.nn.Module) -> Callable[[], object]:
+        return lambda: energy().backward()
+
+    return {name: step(energy) for name, energy in energies.items()}
+
+
+GROUPS: dict[str, Callable[[], dict[str, Callable[[], object]]]] = {
+    "heads": head_steps,
+    "layers": layer_steps,
+    "energies": energy_steps,
+}
 
 
 def count(step: Callable[[], object]) -> HostSyncs:

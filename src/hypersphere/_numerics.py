@@ -32,6 +32,7 @@ __all__ = [
     "require_finite_rows",
     "rotation_tolerance",
     "safe_scale",
+    "safe_square_range",
     "squared_distance_floor",
     "squared_norm_is_zero",
     "squares_are_safe",
@@ -260,15 +261,21 @@ def rotation_tolerance(dtype: torch.dtype) -> float:
 # Scaling against overflow --------------------------------------------------------------------------------------------
 
 
+def safe_square_range(dtype: torch.dtype) -> tuple[float, float]:
+    """Return bounds between which norms can be squared without overflow or underflow in `dtype`."""
+    info = torch.finfo(dtype)
+    # A factor of eps on both sides leaves room for sums of squares and for products of two norms.
+    return info.tiny**0.5 / info.eps, info.max**0.5 * info.eps
+
+
 def squares_in_range(norms: Tensor) -> Tensor:
-    """Return a boolean scalar tensor: True if all norms can be squared without overflow or underflow.
+    """Return a boolean scalar tensor: True if all norms are inside `safe_square_range`.
 
     It is False if a norm is zero or not finite. The result stays on the device, so there is no synchronisation.
     """
-    info = torch.finfo(norms.dtype)
-    # A factor of eps on both sides leaves room for sums of squares and for products of two norms.
+    least, most = safe_square_range(norms.dtype)
     low, high = torch.aminmax(norms.detach())
-    return (low > info.tiny**0.5 / info.eps) & (high < info.max**0.5 * info.eps)
+    return (low > least) & (high < most)
 
 
 def squares_are_safe(norms: Tensor) -> bool:

@@ -99,14 +99,14 @@ def test_hadamard_has_orthogonal_rows_and_count_sketch_one_entry_per_column():
 
 
 @pytest.mark.parametrize("form", ["cosine", "angle"])
-def test_angle_preserving_slope_is_the_derivative(form):
+def test_angle_preserving_gradient_is_the_derivative(form):
     entry, w = AnglePreserving(dim=4, views=2, form=form), rows(1)[:, :, :9].requires_grad_()
     basis = torch.randn(2, 4, 9, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(entry.objective(w, basis), basis)
-    slope = entry.gradient(w, basis, PairPotential())
-    torch.testing.assert_close(slope, expected)
+    gradient = entry.gradient(w, basis, PairPotential())
+    torch.testing.assert_close(gradient, expected)
     step = 1e-3
-    second = torch.autograd.grad(slope.square().sum(), w)[0]
+    second = torch.autograd.grad(gradient.square().sum(), w)[0]
     direction = torch.randn_like(w)
     ahead, behind = (
         entry.gradient((w + sign * step * direction).detach(), basis, PairPotential()).square().sum()
@@ -133,6 +133,28 @@ def test_learned_projections_move_in_the_direction_of_their_objective():
         for _ in range(3):
             basis = basis - 0.1 * entry.rate * entry.gradient(w, basis, potential)
         assert (measure(basis) < before) == lower
+
+
+def test_slope_is_a_deprecated_name_of_gradient():
+    w, potential = rows(), PairPotential()
+    entry = small("adversarial")
+    basis = entry.basis(NEURONS, CHANNELS, TAPS, seeded()).double()
+    with pytest.warns(DeprecationWarning, match="Adversarial.slope is deprecated"):
+        assert torch.equal(entry.slope(w, basis, potential), entry.gradient(w, basis, potential))
+    with pytest.warns(DeprecationWarning, match="define gradient instead"):
+
+        @dataclasses.dataclass(frozen=True)
+        class Shrinking(Learned):
+            dim: int = 5
+            views: int = 1
+            rate: float = 1.0
+            updates: int = 1
+            every: int = 1
+
+            def slope(self, w, basis, potential):
+                return basis
+
+    assert torch.equal(Shrinking().gradient(w, basis, potential), basis)
 
 
 def test_groups_partition_the_channels():

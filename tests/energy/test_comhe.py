@@ -39,7 +39,7 @@ def test_comhe_is_the_energy_of_projected_rows(projection):
     bases = dict(regulariser.named_buffers())
     basis = next((b for name, b in bases.items() if name.startswith("basis")), None)
     if basis is None:
-        basis = regulariser._draw_bases(0)[regulariser._basis_key(regulariser.projected[0])]
+        basis = regulariser._draw_bases(3, 0)[regulariser._basis_key(regulariser.projected[0])]
     rows, views = w.numpy(), basis.double().numpy()
     if isinstance(projection, Group):
         sets = [rows[:, [k for k in group if k < 12]] for group in basis.tolist()]
@@ -214,7 +214,7 @@ def test_comhe_has_the_options_of_mhe():
     assert both().item() == pytest.approx((plain[0] + 3 * plain[1]) / 2)
     betas = torch.linspace(0.5, 2, 7, dtype=torch.float64)
     weighted = CoMHE({"w": w}, projection=projection, seed=2, neuron_weights={"w": betas})
-    basis = weighted._draw_bases(0)["12"][0].double().numpy()
+    basis = weighted._draw_bases(2, 0)["12"][0].double().numpy()
     expected = oracle.energy(w.numpy() @ basis.T, 2, half_space=True, weights=betas.numpy())
     assert weighted().item() == pytest.approx(expected)
     with pytest.raises(ValueError, match="neuron_weights must be None with a bilateral projection"):

@@ -339,6 +339,12 @@ def test_skipped_layers_have_a_reason():
     assert reasons == [("0", "one neuron per set"), ("1", "neurons of 1 number")]
 
 
+def test_population_is_a_deprecated_name_of_selection():
+    regularizer = MHE(network())
+    with pytest.warns(DeprecationWarning, match="MHE.population is deprecated, use MHE.selection instead"):
+        assert regularizer.population is regularizer.selection
+
+
 def test_output_layer_last_is_deprecated():
     with pytest.warns(DeprecationWarning, match="use 'auto' instead"):
         MHE(pyramid(), output_layer="last")

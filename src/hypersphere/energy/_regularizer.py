@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
+from hypersphere._deprecation import deprecated_attribute
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer, SkippedLayer, layers_of
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.functions.orthogonal import ORTHOGONALS
@@ -24,8 +25,10 @@ from hypersphere.functions.orthogonal import ORTHOGONALS
 __all__ = [
     "Call",
     "NeuronRegularizer",
+    "Outcome",
     "Warmup",
     "add_terms",
+    "bounds_sum",
     "check_factor",
     "check_seed",
     "resolve_layer_weights",
@@ -44,12 +47,27 @@ Call = Literal["new", "repeat", "read"]
 """What a call is for: it starts a step, repeats the last one with gradients, or only reads the value."""
 
 
+class Outcome(NamedTuple):
+    """What `NeuronRegularizer.compute` returns.
+
+    Attributes:
+        total: the regulariser.
+        updates: new values of buffers, which are stored if the call starts a step.
+        is_finite: True if the total is known to be finite, so that it need not be read to find out.
+    """
+
+    total: Tensor
+    updates: dict[str, Tensor]
+    is_finite: bool = False
+
+
 def run_uncompiled(method: Callable[P, T]) -> Callable[P, T]:
     """Run a method in Python inside a compiled caller. Unlike `torch.compiler.disable`, do not import the compiler."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if torch.compiler.is_compiling():
+            # Resolved here and not by a decorator: using `disable` at import time would import the compiler.
             return torch.compiler.disable(method)(*args, **kwargs)
         return method(*args, **kwargs)
 
@@ -92,6 +110,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
     """
 
     steps: Tensor
+    population = deprecated_attribute("population", "selection")
 
     def __init__(
         self,
@@ -110,10 +129,11 @@ class NeuronRegularizer(nn.Module, abc.ABC):
             require(isinstance(flag, bool), name, "a bool", flag)
         self.selection = selection
         self.schedule, self.every, self.auto_advance = schedule, every, auto_advance
+        # Without a counter there is nothing to save, and `forward` does not read a buffer from the device.
         if needs_counter or schedule is not None or every > 1:
             self.register_buffer("steps", torch.tensor(0))
         self._last_step: int | None = None
-        self._replaced: dict[str, Tensor] = {}
+        self._replaced: dict[str, Tensor] = {}  # buffers before the last update, for a call that repeats it
         self.register_load_state_dict_post_hook(_forget_last_call)
         _warn_about_rotated_layers(selection)
         if report:
@@ -125,8 +145,10 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         return self.selection.skipped
 
     @abc.abstractmethod
-    def compute(self, labels: Tensor | None, step: int, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute(self, labels: Tensor | None, step: int, call: Call) -> Outcome | tuple[Tensor, dict[str, Tensor]]:
         """Return the regulariser, and new values of buffers that are stored if this call starts a step.
+
+        Both are the first two fields of an `Outcome`; a pair of them is accepted too.
 
         Args:
             labels: the labels of a batch, or None.
@@ -147,12 +169,16 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         factor = 1.0 if self.schedule is None else self._scheduled_factor(step)
         updates: dict[str, Tensor] = {}
         if factor and step % self.every == 0:
+            # Energies of 16-bit products would be noise for close neurons.
             with _numerics.autocast_disabled(anchor):
-                total, updates = self.compute(labels, step, call)
+                total, updates, is_finite = Outcome(*self.compute(labels, step, call))
                 total = total if self.schedule is None else factor * total
-            self._require_finite(total)
+            # Reading the total makes the host wait for the device. A factor above 1 could make it overflow.
+            if not is_finite or factor > 1:
+                self._require_finite(total)
         else:
-            total = torch.zeros((), device=anchor.device)
+            total = torch.zeros((), device=anchor.device)  # constant: this step has no gradient
+        # State changes last, so a call that raised an error can be repeated.
         if call == "new" and (updates or self._counts):
             self._store(updates, step)
         return total
@@ -180,6 +206,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         is_transformed = not torch.compiler.is_compiling() and not _numerics.values_readable()
         if is_transformed or _numerics.in_backward():
             return "repeat"
+        # Accumulation: until `advance` is called, further calls belong to the same step.
         is_counted = not self.auto_advance and self._counts and self._last_step == int(self.steps)
         return "repeat" if is_counted else "new"
 
@@ -187,6 +214,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
     def _step_index(self, call: Call) -> int:
         """Return the index of the current step, or of the last one if the call does not start a step."""
         steps = int(self.steps)
+        # The counter is already one ahead after a counted call, so reads and repeats go back to that call.
         return steps if call == "new" or not self.auto_advance else max(steps - 1, 0)
 
     @run_uncompiled
@@ -209,6 +237,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         """Raise an error that names the first layer with a NaN or infinity, or the layer with the largest entries."""
         if not _numerics.values_readable(total) or math.isfinite(total.detach().item()):
             return
+        # The total is known to be invalid here, so the cost of reading all layers does not matter.
         for layer in self.selection:
             _numerics.require_finite_rows(f"weight of {layer.name}", layer.rows().detach())
         largest = max(self.selection, key=lambda layer: float(layer.rows().detach().abs().amax()))
@@ -244,9 +273,9 @@ def select_layers(
     if output_layer == "last":
         warnings.warn("output_layer='last' is deprecated, use 'auto' instead", DeprecationWarning, stacklevel=4)
         output_layer = "auto"
-    found = layers_of(model, output=output_layer, where=where)
-    found.warn_if_output_is_unknown(stacklevel=5)
-    selection = found.without(reject)
+    candidates = layers_of(model, output=output_layer, where=where)
+    candidates.warn_if_output_is_unknown(stacklevel=5)
+    selection = candidates.without(reject)
     reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped)
     if len(selection) == 0:
         found_instead = f"every layer is skipped ({reasons})" if reasons else "it has no layers"
@@ -268,7 +297,7 @@ def resolve_patterns(argument: str, patterns: Mapping[str, T] | None, layers: It
         accepted = f"a mapping whose names or patterns match some of {', '.join(map(repr, names))}"
         require(bool(matches), argument, accepted, pattern)
         for name in matches:
-            resolved.setdefault(name, value)
+            resolved.setdefault(name, value)  # the first match counts
     return resolved
 
 
@@ -287,6 +316,7 @@ def _warn_about_rotated_layers(selection: LayerSelection) -> None:
     for layer in selection:
         if layer.module is None or not parametrize.is_parametrized(layer.module, layer.parameter):
             continue
+        # Angles are fixed if all parametrisations are rotations and the weight that they rotate is frozen.
         steps = layer.module.parametrizations[layer.parameter]  # type: ignore[index]
         is_rotation = all(isinstance(getattr(step, "method", None), rotations) for step in steps)
         original = getattr(steps, "original", None)
@@ -314,6 +344,7 @@ def stack_equal_shapes(sets: Iterable[tuple[Tensor, float]]) -> list[tuple[Tenso
     """
     by_shape: dict[tuple[object, ...], list[tuple[Tensor, float]]] = {}
     for tensor, factor in sets:
+        # `torch.stack` needs equal dtypes and devices too.
         by_shape.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append((tensor, factor))
     stacks = []
     for members in by_shape.values():
@@ -327,7 +358,16 @@ def add_terms(terms: Sequence[Tensor], anchor: Tensor) -> Tensor:
     """Return the sum of scalars on the device of `anchor`."""
     if not terms:
         return torch.zeros((), device=anchor.device)
+    # Layers of a pipeline may be on several devices. The dtype is that of the first term.
     return torch.stack([term.to(terms[0].dtype).to(anchor.device) for term in terms]).sum()
+
+
+def bounds_sum(factors: Iterable[float]) -> bool:
+    """Return True if a sum of finite mean energies with these factors λ cannot overflow.
+
+    Energies that `stacked_energies` knows to be finite are below 10⁻⁴ of the largest number of their dtype.
+    """
+    return sum(factors) < 1e4
 
 
 # Random draws --------------------------------------------------------------------------------------------------------
@@ -341,6 +381,7 @@ def seeded_generator(seed: int, draw: int) -> torch.Generator:
     >>> torch.equal(torch.rand(3, generator=seeded_generator(0, 7)), torch.rand(3, generator=seeded_generator(0, 7)))
     True
     """
+    # Mixing after each word makes (1, 0) and (0, 1) differ. The shift keeps the result within signed 64-bit integers.
     state = 0
     for word in (seed, draw):
         state = _splitmix64((state ^ word) + 0x9E3779B97F4A7C15)

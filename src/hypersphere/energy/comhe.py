@@ -16,7 +16,9 @@ from hypersphere._validation import is_integer, require
 from hypersphere.energy._regularizer import (
     Call,
     NeuronRegularizer,
+    Outcome,
     add_terms,
+    bounds_sum,
     check_factor,
     check_seed,
     resolve_layer_weights,
@@ -25,7 +27,7 @@ from hypersphere.energy._regularizer import (
     select_layers,
     stack_equal_shapes,
 )
-from hypersphere.energy.energy import data_dependent_energy, stacked_energy
+from hypersphere.energy.energy import NeuronStack, data_dependent_energy, stacked_energies
 from hypersphere.energy.mhe import NeuronWeights, labelled_output, resolve_neuron_weights
 from hypersphere.functions._pairwise import PairPotential
 from hypersphere.functions.kernel import kernel_of
@@ -118,9 +120,11 @@ class CoMHE(NeuronRegularizer):
         )
         self.projection, self.shared, self.average = projection, shared, average
         self.hidden, self.output, self.embedding = hidden, output, embedding
+        # The projection's cap applies to kernels given by power or name. Other kernels and callables stay as they are.
         is_named_power = isinstance(power, (int, float, str))
         cap = projection.min_distance if min_distance is None and is_named_power else min_distance
         self.potential = PairPotential(kernel_of(power, cap), distance, half_space)
+        # The output layer is not projected, so it needs no cap unless one is requested.
         self.full_space = PairPotential(kernel_of(power, min_distance), distance)
         self.layer_weights = resolve_layer_weights(layer_weights, selection)
         self.neuron_weights = resolve_neuron_weights(neuron_weights, selection, distance)
@@ -128,8 +132,9 @@ class CoMHE(NeuronRegularizer):
         require(not is_mixing, "neuron_weights", "None with a bilateral projection, which mixes neurons", "a mapping")
         self.projected, self.unprojected = self._split()
         self.register_buffer("seed", torch.tensor(seed))
-        self._drawn: tuple[tuple[int, int], dict[str, Tensor]] = (seed, 0), self._draw_bases(0)
+        self._drawn: tuple[tuple[int, int], dict[str, Tensor]] = (seed, 0), self._draw_bases(seed, 0)
         if isinstance(projection, Learned):
+            # In reverse, so that the first layer of each key remains: it determines device and dtype.
             first = {self._basis_key(layer): layer for layer in reversed(self.projected)}
             for key, basis in self._drawn[1].items():
                 self.register_buffer(f"basis_{key}", _place(basis, first[key]))
@@ -152,45 +157,56 @@ class CoMHE(NeuronRegularizer):
         factor = self.layer_weights.get(layer.name, by_role.get(layer.role, self.hidden))
         return factor / len(self.selection.hidden) if self.average and layer.role == "hidden" else factor
 
-    def compute(self, labels: Tensor | None, step: int, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute(self, labels: Tensor | None, step: int, call: Call) -> Outcome:
         """Return the weighted sum of energies of views. With `labels`, the output energy is the data-dependent one."""
+        # Read the rows once: the bases are learned from them, and a parametrised weight is computed at every access.
         rows = {layer.name: layer.row_sets() for layer in self.projected}
         bases = self._bases(rows, step, call)
-        terms = [self._output_term(layer, labels) for layer in self.selection.outputs if self.factor(layer)]
-        # Stacks (views, sets, N, r) of projected layers; a layer that is not projected has one view.
-        stacks: list[tuple[Tensor, float]] = []
-        for layer in (*self.projected, *self.unprojected):
-            if not self.factor(layer):
+        terms: list[Tensor] = []
+        # All energies are computed by one call, so that the host waits for the device once.
+        stacks: list[NeuronStack] = []
+        factors: list[Tensor | float] = []
+        outputs = [layer for layer in self.selection.outputs if self.factor(layer)]
+        for layer in outputs:
+            if labels is None:  # one view of the sets, as for a layer that is not projected
+                stacks.append(NeuronStack(layer.row_sets().unsqueeze(0), self.full_space))
+                factors.append(self.factor(layer))
                 continue
+            kernel, distance = self.full_space.kernel, self.full_space.distance
+            output_rows = labelled_output(self.selection).rows()
+            energy = data_dependent_energy(output_rows, labels, power=kernel, distance=distance)
+            terms.append(self.factor(layer) * energy)
+        # Views (views, sets, N, r) of hidden layers. Equal shapes are stacked, unless neurons have weights.
+        stackable: list[tuple[Tensor, float]] = []
+        hidden = [layer for layer in (*self.projected, *self.unprojected) if self.factor(layer)]
+        for layer in hidden:
             if layer.name in rows:
+                # Group projections have integer indices as a basis, whose dtype must not change.
                 basis, w = bases[self._basis_key(layer)], rows[layer.name]
                 views = self.projection(w, basis.to(w if basis.is_floating_point() else w.device))
             else:
                 views = (layer.row_sets().unsqueeze(0),)
-            if layer.name in self.neuron_weights:
-                betas = self.neuron_weights[layer.name].to(views[0])
-                terms += [self.factor(layer) * self._aggregate(stacked_energy(v, self.potential, betas)) for v in views]
+            betas = self.neuron_weights.get(layer.name)
+            if betas is None:
+                stackable += [(view, self.factor(layer)) for view in views]
             else:
-                stacks += [(view, self.factor(layer)) for view in views]
-        for stack, layer_factors in stack_equal_shapes(stacks):
-            energies = stacked_energy(stack, self.potential)  # (layers, views, sets)
-            terms.append((layer_factors * self._aggregate(energies)).sum())
-        updates = (
-            {f"basis_{key}": basis for key, basis in bases.items()} if isinstance(self.projection, Learned) else {}
-        )
-        return add_terms(terms, self.selection[0].anchor), updates
+                stacks += [NeuronStack(view, self.potential, betas.to(view)) for view in views]
+                factors += [self.factor(layer)] * len(views)
+        for stack, layer_factors in stack_equal_shapes(stackable):
+            stacks.append(NeuronStack(stack, self.potential))
+            factors.append(layer_factors)
+        energies, is_finite = stacked_energies(stacks)
+        terms += [(factor * self._aggregate(energy)).sum() for factor, energy in zip(factors, energies, strict=True)]
+        is_learned = isinstance(self.projection, Learned)
+        updates = {f"basis_{key}": basis for key, basis in bases.items()} if is_learned else {}
+        # A layer may have two stacks of views ("bilateral").
+        is_bounded = labels is None and bounds_sum(2 * self.factor(layer) for layer in (*outputs, *hidden))
+        return Outcome(add_terms(terms, self.selection[0].anchor), updates, is_finite and is_bounded)
 
     def _aggregate(self, energies: Tensor) -> Tensor:
         """Reduce energies (…, views, sets): the mean or maximum over views, then the mean over sets."""
         views = energies.amax(-2) if self.projection.aggregate == "max" else energies.mean(-2)
         return views.mean(-1)
-
-    def _output_term(self, layer: NeuronLayer, labels: Tensor | None) -> Tensor:
-        if labels is None:
-            return self.factor(layer) * stacked_energy(layer.row_sets(), self.full_space).mean()
-        kernel, distance = self.full_space.kernel, self.full_space.distance
-        rows = labelled_output(self.selection).rows()
-        return self.factor(layer) * data_dependent_energy(rows, labels, power=kernel, distance=distance)
 
     # Bases ---------------------------------------------------------------------------------------------------------
 
@@ -201,9 +217,9 @@ class CoMHE(NeuronRegularizer):
             return layer.name.replace("~", "~0").replace(".", "~1")  # names of buffers contain no dot
         return f"{channels}x{taps}" if self.projection.scope == "channels" else str(channels * taps)
 
-    def _draw_bases(self, number: int) -> dict[str, Tensor]:
-        """Draw the bases of all keys; the same number gives the same bases."""
-        generator = seeded_generator(int(self.seed), number)
+    def _draw_bases(self, seed: int, number: int) -> dict[str, Tensor]:
+        """Draw the bases of all keys; the same seed and number give the same bases."""
+        generator = seeded_generator(seed, number)
         bases: dict[str, Tensor] = {}
         for layer in self.projected:
             key = self._basis_key(layer)
@@ -216,9 +232,11 @@ class CoMHE(NeuronRegularizer):
         """Return the basis of every key at a step: drawn, or learned."""
         if isinstance(self.projection, Learned):
             return self._learn_bases(self.projection, rows, step, call)
+        # Bases are functions of seed and step. Cache the last ones for projections that draw less than once per step,
+        # and for calls that read or repeat a step.
         draw = (int(self.seed), step // self.projection.every)
         if self._drawn[0] != draw:
-            self._drawn = draw, self._draw_bases(draw[1])
+            self._drawn = draw, self._draw_bases(*draw)
         return self._drawn[1]
 
     def _learn_bases(self, projection: Learned, rows: dict[str, Tensor], step: int, call: Call) -> dict[str, Tensor]:
@@ -227,11 +245,13 @@ class CoMHE(NeuronRegularizer):
         redraws = (
             call != "read" and projection.redraw_every is not None and step and step % projection.redraw_every == 0
         )
-        redrawn = self._draw_bases(step // (projection.redraw_every or 1)) if redraws else {}
+        redrawn = self._draw_bases(int(self.seed), step // (projection.redraw_every or 1)) if redraws else {}
         bases: dict[str, Tensor] = {}
         for key in {self._basis_key(layer): None for layer in self.projected}:
+            # A shared basis descends the sum of the objectives of its layers.
             sharing = [rows[layer.name] for layer in self.projected if self._basis_key(layer) == key]
             basis = redrawn.get(key, self.initial_value(f"basis_{key}", call)).to(sharing[0])
+            # Unrolled steps are part of the energy and need a graph. In all others the basis is a constant.
             with torch.set_grad_enabled(torch.is_grad_enabled() and projection.unrolled):
                 for _ in range(projection.updates if moves else 0):
                     gradients = [projection.gradient(w, basis, self.potential) for w in sharing]
@@ -337,6 +357,7 @@ def low_rank_(
     hidden = [layer for layer in layers_of(model, where=where).hidden if layer.shape[1] > 1]
     require(bool(hidden), "model", "one with a hidden layer", "one without")
     parametrizations: list[tuple[NeuronLayer, LowRank]] = []
+    # Check and factorise all layers before the first one is changed.
     for layer in hidden:
         module, kind = layer.module, type(layer.module).__name__
         assert module is not None
@@ -351,6 +372,7 @@ def low_rank_(
             raise ValueError(f"{error} in {layer.name}") from None
     for layer, parametrization in parametrizations:
         assert layer.module is not None
+        # `unsafe` skips one more evaluation of the product, which would only compare dtype and shape.
         parametrize.register_parametrization(layer.module, layer.parameter, parametrization, unsafe=True)
     return model
 

@@ -6,8 +6,9 @@ E_s(w_1, …, w_N) = Σ_{i≠j} f_s(dist(ŵ_i, ŵ_j)),   f_s(z) = z^−s (s > 0)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,15 +16,17 @@ from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere._validation import is_integer, require
-from hypersphere.functions._pairwise import PairPotential, data_dependent_energy, mutual_repulsion
+from hypersphere.functions._pairwise import PairPotential, PairSum, data_dependent_energy, mutual_repulsions
 from hypersphere.functions.kernel import Kernel, Logarithmic, Riesz, kernel_of
 
 __all__ = [
+    "NeuronStack",
     "check_weights",
     "data_dependent_energy",
     "hyperspherical_energy",
     "random_batch_energy",
     "random_energy",
+    "stacked_energies",
     "stacked_energy",
 ]
 
@@ -126,19 +129,43 @@ def stacked_energy(
     >>> stacked_energy(torch.eye(3).expand(2, 3, 3), PairPotential())
     tensor([0.5000, 0.5000])
     """
-    n = w.shape[-2]
-    count = n if sampled_from is None else sampled_from
-    weights = None if weights is None else _numerics.widen(weights)
-    total = mutual_repulsion(w, potential, weights) if n > 1 else w.sum((-2, -1)) * 0
-    if n > 1:
-        total = total * (count * (count - 1) / (n * (n - 1)))
-    if potential.half_space:
-        # Each of the `count` vectors is also paired with its mirror image, at the squared chord 4.
-        betas = None if weights is None else weights.unsqueeze(-1)
-        one_sided = PairPotential(potential.kernel, potential.distance)
-        antipodal = one_sided(w.new_full((), 4.0), w.new_zeros(()), betas, betas)
-        total = 2 * (total + (count * antipodal if betas is None else antipodal.sum((-2, -1))))
-    return total / _pair_count(count, potential.half_space)
+    return stacked_energies([NeuronStack(w, potential, weights, sampled_from)])[0][0]
+
+
+class NeuronStack(NamedTuple):
+    """Sets of neurons (…, N, d) and how their energy is computed; see `stacked_energy`."""
+
+    w: Tensor
+    potential: PairPotential
+    weights: Tensor | None = None
+    sampled_from: int | None = None
+
+
+def stacked_energies(stacks: Sequence[NeuronStack]) -> tuple[list[Tensor], bool]:
+    """Return the mean energies of several stacks, and whether all are known to be finite.
+
+    One call for all layers of a network makes the host wait for the device once; see `mutual_repulsions`.
+    """
+    # A single neuron has no pairs, but its zero sum must still be connected to the graph.
+    paired = [k for k, stack in enumerate(stacks) if stack.w.shape[-2] > 1]
+    widened = [None if stack.weights is None else _numerics.widen(stack.weights) for stack in stacks]
+    sums, is_finite = mutual_repulsions([PairSum(stacks[k].w, stacks[k].potential, widened[k]) for k in paired])
+    totals = dict(zip(paired, sums, strict=True))
+    energies = []
+    for k, (w, potential, _, sampled_from) in enumerate(stacks):
+        n, weights = w.shape[-2], widened[k]
+        count = n if sampled_from is None else sampled_from
+        # Extrapolate the sum of a sample to all pairs. All pairs are equally likely in it, so this is unbiased.
+        total = totals[k] * (count * (count - 1) / (n * (n - 1))) if k in totals else w.sum((-2, -1)) * 0
+        if potential.half_space:
+            # Each of the `count` vectors is also paired with its mirror image, at the squared chord 4.
+            betas = None if weights is None else weights.unsqueeze(-1)
+            one_sided = PairPotential(potential.kernel, potential.distance)
+            antipodal = one_sided(w.new_full((), 4.0), w.new_zeros(()), betas, betas)
+            # Of the four signed copies of a pair, two are at the distance of ŵⱼ and two at that of −ŵⱼ.
+            total = 2 * (total + (count * antipodal if betas is None else antipodal.sum((-2, -1))))
+        energies.append(total / _pair_count(count, potential.half_space))
+    return energies, is_finite and len(paired) == len(stacks)
 
 
 def _pair_count(n: int, half_space: bool) -> int:

@@ -176,6 +176,7 @@ def inspect(
             skipped.append(f"{name}: {reason}")
             continue
         assert isinstance(tensor, Tensor)
+        # A generator per layer: the numbers of a layer do not depend on which other layers are measured.
         generator = torch.Generator().manual_seed(seed)
         shape = tuple(tensor.shape)
         layers.append(_inspect_rows(name, shape, tensor.flatten(1), pairs, bins, most, probes, generator))
@@ -190,6 +191,7 @@ def _reason_to_skip(tensor: Tensor) -> str | None:
     w = tensor.flatten(1)
     if w.shape[0] < 2 or w.shape[1] < 2:
         return f"{tuple(tensor.shape)}, not two neurons of two numbers"
+    # In blocks, because the float32 copy of a 16-bit embedding would not be small.
     is_finite = all(bool(torch.isfinite(block.float()).all()) for block in w.split(1 << 14))
     return None if is_finite else "not finite"
 
@@ -221,6 +223,7 @@ def _inspect_rows(
         return tuple(map(Pair, index[i[at]].tolist(), index[j[at]].tolist(), angles.tolist()))
 
     nearest = extreme_pairs(closest=True)
+    # The largest distance of these directions to their nearest neuron bounds the covering radius from below.
     directions = sphere.normalize(torch.randn(probes, d, generator=generator).to(rows))
     norms = torch.cat([_numerics.to_float64(sphere.polar(block)[0]) for block in w.split(1 << 14)])
     return LayerInspection(
@@ -255,7 +258,9 @@ def _energies(rows: Tensor, n: int, d: int) -> dict[tuple[float, str, bool], Ene
 
 def _effective_rank(rows: Tensor) -> float:
     """Return the exponential of the entropy of the normalised singular values, or 0 for a zero matrix."""
+    # The rank does not depend on the scale, and scaling by a power of two keeps the squares in range.
     rows = rows * _numerics.unit_scale(rows.abs().amax())
+    # The smaller Gram matrix has the same nonzero eigenvalues, the squares of the singular values.
     gram = rows @ rows.mT if len(rows) <= rows.shape[1] else rows.mT @ rows
     values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
     share = values / values.sum()
@@ -290,11 +295,13 @@ def hole_radius(unit: Tensor) -> float | None:
         return None
     points = _numerics.to_float64(unit)
     i, j = torch.triu_indices(n, n, device=points.device)
+    # i = j is included: twice the point, whose opposite is the first kind of centre.
     middles = points[i] + points[j]
     nearest = [_smallest_nearest_cosine(points, centres) for centres in (middles, -middles)]
     if d == 3:
         for k in range(n - 2):
             first, second = torch.triu_indices(n - k - 1, n - k - 1, 1, device=points.device) + k + 1
+            # Directions at equal distance from three points are normal to the plane through them.
             normals = torch.linalg.cross(points[first] - points[k], points[second] - points[k])
             nearest += [_smallest_nearest_cosine(points, centres) for centres in (normals, -normals)]
     return float(sphere.angle(torch.stack(nearest).amin()))
@@ -388,6 +395,7 @@ def _figure(inspection: Inspection) -> Figure:
         total = max(sum(layer.angle_counts), 1)
         heights = [count / total / width for count in layer.angle_counts]
         axes.bar([width * (k + 0.5) for k in range(bins)], heights, width, color="#9bb7d4", label="neurons")
+        # 720 points are 4 per degree, so `share * 4` is a density per degree like the bars.
         theta, share = angle_density(layer.length, 720)
         axes.plot(theta.rad2deg().tolist(), (share * 4).tolist(), color="#b3372f", linewidth=1, label="random")
         axes.set_title(f"{layer.name}  {layer.neurons} x {layer.length}", fontsize=8)

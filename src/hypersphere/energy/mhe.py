@@ -12,7 +12,9 @@ from hypersphere._validation import is_integer, is_number, require
 from hypersphere.energy._regularizer import (
     Call,
     NeuronRegularizer,
+    Outcome,
     add_terms,
+    bounds_sum,
     check_factor,
     check_seed,
     resolve_layer_weights,
@@ -22,7 +24,7 @@ from hypersphere.energy._regularizer import (
     select_layers,
     stack_equal_shapes,
 )
-from hypersphere.energy.energy import check_weights, data_dependent_energy, stacked_energy
+from hypersphere.energy.energy import NeuronStack, check_weights, data_dependent_energy, stacked_energies
 from hypersphere.functions._pairwise import PairPotential
 from hypersphere.functions.kernel import kernel_of
 
@@ -119,20 +121,24 @@ class MHE(NeuronRegularizer):
         self.mirrored = _half_space_names(selection, half_space)
         self.layer_weights = resolve_layer_weights(layer_weights, selection)
         self.neuron_weights = resolve_neuron_weights(neuron_weights, selection, distance)
+        # The seed is saved with the counter, so that a resumed run continues the same sequence of samples.
         if batch is not None:
             self.register_buffer("seed", torch.tensor(seed))
 
     def factor(self, layer: NeuronLayer) -> float:
         """Return λ of a layer, with the division by the number of hidden layers included."""
+        # A weight of `layer_weights` replaces the default of the role; only hidden layers are averaged.
         by_role = {"output": self.output, "embedding": self.embedding}
         default = (1.0 if layer.name in self.mirrored else 10.0) if self.hidden is None else self.hidden
         factor = self.layer_weights.get(layer.name, by_role.get(layer.role, default))
         return factor / len(self.selection.hidden) if self.average and layer.role == "hidden" else factor
 
-    def compute(self, labels: Tensor | None, step: int, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute(self, labels: Tensor | None, step: int, call: Call) -> Outcome:
         """Return the weighted sum of energies. With `labels`, the energy of the output is the data-dependent one."""
+        # Layers with λ = 0 cost nothing.
         layers = [layer for layer in self.selection if self.factor(layer)]
         terms: list[Tensor] = []
+        # Labels replace the mutual energy of the output by that of the classes of the batch against all classes.
         if labels is not None:
             output = labelled_output(self.selection)
             layers = [layer for layer in layers if layer is not output]
@@ -140,33 +146,50 @@ class MHE(NeuronRegularizer):
                 kernel, distance = self.potential.kernel, self.potential.distance
                 energy = data_dependent_energy(output.rows(), labels, power=kernel, distance=distance)
                 terms.append(self.factor(output) * energy)
+        stacks, factors = self._stacks(layers, step)
+        energies, is_finite = stacked_energies(stacks)
+        # Stacks are (layers, groups, N, d): the mean over the groups of a layer, the weighted sum over layers.
+        terms += [(factor * energy.mean(-1)).sum() for factor, energy in zip(factors, energies, strict=True)]
+        # If the energies and the factors bound the total, the base class need not read it.
+        is_finite = is_finite and labels is None and bounds_sum(map(self.factor, layers))
+        return Outcome(add_terms(terms, self.selection[0].anchor), {}, is_finite)
+
+    def _stacks(self, layers: list[NeuronLayer], step: int) -> tuple[list[NeuronStack], list[Tensor | float]]:
+        """Return the neurons of layers as stacks (layers, groups, N, d), with the factors λ of their layers."""
         sampled = [layer for layer in layers if self.batch is not None and layer.shape[1] > self.batch]
         indices = self._draw(step, sampled) if sampled else {}
+        stacks: list[NeuronStack] = []
+        factors: list[Tensor | float] = []
         for mirrored in (False, True):
             potential = PairPotential(self.potential.kernel, self.potential.distance, mirrored)
             in_space = [layer for layer in layers if (layer.name in self.mirrored) == mirrored]
-            single = [layer for layer in in_space if layer in sampled or layer.name in self.neuron_weights]
-            for layer in single:
-                terms.append(self.factor(layer) * self._energy_of(layer, potential, indices.get(layer.name)))
+            # Samples and weighted neurons differ from layer to layer, so these layers are stacks of one.
+            single = [layer for layer in in_space if layer.name in indices or layer.name in self.neuron_weights]
+            stacks += [self._single_stack(layer, potential, indices.get(layer.name)) for layer in single]
+            factors += [self.factor(layer) for layer in single]
+            # All other layers of equal shape share one batched product.
             stackable = ((layer.row_sets(), self.factor(layer)) for layer in in_space if layer not in single)
-            for stack, factors in stack_equal_shapes(stackable):
-                terms.append((factors * stacked_energy(stack, potential).mean(-1)).sum())
-        return add_terms(terms, self.selection[0].anchor), {}
+            for stack, layer_factors in stack_equal_shapes(stackable):
+                stacks.append(NeuronStack(stack, potential))
+                factors.append(layer_factors)
+        return stacks, factors
 
-    def _energy_of(self, layer: NeuronLayer, potential: PairPotential, index: Tensor | None) -> Tensor:
-        """Return the mean energy of one layer, of all neurons or of a sample, with its neuron weights."""
+    def _single_stack(self, layer: NeuronLayer, potential: PairPotential, index: Tensor | None) -> NeuronStack:
+        """Return one layer, all neurons or a sample, with its neuron weights."""
         rows = layer.row_sets()
         betas = self.neuron_weights.get(layer.name)
         betas = None if betas is None else betas.to(rows)
         if index is None:
-            return stacked_energy(rows, potential, betas).mean()
+            return NeuronStack(rows, potential, betas)
+        # All groups of a layer use the same sample. Indices are drawn on the CPU, so every device gets the same ones.
         index = index.to(rows.device)
         betas = None if betas is None else betas[..., index]
-        return stacked_energy(rows[:, index], potential, betas, sampled_from=layer.shape[1]).mean()
+        return NeuronStack(rows[:, index], potential, betas, sampled_from=layer.shape[1])
 
     @run_uncompiled
     def _draw(self, step: int, layers: list[NeuronLayer]) -> dict[str, Tensor]:
         """Return the indices of the neurons that are drawn from large layers at a step."""
+        # One generator for all layers: the draw depends only on seed, step and the order of the layers.
         generator = seeded_generator(int(self.seed), step)
         return {layer.name: torch.randperm(layer.shape[1], generator=generator)[: self.batch] for layer in layers}
 
@@ -203,6 +226,7 @@ def resolve_neuron_weights(
     for name, betas in resolve_patterns("neuron_weights", weights, selection).items():
         groups, neurons, _, _ = by_name[name].shape
         values = torch.as_tensor(betas)
+        # A list of integers is a valid list of factors.
         values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
         accepted = f"{groups * neurons} numbers for {name}"
         require(values.numel() == groups * neurons, "neuron_weights", accepted, tuple(values.shape))
@@ -216,6 +240,7 @@ def _half_space_names(selection: LayerSelection, half_space: bool | Sequence[str
     hidden = [layer.name for layer in selection.hidden]
     outputs = [layer.name for layer in selection.outputs]
     if half_space is None or isinstance(half_space, bool):
+        # None means "where possible", but an explicit True that has no effect is probably a mistake.
         if half_space and not hidden:
             raise ValueError(
                 f"half_space must be False if the only layer, {outputs[0]!r}, is the output layer, whose energy is "

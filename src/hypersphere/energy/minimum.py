@@ -69,15 +69,21 @@ def minimize(
     restarts = (128 if power == math.inf else 32) if restarts is None else restarts
     for name, value in (("restarts", restarts), ("iterations", iterations)):
         require(is_integer(value, 1), name, "an integer >= 1", value)
+    # All distances are equal in a simplex, which minimises every convex decreasing function of the squared distance.
+    # In half space xᵢ and −xᵢ are both present, and right angles to all others are the best possible.
     if n <= (d if half_space else d + 1):
         points = torch.eye(n, d, dtype=torch.float64) if half_space else _simplex(n, d)
         return Minimum(points, float(_energies(points[None], power, half_space)[0]))
     x = sphere.normalize(torch.randn(restarts, n, d, dtype=torch.float64, generator=generator))
+    # Large powers are stiff: only the smallest distances matter. Each stage starts close to its minimum and needs few
+    # iterations.
     for s in _continuation(power):
         x = _descend(
             x, partial(_potential, power=s, half_space=half_space), iterations if s <= 64 else iterations // 10
         )
     if power == math.inf:
+        # At a finite power the smallest distances are only nearly equal. Newton steps make them equal. They are costly,
+        # so only the best restarts take them.
         best_starts = _energies(x, power, half_space).argsort()[:8]
         x = torch.stack([_equalize(points, half_space) for points in x[best_starts]])
     energies = _energies(x, power, half_space)
@@ -87,6 +93,8 @@ def minimize(
 
 def _simplex(n: int, d: int) -> Tensor:
     """Return n unit vectors whose cosines are all −1/(n−1), in the first n − 1 coordinates."""
+    # The rows of I − 1/n are a regular simplex in the n − 1 dimensions orthogonal to (1, …, 1). Their coordinates there
+    # are U·Σ of the SVD; the last singular value is 0.
     centred = torch.eye(n, dtype=torch.float64) - 1 / n
     left, values, _ = torch.linalg.svd(centred)
     points = torch.zeros(n, d, dtype=torch.float64)
@@ -96,6 +104,7 @@ def _simplex(n: int, d: int) -> Tensor:
 
 def _continuation(power: float) -> list[float]:
     """Return the powers to descend at in turn: each is eight times the last one, up to the given power."""
+    # (Σ z^−s)^(1/s) exceeds 1/min z by a factor of at most pairs^(1/s), which is below 1.001 at s = 2¹⁵.
     powers, last = [min(power, 64.0)], min(power, 2.0**15)
     while powers[-1] < last:
         powers.append(min(8 * powers[-1], last))
@@ -107,11 +116,13 @@ def _log_squares(x: Tensor, half_space: bool) -> Tensor:
     i, j = torch.triu_indices(x.shape[1], x.shape[1], 1, device=x.device)
     c = (x @ x.mT)[:, i, j]
     u = 2 - 2 * (torch.cat([c, -c], 1) if half_space else c)
+    # Rounding can make u of coincident points zero or negative.
     return u.clamp_min(_numerics.distance_floor() ** 2).log()
 
 
 def _potential(x: Tensor, power: float, half_space: bool) -> Tensor:
     """Return an objective with the same minima as the energy: Σ log(1/z), or log(Σ z^−s)/s, which cannot overflow."""
+    # The line search leaves the sphere. Normalising here makes the gradient tangential.
     x = x / x.norm(dim=-1, keepdim=True)
     logs = _log_squares(x, half_space)
     if power == 0:
@@ -123,11 +134,13 @@ def _energies(x: Tensor, power: float, half_space: bool) -> Tensor:
     """Return the energy of each configuration (restarts, n, d)."""
     logs = _log_squares(x, half_space)
     if power == math.inf:
+        # One point in half space has no pair except with its opposite, at the squared distance 4.
         smallest = logs.amin(1) if logs.shape[1] else logs.new_full((len(x),), math.log(4.0))
         return (-0.5 * smallest).exp()
     values = -0.5 * logs if power == 0 else (-0.5 * power * logs).exp()
     if not half_space:
         return values.sum(1)
+    # ±xᵢ and ±xⱼ form four pairs, two at each of their distances. The other n pairs are opposites, at distance 2.
     opposite = -math.log(2.0) if power == 0 else 2.0**-power
     return 2 * values.sum(1) + x.shape[1] * opposite
 
@@ -148,6 +161,7 @@ def _descend(x: Tensor, potential: Callable[[Tensor], Tensor], iterations: int, 
     iterations_without_gain = 0
     for _ in range(iterations):
         direction = _lbfgs_direction(gradient, history)
+        # The model of the curvature can fail. Restarts whose direction does not descend use the gradient instead.
         descent = _dot(direction, gradient)
         direction = torch.where(descent > 0, direction, gradient)
         descent = _dot(direction, gradient)
@@ -156,16 +170,19 @@ def _descend(x: Tensor, potential: Callable[[Tensor], Tensor], iterations: int, 
         for _ in range(30):
             trial = x - step * direction
             trial_value, _ = value_and_gradient(trial)
+            # Negated, so that a NaN fails.
             fails = ~(trial_value <= value - 1e-4 * (step * descent).flatten())
             if not fails.any():
                 break
             step = torch.where(fails[:, None, None], step / 2, step)
+        # Restarts that still fail stay where they are; the others continue.
         new_x = sphere.normalize(torch.where(fails[:, None, None], x, trial))
         new_value, new_gradient = value_and_gradient(new_x)
         change, gradient_change = new_x - x, new_gradient - gradient
         product = _dot(change, gradient_change)
         inverse = torch.where(product > 0, 1 / torch.where(product > 0, product, 1.0), 0.0)
         history = [*history[-memory + 1 :], (change, gradient_change, inverse)]
+        # Stop when no restart has improved for three iterations: one of them alone may be a failed line search.
         gain = (value - new_value).max()
         x, value, gradient = new_x, new_value, new_gradient
         has_gain = gain > _numerics.machine_epsilon(value.dtype) * value.abs().max()
@@ -179,6 +196,7 @@ def _lbfgs_direction(gradient: Tensor, history: list[tuple[Tensor, Tensor, Tenso
     """Return the product of the inverse Hessian approximation with the gradient, by the two-loop recursion."""
     direction = gradient
     coefficients = []
+    # First loop, from the newest change to the oldest: remove the components that the changes explain.
     for change, gradient_change, inverse in reversed(history):
         coefficient = inverse * _dot(change, direction)
         direction = direction - coefficient * gradient_change
@@ -192,6 +210,7 @@ def _lbfgs_direction(gradient: Tensor, history: list[tuple[Tensor, Tensor, Tenso
         # Nothing is known yet: take a first step of length 0.1.
         length = _dot(gradient, gradient).sqrt()
         direction = direction * torch.where(length > 0, 0.1 / length, 0.0)
+    # Second loop, from the oldest change to the newest: add the curvature along each change.
     for (change, gradient_change, inverse), coefficient in zip(history, reversed(coefficients), strict=True):
         direction = direction + (coefficient - inverse * _dot(gradient_change, direction)) * change
     return direction
@@ -210,6 +229,7 @@ def _equalize(x: Tensor, half_space: bool, tolerance: float = 4e-4, steps: int =
     """
     n, d = x.shape
     c = x @ x.mT
+    # In half space the nearer of xⱼ and −xⱼ counts, so all cosines become positive.
     signs = c.sign() if half_space else torch.ones_like(c)
     c = (signs * c).triu(1).masked_fill(torch.ones_like(c).tril() > 0, -math.inf)
     largest = float(c.max())
@@ -225,6 +245,7 @@ def _equalize(x: Tensor, half_space: bool, tolerance: float = 4e-4, steps: int =
         system[: len(i), -1] = -1
         system[len(i) :, :-1].view(n, n, d)[points, points] = current  # moves are tangential
         target = torch.cat([-sign * (current[i] * current[j]).sum(1), x.new_zeros(n)])
+        # More unknowns than equations, or dependent contacts: "gelsd" returns the shortest move of least error.
         move = torch.linalg.lstsq(system, target, driver="gelsd").solution[:-1].view(n, d)
         current = sphere.normalize(current + move)
         if _energies(current[None], math.inf, half_space) < _energies(best[None], math.inf, half_space):

@@ -152,6 +152,7 @@ class Orthogonal(_GramRegularizer):
         """Return λ times the sum of squares off the diagonal of the Gram matrices."""
 
         def squares_off_diagonal(w: Tensor) -> Tensor:
+            # The diagonal is masked instead of subtracted: it is large, and rounding errors of it would remain.
             rows = sphere.row_directions(w) if self.uses_cosines else w
             no_pair = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
             return (rows @ rows.mT).masked_fill(no_pair, 0.0).square().sum((-3, -2, -1))
@@ -216,6 +217,7 @@ class SRIP(_GramRegularizer):
         self.iterations = iterations
         for index, layer in enumerate(self.selection):
             groups, n, _, _ = layer.shape
+            # Drawn on the CPU from seed and position, so that every rank starts from the same vectors.
             vector = torch.randn(groups, n, 1, generator=seeded_generator(seed, index)) / math.sqrt(n)
             anchor = layer.anchor.detach()
             placed = vector if anchor.is_meta else vector.to(anchor.device, _numerics.widen(anchor[:0]).dtype)
@@ -226,7 +228,9 @@ class SRIP(_GramRegularizer):
         terms, vectors = [], {}
         for index, layer in enumerate(self.selection):
             w, name = layer.row_sets(), f"vector_{index}"
+            # A repeated call starts from the vector before the step, so that it computes the same value.
             v = self._iterate(w, self.initial_value(name, call).to(w))
+            # ‖(WWᵀ − I)v‖ of a unit v converges to the largest |eigenvalue|, also if that is negative.
             terms.append(self.factor(layer) * sphere.norm(_excess(w, v), dim=-2).sum())
             vectors[name] = v
         return add_terms(terms, self.selection[0].anchor), vectors
@@ -234,6 +238,7 @@ class SRIP(_GramRegularizer):
     def _iterate(self, w: Tensor, v: Tensor) -> Tensor:
         """Return v after differentiable power iterations; where WWᵀ − I maps it to zero, v stays as it is."""
         for _ in range(self.iterations):
+            # An orthonormal layer maps v to zero. Keeping v lets the iteration recover when the layer changes.
             direction = sphere.normalize(_excess(w, v), dim=-2)
             v = torch.where((direction == 0).all(-2, keepdim=True), v, direction)
         return v

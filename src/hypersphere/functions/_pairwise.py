@@ -28,10 +28,11 @@ the same sums written out, with float64 cosines and a matrix of all pairs.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -41,13 +42,19 @@ from hypersphere import _numerics, sphere
 from hypersphere._validation import require
 from hypersphere.functions.kernel import Kernel, Logarithmic, Riesz, kernel_of
 
-__all__ = ["PairPotential", "cross_repulsion", "data_dependent_energy", "inner_graph", "mutual_repulsion"]
+__all__ = [
+    "PairPotential",
+    "PairSum",
+    "cross_repulsion",
+    "data_dependent_energy",
+    "inner_graph",
+    "mutual_repulsion",
+    "mutual_repulsions",
+]
 
 _PAIRS_AT_ONCE = 2**22  # stacks with at most this many pairs are computed by one batched product
 _PAIRS_IN_CACHE = 2**20  # pairs per block of larger sets
-_SMALLEST_MIRRORED_GRAM = (
-    192  # from this many rows on, copying a quarter of the Gram matrix is faster than computing it
-)
+_SMALLEST_MIRRORED_GRAM = 192  # from this many rows on, copying a quarter of the Gram matrix beats computing it
 _LARGEST_DIFFERENCES = 2**24  # entries of ŵᵢ − ŵⱼ that are formed at once; beyond it float64 cosines are used
 _CALLABLE_POWER = 4.0  # growth rate that is assumed of a user's callable when its smallest distance is chosen
 
@@ -274,6 +281,18 @@ def _slices(n: int, size: int, start: int = 0) -> Iterator[slice]:
 # The mutual sum ------------------------------------------------------------------------------------------------------
 
 
+class PairSum(NamedTuple):
+    """One mutual sum: rows (…, N, d) in float32 or float64, their potential φ, and factors β (…, N) or None."""
+
+    w: Tensor
+    potential: PairPotential
+    weights: Tensor | None = None
+
+    def part(self, sets: slice) -> PairSum:
+        """Return the sum of some of the sets of a stack (S, N, d)."""
+        return PairSum(self.w[sets], self.potential, None if self.weights is None else self.weights[sets])
+
+
 def mutual_repulsion(w: Tensor, potential: PairPotential, weights: Tensor | None = None) -> Tensor:
     r"""Return Σ_{i≠j} φ(cos(wᵢ, wⱼ)) over ordered pairs of rows, for one set (N, d) or each set of a stack (…, N, d).
 
@@ -292,71 +311,161 @@ def mutual_repulsion(w: Tensor, potential: PairPotential, weights: Tensor | None
         >>> mutual_repulsion(torch.eye(3), PairPotential())
         tensor(3.)
     """
-    with _numerics.autocast_disabled(w):
+    return mutual_repulsions([PairSum(w, potential, weights)])[0][0]
+
+
+def mutual_repulsions(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
+    """Return several mutual sums, and whether they are known to be finite.
+
+    Reading a value makes the host wait for the device. Computed one at a time, every sum reads values; together they
+    do so once, or once per `_PAIRS_AT_ONCE` pairs. The flag is True if all norms are ordinary, no pair is close and the
+    kernels are Riesz or logarithmic. Then every φ is below 10⁻⁴ of the largest number of the dtype, as is their mean
+    (see `_numerics.close_pair_threshold`).
+
+    >>> mutual_repulsions([PairSum(torch.eye(3), PairPotential()), PairSum(torch.eye(2), PairPotential())])
+    ([tensor(3.), tensor(1.)], True)
+    """
+    totals: dict[int, Tensor] = {}
+    fused: dict[tuple[torch.device, torch.dtype], dict[int, PairSum]] = {}
+    is_finite = True
+    for k, (w, potential, weights) in enumerate(sums):
+        # The fused gradient treats β as constant, so weights that need a gradient use the plain form.
         if not _numerics.values_readable(w) or (weights is not None and weights.requires_grad):
-            return _plain_mutual(w, potential, weights)
+            with _numerics.autocast_disabled(w):
+                totals[k] = _plain_mutual(w, potential, weights)
+            is_finite = False
+            continue
         sets = w.reshape(-1, *w.shape[-2:])
         if weights is not None:
             weights = weights.expand(w.shape[:-1]).reshape(sets.shape[:-1])
-        if torch.is_grad_enabled() and w.requires_grad:
-            totals = _Mutual.apply(sets, potential, weights)
-        else:
-            totals = _mutual(sets, potential, weights, with_gradient=False)[0]
-        return totals.reshape(w.shape[:-2])
+        # One read can only combine tensors of one device and dtype.
+        fused.setdefault((w.device, w.dtype), {})[k] = PairSum(sets, potential, weights)
+    for members in fused.values():
+        stacks = [member.w for member in members.values()]
+        needs_gradient = torch.is_grad_enabled() and any(w.requires_grad for w in stacks)
+        with _numerics.autocast_disabled(stacks[0]), torch.no_grad():
+            results, is_bounded = _mutual(list(members.values()), with_gradient=needs_gradient)
+        is_finite = is_finite and is_bounded
+        values = tuple(result.totals for result in results)
+        if needs_gradient:
+            weights_of_sums = [member.weights for member in members.values()]
+            potentials = [member.potential for member in members.values()]
+            values = _Mutual.apply(potentials, results, *stacks, *weights_of_sums)
+        totals |= {k: value.reshape(sums[k].w.shape[:-2]) for k, value in zip(members, values, strict=True)}
+    return [totals[k] for k in range(len(sums))], is_finite
 
 
 def _plain_mutual(w: Tensor, potential: PairPotential, weights: Tensor | None) -> Tensor:
     """Return the mutual sum in differentiable operations, from float64 cosines."""
     unit = sphere.polar(_numerics.to_float64(w))[1]
     no_pair = torch.eye(w.shape[-2], dtype=torch.bool, device=unit.device)
+    # Mask before and after φ: the cosine 1 of a row with itself would have an infinite derivative, and a masked value
+    # alone would turn it into 0·∞ = NaN in backward.
     c = (unit @ unit.mT).masked_fill(no_pair, 0.0)
     betas = (None, None) if weights is None else (weights.unsqueeze(-1), weights.unsqueeze(-2))
     values = potential(2 - 2 * c, 2 + 2 * c, betas[0], betas[1], w.dtype)
     return _saturate(values.masked_fill(no_pair, 0.0).sum((-2, -1)), w.dtype).to(w.device)
 
 
-@dataclass(frozen=True)
-class _GradientFactors:
+class _GradientFactors(NamedTuple):
     """A gradient as the product (left @ right)·scale, which backward evaluates with the incoming gradient included.
 
-    For N < d the factor `left` (N, N) is smaller than the gradient (N, d), and `right` is the weight itself.
+    For N ≤ d the factor `left` (N, N) is smaller than the gradient (N, d), and `right` is usually the weight itself,
+    which costs no memory. If `right` is None, `left` is the gradient.
     """
 
     left: Tensor
-    right: Tensor
-    scale: Tensor | None
+    right: Tensor | None = None
+    scale: Tensor | None = None
 
     def product(self, outer: Tensor | None, dtype: torch.dtype) -> Tensor:
-        left = self.left if outer is None else outer * self.left
+        left = self.left if outer is None else outer.to(self.left.dtype) * self.left
+        if self.right is None:
+            return left
         gradient = left @ self.right
         return gradient if self.scale is None else _saturate(gradient.mul_(self.scale), dtype)
 
 
-def _mutual(
-    w: Tensor, potential: PairPotential, weights: Tensor | None, *, with_gradient: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the sums of sets (S, N, d) and their gradients: several sets at once, or one set in blocks."""
-    n = w.shape[-2]
-    sets_at_once = _PAIRS_AT_ONCE // max(n * n, 1)
-    totals, gradient = w.new_empty(len(w)), torch.empty_like(w) if with_gradient else None
-    for part in _slices(len(w), max(sets_at_once, 1)):
-        betas = None if weights is None else weights[part]
-        if sets_at_once:
-            totals[part], factors = _mutual_at_once(w[part], potential, betas, with_gradient=with_gradient)
-            if gradient is not None and factors is not None:
-                gradient[part] = factors.product(None, w.dtype)
-        else:
-            betas = None if betas is None else betas[0]
-            totals[part], of_set = _mutual_in_blocks(w[part][0], potential, betas, with_gradient=with_gradient)
-            if gradient is not None and of_set is not None:
-                gradient[part] = of_set
-    return totals, gradient
+@dataclass
+class _MutualResult:
+    """The totals (S,) of the sets of one sum, and their gradient."""
+
+    totals: Tensor
+    gradient: _GradientFactors | None
 
 
-def _mutual_at_once(
-    w: Tensor, potential: PairPotential, weights: Tensor | None, *, with_gradient: bool
-) -> tuple[Tensor, _GradientFactors | None]:
-    """Return the sums of sets (S, N, d) and factors of their gradient from one batched product."""
+class _Cosines(NamedTuple):
+    """Cosines (S, N, N) with a zero diagonal, the inverse norms (S, N), and (least norm, largest norm, least, largest
+    cosine) as a tensor that has not been read yet."""
+
+    values: Tensor
+    inverse_norms: Tensor
+    extremes: Tensor
+
+
+def _keeps_factors(w: Tensor) -> bool:
+    """Return True if backward keeps the factors of the gradient of all sets, because they are not larger than it."""
+    n, d = w.shape[-2:]
+    return n <= d and 0 < len(w) * n * n <= _PAIRS_AT_ONCE
+
+
+def _batches(sums: Sequence[PairSum]) -> Iterator[list[tuple[int, slice]]]:
+    """Yield lists of (sum, sets) of at most `_PAIRS_AT_ONCE` pairs in total; a larger set is alone in its list."""
+    batch: list[tuple[int, slice]] = []
+    pairs = 0
+    for k, (w, _, _) in enumerate(sums):
+        pairs_per_set = w.shape[-2] ** 2
+        for sets in _slices(len(w), max(_PAIRS_AT_ONCE // max(pairs_per_set, 1), 1)):
+            more = (sets.stop - sets.start) * pairs_per_set
+            if batch and pairs + more > _PAIRS_AT_ONCE:
+                yield batch
+                batch, pairs = [], 0
+            batch.append((k, sets))
+            pairs += more
+    if batch:
+        yield batch
+
+
+def _mutual(sums: Sequence[PairSum], *, with_gradient: bool) -> tuple[list[_MutualResult], bool]:
+    """Return sums over sets (S, N, d) of one device and dtype, and whether they are known to be finite."""
+    results = []
+    for w, _, _ in sums:
+        differentiated = with_gradient and w.requires_grad
+        # Sums that keep factors get them below, from the only part that they consist of.
+        gradient = _GradientFactors(torch.empty_like(w)) if differentiated and not _keeps_factors(w) else None
+        results.append(_MutualResult(w.new_empty(len(w)), gradient))
+    is_finite = True
+    for batch in _batches(sums):
+        parts = [sums[k].part(sets) for k, sets in batch]
+        if parts[0].w.shape[-2] ** 2 > _PAIRS_AT_ONCE:
+            k, sets = batch[0]
+            differentiated = with_gradient and sums[k].w.requires_grad
+            results[k].totals[sets], of_set = _mutual_in_blocks(parts[0], with_gradient=differentiated)
+            _store_gradient_(results[k], sets, None if of_set is None else _GradientFactors(of_set), parts[0].w.dtype)
+            is_finite = False
+            continue
+        # All cosines first, then their extremes, then the potentials: the list below is the only read of values.
+        cosines = [_cosines(part.w) for part in parts]
+        extremes = torch.stack([c.extremes for c in cosines]).tolist()
+        for (k, sets), part, c, extreme in zip(batch, parts, cosines, extremes, strict=True):
+            differentiated = with_gradient and sums[k].w.requires_grad
+            totals, factors, is_bounded = _mutual_at_once(part, c, extreme, with_gradient=differentiated)
+            results[k].totals[sets] = totals
+            _store_gradient_(results[k], sets, factors, part.w.dtype)
+            is_finite = is_finite and is_bounded
+    return results, is_finite
+
+
+def _store_gradient_(result: _MutualResult, sets: slice, factors: _GradientFactors | None, dtype: torch.dtype) -> None:
+    """Keep the factors of a gradient, or write their product into the gradient of all sets."""
+    if result.gradient is None:
+        result.gradient = factors
+    elif factors is not None:
+        result.gradient.left[sets] = factors.product(None, dtype)
+
+
+def _cosines(w: Tensor) -> _Cosines:
+    """Return the cosines of sets (S, N, d) of rows with ordinary norms, without reading a value."""
     # Cosines from the Gram matrix of w itself: scaling N·N cosines is cheaper than normalising N·d entries.
     c = _gram(w)
     diagonal = c.diagonal(dim1=-2, dim2=-1)
@@ -364,40 +473,63 @@ def _mutual_at_once(
     inverse_norms = 1 / norms
     c.mul_(inverse_norms.unsqueeze(-1)).mul_(inverse_norms.unsqueeze(-2))
     diagonal.zero_()  # no pair: the cosine 0 cannot be mistaken for a close pair
-    # The only read of values: are the norms ordinary, and is any pair close?
-    extremes = torch.stack([*torch.aminmax(norms), *torch.aminmax(c)]).tolist() if w.numel() else [0.0] * 4
+    # aminmax of an empty tensor is an error. Norms of 0 send empty sets to the careful path, which accepts them.
+    extremes = torch.stack([*torch.aminmax(norms), *torch.aminmax(c)]) if w.numel() else w.new_zeros(4)
+    return _Cosines(c, inverse_norms, extremes)
+
+
+def _mutual_at_once(
+    part: PairSum, cosines: _Cosines, extremes: list[float], *, with_gradient: bool
+) -> tuple[Tensor, _GradientFactors | None, bool]:
+    """Return the totals of sets (S, N, d), factors of their gradient, and whether the totals are known to be finite.
+
+    Args:
+        part: the sets.
+        cosines: their cosines, which are only valid if the norms are ordinary, and only accurate without close pairs.
+        extremes: the values of `cosines.extremes`.
+        with_gradient: whether the gradient is needed.
+    """
+    w, potential, weights = part
+    c, inverse_norms, _ = cosines
+    least_norm, largest_norm, bottom, top = extremes
+    low, high = _numerics.safe_square_range(w.dtype)
+    # NaN fails these comparisons, so rows that are not finite count as not ordinary.
+    is_ordinary = least_norm > low and largest_norm < high
+    close = _has_close_pair(top, bottom, potential, w.dtype)
     right, scale = w, None
-    ordinary = bool(w.numel()) and _numerics.squares_are_safe(torch.tensor(extremes[:2], dtype=w.dtype))
-    close = _has_close_pair(extremes[3], extremes[2], potential, w.dtype)
-    if not ordinary or close:
+    is_bounded = is_ordinary and not close and weights is None and isinstance(potential.kernel, (Riesz, Logarithmic))
+    if not is_ordinary or close:
         # Zero, tiny or huge rows need scaling before their entries are squared; close pairs need float64 cosines. The
         # factor 1/‖w‖ is applied last, because the other factors may overflow with it.
         lengths, right = sphere.polar(_numerics.to_float64(w))
         scale, close = _inverse(lengths), True
         c = _gram(right)
         c.diagonal(dim1=-2, dim2=-1).zero_()
+    # φ and s = dφ/dc of every pair.
     betas = (None, None) if weights is None else (weights.unsqueeze(-1).to(c), weights.unsqueeze(-2).to(c))
     value, slope = _evaluate_pairs(
         right, right, c, potential, betas, w.dtype, close=close, with_derivative=with_gradient
     )
+    # E: the diagonal holds φ(0), which is no pair.
     value.diagonal(dim1=-2, dim2=-1).zero_()
     totals = _saturate(value.sum((-2, -1)), w.dtype).to(w.device)
     if slope is None or not with_gradient:
-        return totals, None
-    # left = 2·(s − diag(Σⱼ sᵢⱼ·cᵢⱼ)), with the factors 1/‖wᵢ‖ and 1/‖wⱼ‖ included if right is w.
+        return totals, None, is_bounded
+    # ∂E/∂W: left = 2·(s − diag(Σⱼ sᵢⱼ·cᵢⱼ)). The diagonal of s is no pair either and takes the radial term.
     slope_diagonal = slope.diagonal(dim1=-2, dim2=-1)
     slope_diagonal.zero_()
     slope_diagonal.copy_(-(slope * c).sum(-1))
     slope.mul_(2)
-    if right is w:
+    if scale is None:
+        # right is w instead of Ŵ, so its factor 1/‖wⱼ‖ and the outer factor 1/‖wᵢ‖ both belong to left.
         slope.mul_(inverse_norms.unsqueeze(-1)).mul_(inverse_norms.unsqueeze(-2))
-    return totals, _GradientFactors(slope, right, scale)
+    return totals, _GradientFactors(slope, right, scale), is_bounded
 
 
-def _mutual_in_blocks(
-    w: Tensor, potential: PairPotential, weights: Tensor | None, *, with_gradient: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the sum of one large set (N, d) and its gradient from the blocks on and above the diagonal."""
+def _mutual_in_blocks(part: PairSum, *, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the sum of one large set (1, N, d) and its gradient from the blocks on and above the diagonal."""
+    w, potential = part.w[0], part.potential
+    weights = None if part.weights is None else part.weights[0]
     lengths, unit = sphere.row_polar(w)
     n, size = len(w), math.isqrt(_PAIRS_IN_CACHE)
     gradient = torch.zeros_like(unit) if with_gradient else None
@@ -422,6 +554,7 @@ def _mutual_in_blocks(
                 if not on_diagonal:
                     gradient[j].add_(to_columns, alpha=2)
     total = _saturate(total, w.dtype)
+    # The factor 1/‖rᵢ‖ of the gradient. It comes last, because it is the same for all blocks of a row.
     return total, None if gradient is None else _saturate(gradient.mul_(_inverse(lengths)), w.dtype)
 
 
@@ -480,33 +613,37 @@ def _block(
 
 
 class _Mutual(torch.autograd.Function):
-    """The mutual sums of sets (S, N, d). Forward keeps the gradient, or its smaller factors."""
+    """Attach gradients to mutual sums of sets (S, N, d) that have been computed already."""
 
     @staticmethod
-    def forward(ctx: Any, w: Tensor, potential: PairPotential, weights: Tensor | None) -> Tensor:
-        n, d = w.shape[-2:]
-        ctx.potential = potential
-        ctx.keeps_factors = n <= d and len(w) * n * n <= _PAIRS_AT_ONCE
-        if ctx.keeps_factors:
-            totals, factors = _mutual_at_once(w, potential, weights, with_gradient=True)
-            assert factors is not None
-            ctx.save_for_backward(w, weights, factors.left, factors.right, factors.scale)
-        else:
-            totals, gradient = _mutual(w, potential, weights, with_gradient=True)
-            ctx.save_for_backward(w, weights, gradient)
-        return totals
+    def forward(
+        ctx: Any, potentials: list[PairPotential], results: list[_MutualResult], *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        # `tensors` are the rows of all sums, then their weights. Three tensors per sum follow: its gradient in factors.
+        ctx.potentials = potentials
+        no_gradient = (None, None, None)
+        factors = [no_gradient if result.gradient is None else result.gradient for result in results]
+        ctx.save_for_backward(*tensors, *itertools.chain.from_iterable(factors))
+        return tuple(result.totals for result in results)
 
     @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
-        w, weights, *saved = ctx.saved_tensors
-        outer = outer[:, None, None]
-        with _numerics.autocast_disabled(w):
-            if torch.is_grad_enabled():  # the gradient itself will be differentiated
-                total = _plain_mutual(w, ctx.potential, weights)
-                return outer * torch.autograd.grad(total.sum(), w, create_graph=True)[0], None, None
-            if ctx.keeps_factors:
-                return _GradientFactors(*saved).product(outer.to(saved[0].dtype), w.dtype).to(w.device), None, None
-            return outer * saved[0], None, None
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        count = len(outer)
+        tensors = ctx.saved_tensors  # activation checkpointing allows one access
+        rows, weights, saved = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+        gradients: list[Tensor | None] = [None] * count
+        for k, w in enumerate(rows):
+            if not ctx.needs_input_grad[2 + k]:
+                continue
+            factor = outer[k][:, None, None]
+            with _numerics.autocast_disabled(w):
+                if torch.is_grad_enabled():  # the gradient itself will be differentiated
+                    total = _plain_mutual(w, ctx.potentials[k], weights[k])
+                    gradients[k] = factor * torch.autograd.grad(total.sum(), w, create_graph=True)[0]
+                else:
+                    product = _GradientFactors(*saved[3 * k : 3 * k + 3]).product(factor, w.dtype)
+                    gradients[k] = product.to(w.device)
+        return None, None, *gradients, *(None for _ in range(count))
 
 
 # The cross sum -------------------------------------------------------------------------------------------------------

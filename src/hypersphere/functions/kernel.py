@@ -57,6 +57,7 @@ class Riesz(Kernel):
 
     def at_square(self, u: Tensor) -> Tensor:
         """Return u^(−s/2)."""
+        # The usual powers have instructions that are several times faster than `pow`.
         if self.power == 2:
             return u.reciprocal()
         return u.rsqrt() if self.power == 1 else u.pow(-self.power / 2)
@@ -116,6 +117,7 @@ class Capped(Kernel):
     def at_square(self, u: Tensor) -> Tensor:
         """Return f(√u), linear in √u below the square of `min_distance`."""
         near, s = self.min_distance, self.kernel.power
+        # f′(z₀) of z^−s, or of log(1/z) for s = 0.
         slope = -s * near ** (-s - 1) if s else -1 / near
         # Distances are raised to z₀ in the kernel itself, so that neither it nor its derivative can overflow.
         return self.kernel.at_square(u.clamp_min(near**2)) + slope * (u.sqrt() - near).clamp_max(0.0)

@@ -8,12 +8,14 @@ to w itself: P ŵ/‖P ŵ‖ = P w/‖P w‖. To add a projection, write a froze
 from __future__ import annotations
 
 import abc
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
+from hypersphere._deprecation import deprecated_attribute
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.functions._pairwise import PairPotential, inner_graph, mutual_repulsion
 
@@ -75,7 +77,17 @@ class Learned(Projection):
     rate: float
     updates: int
     redraw_every: int | None = None
+    slope = deprecated_attribute("slope", "gradient")
     unrolled = False  # True if the energy is computed at P − rate·∂L/∂P and differentiated through the step
+
+    def __init_subclass__(cls) -> None:
+        """Accept a subclass that defines `gradient` under its old name `slope`."""
+        super().__init_subclass__()
+        if "slope" in vars(cls) and "gradient" not in vars(cls):
+            warnings.warn(
+                f"{cls.__name__}.slope is deprecated, define gradient instead", DeprecationWarning, stacklevel=2
+            )
+            cls.gradient = vars(cls)["slope"]  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         """Check shapes and steps."""
@@ -111,9 +123,11 @@ def _gaussian(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor
 def _hadamard(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
     """Draw a subsampled randomised Hadamard transform: rows of H_ij = (−1)^popcount(i & j), with random signs."""
     views, dim, d = shape
+    # H exists for powers of two: use the smallest order that holds d columns, and drop the columns beyond d.
     order = 1 << (d - 1).bit_length()
     signs = torch.randint(2, (views, 1, d), generator=generator) * 2 - 1
     rows = torch.stack([torch.randperm(order, generator=generator)[:dim] for _ in range(views)])
+    # Only `dim` rows are needed, so each entry is computed by its formula instead of building H.
     parity = rows[:, :, None] & torch.arange(d)
     # Fold the bits onto the last one, which becomes the parity of their number.
     for shift in (32, 16, 8, 4, 2, 1):
@@ -135,6 +149,7 @@ CONSTRUCTIONS = {"gaussian": _gaussian, "hadamard": _hadamard, "count_sketch": _
 def _project(w: Tensor, basis: Tensor) -> Tensor:
     """Return P w as (views, sets, N, r) for rows (sets, N, d) and a basis (views, r, d), by one product."""
     views, dim, d = basis.shape
+    # One product with the bases stacked as rows. A batched product would copy w for every view.
     projected = w @ basis.reshape(views * dim, d).mT
     return projected.unflatten(-1, (views, dim)).movedim(-2, 0)
 
@@ -253,15 +268,21 @@ class AnglePreserving(Learned):
         ĉ and c are the cosines after and before. In matrix form this is X̂(X̂ᵀX̂) − Ŵ(ŴᵀX̂), products of N·d·r only.
         """
         if self.form == "angle":
+            # The unrolled step differentiates this gradient once more, so the graph is needed if w has one.
             with inner_graph():
                 leaf = basis if basis.requires_grad else basis.detach().requires_grad_()
                 return torch.autograd.grad(self.objective(w, leaf), leaf, create_graph=w.requires_grad)[0]
+        # Rows are not normalised first: x̂ and ∂L/∂P are the same for w and ŵ, and dividing the N·r projected entries is
+        # cheaper than dividing the N·d entries of w.
         lengths, w = _lengths_and_rows(w)
         x_lengths, x = sphere.polar(_project(w, basis))
+        # Σⱼ(ĉᵢⱼ − cᵢⱼ)·x̂ⱼ. Evaluated from the right; the term j = i is 0, because ĉᵢᵢ = cᵢᵢ = 1.
         to_direction = x @ (x.mT @ x) - w @ (w.mT @ (x / lengths)) / lengths
         # Through the normalisation of x: the tangential part, divided by the norm.
         tangential = to_direction - (to_direction * x).sum(-1, keepdim=True) * x
+        # A neuron that P maps to zero has no direction and gets no gradient.
         to_projected = tangential / x_lengths.masked_fill(x_lengths == 0, 1.0)
+        # x = P w gives ∂L/∂P = Σᵢ(∂L/∂xᵢ)·wᵢᵀ. The factor 4 is 2 of the square times 2 of the ordered pairs.
         return torch.einsum("vsnr,snd->vrd", to_projected, w) * (4 / _pair_count(w))
 
 
@@ -305,12 +326,14 @@ class Adversarial(Learned):
     def gradient(self, w: Tensor, basis: Tensor, potential: PairPotential) -> Tensor:
         """Return −∂Ē/∂P, with Ē the mean energy over pairs."""
         with inner_graph():
+            # P is an opponent of W, not a function of it: no gradient flows from the basis to the neurons.
             leaf = basis.detach().requires_grad_()
             energy = mutual_repulsion(_project(w.detach(), leaf), potential).sum() / _pair_count(w)
-            return -torch.autograd.grad(energy, leaf)[0]
+            return -torch.autograd.grad(energy, leaf)[0]  # `update` descends, and P ascends
 
     def update(self, basis: Tensor, gradient: Tensor) -> Tensor:
         """Return the basis after one step, which is at most a tenth as long as the basis of its view."""
+        # The energy depends only on the directions P w, so the norm of P is a natural unit for the length of its steps.
         step = self.rate * gradient
         lengths = torch.linalg.vector_norm(step, dim=(-2, -1), keepdim=True)
         longest = torch.linalg.vector_norm(basis, dim=(-2, -1), keepdim=True) / 10
@@ -347,12 +370,14 @@ class Group(Drawn):
     def basis(self, neurons: int, channels: int, taps: int, generator: torch.Generator) -> Tensor:
         """Return the indices of the entries of each group, (groups, size); the index d marks an unused place."""
         order = torch.randperm(channels, generator=generator) if self.random else torch.arange(channels)
+        # Rows are flattened filters: channel k occupies the entries k·taps to (k + 1)·taps − 1.
         entries = order[:, None] * taps + torch.arange(taps)
         size = min(self.channels, channels)
         require(size * taps >= 2, "channels", "at least 2 where a channel has one number", self.channels)
         groups = list(entries.split(size))
         if groups[-1].numel() < 2:
             groups[-2:] = [torch.cat(groups[-2:])]
+        # Pad to one rectangular index. The padding reads a zero that `__call__` appends, which changes no cosine.
         widest = max(len(group) for group in groups)
         unused = channels * taps
         padded = [nn.functional.pad(group, (0, 0, 0, widest - len(group)), value=unused) for group in groups]
