@@ -167,7 +167,6 @@ def test_resolve_sets_nested_options():
         (["--hed.m=4"], "--hed.m is not an option; did you mean --head.m?"),
         (["--head."], "--head. is not an option"),
         (["--head=asoftmax"], "head.name must be one of softmax,"),
-        (["--head=cosface"], "not 'cosface'; did you mean am_softmax?"),
         (["--head=a_softmax", "--head.M=3"], "head.M is not an option of a_softmax; did you mean m?"),
         (["--model.widths=abc"], "model 'toy_cnn' does not accept"),
         (["--model.in_channels=3"], "the model toy_cnn does not fit inputs of shape (1, 8, 8): "),
@@ -210,6 +209,12 @@ def test_train_rejects_invalid_input_in_one_line_without_writing(words, message,
     assert errors.startswith(f"hypersphere: {message}")
     assert errors.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == set(files)
+
+
+def test_train_suggests_the_preset_for_a_name_of_the_literature(tmp_path, train):
+    code, _, errors = train(f"--out={tmp_path / 'run'}", "--head=cosface")
+    assert code == 2
+    assert errors.endswith("not 'cosface'; did you mean am_softmax?\n")
 
 
 def test_train_with_yaml_names_the_missing_package(tmp_path, train, monkeypatch):
