@@ -104,8 +104,10 @@ def to_float64(x: Tensor) -> Tensor:
 
 def autocast_disabled(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """Return a context that disables autocast on the device of `x`, so that products of widened tensors stay wide."""
-    if torch.amp.is_autocast_available(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
+    device = x.device.type
+    # Entering the context costs as much as several small operations, so skip it where it would change nothing.
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
     return contextlib.nullcontext()
 
 

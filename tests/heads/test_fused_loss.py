@@ -156,13 +156,19 @@ def test_head_computes_class_vectors_out_of_range_exactly():
     assert not head.weight.grad[3].any()
 
 
-def test_class_reduction_derivative_equals_autograd():
+def test_class_reduction_slopes_equal_autograd():
     scores = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     for reduction in (LOG_SUM_EXP, SOFTPLUS_SUM):
         value = reduction.within(scores)
         (expected,) = torch.autograd.grad(value.sum(), scores)
-        out = torch.empty_like(expected)
-        torch.testing.assert_close(reduction.derivative(scores.detach(), value.detach(), out), expected)
+        torch.testing.assert_close(reduction.within_and_slopes(scores.detach()), (value.detach(), expected))
+
+
+def test_class_reduction_log_sum_exp_of_the_excluded_target_alone_is_minus_infinity():
+    scores = torch.tensor([[float("-inf")], [2.0]])
+    value, slopes = LOG_SUM_EXP.within_and_slopes(scores)
+    assert value.tolist() == [float("-inf"), 2.0]
+    assert torch.isfinite(slopes).all()
 
 
 def test_class_terms_memory_does_not_grow_with_the_number_of_classes(monkeypatch):

@@ -55,23 +55,29 @@ class Margin(abc.ABC):
 
 def _continued(angular: AngularFunction, phi: Tensor) -> Tensor:
     """Return G(φ): g on [0, π], g(φ − π) − 2 on [π, 2π], and so on. It is continuous because g(π) = g(0) − 2."""
+    # k is a step function: detached, because its derivative is zero wherever it exists.
     turns = torch.floor(phi.detach() / math.pi)
     return response(angular, phi - math.pi * turns) - 2 * turns
+
+
+def _chebyshev(c: Tensor, n: int) -> Tensor:
+    """Return T_n(c) = cos(nθ), n ≥ 1, by T_{a+b} = 2·T_a·T_b − T_{a−b}, which needs about log₂ n steps."""
+    if n == 1:
+        return c
+    half = _chebyshev(c, n // 2)
+    return 2 * half * half - 1 if n % 2 == 0 else 2 * half * _chebyshev(c, n // 2 + 1) - c
 
 
 def _multiple_of_cosine(c: Tensor, m: int) -> Tensor:
     """Return (−1)^k cos(mθ) − 2k as a polynomial in c by the Chebyshev recurrence (thesis, 2.6), smooth at c = ±1."""
     # Rounding may produce cosines beyond ±1, where the polynomial grows fast. Clamp the value, keep the gradient.
     c = c + (c.clamp(-1, 1) - c).detach()
-    # T_{n+1} = 2c·T_n − T_{n−1}, with T_n(c) = cos(nθ)
-    previous, current = torch.ones_like(c), c
-    for _ in range(m - 1):
-        previous, current = current, 2 * c * current - previous
+    polynomial = _chebyshev(c, m)
     # k = ⌊mθ/π⌋ counts the angles jπ/m below θ.
     turns = torch.zeros_like(c)
     for j in range(1, m):
         turns = turns + (c < math.cos(j * math.pi / m))
-    return (1 - 2 * (turns % 2)) * current - 2 * turns
+    return (1 - 2 * (turns % 2)) * polynomial - 2 * turns
 
 
 def _family(
@@ -81,6 +87,7 @@ def _family(
     wide = _numerics.widen(c)
     unshifted = not isinstance(m2, Tensor) and m2 == 0
     full = not isinstance(strength, Tensor) and strength == 1
+    # g of the cosine is exact at ±1, where the arc cosine has an infinite derivative. Avoid the angle where possible.
     if m1 == 1 and unshifted:
         psi = angular(wide)
     elif full and unshifted and isinstance(angular, Cosine) and m1 in _RECURRENCE_RANGE:
@@ -193,6 +200,7 @@ class TruncatedMultiplicative(Margin):
 
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
         """Return g(min(mθ, π))."""
+        # Beyond π the response is constant, and `clamp` makes the gradient zero there.
         theta = (1 + strength * (self.m - 1)) * sphere.angle(_numerics.widen(c))
         return response(angular, theta.clamp(max=math.pi)).to(c.dtype)
 
@@ -275,6 +283,7 @@ class NormAdaptive(Margin):
 
     def quality(self, x_norm: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         """Return q for feature norms with the given mean and standard deviation; 0 if the deviation is 0."""
+        # An infinite divisor makes q = 0 if all norms are equal.
         deviations = (x_norm - mean) / std.masked_fill(std <= 0, math.inf)
         return (self.h * deviations).clamp(-1, 1)
 

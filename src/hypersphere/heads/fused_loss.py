@@ -30,12 +30,15 @@ features, so one matrix product per block gives both, and φ′(c) = 1/(2(1−c)
 **Memory.** A block of class vectors fits into the cache, where its norms, products, exponentials and gradient are
 computed. All products are saved for the backward pass if there are at most 2²⁶ of them (256 MB in float32). If there
 are more, backward computes them again, and memory beyond the weight and its gradient does not grow with the number of
-classes.
+classes. If there is only one block, the exponentials exp(f − others) and 1/(1−c) are saved as well.
+
+**Small problems.** With 1,000 classes, the overhead of each PyTorch operation is as important as its arithmetic. That
+is why steps that do nothing for a single block (slices, masks, sums over blocks) are skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -62,8 +65,8 @@ __all__ = [
 ]
 
 _WEIGHT_ENTRIES_PER_BLOCK = 2**20  # 4 MB of class vectors in float32, which stay in the cache
-_PRODUCTS_PER_BLOCK = 2**22
-_SAVED_PRODUCTS = 2**26
+_PRODUCTS_PER_BLOCK = 2**22  # 16 MB of products in float32, for large batches of short features
+_SAVED_PRODUCTS = 2**26  # 256 MB in float32
 _ENERGY = PairPotential(Riesz(2))
 
 
@@ -73,24 +76,37 @@ class ClassReduction:
 
     Args:
         within: reduces the scores of a block of classes, (B, n) → (B,). A score of −∞ contributes nothing.
+        within_and_slopes: also returns d(result)/d(scores), (B, n), for passes without automatic differentiation.
         across: reduces the results of several blocks, (B, blocks) → (B,).
-        derivative: writes d(result)/d(scores) of a block into its last argument, given scores and the final result.
+        share: d(across)/d(result of one block), given that result and the final one; None if it is 1.
     """
 
     within: Callable[[Tensor], Tensor]
+    within_and_slopes: Callable[[Tensor], tuple[Tensor, Tensor]]
     across: Callable[[Tensor], Tensor]
-    derivative: Callable[[Tensor, Tensor, Tensor], Tensor]
+    share: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
+def _log_sum_exp_and_slopes(scores: Tensor) -> tuple[Tensor, Tensor]:
+    # A single class may be the excluded target, whose score of −∞ has no softmax.
+    if scores.shape[1] == 1:
+        return scores.squeeze(1).clone(), torch.ones_like(scores)
+    # The fused softmax kernel is faster than `logsumexp` followed by `exp`, which is slow where its results underflow.
+    # Its largest entry is exp(peak − result), which is between 1/n and 1, so the logarithm is well conditioned.
+    slopes = torch.softmax(scores, 1)
+    return scores.amax(1).sub_(slopes.amax(1).log_()), slopes
 
 
 LOG_SUM_EXP = ClassReduction(
     within=lambda scores: torch.logsumexp(scores, 1),
+    within_and_slopes=_log_sum_exp_and_slopes,
     across=lambda parts: torch.logsumexp(parts, 1),
-    derivative=lambda scores, others, out: torch.sub(scores, others.unsqueeze(1), out=out).exp_(),
+    share=lambda part, total: (part - total).exp_(),
 )
 SOFTPLUS_SUM = ClassReduction(
     within=lambda scores: F.softplus(scores, threshold=50).sum(1),
+    within_and_slopes=lambda scores: (F.softplus(scores, threshold=50).sum(1), scores.sigmoid()),
     across=lambda parts: parts.sum(1),
-    derivative=lambda scores, others, out: torch.sigmoid(scores, out=out),
 )
 
 
@@ -110,6 +126,7 @@ class ScoreRule:
         target_norm: whether ‖w_y‖ is needed.
         target_direction: whether ŵ_y is needed, without gradient.
         energy: whether the energy of the class vectors of the batch is needed.
+        targets_present: whether every label is one of the classes. False if some labels may be −1.
     """
 
     unit_rows: bool
@@ -123,6 +140,7 @@ class ScoreRule:
     target_norm: bool = False
     target_direction: bool = False
     energy: bool = False
+    targets_present: bool = False
 
     def scores(self, z: Tensor, rho: Tensor | None, bias: Tensor | None) -> Tensor:
         """Return f = ρ·r(z) + β. The result is `z` itself if there is neither a response nor a bias."""
@@ -263,40 +281,70 @@ def _target_direction(w: Tensor, labels: Tensor, rule: ScoreRule) -> Tensor | No
 class _Block(NamedTuple):
     """A range of classes, and the samples whose target is among them."""
 
-    classes: slice
-    is_inside: Tensor  # (B, 1) whether the target of a sample is in the block
+    classes: slice | None  # None for all classes
     column: Tensor  # (B, 1) the column of the target in the block; any column for samples whose target is elsewhere
+    is_inside: Tensor | None  # (B, 1) whether the target of a sample is in the block; None if all are
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the entries of `values` that belong to the classes of this block."""
+        return values if self.classes is None else values[self.classes]
 
     def at_targets(self, scores: Tensor) -> Tensor:
-        """Return the entries of `scores` at the targets, (B, 1)."""
+        """Return the entries of `scores` at the targets, (B, 1); arbitrary for samples whose target is elsewhere."""
         return scores.gather(1, self.column)
+
+    def where_inside(self, values: Tensor, otherwise: Tensor | float) -> Tensor:
+        """Return `values` (B, 1) for samples whose target is in the block, and `otherwise` for the others."""
+        return values if self.is_inside is None else torch.where(self.is_inside, values, otherwise)
 
     def fill_targets_(self, scores: Tensor, values: Tensor | float) -> None:
         """Overwrite the entries at the targets of this block with `values`, a number or (B, 1)."""
-        scores.scatter_(1, self.column, torch.where(self.is_inside, values, self.at_targets(scores)))
+        if self.is_inside is not None:
+            # Samples whose target is elsewhere get back the entry that they have.
+            values = torch.where(self.is_inside, values, self.at_targets(scores))
+        # Two calls, because `scatter_` has one overload for tensors and one for numbers.
+        if isinstance(values, Tensor):
+            scores.scatter_(1, self.column, values)
+        else:
+            scores.scatter_(1, self.column, values)
+
+    def reduce_others(self, scores: Tensor, reduction: ClassReduction) -> tuple[Tensor, Tensor]:
+        """Return the reduction over all classes of the block except the targets, and its slopes, 0 at the targets."""
+        # Scores may be the saved products themselves, so the targets are excluded in place and restored.
+        targets = self.at_targets(scores)
+        self.fill_targets_(scores, float("-inf"))
+        part, slopes = reduction.within_and_slopes(scores)
+        scores.scatter_(1, self.column, targets)
+        return part, slopes
 
 
-def _blocks(labels: Tensor, w: Tensor, num_rows: int) -> Iterator[_Block]:
+def _blocks(labels: Tensor, w: Tensor, num_rows: int, rule: ScoreRule) -> list[_Block]:
     """Cut the classes into blocks whose class vectors and products fit into the cache."""
     num_classes, dim = w.shape
     size = max(1, min(_WEIGHT_ENTRIES_PER_BLOCK // dim, _PRODUCTS_PER_BLOCK // num_rows))
+    column = labels.unsqueeze(1)
+    # Two small products are slower than one of twice the size.
     if num_classes <= 2 * size:
-        size = num_classes  # two small products are slower than one of twice the size
+        if rule.targets_present:
+            return [_Block(None, column, None)]
+        return [_Block(None, column.clamp_min(0), column >= 0)]
+    blocks = []
     for start in range(0, num_classes, size):
         stop = min(start + size, num_classes)
-        local = (labels - start).unsqueeze(1)
-        column = local.clamp(0, stop - start - 1)
-        yield _Block(slice(start, stop), column == local, column)
+        local = column - start
+        inside = local.clamp(0, stop - start - 1)
+        blocks.append(_Block(slice(start, stop), inside, inside == local))
+    return blocks
 
 
 def _products(rows: Tensor, w: Tensor, norms: Tensor | None, block: _Block) -> Tensor:
     """Return the products of all rows with a block of class vectors, which count as unit vectors if norms are given."""
-    z = rows @ w[block.classes].mT
-    return z if norms is None else z.div_(norms[block.classes])
+    z = rows @ block.of(w).mT
+    return z if norms is None else z.div_(block.of(norms))
 
 
 def _block_bias(bias: Tensor | None, rule: ScoreRule, block: _Block) -> Tensor | None:
-    return bias if bias is None or rule.shared_bias else bias[block.classes]
+    return bias if bias is None or rule.shared_bias else block.of(bias)
 
 
 class _Rows(NamedTuple):
@@ -314,10 +362,17 @@ def _stacked_rows(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> _Row
         scale = rule.radius / norms.masked_fill_(norms == 0, torch.inf)
         x = x * scale
     if rule.energy:
-        w_target = w[labels]
+        w_target = w.index_select(0, labels)  # copies whole rows, unlike indexing
         target_norms = torch.linalg.vector_norm(w_target, dim=1, keepdim=True)
-        x = torch.cat([x, w_target / target_norms])
+        x = torch.cat([x, w_target.div_(target_norms)])
     return _Rows(x, scale, target_norms)
+
+
+def _half_squared_distances(cosines: Tensor, block: _Block) -> Tensor:
+    """Return 1 − c for the energy's rows. The distance of a class to itself is infinite, so that it repels nothing."""
+    half_squares = 1 - cosines
+    block.fill_targets_(half_squares, float("inf"))
+    return half_squares
 
 
 class _FusedTerms(torch.autograd.Function):
@@ -325,6 +380,7 @@ class _FusedTerms(torch.autograd.Function):
 
     @staticmethod
     def forward(
+        ctx: Any,
         x: Tensor,
         w: Tensor,
         rho: Tensor | None,
@@ -335,61 +391,63 @@ class _FusedTerms(torch.autograd.Function):
         rule: ScoreRule,
     ) -> Any:
         batch = len(x)
-        rows = _stacked_rows(x, w, labels, rule).stacked
+        rows, scale, target_norms = _stacked_rows(x, w, labels, rule)
+        blocks = _blocks(labels, w, len(rows), rule)
         save_products = len(rows) * len(w) <= _SAVED_PRODUCTS
         norms = w.new_empty(len(w)) if rule.unit_rows else None
-        target = x.new_zeros(batch, 1)
-        weighted_sum = None if class_weights is None else x.new_zeros(batch)
-        row_energies, smallest = x.new_zeros(batch) if rule.energy else None, []
-        parts, products = [], []
-        for block in _blocks(labels, w, len(rows)):
+        target: Tensor | float = 0.0
+        weighted_sum: Tensor | None = None
+        row_energies, smallest = [], []
+        parts, products, slopes, repulsion = [], [], None, None
+        for block in blocks:
             if norms is not None:
-                torch.linalg.vector_norm(w[block.classes], dim=1, out=norms[block.classes])
+                torch.linalg.vector_norm(block.of(w), dim=1, out=block.of(norms))
             stacked = _products(rows, w, norms, block)
-            z = stacked[:batch]
+            z = stacked[:batch] if rule.energy else stacked
             # The target's product, from the one block that contains it.
-            z_target = block.at_targets(z)
-            target = torch.where(block.is_inside, z_target, target)
-            # weighted_sum += Σ_{j≠y} v_j·f_j
+            target = block.where_inside(block.at_targets(z), target)
+            # The reduction over the other classes of this block
             scores = rule.scores(z, rho, _block_bias(bias, rule, block))
-            if weighted_sum is not None and class_weights is not None:
-                weights = class_weights[block.classes]
+            part, slopes = block.reduce_others(scores, rule.reduction)
+            parts.append(part)
+            # weighted_sum += Σ_{j≠y} v_j·f_j
+            if class_weights is not None:
+                weights = block.of(class_weights)
                 of_target = block.at_targets(scores) * weights[block.column.squeeze(1)].unsqueeze(1)
-                weighted_sum += scores @ weights - torch.where(block.is_inside, of_target, 0).squeeze(1)
-            # The reduction over the other classes of this block: the target is excluded by a score of −∞.
-            block.fill_targets_(scores, float("-inf"))
-            parts.append(rule.reduction.within(scores))
-            if scores is z and save_products:
-                z.scatter_(1, block.column, z_target)  # −∞ was written into the products themselves
-            if row_energies is not None:
-                # Σ_{j≠y} 1/(2 − 2c): the pair of a class with itself is excluded by an infinite distance.
-                half_squares = 1 - stacked[batch:]
-                block.fill_targets_(half_squares, float("inf"))
+                others_sum = scores @ weights - block.where_inside(of_target, 0.0).squeeze(1)
+                weighted_sum = others_sum if weighted_sum is None else weighted_sum + others_sum
+            if rule.energy:
+                # Σ_{j≠y} 1/(1 − c), twice the energy of each row
+                half_squares = _half_squared_distances(stacked[batch:], block)
                 smallest.append(half_squares.amin())
-                row_energies += half_squares.reciprocal_().sum(1)
+                repulsion = half_squares.reciprocal_()
+                row_energies.append(repulsion.sum(1))
             if save_products:
                 products.append(stacked)
+        assert isinstance(target, Tensor)
+        # Combine the blocks.
         others = parts[0] if len(parts) == 1 else rule.reduction.across(torch.stack(parts, 1))
-        target_norm, target_peaks = None, None
+        w_target, target_norm = None, None
         if rule.target_norm:
-            w_target = w[labels.clamp_min(0)]
-            target_norm = torch.linalg.vector_norm(w_target, dim=1).masked_fill(labels < 0, 0)
-            target_peaks = torch.linalg.vector_norm(w_target, torch.inf, dim=1)
+            w_target = w.index_select(0, labels if rule.targets_present else labels.clamp_min(0))
+            target_norm = torch.linalg.vector_norm(w_target, dim=1)
+            target_norm = target_norm if rule.targets_present else target_norm.masked_fill_(labels < 0, 0)
         energy = None
-        if row_energies is not None:
-            counted_energies = row_energies if counted is None else row_energies.masked_fill(~counted, 0)
-            energy = counted_energies.sum() / 2
-        in_range = _in_range(x, norms, target_peaks, smallest)
-        return others, weighted_sum, target.squeeze(1), target_norm, energy, in_range, norms, *products
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        *tensors, ctx.rule = inputs
-        others, _, _, target_norm, _, in_range, norms, *products = output
-        # Norms and products are outputs only because that is how `setup_context` receives intermediate results.
-        ctx.mark_non_differentiable(*(t for t in (in_range, norms, *products) if t is not None))
+        if rule.energy:
+            energies = row_energies[0] if len(row_energies) == 1 else torch.stack(row_energies).sum(0)
+            energy = (energies if counted is None else energies.masked_fill(~counted, 0)).sum() / 2
+        in_range = _in_range(x, norms, w_target, smallest)
+        ctx.rule = rule
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, others, target_norm, norms, *products)
+        ctx.mark_non_differentiable(in_range)
+        # The derivatives of the reduction and of the energy are saved only if they are as small as one block.
+        # For more classes it is cheaper to compute them again than to write them to memory and read them back.
+        if not save_products or len(blocks) > 1:
+            slopes, repulsion = None, None
+        inputs = (x, w, rho, bias, labels, class_weights, counted)
+        results = (others, w_target, target_norm, norms, rows, scale, target_norms, slopes, repulsion)
+        ctx.save_for_backward(*inputs, *results, *products)
+        return others, weighted_sum, target.squeeze(1), target_norm, energy, in_range
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -400,24 +458,25 @@ class _FusedTerms(torch.autograd.Function):
         return (*gradients, None, None, None, None)
 
 
-def _in_range(x: Tensor, norms: Tensor | None, target_peaks: Tensor | None, half_squares: list[Tensor]) -> Tensor:
+def _in_range(x: Tensor, norms: Tensor | None, w_target: Tensor | None, half_squares: list[Tensor]) -> Tensor:
     """Return a boolean scalar: False if squares left the range of the dtype or two class vectors nearly coincide.
 
     Args:
         x: features.
         norms: norms of all class vectors, if products are divided by them.
-        target_peaks: largest entries of the class vectors of the labels, if their norms are needed.
+        w_target: the class vectors of the labels, if their norms are needed.
         half_squares: the smallest 1 − c of each block, half the squared distance of two class vectors.
     """
-    # Largest entries instead of norms: they tell a zero feature, which is exact, from one whose squares underflow.
-    peaks = torch.linalg.vector_norm(x, torch.inf, dim=1)
-    in_range = _numerics.squares_in_range(peaks.masked_fill_(peaks == 0, 1))
-    if norms is not None:
-        in_range = in_range & _numerics.squares_in_range(norms)
-    if target_peaks is not None:
-        in_range = in_range & _numerics.squares_in_range(target_peaks.masked_fill_(target_peaks == 0, 1))
+    # Largest entries instead of norms: they tell a zero vector, which is exact, from one whose squares underflow.
+    # (`vector_norm` of order ∞ computes the same, but is not vectorised on CPUs.)
+    peaks = x.abs().amax(1)
+    if w_target is not None:
+        peaks = torch.cat([peaks, w_target.abs().amax(1)])
+    peaks = peaks.masked_fill_(peaks == 0, 1)
+    in_range = _numerics.squares_in_range(peaks if norms is None else torch.cat([peaks, norms]))
     if half_squares:
-        in_range = in_range & (torch.stack(half_squares).amin() > _numerics.close_pair_threshold(x.dtype, 2.0) / 2)
+        closest = half_squares[0] if len(half_squares) == 1 else torch.stack(half_squares).amin()
+        in_range = in_range & (closest > _numerics.close_pair_threshold(x.dtype, 2.0) / 2)
     return in_range
 
 
@@ -444,21 +503,22 @@ def _blocked_backward(
     rule: ScoreRule, saved: tuple[Any, ...], needs_grad: tuple[bool, ...], grads: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients with respect to x, w, ρ and β; see the top of this file."""
-    x, w, rho, bias, labels, class_weights, counted, others, target_norm, norms, *products = saved
+    x, w, rho, bias, labels, class_weights, counted = saved[:7]
+    others, w_target, target_norm, norms, rows, scale, target_norms, saved_slopes, saved_repulsion = saved[7:16]
+    products = saved[16:]
     grad_others, grad_sum, grad_target, grad_norm, grad_energy = grads
     needs_x, needs_w, needs_rho, needs_bias = needs_grad
     batch = len(x)
-    rows, scale, target_norms = _stacked_rows(x, w, labels, rule)
-    grad_rows = torch.zeros_like(rows) if needs_x or rule.energy else None
+    grad_rows: Tensor | None = None
     grad_w = torch.empty_like(w) if needs_w else None
     grad_rho = torch.zeros_like(rho) if needs_rho else None
     grad_bias = torch.zeros_like(bias) if needs_bias else None
     energy_factor = _energy_factor(grad_energy, counted, x) if rule.energy else None
-    radial = x.new_zeros(batch, 1)
-    for number, block in enumerate(_blocks(labels, w, len(rows))):
+    radial = x.new_zeros(batch) if rule.energy else None
+    for number, block in enumerate(_blocks(labels, w, len(rows), rule)):
         stacked = products[number] if products else _products(rows, w, norms, block)
         grad_stacked = torch.empty_like(stacked)
-        z, grad_z = stacked[:batch], grad_stacked[:batch]
+        z, grad_z = (stacked[:batch], grad_stacked[:batch]) if rule.energy else (stacked, grad_stacked)
 
         # r(z), with a graph if its derivative has to be found automatically
         response, leaf = None, None
@@ -469,16 +529,21 @@ def _blocked_backward(
                 response = rule.response(z if leaf is None else leaf)
 
         # P = G·∂others/∂f + S·v, and zero at the target
-        scores = z if response is None else rho.unsqueeze(1) * response.detach()
-        block_bias = _block_bias(bias, rule, block)
-        scores = scores if block_bias is None else scores + block_bias
         if grad_others is None:
             grad_z.zero_()
         else:
-            rule.reduction.derivative(scores, others, grad_z).mul_(grad_others.unsqueeze(1))
+            factor, slopes = grad_others, saved_slopes
+            if slopes is None:
+                # `grad_z` holds a copy of the products, because saved tensors must not be written to.
+                scores = grad_z.copy_(z) if response is None else rho.unsqueeze(1) * response.detach()
+                block_bias = _block_bias(bias, rule, block)
+                scores = scores if block_bias is None else scores + block_bias
+                part, slopes = block.reduce_others(scores, rule.reduction)
+                factor = factor if rule.reduction.share is None else factor * rule.reduction.share(part, others)
+            torch.mul(slopes, factor.unsqueeze(1), out=grad_z)
+            del slopes  # free its memory before the next block needs as much
         if grad_sum is not None and class_weights is not None:
-            grad_z.addcmul_(grad_sum.unsqueeze(1), class_weights[block.classes])
-        if bias is not None or rho is not None:
+            grad_z.addcmul_(grad_sum.unsqueeze(1), block.of(class_weights))
             block.fill_targets_(grad_z, 0.0)
 
         # ∂β = Σ_b P and ∂ρ = Σ_j P·r
@@ -486,7 +551,7 @@ def _blocked_backward(
             if rule.shared_bias:
                 grad_bias += grad_z.sum()
             else:
-                torch.sum(grad_z, 0, out=grad_bias[block.classes])
+                torch.sum(grad_z, 0, out=block.of(grad_bias))
         if grad_rho is not None and response is not None:
             grad_rho += torch.linalg.vecdot(grad_z, response.detach(), dim=1)
 
@@ -497,40 +562,45 @@ def _blocked_backward(
                 grad_z.copy_(torch.autograd.grad(response, leaf, grad_z)[0])
             elif rule.derivative is not None and not rule.detached:
                 grad_z.mul_(rule.derivative(z, response))
-        block.fill_targets_(grad_z, 0.0 if grad_target is None else grad_target.unsqueeze(1))
+        if grad_target is not None:
+            block.fill_targets_(grad_z, grad_target.unsqueeze(1))
 
         # The energy's rows of D: φ′(c) = 1/(2(1−c)²), and zero for the pair of a class with itself
         if energy_factor is not None:
-            cosines, slopes = stacked[batch:], grad_stacked[batch:]
-            torch.sub(1, cosines, out=slopes).reciprocal_().square_().mul_(energy_factor)
-            block.fill_targets_(slopes, 0.0)
-            radial += torch.linalg.vecdot(slopes, cosines, dim=1).unsqueeze(1)
+            repulsion = saved_repulsion
+            if repulsion is None:
+                repulsion = _half_squared_distances(stacked[batch:], block).reciprocal_()
+            torch.mul(repulsion, repulsion, out=grad_stacked[batch:]).mul_(energy_factor)
+            del repulsion
 
         # ∂w = (Σ_b D·x − a·ŵ)/‖w‖ with a = Σ_b D·z, and ∂x = Σ_j (D/‖w‖)·w
-        w_block = w[block.classes]
+        w_block = block.of(w)
         if norms is not None:
-            inverse = norms[block.classes].reciprocal()
+            weighted = grad_stacked * stacked
+            if radial is not None:
+                radial += weighted[batch:].sum(1)
+            inverse = block.of(norms).reciprocal()
             if grad_w is not None:
-                along = torch.linalg.vecdot(grad_stacked, stacked, dim=0).mul_(inverse).mul_(inverse).neg_()
-                torch.mul(w_block, along.unsqueeze(1), out=grad_w[block.classes])
+                along = weighted.sum(0).mul_(inverse).mul_(inverse).neg_()
+                torch.mul(w_block, along.unsqueeze(1), out=block.of(grad_w))
+            del weighted
             grad_stacked.mul_(inverse)
             if grad_w is not None:
-                grad_w[block.classes].addmm_(grad_stacked.mT, rows)
+                block.of(grad_w).addmm_(grad_stacked.mT, rows)
         elif grad_w is not None:
-            torch.mm(grad_stacked.mT, rows, out=grad_w[block.classes])
-        if grad_rows is not None:
-            grad_rows.addmm_(grad_stacked, w_block)
+            torch.mm(grad_stacked.mT, rows, out=block.of(grad_w))
+        if needs_x or rule.energy:
+            grad_rows = grad_stacked @ w_block if grad_rows is None else grad_rows.addmm_(grad_stacked, w_block)
 
     # ∂‖w_y‖/∂w_y = ŵ_y, and zero for a zero class vector
     if grad_w is not None and grad_norm is not None:
-        own = labels.clamp_min(0)
         factor = grad_norm / target_norm.masked_fill(target_norm == 0, torch.inf)
-        grad_w.index_add_(0, own, w[own] * factor.unsqueeze(1))
+        grad_w.index_add_(0, labels.clamp_min(0), w_target * factor.unsqueeze(1))
 
     # The rows of the energy are normalised class vectors, so their gradient is projected to the tangent space as well:
     # ∂w_y += (Σ_j E·ŵ_j − (Σ_j E·c)·ŵ_y)/‖w_y‖.
-    if target_norms is not None and grad_w is not None and grad_rows is not None:
-        tangent = grad_rows[batch:].addcmul_(radial, rows[batch:], value=-1).div_(target_norms)
+    if radial is not None and grad_w is not None and grad_rows is not None:
+        tangent = grad_rows[batch:].addcmul_(radial.unsqueeze(1), rows[batch:], value=-1).div_(target_norms)
         grad_w.index_add_(0, labels, tangent)
 
     # Features of radius s: ∂x = (s/‖x‖)·(g − (g·x̂)x̂) for the gradient g with respect to s·x̂
