@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hypersphere as hs
 import oracle
-from hypersphere.heads import PRESETS, AngularHead, Annealing, Ramp
+from hypersphere.heads import PRESETS, AngularHead, Annealing, NonFiniteScoresError, Ramp
 
 from .samples import problem
 
@@ -492,7 +492,7 @@ def test_head_scores_and_logits_name_class_vectors_that_are_not_finite():
     with torch.no_grad():
         head.weight[3, 0] = float("inf")
     for call in (lambda: head.scores(x), lambda: head.logits(x, y)):
-        with pytest.raises(ValueError, match="weight must be finite, but row 3"):
+        with pytest.raises(NonFiniteScoresError, match="weight must be finite, but row 3"):
             call()
 
 
@@ -637,8 +637,15 @@ def test_head_names_the_row_whose_scores_overflow(name):
     with torch.no_grad():
         head.weight.mul_(1e20)
     for call in (lambda: head(x, y), lambda: head.scores(x), lambda: head.logits(x, y)):
-        with pytest.raises(ValueError, match=r"x must give scores .* but row 3 overflows"):
+        with pytest.raises(NonFiniteScoresError, match=r"x must give scores .* but row 3 overflows"):
             call()
+
+
+def test_head_does_not_report_misuse_as_scores_that_are_not_finite():
+    head = PRESETS["softmax"](5, 4)
+    with pytest.raises(ValueError, match="x must be dense floating-point features") as caught:
+        head.scores(torch.zeros(2, 6))
+    assert not isinstance(caught.value, NonFiniteScoresError)
 
 
 @pytest.mark.parametrize("gradient", ["true", "detached", "normalized"])

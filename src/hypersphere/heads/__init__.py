@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, NoReturn
 
 from hypersphere.heads.binary import BinaryHead
-from hypersphere.heads.head import AngularHead
+from hypersphere.heads.head import AngularHead, NonFiniteScoresError
 from hypersphere.heads.presets import (
     LITERATURE_NAMES,
     PRESETS,
@@ -32,6 +32,7 @@ __all__ = [
     "Annealing",
     "BinaryHead",
     "HeadOptions",
+    "NonFiniteScoresError",
     "Ramp",
     "ShardedHead",
     "a_softmax",

@@ -151,11 +151,11 @@ class Processes:
             dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def raise_any(self, problem: str | None) -> None:
-        """Raise a `ValueError` in every process if any process has a problem."""
+    def raise_any(self, problem: str | None, error: type[ValueError] = ValueError) -> None:
+        """Raise an error in every process if any process has a problem."""
         for rank, message in enumerate(self.objects(problem)):
             if message is not None:
-                raise ValueError(message if self.size == 1 else f"process {rank}: {message}")
+                raise error(message if self.size == 1 else f"process {rank}: {message}")
 
     @contextlib.contextmanager
     def _explain_failure(self, action: str) -> Iterator[None]:

@@ -33,7 +33,7 @@ from hypersphere.heads.fused_loss import (
 )
 from hypersphere.heads.schedules import Annealing, Ramp
 
-__all__ = ["AngularHead", "check_features", "check_labels", "require_labels"]
+__all__ = ["AngularHead", "NonFiniteScoresError", "check_features", "check_labels", "require_labels"]
 
 _GRADIENTS = ("true", "detached", "normalized")
 _REDUCTIONS = ("mean", "sum", "none")
@@ -52,6 +52,10 @@ _DEFAULTS: dict[str, Any] = {
     "ignore_index": -100,
     "reduction": "mean",
 }
+
+
+class NonFiniteScoresError(ValueError):
+    """Finite features have scores that are not finite: class vectors diverged, or a score overflows."""
 
 
 class _NormStatistics(NamedTuple):
@@ -153,8 +157,9 @@ class AngularHead(nn.Module):
         self.reduction = reduction
         self.decay_free_parameters = ("weight",) if weight_norm else ()
         self.class_terms: Callable[..., ClassTerms] = class_terms  # replaced by `ShardedHead`
-        self._counts_calls = True
+        self._counts_calls = True  # until `advance_with`
         self._margin_on_others = isinstance(self._margin, Margin) and self._margin.touches_others
+        # The normalized gradient is a formula for ‖x‖·ψ(θ) and for no other score.
         if gradient == "normalized":
             is_a_softmax = margin is not None and radius == "feature" and weight_norm
             fits = is_a_softmax and isinstance(self._angular, Cosine) and not self._margin_on_others
@@ -172,11 +177,13 @@ class AngularHead(nn.Module):
                     self.register_parameter(f"{owner}_{name}", getattr(entry, name))
         self.weight = nn.Parameter(torch.empty(num_classes, in_features))
         self.bias = nn.Parameter(torch.empty(self._bias_size())) if bias else None
+        # Buffers exist only where they are used: the state dict of a plain head contains nothing but parameters.
         if annealing is not None or ramp is not None:
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         if isinstance(self._margin, NormAdaptive):
             self.register_buffer("norm_mean", torch.empty(()))
             self.register_buffer("norm_std", torch.empty(()))
+        # Class weights are a setting, which the constructor provides, so they are not part of the state dict.
         self.register_buffer("class_weights", _checked_class_weights(class_weights, num_classes), persistent=False)
         self.reset_parameters()
 
@@ -211,8 +218,9 @@ class AngularHead(nn.Module):
         """Return the loss of features `x` with labels `y`. The mean over no samples is 0.
 
         Raises:
-            ValueError: if shapes or dtypes are wrong, a label is not a class, a feature or class vector is not finite,
-                or a score overflows; the message names the row. The state of the head is then unchanged.
+            ValueError: if shapes or dtypes are wrong, a label is not a class, or a feature is not finite; the message
+                names the row. The state of the head is then unchanged.
+            NonFiniteScoresError: a `ValueError` for a class vector that is not finite or a score that overflows.
         """
         check_features(x, self.in_features)
         check_labels(y, len(x))
@@ -231,9 +239,15 @@ class AngularHead(nn.Module):
         return self._narrow(loss, x)
 
     def scores(self, x: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
-        """Return the plain scores without margin, from which predictions are made."""
+        """Return the plain scores without margin, from which predictions are made.
+
+        Raises:
+            ValueError: if `x` has the wrong shape or dtype, or a feature is not finite.
+            NonFiniteScoresError: a `ValueError` for a class vector that is not finite or a score that overflows.
+        """
         check_features(x, self.in_features)
         with _numerics.autocast_disabled(x):
+            # ‖x‖·cos θ is computed without dividing by ‖x‖, so that a zero feature has the gradient of a linear layer.
             if self._is_linear_in_x:
                 plain = self._products(x)
             else:
@@ -252,7 +266,7 @@ class AngularHead(nn.Module):
         check_labels(y, len(x))
         require_labels(y, self.num_classes, self.ignore_index)
         step = self._schedule_step()
-        labels = y.long().clamp(0, self.num_classes - 1)
+        labels = y.long().clamp(0, self.num_classes - 1)  # ignored labels get any class; their rows do not count
         with _numerics.autocast_disabled(x):
             x_norm, magnitudes, cosines = self._polar_scores(x)
             if self._is_linear_in_x:
@@ -260,6 +274,7 @@ class AngularHead(nn.Module):
             else:
                 response = self._other_response(cosines, self._strength(step, cosines))
                 plain = magnitudes * self._with_gradient_choice(cosines, response)
+            # Replace the target's entry of the plain scores by the score with the margin.
             column = labels.unsqueeze(1)
             magnitude = magnitudes.expand_as(cosines).gather(1, column).squeeze(1)
             c = cosines.gather(1, column).squeeze(1)
@@ -333,12 +348,13 @@ class AngularHead(nn.Module):
         weights = None if self.class_weights is None else self.class_weights.to(losses.dtype)
         loss = reduce_rows(losses, labels, weights, counted, self.reduction)
         loss = self._with_penalties(loss, terms, x_norm, counted)
-        is_finite = (loss.detach().abs() < torch.inf).all()
-        return loss, statistics, labels_valid & terms.in_range & is_finite
+        is_finite = loss.detach().abs() < torch.inf
+        return loss, statistics, labels_valid & terms.in_range & (is_finite if loss.ndim == 0 else is_finite.all())
 
     def _wide_features(self, x: Tensor, *, careful: bool) -> tuple[Tensor, Tensor]:
         """Step 1: features in the wider dtype of features and weight, at least float32, and their norms (B,)."""
         wide = x.to(self._wide_dtype(x))
+        # `polar` scales by the largest entry before squaring; the plain norm is faster and exact for ordinary features.
         if careful:
             return wide, sphere.polar(x)[0].to(wide.dtype).squeeze(1)
         return wide, torch.linalg.vector_norm(wide, dim=1)
@@ -367,7 +383,9 @@ class AngularHead(nn.Module):
             target_norm=not self.weight_norm and not (as_products and self._margin is None),
             target_direction=self.gradient == "normalized",
             energy=self.energy_weight > 0,
+            targets_present=True,
         )
+        # Label smoothing needs Σ_j v_j·f_j, with v = 1 if there are no class weights.
         smoothing_weights = None
         if self.label_smoothing:
             weights = self.class_weights
@@ -436,9 +454,11 @@ class AngularHead(nn.Module):
         if self.gradient == "normalized":
             assert w_hat is not None
             score = straight_through(plain, score)
+            # The correction changes only gradients, and an exported program has none.
             if torch.is_grad_enabled() and not torch.compiler.is_exporting():
                 psi = lambda c: self._target_response(c, x_norm.detach(), strength, statistics)  # noqa: E731
                 score = score + _normalized_gradient_term(psi, c.detach(), x, x_norm.detach(), w_hat)
+        # Annealing: (λ·plain + margin)/(1 + λ)
         if self.annealing is not None and step is not None:
             share = self.annealing(step.to(c.dtype))
             score = (share * plain + score) / (1 + share)
@@ -483,6 +503,7 @@ class AngularHead(nn.Module):
 
     def _has_learned_response(self) -> bool:
         """Return True if the response of the other classes needs automatic differentiation."""
+        # Any other callable may be a module with parameters.
         if not isinstance(self._angular, Angular):
             return not self._scores_are_products
         entries = (("angular", self.angular), ("margin", self.margin))
@@ -507,12 +528,13 @@ class AngularHead(nn.Module):
         margin, angular = self.margin, self.angular
         if isinstance(margin, NormAdaptive):
             assert statistics is not None
+            # The norm decides how large the margin is, but no gradient flows through this choice.
             quality = margin.quality(x_norm.detach(), statistics.mean.to(c.dtype), statistics.std.to(c.dtype))
             return margin.for_quality(quality)(c, angular, strength)
         if isinstance(margin, Margin):
             return margin(c, angular, strength)
         assert margin is not None
-        # A callable knows no strength: interpolate between g and ψ.
+        # A plain callable takes no strength, so a ramp interpolates between g and ψ.
         psi = margin(c)
         return psi if self.ramp is None else angular(c) + strength * (psi - angular(c))
 
@@ -562,7 +584,7 @@ class AngularHead(nn.Module):
         return torch.promote_types(_numerics.widen(x).dtype, _numerics.widen(self.weight).dtype)
 
     def _products(self, x: Tensor) -> Tensor:
-        """Return the inner products (B, C) of features with class vectors, which count as unit vectors if asked."""
+        """Return the inner products (B, C) of features with class vectors, normalised if `weight_norm`."""
         rows = self.weight if self.uses_weight_norm else sphere.polar(self.weight)[1]
         dtype = self._wide_dtype(x)
         return x.to(dtype) @ rows.to(dtype).mT
@@ -575,19 +597,24 @@ class AngularHead(nn.Module):
         return norms.squeeze(1), self.magnitude(w_norm.mT, norms), directions @ w_hat.mT
 
     def _without_ignored(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the features with ignored rows set to zero, so that a NaN in them has no effect."""
+        """Return the features with ignored rows set to zero, so that NaN in an ignored row has no effect."""
         return x.masked_fill((y == self.ignore_index).unsqueeze(1), 0)
 
     def _require_finite(self, result: Tensor, x: Tensor) -> None:
-        """Raise a `ValueError` that names a row if a result is not finite."""
+        """Raise an error that names a row if a result is not finite."""
         if not _numerics.values_readable(result) or bool(torch.isfinite(result.detach()).all()):
             return
+        # Features first: if they are not finite, the input is wrong. Everything else means that training diverged.
         _numerics.require_finite_rows("x", x)
-        _numerics.require_finite_rows("weight", self.weight)
+        try:
+            _numerics.require_finite_rows("weight", self.weight)
+        except ValueError as error:
+            raise NonFiniteScoresError(str(error)) from None
+        # All inputs are finite, so a product has overflowed, most likely in the row with the largest norm.
         norms = sphere.norm(x.detach().double())
         row = int(norms.argmax())
         largest = float(sphere.norm(self.weight.detach().double()).max())
-        raise ValueError(
+        raise NonFiniteScoresError(
             f"x must give scores that {result.dtype} can represent, but row {row} overflows: ‖x‖ = {norms[row]:.3g}, "
             f"and class vectors have norms up to {largest:.3g}"
         )
@@ -699,6 +726,7 @@ def _moved_towards(statistics: _NormStatistics, norms: Tensor, counted: Tensor, 
     mean = (norms * share).sum() / count.clamp_min(1)
     variance = ((norms - mean).square() * share).sum() / (count - 1).clamp_min(1)
     std = variance.sqrt()
+    # A sample standard deviation needs two samples.
     is_usable = (count >= 2) & torch.isfinite(mean + std)
     new_mean = statistics.mean.lerp(mean.to(statistics.mean.dtype), momentum)
     new_std = statistics.std.lerp(std.to(statistics.std.dtype), momentum)
@@ -732,6 +760,7 @@ def _normalized_gradient_term(
         length = torch.hypot(slope, along_x * inverse_norm)
         x_hat = x.detach() * inverse_norm.unsqueeze(1)
         direction = slope.unsqueeze(1) * w_hat + along_x.unsqueeze(1) * x_hat
+        # A zero length means ψ = ψ′ = 0, where the direction is zero too.
         target = direction / length.masked_fill(length == 0, 1).unsqueeze(1)
         difference = (target - w_hat).masked_fill((x_norm == 0).unsqueeze(1), 0)
     return ((x - x.detach()) * difference).sum(1)

@@ -24,10 +24,12 @@ from hypersphere import _numerics
 from hypersphere._validation import is_number, require
 from hypersphere.heads._collectives import Processes, problem_of
 from hypersphere.heads.fused_loss import ClassTerms, ScoreRule, class_terms
-from hypersphere.heads.head import AngularHead, check_features, check_labels, require_labels
+from hypersphere.heads.head import AngularHead, NonFiniteScoresError, check_features, check_labels, require_labels
 
 __all__ = ["ShardedHead"]
 
+# Random numbers are drawn in blocks of the logical weight with one seed each, so that they do not depend on how classes
+# are distributed over processes. A block is small compared with the part of a process.
 _INITIAL_ROWS_PER_SEED = 1024
 _SAMPLES_PER_SEED = 2**16
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -88,17 +90,18 @@ class ShardedHead(nn.Module):
         self.processes = Processes(group)
         self.processes.raise_any(problem_of(lambda: _check_plan(head, sizes, sample, backbone)))
         shared_bias = head.bias is not None and len(head.bias) == 1
-        plan = fingerprint(
-            head, ["weight"] if shared_bias else ["weight", "bias"]
-        )  # a missing bias is compared as well
+        # A bias is compared even if it is missing: either all processes have one, or none.
+        plan = fingerprint(head, ["weight"] if shared_bias else ["weight", "bias"])
         plan |= {"sizes": repr(sizes and tuple(sizes)), "sample": repr(sample), "backbone": backbone}
         different = differences(self.processes.objects(plan))
         require(not different, "head", "made with the same arguments in all processes", different)
         if sizes is None:
+            # The first processes hold one class more if the classes cannot be distributed evenly.
             each, rest = divmod(head.num_classes, self.processes.size)
             sizes = [each + (rank < rest) for rank in range(self.processes.size)]
         self._terms = _ShardedClassTerms(self.processes, sizes)
         self.sharded_parameters = ("weight",) if shared_bias or head.bias is None else ("weight", "bias")
+        # All processes draw, so that their generators stay in step, and use the numbers of the first.
         seed, sampling_seed = self.processes.objects(torch.randint(2**62, (2,)).tolist())[0]
         self.in_features: int = head.in_features
         self.num_classes: int = head.num_classes
@@ -141,7 +144,7 @@ class ShardedHead(nn.Module):
         except ValueError as error:
             failure, is_finite = error, False
         finally:
-            self._terms.use_all_classes()
+            self._terms.use_all_classes()  # `scores` and evaluation use all classes
         if not is_finite:
             # The class vectors of another process may be the reason. All processes must raise, or none.
             self.processes.raise_any(problem_of(lambda: _numerics.require_finite_rows("weight", self.weight)))
@@ -155,7 +158,14 @@ class ShardedHead(nn.Module):
     def scores(self, x: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
         """Return the plain scores of this process's features for all classes, without gradient."""
         features, _, counts = self._gathered(x, torch.zeros(len(x), dtype=torch.int64, device=x.device))
-        return self.processes.exchange_columns(self.head.scores(features), counts, self.sizes)
+        # If the class vectors of one process are not finite, all must raise. Otherwise they would wait for each other.
+        columns, problem = features, None
+        try:
+            columns = self.head.scores(features)
+        except NonFiniteScoresError as error:
+            problem = str(error)
+        self.processes.raise_any(problem, NonFiniteScoresError)
+        return self.processes.exchange_columns(columns, counts, self.sizes)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the state of the logical head on the first process and an empty dict on the others.
@@ -232,6 +242,7 @@ class ShardedHead(nn.Module):
         """Initialise class vectors with the head's own method, in blocks of the logical weight with one seed each."""
         weight, cpu = local.weight, torch.default_generator.device
         local._apply(lambda t: torch.empty_like(t, device=weight.device) if t.is_meta else t)
+        # `reset_parameters` initialises `local.weight`, so let it be one block after the other.
         with torch.random.fork_rng(devices=[]):
             for number, block, here in numbered_blocks(self.classes, _INITIAL_ROWS_PER_SEED):
                 torch.default_generator.manual_seed((seed + number) % 2**63)
@@ -243,6 +254,7 @@ class ShardedHead(nn.Module):
 
     def _gathered(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """Return features and labels of all processes and the number of samples of each. All raise if one must."""
+        # Check before the first large collective: a process that raised alone would leave the others waiting.
         problem = problem_of(lambda: self._check(x, y))
         header = [0, 0, 0, 1] if problem else [len(x), _FLOATS.index(x.dtype), x.requires_grad, 0]
         headers = torch.stack(self.processes.all_gather(torch.tensor(header, device=x.device))).tolist()
@@ -253,6 +265,7 @@ class ShardedHead(nn.Module):
         require(len(set(dtypes)) == 1, "x", "of one type in all processes", names)
         if any(need_grad) and not x.requires_grad:
             x = x.detach().requires_grad_()  # the backward pass contains collectives, so all processes must run it
+        # `DistributedDataParallel` divides gradients by the number of processes, but the loss is already global.
         factor = self.processes.size if self.backbone == "averaged" else 1
         features = self.processes.gather_rows(x, counts, factor)
         return features, self.processes.concatenate_rows(y.long(), counts), counts
@@ -320,6 +333,7 @@ class _ShardedClassTerms:
             is_sampled[here] = uniform < fraction
         local = labels.to(is_sampled.device) - self.first
         is_sampled[local[(local >= 0) & (local < self.size)]] = True
+        # A reduction over no classes is undefined.
         if not bool(is_sampled.any()):
             is_sampled[0] = True
         self.sampled = is_sampled.nonzero().flatten().to(labels.device)
@@ -357,7 +371,7 @@ class _ShardedClassTerms:
             features,
             weight,
             local_labels,
-            rule,
+            dataclasses.replace(rule, targets_present=False),
             rho=rho,
             bias=shared_bias if rule.shared_bias or bias is None else self._sampled_rows(bias),
             class_weights=None if class_weights is None else self._sampled_rows(class_weights[self.classes]),
@@ -398,6 +412,7 @@ class _ShardedClassTerms:
         local = labels - self.first
         if self.sampled is None:
             return local.masked_fill((local < 0) | (local >= self.size), -1)
+        # `sampled` is sorted. A label that is not in it gets a position with another class.
         position = torch.searchsorted(self.sampled, local).clamp_max(len(self.sampled) - 1)
         return position.masked_fill(self.sampled[position] != local, -1)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hypersphere._layer_selection import layers_of
 from hypersphere._modes import evaluation_mode
 from hypersphere.energy import hyperspherical_energy
-from hypersphere.heads import ShardedHead
+from hypersphere.heads import NonFiniteScoresError, ShardedHead
 from hypersphere.heads._collectives import Processes
 from hypersphere.training.objective import Objective
 from hypersphere.training.parallel import part_of
@@ -37,7 +37,7 @@ def accuracy(objective: Objective, data: Iterable[tuple[Tensor, Tensor]]) -> flo
             sound &= int(torch.isfinite(features).all())
             try:
                 scores: Tensor = objective.head.scores(features.nan_to_num(0.0, 0.0, 0.0))  # type: ignore[operator]
-            except ValueError:  # finite features can be so large that their scores overflow
+            except NonFiniteScoresError:  # finite features can be so large that their scores overflow
                 sound = 0
                 continue
             right, seen = right + int((scores.argmax(1) == y).sum()), seen + len(labels)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hypersphere import margin
-from hypersphere.heads import AngularHead, Annealing, BinaryHead, Ramp
+from hypersphere.heads import AngularHead, Annealing, BinaryHead, NonFiniteScoresError, Ramp
 from hypersphere.heads.sharded import ShardedHead
 
 from .problem import CLASSES, DIM, HEADS, batch, made, raises
@@ -83,11 +83,12 @@ def check_errors(folder, groups):
     raises(lambda: head(good[:, : DIM - (rank == last)], y), f"process {last}", "shape")
     raises(lambda: head(good, y.double() if rank == last else y), f"process {last}", "labels")
     with torch.no_grad():
-        kept = head.weight[0].clone()
-        head.weight[0] = float("nan") if rank == last else kept
+        class_vector = head.weight[0].clone()
+        head.weight[0] = float("nan") if rank == last else class_vector
     raises(lambda: head(good, y), f"process {last}", "weight", "row 0")
+    raises(lambda: head.scores(good), f"process {last}", "weight", "row 0", kind=NonFiniteScoresError)
     with torch.no_grad():
-        head.weight[0] = kept
+        head.weight[0] = class_vector
     assert head.head.steps.item() == 0
     assert head(good, y).isfinite()
     assert head.head.steps.item() == 1
