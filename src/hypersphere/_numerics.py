@@ -15,7 +15,7 @@ from torch import Tensor
 __all__ = [
     "SAFE_PARAMETER_RANGE",
     "angle_derivative",
-    "arcsin_",
+    "arcsin",
     "autocast_disabled",
     "can_update_state",
     "close_pair_threshold",
@@ -25,7 +25,6 @@ __all__ = [
     "exact_difference_threshold",
     "in_backward",
     "machine_epsilon",
-    "mask_poles",
     "narrow",
     "parallel_tolerance",
     "rank_tolerance",
@@ -321,13 +320,13 @@ def angle_derivative(c: Tensor) -> Tensor:
     return squared_sine.rsqrt().neg_().masked_fill_(squared_sine <= 0, 0.0)
 
 
-def arcsin_(c: Tensor) -> Tensor:
-    r"""Overwrite cosines with π/2 − θ = arcsin c, clamped to [−π/2, π/2]. For code that autograd does not record.
+def arcsin(c: Tensor, *, out: Tensor | None = None) -> Tensor:
+    r"""Return π/2 − θ = arcsin c, clamped to [−π/2, π/2], for code that autograd does not record. `out` may be `c`.
 
-    >>> arcsin_(torch.tensor([1.0000001, 0.0, -2.0]))
+    >>> arcsin(torch.tensor([1.0000001, 0.0, -2.0]))
     tensor([ 1.5708,  0.0000, -1.5708])
     """
-    return c.clamp_(-1, 1).asin_()
+    return torch.clamp(c, -1, 1, out=out).asin_()
 
 
 def _pole_cotangent(dtype: torch.dtype) -> float:
@@ -354,19 +353,14 @@ def cotangent(c: Tensor) -> Tensor:
     return torch.addcmul(one, c, c, value=-1).clamp_min_(_pole_cotangent(c.dtype) ** -2).rsqrt_().mul_(c)
 
 
-def mask_poles(gradient: Tensor, c: Tensor) -> Tensor:
-    """Return `gradient` where |c| < 1, and zero at the poles and beyond, as in `sphere.angle`."""
-    # The derivative of hardtanh is this mask. One kernel needs no boolean tensor.
-    masked: Tensor = torch.ops.aten.hardtanh_backward(gradient, c, -1.0, 1.0)
-    return masked
-
-
 def cosecant(c: Tensor) -> Tensor:
-    r"""Return 1/sin θ = 1/√(1−c²); large but finite at the poles, for use with `mask_poles`.
+    r"""Return 1/sin θ = 1/√(1−c²), and zero at and beyond the poles, where `sphere.angle` has a zero gradient.
 
-    >>> cosecant(torch.tensor([0.6, 0.0]))
-    tensor([1.2500, 1.0000])
+    >>> cosecant(torch.tensor([0.6, 0.0, 1.0]))
+    tensor([1.2500, 1.0000, 0.0000])
     """
     one = torch.ones((), dtype=c.dtype, device=c.device)
-    # As in `cotangent`. Any finite bound suffices here, because the mask sets the product at the poles to zero.
-    return torch.addcmul(one, c, c, value=-1).clamp_min_(torch.finfo(c.dtype).tiny).rsqrt_()
+    squared_sine = torch.addcmul(one, c, c, value=-1)
+    # `threshold` replaces squared sines that are not positive by infinity, whose reciprocal root is zero. It is one
+    # kernel without a boolean mask, and it leaves a NaN unchanged.
+    return torch.threshold_(squared_sine, 0.0, math.inf).rsqrt_()

@@ -35,16 +35,3 @@ def run(layer, x):
     y = layer(x)
     pull = images(*y.shape, seed=7).to(y.dtype)
     return y, torch.autograd.grad((y * pull).sum(), [x, *layer.parameters()])
-
-
-def saved_bytes(layer, x):
-    """Return the bytes that autograd keeps for backward, counting each storage once."""
-    sizes = {}
-
-    def pack(t):
-        sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        y = layer(x)
-    return sum(sizes.values()) + 0 * len(y)

@@ -85,7 +85,7 @@ def test_decoupled_half_precision_and_autocast_agree_with_float32(kind, dtype):
 
 
 @every_kind
-def test_decoupled_channels_last_is_saved_bytes(kind):
+def test_decoupled_keeps_the_channels_last_format(kind):
     layer, x = conv(kind, inputs=8, groups=2), images(2, 8, 6, 6)
     expected, gradients = run(layer.eval(), x)
     layer = layer.to(memory_format=torch.channels_last)

@@ -135,6 +135,16 @@ def test_reset_parameters_restores_learned_numbers():
     assert not torch.equal(layer.weight, start["weight"])
 
 
+def test_running_mean_of_a_group_starts_at_its_first_nonzero_batch():
+    layer = DecoupledConv2d(2, 2, 1, groups=2, magnitude="tanh", learn_radius="layer")
+    x = torch.full((2, 2, 3, 3), 5.0)
+    layer(x * torch.tensor([1.0, 0.0]).view(1, 2, 1, 1))
+    assert layer.mean_norm.tolist() == pytest.approx([5, 1])
+    layer(2 * x)
+    assert layer.mean_norm.tolist() == pytest.approx([5.5, 10])
+    assert layer.batches.tolist() == [2, 1]
+
+
 @pytest.mark.parametrize("learn_radius", ["layer", "filter"])
 def test_running_mean_is_kept_per_group(learn_radius):
     layer = DecoupledConv2d(2, 2, 3, groups=2, bias=False, magnitude="tanh", learn_radius=learn_radius)
@@ -163,6 +173,7 @@ def test_state_dict_of_version_0_1_loads():
     assert layer.log_k.tolist() == pytest.approx([-0.3])
     assert layer.log_radius.tolist() == pytest.approx([0.2])
     assert layer.mean_norm.tolist() == [3, 3]
+    assert layer.batches.tolist() == [7, 7]
     assert old["mean_norm"].shape == ()
 
 

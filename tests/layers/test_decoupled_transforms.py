@@ -19,9 +19,9 @@ def test_decoupled_compiles_in_one_graph(kind):
     torch._dynamo.reset()
     layer, x = conv(kind), images(2, 4, 5, 5)
     compiled = torch.compile(copy.deepcopy(layer), backend="aot_eager", fullgraph=True)
-    (y, gradients), (expected, wanted) = run(compiled, x), run(layer, x)
+    (y, gradients), (expected, expected_gradients) = run(compiled, x), run(layer, x)
     torch.testing.assert_close(y, expected, atol=1e-6, rtol=1e-5)
-    for ours, theirs in zip(gradients, wanted, strict=True):
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
 
 
@@ -29,9 +29,9 @@ def test_decoupled_compiles_with_inductor():
     torch._dynamo.reset()
     layer, x = conv("tanh", angular="sigmoid"), images(2, 4, 5, 5)
     compiled = torch.compile(copy.deepcopy(layer), fullgraph=True)
-    (y, gradients), (expected, wanted) = run(compiled, x), run(layer, x)
+    (y, gradients), (expected, expected_gradients) = run(compiled, x), run(layer, x)
     torch.testing.assert_close(y, expected, atol=1e-6, rtol=1e-5)
-    for ours, theirs in zip(gradients, wanted, strict=True):
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
 
 

@@ -6,14 +6,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.layers import saved_bytes
 from torch import nn
 from torch.library import opcheck
 
 from hypersphere.layers import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
 from hypersphere.layers._fused_op import PRODUCT_BLOCK
 from hypersphere.layers._geometry import ConvGeometry, batch_blocks
-
-from .cases import saved_bytes
 
 KINDS = {
     "sphere": {},
@@ -50,14 +49,9 @@ def test_fused_op_on_several_blocks_agrees_with_plain_operations(kind, memory_fo
     x = randn(samples, 4, side, side).to(memory_format=memory_format).requires_grad_()
     y, ours = gradients(layer, x)
     assert y.is_contiguous(memory_format=memory_format)
-    names = [name for name, _ in layer.named_parameters()]
-
-    def plain(x, *parameters):
-        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
-
-    expected, pull = torch.func.vjp(plain, x.detach(), *[p.detach() for p in layer.parameters()])
+    expected, plain = plain_gradients(layer, x, randn(*y.shape, seed=2))
     torch.testing.assert_close(y, expected, atol=1e-11, rtol=0)
-    for a, b in zip(ours, pull(randn(*y.shape, seed=2)), strict=True):
+    for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
@@ -146,7 +140,7 @@ def test_fused_op_memory_for_backward_when_compiled(g):
 
 
 def test_fused_op_memory_for_backward():
-    layer, x = DecoupledConv2d(64, 64, 3, padding=1, bias=False), randn(4, 64, 16, 16).float().requires_grad_()
+    x = randn(4, 64, 16, 16).float().requires_grad_()
     for g in ("cosine", "linear", "sigmoid"):
         layer = DecoupledConv2d(64, 64, 3, padding=1, bias=False, angular=g)
         ours, theirs = saved_bytes(layer, x), saved_bytes(nn.Conv2d(64, 64, 3, padding=1, bias=False), x)
@@ -155,13 +149,14 @@ def test_fused_op_memory_for_backward():
 
 
 def plain_gradients(layer, x, pull):
-    """Return the gradients of plain operations in the dtype of `x`, taken through `torch.func`."""
+    """Return the output and gradients of plain operations in the dtype of `x`: `torch.func` excludes the fused ones."""
     names = [name for name, _ in layer.named_parameters()]
 
     def plain(x, *parameters):
         return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
 
-    return torch.func.vjp(plain, x.detach(), *[p.detach() for p in layer.parameters()])[1](pull)
+    y, backward = torch.func.vjp(plain, x.detach(), *[p.detach() for p in layer.parameters()])
+    return y, backward(pull)
 
 
 def relative_error(ours, exact):
@@ -179,8 +174,8 @@ def test_fused_op_float32_gradients_agree_with_exact_ones(kind, angle):
         x = filters / filters.std() + angle * x
     pull = torch.randn(8, 24, 1, 1)
     ours = torch.autograd.grad(layer(x.requires_grad_()), [x, *layer.parameters()], pull)
-    plain = plain_gradients(layer, x, pull)
-    exact = plain_gradients(copy.deepcopy(layer).double(), x.double(), pull.double())
+    _, plain = plain_gradients(layer, x, pull)
+    _, exact = plain_gradients(copy.deepcopy(layer).double(), x.double(), pull.double())
     for a, b, c in zip(ours, plain, exact, strict=True):
         # A float32 cosine determines sin θ of a small angle only to 6e-8/θ², whatever is done with it.
         assert relative_error(a, c) < max(1e-5, 2 * relative_error(b, c))

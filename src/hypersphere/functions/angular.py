@@ -34,7 +34,7 @@ class Angular(abc.ABC):
 
     @abc.abstractmethod
     def slope(self, c: Tensor, value: Tensor) -> Tensor:
-        """Return dg/dc, given c and the value g(c), for operators with a hand-written backward."""
+        """Return dg/dc, given c and the value g(c), for operators with an explicit backward."""
 
 
 def response(angular: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:

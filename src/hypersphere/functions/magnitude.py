@@ -52,7 +52,7 @@ class Radial(Magnitude):
 
     @abc.abstractmethod
     def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
-        """Return dh/d‖x‖, given ‖x‖ and the value h, for operators with a hand-written backward."""
+        """Return dh/d‖x‖, given ‖x‖ and the value h, for operators with an explicit backward."""
 
 
 def _check_radius(radius: float | Tensor) -> None:

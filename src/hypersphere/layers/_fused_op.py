@@ -1,4 +1,4 @@
-r"""The decoupled operator with a hand-written backward, as a custom operator of torch.
+r"""The decoupled operator with an explicit backward, as a custom operator of torch.
 
 **Forward.** With p = ⟨ŵ, x⟩ the product of a unit filter and a patch, n = ‖x‖, r = 1/n and c = p·r the cosine,
 
@@ -16,12 +16,14 @@ filter. A learned radius ρ enters as a = 1/ρ, and ‖w‖ through a or s.
     ∂x = convolution_backward(∂p) + x·boxᵀ(∂n·r)        because ∂n/∂x = x/n for every patch that contains x
     ∂a = Σ G·g·s·φ′(a·n)·n     ∂s = Σ G·g·φ(a·n)     ∂k = Σ G·h·∂g/∂k     sums over samples and places
 
-Everything follows from x, ŵ, the products p and one norm per patch. Nothing else is kept for backward: p takes as much
-memory as y, in the same dtype. With half storage, float16 cotangents cot θ replace float32 products. They keep
-their relative precision of 5e-4 at right angles and near the poles, where float16 cosines lose all digits of sin θ.
+Everything follows from x, ŵ, the products p and the norms of the patches, so only these are saved for backward. The
+products take as much memory as y, in the same dtype. With half storage, float16 cotangents cot θ replace float32
+products. Their relative precision is 5e-4 at right angles and also near the poles, where float16 cosines would lose all
+digits of sin θ.
 
 **Blocks.** Allocating a large buffer costs more than the arithmetic done in it, so samples are processed in blocks:
-the product of a block, and everything computed from it, stays in cache.
+the product of a block, and everything computed from it, stays in cache. Temporaries are overwritten where
+possible, because a pass over memory costs more than the arithmetic of most element-wise operations.
 
 **When it is used.** Tracing, export, `torch.func` transforms, forward-mode differentiation and gradients of gradients
 need plain operations: `plain_response` computes the same function with them.
@@ -53,9 +55,10 @@ from hypersphere.layers._geometry import (
 
 __all__ = ["Response", "absorb_output_scale", "filter_polar", "fused_response", "plain_response", "use_custom_op"]
 
-# Responses per block: the larger number for a convolution, which reads all filters once per block, the smaller one for
-# the element-wise operations on its result.
+# Responses per block of a convolution, which reads all filters once per block and should therefore be large.
 PRODUCT_BLOCK = 2**19
+# Responses per block of the element-wise operations on its result: 1 MB per float32 tensor. Smaller blocks would fit
+# into an L2 cache, but the overhead of more calls cancels the gain.
 ELEMENT_BLOCK = 2**18
 
 
@@ -124,11 +127,11 @@ class Response:
 
 
 def absorb_output_scale(response: Response, w_hat: Tensor) -> tuple[Response, Tensor]:
-    """Multiply s into the filters if g is the cosine, which is linear in ŵ; return what is left and the filters."""
+    """Multiply s into the filters if g is the cosine, which is linear in ŵ. Return the other factors and filters."""
     s = response.output_scale
     if s is None or not isinstance(response.angular, Cosine):
         return response, w_hat
-    # Repeat one number per layer or group for all its filters.
+    # Repeat an s per layer or per group for all of its filters.
     factors = s.reshape(-1, 1).expand(-1, len(w_hat) // s.numel())
     return replace(response, output_scale=None), w_hat * factors.reshape(-1, *[1] * (w_hat.ndim - 1))
 
@@ -171,13 +174,14 @@ def fused_response(
         norms: of the patches of `x`, without a graph: the operator differentiates them itself. `norms.norm` may be
             multiplied by a constant per sample, if `x` was scaled.
         response: φ, g, a, s and k.
-        half_storage: whether to keep float16 numbers for backward instead of float32 numbers.
+        half_storage: whether to save float16 numbers for backward instead of float32 numbers.
     """
     k = response.k
-    learned = [t is not None and t.requires_grad for t in (x, response.input_scale, response.output_scale, k, w_hat)]
-    if isinstance(response.angular, Cosine):
-        learned[-1] = False  # ∂ŵ of a cosine needs ∂p = G·h·r only
-    storage = "none" if not (torch.is_grad_enabled() and any(learned)) else "half" if half_storage else "full"
+    needs_products = [x, response.input_scale, response.output_scale, k]
+    if not isinstance(response.angular, Cosine):  # ∂ŵ of a cosine needs ∂p = G·h·r only
+        needs_products.append(w_hat)
+    saves = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in needs_products)
+    storage = "none" if not saves else "half" if half_storage else "full"
     return _decoupled(
         x,
         w_hat,
@@ -209,18 +213,22 @@ def _rebuild_response(
     angular: str,
     angular_numbers: list[float],
 ) -> Response:
+    """Build the response from the arguments of a custom operator, the inverse of `_name_and_numbers`."""
     g = ANGULARS[angular](*angular_numbers)
     if k is not None:
         g = Sigmoid(k)
     return Response(MAGNITUDES[magnitude](*magnitude_numbers), g, input_scale, output_scale)  # type: ignore[arg-type]
 
 
-def _keeps_cotangents(storage: str, dtype: torch.dtype) -> bool:
-    """Return True if float16 cotangents are kept instead of products: only float32 has something to save.
+def _saves_cotangents(storage: str, dtype: torch.dtype) -> bool:
+    """Return True if float16 cotangents are saved instead of products, which half storage does for float32 only.
 
     Products in half precision take 16 bits already, and float64 is used where precision matters.
     """
     return storage == "half" and dtype == torch.float32
+
+
+TENSOR_ARGUMENTS = 8  # the arguments of `_decoupled` up to `scale`; its other arguments are settings
 
 
 @torch.library.custom_op("hypersphere::decoupled", mutates_args=())
@@ -240,22 +248,23 @@ def _decoupled(
     angular_numbers: list[float],
     storage: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return y (N, filters, *places) and what is kept for backward, in the same shape or empty."""
+    """Return y (N, filters, *places) and the tensor saved for backward, in the same shape or empty."""
     convolution = ConvGeometry.from_list(geometry)
     response = _rebuild_response(input_scale, output_scale, k, magnitude, magnitude_numbers, angular, angular_numbers)
     wide, per_sample = reciprocal.dtype, _responses_per_sample(weight, reciprocal)
-    keeps_cotangents = _keeps_cotangents(storage, x.dtype)
-    keeps_products = storage != "none" and not keeps_cotangents
+    saves_cotangents = _saves_cotangents(storage, x.dtype)
+    saves_products = storage != "none" and not saves_cotangents
     y = stored = None
     for block in _product_blocks(weight, per_sample, x):
         product = convolution.product(x[block], weight)
-        reusable = len(product) == len(x) and not product._is_view()  # the whole batch is one block
-        if y is None:
-            # The product itself becomes what is kept or, if products are not kept, the output.
-            y = product if reusable and not keeps_products else _empty_like(product, len(x), product.dtype)
-            if keeps_products:
+        # If the batch is one block, avoid a copy: the product becomes the saved tensor or, if products are not saved,
+        # the output. The outputs of a custom operator must not be views.
+        reusable = len(product) == len(x) and not product._is_view()
+        if y is None:  # allocated here, because only the product tells the memory format
+            y = product if reusable and not saves_products else _empty_like(product, len(x), product.dtype)
+            if saves_products:
                 stored = product if reusable else _empty_like(product, len(x), product.dtype)
-            elif keeps_cotangents:
+            elif saves_cotangents:
                 stored = _empty_like(product, len(x), torch.float16)
         for p, r, n, out, saved in split_batches(
             ELEMENT_BLOCK,
@@ -266,16 +275,16 @@ def _decoupled(
             convolution.split_filters(y[block]),
             None if stored is None or stored is product else convolution.split_filters(stored[block]),
         ):
-            if keeps_products and saved is not None:
+            if saves_products and saved is not None:
                 saved.copy_(p)
             # The cosine c = p·r, written into the output if its dtype is wide enough.
             c = torch.mul(p, r, out=out) if out.dtype == wide else p.to(wide).mul_(r)
-            if keeps_cotangents:
+            if saves_cotangents:
                 saved.copy_(_numerics.cotangent(c))
             value = _angular_value_(response, c)
             _, _, h = _magnitude_terms(response, n)
             if h is not None:
-                value = value.mul_(h) if value is c else value * h
+                value.mul_(h)
             if value is not out:
                 out.copy_(_numerics.narrow(value, out.dtype))
     assert y is not None
@@ -284,11 +293,12 @@ def _decoupled(
 
 @_decoupled.register_fake
 def _(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Describe the shapes, dtypes and memory formats of the outputs to the compiler."""
     geometry, storage = rest[6], rest[-1]
     y = ConvGeometry.from_list(geometry).product(x, weight)
     if storage == "none":
         return y, x.new_empty(0)
-    return y, torch.empty_like(y, dtype=torch.float16 if _keeps_cotangents(storage, x.dtype) else y.dtype)
+    return y, torch.empty_like(y, dtype=torch.float16 if _saves_cotangents(storage, x.dtype) else y.dtype)
 
 
 @torch.library.custom_op("hypersphere::decoupled_backward", mutates_args=())
@@ -315,8 +325,8 @@ def _decoupled_backward(
     convolution = ConvGeometry.from_list(geometry)
     response = _rebuild_response(input_scale, output_scale, k, magnitude, magnitude_numbers, angular, angular_numbers)
     wide, per_sample = reciprocal.dtype, _responses_per_sample(weight, reciprocal)
-    keeps_products = not _keeps_cotangents(storage, x.dtype)
-    grad_x = grad_weight = None
+    saves_products = not _saves_cotangents(storage, x.dtype)
+    grad_x = grad_weight = None  # allocated by the first block
     parameters = _ParameterGradients(response, needed, wide)
     for block in _product_blocks(weight, per_sample, x):
         r, n = reciprocal[block], norm[block]
@@ -335,7 +345,8 @@ def _decoupled_backward(
                 _, _, h = _magnitude_terms(response, n_piece)
                 torch.mul(grad_piece, r_piece if h is None else h * r_piece, out=out)
                 continue
-            c = None if keeps_products else _cosines_from_cotangents(saved)
+            # Products become cosines in `_element_gradients`, which for g = cos multiplies by r only after a sum.
+            c = None if saves_products else _cosines_from_cotangents(saved)
             grad_norm.append(
                 _element_gradients(response, _numerics.widen(grad_piece), saved, c, r_piece, n_piece, out, parameters)
             )
@@ -343,7 +354,7 @@ def _decoupled_backward(
         grad_x_block, grad_weight_block = convolution.product_gradients(
             grad_product.to(x.dtype), x[block], weight, (needed[0], needed[1])
         )
-        if grad_weight_block is not None:
+        if grad_weight_block is not None:  # summed in float32 or wider over all blocks
             grad_weight = grad_weight_block.to(wide) if grad_weight is None else grad_weight.add_(grad_weight_block)
         if grad_x_block is not None:
             # The part of ∂x that passes through the norms, x·boxᵀ(∂n·r). The scale is divided out of one factor and
@@ -351,7 +362,7 @@ def _decoupled_backward(
             spread = convolution.window_spread(
                 torch.cat(grad_norm).mul_(r / scale[block].unsqueeze(1)).squeeze(2), x.shape[2:]
             )
-            if grad_x is None:
+            if grad_x is None:  # a single block is updated in place
                 grad_x = grad_x_block if len(grad_x_block) == len(x) else torch.empty_like(x)
             torch.addcmul(
                 convolution.split_filters(grad_x_block),
@@ -369,27 +380,32 @@ def _decoupled_backward(
 
 @_decoupled_backward.register_fake
 def _(gradient: Tensor, stored: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Gradients have the layout of their inputs; `_match_layout` ensures this."""
     inputs, needed = (x, *rest[:4]), rest[-1]
     return tuple(torch.empty_like(t) if need else x.new_empty(0) for t, need in zip(inputs, needed, strict=True))
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1], *inputs[:8])
+    """Save the eight tensor arguments and the saved products. The settings are not tensors."""
+    ctx.save_for_backward(output[1], *inputs[:TENSOR_ARGUMENTS])
     ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.settings = inputs[8:]
+    ctx.set_materialize_grads(False)  # an unused output has the gradient None, not a tensor of zeros
+    ctx.settings = inputs[TENSOR_ARGUMENTS:]
 
 
 def _differentiate(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    """Return one gradient per argument of `_decoupled`, None for all but x, weight, a, s and k."""
+    count = TENSOR_ARGUMENTS + len(ctx.settings)
     if gradient is None:
-        return (None,) * 14
+        return (None,) * count
     needed = list(ctx.needs_input_grad[:5])
-    # With create_graph=True the gradient has to be differentiable itself. (A compiler traces with gradients enabled,
-    # and differentiates only once.)
+    no_gradients = [None] * (count - len(needed))
+    # With create_graph=True the gradients must be differentiable themselves. A compiler also traces with gradients
+    # enabled, but differentiates only once.
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return *_differentiable_gradients(ctx, gradient, needed), *[None] * 9
+        return *_differentiable_gradients(ctx, gradient, needed), *no_gradients
     grads = _decoupled_backward(gradient, *ctx.saved_tensors, *ctx.settings, needed)
-    return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), *[None] * 9
+    return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), *no_gradients
 
 
 _decoupled.register_autograd(_differentiate, setup_context=_save_for_backward)
@@ -403,7 +419,7 @@ def _differentiable_gradients(ctx: Any, gradient: Tensor, needed: list[bool]) ->
     response = _rebuild_response(*learned, *names)
     convolution = ConvGeometry.from_list(geometry)
     scaled, norms = plain_patch_norms(x, convolution)
-    # The factor norm·reciprocal is 1 unless `x` was scaled before the operator, which `norm` is corrected for.
+    # The factor norm·reciprocal is 1, except for float16 inputs: the layer scales them and unscales `norm`.
     norms = norms._replace(norm=norms.norm * (norm * reciprocal))
     y = plain_response(scaled, weight, convolution, norms, response.h, response.angular)
     differentiated = [t for t, need in zip(inputs, needed, strict=True) if need]
@@ -430,21 +446,21 @@ def _magnitude_terms(response: Response, n: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _angular_value_(response: Response, c: Tensor) -> Tensor:
-    """Return g(c), in place for the functions of the elevation e = π/2 − θ = arcsin c."""
+    """Return g(c). Functions of the elevation e = π/2 − θ = arcsin c overwrite `c`."""
     angular = response.angular
     if isinstance(angular, Cosine):
         return c
     if isinstance(angular, LinearAngle):
-        return _numerics.arcsin_(c).mul_(-angular.angle_slope())
+        return _numerics.arcsin(c, out=c).mul_(-angular.angle_slope())
     if isinstance(angular, Sigmoid):
         # tanh(e/2k) = 2σ(e/k) − 1, and σ is several times faster.
         inverse_k, two_over_height, _ = response.sigmoid_factors
-        return _numerics.arcsin_(c).mul_(inverse_k).sigmoid_().sub_(0.5).mul_(two_over_height)
+        return _numerics.arcsin(c, out=c).mul_(inverse_k).sigmoid_().sub_(0.5).mul_(two_over_height)
     return angular(c)
 
 
 class _ParameterGradients:
-    """Sums over blocks of the gradients of a, s and k.
+    """Gradients of a, s and k, summed over blocks.
 
     The gradient of k has two parts. With e = π/2 − θ, T = tanh(π/4k) and g = (2σ(e/k) − 1)/T,
 
@@ -472,7 +488,7 @@ class _ParameterGradients:
         )
 
     def k_gradient(self) -> Tensor | None:
-        """Combine the two sums."""
+        """Combine the two sums to ∂k."""
         if self.sigmoid_sum is None or self.value_sum is None:
             return None
         sigmoid = self.response.angular
@@ -505,24 +521,26 @@ def _element_gradients(
         parameters: sums of the gradients of a, s and k.
     """
     argument, phi, h = _magnitude_terms(response, n)
+    # One number per patch unless h depends on the filter, so multiplying h and r first saves a pass.
     h_r = r if h is None else h * r
 
     def per_patch(t: Tensor) -> Tensor:
-        """Sum over filters as early as possible, which is now unless h depends on the filter."""
+        """Sum over the filters of a group, unless later factors depend on the filter."""
         return t if response.depends_on_filter else t.sum(2, keepdim=True)
 
     if isinstance(response.angular, Cosine):
         # g = c and g′ = 1, so G·g′·c and G·g are both G·c. The factor r of c = p·r is applied after the sum.
-        along = per_patch(torch.mul(gradient, products)).mul_(r) if c is None else per_patch(c.mul_(gradient))
-        values: Tensor | None = along
+        radial = per_patch(torch.mul(gradient, products)).mul_(r) if c is None else per_patch(c.mul_(gradient))
+        values: Tensor | None = radial
         torch.mul(gradient, h_r, out=out)
     else:
         c = torch.mul(products, r) if c is None else c
-        to_c, value = _angular_gradient(response, gradient, c, h, parameters)  # G·g′ and g
+        to_c, weighted = _angular_gradient(response, gradient, c, h, parameters)  # G·g′ and G·g
         torch.mul(to_c, h_r, out=out)
-        along = per_patch(to_c.mul_(c))
-        values = None if value is None else per_patch(value.mul_(gradient))
-    grad_norm = -(along * h_r).sum(2, keepdim=True)  # ∂n through the cosine
+        radial = per_patch(to_c.mul_(c))
+        values = None if weighted is None else per_patch(weighted)
+    # ∂n through the cosine c = p/n, whose derivative is −c·r.
+    grad_norm = -(radial * h_r).sum(2, keepdim=True)
     if not parameters.need_magnitude:
         return grad_norm
     assert values is not None
@@ -534,7 +552,7 @@ def _element_gradients(
         values = values * response.output_scale
     if parameters.input_scale is not None:  # ∂a
         _add_sum_(parameters.input_scale, values * n)
-    # ∂n through the magnitude. The factor n·r is 1 unless `x` was scaled, which divided the norm by the scale.
+    # ∂n through the magnitude. The factor n·r is 1, except for float16 inputs: the layer scales them and unscales n.
     if response.input_scale is not None:
         values = values * response.input_scale
     return grad_norm.add_(values.sum(2, keepdim=True) * (n * r))
@@ -543,31 +561,30 @@ def _element_gradients(
 def _angular_gradient(
     response: Response, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
 ) -> tuple[Tensor, Tensor | None]:
-    """Return G·g′(c), and g(c) if the magnitude needs it; add to the gradient of k. Both results are new tensors."""
+    """Return G·g′(c), and G·g(c) if the magnitude needs it; add to the gradient of k. Both results are new tensors."""
     angular, needs_value = response.angular, parameters.need_magnitude
     if isinstance(angular, LinearAngle):
         # g = (2/π)·e with e = arcsin c, and de/dc = 1/sin θ.
         slope = -angular.angle_slope()
-        value = _numerics.arcsin_(c.clone()).mul_(slope) if needs_value else None
-        return _numerics.mask_poles(gradient, c).mul_(_numerics.cosecant(c)).mul_(slope), value
+        value = _numerics.arcsin(c).mul_(slope).mul_(gradient) if needs_value else None
+        return _numerics.cosecant(c).mul_(slope).mul_(gradient), value
     if not isinstance(angular, Sigmoid):
         value = angular(c)
-        return angular.slope(c, value) * gradient, value
+        return angular.slope(c, value) * gradient, value * gradient
     # g = (2σ(e/k) − 1)/T with T = tanh(π/4k), so dg/de = 2σ(1 − σ)/(kT).
     inverse_k, two_over_height, slope_factor = response.sigmoid_factors
-    elevation = _numerics.arcsin_(c.clone())
+    elevation = _numerics.arcsin(c)
     rise = torch.mul(elevation, inverse_k).sigmoid_()
     to_angle = torch.ops.aten.sigmoid_backward(gradient, rise)  # G·σ(1 − σ)
-    if parameters.sigmoid_sum is not None:
-        elevation.mul_(to_angle)
-        _add_sum_(parameters.sigmoid_sum, elevation if h is None else elevation.mul_(h))
     value = None
     if needs_value or parameters.value_sum is not None:
-        value = rise.sub_(0.5).mul_(two_over_height)
-    if parameters.value_sum is not None and value is not None:
-        _add_sum_(parameters.value_sum, value * gradient if h is None else (value * gradient).mul_(h))
-    to_c = _numerics.mask_poles(to_angle.mul_(slope_factor), c).mul_(_numerics.cosecant(c))
-    return to_c, value
+        value = rise.sub_(0.5).mul_(two_over_height).mul_(gradient)
+    if parameters.sigmoid_sum is not None and parameters.value_sum is not None and value is not None:
+        # The two sums of ∂k. Neither elevations nor, if h = 1, values are used afterwards.
+        elevation.mul_(to_angle)
+        _add_sum_(parameters.sigmoid_sum, elevation if h is None else elevation.mul_(h))
+        _add_sum_(parameters.value_sum, value if h is None else value * h)
+    return to_angle.mul_(slope_factor).mul_(_numerics.cosecant(c)), value
 
 
 def _cosines_from_cotangents(t: Tensor) -> Tensor:
@@ -577,7 +594,7 @@ def _cosines_from_cotangents(t: Tensor) -> Tensor:
 
 
 def _add_sum_(total: Tensor, values: Tensor) -> None:
-    """Add values (N, groups, filters per group or 1, *places), summed to the shape of `total`, to it."""
+    """Sum `values` (N, groups, filters per group or 1, *places) to the shape of `total` and add them to it."""
     sums = values.sum((0, *range(3, values.ndim)), keepdim=True).squeeze(0)
     total.add_(sums.sum_to_size(total.shape))
 
@@ -598,6 +615,7 @@ def _product_blocks(weight: Tensor, per_sample: int, x: Tensor) -> list[slice]:
 
 
 def _responses_per_sample(weight: Tensor, reciprocal: Tensor) -> int:
+    """Return filters times places."""
     return reciprocal[:1].numel() * len(weight) // reciprocal.shape[1]
 
 
@@ -611,7 +629,7 @@ def _empty_like(product: Tensor, length: int, dtype: torch.dtype) -> Tensor:
 
 
 class _FilterPolar(torch.autograd.Function):
-    """‖w‖ and ŵ of rows. One projection in backward: ∂w = (∂ŵ − ⟨∂ŵ, ŵ⟩ŵ)/‖w‖ + ∂‖w‖·ŵ, and 0 for a zero row."""
+    """Norms ‖w‖ and directions ŵ of rows. Backward is ∂w = (∂ŵ − ⟨∂ŵ, ŵ⟩ŵ)/‖w‖ + ∂‖w‖·ŵ, and 0 for a zero row."""
 
     @staticmethod
     def forward(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -646,6 +664,7 @@ def filter_polar(weight: Tensor) -> tuple[Tensor, Tensor]:
             [0.0000, 0.0000]]))
     """
     rows = weight.flatten(1)
+    # A compiler fuses the plain operations itself.
     use_function = not torch.compiler.is_compiling() and rows.shape[1] > 0 and use_custom_op(weight)
     norm, unit = _FilterPolar.apply(rows) if use_function else sphere.polar(rows)
     return norm.flatten(), unit.to(weight.dtype).view_as(weight)

@@ -126,10 +126,11 @@ class ConvGeometry:
         ):
             padded = length + 2 * padding
             span = padded - dilation * (kernel - 1)
+            # The slices of `window_sum`, written instead of read. Windows overlap, so each tap adds to the result.
             spread = values.new_zeros(*values.shape[:dim], padded, *values.shape[dim + 1 :])
             for start in range(0, kernel * dilation, dilation):
                 torch.ops.aten.slice(spread, dim, start, start + span, stride).add_(values)
-            values = spread.narrow(dim, padding, length)
+            values = spread.narrow(dim, padding, length)  # the padding has no gradient
         return values
 
 
@@ -153,7 +154,7 @@ class PatchNorms(NamedTuple):
 
 @torch.no_grad()
 def patch_norms(x: Tensor, geometry: ConvGeometry) -> PatchNorms:
-    """Return the norms of all patches of `x` (N, channels, *size), without a graph, reading `x` once.
+    """Return the norms of all patches of `x` (N, channels, *size), without a graph.
 
     >>> patch_norms(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), ConvGeometry()).norm.flatten()
     tensor([5., 0.])
@@ -165,9 +166,10 @@ def patch_norms(x: Tensor, geometry: ConvGeometry) -> PatchNorms:
         wide = _numerics.widen(x[:0]).dtype
         squares = torch.empty(len(x), geometry.groups, *x.shape[2:], dtype=wide, device=x.device)
         scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
+        # The peak, the scaled block and its squares are computed while the block is in cache.
         for block in batch_blocks(SQUARES_BLOCK, x[:1].numel(), x):
             scale[block] = _numerics.safe_scale(sample_peak(x[block]))
-            scaled = x[block] * scale[block]
+            scaled = x[block] * scale[block]  # a new tensor in float32 or wider, which the squares overwrite
             torch.sum(scaled.mul_(scaled).unflatten(1, (geometry.groups, -1)), 2, out=squares[block])
     norm, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares), scale)
     return PatchNorms(norm, reciprocal, scale)
@@ -219,8 +221,8 @@ def on_accelerator(x: Tensor) -> bool:
 def batch_blocks(entries: int, entries_per_sample: int, x: Tensor) -> list[slice]:
     """Cut the batch of `x` into equal slices of about `entries` numbers per thread.
 
-    The intermediate results of such a block stay in cache, and each block reuses the memory of the one before. An
-    accelerator profits from neither and takes the batch in one block.
+    The intermediate results of such a block stay in cache, and each block reuses the memory of the one before. On an
+    accelerator neither is an advantage, so the batch is one block.
 
     >>> [(block.start, block.stop) for block in batch_blocks(12 // torch.get_num_threads(), 6, torch.arange(5))]
     [(0, 2), (2, 4), (4, 6)]

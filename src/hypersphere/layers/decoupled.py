@@ -1,10 +1,11 @@
 r"""Decoupled layers: f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)) instead of the inner product (thesis, section 4.3).
 
-Each layer takes the arguments of torch's layer of the same kind and has the same parameters and state dict. Learned
-numbers k and ρ add parameters and buffers, so a plain checkpoint is loaded into such a layer with `strict=False`.
+Each layer takes the arguments of torch's layer of the same kind and has the same parameters and state dict. A learned
+k or ρ adds parameters and buffers, so a checkpoint of torch's layer is loaded into such a layer with `strict=False`.
 
-The path of a forward pass: `DecoupledLayer.forward` prepares the input, `_respond` collects norms, directions and
-learned numbers, and `_fused_op` computes the responses, using products and window sums from `_geometry`.
+The path of a forward pass: `DecoupledLayer.forward` converts the input to a batch, `_respond` computes norms and
+directions and looks up the learned k and ρ, and `_fused_op` computes the responses, using products and window sums from
+`_geometry`.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ __all__ = [
 MagnitudeFunction = Callable[[Tensor, Tensor], Tensor]
 AngularFunction = Callable[[Tensor], Tensor]
 
-# Forward passes whose mean patch norm is remembered for activation checkpointing.
+# Number of forward passes whose mean patch norms are stored for activation checkpointing. An older pass that is
+# recomputed uses the current running mean.
 REMEMBERED_PASSES = 8
 
 
@@ -79,15 +81,15 @@ def shared_k(k: float = 0.5) -> nn.Parameter:
 
 
 class DecoupledLayer(nn.Module):
-    r"""What all decoupled layers share. `isinstance(module, DecoupledLayer)` recognises them.
+    r"""Base class of all decoupled layers.
 
-    Learned numbers are kept positive by learning their logarithms: `log_k` holds log k, and `log_radius` holds the
+    The learned k and ρ are kept positive by learning their logarithms: `log_k` holds log k, and `log_radius` holds the
     logarithm of the factor in ρ = factor·(mean of ‖x‖), thesis (C.1). Both have one entry, or one per filter.
 
     The mean patch norm `mean_norm` has one entry per group, because the filters of a group see the same patches. It is
-    handled like the statistics of BatchNorm: each training batch moves it by `momentum` (the first one sets it), it is
-    constant in evaluation mode, and it is part of the state dict. Activation checkpointing computes a forward pass
-    twice; the second time the layer uses the mean of the first time and does not move it.
+    handled like the statistics of BatchNorm: each training batch moves it by `momentum`, and the first batch in which
+    the group has a nonzero patch sets it. It is constant in evaluation mode and part of the state dict. Activation
+    checkpointing computes a forward pass twice; the second pass reuses the mean of the first and does not update it.
     """
 
     weight: Tensor
@@ -132,8 +134,9 @@ class DecoupledLayer(nn.Module):
         if log_radius is not None:
             groups, device, dtype = self.groups, log_radius.device, log_radius.dtype
             self.register_buffer("mean_norm", torch.ones(groups, dtype=dtype, device=device))
-            self.register_buffer("batches", torch.zeros((), dtype=torch.int64, device=device))
-            # Pairs of a batch's mean and the running mean that it was used with, newest first.
+            # Batches that have moved the mean of each group. The first one sets it instead.
+            self.register_buffer("batches", torch.zeros(groups, dtype=torch.int64, device=device))
+            # Pairs of the mean of a batch and the running mean that its forward pass used, newest first.
             recent = torch.zeros(REMEMBERED_PASSES, 2, groups, dtype=dtype, device=device)
             self.register_buffer("recent_means", recent, persistent=False)
 
@@ -170,14 +173,16 @@ class DecoupledLayer(nn.Module):
         return self._log_parameter(magnitude.radius, learn_radius)
 
     def _log_parameter(self, start: float | Tensor, per: str) -> nn.Parameter:
-        """Return log(start) as a parameter with one entry, or one per filter. FSDP2 refuses 0-d parameters."""
+        """Return log(start) as a parameter with one entry, or one per filter."""
+        # The shape is (1,) and not (), because FSDP2 does not accept 0-d parameters.
         weight = _numerics.widen(self.weight.detach())
         value = torch.as_tensor(start, dtype=weight.dtype, device=weight.device).log()
         return nn.Parameter(value.expand(len(weight) if per == "filter" else 1).clone())
 
     def reset_parameters(self) -> None:
-        """Initialise the weight again, and k, the radius and its running mean to their start."""
+        """Reinitialise the weight, and reset k, the radius and its running mean to their initial values."""
         super().reset_parameters()  # type: ignore[misc]
+        # torch's constructor calls this method before `_configure` has set anything.
         with torch.no_grad():
             if self._parameters.get("log_k") is not None and isinstance(self.angular, Sigmoid):
                 self.log_k.copy_(torch.as_tensor(self.angular.k).log())  # type: ignore[union-attr]
@@ -232,9 +237,9 @@ class DecoupledLayer(nn.Module):
         dtype = _product_dtype(x, self.weight)
         x = x.to(dtype)
         with _numerics.autocast_disabled(x):
-            plain_weight = self._plain_weight()
-            if plain_weight is not None:
-                return self._inner_product(x, plain_weight.to(dtype))
+            weight = self._equivalent_weight()
+            if weight is not None:
+                return self._inner_product(x, weight.to(dtype))
             if isinstance(self, nn.Linear):
                 y = self._respond(x.reshape(-1, x.shape[-1]))
                 return y.reshape(*x.shape[:-1], y.shape[-1])
@@ -242,8 +247,9 @@ class DecoupledLayer(nn.Module):
                 return self._respond(x.unsqueeze(0)).squeeze(0)
             return self._respond(x)
 
-    def _plain_weight(self) -> Tensor | None:
-        """Return the weight of an ordinary layer with the same responses, or None: α‖x‖·cos θ is an inner product."""
+    def _equivalent_weight(self) -> Tensor | None:
+        """Return the weight of torch's layer with the same responses, or None if there is none."""
+        # α‖x‖·cos θ is the inner product with αŵ.
         magnitude = self.magnitude
         if not isinstance(self.angular, Cosine):
             return None
@@ -265,20 +271,20 @@ class DecoupledLayer(nn.Module):
         """Return f(w, x) + b (N, filters, *places) for a batch (N, channels, *size)."""
         x, geometry = self._pad(x)
         w_norm, w_hat = filter_polar(self.weight)
-        unscaled = None
+        inverse_scale = None
         if x.dtype == torch.float16:
-            # Scale each sample to a largest entry of at most 1, so that its products do not overflow. `unscaled`
-            # turns norms of the scaled patches into those of the patches.
+            # Scale the largest entry of each sample to at most 1, so that its products do not overflow. The cosines do
+            # not change, and the inverse scale turns norms of scaled patches into those of the original patches.
             scale = _numerics.unit_scale(sample_peak(x))
-            x, unscaled = (x * scale).to(x.dtype), scale.reciprocal().unsqueeze(1)
+            x, inverse_scale = (x * scale).to(x.dtype), scale.reciprocal().unsqueeze(1)
         # The custom operator differentiates the norms itself; plain operations need norms with a graph.
         is_fused = self._has_fused_form and use_custom_op(x, self.weight)
         scaled, norms = (x, patch_norms(x, geometry)) if is_fused else plain_patch_norms(x, geometry)
-        if unscaled is not None:
-            norms = norms._replace(norm=norms.norm * unscaled)
+        if inverse_scale is not None:
+            norms = norms._replace(norm=norms.norm * inverse_scale)
         if self._has_fused_form:
-            mean_norm = self._mean_norm(x, geometry, norms.norm, unscaled)
-            response, w_hat = absorb_output_scale(self._response(w_norm, mean_norm, x), w_hat)
+            mean_norm = self._mean_norm(x, geometry, norms.norm, inverse_scale)
+            response, w_hat = absorb_output_scale(self._build_response(w_norm, mean_norm, x), w_hat)
             w_hat = w_hat.to(x.dtype)
             if is_fused:
                 y = fused_response(x, w_hat, geometry, norms, response, self.storage == "half")
@@ -297,10 +303,11 @@ class DecoupledLayer(nn.Module):
         if self.bias is None:
             return y
         bias = self.bias.to(y.dtype).reshape(-1, *[1] * (y.ndim - 2))
+        # The output of the custom operator is not saved for backward, so the bias can be added in place.
         return y.add_(bias) if is_fused else y + bias
 
     def _pad(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
-        """Return the input and the geometry. Padding that is asymmetric or not by zeros is applied to the input."""
+        """Return the input and the geometry. Padding that is asymmetric or not with zeros is applied to the input."""
         if isinstance(self, nn.Linear):
             return x, ConvGeometry()
         conv: Any = self
@@ -312,20 +319,20 @@ class DecoupledLayer(nn.Module):
             symmetric = (0,) * len(symmetric)
         return x, ConvGeometry(conv.kernel_size, conv.stride, symmetric, conv.dilation, self.groups)
 
-    # The operator with its current learned numbers -------------------------------------------------------------------
+    # The operator with the current k and ρ ---------------------------------------------------------------------------
 
     @property
     def _has_fused_form(self) -> bool:
-        """True if h and g are the library's and their numbers are fixed or learned by this layer.
+        """True if the custom operator can compute the layer: h and g are from the menus, without tensors of the user.
 
-        The custom operator knows these. A user's callable, or a tensor as radius or k, needs plain operations.
+        It cannot call a user's function, and it differentiates only the k and ρ that this layer learns.
         """
         is_library = type(self.magnitude) in MAGNITUDES.values() and type(self.angular) in ANGULARS.values()
         has_tensor = isinstance(getattr(self.magnitude, "radius", None), Tensor) and self.log_radius is None
         has_tensor |= isinstance(getattr(self.angular, "k", None), Tensor) and self.log_k is None
         return is_library and not has_tensor
 
-    def _response(self, w_norm: Tensor, mean_norm: Tensor | None, x: Tensor) -> Response:
+    def _build_response(self, w_norm: Tensor, mean_norm: Tensor | None, x: Tensor) -> Response:
         r"""Write h(‖w‖, ‖x‖)·g(θ) as s·φ(a·‖x‖)·g(θ).
 
         Ball and Tanh are functions of ‖x‖/ρ, and Seg is ρ times one, so a = 1/ρ and, for Seg, s = ρ. The weightings
@@ -334,12 +341,12 @@ class DecoupledLayer(nn.Module):
         magnitude, angular = self.magnitude, self._angular_with_k(x)
         a = s = None
         if self.log_radius is not None and mean_norm is not None and isinstance(magnitude, (Ball, Tanh, Seg)):
-            # ρ = factor·mean. Adding logarithms keeps all derivatives in range for tiny and huge inputs.
+            # ρ = factor·mean. Adding logarithms keeps all derivatives representable for tiny and huge inputs.
             log_radius = self._per_filter(_numerics.widen(self.log_radius), x) + self._per_filter(mean_norm.log(), x)
             a, s = (-log_radius).exp(), log_radius.exp() if isinstance(magnitude, Seg) else None
             magnitude = replace(magnitude, radius=1.0)
         filter_norms = self._per_filter(w_norm, x)
-        if isinstance(magnitude, InnerProduct):
+        if isinstance(magnitude, InnerProduct):  # ‖w‖‖x‖ = s·φ(‖x‖) with φ the identity
             magnitude, s = Linear(), filter_norms
         elif self.weighting == "linear":
             s = filter_norms if s is None else s * filter_norms
@@ -347,10 +354,12 @@ class DecoupledLayer(nn.Module):
             a = filter_norms if a is None else a * filter_norms
         elif self.weighting == "separate":
             assert isinstance(magnitude, Tanh)
+            # s = tanh(‖w‖/ρ); the factor α stays in φ.
             bounded = replace(magnitude, alpha=1.0)
             argument = filter_norms if a is None else a * filter_norms
             s = bounded(argument, argument)
         assert isinstance(magnitude, Radial)
+        # Move α of a constant φ into s, which a cosine absorbs into its filters: then h = 1 and is left out.
         if isinstance(magnitude, Sphere) and s is not None:
             magnitude, s = Sphere(), s * magnitude.alpha
         return Response(magnitude, angular, a, s)  # type: ignore[arg-type]
@@ -368,39 +377,44 @@ class DecoupledLayer(nn.Module):
 
     # The mean patch norm ---------------------------------------------------------------------------------------------
 
-    def _mean_norm(self, x: Tensor, geometry: ConvGeometry, norm: Tensor, unscaled: Tensor | None) -> Tensor | None:
-        """Return the mean patch norm per group that defines the radius, if it is learned; move it in training."""
+    def _mean_norm(
+        self, x: Tensor, geometry: ConvGeometry, norm: Tensor, inverse_scale: Tensor | None
+    ) -> Tensor | None:
+        """Return the mean patch norm per group, or None if no radius is learned. Training updates the running mean."""
         if self.log_radius is None:
             return None
         if not self.training or norm.numel() == 0:
             return _numerics.widen(self.mean_norm)
         all_but_groups = (0, *range(2, norm.ndim))
         batch_mean = norm.detach().mean(all_but_groups).to(self.mean_norm.dtype)
-        is_valid = (batch_mean > 0) & torch.isfinite(batch_mean)  # zeros and overflow carry no information
-        share = torch.where(self.batches == 0, 1.0, self.momentum).to(batch_mean.dtype)
-        running = torch.where(is_valid, torch.lerp(self.mean_norm, batch_mean, share), self.mean_norm)
+        # Groups whose patches are all zero, or whose norms overflow, do not update their mean. These are tensor
+        # operations and not branches, so that nothing waits for the device.
+        is_valid = (batch_mean > 0) & torch.isfinite(batch_mean)
+        rate = torch.where(self.batches == 0, 1.0, self.momentum).to(batch_mean.dtype)
+        running = torch.where(is_valid, torch.lerp(self.mean_norm, batch_mean, rate), self.mean_norm)
         if _numerics.in_backward():
-            # Activation checkpointing computes this forward pass again. Use the running mean of the first time, which
-            # is recognised by the mean of the batch.
+            # Activation checkpointing recomputes this forward pass. Reuse the running mean of the first pass, which is
+            # identified by the mean of its batch.
             is_same = (self.recent_means[:, 0] == batch_mean).all(1)
             first_match = self.recent_means.index_select(0, is_same.to(torch.int64).argmax().unsqueeze(0))[0, 1]
             running = torch.where(is_same.any(), first_match, self.mean_norm)
         elif _numerics.can_update_state(x):
             self.mean_norm.copy_(running)
-            self.batches += is_valid.any().to(self.batches.dtype)
+            self.batches += is_valid.to(self.batches.dtype)
             newest = torch.stack([batch_mean, running]).unsqueeze(0)
             self.recent_means.copy_(torch.cat([newest, self.recent_means[:-1]]))
         if self.radius_norm == "running":
             return _numerics.widen(running)
         if not norm.requires_grad:  # the norms of the custom operator have no graph
             norm = plain_patch_norms(x, geometry)[1].norm
-            norm = norm if unscaled is None else norm * unscaled
+            norm = norm if inverse_scale is None else norm * inverse_scale
         return torch.where(is_valid, norm.mean(all_but_groups), _numerics.widen(running))
 
     # State -----------------------------------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move and cast as torch does, but keep the running mean in float32 or wider, where it does not stall."""
+        """Move and cast as torch does, but keep the running mean in float32 or wider."""
+        # In half precision an update by a small momentum would be rounded away.
         names = [name for name in ("mean_norm", "recent_means") if self._buffers.get(name) is not None]
         before = {name: self._buffers[name] for name in names}
         super()._apply(fn, recurse)
@@ -411,8 +425,8 @@ class DecoupledLayer(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load a state dict. Version 0.1 stored 0-d tensors for numbers per layer, and one mean norm per layer."""
-        for name in ("log_k", "log_radius", "mean_norm"):
+        """Load a state dict. In version 0.1, k and ρ per layer, the mean norm and its counter were 0-d tensors."""
+        for name in ("log_k", "log_radius", "mean_norm", "batches"):
             stored, current = state_dict.get(prefix + name), getattr(self, name, None)
             if stored is not None and current is not None and stored.ndim == 0 and current.ndim == 1:
                 state_dict[prefix + name] = stored.expand(current.shape).clone()
@@ -420,7 +434,7 @@ class DecoupledLayer(nn.Module):
 
 
 def _product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """Return the dtype of products: autocast's if it is enabled and `x` is not float64, else the wider of the two."""
+    """Return the dtype of products: autocast's if it is enabled and `x` is not float64, else the promoted dtype."""
     device = x.device.type
     if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -453,7 +467,8 @@ def _init_convolution(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Initialise torch's convolution, then the operator: the constructor of the three convolutions."""
+    """Initialise torch's convolution, then the operator. All three convolutions use this constructor."""
+    # The next class after DecoupledLayer is nn.Conv1d, nn.Conv2d or nn.Conv3d.
     super(DecoupledLayer, self).__init__(
         in_channels,
         out_channels,
@@ -486,34 +501,34 @@ class DecoupledConv2d(DecoupledLayer, nn.Conv2d):
         f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)),   x a patch
 
     The first eight arguments, `padding_mode`, `device` and `dtype` are those of `torch.nn.Conv2d`, and so are the
-    parameters. A bias is added to f. With `InnerProduct` and cosine this is `torch.nn.Conv2d`, exactly.
+    parameters. The bias is added to f. With `InnerProduct` and cosine the layer equals `torch.nn.Conv2d` exactly.
 
     Args:
         magnitude: h, a name from `hypersphere.magnitude`, an instance of its classes, or a callable of (‖w‖, ‖x‖).
         angular: g, a name from `hypersphere.angular`, an instance of its classes, or a callable of the cosine.
         weighting: how ‖w‖ enters: None (not at all), "linear", or for Tanh "joint" or "separate".
         learn_k: for a Sigmoid g: None, "layer", "filter", or the parameter returned by `shared_k`.
-        learn_radius: for Ball, Tanh and Seg: None, "layer" or "filter". Then ρ is a learned factor, which starts at
-            the magnitude's radius, times the mean patch norm of the group.
-        radius_norm: which mean patch norm that is during training: "running" for the running mean, a constant for the
-            gradient, or "batch" for the mean of the batch with its gradient, as in the code of the thesis' author.
-            Evaluation mode uses the running mean.
+        learn_radius: for Ball, Tanh and Seg: None, "layer" or "filter". A learned ρ is the product of a learned factor,
+            which starts at the radius of the magnitude, and the mean patch norm of the group.
+        radius_norm: the mean patch norm used in training: "running" for the running mean, which has no gradient, or
+            "batch" for the mean of the batch with its gradient, as in the code of the thesis' author. Evaluation mode
+            uses the running mean.
         momentum: weight of a new batch in the running mean.
-        storage: what is kept for backward in addition to the input: "full" for products with all digits, or "half" for
-            16 bits per response, see below.
+        storage: what is saved for backward in addition to the input: "full" for products in full precision, or "half"
+            for 16 bits per response, see below.
 
-    A zero patch gives h·g(π/2), with zero gradient through its direction. Norms, and angles computed from the products
-    of patches and filters, are computed in float32 or wider; the products have the dtype of the input, so in half
-    precision a cosine is as accurate as that dtype. Patches whose norm is 10¹⁶ times smaller than the largest entry of
-    their sample count as zero. If h is unbounded, gradients are finite for patch norms up to 10¹⁹ in float32.
+    A zero patch gives h·g(π/2), with zero gradient through its direction. Products of patches and filters have the
+    dtype of the input, so in half precision a cosine is as accurate as that dtype. Norms and angles are computed in
+    float32 or wider. Patches whose norm is 10¹⁶ times smaller than the largest entry of their sample count as zero. If
+    h is unbounded, gradients are finite for patch norms up to 10¹⁹ in float32.
 
-    Memory kept for backward: the input, as in `torch.nn.Conv2d`, plus the products, which have the size and dtype of
+    Memory saved for backward: the input, as in `torch.nn.Conv2d`, plus the products, which have the size and dtype of
     the output, plus two numbers per patch and group. With 64 channels and filters at stride 1 this is twice the memory
     of `torch.nn.Conv2d`. With `storage="half"` the products take 16 bits each, so it is 1.5 times that memory; float32
     gradients are then rounded to about 2e-4 of their size, and to 1e-2 for an input within 0.1 rad of a filter.
 
-    Callables other than the library's, and tensors as fixed k or radius, are computed by plain operations, which take
-    up to 2.5 times as long as `torch.nn.Conv2d` and keep several tensors of the size of the output.
+    A user's callable, or a tensor as fixed k or radius, is computed with plain operations. They take up to 2.5 times as
+    long as `torch.nn.Conv2d` and save several tensors of the size of the output.
 
     Example:
         >>> layer = DecoupledConv2d(3, 16, 3, padding=1, magnitude="tanh", learn_radius="layer")
