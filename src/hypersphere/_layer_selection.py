@@ -250,6 +250,9 @@ class LayerSelection(Sequence[NeuronLayer]):
 
     __str__ = report
 
+    def __repr__(self) -> str:
+        return f"LayerSelection({len(self.layers)} layers, {len(self.skipped)} skipped)"
+
 
 # How a weight stores its neurons -------------------------------------------------------------------------------------
 

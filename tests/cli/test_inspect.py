@@ -159,6 +159,6 @@ def test_inspect_rejects_files_that_are_not_weights(weights, fails, monkeypatch,
     (tmp_path / "notes.txt").write_text("no weights")
     assert "must be a .safetensors file or one of .pt" in fails(2, "inspect", "notes.txt")
     save_file({"bias": torch.zeros(3)}, "thin.safetensors")
-    assert "one with a matrix of two finite neurons" in fails(2, "inspect", "thin.safetensors")
+    assert "must have a layer with at least two finite neurons" in fails(2, "inspect", "thin.safetensors")
     assert "--html must be a file with suffix .html" in fails(2, "inspect", "whole.safetensors", "--html", "page.txt")
     assert not (tmp_path / "page.html").exists()

@@ -116,7 +116,7 @@ def test_inspect_does_not_run_pickled_code(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ({}, "model must be one with a matrix"),
+        ({}, "model must have a layer"),
         ("nowhere.safetensors", "model must be a module, a state dict, or the path of a file that exists"),
         (3, "model must be a module, a state dict, or the path"),
     ],

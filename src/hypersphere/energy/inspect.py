@@ -180,7 +180,8 @@ def inspect(
         generator = torch.Generator().manual_seed(seed)
         shape = tuple(tensor.shape)
         layers.append(_inspect_rows(name, shape, tensor.flatten(1), pairs, bins, most, probes, generator))
-    require(bool(layers), "model", "one with a matrix of two finite neurons or more", "one without any")
+    if not layers:
+        raise ValueError("model must have a layer with at least two finite neurons, but it has none")
     if report:
         print("\n".join([*(f"{layer.name}: {layer.neurons} x {layer.length}" for layer in layers), *skipped]))
     return Inspection(tuple(layers), tuple(skipped))
