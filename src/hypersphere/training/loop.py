@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require
+from hypersphere.heads import NonFiniteScoresError
 from hypersphere.training.objective import Objective
 
 __all__ = ["Epoch", "Progress", "Steppable", "embed", "fit", "minimize", "predict"]
@@ -141,7 +142,9 @@ def minimize(
             try:
                 loss = objective(x, y)
             except ValueError as error:
-                if not _finite(x) or _healthy(objective, x):
+                # Scores overflow when training diverges, also while features and parameters are still finite.
+                overflowed = isinstance(error, NonFiniteScoresError) and _finite(x)
+                if not overflowed and (not _finite(x) or _healthy(objective, x)):
                     raise
                 raise FloatingPointError(f"training diverged in epoch {at.epoch + 1}: {error}; {ADVICE}") from None
             at.loss = float(loss.detach())
