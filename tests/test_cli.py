@@ -90,7 +90,7 @@ def test_version(run_main):
             "hypersphere: overrides must be settings that row 'A-Softmax (m=4)' does",
         ),
         (["digits", "--row", "x"], "hypersphere: rows must be names among"),
-        (["digits", "--out", "/proc/nowhere"], "hypersphere: out must be a folder that can be written"),
+        (["digits", "--out", "/proc/nowhere"], "hypersphere: out must be a writable folder"),
     ],
 )
 def test_reproduce_rejects_invalid_input_with_code_2(words, message, tmp_path, run_main, monkeypatch):

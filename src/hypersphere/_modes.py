@@ -1,4 +1,4 @@
-"""Temporary evaluation mode for modules."""
+"""Temporary evaluation or training mode for modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-__all__ = ["evaluation_mode"]
+__all__ = ["evaluation_mode", "training_mode"]
 
 
 @contextmanager
@@ -28,10 +28,23 @@ def evaluation_mode(*parts: object) -> Iterator[None]:
         >>> [layer.training for layer in network]
         [True, False]
     """
+    with _mode(parts, training=False):
+        yield
+
+
+@contextmanager
+def training_mode(*parts: object) -> Iterator[None]:
+    """Put modules into training mode inside a `with` block, like `evaluation_mode`."""
+    with _mode(parts, training=True):
+        yield
+
+
+@contextmanager
+def _mode(parts: tuple[object, ...], training: bool) -> Iterator[None]:
     modes = [(module, module.training) for part in parts if isinstance(part, nn.Module) for module in part.modules()]
     try:
         for module, _ in modes:
-            module.training = False
+            module.training = training
         yield
     finally:
         # Restore each module separately: some may have been frozen in evaluation mode.

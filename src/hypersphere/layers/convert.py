@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from hypersphere._layer_selection import SkippedLayer, layers_of
+from hypersphere._modes import evaluation_mode, training_mode
 from hypersphere._validation import require
 from hypersphere.layers.decoupled import (
     AngularFunction,
@@ -343,15 +344,12 @@ def _observe(
         return hook
 
     handles = [module.register_forward_hook(remember(name)) for name, module in modules.items()]
-    training = {module: module.training for module in model.modules()}
     try:
-        model.eval()
-        model(*calibration if isinstance(calibration, tuple) else (calibration,))
+        with evaluation_mode(model):
+            model(*calibration if isinstance(calibration, tuple) else (calibration,))
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in training.items():
-            module.training = mode
     for name in modules:
         require(
             name in observed, "calibration", "an input for which all converted layers are called", f"without {name}"
@@ -365,9 +363,8 @@ def _keep_scale_(layer: nn.Module, observed: tuple[Tensor, Tensor] | None) -> No
     assert isinstance(layer, DecoupledLayer)
     if observed is not None:
         x, expected = observed
-        training, layer.training = layer.training, True  # sets the mean patch norm of a learned radius
-        y = type(layer).forward(layer, x)
-        layer.training = training
+        with training_mode(layer):  # sets the mean patch norm of a learned radius
+            y = type(layer).forward(layer, x)
         actual = _root_mean_square(layer, y)
         factor = float(expected / actual) if actual > 0 else 1.0
     elif layer.uses_weight_norm:
