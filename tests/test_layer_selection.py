@@ -421,3 +421,8 @@ def test_layers_of_includes_distributed_heads_on_request(monkeypatch):
 )
 def test_layer_orientation_says_how_neurons_are_stored(module, orientation):
     assert hs.layers_of(module)[0].orientation == orientation
+
+
+def test_layers_of_requires_names_of_output_layers():
+    with pytest.raises(ValueError, match="output must be 'auto', None, a name or several names, not 3"):
+        hs.layers_of(nn.Linear(3, 2), output=3)

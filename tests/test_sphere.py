@@ -136,5 +136,7 @@ def test_sphere_forwards_deprecated_names():
         assert sphere.widest(torch.zeros(1)).dtype == torch.float64
     with pytest.warns(DeprecationWarning, match="row_directions"):
         assert sphere.directions(torch.eye(2)).shape == (2, 2)
+    with pytest.warns(DeprecationWarning, match="safe_scale"):
+        assert sphere.safe_scale(torch.ones(1)) == 1
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = sphere.nonsense

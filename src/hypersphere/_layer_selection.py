@@ -536,6 +536,8 @@ def _with_role(layer: NeuronLayer, outputs: set[str], output: object) -> NeuronL
 
 
 def _named_outputs(output: str | Sequence[str] | None, layers: Sequence[NeuronLayer]) -> set[str]:
+    is_known = output is None or isinstance(output, (str, Iterable))
+    require(is_known, "output", "'auto', None, a name or several names", output)
     names = set() if output is None else {output} if isinstance(output, str) else set(output)
     accepted = ", ".join(repr(layer.name) for layer in layers)
     for name in names:

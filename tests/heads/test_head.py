@@ -518,6 +518,7 @@ def test_head_rejects_bad_arguments(arguments, message):
     ("arguments", "message"),
     [
         ({"class_weights": torch.ones(3)}, "class_weights must be 4 finite numbers >= 0"),
+        ({"class_weights": torch.tensor([1.0, 1.0, -2.0, 1.0])}, r"finite numbers >= 0, not \[-2.0\]"),
         ({"label_smoothing": 1.0}, r"label_smoothing must be a number in \[0, 1\)"),
         ({"reduction": "max"}, "reduction must be one of 'mean', 'sum', 'none'"),
         ({"energy_weight": -1}, "energy_weight must be a number >= 0"),
@@ -686,3 +687,11 @@ def test_head_with_nearly_coincident_class_vectors_has_the_exact_energy():
         head.weight[1] = head.weight[0] + 1e-4 * torch.randn(5)
     exact = copy.deepcopy(head).double()
     torch.testing.assert_close(head(x, y).double(), exact(x.double(), y), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int16])
+def test_head_counts_labels_that_equal_the_ignored_one_only_in_a_narrow_dtype(dtype):
+    # -100, the ignored label, is 156 in uint8.
+    head, x, y = AngularHead(4, 200, radius=8.0, reduction="none"), torch.randn(2, 4), torch.tensor([156, 3])
+    assert torch.equal(head(x, y.to(dtype)), head(x, y))
+    assert torch.equal(head.logits(x, y.to(dtype)), head.logits(x, y))

@@ -159,3 +159,15 @@ def test_decoupled_tiny_inputs_have_exact_gradients(weighting, learn_radius, rad
         # Relative to the largest entry: single entries may cancel, or may be below the smallest float32 number.
         assert torch.isfinite(a).all()
         assert (a.double() - b).abs().max() <= 1e-4 * b.abs().max() + 1e-37
+
+
+@pytest.mark.parametrize("angular", ["cosine", "sigmoid"])
+@pytest.mark.parametrize("magnitude", ["seg", "mix"])
+def test_decoupled_input_gradient_of_large_float16_inputs_is_finite(magnitude, angular):
+    layer = DecoupledConv2d(4, 6, 3, magnitude=magnitude, angular=angular).half()
+    wide = copy.deepcopy(layer).double()
+    x = (1e4 * torch.randn(2, 4, 5, 5)).half().requires_grad_()
+    x_wide = x.detach().double().requires_grad_()
+    (grad,) = torch.autograd.grad(layer(x), x, torch.ones(2, 6, 3, 3, dtype=torch.float16))
+    (expected,) = torch.autograd.grad(wide(x_wide).sum(), x_wide)
+    torch.testing.assert_close(grad.double(), expected, rtol=0.02, atol=0.02)

@@ -203,3 +203,22 @@ def test_batch_radius_uses_the_mean_of_the_batch_with_its_gradient(learn_radius)
     assert not torch.allclose(layer.eval()(x), expected)
     with pytest.raises(ValueError, match="radius_norm must be 'running' or 'batch', not 'mean'"):
         conv("tanh", radius_norm="mean")
+
+
+@pytest.mark.parametrize("radius_norm", ["running", "batch"])
+@pytest.mark.parametrize("angular", ["cosine", "sigmoid"])
+@pytest.mark.parametrize("scale", [1e20, 1e-20])
+def test_learned_radius_of_seg_is_exact_for_huge_and_tiny_inputs(angular, radius_norm, scale):
+    settings = {"magnitude": "seg", "angular": angular, "learn_radius": "filter", "radius_norm": radius_norm}
+    layer = DecoupledConv2d(2, 3, 3, **settings)
+    wide = copy.deepcopy(layer).double()
+    x = (scale * torch.randn(2, 2, 5, 5)).requires_grad_()
+    x_wide = x.detach().double().requires_grad_()
+    y, y_wide = layer(x), wide(x_wide)
+    torch.testing.assert_close(y.double(), y_wide, rtol=1e-4, atol=1e-5 * scale)
+    grads = torch.autograd.grad(y.sum(), [x, layer.weight, layer.log_radius])
+    expected = torch.autograd.grad(y_wide.sum(), [x_wide, wide.weight, wide.log_radius])
+    for grad, reference_grad in zip(grads, expected, strict=True):
+        torch.testing.assert_close(
+            grad.double(), reference_grad, rtol=1e-3, atol=1e-4 * float(reference_grad.abs().max())
+        )

@@ -196,3 +196,15 @@ def test_weighted_gradients_skip_frozen_weights_and_apply_once():
         WeightedGradients(model)
     weighted.remove()
     WeightedGradients(model).remove()
+
+
+def test_weighted_gradients_can_be_applied_to_a_copy_after_removal():
+    layer = DecoupledLinear(5, 3)
+    with WeightedGradients(layer):
+        clone = copy.deepcopy(layer)
+    x = torch.randn(2, 5)
+    clone(x).sum().backward()
+    plain, clone.weight.grad = clone.weight.grad, None
+    with WeightedGradients(clone):
+        clone(x).sum().backward()
+    torch.testing.assert_close(clone.weight.grad, plain * clone.weight.detach().norm(dim=1, keepdim=True))

@@ -573,3 +573,12 @@ def test_deprecated_names_of_rotation_still_work():
         assert [name for name, _ in rotation.select(model)] == ["0", "2"]
     with pytest.warns(DeprecationWarning, match="refine_neurons"):
         assert rotation.refined is rotation.refine_neurons
+
+
+@pytest.mark.parametrize("name", ["shared", "learn_neurons", "normalize"])
+def test_rotate_requires_bools_and_leaves_the_model_unchanged(name):
+    model = mlp()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=f"{name} must be a bool, not 3"):
+        rotate_(model, **{"normalize": True, name: 3})
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)

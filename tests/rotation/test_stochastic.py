@@ -116,3 +116,10 @@ def test_stochastic_fraction_may_be_a_share_a_number_or_a_mapping():
     assert counts(6) == [16, 6, 6]
     assert counts({"1": 0.5, "2": 3}) == [16, 8, 3]
     assert counts(1.0) == [16, 16, 16]
+
+
+def test_stochastic_leaves_the_model_unchanged_after_an_error():
+    model = mlp()
+    with pytest.raises(TypeError):
+        Stochastic(model, generator="no generator")
+    assert not list(rotated_layers(model))

@@ -223,7 +223,7 @@ class AngularHead(nn.Module):
             NonFiniteScoresError: a `ValueError` for a class vector that is not finite or a score that overflows.
         """
         check_features(x, self.in_features)
-        check_labels(y, len(x))
+        y = check_labels(y, len(x))
         step = self._schedule_step()
         with _numerics.autocast_disabled(x):
             # Compute first and check afterwards: all checks are combined into `is_valid`, the only value that the host
@@ -263,10 +263,10 @@ class AngularHead(nn.Module):
         Schedules do not advance here. Call `advance` once per step, or use `advance_with`.
         """
         check_features(x, self.in_features)
-        check_labels(y, len(x))
+        y = check_labels(y, len(x))
         require_labels(y, self.num_classes, self.ignore_index)
         step = self._schedule_step()
-        labels = y.long().clamp(0, self.num_classes - 1)  # ignored labels get any class; their rows do not count
+        labels = y.clamp(0, self.num_classes - 1)  # ignored labels get any class; their rows do not count
         with _numerics.autocast_disabled(x):
             x_norm, magnitudes, cosines = self._polar_scores(x)
             if self._is_linear_in_x:
@@ -337,7 +337,7 @@ class AngularHead(nn.Module):
                 of ignored samples, which may be NaN.
         """
         counted = y != self.ignore_index
-        labels = y.long().clamp(0, self.num_classes - 1)  # a bad label is reported after the computation
+        labels = y.clamp(0, self.num_classes - 1)  # a bad label is reported after the computation
         labels_valid = ((labels == y) | ~counted).all()
         x = self._without_ignored(x, y) if careful else x
         x, x_norm = self._wide_features(x, careful=careful)
@@ -635,11 +635,15 @@ def check_features(x: Tensor, in_features: int) -> None:
         )
 
 
-def check_labels(y: Tensor, batch: int) -> None:
-    """Raise a `ValueError` unless `y` is a vector of `batch` integers. Values are not read."""
+def check_labels(y: Tensor, batch: int) -> Tensor:
+    """Return the labels in int64, or raise a `ValueError` unless `y` is a vector of `batch` integers.
+
+    Values are not read. In a narrow dtype a label could equal an ignored one: -100 is 156 in uint8.
+    """
     require(isinstance(y, Tensor), "y", "a tensor of labels", type(y).__name__)
     if y.shape != (batch,) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"y must be {batch} integer labels, one per row of x, not {y.dtype} {tuple(y.shape)}")
+    return y.long()
 
 
 def require_labels(y: Tensor, num_classes: int, ignore_index: int) -> None:
@@ -692,8 +696,10 @@ def _checked_class_weights(weights: Tensor | None, num_classes: int) -> Tensor |
     if weights is None:
         return None
     weights = torch.as_tensor(weights)
-    fits = weights.shape == (num_classes,) and bool((weights >= 0).all()) and bool(weights.isfinite().all())
-    require(fits, "class_weights", f"{num_classes} finite numbers >= 0", tuple(weights.shape))
+    accepted = f"{num_classes} finite numbers >= 0"
+    require(weights.shape == (num_classes,), "class_weights", accepted, tuple(weights.shape))
+    is_bad = (weights < 0) | ~weights.isfinite()
+    require(not bool(is_bad.any()), "class_weights", accepted, weights[is_bad][:1].tolist())
     return weights.detach().clone().to(torch.float64 if weights.dtype == torch.float64 else torch.float32)
 
 

@@ -274,8 +274,7 @@ class ShardedHead(nn.Module):
         check_features(x, self.head.in_features)
         require(x.dtype in _FLOATS, "x", f"of one of {', '.join(map(str, _FLOATS))}", x.dtype)
         _numerics.require_finite_rows("x", x)
-        check_labels(y, len(x))
-        require_labels(y, self.head.num_classes, self.head.ignore_index)
+        require_labels(check_labels(y, len(x)), self.head.num_classes, self.head.ignore_index)
 
 
 def _check_plan(head: AngularHead, sizes: Sequence[int] | None, sample: float | None, backbone: str) -> None:

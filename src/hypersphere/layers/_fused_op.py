@@ -43,7 +43,7 @@ from torch.autograd import forward_ad
 from hypersphere import _numerics, sphere
 from hypersphere.functions.angular import ANGULARS, Angular, Cosine, Sigmoid
 from hypersphere.functions.angular import Linear as LinearAngle
-from hypersphere.functions.magnitude import MAGNITUDES, Radial, Sphere, Tanh
+from hypersphere.functions.magnitude import MAGNITUDES, Radial, Seg, Sphere, Tanh
 from hypersphere.layers._geometry import (
     ConvGeometry,
     PatchNorms,
@@ -131,6 +131,8 @@ def absorb_output_scale(response: Response, w_hat: Tensor) -> tuple[Response, Te
     s = response.output_scale
     if s is None or not isinstance(response.angular, Cosine):
         return response, w_hat
+    if response.input_scale is not None and isinstance(response.magnitude, Seg):
+        return response, w_hat  # s is a radius, and filters times a huge radius times huge patches would overflow
     # Repeat an s per layer or per group for all of its filters.
     factors = s.reshape(-1, 1).expand(-1, len(w_hat) // s.numel())
     return replace(response, output_scale=None), w_hat * factors.reshape(-1, *[1] * (w_hat.ndim - 1))

@@ -273,9 +273,10 @@ class DecoupledLayer(nn.Module):
         w_norm, w_hat = filter_polar(self.weight)
         inverse_scale = None
         if x.dtype == torch.float16:
-            # Scale the largest entry of each sample to at most 1, so that its products do not overflow. The cosines do
-            # not change, and the inverse scale turns norms of scaled patches into those of the original patches.
-            scale = _numerics.unit_scale(sample_peak(x))
+            # Scale the largest entry of each sample to at most 128, so that neither its products nor gradients of large
+            # inputs overflow. The cosines do not change, and the inverse scale turns norms of scaled patches into those
+            # of the original patches.
+            scale = 128 * _numerics.unit_scale(sample_peak(x))
             x, inverse_scale = (x * scale).to(x.dtype), scale.reciprocal().unsqueeze(1)
         # The custom operator differentiates the norms itself; plain operations need norms with a graph.
         is_fused = self._has_fused_form and use_custom_op(x, self.weight)
@@ -284,7 +285,12 @@ class DecoupledLayer(nn.Module):
             norms = norms._replace(norm=norms.norm * inverse_scale)
         if self._has_fused_form:
             mean_norm = self._mean_norm(x, geometry, norms.norm, inverse_scale)
-            response, w_hat = absorb_output_scale(self._build_response(w_norm, mean_norm, x), w_hat)
+            unit = None
+            if mean_norm is not None and isinstance(self.magnitude, Seg):
+                # Seg multiplies ρ by norms, so norms are divided by a power of two close to ρ if ρ² leaves the range.
+                unit = self._per_filter(_numerics.safe_scale(mean_norm.detach()), x)
+                norms = norms._replace(norm=norms.norm * unit)
+            response, w_hat = absorb_output_scale(self._build_response(w_norm, mean_norm, x, unit), w_hat)
             w_hat = w_hat.to(x.dtype)
             if is_fused:
                 y = fused_response(x, w_hat, geometry, norms, response, self.storage == "half")
@@ -332,18 +338,20 @@ class DecoupledLayer(nn.Module):
         has_tensor |= isinstance(getattr(self.angular, "k", None), Tensor) and self.log_k is None
         return is_library and not has_tensor
 
-    def _build_response(self, w_norm: Tensor, mean_norm: Tensor | None, x: Tensor) -> Response:
+    def _build_response(self, w_norm: Tensor, mean_norm: Tensor | None, x: Tensor, unit: Tensor | None) -> Response:
         r"""Write h(‖w‖, ‖x‖)·g(θ) as s·φ(a·‖x‖)·g(θ).
 
         Ball and Tanh are functions of ‖x‖/ρ, and Seg is ρ times one, so a = 1/ρ and, for Seg, s = ρ. The weightings
-        multiply a (joint) or s (linear, separate) by a function of ‖w‖.
+        multiply a (joint) or s (linear, separate) by a function of ‖w‖. If norms were multiplied by `unit`, a is
+        divided by it.
         """
         magnitude, angular = self.magnitude, self._angular_with_k(x)
         a = s = None
         if self.log_radius is not None and mean_norm is not None and isinstance(magnitude, (Ball, Tanh, Seg)):
             # ρ = factor·mean. Adding logarithms keeps all derivatives representable for tiny and huge inputs.
             log_radius = self._per_filter(_numerics.widen(self.log_radius), x) + self._per_filter(mean_norm.log(), x)
-            a, s = (-log_radius).exp(), log_radius.exp() if isinstance(magnitude, Seg) else None
+            a = (-log_radius if unit is None else -log_radius - unit.log()).exp()
+            s = log_radius.exp() if isinstance(magnitude, Seg) else None
             magnitude = replace(magnitude, radius=1.0)
         filter_norms = self._per_filter(w_norm, x)
         if isinstance(magnitude, InnerProduct):  # ‖w‖‖x‖ = s·φ(‖x‖) with φ the identity

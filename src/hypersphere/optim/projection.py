@@ -70,7 +70,8 @@ class WeightedGradients:
         layers = _layers_without_weight_norm(layers_of(model), heads=False)
         modules = [cast(nn.Module, layer.module) for layer in layers]
         for module in modules:
-            is_weighted = any(isinstance(hook, _GradientWeighting) for hook in module._forward_pre_hooks.values())
+            hooks = module._forward_pre_hooks.values()
+            is_weighted = any(isinstance(hook, _GradientWeighting) and hook.active for hook in hooks)
             require(not is_weighted, "model", "one whose gradients are not weighted already", type(model).__name__)
         self._weighting = _GradientWeighting()
         self._handles = [module.register_forward_pre_hook(self._weighting) for module in modules]

@@ -111,6 +111,8 @@ def rotate_(
         Liu et al., Orthogonal Over-Parameterized Training, CVPR 2021.
     """
     require(spread is None or is_number(spread, 0), "spread", "None or a number >= 0", spread)
+    for name, flag in (("shared", shared), ("learn_neurons", learn_neurons), ("normalize", normalize)):
+        require(isinstance(flag, bool), name, "a bool", flag)
     require(is_integer(blocks, 1), "blocks", "a whole number >= 1", blocks)
     require(is_integer(factors, 1), "factors", "a whole number >= 1", factors)
     if refine is not None:

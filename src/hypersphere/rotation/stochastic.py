@@ -82,18 +82,21 @@ class Stochastic:
         self.steps = 0
         self.partial: list[tuple[nn.Module, Rotation]] = []
         """The layers in which only some dimensions are rotated. Layers with p = d need no folds."""
+        # All rotations are made before the first one is attached, so that an error leaves the model unchanged.
+        rotations = []
         for layer, count in zip(selection, counts, strict=True):
             module = cast(nn.Module, layer.module)
             weight = cast(Tensor, module.weight)
             size = weight[0].numel()
             if count == size:
-                attach(layer, Rotation(chosen, Layout(size), like=weight))
+                rotations.append(Rotation(chosen, Layout(size), like=weight))
                 continue
             seed = int(torch.randint(2**62, (), generator=generator))
             dimensions = _draw_dimensions(seed, 0, size, count).to(weight.device)
-            rotation = Rotation(chosen, Layout(count), dimensions=dimensions, seed=seed, like=weight)
+            rotations.append(Rotation(chosen, Layout(count), dimensions=dimensions, seed=seed, like=weight))
+            self.partial.append((module, rotations[-1]))
+        for layer, rotation in zip(selection, rotations, strict=True):
             attach(layer, rotation)
-            self.partial.append((module, rotation))
         if report:
             print(selection.report())
 
