@@ -23,6 +23,13 @@ MENUS = {
     "margin": margin.MARGINS,
     "kernel": kernel.KERNELS,
 }
+MODULES = {
+    "angular": angular,
+    "magnitude": magnitude,
+    "weighting": magnitude,
+    "margin": margin,
+    "kernel": kernel,
+}
 ENTRIES = [pytest.param(menu, name, id=f"{menu}-{name}") for menu, entries in MENUS.items() for name in entries]
 TWO_NORMS = {"magnitude", "weighting"}
 
@@ -46,18 +53,14 @@ def inputs(menu, dtype=torch.float64, *, edges=False) -> tuple[Tensor, ...]:
     return (torch.tensor(values + ([1.0, -1.0, 1 + 1e-6, -1 - 1e-6] if edges else []), dtype=dtype),)
 
 
-def call(menu, entry, tensors):
-    return entry(*tensors)
-
-
 @everywhere
 @every_type
 def test_entry_has_finite_values_and_gradients_in_the_dtype_of_its_input(menu, name, dtype):
     tensors = tuple(t.requires_grad_() for t in inputs(menu, dtype, edges=True))
-    value = call(menu, build(menu, name), tensors)
+    value = build(menu, name)(*tensors)
     assert value.dtype == dtype
     assert torch.isfinite(value).all()
-    assert call(menu, build(menu, name), tuple(t.to("meta") for t in tensors)).is_meta
+    assert build(menu, name)(*(t.to("meta") for t in tensors)).is_meta
     if value.requires_grad:
         value.sum().backward()
         for t in tensors:
@@ -70,7 +73,7 @@ def test_entry_passes_gradcheck_and_gradgradcheck(menu, name):
     if menu in TWO_NORMS:
         tensors = (tensors[0], (tensors[1].detach() + 0.01).requires_grad_())
     function = build(menu, name)
-    if not call(menu, function, tensors).requires_grad:
+    if not function(*tensors).requires_grad:
         assert name == "sphere"  # a constant
         return
     assert gradcheck(function, tensors)
@@ -80,22 +83,22 @@ def test_entry_passes_gradcheck_and_gradgradcheck(menu, name):
 @everywhere
 def test_entry_computes_half_precision_in_float32(menu, name):
     narrow = inputs(menu, torch.bfloat16)
-    value = call(menu, build(menu, name), narrow)
-    wide = call(menu, build(menu, name), tuple(t.double() for t in narrow))
+    value = build(menu, name)(*narrow)
+    wide = build(menu, name)(*(t.double() for t in narrow))
     torch.testing.assert_close(value.double(), wide, rtol=2**-8, atol=1e-4)  # within the rounding error of bfloat16
 
 
 @everywhere
 def test_entry_matches_the_oracle(menu, name):
     tensors = inputs(menu)
-    value = call(menu, build(menu, name), tensors).tolist()
+    value = build(menu, name)(*tensors).tolist()
     if menu == "angular":
         expected = [oracle.ANGULARS[name](math.acos(c)) for c in tensors[0].tolist()]
     elif menu == "magnitude":
         expected = [oracle.MAGNITUDES[name](w, x) for w, x in zip(*(t.tolist() for t in tensors), strict=True)]
     elif menu == "weighting":
         entry = MENUS[menu][name](magnitude.Tanh())
-        value = call(menu, entry, tensors).tolist()
+        value = entry(*tensors).tolist()
         expected = [oracle.WEIGHTINGS[name](w, x) for w, x in zip(*(t.tolist() for t in tensors), strict=True)]
     elif menu == "margin":
         expected = [oracle.MARGINS[name](math.acos(c)) for c in tensors[0].tolist()]
@@ -107,18 +110,9 @@ def test_entry_matches_the_oracle(menu, name):
 @everywhere
 def test_entry_has_a_repr_that_evaluates(menu, name):
     entry = build(menu, name)
-    names = {k: v for module in (angular, magnitude, margin, kernel) for k, v in vars(module).items()}
-    names |= vars(MENUS_MODULE[menu])
+    # Two modules define `Linear`, so the names of the module of the entry come last.
+    names = {k: v for module in (*MODULES.values(), MODULES[menu]) for k, v in vars(module).items()}
     assert eval(repr(entry), names) == entry
-
-
-MENUS_MODULE = {
-    "angular": angular,
-    "magnitude": magnitude,
-    "weighting": magnitude,
-    "margin": margin,
-    "kernel": kernel,
-}
 
 
 @everywhere
@@ -133,7 +127,7 @@ def test_entry_uses_every_field(menu, name):
 
 def all_outputs(menu, entry, tensors):
     """Return everything that an entry computes. A margin may also change other scores and use feature norms."""
-    value = call(menu, entry, tensors)
+    value = entry(*tensors)
     if isinstance(entry, margin.Margin):
         value = torch.cat([value, entry.others(*tensors)])
     if isinstance(entry, margin.NormAdaptive):

@@ -205,12 +205,11 @@ def test_exponential_matches_torch_for_small_and_large_generators(spread):
 
 @pytest.mark.parametrize("size", [0.1, 1.0, 4.0, 30.0])
 def test_exponential_is_exact_if_the_norm_estimate_fails(size):
-    axis = torch.tensor(
-        [[0.0, -3, 2], [3, 0, -1], [-2, 1, 0]]
-    )  # the power iteration starts on its axis, where it gives 0
-    free = factor.pack_skew(size * axis) / 2
+    # The power iteration starts on the axis of this rotation, so its estimate of the norm is 0.
+    generator = torch.tensor([[0.0, -3, 2], [3, 0, -1], [-2, 1, 0]])
+    free = factor.pack_skew(size * generator) / 2
     r = orthogonal.Exponential()(free)
-    torch.testing.assert_close(r, torch.linalg.matrix_exp(size * axis.double()).float(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(r, torch.linalg.matrix_exp(size * generator.double()).float(), atol=1e-4, rtol=0)
     compiled = torch.compile(lambda f: orthogonal.Exponential()(f), backend="aot_eager")(free)
     torch.testing.assert_close(compiled, r)
 

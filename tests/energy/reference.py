@@ -1,4 +1,4 @@
-"""Second versions in NumPy, pair by pair, and the tables of others."""
+"""Reference implementations in NumPy, computed pair by pair, and published tables."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 
 import oracle
 
-# Least Coulomb energies of n points on the sphere (Wales and Ulker; https://en.wikipedia.org/wiki/Thomson_problem).
+# Minimum Coulomb energies of n points on the sphere (Wales and Ulker; https://en.wikipedia.org/wiki/Thomson_problem).
 THOMSON = {
     2: 0.500000000, 3: 1.732050808, 4: 3.674234614, 5: 6.474691495, 6: 9.985281374, 7: 14.452977414,
     8: 19.675287861, 9: 25.759986531, 10: 32.716949460, 11: 40.596450510, 12: 49.165253058, 13: 58.853230612,
@@ -16,7 +16,7 @@ THOMSON = {
     32: 412.261274651,
 }  # fmt: skip
 
-# Largest least angles of n points on the sphere, in degrees (Sloane's tables of packings).
+# Largest possible minimum angles between n points on the sphere, in degrees (Sloane's tables of packings).
 TAMMES = {4: 109.4712206, 5: 90.0, 6: 90.0, 7: 77.8695421, 8: 74.8584922, 9: 70.5287794, 11: 63.4349488, 12: 63.4349488}
 
 

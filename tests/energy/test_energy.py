@@ -1,3 +1,5 @@
+"""Energies of one set of rows: values, gradients, close pairs, blocks, random directions."""
+
 import itertools
 import math
 import resource

@@ -8,14 +8,14 @@ from torch import nn
 from hypersphere.energy import MHE
 
 # CoMHE also reads its step counter and its seed. Every learned basis checks the norms of the neurons of each layer.
-MOST = {"MHE": 1, "half-space MHE": 1, "RP-CoMHE": 3}
+MAX_SYNCS = {"MHE": 1, "half-space MHE": 1, "RP-CoMHE": 3}
 
 
-@pytest.mark.parametrize("name", MOST)
-def test_regularizers_read_values_at_most(name):
+@pytest.mark.parametrize("name", MAX_SYNCS)
+def test_regularizers_synchronise_at_most_a_fixed_number_of_times(name):
     torch.manual_seed(0)
     syncs = count(energy_steps()[name])
-    assert syncs.total <= MOST[name], dict(syncs.counts)
+    assert syncs.total <= MAX_SYNCS[name], dict(syncs.counts)
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e6])

@@ -31,8 +31,8 @@ from .networks import network, pyramid
 
 def test_regularizers_work_compiled_and_data_parallel():
     net = network()
-    made = torch.compile(MHE(net), backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(made(), MHE(net)())
+    compiled_mhe = torch.compile(MHE(net), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled_mhe(), MHE(net)())
     projected = CoMHE(net, projection=Random(dim=4))
     expected = [projected().item() for _ in range(2)]
     compiled = torch.compile(CoMHE(net, projection=Random(dim=4)), backend="aot_eager")
@@ -71,7 +71,7 @@ def test_regularizers_keep_their_state_if_a_step_fails(make):
     regulariser = make(net)
     regulariser()
     before = {name: value.clone() for name, value in regulariser.state_dict().items()}
-    kept = net[0].weight.detach().clone()
+    weight = net[0].weight.detach().clone()
     with torch.no_grad():
         net[0].weight.fill_(float("nan"))
     with pytest.raises(ValueError, match="weight of 0 must be finite"):
@@ -79,7 +79,7 @@ def test_regularizers_keep_their_state_if_a_step_fails(make):
     for name, value in regulariser.state_dict().items():
         assert torch.equal(value, before[name])
     with torch.no_grad():
-        net[0].weight.copy_(kept)
+        net[0].weight.copy_(weight)
     assert torch.isfinite(regulariser())
 
 

@@ -21,6 +21,7 @@ SOFTMAX_LOSSES = [name for name in PRESETS if name not in ("sphereface2", "spher
 LINEAR_IN_X = {"softmax", "modified_softmax", "w_softmax", "l_softmax", "a_softmax", "sphereface_plus"}
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
+# Arguments of `AngularHead` and of `oracle.head_logits` for the same scores.
 FORMS = {
     "softmax": ({"weight_norm": False}, {"weight_norm": False}),
     "modified": ({}, {}),
@@ -247,7 +248,7 @@ def test_head_normalized_gradient_equals_original_sphereface():
     for i, label in enumerate(y.tolist()):
         norm = x[i].norm()
         c = (x[i] @ unit[label]) / norm
-        k = int(c < 0)  # m = 2: one turn below a right angle
+        k = int(c < 0)  # the piece of ψ for m = 2: 0 up to a right angle, 1 beyond
         along_w = (-1) ** k * 4 * c
         along_x = (-(((-1) ** k) * 2 * c**2 + 2 * k + (-1) ** k)) / norm
         length = torch.sqrt(along_w**2 + along_x**2)
@@ -315,10 +316,12 @@ def test_head_passes_gradients_to_a_computed_k():
     head = AngularHead(8, 5, angular=hs.angular.Sigmoid(raw.exp())).double()
     (ours,) = torch.autograd.grad(head(x, y), raw)
     step = 1e-6
-    losses = [AngularHead(8, 5, angular=hs.angular.Sigmoid(math.exp(-0.7 + h))).double() for h in (-step, step)]
-    for h in losses:
-        h.load_state_dict({"weight": head.weight.detach()})
-    numeric = (losses[1](x, y) - losses[0](x, y)).item() / (2 * step)
+    below, above = (
+        AngularHead(8, 5, angular=hs.angular.Sigmoid(math.exp(-0.7 + change))).double() for change in (-step, step)
+    )
+    for other in (below, above):
+        other.load_state_dict({"weight": head.weight.detach()})
+    numeric = (above(x, y) - below(x, y)).item() / (2 * step)
     assert ours.item() == pytest.approx(numeric, rel=1e-5)
     with pytest.raises(ValueError, match="k of angular must be one number in a head"):
         AngularHead(8, 5, angular=hs.angular.Sigmoid(torch.rand(5) + 0.2))
@@ -672,7 +675,7 @@ def test_head_loss_with_normalized_gradient_exports():
     torch.testing.assert_close(exported(x, y), head(x, y))
 
 
-def test_head_loads_the_state_of_version_0_1():
+def test_head_state_dict_has_the_keys_of_version_0_1():
     options = {"annealing": Annealing(), "ramp": Ramp(), "bias": True}
     head = AngularHead(5, 4, radius=8.0, margin="norm_adaptive", **options)
     assert list(head.state_dict()) == ["weight", "bias", "steps", "norm_mean", "norm_std"]

@@ -148,7 +148,7 @@ def test_convert_skips_custom_forwards_and_attention():
     model = nn.ModuleDict(layers)
     convert_(model)
     assert isinstance(model["in"], DecoupledLinear)
-    with pytest.raises(ValueError, match="none of its plain layers is chosen; revert_ the decoupled ones first"):
+    with pytest.raises(ValueError, match="none of its plain layers is chosen; call revert_ first"):
         convert_(model)
     assert type(model["own"]) is Own
     assert not isinstance(model["attention"].out_proj, DecoupledLinear)

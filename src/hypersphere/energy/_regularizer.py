@@ -28,7 +28,6 @@ __all__ = [
     "Outcome",
     "Warmup",
     "add_terms",
-    "bounds_sum",
     "check_factor",
     "check_seed",
     "resolve_layer_weights",
@@ -37,6 +36,7 @@ __all__ = [
     "seeded_generator",
     "select_layers",
     "stack_equal_shapes",
+    "sum_cannot_overflow",
 ]
 
 P = ParamSpec("P")
@@ -278,8 +278,8 @@ def select_layers(
     selection = candidates.without(reject)
     reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped)
     if len(selection) == 0:
-        found_instead = f"every layer is skipped ({reasons})" if reasons else "it has no layers"
-        raise ValueError(f"model must have a layer of two or more neurons, but {found_instead}")
+        reason = f"every layer is skipped ({reasons})" if reasons else "it has no layers"
+        raise ValueError(f"model must have a layer of two or more neurons, but {reason}")
     return selection
 
 
@@ -362,7 +362,7 @@ def add_terms(terms: Sequence[Tensor], anchor: Tensor) -> Tensor:
     return torch.stack([term.to(terms[0].dtype).to(anchor.device) for term in terms]).sum()
 
 
-def bounds_sum(factors: Iterable[float]) -> bool:
+def sum_cannot_overflow(factors: Iterable[float]) -> bool:
     """Return True if a sum of finite mean energies with these factors λ cannot overflow.
 
     Energies that `stacked_energies` knows to be finite are below 10⁻⁴ of the largest number of their dtype.

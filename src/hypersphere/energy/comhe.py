@@ -18,7 +18,6 @@ from hypersphere.energy._regularizer import (
     NeuronRegularizer,
     Outcome,
     add_terms,
-    bounds_sum,
     check_factor,
     check_seed,
     resolve_layer_weights,
@@ -26,6 +25,7 @@ from hypersphere.energy._regularizer import (
     seeded_generator,
     select_layers,
     stack_equal_shapes,
+    sum_cannot_overflow,
 )
 from hypersphere.energy.energy import NeuronStack, data_dependent_energy, stacked_energies
 from hypersphere.energy.mhe import NeuronWeights, labelled_output, resolve_neuron_weights
@@ -66,7 +66,7 @@ class CoMHE(NeuronRegularizer):
         where: a predicate of name and module that selects layers.
         seed: the seed of the bases.
         auto_advance: False if steps are counted by calling `advance`.
-        report: print which layers were taken and skipped.
+        report: print which layers are regularised, and which are skipped and why.
 
     Example:
         >>> from hypersphere.functions.projection import Random
@@ -200,7 +200,7 @@ class CoMHE(NeuronRegularizer):
         is_learned = isinstance(self.projection, Learned)
         updates = {f"basis_{key}": basis for key, basis in bases.items()} if is_learned else {}
         # A layer may have two stacks of views ("bilateral").
-        is_bounded = labels is None and bounds_sum(2 * self.factor(layer) for layer in (*outputs, *hidden))
+        is_bounded = labels is None and sum_cannot_overflow(2 * self.factor(layer) for layer in (*outputs, *hidden))
         return Outcome(add_terms(terms, self.selection[0].anchor), updates, is_finite and is_bounded)
 
     def _aggregate(self, energies: Tensor) -> Tensor:

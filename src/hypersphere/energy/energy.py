@@ -1,4 +1,4 @@
-r"""Hyperspherical energy: how unevenly a set of directions covers the sphere, and what random directions have.
+r"""Hyperspherical energy: how unevenly a set of directions covers the sphere, and the energy of random directions.
 
 E_s(w_1, …, w_N) = Σ_{i≠j} f_s(dist(ŵ_i, ŵ_j)),   f_s(z) = z^−s (s > 0), log(1/z) (s = 0)   (thesis, 5.1)
 """

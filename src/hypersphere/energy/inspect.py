@@ -353,9 +353,9 @@ def _table(inspection: Inspection) -> Table:
             layer.name,
             f"{layer.neurons} x {layer.length}" + ("*" if layer.sampled < layer.neurons else ""),
             f"{full.value:.4g}",
-            _random(full),
+            _format_random(full),
             f"{half.value:.4g}",
-            _random(half),
+            _format_random(half),
             f"{math.degrees(layer.separation):.1f}°",
             f"{math.degrees(layer.covering_radius):.1f}°",
             f"{layer.effective_rank:.1f}",
@@ -363,7 +363,7 @@ def _table(inspection: Inspection) -> Table:
     return table
 
 
-def _random(energy: Energy) -> str:
+def _format_random(energy: Energy) -> str:
     """Return mean and deviation of the energy of random neurons as text."""
     if math.isinf(energy.random_mean):
         return "∞"

@@ -14,7 +14,6 @@ from hypersphere.energy._regularizer import (
     NeuronRegularizer,
     Outcome,
     add_terms,
-    bounds_sum,
     check_factor,
     check_seed,
     resolve_layer_weights,
@@ -23,6 +22,7 @@ from hypersphere.energy._regularizer import (
     seeded_generator,
     select_layers,
     stack_equal_shapes,
+    sum_cannot_overflow,
 )
 from hypersphere.energy.energy import NeuronStack, check_weights, data_dependent_energy, stacked_energies
 from hypersphere.functions._pairwise import PairPotential
@@ -64,7 +64,7 @@ class MHE(NeuronRegularizer):
             to the output layer if labels are passed.
         seed: the seed of those draws, which are the same on every rank.
         auto_advance: False if steps are counted by calling `advance`.
-        report: print which layers were taken and skipped.
+        report: print which layers are regularised, and which are skipped and why.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -118,7 +118,7 @@ class MHE(NeuronRegularizer):
         self.hidden, self.output, self.embedding = hidden, output, embedding
         self.average, self.batch = average, batch
         self.potential = PairPotential(kernel_of(power, min_distance), distance)
-        self.mirrored = _half_space_names(selection, half_space)
+        self.mirrored = _half_space_names(selection, half_space)  # names of the layers in half space
         self.layer_weights = resolve_layer_weights(layer_weights, selection)
         self.neuron_weights = resolve_neuron_weights(neuron_weights, selection, distance)
         # The seed is saved with the counter, so that a resumed run continues the same sequence of samples.
@@ -151,7 +151,7 @@ class MHE(NeuronRegularizer):
         # Stacks are (layers, groups, N, d): the mean over the groups of a layer, the weighted sum over layers.
         terms += [(factor * energy.mean(-1)).sum() for factor, energy in zip(factors, energies, strict=True)]
         # If the energies and the factors bound the total, the base class need not read it.
-        is_finite = is_finite and labels is None and bounds_sum(map(self.factor, layers))
+        is_finite = is_finite and labels is None and sum_cannot_overflow(map(self.factor, layers))
         return Outcome(add_terms(terms, self.selection[0].anchor), {}, is_finite)
 
     def _stacks(self, layers: list[NeuronLayer], step: int) -> tuple[list[NeuronStack], list[Tensor | float]]:
@@ -160,9 +160,9 @@ class MHE(NeuronRegularizer):
         indices = self._draw(step, sampled) if sampled else {}
         stacks: list[NeuronStack] = []
         factors: list[Tensor | float] = []
-        for mirrored in (False, True):
-            potential = PairPotential(self.potential.kernel, self.potential.distance, mirrored)
-            in_space = [layer for layer in layers if (layer.name in self.mirrored) == mirrored]
+        for half_space in (False, True):
+            potential = PairPotential(self.potential.kernel, self.potential.distance, half_space)
+            in_space = [layer for layer in layers if (layer.name in self.mirrored) == half_space]
             # Samples and weighted neurons differ from layer to layer, so these layers are stacks of one.
             single = [layer for layer in in_space if layer.name in indices or layer.name in self.neuron_weights]
             stacks += [self._single_stack(layer, potential, indices.get(layer.name)) for layer in single]

@@ -82,7 +82,7 @@ class Orthonormal(_GramRegularizer):
         every: compute the regulariser only at every k-th step; it is 0 at the others.
         output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
         where: a predicate of name and module that selects layers.
-        report: print which layers were taken and skipped.
+        report: print which layers are regularised, and which are skipped and why.
 
     Example:
         >>> Orthonormal({"w": 2 * torch.eye(2)}, weight=1.0)()
@@ -112,7 +112,7 @@ class Orthogonal(_GramRegularizer):
         every: compute the regulariser only at every k-th step; it is 0 at the others.
         output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
         where: a predicate of name and module that selects layers.
-        report: print which layers were taken and skipped.
+        report: print which layers are regularised, and which are skipped and why.
 
     Example:
         >>> w = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
@@ -176,7 +176,7 @@ class SRIP(_GramRegularizer):
         every: compute the regulariser only at every k-th step; it is 0 at the others.
         output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
         where: a predicate of name and module that selects layers.
-        report: print which layers were taken and skipped.
+        report: print which layers are regularised, and which are skipped and why.
 
     Example:
         >>> SRIP({"w": torch.diag(torch.tensor([2.0, 1.0]))}, weight=1.0, iterations=9)()

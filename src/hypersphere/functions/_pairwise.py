@@ -344,13 +344,13 @@ def mutual_repulsions(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
         stacks = [member.w for member in members.values()]
         needs_gradient = torch.is_grad_enabled() and any(w.requires_grad for w in stacks)
         with _numerics.autocast_disabled(stacks[0]), torch.no_grad():
-            results, is_bounded = _mutual(list(members.values()), with_gradient=needs_gradient)
+            results, is_bounded = _compute_mutual(list(members.values()), with_gradient=needs_gradient)
         is_finite = is_finite and is_bounded
         values = tuple(result.totals for result in results)
         if needs_gradient:
             weights_of_sums = [member.weights for member in members.values()]
             potentials = [member.potential for member in members.values()]
-            values = _Mutual.apply(potentials, results, *stacks, *weights_of_sums)
+            values = _MutualFunction.apply(potentials, results, *stacks, *weights_of_sums)
         totals |= {k: value.reshape(sums[k].w.shape[:-2]) for k, value in zip(members, values, strict=True)}
     return [totals[k] for k in range(len(sums))], is_finite
 
@@ -378,8 +378,8 @@ class _GradientFactors(NamedTuple):
     right: Tensor | None = None
     scale: Tensor | None = None
 
-    def product(self, outer: Tensor | None, dtype: torch.dtype) -> Tensor:
-        left = self.left if outer is None else outer.to(self.left.dtype) * self.left
+    def product(self, grad_output: Tensor | None, dtype: torch.dtype) -> Tensor:
+        left = self.left if grad_output is None else grad_output.to(self.left.dtype) * self.left
         if self.right is None:
             return left
         gradient = left @ self.right
@@ -426,7 +426,7 @@ def _batches(sums: Sequence[PairSum]) -> Iterator[list[tuple[int, slice]]]:
         yield batch
 
 
-def _mutual(sums: Sequence[PairSum], *, with_gradient: bool) -> tuple[list[_MutualResult], bool]:
+def _compute_mutual(sums: Sequence[PairSum], *, with_gradient: bool) -> tuple[list[_MutualResult], bool]:
     """Return sums over sets (S, N, d) of one device and dtype, and whether they are known to be finite."""
     results = []
     for w, _, _ in sums:
@@ -440,8 +440,9 @@ def _mutual(sums: Sequence[PairSum], *, with_gradient: bool) -> tuple[list[_Mutu
         if parts[0].w.shape[-2] ** 2 > _PAIRS_AT_ONCE:
             k, sets = batch[0]
             differentiated = with_gradient and sums[k].w.requires_grad
-            results[k].totals[sets], of_set = _mutual_in_blocks(parts[0], with_gradient=differentiated)
-            _store_gradient_(results[k], sets, None if of_set is None else _GradientFactors(of_set), parts[0].w.dtype)
+            results[k].totals[sets], set_gradient = _mutual_in_blocks(parts[0], with_gradient=differentiated)
+            factors = None if set_gradient is None else _GradientFactors(set_gradient)
+            _store_gradient_(results[k], sets, factors, parts[0].w.dtype)
             is_finite = False
             continue
         # All cosines first, then their extremes, then the potentials: the list below is the only read of values.
@@ -539,7 +540,7 @@ def _mutual_in_blocks(part: PairSum, *, with_gradient: bool) -> tuple[Tensor, Te
             on_diagonal = i == j
             betas = (None, None) if weights is None else (weights[i, None], weights[None, j])
             no_pair = torch.eye(len(unit[i]), dtype=torch.bool, device=w.device) if on_diagonal else None
-            value, to_rows, to_columns = _block(
+            value, grad_rows, grad_columns = _block(
                 (w[i], unit[i]),
                 (w[j], unit[j]),
                 potential,
@@ -550,9 +551,9 @@ def _mutual_in_blocks(part: PairSum, *, with_gradient: bool) -> tuple[Tensor, Te
             )
             total += value if on_diagonal else 2 * value  # a block above the diagonal stands for its mirror image too
             if gradient is not None:
-                gradient[i].add_(to_rows, alpha=2)  # every pair occurs twice
+                gradient[i].add_(grad_rows, alpha=2)  # every pair occurs twice
                 if not on_diagonal:
-                    gradient[j].add_(to_columns, alpha=2)
+                    gradient[j].add_(grad_columns, alpha=2)
     total = _saturate(total, w.dtype)
     # The factor 1/‖rᵢ‖ of the gradient. It comes last, because it is the same for all blocks of a row.
     return total, None if gradient is None else _saturate(gradient.mul_(_inverse(lengths)), w.dtype)
@@ -577,7 +578,7 @@ def _block(
         no_pair: (B, M) booleans, True for entries that do not count; None if all count.
         weights: the factors β of rows (B, 1) and columns (1, M), or a pair of None.
         with_gradient: whether gradients are needed; they are empty if not.
-        with_column_gradient: False if rows and columns are the same vectors, so that one gradient says all.
+        with_column_gradient: False if rows and columns are the same vectors, so that the row gradient is sufficient.
     """
     (row_values, row), (column_values, column) = rows, columns
     dtype = row.dtype
@@ -605,14 +606,16 @@ def _block(
     # Σⱼ sᵢⱼ·ŵⱼ minus its radial part (Σⱼ sᵢⱼ·cᵢⱼ)·r̂ᵢ, and the same with rows and columns exchanged. The radial part is
     # subtracted here, in the dtype of the block, because the two nearly cancel for close pairs.
     radial = slope * c
-    to_rows = torch.addcmul(slope @ column, radial.sum(1, keepdim=True), row, value=-1)
-    to_columns = column[:0]
+    grad_rows = torch.addcmul(slope @ column, radial.sum(1, keepdim=True), row, value=-1)
+    grad_columns = column[:0]
     if with_column_gradient:
-        to_columns = torch.addcmul(slope.mT @ row, radial.sum(0).unsqueeze(1), column, value=-1)
-    return (total, _saturate(to_rows, dtype), _saturate(to_columns, dtype)) if close else (total, to_rows, to_columns)
+        grad_columns = torch.addcmul(slope.mT @ row, radial.sum(0).unsqueeze(1), column, value=-1)
+    if close:  # the gradients are in float64
+        grad_rows, grad_columns = _saturate(grad_rows, dtype), _saturate(grad_columns, dtype)
+    return total, grad_rows, grad_columns
 
 
-class _Mutual(torch.autograd.Function):
+class _MutualFunction(torch.autograd.Function):
     """Attach gradients to mutual sums of sets (S, N, d) that have been computed already."""
 
     @staticmethod
@@ -627,15 +630,15 @@ class _Mutual(torch.autograd.Function):
         return tuple(result.totals for result in results)
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        count = len(outer)
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        count = len(grad_outputs)
         tensors = ctx.saved_tensors  # activation checkpointing allows one access
         rows, weights, saved = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
         gradients: list[Tensor | None] = [None] * count
         for k, w in enumerate(rows):
             if not ctx.needs_input_grad[2 + k]:
                 continue
-            factor = outer[k][:, None, None]
+            factor = grad_outputs[k][:, None, None]
             with _numerics.autocast_disabled(w):
                 if torch.is_grad_enabled():  # the gradient itself will be differentiated
                     total = _plain_mutual(w, ctx.potentials[k], weights[k])
@@ -670,8 +673,8 @@ def cross_repulsion(
         if not _numerics.values_readable(*tensors):
             return _plain_cross(rows, w, labels, potential, counted)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return _Cross.apply(rows, w, labels, potential, counted)
-        return _cross(rows, w, labels, potential, counted, with_gradient=False)[0]
+            return _CrossFunction.apply(rows, w, labels, potential, counted)
+        return _compute_cross(rows, w, labels, potential, counted, with_gradient=False)[0]
 
 
 def _plain_cross(
@@ -692,7 +695,7 @@ def _no_pair(labels: Tensor, counted: Tensor | None, block: slice) -> Tensor:
     return is_itself if counted is None else is_itself | ~counted[:, None]
 
 
-def _cross(
+def _compute_cross(
     rows: Tensor | None,
     w: Tensor,
     labels: Tensor,
@@ -709,7 +712,7 @@ def _cross(
     total = torch.zeros((), dtype=torch.float64, device=w.device)
     for j in _slices(len(w), max(256, _PAIRS_IN_CACHE // max(len(labels), 1)) if len(labels) else len(w)):
         lengths, unit = sphere.row_polar(w[j])
-        value, to_rows, to_columns = _block(
+        value, grad_rows, grad_columns = _block(
             (row_values, row),
             (w[j], unit),
             potential,
@@ -719,8 +722,8 @@ def _cross(
         )
         total += value
         if gradient is not None:
-            row_gradient += to_rows
-            gradient[j] = _saturate(to_columns.mul_(_inverse(lengths)), w.dtype)
+            row_gradient += grad_rows
+            gradient[j] = _saturate(grad_columns.mul_(_inverse(lengths)), w.dtype)
     total = _saturate(total, w.dtype)
     if gradient is None:
         return total, None, None
@@ -730,20 +733,20 @@ def _cross(
     return total, row_gradient, gradient
 
 
-class _Cross(torch.autograd.Function):
+class _CrossFunction(torch.autograd.Function):
     """The cross sum. Forward keeps the gradients."""
 
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor | None, w: Tensor, labels: Tensor, potential: PairPotential, counted: Tensor | None
     ) -> Tensor:
-        total, *gradients = _cross(rows, w, labels, potential, counted, with_gradient=True)
+        total, *gradients = _compute_cross(rows, w, labels, potential, counted, with_gradient=True)
         ctx.save_for_backward(rows, w, labels, counted, *gradients)
         ctx.potential = potential
         return total
 
     @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         rows, w, labels, counted, *gradients = ctx.saved_tensors
         needed = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # the gradients themselves will be differentiated
@@ -752,7 +755,7 @@ class _Cross(torch.autograd.Function):
                 variables = [t for t, need in zip((rows, w), needed, strict=True) if need]
                 computed = iter(torch.autograd.grad(total, variables, create_graph=True))
             gradients = [next(computed) if need else None for need in needed]
-        return *(outer * g if need else None for g, need in zip(gradients, needed, strict=True)), None, None, None
+        return *(grad_output * g if need else None for g, need in zip(gradients, needed, strict=True)), None, None, None
 
 
 # The data-dependent energy, which heads and energies share -----------------------------------------------------------

@@ -60,7 +60,7 @@ class RowMap(abc.ABC):
     def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return the gradients of the free parameters and of V, given the gradient of V·Rᵀ.
 
-        Without `rows` the gradient of V is not needed: return None for it if computing it costs something.
+        If `rows` is False, the gradient of V is not needed. Return None for it, unless it is a by-product.
         """
         leaves, w = residuals
         # The graph is retained because one weight may be differentiated by several backward passes.

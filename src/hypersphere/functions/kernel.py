@@ -30,7 +30,10 @@ class Kernel(abc.ABC):
         """Return f(√u) for squared distances `u` at or above the floor."""
 
     def of_square(self, squared: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return f(√u) for any squared distances; `dtype` is the dtype of the final result if it is not theirs."""
+        """Return f(√u) for any squared distances: raise them to the floor, then call `at_square`.
+
+        The floor is that of `dtype`, the dtype of the final result; None for the dtype of `squared`.
+        """
         floor = _numerics.squared_distance_floor(dtype or squared.dtype, self.power)
         return self.at_square(squared.clamp_min(floor))
 

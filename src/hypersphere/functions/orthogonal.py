@@ -2,7 +2,7 @@ r"""Orthogonal maps: free parameters become a rotation of rows, W = V·Rᵀ.
 
 Each entry is a frozen dataclass with two implementations of the same map, see `RowMap`: `expression` in ordinary torch
 operations, and kernels that never form R where that can be avoided and that share one factorisation between the forward
-and the backward pass. In the comments G is the gradient of W.
+and the backward pass. In docstrings and comments, G is the gradient of W.
 
 To add an entry, write a frozen dataclass with `identity` and `expression` and list it in ORTHOGONALS.
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.functions import _expm
-from hypersphere.functions import _factorizations as factor
+from hypersphere.functions import _factorizations as factorizations
 from hypersphere.functions._rowmap import Residuals, RowMap, norms_preserved
 
 __all__ = [
@@ -54,9 +54,9 @@ class _TriangularMap(RowMap):
         """Return V·Qᵀ by torch's QR decomposition."""
         # torch's derivative of QR divides by the diagonal of T, which has zeros if P is singular. With E = 1 at these
         # zeros, P + QE = Q(T + E) has the same Q and an invertible triangle. This takes a second decomposition.
-        q, triangle = factor.householder_qr(free.detach())
-        regular = free + q * factor.zeros_of_diagonal(triangle).unsqueeze(-2)
-        return v @ factor.householder_qr(regular)[0].mT
+        q, triangle = factorizations.householder_qr(free.detach())
+        regular = free + q * factorizations.zeros_of_diagonal(triangle).unsqueeze(-2)
+        return v @ factorizations.householder_qr(regular)[0].mT
 
 
 @dataclass(frozen=True)
@@ -82,21 +82,21 @@ class GramSchmidt(_TriangularMap):
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return V·Qᵀ."""
         if self.form == "modified":
-            q, triangle = factor.modified_gram_schmidt(free)
+            q, triangle = factorizations.modified_gram_schmidt(free)
             w = v @ q.mT
             # This form normalises columns explicitly, so norms cannot reveal that they are not orthogonal.
-            accurate = factor.is_orthogonal(q)
+            accurate = factorizations.is_orthogonal(q)
         else:
-            q, triangle, accurate = factor.cholesky_qr(free)
+            q, triangle, accurate = factorizations.cholesky_qr(free)
             if self.form == "iterative" and accurate:
-                q, second_triangle, accurate = factor.cholesky_qr(q)
+                q, second_triangle, accurate = factorizations.cholesky_qr(q)
                 # P = Q₁T₁ and Q₁ = Q₂T₂, so P = Q₂·(T₂T₁).
                 triangle = second_triangle @ triangle
             w = v @ q.mT
             accurate = accurate and norms_preserved(w, v)
         # PᵀP squares the condition number of P. Reflections work on P itself and are stable, but slower.
         if not accurate:
-            q, triangle = factor.householder_qr(free)
+            q, triangle = factorizations.householder_qr(free)
             w = v @ q.mT
         return w, (q, triangle, v)
 
@@ -104,8 +104,8 @@ class GramSchmidt(_TriangularMap):
         """Return Q·tril(A − Aᵀ, −1)·T⁻ᵀ with A = QᵀGᵀV, and G·Q."""
         q, triangle, v = residuals
         grad_rotated = grad @ q  # the gradient of V, which that of P needs in any case
-        coordinates = factor.q_gradient_coordinates(grad_rotated, v, triangle)
-        return factor.product_with_lower_triangle(q, coordinates), grad_rotated
+        coordinates = factorizations.q_gradient_coordinates(grad_rotated, v, triangle)
+        return factorizations.product_with_lower_triangle(q, coordinates), grad_rotated
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Householder(_TriangularMap):
         """Return V·Qᵀ."""
         reflectors, tau = torch.geqrf(free)
         # LAPACK leaves the signs of T's diagonal open: P = (HD)(DT) with D = diag(±1) makes it positive, and Q = HD.
-        signs = factor.diagonal_signs(reflectors)
+        signs = factorizations.diagonal_signs(reflectors)
         w = torch.ormqr(reflectors, tau, v * signs.unsqueeze(-2), left=False, transpose=True)
         return w, (reflectors, tau, signs, v)
 
@@ -134,7 +134,7 @@ class Householder(_TriangularMap):
         grad_rotated = torch.ormqr(reflectors, tau, grad, left=False) * signs.unsqueeze(-2)
         # `geqrf` stores T in the upper triangle and the reflections below it.
         triangle = reflectors.triu() * signs.unsqueeze(-1)
-        coordinates = factor.q_gradient_coordinates(grad_rotated, v, triangle)
+        coordinates = factorizations.q_gradient_coordinates(grad_rotated, v, triangle)
         return torch.ormqr(reflectors, tau, coordinates * signs.unsqueeze(-1)), grad_rotated
 
 
@@ -170,7 +170,7 @@ class Lowdin(RowMap):
         for _ in range(3):
             asymmetry = correction.mT @ m - m.mT @ correction
             # The linearised equation for a rotation exp(X) ≈ I + X of E is H₀X + XH₀ = asymmetry.
-            half_step = factor.sylvester_in_basis(asymmetry, basis, sigma) / 2
+            half_step = factorizations.sylvester_in_basis(asymmetry, basis, sigma) / 2
             half_step = (half_step - half_step.mT) / 2  # exactly skew, so that the Cayley factor is orthogonal
             correction = correction @ torch.linalg.solve(eye - half_step, eye + half_step)
         return v @ correction.mT @ nearest.mT
@@ -178,7 +178,7 @@ class Lowdin(RowMap):
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return V·Uᵀ from the eigenvectors of PᵀP, or from an SVD if P is ill-conditioned."""
         # PᵀP = B·diag(σ²)·Bᵀ. Products with V from the left never form U: V·Uᵀ = ((V·B)/σ)·Bᵀ·Pᵀ.
-        squares, basis = torch.linalg.eigh(factor.gram_lower_triangle(free))
+        squares, basis = torch.linalg.eigh(factorizations.gram_lower_triangle(free))
         sigma = squares.clamp_min(0).sqrt()
         sigma = sigma.masked_fill(sigma == 0, 1.0)  # a singular P has no nearest orthogonal matrix: stay finite
         inverse = sigma.reciprocal().unsqueeze(-2)
@@ -214,11 +214,11 @@ class SkewMap(RowMap):
 
     def size(self, free: Float[Tensor, "*batch parameters"]) -> int:
         """Return d for d(d−1)/2 parameters."""
-        return factor.skew_size(free.shape[-1])
+        return factorizations.skew_size(free.shape[-1])
 
     def generator(self, free: Float[Tensor, "*batch parameters"]) -> Float[Tensor, "*batch d d"]:
         """Return S."""
-        return factor.unpack_skew(free)
+        return factorizations.unpack_skew(free)
 
 
 def _cayley_rows(s: Tensor, v: Tensor) -> Tensor:
@@ -256,7 +256,7 @@ class Cayley(SkewMap):
 
     def generator(self, free: Float[Tensor, "*batch parameters"]) -> Float[Tensor, "*batch d d"]:
         """Return S, scaled down to the bound."""
-        return factor.unpack_skew(free if self.bound is None else free * self._shrinkage(free, self.bound)[0])
+        return factorizations.unpack_skew(free if self.bound is None else free * self._shrinkage(free, self.bound)[0])
 
     def expression(
         self, free: Float[Tensor, "*batch parameters"], v: Float[Tensor, "*batch n d"]
@@ -294,7 +294,7 @@ class Cayley(SkewMap):
         free, lu, pivots, z = residuals
         wide_grad = grad.to(lu)  # the factorisation may be in float64
         h = torch.linalg.lu_solve(lu, pivots, 2 * wide_grad, left=False, adjoint=True)
-        grad_free = self._gradient_through_bound(free, factor.pack_skew(-(z.mT @ h)))
+        grad_free = self._gradient_through_bound(free, factorizations.pack_skew(-(z.mT @ h)))
         return grad_free.to(grad), (h - wide_grad).to(grad)
 
     def _largest_generator_norm(self, free: Tensor) -> float:
@@ -349,7 +349,7 @@ class Neumann(SkewMap):
 
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return 2Z − V."""
-        s = factor.unpack_skew(free)
+        s = factorizations.unpack_skew(free)
         z, converged = self._series(v, s)
         if not converged:
             w, residuals = Cayley().forward_kernel(free, v)
@@ -366,7 +366,7 @@ class Neumann(SkewMap):
         if not converged:
             # Convergence is checked per row, so the series may suffice for V but not for G. Here V = Z(I+S).
             return Cayley().backward_kernel(Cayley().forward_kernel(free, z + z @ s)[1], grad)
-        return factor.pack_skew(-(z.mT @ h)), h - grad
+        return factorizations.pack_skew(-(z.mT @ h)), h - grad
 
     def _series(self, rows: Tensor, s: Tensor) -> tuple[Tensor, bool]:
         """Return Σ_k rows·(−S)^k by Horner's rule, and whether the last term is below rounding in every row."""
@@ -401,11 +401,11 @@ class Exponential(SkewMap):
         # The length of the series depends on values, which a graph cannot read, so it is one custom op in the graph.
         if torch.compiler.is_compiling():
             return _exponential_op(free, v)
-        return v @ torch.linalg.matrix_exp(-factor.unpack_skew(free))
+        return v @ torch.linalg.matrix_exp(-factorizations.unpack_skew(free))
 
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return V·exp(−S)."""
-        s = factor.unpack_skew(free)
+        s = factorizations.unpack_skew(free)
         w, residuals, accurate = self._action(v, s, _expm.spectral_radius(s))
         if not accurate:
             w, residuals, _ = self._action(v, s, _expm.radius_bound(s))
@@ -426,7 +426,7 @@ class Exponential(SkewMap):
         for _ in range(halvings):
             square = powers[-1] @ powers[-1]
             # Squaring doubles rounding errors. One Newton–Schulz step makes the result orthogonal again.
-            powers.append(factor.newton_schulz_step(square))
+            powers.append(factorizations.newton_schulz_step(square))
         return v @ powers[-1], (v, powers, series), norms_preserved(root, eye)
 
     def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -434,13 +434,13 @@ class Exponential(SkewMap):
         v, powers, series = residuals
         if v is None:
             grad_v, grad_s = _expm.exponential_series_gradient(series, grad)
-            return factor.pack_skew(-grad_s), grad_v
+            return factorizations.pack_skew(-grad_s), grad_v
         grad_v, grad = grad @ powers[-1].mT, v.mT @ grad  # of W = V·E: G·Eᵀ and VᵀG
         for power in reversed(powers[:-1]):
             # d(E·E) = dE·E + E·dE; the factor ½ turns gradients of S/2^k into gradients of S along the way.
             grad = 0.5 * (grad @ power.mT + power.mT @ grad)
         _, grad_s = _expm.exponential_series_gradient(series, grad)
-        return factor.pack_skew(-grad_s), grad_v
+        return factorizations.pack_skew(-grad_s), grad_v
 
 
 # The kernels as custom ops for compiled graphs. Residuals cannot cross the boundary of an op as Python objects, so the

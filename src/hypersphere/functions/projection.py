@@ -277,13 +277,13 @@ class AnglePreserving(Learned):
         lengths, w = _lengths_and_rows(w)
         x_lengths, x = sphere.polar(_project(w, basis))
         # Σⱼ(ĉᵢⱼ − cᵢⱼ)·x̂ⱼ. Evaluated from the right; the term j = i is 0, because ĉᵢᵢ = cᵢᵢ = 1.
-        to_direction = x @ (x.mT @ x) - w @ (w.mT @ (x / lengths)) / lengths
+        grad_direction = x @ (x.mT @ x) - w @ (w.mT @ (x / lengths)) / lengths
         # Through the normalisation of x: the tangential part, divided by the norm.
-        tangential = to_direction - (to_direction * x).sum(-1, keepdim=True) * x
+        tangential = grad_direction - (grad_direction * x).sum(-1, keepdim=True) * x
         # A neuron that P maps to zero has no direction and gets no gradient.
-        to_projected = tangential / x_lengths.masked_fill(x_lengths == 0, 1.0)
+        grad_projected = tangential / x_lengths.masked_fill(x_lengths == 0, 1.0)
         # x = P w gives ∂L/∂P = Σᵢ(∂L/∂xᵢ)·wᵢᵀ. The factor 4 is 2 of the square times 2 of the ordered pairs.
-        return torch.einsum("vsnr,snd->vrd", to_projected, w) * (4 / _pair_count(w))
+        return torch.einsum("vsnr,snd->vrd", grad_projected, w) * (4 / _pair_count(w))
 
 
 def _lengths_and_rows(w: Tensor) -> tuple[Tensor, Tensor]:

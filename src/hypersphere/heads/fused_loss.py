@@ -285,8 +285,8 @@ class _Block(NamedTuple):
     column: Tensor  # (B, 1) the column of the target in the block; any column for samples whose target is elsewhere
     is_inside: Tensor | None  # (B, 1) whether the target of a sample is in the block; None if all are
 
-    def of(self, values: Tensor) -> Tensor:
-        """Return the entries of `values` that belong to the classes of this block."""
+    def select(self, values: Tensor) -> Tensor:
+        """Return a view of the entries of `values` that belong to the classes of this block."""
         return values if self.classes is None else values[self.classes]
 
     def at_targets(self, scores: Tensor) -> Tensor:
@@ -339,12 +339,12 @@ def _blocks(labels: Tensor, w: Tensor, num_rows: int, rule: ScoreRule) -> list[_
 
 def _products(rows: Tensor, w: Tensor, norms: Tensor | None, block: _Block) -> Tensor:
     """Return the products of all rows with a block of class vectors, which count as unit vectors if norms are given."""
-    z = rows @ block.of(w).mT
-    return z if norms is None else z.div_(block.of(norms))
+    z = rows @ block.select(w).mT
+    return z if norms is None else z.div_(block.select(norms))
 
 
 def _block_bias(bias: Tensor | None, rule: ScoreRule, block: _Block) -> Tensor | None:
-    return bias if bias is None or rule.shared_bias else block.of(bias)
+    return bias if bias is None or rule.shared_bias else block.select(bias)
 
 
 class _Rows(NamedTuple):
@@ -397,11 +397,11 @@ class _FusedTerms(torch.autograd.Function):
         norms = w.new_empty(len(w)) if rule.unit_rows else None
         target: Tensor | float = 0.0
         weighted_sum: Tensor | None = None
-        row_energies, smallest = [], []
+        row_energies, smallest_half_squares = [], []
         parts, products, slopes, repulsion = [], [], None, None
         for block in blocks:
             if norms is not None:
-                torch.linalg.vector_norm(block.of(w), dim=1, out=block.of(norms))
+                torch.linalg.vector_norm(block.select(w), dim=1, out=block.select(norms))
             stacked = _products(rows, w, norms, block)
             z = stacked[:batch] if rule.energy else stacked
             # The target's product, from the one block that contains it.
@@ -412,14 +412,14 @@ class _FusedTerms(torch.autograd.Function):
             parts.append(part)
             # weighted_sum += Σ_{j≠y} v_j·f_j
             if class_weights is not None:
-                weights = block.of(class_weights)
-                of_target = block.at_targets(scores) * weights[block.column.squeeze(1)].unsqueeze(1)
-                others_sum = scores @ weights - block.where_inside(of_target, 0.0).squeeze(1)
+                weights = block.select(class_weights)
+                target_terms = block.at_targets(scores) * weights[block.column.squeeze(1)].unsqueeze(1)
+                others_sum = scores @ weights - block.where_inside(target_terms, 0.0).squeeze(1)
                 weighted_sum = others_sum if weighted_sum is None else weighted_sum + others_sum
             if rule.energy:
                 # Σ_{j≠y} 1/(1 − c), twice the energy of each row
                 half_squares = _half_squared_distances(stacked[batch:], block)
-                smallest.append(half_squares.amin())
+                smallest_half_squares.append(half_squares.amin())
                 repulsion = half_squares.reciprocal_()
                 row_energies.append(repulsion.sum(1))
             if save_products:
@@ -436,7 +436,7 @@ class _FusedTerms(torch.autograd.Function):
         if rule.energy:
             energies = row_energies[0] if len(row_energies) == 1 else torch.stack(row_energies).sum(0)
             energy = (energies if counted is None else energies.masked_fill(~counted, 0)).sum() / 2
-        in_range = _in_range(x, norms, w_target, smallest)
+        in_range = _in_range(x, norms, w_target, smallest_half_squares)
         ctx.rule = rule
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(in_range)
@@ -454,6 +454,7 @@ class _FusedTerms(torch.autograd.Function):
         saved = ctx.saved_tensors  # once: checkpointing computes them again, and does not permit a second access
         with _numerics.autocast_disabled(saved[0]):
             backward = _differentiable_backward if torch.is_grad_enabled() else _blocked_backward
+            # Only x, w, ρ and β are differentiated. The last output, `in_range`, has no gradient.
             gradients = backward(ctx.rule, saved, ctx.needs_input_grad[:4], grads[:5])
         return (*gradients, None, None, None, None)
 
@@ -503,6 +504,7 @@ def _blocked_backward(
     rule: ScoreRule, saved: tuple[Any, ...], needs_grad: tuple[bool, ...], grads: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients with respect to x, w, ρ and β; see the top of this file."""
+    # The order of `save_for_backward` in the forward pass: inputs, results, one tensor of products per block.
     x, w, rho, bias, labels, class_weights, counted = saved[:7]
     others, w_target, target_norm, norms, rows, scale, target_norms, saved_slopes, saved_repulsion = saved[7:16]
     products = saved[16:]
@@ -543,7 +545,7 @@ def _blocked_backward(
             torch.mul(slopes, factor.unsqueeze(1), out=grad_z)
             del slopes  # free its memory before the next block needs as much
         if grad_sum is not None and class_weights is not None:
-            grad_z.addcmul_(grad_sum.unsqueeze(1), block.of(class_weights))
+            grad_z.addcmul_(grad_sum.unsqueeze(1), block.select(class_weights))
             block.fill_targets_(grad_z, 0.0)
 
         # ∂β = Σ_b P and ∂ρ = Σ_j P·r
@@ -551,7 +553,7 @@ def _blocked_backward(
             if rule.shared_bias:
                 grad_bias += grad_z.sum()
             else:
-                torch.sum(grad_z, 0, out=block.of(grad_bias))
+                torch.sum(grad_z, 0, out=block.select(grad_bias))
         if grad_rho is not None and response is not None:
             grad_rho += torch.linalg.vecdot(grad_z, response.detach(), dim=1)
 
@@ -574,21 +576,21 @@ def _blocked_backward(
             del repulsion
 
         # ∂w = (Σ_b D·x − a·ŵ)/‖w‖ with a = Σ_b D·z, and ∂x = Σ_j (D/‖w‖)·w
-        w_block = block.of(w)
+        w_block = block.select(w)
         if norms is not None:
             weighted = grad_stacked * stacked
             if radial is not None:
                 radial += weighted[batch:].sum(1)
-            inverse = block.of(norms).reciprocal()
+            inverse = block.select(norms).reciprocal()
             if grad_w is not None:
                 along = weighted.sum(0).mul_(inverse).mul_(inverse).neg_()
-                torch.mul(w_block, along.unsqueeze(1), out=block.of(grad_w))
+                torch.mul(w_block, along.unsqueeze(1), out=block.select(grad_w))
             del weighted
             grad_stacked.mul_(inverse)
             if grad_w is not None:
-                block.of(grad_w).addmm_(grad_stacked.mT, rows)
+                block.select(grad_w).addmm_(grad_stacked.mT, rows)
         elif grad_w is not None:
-            torch.mm(grad_stacked.mT, rows, out=block.of(grad_w))
+            torch.mm(grad_stacked.mT, rows, out=block.select(grad_w))
         if needs_x or rule.energy:
             grad_rows = grad_stacked @ w_block if grad_rows is None else grad_rows.addmm_(grad_stacked, w_block)
 
@@ -615,8 +617,8 @@ def _blocked_backward(
 def _energy_factor(grad_energy: Tensor | None, counted: Tensor | None, x: Tensor) -> Tensor:
     """Return the factor of 1/(1−c)² in each energy row, (B, 1): half the incoming gradient, 0 if not counted."""
     factor = x.new_zeros(()) if grad_energy is None else grad_energy / 2
-    share = x.new_ones(len(x), 1) if counted is None else counted.to(x.dtype).unsqueeze(1)
-    return factor * share
+    counted_mask = x.new_ones(len(x), 1) if counted is None else counted.to(x.dtype).unsqueeze(1)
+    return factor * counted_mask
 
 
 # Cross entropy -------------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class AngularHead(nn.Module):
         in_features: d, the length of a feature.
         num_classes: C ≥ 2.
         radius: "feature" to keep ‖x‖, or a number s > 0 to rescale every feature to norm s.
-        weight_norm: whether class vectors count as unit vectors; False keeps ‖w‖.
+        weight_norm: whether class vectors are normalised to unit vectors; False keeps ‖w‖.
         angular: g, a name from `hypersphere.angular`, an instance or a callable of the cosine.
         margin: ψ, a name from `hypersphere.margin`, an instance, a callable of the target's cosine, or None for g.
         annealing: a schedule from the plain target score to the one with the margin.
@@ -199,7 +199,7 @@ class AngularHead(nn.Module):
 
     @property
     def uses_weight_norm(self) -> bool:
-        """True if scores depend on ‖w‖, False if class vectors count as unit vectors."""
+        """True if scores depend on ‖w‖. `weight_norm=True` normalises class vectors, so their norms are not used."""
         return not self.weight_norm
 
     def reset_parameters(self) -> None:
@@ -273,7 +273,7 @@ class AngularHead(nn.Module):
                 plain = self._products(x)
             else:
                 response = self._other_response(cosines, self._strength(step, cosines))
-                plain = magnitudes * self._with_gradient_choice(cosines, response)
+                plain = magnitudes * self._apply_gradient_mode(cosines, response)
             # Replace the target's entry of the plain scores by the score with the margin.
             column = labels.unsqueeze(1)
             magnitude = magnitudes.expand_as(cosines).gather(1, column).squeeze(1)
@@ -282,7 +282,7 @@ class AngularHead(nn.Module):
             direction = None
             if self.gradient == "normalized":
                 direction = sphere.polar(self.weight.detach()[labels])[1]
-            score = self._target_score(product, magnitude, c, x, x_norm, direction, step, self._statistics())
+            score = self._score_with_margin(product, magnitude, c, x, x_norm, direction, step, self._statistics())
             logits = plain.scatter(1, column, score.unsqueeze(1))
             logits = logits if self.bias is None else logits + self.bias.to(logits.dtype)
         self._require_finite(logits, x)
@@ -341,9 +341,9 @@ class AngularHead(nn.Module):
         labels_valid = ((labels == y) | ~counted).all()
         x = self._without_ignored(x, y) if careful else x
         x, x_norm = self._wide_features(x, careful=careful)
-        statistics = self._moved_statistics(x_norm, counted)
-        terms = self._class_terms(x, x_norm, labels, counted, step, check_range=careful)
-        score = self._target_score_of(terms, x, x_norm, step, statistics)
+        statistics = self._updated_statistics(x_norm, counted)
+        terms = self._terms_of_classes(x, x_norm, labels, counted, step, check_range=careful)
+        score = self._target_score_from_terms(terms, x, x_norm, step, statistics)
         losses = self._row_losses(terms, score, labels)
         weights = None if self.class_weights is None else self.class_weights.to(losses.dtype)
         loss = reduce_rows(losses, labels, weights, counted, self.reduction)
@@ -359,7 +359,7 @@ class AngularHead(nn.Module):
             return wide, sphere.polar(x)[0].to(wide.dtype).squeeze(1)
         return wide, torch.linalg.vector_norm(wide, dim=1)
 
-    def _class_terms(
+    def _terms_of_classes(
         self, x: Tensor, x_norm: Tensor, labels: Tensor, counted: Tensor, step: Tensor | None, *, check_range: bool
     ) -> ClassTerms:
         """Step 2: the reductions over all other classes, and the product with the target class vector."""
@@ -402,7 +402,7 @@ class AngularHead(nn.Module):
             check_range=check_range,
         )
 
-    def _target_score_of(
+    def _target_score_from_terms(
         self, terms: ClassTerms, x: Tensor, x_norm: Tensor, step: Tensor | None, statistics: _NormStatistics | None
     ) -> Tensor:
         """Step 3: the target score f_y from its product, with margin, schedules and bias."""
@@ -417,14 +417,14 @@ class AngularHead(nn.Module):
                 c = product / _nonzero(magnitude)
             else:
                 product = magnitude * c
-            score = self._target_score(product, magnitude, c, x, x_norm, terms.target_direction, step, statistics)
+            score = self._score_with_margin(product, magnitude, c, x, x_norm, terms.target_direction, step, statistics)
         if self.bias is None:
             return score
         return score + (self.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)
 
-    def _target_score(
+    def _score_with_margin(
         self,
-        plain: Tensor,
+        product: Tensor,
         magnitude: Tensor | float,
         c: Tensor,
         x: Tensor,
@@ -436,7 +436,7 @@ class AngularHead(nn.Module):
         """Return h·ψ(c) with the chosen gradient, blended with the plain score h·g(c) while annealing.
 
         Args:
-            plain: (B,) h·c.
+            product: (B,) h·c, the plain score if g is the cosine.
             magnitude: (B,) h(‖w_y‖, ‖x‖), or one number for all samples.
             c: (B,) target cosines.
             x: (B, d) features, for the normalized gradient.
@@ -445,12 +445,13 @@ class AngularHead(nn.Module):
             step: the step that the schedules use.
             statistics: mean and standard deviation of feature norms, for a margin that depends on them.
         """
+        plain = product
         if not isinstance(self._angular, Cosine):
-            plain = magnitude * self._with_gradient_choice(c, self.angular(c))
+            plain = magnitude * self._apply_gradient_mode(c, self.angular(c))
         if self._margin is None:
             return plain
         strength = self._strength(step, c)
-        score = magnitude * self._with_gradient_choice(c, self._target_response(c, x_norm, strength, statistics))
+        score = magnitude * self._apply_gradient_mode(c, self._target_response(c, x_norm, strength, statistics))
         if self.gradient == "normalized":
             assert w_hat is not None
             score = straight_through(plain, score)
@@ -460,8 +461,8 @@ class AngularHead(nn.Module):
                 score = score + _normalized_gradient_term(psi, c.detach(), x, x_norm.detach(), w_hat)
         # Annealing: (λ·plain + margin)/(1 + λ)
         if self.annealing is not None and step is not None:
-            share = self.annealing(step.to(c.dtype))
-            score = (share * plain + score) / (1 + share)
+            plain_weight = self.annealing(step.to(c.dtype))  # λ
+            score = (plain_weight * plain + score) / (1 + plain_weight)
         # A zero feature has no angle, but where scores are products it has the gradient of a linear layer.
         return torch.where(x_norm == 0, plain, score) if self._is_linear_in_x else score
 
@@ -496,7 +497,7 @@ class AngularHead(nn.Module):
         return self._scores_are_products and self.radius == "feature"
 
     def _with_learned_fields(self, owner: str, entry: Any) -> Any:
-        """Return g or ψ with those tensors that are parameters of the head taken from the head."""
+        """Return g or ψ with its learned fields replaced by the parameters of the head."""
         names = self._tensor_fields[owner]
         learned = {name: getattr(self, f"{owner}_{name}") for name in names if hasattr(self, f"{owner}_{name}")}
         return replace(entry, **learned) if learned else entry
@@ -511,7 +512,8 @@ class AngularHead(nn.Module):
             getattr(entry, name).requires_grad for owner, entry in entries for name in self._tensor_fields[owner]
         )
 
-    def _with_gradient_choice(self, c: Tensor, response: Tensor) -> Tensor:
+    def _apply_gradient_mode(self, c: Tensor, response: Tensor) -> Tensor:
+        """Return the response; with gradient="detached" it has the gradient of the cosine `c`."""
         return straight_through(c, response) if self.gradient == "detached" else response
 
     def _other_response(self, c: Tensor, strength: float | Tensor) -> Tensor:
@@ -561,12 +563,12 @@ class AngularHead(nn.Module):
     def _statistics(self) -> _NormStatistics | None:
         return _NormStatistics(self.norm_mean, self.norm_std) if isinstance(self._margin, NormAdaptive) else None
 
-    def _moved_statistics(self, norms: Tensor, counted: Tensor) -> _NormStatistics | None:
-        """Return the statistics of feature norms moved towards this batch in training, unchanged elsewhere."""
+    def _updated_statistics(self, norms: Tensor, counted: Tensor) -> _NormStatistics | None:
+        """Return the statistics of feature norms, updated with this batch in training mode."""
         statistics = self._statistics()
         if statistics is None or not self.training or not _numerics.can_update_state(norms):
             return statistics
-        return _moved_towards(statistics, norms.detach(), counted, self._margin.momentum)
+        return _update_statistics(statistics, norms.detach(), counted, self._margin.momentum)
 
     def _update_state(self, statistics: _NormStatistics | None, x: Tensor) -> None:
         """Store what a successful training call changes: running statistics and the step counter."""
@@ -721,16 +723,16 @@ def _nonzero(magnitude: Tensor | float) -> Tensor | float:
 # Statistics of feature norms, and the normalized gradient ------------------------------------------------------------
 
 
-def _moved_towards(statistics: _NormStatistics, norms: Tensor, counted: Tensor, momentum: float) -> _NormStatistics:
-    """Return running statistics moved towards the mean and standard deviation of the counted norms.
+def _update_statistics(statistics: _NormStatistics, norms: Tensor, counted: Tensor, momentum: float) -> _NormStatistics:
+    """Return running statistics, updated with the mean and standard deviation of the counted norms.
 
     Fewer than two samples or norms that are not finite leave the statistics unchanged. No shape depends on the number
     of counted samples, so this can be compiled.
     """
-    share = counted.to(norms.dtype)
-    count = share.sum()
-    mean = (norms * share).sum() / count.clamp_min(1)
-    variance = ((norms - mean).square() * share).sum() / (count - 1).clamp_min(1)
+    weights = counted.to(norms.dtype)  # 1 for samples that count, else 0
+    count = weights.sum()
+    mean = (norms * weights).sum() / count.clamp_min(1)
+    variance = ((norms - mean).square() * weights).sum() / (count - 1).clamp_min(1)
     std = variance.sqrt()
     # A sample standard deviation needs two samples.
     is_usable = (count >= 2) & torch.isfinite(mean + std)

@@ -296,7 +296,7 @@ def _decoupled(
 @_decoupled.register_fake
 def _(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """Describe the shapes, dtypes and memory formats of the outputs to the compiler."""
-    geometry, storage = rest[6], rest[-1]
+    geometry, storage = rest[TENSOR_ARGUMENTS - 2], rest[-1]  # x and weight are not in `rest`
     y = ConvGeometry.from_list(geometry).product(x, weight)
     if storage == "none":
         return y, x.new_empty(0)
@@ -388,7 +388,7 @@ def _(gradient: Tensor, stored: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, 
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Save the eight tensor arguments and the saved products. The settings are not tensors."""
+    """Save the second output and the tensor arguments for backward. The settings are not tensors."""
     ctx.save_for_backward(output[1], *inputs[:TENSOR_ARGUMENTS])
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # an unused output has the gradient None, not a tensor of zeros
@@ -483,7 +483,7 @@ class _ParameterGradients:
         self.sigmoid_sum, self.value_sum = zeros(response.k, self.needs_k), zeros(response.k, self.needs_k)
 
     @property
-    def need_magnitude(self) -> bool:
+    def needs_magnitude(self) -> bool:
         """True if the derivative of h is needed: for x, a or s."""
         return not self.response.has_unit_magnitude and (
             self.needs_input or self.needs_input_scale or self.needs_output_scale
@@ -537,13 +537,13 @@ def _element_gradients(
         torch.mul(gradient, h_r, out=out)
     else:
         c = torch.mul(products, r) if c is None else c
-        to_c, weighted = _angular_gradient(response, gradient, c, h, parameters)  # G·g′ and G·g
-        torch.mul(to_c, h_r, out=out)
-        radial = per_patch(to_c.mul_(c))
-        values = None if weighted is None else per_patch(weighted)
+        grad_slope, grad_value = _angular_gradient(response, gradient, c, h, parameters)  # G·g′ and G·g
+        torch.mul(grad_slope, h_r, out=out)
+        radial = per_patch(grad_slope.mul_(c))
+        values = None if grad_value is None else per_patch(grad_value)
     # ∂n through the cosine c = p/n, whose derivative is −c·r.
     grad_norm = -(radial * h_r).sum(2, keepdim=True)
-    if not parameters.need_magnitude:
+    if not parameters.needs_magnitude:
         return grad_norm
     assert values is not None
     if parameters.output_scale is not None:  # ∂s
@@ -564,7 +564,7 @@ def _angular_gradient(
     response: Response, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
 ) -> tuple[Tensor, Tensor | None]:
     """Return G·g′(c), and G·g(c) if the magnitude needs it; add to the gradient of k. Both results are new tensors."""
-    angular, needs_value = response.angular, parameters.need_magnitude
+    angular, needs_value = response.angular, parameters.needs_magnitude
     if isinstance(angular, LinearAngle):
         # g = (2/π)·e with e = arcsin c, and de/dc = 1/sin θ.
         slope = -angular.angle_slope()

@@ -142,7 +142,7 @@ class PatchNorms(NamedTuple):
 
     Attributes:
         norm: ‖x‖, (N, groups, 1, *places), 0 for a zero patch.
-        reciprocal: 1/‖x‖ in the same shape, 0 for a zero patch.
+        reciprocal: 1/‖x‖ in the same shape, 0 for a zero patch. `plain_patch_norms` gives that of the scaled patch.
         scale: power of two per sample, (N, 1, *ones), by which the input can be multiplied before it is squared
             without overflow or underflow. It is 1 for ordinary inputs.
     """
@@ -178,8 +178,8 @@ def patch_norms(x: Tensor, geometry: ConvGeometry) -> PatchNorms:
 def plain_patch_norms(x: Tensor, geometry: ConvGeometry) -> tuple[Tensor, PatchNorms]:
     """Return the same as `patch_norms` in differentiable operations, and `x` times the scale.
 
-    The reciprocal is that of the scaled patches. The scaled input keeps all products, norms and their derivatives near
-    one, so that tiny and huge inputs have accurate gradients too.
+    The reciprocal is that of the scaled patches, because it multiplies products of the scaled input. Scaling keeps all
+    products, norms and their derivatives near one, so that tiny and huge inputs have accurate gradients too.
     """
     scale = _numerics.safe_scale(sample_peak(x))
     scaled = (x * scale).to(x.dtype)  # exact, because the scale is a power of two

@@ -294,9 +294,9 @@ def _obstacle(module: nn.Module, bypassed: set[nn.Module]) -> str | None:
 def _why_nothing_is_chosen(model: nn.Module) -> str:
     is_decoupled = any(isinstance(module, DecoupledLayer) for module in model.modules())
     if is_decoupled and not any(_is_candidate(module) for module in model.modules()):
-        return "its layers are decoupled already: revert_ them first"
+        return "its layers are decoupled already: call revert_ first"
     if is_decoupled:
-        return "none of its plain layers is chosen; revert_ the decoupled ones first to convert them again"
+        return "none of its plain layers is chosen; call revert_ first to convert decoupled layers again"
     return "none of its convolutions and linear layers is chosen"
 
 

@@ -123,7 +123,7 @@ class DecoupledLayer(nn.Module):
         """Check all settings, then store them. Nothing is stored if one of them is invalid."""
         h = choose(MAGNITUDES, magnitude, "magnitude")
         g = choose(ANGULARS, angular, "angular")
-        weighted(h, weighting)
+        weighted(h, weighting)  # raises an error if the weighting is not defined for h
         require(radius_norm in ("running", "batch"), "radius_norm", "'running' or 'batch'", radius_norm)
         require(is_number(momentum, 0, 1) and momentum > 0, "momentum", "a number in (0, 1]", momentum)
         require(storage in ("full", "half"), "storage", "'full' or 'half'", storage)
@@ -285,12 +285,12 @@ class DecoupledLayer(nn.Module):
             norms = norms._replace(norm=norms.norm * inverse_scale)
         if self._has_fused_form:
             mean_norm = self._mean_norm(x, geometry, norms.norm, inverse_scale)
-            unit = None
+            norm_scale = None
             if mean_norm is not None and isinstance(self.magnitude, Seg):
                 # Seg multiplies ρ by norms, so norms are divided by a power of two close to ρ if ρ² leaves the range.
-                unit = self._per_filter(_numerics.safe_scale(mean_norm.detach()), x)
-                norms = norms._replace(norm=norms.norm * unit)
-            response, w_hat = absorb_output_scale(self._build_response(w_norm, mean_norm, x, unit), w_hat)
+                norm_scale = self._per_filter(_numerics.safe_scale(mean_norm.detach()), x)
+                norms = norms._replace(norm=norms.norm * norm_scale)
+            response, w_hat = absorb_output_scale(self._build_response(w_norm, mean_norm, x, norm_scale), w_hat)
             w_hat = w_hat.to(x.dtype)
             if is_fused:
                 y = fused_response(x, w_hat, geometry, norms, response, self.storage == "half")
@@ -338,11 +338,13 @@ class DecoupledLayer(nn.Module):
         has_tensor |= isinstance(getattr(self.angular, "k", None), Tensor) and self.log_k is None
         return is_library and not has_tensor
 
-    def _build_response(self, w_norm: Tensor, mean_norm: Tensor | None, x: Tensor, unit: Tensor | None) -> Response:
+    def _build_response(
+        self, w_norm: Tensor, mean_norm: Tensor | None, x: Tensor, norm_scale: Tensor | None
+    ) -> Response:
         r"""Write h(‖w‖, ‖x‖)·g(θ) as s·φ(a·‖x‖)·g(θ).
 
         Ball and Tanh are functions of ‖x‖/ρ, and Seg is ρ times one, so a = 1/ρ and, for Seg, s = ρ. The weightings
-        multiply a (joint) or s (linear, separate) by a function of ‖w‖. If norms were multiplied by `unit`, a is
+        multiply a (joint) or s (linear, separate) by a function of ‖w‖. If norms were multiplied by `norm_scale`, a is
         divided by it.
         """
         magnitude, angular = self.magnitude, self._angular_with_k(x)
@@ -350,7 +352,7 @@ class DecoupledLayer(nn.Module):
         if self.log_radius is not None and mean_norm is not None and isinstance(magnitude, (Ball, Tanh, Seg)):
             # ρ = factor·mean. Adding logarithms keeps all derivatives representable for tiny and huge inputs.
             log_radius = self._per_filter(_numerics.widen(self.log_radius), x) + self._per_filter(mean_norm.log(), x)
-            a = (-log_radius if unit is None else -log_radius - unit.log()).exp()
+            a = (-log_radius if norm_scale is None else -log_radius - norm_scale.log()).exp()
             s = log_radius.exp() if isinstance(magnitude, Seg) else None
             magnitude = replace(magnitude, radius=1.0)
         filter_norms = self._per_filter(w_norm, x)

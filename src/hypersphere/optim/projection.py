@@ -30,7 +30,7 @@ def project_weights_(model: nn.Module, norm: float = 1.0, *, report: bool = Fals
         model: a model with decoupled operators (`hypersphere.layers`) or heads with unit class vectors
             (`hypersphere.heads`). A decoupled operator whose output depends on ‖w‖ is an error.
         norm: s > 0.
-        report: print which weights are projected, and which layers are left unchanged for what reason.
+        report: print which weights are projected, and which layers are left unchanged and why.
 
     Example:
         >>> from hypersphere.layers import DecoupledLinear

@@ -130,20 +130,22 @@ class _RowRotation:
             residuals.append(saved)
         return self._insert(selected, rows), residuals
 
-    def backward_kernel(self, residuals: list[Residuals], grad: Tensor, *, rows: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients of the free parameters and of the rows (None unless `rows`)."""
+    def backward_kernel(
+        self, residuals: list[Residuals], grad: Tensor, *, needs_rows: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients of the free parameters and of the rows (None unless `needs_rows`)."""
         selected = grad if self.dimensions is None else grad[:, self.dimensions]
         grads_free: list[Tensor] = []
         for j in reversed(range(self.layout.factors)):
             # The gradient of the rows is the input of the previous factor. That of the first factor goes to the caller.
             grad_free, grad_parts = self.method.backward_kernel(
-                residuals[j], self.layout.split(selected, j), rows=rows or j > 0
+                residuals[j], self.layout.split(selected, j), rows=needs_rows or j > 0
             )
             grads_free.insert(0, grad_free)
             if grad_parts is not None:
                 selected = self.layout.join(grad_parts, grad.shape[0], j)
         grad_free = torch.stack(grads_free) if self.layout.factors > 1 else grads_free[0]
-        return grad_free, self._insert(selected, grad) if rows else None
+        return grad_free, self._insert(selected, grad) if needs_rows else None
 
     def _insert(self, selected: Tensor, rows: Tensor) -> Tensor:
         """Return `rows` with the entries at `dimensions` replaced."""
@@ -287,7 +289,7 @@ class Rotation(nn.Module):
         with torch.inference_mode(False), torch.no_grad(), _numerics.autocast_disabled(neurons):
             copies = tuple(tensor.detach().clone() for tensor in inputs)
             kernel = _RowRotation(self.method, self.layout, copies[2] if len(copies) > 2 else None)
-            with self._errors_naming_the_layer():
+            with self._prefix_errors_with_layer_name():
                 require_finite(free)
                 rows, residuals = kernel.forward_kernel(
                     _numerics.widen(copies[0]), _numerics.widen(copies[1]).flatten(1)
@@ -303,7 +305,7 @@ class Rotation(nn.Module):
         """Replace the neurons by the rotated neurons, computed in float64, and restart from R = I."""
         require(len(self.free) == 1, "model", "rotated by one set of parameters to fold and continue", list(self.free))
         kernel = _RowRotation(self.method, self.layout, self.dimensions)
-        with self._errors_naming_the_layer():
+        with self._prefix_errors_with_layer_name():
             require_finite(self.parameter)
             rows, _ = kernel.forward_kernel(
                 _numerics.to_float64(self.parameter), _numerics.to_float64(neurons.flatten(1))
@@ -312,7 +314,7 @@ class Rotation(nn.Module):
         self.parameter.copy_(self.identity())
 
     @contextmanager
-    def _errors_naming_the_layer(self) -> Iterator[None]:
+    def _prefix_errors_with_layer_name(self) -> Iterator[None]:
         """Prefix errors with the name of the layer."""
         try:
             yield
@@ -386,7 +388,7 @@ class _CachedRotation(torch.autograd.Function):
             return None, *differentiable_gradients(expression, ctx.inputs, needs, grad)
         with _numerics.autocast_disabled(grad):
             grad_rows = _numerics.widen(grad).flatten(1)
-            grad_free, grad_neurons = ctx.kernel.backward_kernel(ctx.residuals, grad_rows, rows=needs[1])
+            grad_free, grad_neurons = ctx.kernel.backward_kernel(ctx.residuals, grad_rows, needs_rows=needs[1])
         return (
             None,
             _numerics.narrow(grad_free, free.dtype),

@@ -97,7 +97,7 @@ def rotate_(
         output_layer: the name of the output layer, or several names. "auto" recognises heads, classifiers with a usual
             name, and the last linear layer if the model ends with it. None if the model has no output layer.
         spread: standard deviation of the initial free parameters (the paper uses 1). None starts from R = I.
-        report: print which layers are rotated, and which are not for what reason.
+        report: print which layers are rotated, and which are skipped and why.
 
     Returns:
         The model. If an error is raised, the model is unchanged.

@@ -41,7 +41,7 @@ class Stochastic:
         output_layer: the name of the output layer, as in `rotate_`.
         whole_first: rotate all dimensions of the first layer.
         generator: the random number generator for the seeds. By default torch's global one.
-        report: print which layers are rotated, and which are not for what reason.
+        report: print which layers are rotated, and which are skipped and why.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))

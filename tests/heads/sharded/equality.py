@@ -9,13 +9,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hypersphere.heads.sharded import ShardedHead
 
-from .problem import DIM, HEADS, batch, close, made, mine_of
+from .problem import DIM, HEADS, batch, build_head, close, local_classes
 
 
 def compare(make, group, dtype, tolerance):
     """Compare two training steps with the head of one process: losses, gradients, statistics, scores."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    reference = made(make, dtype)
+    reference = build_head(make, dtype)
     head = ShardedHead(reference, group=group, backbone="summed")
     for step in range(2):
         x, y, parts = batch(size, dtype, seed=step)
@@ -27,10 +27,12 @@ def compare(make, group, dtype, tolerance):
         expected.backward()
         found.backward()
         close(ours.grad, theirs.grad[parts[rank]], tolerance)
-        close(head.weight.grad, reference.weight.grad[mine_of(head)], tolerance)
+        close(head.weight.grad, reference.weight.grad[local_classes(head)], tolerance)
         if reference.bias is not None:
             one = len(reference.bias) == 1
-            close(head.head.bias.grad, reference.bias.grad if one else reference.bias.grad[mine_of(head)], tolerance)
+            close(
+                head.head.bias.grad, reference.bias.grad if one else reference.bias.grad[local_classes(head)], tolerance
+            )
     close(head.scores(x[parts[rank]]), reference.scores(x)[parts[rank]].detach(), tolerance)
     for (name, ours), (_, theirs) in zip(head.head.named_buffers(), reference.named_buffers(), strict=True):
         assert torch.equal(ours, theirs), name
@@ -55,7 +57,7 @@ def check_float32(folder, groups):
 def check_half(folder, groups):
     """Half precision features under autocast: what one process gives, and no cast of the parameters."""
     size, rank = dist.get_world_size(), dist.get_rank()
-    reference = made(HEADS["arcface"], torch.float32)
+    reference = build_head(HEADS["arcface"], torch.float32)
     head = ShardedHead(reference, backbone="summed")
     x, y, parts = batch(size, torch.bfloat16)
     theirs, ours = x.clone().requires_grad_(), x[parts[rank]].clone().requires_grad_()
@@ -65,13 +67,13 @@ def check_half(folder, groups):
     found.backward()
     expected.backward()
     close(ours.grad, theirs.grad[parts[rank]], 1e-2)
-    close(head.weight.grad, reference.weight.grad[mine_of(head)], 1e-5)
+    close(head.weight.grad, reference.weight.grad[local_classes(head)], 1e-5)
 
 
 def check_rows(folder, groups):
     """Losses of one's own rows, used differently in each process; the objective is the sum over processes."""
     size, rank = dist.get_world_size(), dist.get_rank()
-    reference = made(partial(HEADS["arcface"]))
+    reference = build_head(partial(HEADS["arcface"]))
     reference.reduction = "none"
     head = ShardedHead(reference, backbone="summed")
     x, y, parts = batch(size)
@@ -82,13 +84,13 @@ def check_rows(folder, groups):
     (expected * factors).sum().backward()
     (found * factors[parts[rank]]).sum().backward()
     close(ours.grad, theirs.grad[parts[rank]])
-    close(head.weight.grad, reference.weight.grad[mine_of(head)])
+    close(head.weight.grad, reference.weight.grad[local_classes(head)])
 
 
 def check_empty(folder, groups):
     """Nobody has rows; then only the first has, and the others' features ask for no gradient."""
     rank = dist.get_rank()
-    head = ShardedHead(made(HEADS["sphereface_plus"]))
+    head = ShardedHead(build_head(HEADS["sphereface_plus"]))
     none = torch.empty(0, DIM, dtype=torch.float64, requires_grad=True)
     loss = head(none, torch.empty(0, dtype=torch.int64))
     loss.backward()
@@ -103,7 +105,7 @@ def check_empty(folder, groups):
 def check_sizes(folder, groups):
     """A plan of one's own."""
     sizes = (1, 4, 1, 1)[: dist.get_world_size()]
-    reference = made(HEADS["biased"])
+    reference = build_head(HEADS["biased"])
     head = ShardedHead(reference, sizes=sizes)
     assert len(head.weight) == len(head.head.bias) == sizes[dist.get_rank()]
     x, y, parts = batch(len(sizes))
@@ -115,7 +117,7 @@ def check_ddp(folder, groups):
     size, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(3)
     alone = torch.nn.Sequential(torch.nn.Linear(DIM, 8), torch.nn.Tanh(), torch.nn.Linear(8, DIM)).double()
-    reference = made(HEADS["am_softmax"])
+    reference = build_head(HEADS["am_softmax"])
     head = ShardedHead(reference)
     many = DistributedDataParallel(copy.deepcopy(alone))
     slow = torch.optim.SGD([*alone.parameters(), *reference.parameters()], lr=0.1, momentum=0.9)
@@ -128,4 +130,4 @@ def check_ddp(folder, groups):
             optimizer.step()
     for ours, theirs in zip(many.parameters(), alone.parameters(), strict=True):
         close(ours, theirs)
-    close(head.weight, reference.weight[mine_of(head)])
+    close(head.weight, reference.weight[local_classes(head)])

@@ -13,7 +13,7 @@ from hypersphere import margin
 from hypersphere.heads import AngularHead, Annealing, BinaryHead, NonFiniteScoresError, Ramp
 from hypersphere.heads.sharded import ShardedHead
 
-from .problem import CLASSES, DIM, HEADS, batch, made, raises
+from .problem import CLASSES, DIM, HEADS, batch, build_head, raises
 
 
 def varied(**options):
@@ -61,12 +61,12 @@ def check_errors(folder, groups):
     size, rank = dist.get_world_size(), dist.get_rank()
     last = size - 1
     raises(lambda: ShardedHead(AngularHead(DIM, size - 1)), "sizes", "no more processes than classes")
-    raises(lambda: ShardedHead(made(HEADS["arcface"]), sizes=[CLASSES]), "sizes", str(size))
-    raises(lambda: ShardedHead(made(HEADS["arcface"]), sizes=[1] * (CLASSES + 1)), "sizes", str(CLASSES))
+    raises(lambda: ShardedHead(build_head(HEADS["arcface"]), sizes=[CLASSES]), "sizes", str(size))
+    raises(lambda: ShardedHead(build_head(HEADS["arcface"]), sizes=[1] * (CLASSES + 1)), "sizes", str(CLASSES))
     raises(lambda: ShardedHead(AngularHead(DIM, CLASSES + rank)), "head", "same arguments")
-    raises(lambda: ShardedHead(made(HEADS["arcface"]), sample=0.5 if rank else 2.0), "process 0", "sample")
-    raises(lambda: ShardedHead(made(HEADS["smooth"]), sample=0.5), "label smoothing")
-    head = ShardedHead(made(HEADS["annealed"]))
+    raises(lambda: ShardedHead(build_head(HEADS["arcface"]), sample=0.5 if rank else 2.0), "process 0", "sample")
+    raises(lambda: ShardedHead(build_head(HEADS["smooth"]), sample=0.5), "label smoothing")
+    head = ShardedHead(build_head(HEADS["annealed"]))
     good, y = batch(1)[:2]
 
     def with_row(value, dtype=torch.float64):
@@ -99,9 +99,9 @@ def check_silence(folder, groups):
     rank = dist.get_rank()
     group = dist.new_group(timeout=timedelta(seconds=2))
     x, y, _ = batch(1)
-    head = ShardedHead(made(HEADS["arcface"]), group=group)
+    head = ShardedHead(build_head(HEADS["arcface"]), group=group)
     head(x.requires_grad_(), y).backward()
-    other = ShardedHead(made(HEADS["arcface"]))
+    other = ShardedHead(build_head(HEADS["arcface"]))
     other(x, y).backward()
     loss = other(x, y)
     if rank == 1:

@@ -39,7 +39,8 @@ def batch(size, dtype=torch.float64, seed=0, rows=ROWS):
     return x.to(dtype), y, [slice(start, start + count) for start, count in zip(starts, counts, strict=True)]
 
 
-def made(make, dtype=torch.float64):
+def build_head(make, dtype=torch.float64):
+    """Return the same head in every process, with class vectors that are not unit vectors and unequal biases."""
     torch.manual_seed(1)
     head = make().to(dtype)
     with torch.no_grad():
@@ -59,5 +60,6 @@ def raises(action, *words, kind=ValueError):
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def mine_of(head):
+def local_classes(head):
+    """Return the range of classes whose vectors this process holds."""
     return slice(head.first, head.first + len(head.weight))

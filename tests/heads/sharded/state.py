@@ -9,7 +9,7 @@ import torch.distributed as dist
 from hypersphere.heads import PRESETS, AngularHead
 from hypersphere.heads.sharded import ShardedHead
 
-from .problem import CLASSES, DIM, HEADS, ROWS, batch, close, made, raises
+from .problem import CLASSES, DIM, HEADS, ROWS, batch, build_head, close, raises
 
 
 def meta(make):
@@ -60,7 +60,7 @@ def check_sampling(folder, groups):
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         make = partial(AngularHead, dim, many, radius=8.0, margin="additive_angle", bias=True, energy_weight=0.3)
         torch.manual_seed(5)
-        reference = made(make)
+        reference = build_head(make)
         head = ShardedHead(reference, group=group, sample=0.3, backbone="summed")
         start = head.full_state_dict()
         generator = torch.Generator().manual_seed(0)
@@ -122,7 +122,7 @@ def check_sampling(folder, groups):
 
 def check_sampling_alone(folder, groups):
     """No negative is drawn at all: a loss of zero, not NaN."""
-    head = ShardedHead(made(HEADS["arcface"]), sample=1e-9, sizes=(4, 1, 1, 1)[: dist.get_world_size()])
+    head = ShardedHead(build_head(HEADS["arcface"]), sample=1e-9, sizes=(4, 1, 1, 1)[: dist.get_world_size()])
     x, _, _ = batch(1)
     loss = head(x.requires_grad_(), torch.zeros(len(x), dtype=torch.int64))
     loss.backward()
