@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import math
 import numbers
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
-__all__ = ["choose", "is_integer", "is_number", "require", "require_package"]
+__all__ = ["choose", "is_integer", "is_number", "nearest_name", "require", "require_package"]
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
@@ -44,6 +45,17 @@ def choose(menu: Mapping[str, type[Entry]], choice: str | Entry, argument: str) 
         return choice
     names = ", ".join(repr(name) for name in menu)
     raise ValueError(f"{argument} must be one of {names}, an instance of those classes or a callable, not {choice!r}")
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: a question that suggests the most similar known one.
+
+    >>> nearest_name("epoch", ["epochs", "steps"]), nearest_name("wandb", ["head"])
+    ('; did you mean epochs?', '')
+    """
+    lower_case = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), list(lower_case), n=1, cutoff=0.7)
+    return f"; did you mean {lower_case[close[0]]}?" if close else ""
 
 
 def is_number(value: object, low: float, high: float = math.inf) -> bool:

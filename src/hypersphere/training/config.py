@@ -1,0 +1,345 @@
+"""The settings of an experiment as typed dataclasses, each setting declared once.
+
+Command-line options, YAML and JSON files, `--set`, `hypersphere list`, `--dry-run` and the documentation are derived
+from the fields declared here: name, type, default, help text and accepted values.
+
+A `Config` has two equivalent forms: the dataclass, and a tree of plain mappings, lists and numbers that can be written
+as JSON. Patches (settings files, command-line options, rows of a recipe) are partial trees; `merge` applies them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from hypersphere._validation import nearest_name, require
+
+__all__ = ["Component", "Config", "Embedding", "Validation", "merge", "set_path", "settings_of"]
+
+
+@dataclass(frozen=True)
+class Component:
+    """A part of an experiment that is chosen by name.
+
+    As plain data it is written `{"name": …, **options}`, or as the name alone if there are no options.
+
+    Attributes:
+        name: an entry of the menu of its setting, or an import path `package.module:callable`.
+        options: arguments of the entry, as numbers, text, lists and mappings.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_import_path(self) -> bool:
+        """True if the name is an import path such as `my_package.encoders:build`."""
+        module, colon, attribute = self.name.partition(":")
+        parts = [*module.split("."), *attribute.split(".")]
+        return bool(colon) and module not in LIBRARIES and all(part.isidentifier() for part in parts)
+
+
+LIBRARIES = ("timm", "torchvision", "hf")  # prefixes such as `timm:` choose a library, not a module to import
+
+
+def _setting(
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[str] = (),
+    least: float | None = None,
+    may_change: bool = False,
+    menu: str | None = None,
+) -> Any:
+    """Declare a setting.
+
+    Args:
+        default: default value; a component may be given by its name.
+        help: one sentence for `--help`, `hypersphere list` and the documentation.
+        choices: accepted texts.
+        least: smallest accepted number.
+        may_change: whether a resumed run may change the setting, because results up to then do not depend on it.
+        menu: name of the menu of a component, see `hypersphere.training.components.MENUS`.
+    """
+    metadata = {"help": help, "choices": tuple(choices), "least": least, "may_change": may_change, "menu": menu}
+    if dataclasses.is_dataclass(default) and not isinstance(default, type):
+        return field(default_factory=lambda: default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _component(name: str, help: str, menu: str, **options: Any) -> Any:
+    return _setting(Component(name, options), help, menu=menu)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """How the output of the model becomes an embedding (`hypersphere.models.Embedder`)."""
+
+    dim: int | None = _setting(None, "Dimension of the embedding; by default that of the model.", least=1)
+    pool: str | None = _setting(
+        None,
+        "Pooling of feature maps or tokens; by default the model's.",
+        choices=("mean", "max", "gem", "first", "none"),
+    )
+    neck: str = _setting(
+        "auto",
+        "Layers after the pooling; auto is linear if dim is set, else none.",
+        choices=("auto", "none", "linear", "batch_norm", "linear_batch_norm"),
+    )
+    dropout: float = _setting(0.0, "Dropout probability before the linear layer of the neck.", least=0)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What is measured during training, how often, and what follows from it."""
+
+    protocols: tuple[Component, ...] = _setting(
+        (),
+        "Protocols on held-out data; by default accuracy if the classes are known, else verification.",
+        menu="validation",
+        may_change=True,
+    )
+    every: int = _setting(
+        1, "Validate after this many epochs, or steps with every_unit=steps.", least=1, may_change=True
+    )
+    every_unit: str = _setting("epochs", "Unit of `every`.", choices=("epochs", "steps"), may_change=True)
+    best: str | None = _setting(
+        None, "Metric that selects the `best` checkpoint, for example verification.accuracy.", may_change=True
+    )
+    patience: int | None = _setting(
+        None, "Stop after this many validations without a better `best` metric.", least=1, may_change=True
+    )
+    energy: bool = _setting(True, "Also record the hyperspherical energy of each layer.", may_change=True)
+    batch_size: int = _setting(500, "Examples per validation batch.", least=1, may_change=True)
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of one experiment.
+
+    Example:
+        >>> config = Config.of({"head": {"name": "arcface", "m": 0.4}, "epochs": 2})
+        >>> config.head, config.epochs
+        (Component(name='arcface', options={'m': 0.4}), 2)
+        >>> Config.of({"epoch": 2})
+        Traceback (most recent call last):
+        ValueError: epoch is not a setting; did you mean epochs?
+    """
+
+    # What is learned from.
+    data: Component = _component("digits", "Training and validation data.", "data")
+    sampler: Component = _component("shuffled", "Order of the training examples.", "sampler")
+    augment: tuple[Component, ...] = _setting(
+        (), "Augmentations of training batches, applied in order.", menu="augment"
+    )
+    normalize: Component = _component("auto", "Normalisation of the inputs, part of the network.", "normalize")
+    workers: int = _setting(0, "Worker processes that read and decode data.", least=0, may_change=True)
+    broken_files: str = _setting(
+        "error", "What to do with a file that cannot be decoded.", choices=("error", "skip"), may_change=False
+    )
+
+    # What is trained.
+    model: Component = _component("auto", "Model that maps inputs to features; auto fits the data.", "model")
+    embedding: Embedding = _setting(Embedding(), "How features become an embedding.")
+    init: Component = _component("default", "Initialisation of linear and convolution layers.", "init")
+    freeze: tuple[str, ...] = _setting((), "Patterns of parameter names that are not trained, such as `body.stem.*`.")
+    operator: Component = _component("none", "Operator of the layers: decoupled, SphereNorm or none.", "operator")
+    head: Component = _component("softmax", "Loss and classifier.", "head")
+    regularizers: tuple[Component, ...] = _setting((), "Terms added to the loss.", menu="regularizer")
+    rotation: Component = _component("none", "Training by rotation.", "rotation")
+    adversarial: Component = _component("none", "Adversarial training.", "adversarial")
+
+    # How it is trained.
+    optimizer: Component = _component("adamw", "Optimiser.", "optimizer", lr=3e-3, weight_decay=1e-4)
+    schedule: Component = _component("one_cycle", "Schedule of the learning rate.", "schedule")
+    epochs: int | None = _setting(
+        None, "Passes over the training data; 10 if steps is not set.", least=1, may_change=True
+    )
+    steps: int | None = _setting(None, "Optimiser steps, instead of epochs.", least=1, may_change=True)
+    batch_size: int = _setting(64, "Examples per optimiser step and accumulation step, summed over processes.", least=1)
+    accumulate: int = _setting(1, "Batches per optimiser step.", least=1)
+    precision: str = _setting("float32", "Precision of the model.", choices=("float32", "bfloat16", "float16"))
+    clip: float | None = _setting(None, "Largest norm of the gradient.", least=0)
+    ema: float | None = _setting(
+        None, "Decay of the exponential moving average of the weights, such as 0.999.", least=0
+    )
+    compile: bool = _setting(False, "Compile the model with torch.compile.", may_change=True)
+    checkpoint_activations: bool = _setting(False, "Recompute activations in the backward pass to save memory.")
+    parallel: str = _setting("ddp", "How several processes share the model.", choices=("ddp", "fsdp"), may_change=True)
+    sync_batch_norm: bool = _setting(False, "Compute BatchNorm statistics over all processes.")
+    seed: int = _setting(0, "Seed for all random number generators.", least=0)
+
+    # What is measured and kept.
+    validation: Validation = _setting(Validation(), "Validation during training.", may_change=True)
+    trackers: tuple[Component, ...] = _setting(
+        (), "Where metrics also go: tensorboard, wandb.", menu="tracker", may_change=True
+    )
+    log_every: int = _setting(10, "Steps between two logged lines.", least=1, may_change=True)
+    save_every: float = _setting(60.0, "Seconds between two checkpoints within an epoch.", least=0, may_change=True)
+    keep: int = _setting(3, "Number of checkpoints to keep, apart from the best one.", least=1, may_change=True)
+
+    def __post_init__(self) -> None:
+        require(self.epochs is None or self.steps is None, "steps", "unset if epochs is set", self.steps)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Config:
+        """Return the config with these settings, given as plain data; the others have their defaults."""
+        return _dataclass_of(cls, settings, "")
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings as plain data that can be written as JSON; `Config.of` is the inverse."""
+        return settings_of(self)
+
+    def patched(self, *patches: Mapping[str, Any]) -> Config:
+        """Return the config with patches applied in order, see `merge`."""
+        return Config.of(merge(self.settings(), *patches))
+
+
+def settings_of(value: Any) -> Any:
+    """Return a config, or a part of one, as plain data."""
+    if isinstance(value, Component):
+        return {"name": value.name, **settings_of(value.options)}
+    if dataclasses.is_dataclass(value):
+        return {one.name: settings_of(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: settings_of(item) for key, item in value.items()}
+    return [settings_of(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def merge(base: Mapping[str, Any], *patches: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply patches to settings, in order, without changing the arguments.
+
+    Mappings are merged key by key; everything else is replaced. A component that gets another name loses the options of
+    the old one, which do not apply to the new one. A component given as text is its name.
+
+    Example:
+        >>> base = {"head": {"name": "arcface", "m": 0.5}, "optimizer": {"name": "sgd", "lr": 0.1}}
+        >>> merge(base, {"head": "cosface", "optimizer": {"lr": 0.2}})
+        {'head': {'name': 'cosface'}, 'optimizer': {'name': 'sgd', 'lr': 0.2}}
+    """
+    merged: Any = json.loads(_json(base))
+    for patch in patches:
+        merged = _merge(merged, json.loads(_json(patch)))
+    return merged
+
+
+def set_path(settings: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Return the settings with one changed, addressed by a dotted path.
+
+    List items are addressed by their position.
+
+    >>> set_path({"regularizers": [{"name": "mhe"}]}, "regularizers.0.power", 1)
+    {'regularizers': [{'name': 'mhe', 'power': 1}]}
+    """
+    keys = path.split(".")
+    require(all(keys), "path", "names separated by dots", path)
+    require(len(keys) <= 8, "path", "at most 8 names separated by dots", path)
+    changed: Any = json.loads(_json(settings))
+    place: Any = changed
+    for at, key in enumerate(keys):
+        where = ".".join(keys[:at])
+        if isinstance(place, list):
+            in_range = key.isdigit() and int(key) <= len(place)
+            require(in_range, path, f"a path whose item {key!r} is a position in {where}, at most {len(place)}", path)
+            index = int(key)
+            if index == len(place):
+                place.append({})
+            key = index  # type: ignore[assignment]
+        if at == len(keys) - 1:
+            old = place[key] if isinstance(place, list) else place.get(key)
+            place[key] = _merge(old, value) if isinstance(old, dict) else value
+            return changed
+        inner = place[key] if isinstance(place, list) else place.get(key)
+        if isinstance(inner, str):
+            inner = {"name": inner}
+        place[key] = inner if isinstance(inner, (dict, list)) else {}
+        place = place[key]
+    return changed
+
+
+def _merge(base: Any, patch: Any) -> Any:
+    if isinstance(patch, str) and isinstance(base, dict) and "name" in base:
+        patch = {"name": patch}
+    if not (isinstance(base, dict) and isinstance(patch, dict)):
+        return patch
+    if "name" in base and patch.get("name", base["name"]) != base["name"]:
+        return patch
+    return {**base, **{key: _merge(base[key], value) if key in base else value for key, value in patch.items()}}
+
+
+def _dataclass_of(cls: Any, settings: Any, prefix: str) -> Any:
+    require(isinstance(settings, Mapping), prefix.rstrip(".") or "settings", "a mapping of settings", settings)
+    declared = {one.name: one for one in dataclasses.fields(cls)}
+    kinds = get_type_hints(cls)
+    values = {}
+    for key, value in settings.items():
+        if key not in declared:
+            raise ValueError(f"{prefix}{key} is not a setting{nearest_name(str(key), declared)}")
+        values[key] = _value_of(kinds[key], value, f"{prefix}{key}", declared[key].metadata)
+    return cls(**values)
+
+
+def _value_of(kind: Any, value: Any, name: str, rules: Mapping[str, Any]) -> Any:
+    """Return a value converted to the declared type of a setting; raise a `ValueError` that names the setting."""
+    if kind is Component:
+        return _component_of(value, name)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_of(kind, value, f"{name}.")
+    if get_origin(kind) is tuple:
+        # One component or pattern may be given without a list.
+        items = value if isinstance(value, (list, tuple)) else [value]
+        return tuple(_value_of(get_args(kind)[0], item, f"{name}.{at}", rules) for at, item in enumerate(items))
+    optional = get_origin(kind) in (Union, types.UnionType)
+    if optional and value is None:
+        return None
+    plain = next(part for part in get_args(kind) if part is not type(None)) if optional else kind
+    accepted = _accepted(plain, rules) + (", or null" if optional else "")
+    if plain is float and type(value) is int:
+        value = float(value)
+    fits = type(value) is plain
+    fits = fits and (not rules["choices"] or value in rules["choices"])
+    fits = fits and (rules["least"] is None or value >= rules["least"])
+    fits = fits and not (plain is float and value != value)
+    fits = fits and not (plain is int and abs(value) >= 2**63)
+    require(fits, name, accepted, value)
+    return value
+
+
+def _component_of(value: Any, name: str) -> Component:
+    options = {"name": value} if isinstance(value, str) else value
+    named = isinstance(options, Mapping) and isinstance(options.get("name"), str) and options["name"]
+    require(bool(named), name, "a name, or a mapping with a name and options", value)
+    try:
+        plain = json.loads(_json(options))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{name} must consist of numbers, text, lists and mappings: {error}") from None
+    return Component(plain.pop("name"), plain)
+
+
+def _accepted(kind: type, rules: Mapping[str, Any]) -> str:
+    if rules["choices"]:
+        return f"one of {', '.join(rules['choices'])}"
+    noun = {int: "an integer", float: "a number", bool: "true or false", str: "text"}[kind]
+    return noun if rules["least"] is None else f"{noun} >= {rules['least']:g}"
+
+
+def _json(value: Any) -> str:
+    def component(item: Any) -> Any:
+        if isinstance(item, Component) or dataclasses.is_dataclass(item):
+            return settings_of(item)
+        raise TypeError(f"{type(item).__name__} is not a number, text, list or mapping")
+
+    return json.dumps(value, default=component, allow_nan=False)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield the dotted path and value of every setting."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
