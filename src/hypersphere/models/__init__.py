@@ -7,7 +7,9 @@ A network maps inputs to features with `feature_dim` numbers each, which a head 
 
 from hypersphere.models._blocks import relu
 from hypersphere.models.autoencoder import Autoencoder
+from hypersphere.models.embedder import Embedder, GeM, layer_depths, load_encoder
 from hypersphere.models.embedding import EmbeddingCNN
+from hypersphere.models.face import IResNet, MobileFaceNet
 from hypersphere.models.gan import Discriminator, Generator, leaky_relu
 from hypersphere.models.gcn import GCN, normalized_adjacency
 from hypersphere.models.mlp import MLP
@@ -32,9 +34,13 @@ __all__ = [
     "MODELS",
     "Autoencoder",
     "Discriminator",
+    "Embedder",
     "EmbeddingCNN",
+    "GeM",
     "Generator",
+    "IResNet",
     "Level",
+    "MobileFaceNet",
     "PlainCNN",
     "PointNet",
     "PointNet2",
@@ -46,7 +52,9 @@ __all__ = [
     "TransformNet",
     "ball_query",
     "farthest_points",
+    "layer_depths",
     "leaky_relu",
+    "load_encoder",
     "normalized_adjacency",
     "relu",
     "transform_penalty",
