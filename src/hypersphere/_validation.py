@@ -47,15 +47,24 @@ def choose(menu: Mapping[str, type[Entry]], choice: str | Entry, argument: str) 
     raise ValueError(f"{argument} must be one of {names}, an instance of those classes or a callable, not {choice!r}")
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str:
+def nearest_name(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
     """Return the end of a message about an unknown name: a question that suggests the most similar known one.
 
-    >>> nearest_name("epoch", ["epochs", "steps"]), nearest_name("wandb", ["head"])
-    ('; did you mean epochs?', '')
+    Args:
+        name: the unknown name.
+        known: the accepted names.
+        synonyms: accepted names by other names that users may know them by.
+
+    Example:
+        >>> nearest_name("epoch", ["epochs", "steps"]), nearest_name("wandb", ["head"])
+        ('; did you mean epochs?', '')
+        >>> nearest_name("CosFace", ["arcface", "am_softmax"], {"cosface": "am_softmax"})
+        '; did you mean am_softmax?'
     """
-    lower_case = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(name.lower(), list(lower_case), n=1, cutoff=0.7)
-    return f"; did you mean {lower_case[close[0]]}?" if close else ""
+    meant = {one.lower(): one for one in known}
+    meant |= {other: one for other, one in (synonyms or {}).items() if one in meant}
+    close = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=0.7)
+    return f"; did you mean {meant[close[0]]}?" if close else ""
 
 
 def is_number(value: object, low: float, high: float = math.inf) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hypersphere._validation import nearest_name, require
 
-__all__ = ["Component", "Config", "Embedding", "Validation", "merge", "set_path", "settings_of"]
+__all__ = ["Component", "Config", "Embedding", "Validation", "merge", "parse_value", "set_path", "settings_of"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Component:
         return bool(colon) and module not in LIBRARIES and all(part.isidentifier() for part in parts)
 
 
+DEEPEST = 8  # names in a path
 LIBRARIES = ("timm", "torchvision", "hf")  # prefixes such as `timm:` choose a library, not a module to import
 
 
@@ -207,7 +208,34 @@ def settings_of(value: Any) -> Any:
         return {one.name: settings_of(getattr(value, one.name)) for one in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {key: settings_of(item) for key, item in value.items()}
-    return [settings_of(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return [settings_of(item) for item in value] if _is_list(value) else value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def menus_of(kind: type) -> dict[str, str]:
+    """Return the settings of a dataclass that are components, with the name of the menu of each."""
+    return {one.name: one.metadata["menu"] for one in dataclasses.fields(kind) if one.metadata["menu"]}
+
+
+def components_of(config: Config) -> Iterable[tuple[str, Component]]:
+    """Yield the dotted path and value of every component of a config, of nested ones too."""
+
+    def walk(path: str, value: Any) -> Iterable[tuple[str, Component]]:
+        if isinstance(value, Component):
+            yield path, value
+            value = value.options
+        if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+            yield path, Component(value["name"])
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value) if _is_list(value) else ()
+        for key, part in parts:
+            yield from walk(f"{path}.{key}", part)
+
+    for part, prefix in ((config, ""), (config.validation, "validation.")):
+        for name in menus_of(type(part)):
+            yield from walk(f"{prefix}{name}", getattr(part, name))
 
 
 def merge(base: Mapping[str, Any], *patches: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,44 +249,51 @@ def merge(base: Mapping[str, Any], *patches: Mapping[str, Any]) -> dict[str, Any
         >>> merge(base, {"head": "cosface", "optimizer": {"lr": 0.2}})
         {'head': {'name': 'cosface'}, 'optimizer': {'name': 'sgd', 'lr': 0.2}}
     """
-    merged: Any = json.loads(_json(base))
+    merged: Any = _plain(base, "settings")
     for patch in patches:
-        merged = _merge(merged, json.loads(_json(patch)))
+        merged = _merge(merged, _plain(patch, "settings"))
     return merged
 
 
 def set_path(settings: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     """Return the settings with one changed, addressed by a dotted path.
 
-    List items are addressed by their position.
+    List items are addressed by their position; the position after the last one adds an item.
 
     >>> set_path({"regularizers": [{"name": "mhe"}]}, "regularizers.0.power", 1)
     {'regularizers': [{'name': 'mhe', 'power': 1}]}
     """
     keys = path.split(".")
-    require(all(keys), "path", "names separated by dots", path)
-    require(len(keys) <= 8, "path", "at most 8 names separated by dots", path)
-    changed: Any = json.loads(_json(settings))
-    place: Any = changed
-    for at, key in enumerate(keys):
-        where = ".".join(keys[:at])
-        if isinstance(place, list):
-            in_range = key.isdigit() and int(key) <= len(place)
-            require(in_range, path, f"a path whose item {key!r} is a position in {where}, at most {len(place)}", path)
-            index = int(key)
-            if index == len(place):
-                place.append({})
-            key = index  # type: ignore[assignment]
-        if at == len(keys) - 1:
-            old = place[key] if isinstance(place, list) else place.get(key)
-            place[key] = _merge(old, value) if isinstance(old, dict) else value
-            return changed
-        inner = place[key] if isinstance(place, list) else place.get(key)
-        if isinstance(inner, str):
-            inner = {"name": inner}
-        place[key] = inner if isinstance(inner, (dict, list)) else {}
-        place = place[key]
-    return changed
+    require(all(keys) and len(keys) <= DEEPEST, "path", f"at most {DEEPEST} names separated by dots", path[:80])
+    return _set(_plain(settings, "settings"), keys, value, path)
+
+
+def _set(place: Any, keys: Sequence[str], value: Any, path: str) -> Any:
+    """Return `place` with the setting at `keys` replaced."""
+    if not keys:
+        return _merge(place, value)
+    key, *rest = keys
+    if isinstance(place, list):
+        in_range = key.isdecimal() and int(key) <= len(place)
+        require(in_range, path, f"a path with a position of at most {len(place)} in the list", key)
+        at = int(key)
+        inner = place[at] if at < len(place) else {}
+        return [*place[:at], _set(inner, rest, value, path), *place[at + 1 :]]
+    # A component may be given by its name; anything else that has no parts is replaced.
+    mapping = {"name": place} if isinstance(place, str) else place if isinstance(place, dict) else {}
+    return {**mapping, key: _set(mapping.get(key), rest, value, path)}
+
+
+def parse_value(text: str) -> Any:
+    """Parse a value as it is written on the command line: JSON, or the text itself if it is not JSON.
+
+    >>> parse_value("[1, 2e-3]"), parse_value("true"), parse_value("arcface")
+    ([1, 0.002], True, 'arcface')
+    """
+    try:
+        return json.loads(text, parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _merge(base: Any, patch: Any) -> Any:
@@ -313,10 +348,7 @@ def _component_of(value: Any, name: str) -> Component:
     options = {"name": value} if isinstance(value, str) else value
     named = isinstance(options, Mapping) and isinstance(options.get("name"), str) and options["name"]
     require(bool(named), name, "a name, or a mapping with a name and options", value)
-    try:
-        plain = json.loads(_json(options))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{name} must consist of numbers, text, lists and mappings: {error}") from None
+    plain = _plain(options, name)
     return Component(plain.pop("name"), plain)
 
 
@@ -327,19 +359,15 @@ def _accepted(kind: type, rules: Mapping[str, Any]) -> str:
     return noun if rules["least"] is None else f"{noun} >= {rules['least']:g}"
 
 
-def _json(value: Any) -> str:
-    def component(item: Any) -> Any:
-        if isinstance(item, Component) or dataclasses.is_dataclass(item):
+def _plain(value: Any, name: str) -> Any:
+    """Return a deep copy of settings as plain data; raise a `ValueError` if they cannot be written as JSON."""
+
+    def plain(item: Any) -> Any:
+        if dataclasses.is_dataclass(item):
             return settings_of(item)
-        raise TypeError(f"{type(item).__name__} is not a number, text, list or mapping")
+        raise TypeError(f"{type(item).__name__} is not one of them")
 
-    return json.dumps(value, default=component, allow_nan=False)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield the dotted path and value of every setting."""
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    try:
+        return json.loads(json.dumps(value, default=plain, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{name} must consist of numbers, text, lists and mappings: {error}") from None

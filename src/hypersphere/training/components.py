@@ -1,0 +1,333 @@
+"""Create the components of an experiment from their names and options.
+
+A component is named by an entry of the menu of its setting, or by an import path `package.module:callable`. Its options
+are the parameters of that entry; names, and values of plain types, are checked against the signature before the call.
+Menus are imported when they are first used, so that this module can be imported without loading a network library.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from inspect import Parameter
+from typing import Any
+
+from hypersphere._validation import nearest_name, require
+from hypersphere.training.config import LIBRARIES, Component, Config, Validation, components_of, menus_of
+
+__all__ = ["MENUS", "Menu", "accept_options_of", "complete_settings", "create", "find_factory", "foreign_code"]
+
+Factory = Callable[..., Any]
+
+
+class Menu(Mapping[str, Factory]):
+    """A menu of factories by name, imported when it is first read.
+
+    Args:
+        sources: import paths of dictionaries, or of single callables, which get their name in lower case.
+        passed: parameters that the library passes to the factories; users cannot set them.
+        handled: options that the library handles before it calls the factory, with their defaults.
+        synonyms: entries by names that are common elsewhere, used in error messages.
+        library: import path of a function that loads `timm:NAME` and similar names.
+
+    Example:
+        >>> menu = Menu("hypersphere.functions.angular:ANGULARS")
+        >>> sorted(menu)[:2], menu.options("sigmoid")
+        (['cosine', 'linear'], {'k': 0.5})
+    """
+
+    def __init__(
+        self,
+        *sources: str,
+        passed: Iterable[str] = (),
+        handled: Mapping[str, Any] | None = None,
+        synonyms: str | None = None,
+        library: str | None = None,
+    ) -> None:
+        self.sources, self.passed, self.handled = sources, tuple(passed), dict(handled or {})
+        self.library, self._synonyms = library, synonyms
+
+    @cached_property
+    def entries(self) -> dict[str, Factory]:
+        """The factories by name."""
+        entries: dict[str, Factory] = {}
+        for source in self.sources:
+            value = _load(source)
+            entries |= value if isinstance(value, Mapping) else {value.__name__.lower(): value}
+        return entries
+
+    @property
+    def synonyms(self) -> Mapping[str, str]:
+        """Names that are common elsewhere, with the entry that each stands for."""
+        return {} if self._synonyms is None else _load(self._synonyms)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """Return the options of an entry with their defaults, `inspect.Parameter.empty` where there is none."""
+        options = {key: one.default for key, one in _parameters(self[name]).items() if key not in self.passed}
+        return {**options, **self.handled}
+
+    def __getitem__(self, name: str) -> Factory:
+        return self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+MENUS: dict[str, Menu] = {
+    "data": Menu("hypersphere.training.task:TASKS", passed=["root"]),
+    "sampler": Menu("hypersphere.data:SAMPLERS", passed=["labels", "seed"]),
+    "augment": Menu("hypersphere.data:AUGMENTATIONS"),
+    "normalize": Menu("hypersphere.data:NORMALIZATIONS", passed=["source"]),
+    "model": Menu(
+        "hypersphere.training.network:NETWORKS",
+        passed=["conv", "linear", "num_classes"],
+        library="hypersphere.models:load_encoder",
+    ),
+    "init": Menu("hypersphere.training.network:INITIALIZATIONS", passed=["modules"]),
+    "operator": Menu("hypersphere.training.network:OPERATORS", passed=["body"]),
+    "head": Menu(
+        "hypersphere.heads:PRESETS",
+        passed=["in_features", "num_classes"],
+        handled={"sharded": False},
+        synonyms="hypersphere.heads.presets:LITERATURE_NAMES",
+    ),
+    "regularizer": Menu("hypersphere.training.job:REGULARIZERS", passed=["model", "modules", "where"]),
+    "rotation": Menu("hypersphere.training.rotating:ROTATIONS", passed=["modules"]),
+    "adversarial": Menu("hypersphere.training.adversarial:ADVERSARIES"),
+    "optimizer": Menu("hypersphere.training.optimizers:OPTIMIZERS", passed=["groups"]),
+    "schedule": Menu("hypersphere.training.schedule:SCHEDULES"),
+    "validation": Menu("hypersphere.training.validation:PROTOCOLS"),
+    "tracker": Menu("hypersphere.training.trackers:TRACKERS"),
+}
+
+# Options that are objects themselves, given by a mapping with a name and options. The name may be left out if the menu
+# has a single entry.
+NESTED: dict[str, Menu] = {
+    "angular": Menu("hypersphere.functions.angular:ANGULARS"),
+    "magnitude": Menu("hypersphere.functions.magnitude:MAGNITUDES"),
+    "projection": Menu("hypersphere.functions.projection:PROJECTIONS"),
+    "method": Menu("hypersphere.functions.orthogonal:ORTHOGONALS", "hypersphere.functions.transform:TRANSFORMS"),
+    "annealing": Menu("hypersphere.heads:Annealing"),
+    "ramp": Menu("hypersphere.heads:Ramp"),
+}
+
+
+def create(
+    component: Component,
+    menu: str | Menu,
+    *arguments: Any,
+    context: Mapping[str, Any] | None = None,
+    handled: Iterable[str] = (),
+    setting: str | None = None,
+    trust_code: bool = True,
+) -> Any:
+    """Return the object that a component describes: `factory(*arguments, **options)`.
+
+    Args:
+        component: name and options.
+        menu: a menu, or its name in `MENUS`.
+        arguments: the leading arguments of every factory of this menu.
+        context: values for parameters that the user did not set, such as sizes that follow from the data; those that
+            the factory does not take are ignored.
+        handled: options that the caller has processed, listed in the error for an unknown option.
+        setting: name of the setting for messages, by default that of the menu.
+        trust_code: whether an import path may be imported.
+
+    Raises:
+        ValueError: if the name or an option is unknown (the message suggests the most similar one), an option is
+            missing or has a wrong type, or the name is an import path and `trust_code` is False.
+
+    Example:
+        >>> create(Component("sigmoid", {"k": 0.5}), NESTED["angular"], setting="angular")
+        Sigmoid(k=0.5)
+        >>> create(Component("sigmoid", {"K": 0.5}), NESTED["angular"], setting="angular")
+        Traceback (most recent call last):
+        ValueError: angular.K is not an option of sigmoid; did you mean k? Options: k
+    """
+    chosen = MENUS[menu] if isinstance(menu, str) else menu
+    setting = setting or (menu if isinstance(menu, str) else "component")
+    name, context = component.name, dict(context or {})
+    if chosen.library is not None and name.partition(":")[0] in LIBRARIES:
+        sizes = {key: context[key] for key in ("in_channels", "image_size") if key in context}
+        return _load(chosen.library)(name, dict(component.options), **sizes)
+    factory = find_factory(component, chosen, setting, trust_code=trust_code)
+    parameters = dict(list(_parameters(factory).items())[len(arguments) :])
+    # A foreign callable that takes `**` takes any option.
+    takes_all = component.is_import_path and _takes_all(factory)
+    options = {}
+    for key, value in component.options.items():
+        if key in chosen.passed or not (key in parameters or takes_all):
+            known = [one for one in parameters if one not in chosen.passed]
+            raise ValueError(_unknown_option(setting, key, name, [*known, *chosen.handled, *handled]))
+        annotation = parameters[key].annotation if key in parameters else Parameter.empty
+        options[key] = _value(f"{setting}.{key}", key, value, annotation)
+    filled = {key: value for key, value in context.items() if key in parameters} | options
+    for key, parameter in parameters.items():
+        if parameter.default is Parameter.empty and key not in filled:
+            raise ValueError(f"{setting}.{key} is required for {name}")
+    if component.is_import_path:
+        return factory(*arguments, **filled)  # an error in foreign code keeps its traceback
+    try:
+        return factory(*arguments, **filled)
+    except TypeError as error:
+        raise ValueError(f"{setting} {name!r} does not accept {options}: {error}") from error
+
+
+def find_factory(component: Component, menu: str | Menu, setting: str, *, trust_code: bool = True) -> Factory:
+    """Return the factory that a component names, from the menu or imported; see `create`."""
+    name = component.name
+    chosen = MENUS[menu] if isinstance(menu, str) else menu
+    if not component.is_import_path:
+        if name not in chosen:
+            accepted = f"one of {', '.join(chosen)}, or an import path package.module:callable"
+            near = nearest_name(name, chosen, chosen.synonyms)
+            raise ValueError(f"{setting}.name must be {accepted}, not {name!r}{near}")
+        return chosen[name]
+    if not trust_code:
+        raise ValueError(f"{setting} names the foreign code {name!r}, which is imported only with --trust-code")
+    # Modules in the current folder can be imported, as with `python -m`.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        factory = _load(name)
+    except (ImportError, AttributeError) as error:
+        where = f"run the command in the folder of {name.partition('.')[0].partition(':')[0]!r} or set PYTHONPATH"
+        raise ValueError(f"{setting} {name!r} cannot be imported: {error}; {where}") from error
+    require(callable(factory), setting, "an import path of a callable", name)
+    return factory
+
+
+def foreign_code(config: Config) -> list[str]:
+    """Return the settings that name an import path; opening a run that has some needs `trust_code`.
+
+    >>> foreign_code(Config.of({"model": "my_module:Net", "head": "arcface"}))
+    ['model my_module:Net']
+    """
+    return [f"{path} {one.name}" for path, one in components_of(config) if one.is_import_path]
+
+
+def complete_settings(config: Config) -> dict[str, Any]:
+    """Return the settings of a config, with the defaults of all options of its components filled in.
+
+    >>> settings = complete_settings(Config.of({"schedule": {"name": "steps", "factor": 0.5}}))  # doctest: +SKIP
+    >>> settings["schedule"]  # doctest: +SKIP
+    {'name': 'steps', 'warmup': 0.0, 'at': [0.5, 0.75], 'factor': 0.5}
+    """
+
+    def complete(value: Any, menu: str) -> Any:
+        if isinstance(value, list):
+            return [complete(item, menu) for item in value]
+        if value["name"] not in MENUS[menu]:
+            return value  # foreign code and other libraries' models are not imported to look at their defaults
+        options = MENUS[menu].options(value["name"])
+        defaults = {key: default for key, default in options.items() if default is not Parameter.empty}
+        return {"name": value["name"], **json.loads(json.dumps(defaults, default=_text_of)), **value}
+
+    settings = config.settings()
+    for kind, place in ((Config, settings), (Validation, settings["validation"])):
+        for key, menu in menus_of(kind).items():
+            place[key] = complete(place[key], menu)
+    return settings
+
+
+def accept_options_of(*others: Factory) -> Callable[[Factory], Factory]:
+    """Decorate a factory with `**options` that it passes on to `others`: their parameters appear in its signature.
+
+    >>> @accept_options_of(lambda a, *, b=2: None)
+    ... def factory(x, **options): ...
+    >>> str(inspect.signature(factory))
+    '(x, *, a, b=2)'
+    """
+
+    def decorate(factory: Factory) -> Factory:
+        parameters = {
+            key: one for key, one in inspect.signature(factory).parameters.items() if one.kind is not one.VAR_KEYWORD
+        }
+        for other in others:
+            for key, one in _parameters(other).items():
+                parameters.setdefault(key, one.replace(kind=one.KEYWORD_ONLY))
+        ordered = sorted(parameters.values(), key=lambda one: one.kind)
+        factory.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        return factory
+
+    return decorate
+
+
+def _load(path: str) -> Any:
+    """Import the object at `package.module:attribute`."""
+    module, _, attribute = path.partition(":")
+    value: Any = importlib.import_module(module)
+    for name in attribute.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _parameters(factory: Factory) -> dict[str, Parameter]:
+    """Return the named parameters of a factory."""
+    if not callable(factory):
+        return {}
+    parameters = inspect.signature(factory).parameters
+    named = {key: one for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    if any(one.annotation == "Unpack[HeadOptions]" for one in parameters.values()):
+        heads: Any = importlib.import_module("hypersphere.heads")
+        of_head = inspect.signature(heads.AngularHead).parameters
+        named |= {key: of_head[key] for key in heads.HeadOptions.__annotations__}
+    return named
+
+
+def _takes_all(factory: Factory) -> bool:
+    return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(factory).parameters.values())
+
+
+def _unknown_option(setting: str, option: str, name: str, accepted: list[str]) -> str:
+    if not accepted:
+        return f"{setting}.{option} is not an option of {name}, which takes no options"
+    near = nearest_name(option, accepted) or "."
+    return f"{setting}.{option} is not an option of {name}{near} Options: {', '.join(accepted)}"
+
+
+_PLAIN = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "text", "None": "null"}
+
+
+def _value(setting: str, option: str, value: Any, annotation: Any) -> Any:
+    """Return a value of a config as the object that a parameter takes; check it if its annotation is a plain type."""
+    if option in NESTED and isinstance(value, Mapping):
+        menu = NESTED[option]
+        name = value.get("name", next(iter(menu)) if len(menu) == 1 else None)
+        require(isinstance(name, str), setting, "a mapping with a name and options", value)
+        return create(Component(name, {key: one for key, one in value.items() if key != "name"}), menu, setting=setting)
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    kinds = [part.strip() for part in text.split("|")]
+    if "Tensor" in kinds and isinstance(value, (list, str)):
+        return _tensor(setting, value)
+    if all(kind in _PLAIN for kind in kinds):
+        if isinstance(value, bool) and "bool" not in kinds and "str" in kinds:
+            return json.dumps(value)  # a text such as gradient: true, which YAML and JSON read as a boolean
+        fits = type(value).__name__ in kinds or (value is None and "None" in kinds)
+        fits |= type(value) is int and "float" in kinds
+        accepted = " or ".join(_PLAIN[kind] for kind in kinds)
+        require(fits, setting, accepted, value)
+        too_large = type(value) is int and abs(value) >= 2**63
+        require(not too_large, setting, "an integer of at most 64 bits", value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _tensor(setting: str, value: Any) -> Any:
+    import torch
+
+    accepted = "a list of numbers"
+    numbers = isinstance(value, list) and all(type(one) in (int, float) for one in value)
+    require(numbers, setting, accepted, value)
+    return torch.tensor(value, dtype=torch.float32)
+
+
+def _text_of(value: Any) -> str:
+    return getattr(value, "__name__", repr(value))

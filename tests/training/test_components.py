@@ -1,0 +1,209 @@
+import inspect
+import json
+import sys
+
+import pytest
+import torch
+
+from hypersphere.training.components import (
+    MENUS,
+    NESTED,
+    Menu,
+    _parameters,
+    _value,
+    accept_options_of,
+    create,
+    foreign_code,
+)
+from hypersphere.training.config import Component, Config, parse_value
+
+
+def create_head(name, options=None, **more):
+    return create(Component(name, options or {}), "head", 4, 3, **more)
+
+
+def message(call, *arguments, **named):
+    with pytest.raises(ValueError) as error:
+        call(*arguments, **named)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of the user's in the current folder."""
+    (tmp_path / "my_module.py").write_text(
+        "MARK = []\n"
+        "def build(width: int, *, in_channels=1, note: str = ''):\n    return width, in_channels, note\n"
+        "def anything(**options):\n    return options\n"
+        "def fails():\n    raise TypeError('inside')\n"
+        "number = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    yield
+    sys.modules.pop("my_module", None)
+
+
+def test_menu_imports_its_source_when_it_is_read():
+    menu = Menu("no_such_module:ENTRIES")
+    with pytest.raises(ImportError):
+        list(menu)
+
+
+def test_create_calls_the_entry_with_arguments_and_options():
+    head = create_head("arcface", {"m": 0.3})
+    assert (head.in_features, head.num_classes) == (4, 3)
+    assert "0.3" in repr(head)
+
+
+def test_create_fills_parameters_from_the_context_only_if_the_user_did_not_set_them():
+    context = {"in_channels": 3, "image_size": 16, "unused": 1}
+    model = create(Component("toy_cnn", {"widths": [4, 4]}), "model", context=context)
+    assert next(model.parameters()).shape[1] == 3
+    model = create(Component("toy_cnn", {"widths": [4, 4], "in_channels": 2}), "model", context=context)
+    assert next(model.parameters()).shape[1] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("cosface", "am_softmax"),
+        ("CosFace", "am_softmax"),
+        ("sphereface", "a_softmax"),
+        ("SphereFace", "a_softmax"),
+        ("arcfce", "arcface"),
+        ("sphereface_2", "sphereface2"),
+    ],
+)
+def test_create_suggests_the_head_that_was_meant(name, meant):
+    assert message(create_head, name).endswith(f"not {name!r}; did you mean {meant}?")
+
+
+@pytest.mark.parametrize("name", ["triplet", "wandb", "x" * 1000])
+def test_create_suggests_nothing_if_nothing_is_similar(name):
+    assert message(create_head, name).endswith(f"not {name!r}")
+
+
+def test_create_names_an_unknown_option_and_lists_the_known_ones():
+    text = message(create_head, "arcface", {"M": 4})
+    assert text.startswith("head.M is not an option of arcface; did you mean m? Options: s, m")
+    assert "sharded" in text
+    assert "in_features" not in text
+    text = message(create, Component("none", {"k": 1}), "regularizer", None, setting="regularizers.0")
+    assert text == "regularizers.0.k is not an option of none, which takes no options"
+
+
+def test_create_refuses_arguments_that_the_library_passes():
+    assert message(create_head, "arcface", {"num_classes": 4}).startswith("head.num_classes is not an option")
+
+
+def test_create_names_a_missing_option():
+    assert message(create, Component("image_folder"), "data", None) == "data.path is required for image_folder"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"m": "large"}, "head.m must be a number, not 'large'"),
+        ({"m": True}, "head.m must be a number, not True"),
+        ({"class_weights": "heavy"}, "head.class_weights must be a list of numbers, not 'heavy'"),
+        ({"class_weights": ["a", "b", "c"]}, "head.class_weights must be a list of numbers, not ['a', 'b', 'c']"),
+        ({"ignore_index": 2**70}, f"head.ignore_index must be an integer of at most 64 bits, not {2**70}"),
+        ({"label_smoothing": None}, "head.label_smoothing must be a number, not None"),
+        ({"ramp": {"steps": [1]}}, "head.ramp"),
+    ],
+)
+def test_create_names_the_option_with_a_wrong_value(options, text):
+    assert message(create_head, "arcface", options).startswith(text)
+
+
+def test_create_makes_nested_objects():
+    head = create_head("a_softmax", {"annealing": {}, "class_weights": [1, 2, 3.5]})
+    assert type(head.annealing).__name__ == "Annealing"
+    assert torch.equal(head.class_weights, torch.tensor([1, 2, 3.5]))
+    text = message(create_head, "ga_softmax", {"angular": {"name": "sigmod"}})
+    assert text.endswith("not 'sigmod'; did you mean sigmoid?")
+    assert message(create_head, "ga_softmax", {"angular": {"k": 1}}).startswith("head.angular must be a mapping")
+
+
+@pytest.mark.parametrize("menu", ["head", "optimizer", "schedule", "rotation", "regularizer", "data", "model"])
+def test_every_printed_default_is_accepted_again(menu):
+    """A default as it is printed, `true` for a text included, is read back as the same value."""
+    for name in MENUS[menu]:
+        for option, default in MENUS[menu].options(name).items():
+            parameter = _parameters(MENUS[menu][name]).get(option)
+            if parameter is None or default is inspect.Parameter.empty or callable(default) or option == "levels":
+                continue
+            printed = default if isinstance(default, str) else json.dumps(default)
+            value = _value(f"{menu}.{option}", option, parse_value(printed), parameter.annotation)
+            assert value == (tuple(default) if isinstance(default, list) else default), (name, option)
+
+
+def test_boolean_text_becomes_text_for_an_option_that_takes_text():
+    assert create_head("arcface", {"gradient": True}).gradient == "true"
+
+
+# --- foreign code
+
+
+def test_create_imports_a_callable_from_the_current_folder(module):
+    built = create(Component("my_module:build", {"width": 3}), "model", context={"in_channels": 2, "image_size": 9})
+    assert built == (3, 2, "")
+
+
+def test_create_checks_the_options_of_foreign_code_against_its_signature(module):
+    text = message(create, Component("my_module:build", {"widht": 3}), "model")
+    assert text == (
+        "model.widht is not an option of my_module:build; did you mean width? Options: width, in_channels, note"
+    )
+    assert message(create, Component("my_module:build"), "model") == "model.width is required for my_module:build"
+    assert message(create, Component("my_module:build", {"width": "a"}), "model").startswith("model.width must be an")
+    assert create(Component("my_module:anything", {"a": 1}), "model") == {"a": 1}
+
+
+def test_create_keeps_the_error_of_foreign_code(module):
+    with pytest.raises(TypeError, match="inside"):
+        create(Component("my_module:fails"), "model")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("no_such_module:Net", "model 'no_such_module:Net' cannot be imported: No module named 'no_such_module'; run"),
+        ("my_module:Missing", "model 'my_module:Missing' cannot be imported: module 'my_module' has no attribute"),
+        ("my_module:number", "model must be an import path of a callable, not 'my_module:number'"),
+    ],
+)
+def test_create_names_foreign_code_that_cannot_be_imported(module, name, text):
+    assert message(create, Component(name), "model").startswith(text)
+
+
+def test_create_does_not_import_foreign_code_that_is_not_trusted(module):
+    text = message(create, Component("my_module:build", {"width": 1}), "model", trust_code=False)
+    assert text == "model names the foreign code 'my_module:build', which is imported only with --trust-code"
+    assert "my_module" not in sys.modules
+
+
+def test_foreign_code_lists_every_setting_that_names_some():
+    config = Config.of(
+        {
+            "model": "timm:resnet18",
+            "head": {"name": "a_softmax", "angular": {"name": "other.place:f"}},
+            "augment": ["flip", "mine:augment"],
+            "validation": {"protocols": ["mine:protocol"]},
+        }
+    )
+    assert foreign_code(config) == [
+        "augment.1 mine:augment",
+        "head.angular other.place:f",
+        "validation.protocols.0 mine:protocol",
+    ]
+    assert foreign_code(Config()) == []
+
+
+def test_accept_options_of_extends_the_signature():
+    @accept_options_of(NESTED["angular"]["sigmoid"])
+    def factory(x, *, k: int = 3, **options): ...
+
+    assert str(inspect.signature(factory)) == "(x, *, k: int = 3)"

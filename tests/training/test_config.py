@@ -1,0 +1,147 @@
+import dataclasses
+import json
+import math
+
+import pytest
+
+from hypersphere.training.components import MENUS
+from hypersphere.training.config import (
+    Component,
+    Config,
+    Embedding,
+    Validation,
+    components_of,
+    menus_of,
+    merge,
+    parse_value,
+    set_path,
+)
+
+KINDS = [Config, Embedding, Validation]
+
+
+def message(call, *arguments):
+    with pytest.raises(ValueError) as error:
+        call(*arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_config_settings_are_plain_data_and_of_is_the_inverse():
+    config = Config.of(
+        {
+            "head": {"name": "a_softmax", "annealing": {"start": 10}},
+            "augment": ["flip", {"name": "crop", "size": 3}],
+            "validation": {"every": 2, "protocols": "verification"},
+            "freeze": "body.*",
+            "clip": 1,
+        }
+    )
+    settings = json.loads(json.dumps(config.settings()))
+    assert Config.of(settings) == config
+    assert config.clip == 1.0
+    assert config.freeze == ("body.*",)
+    assert config.augment == (Component("flip"), Component("crop", {"size": 3}))
+    assert config.validation.protocols == (Component("verification"),)
+
+
+def test_config_declares_help_for_every_setting_and_a_menu_for_every_component():
+    for kind in KINDS:
+        for one in dataclasses.fields(kind):
+            assert one.metadata["help"].endswith("."), one.name
+            assert ("Component" in str(one.type)) == (one.metadata["menu"] is not None), one.name
+            assert one.metadata["menu"] is None or one.metadata["menu"] in MENUS
+    assert menus_of(Validation) == {"protocols": "validation"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"epoch": 2}, "epoch is not a setting; did you mean epochs?"),
+        ({"wandb": 2}, "wandb is not a setting"),
+        ({"validation": {"evry": 2}}, "validation.evry is not a setting; did you mean every?"),
+        ({"validation": 3}, "validation must be a mapping of settings, not 3"),
+        ({"epochs": 0}, "epochs must be an integer >= 1, or null, not 0"),
+        ({"epochs": 1.0}, "epochs must be an integer >= 1, or null, not 1.0"),
+        ({"epochs": True}, "epochs must be an integer >= 1, or null, not True"),
+        ({"epochs": 2, "steps": 3}, "steps must be unset if epochs is set, not 3"),
+        ({"batch_size": "8"}, "batch_size must be an integer >= 1, not '8'"),
+        ({"seed": 2**70}, f"seed must be an integer >= 0, not {2**70}"),
+        ({"seed": -1}, "seed must be an integer >= 0, not -1"),
+        ({"clip": math.nan}, "clip must be a number >= 0, or null, not nan"),
+        ({"precision": "float8"}, "precision must be one of float32, bfloat16, float16, not 'float8'"),
+        ({"compile": "yes"}, "compile must be true or false, not 'yes'"),
+        ({"head": {"m": 4}}, "head must be a name, or a mapping with a name and options, not {'m': 4}"),
+        ({"head": 3}, "head must be a name, or a mapping with a name and options, not 3"),
+        ({"head": ""}, "head must be a name, or a mapping with a name and options, not ''"),
+        ({"head": {"name": "softmax", "x": {1, 2}}}, "head must consist of numbers, text, lists and mappings: set"),
+        ({"augment": ["flip", 3]}, "augment.1 must be a name, or a mapping with a name and options, not 3"),
+        ({"freeze": [3]}, "freeze.0 must be text, not 3"),
+        (["head"], "settings must be a mapping of settings, not ['head']"),
+    ],
+)
+def test_config_names_the_setting_that_is_wrong(settings, text):
+    assert message(Config.of, settings).startswith(text)
+
+
+def test_config_refuses_settings_that_contain_themselves():
+    loop = {"name": "softmax"}
+    loop["again"] = loop
+    assert "head must consist of numbers, text, lists and mappings" in message(Config.of, {"head": loop})
+    assert "settings must consist of numbers, text, lists and mappings" in message(merge, {}, {"head": loop})
+
+
+def test_merge_is_deep_and_drops_the_options_of_another_component():
+    base = Config.of({"head": {"name": "arcface", "m": 0.4}, "optimizer": {"name": "sgd", "lr": 0.1}}).settings()
+    patched = merge(base, {"head": {"s": 16}, "validation": {"every": 3}}, {"optimizer": "adam"})
+    assert patched["head"] == {"name": "arcface", "m": 0.4, "s": 16}
+    assert patched["optimizer"] == {"name": "adam"}
+    assert patched["validation"] == {**base["validation"], "every": 3}
+    assert merge(base, {"head": "arcface"})["head"] == base["head"]
+    assert base["head"] == {"name": "arcface", "m": 0.4}
+
+
+def test_patched_checks_the_result():
+    assert Config().patched({"epochs": 3}, {"head": {"label_smoothing": 0.1}}).head.options == {"label_smoothing": 0.1}
+    assert message(Config().patched, {"epochs": -3}).startswith("epochs must be")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "key", "result"),
+    [
+        ("head.m", 4, "head", {"name": "softmax", "m": 4}),
+        ("head", "arcface", "head", {"name": "arcface"}),
+        ("head.angular.k", 1, "head", {"name": "softmax", "angular": {"k": 1}}),
+        ("augment.0", "flip", "augment", ["flip"]),
+        ("augment.0.name", "flip", "augment", [{"name": "flip"}]),
+        ("epochs", 3, "epochs", 3),
+    ],
+)
+def test_set_path_changes_one_setting(path, value, key, result):
+    settings = Config().settings()
+    changed = set_path(settings, path, value)
+    assert changed.pop(key) == result
+    settings.pop(key)
+    assert changed == settings
+
+
+@pytest.mark.parametrize("path", ["", ".", "head.", ".m", "a..b", "x" + ".y" * 2000])
+def test_set_path_refuses_paths_that_are_none(path):
+    text = message(set_path, {}, path, 1)
+    assert text.startswith("path must be at most 8 names separated by dots")
+    assert len(text) < 200
+
+
+def test_set_path_refuses_positions_outside_a_list():
+    assert "position of at most 0" in message(set_path, {"augment": []}, "augment.1.name", "flip")
+    assert "position of at most 0" in message(set_path, {"augment": []}, "augment.name", "flip")
+
+
+def test_components_of_yields_every_component_with_its_path():
+    paths = [path for path, _ in components_of(Config.of({"augment": ["flip"]}))]
+    assert {"data", "model", "augment.0", "head"} <= set(paths)
+
+
+@pytest.mark.parametrize("text", ["NaN", "[" * 100_000, "1e", "{"])
+def test_parse_value_returns_the_text_of_what_is_no_json(text):
+    assert parse_value(text) == text
