@@ -1,21 +1,47 @@
-"""The training loop, its components, and training jobs as plain data."""
+"""The settings of an experiment, the objects that are built from them, the training loop, and run folders.
 
-from hypersphere.training.batches import Batches
-from hypersphere.training.checkpoint import Checkpoint, DamagedCheckpoint
-from hypersphere.training.checkpoints import Checkpoints
-from hypersphere.training.job import Assembly, Job
-from hypersphere.training.loop import Epoch, Progress, embed, fit, minimize, predict
-from hypersphere.training.objective import Objective
-from hypersphere.training.random_state import RandomState
-from hypersphere.training.run import Run
-from hypersphere.training.session import Session
-from hypersphere.training.task import Task, load_task
+Modules are imported at their first use, so that the command line can read the declarations in `config` without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hypersphere.training.batches import Batches
+    from hypersphere.training.checkpoint import Checkpoint, DamagedCheckpoint
+    from hypersphere.training.checkpoints import Checkpoints
+    from hypersphere.training.config import Component, Config
+    from hypersphere.training.job import Assembly, Job
+    from hypersphere.training.loop import Epoch, Progress, embed, fit, minimize, predict
+    from hypersphere.training.objective import Objective
+    from hypersphere.training.random_state import RandomState
+    from hypersphere.training.run import Run
+    from hypersphere.training.session import Session
+    from hypersphere.training.task import Task, load_task
+
+_MODULES = {
+    "batches": ("Batches",),
+    "checkpoint": ("Checkpoint", "DamagedCheckpoint"),
+    "checkpoints": ("Checkpoints",),
+    "config": ("Component", "Config"),
+    "job": ("Assembly", "Job"),
+    "loop": ("Epoch", "Progress", "embed", "fit", "minimize", "predict"),
+    "objective": ("Objective",),
+    "random_state": ("RandomState",),
+    "run": ("Run",),
+    "session": ("Session",),
+    "task": ("Task", "load_task"),
+}
 
 __all__ = [
     "Assembly",
     "Batches",
     "Checkpoint",
     "Checkpoints",
+    "Component",
+    "Config",
     "DamagedCheckpoint",
     "Epoch",
     "Job",
@@ -31,3 +57,15 @@ __all__ = [
     "minimize",
     "predict",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module of a public name at its first use."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
