@@ -220,7 +220,7 @@ def test_image_folder_truncated_archives_are_an_error(tmp_path, keep):
 def test_image_folder_rejects_files_above_the_size_limit(pets):
     with (pets / "cat" / "huge.png").open("wb") as file:
         file.truncate(MAX_IMAGE_BYTES + 1)  # sparse, so that it takes no space
-    with pytest.raises(DamagedData, match=r"huge\.png must be an image file of at most 67108864 bytes, not 67108865"):
+    with pytest.raises(DamagedData, match=r"huge\.png .*it must have at most 67108864 bytes, not 67108865"):
         image_folder(pets)
     assert "cat/huge.png" in image_names(pets)
 

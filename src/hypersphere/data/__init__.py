@@ -9,15 +9,23 @@ from collections.abc import Callable
 from typing import Any
 
 from hypersphere.data._files import DamagedData, ForbiddenGlobal, MissingData, data_root
+from hypersphere.data.augment import AUGMENTATIONS
 from hypersphere.data.cifar import cifar10, cifar100, cifar100_fifth
 from hypersphere.data.containers import Graph, LabelledImages, PointClouds
 from hypersphere.data.folder import image_folder, image_names
+from hypersphere.data.images import BrokenSample
 from hypersphere.data.lfw import lfw, lfw_pairs, lfw_people
+from hypersphere.data.loading import Loader, make_loader
+from hypersphere.data.menu import DATA
 from hypersphere.data.mnist import digits, fashion_mnist, mnist
 from hypersphere.data.modelnet import modelnet10
+from hypersphere.data.normalize import NORMALIZATIONS
 from hypersphere.data.omniglot import omniglot
 from hypersphere.data.pairs import Pairs, draw_pairs, read_pairs
 from hypersphere.data.planetoid import citeseer, cora, planetoid, pubmed
+from hypersphere.data.samplers import SAMPLERS, Sampler
+from hypersphere.data.sources import ImageFolderSource, Source, TensorSource, of_classes, subset
+from hypersphere.data.splits import DataSplit, fingerprint_difference
 
 DATASETS: dict[str, Callable[..., Any]] = {
     "digits": digits,
@@ -36,14 +44,25 @@ DATASETS: dict[str, Callable[..., Any]] = {
 }
 
 __all__ = [
+    "AUGMENTATIONS",
+    "DATA",
     "DATASETS",
+    "NORMALIZATIONS",
+    "SAMPLERS",
+    "BrokenSample",
     "DamagedData",
+    "DataSplit",
     "ForbiddenGlobal",
     "Graph",
+    "ImageFolderSource",
     "LabelledImages",
+    "Loader",
     "MissingData",
     "Pairs",
     "PointClouds",
+    "Sampler",
+    "Source",
+    "TensorSource",
     "cifar10",
     "cifar100",
     "cifar100_fifth",
@@ -53,15 +72,19 @@ __all__ = [
     "digits",
     "draw_pairs",
     "fashion_mnist",
+    "fingerprint_difference",
     "image_folder",
     "image_names",
     "lfw",
     "lfw_pairs",
     "lfw_people",
+    "make_loader",
     "mnist",
     "modelnet10",
+    "of_classes",
     "omniglot",
     "planetoid",
     "pubmed",
     "read_pairs",
+    "subset",
 ]

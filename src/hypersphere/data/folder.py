@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import tarfile
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -10,19 +9,25 @@ from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 from typing import IO
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hypersphere._validation import require, require_package
+from hypersphere._validation import require
 from hypersphere.data._files import DamagedData, MissingData
 from hypersphere.data.containers import LabelledImages
+from hypersphere.data.images import (
+    IMAGE_SUFFIXES,
+    MAX_IMAGE_BYTES,
+    Size,
+    decode_image,
+    height_and_width,
+    read_image_file,
+)
+from hypersphere.data.images import (
+    is_image as is_image,  # also a name of this module in version 0.1
+)
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
-# What Pillow may decode, whatever the suffix. Other decoders, such as that of PostScript, run external programs.
-IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2")
-MAX_IMAGE_BYTES = 64 * 2**20  # a compressed photo has a few MiB
 
 # The name "class/file" of an image, and a function that reads its file.
 _Entry = tuple[str, Callable[[], bytes]]
@@ -31,7 +36,7 @@ _Entry = tuple[str, Callable[[], bytes]]
 def image_folder(
     root: str | Path,
     *,
-    size: int | tuple[int, int] | None = None,
+    size: Size = None,
     grey: bool | None = None,
     classes: Sequence[str] | None = None,
 ) -> LabelledImages:
@@ -50,11 +55,11 @@ def image_folder(
         MissingData: if there is no such folder, or no image in it.
         DamagedData: if a file is not a readable image or has more than 64 MiB.
     """
-    shape = _height_and_width(size)
+    shape = height_and_width(size)
     # Files are decoded one by one in the order of the source, then sorted: an archive is read in one pass.
     images: dict[str, Tensor] = {}
     for name, read in _entries(Path(root).expanduser(), classes):
-        images[name] = _decode(read(), name, shape, grey)
+        images[name] = decode_image(read(), name, size=shape, grey=grey)
     names = _sorted_names(images, root, classes)
     all_classes = tuple(classes) if classes is not None else tuple(sorted({_class_of(name) for name in names}))
     label_of = {class_name: label for label, class_name in enumerate(all_classes)}
@@ -69,20 +74,8 @@ def image_names(root: str | Path, *, classes: Sequence[str] | None = None) -> tu
     return _sorted_names([name for name, _ in entries], root, classes)
 
 
-def is_image(path: PurePath) -> bool:
-    """Return True if the name has the suffix of an image and does not begin with a dot."""
-    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
-
-
 def _class_of(name: str) -> str:
     return name.split("/")[0]
-
-
-def _height_and_width(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    shape = (size, size) if isinstance(size, int) else size
-    fits = shape is None or (len(shape) == 2 and min(shape) >= 1)
-    require(fits, "size", "a positive int, (height, width) or None", size)
-    return shape
 
 
 def _sorted_names(names: Collection[str], root: str | Path, classes: Sequence[str] | None) -> tuple[str, ...]:
@@ -122,16 +115,9 @@ def _folder_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_En
         if not files:
             empty.append(folder.name)
         for file in files:
-            yield f"{folder.name}/{file.name}", partial(_read_file, file)
+            yield f"{folder.name}/{file.name}", partial(read_image_file, file)
     if classes is None and len(empty) < len(folders):  # without any image there is an error instead
         _warn_of_empty_classes(source, empty)
-
-
-def _read_file(path: Path) -> bytes:
-    size = path.stat().st_size
-    if size > MAX_IMAGE_BYTES:
-        raise DamagedData(f"{path} must be an image file of at most {MAX_IMAGE_BYTES} bytes, not {size}")
-    return path.read_bytes()
 
 
 def _warn_of_empty_classes(source: Path, names: Collection[str]) -> None:
@@ -211,24 +197,6 @@ def _read_member(file: IO[bytes], source: Path) -> bytes:
         return file.read()
     except Exception as error:  # a damaged archive can raise almost any exception
         raise DamagedData(f"{source} is not a complete tar archive: {error}") from error
-
-
-def _decode(content: bytes, name: str, shape: tuple[int, int] | None, grey: bool | None) -> Tensor:
-    """Return one image as uint8 (1 or 3, H, W)."""
-    pillow = require_package("PIL.Image", "Pillow", "eval")
-    try:
-        with pillow.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
-            # Pillow would clip integers and floats to 0..255 without a warning.
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"it must have 8 bits per channel, not mode {image.mode}")
-            one_channel = image.mode in ("1", "L", "LA") if grey is None else grey
-            picture = image.convert("L" if one_channel else "RGB")
-            if shape is not None and picture.size != shape[::-1]:  # Pillow's sizes are (width, height)
-                picture = picture.resize(shape[::-1], pillow.Resampling.BILINEAR)
-            pixels = np.array(picture, dtype=np.uint8)
-    except Exception as error:  # a damaged image can raise almost any exception
-        raise DamagedData(f"{name} is not a readable image: {error}") from error
-    return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1)
 
 
 def _stack(images: list[Tensor], names: Sequence[str]) -> Tensor:

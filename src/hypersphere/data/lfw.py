@@ -39,7 +39,7 @@ def lfw(
         size: resize every image to (height, width).
         grey: True for one channel, False for three; None keeps one channel if every image is grey.
     """
-    return image_folder(_find_images(root), size=size, grey=grey, classes=people)
+    return image_folder(find_images(root), size=size, grey=grey, classes=people)
 
 
 def lfw_people(root: str | Path | None = None, *, verify: bool = True) -> tuple[tuple[str, ...], ...]:
@@ -79,7 +79,7 @@ def lfw_pairs(root: str | Path | None = None, *, names: Sequence[str] | None = N
     """
     path, lines = _read_lines(root, "pairs.txt", verify)
     if names is None:
-        names = image_names(_find_images(root))
+        names = image_names(find_images(root))
     # The list has no file suffixes, so images may have any format.
     position = {name.rsplit(".", 1)[0]: number for number, name in enumerate(names)}
     header = lines[0][1].split() if lines else []
@@ -110,7 +110,8 @@ def lfw_pairs(root: str | Path | None = None, *, names: Sequence[str] | None = N
     return pairs_from_rows(rows)
 
 
-def _find_images(root: str | Path | None) -> Path:
+def find_images(root: str | Path | None) -> Path:
+    """Return the folder or archive of the images."""
     return find_file([data_root(root) / "lfw"], IMAGE_SOURCES, ADVICE)
 
 

@@ -1,0 +1,190 @@
+"""Augmentations of image batches. Each is a callable (images, generator) → images of the same shape.
+
+Images are floats (B, C, H, W) in [0, 1]. All random numbers come from the generator, so that its state is all that a
+checkpoint has to store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Shaped
+from torch import Tensor
+
+from hypersphere._validation import is_integer, is_number, require, require_package
+
+Images = Shaped[Tensor, "batch channels height width"]
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+
+
+class Shift:
+    """Shift each image by up to `pixels` in each direction, padded with zeros.
+
+    >>> images = torch.arange(4.0).view(1, 1, 2, 2)
+    >>> Shift(1)(images, torch.Generator().manual_seed(0)).shape
+    torch.Size([1, 1, 2, 2])
+    """
+
+    def __init__(self, pixels: int = 2) -> None:
+        require(is_integer(pixels, 0), "augment.pixels", "an integer >= 0", pixels)
+        self.pixels = int(pixels)
+
+    def __call__(self, images: Images, generator: torch.Generator) -> Images:
+        """Return shifted images."""
+        _require_images(images)
+        count, _, height, width = images.shape
+        pixels = self.pixels
+        require(pixels < min(height, width), "augment.pixels", f"less than the size {height}x{width}", pixels)
+        if not pixels:
+            return images
+        # The corner of each window in the padded image, and from it the flat positions of all pixels of the window.
+        corner = torch.randint(2 * pixels + 1, (2, count, 1), generator=generator)
+        rows, columns = corner[0] + torch.arange(height), corner[1] + torch.arange(width)
+        places = (rows.unsqueeze(2) * (width + 2 * pixels) + columns.unsqueeze(1)).flatten(1).to(images.device)
+        padded = F.pad(images, (pixels,) * 4).flatten(2)
+        return padded.gather(2, places.unsqueeze(1).expand(-1, padded.shape[1], -1)).view_as(images)
+
+
+class Mirror:
+    """Mirror each image horizontally with probability 1/2."""
+
+    def __call__(self, images: Images, generator: torch.Generator) -> Images:
+        """Return images of which about half are mirrored."""
+        _require_images(images)
+        mirrored = torch.randint(2, (len(images),), generator=generator).bool().view(-1, 1, 1, 1).to(images.device)
+        return torch.where(mirrored, images.flip(3), images)
+
+
+class KorniaAugmentation:
+    """An augmentation of Kornia whose random numbers come from a generator.
+
+    Args:
+        build: returns the module of Kornia for images of (channels, height, width).
+    """
+
+    def __init__(self, build: Callable[[Any, tuple[int, int, int]], Any]) -> None:
+        self._build = build
+        self._modules: dict[tuple[int, int, int], Any] = {}
+
+    def __call__(self, images: Images, generator: torch.Generator) -> Images:
+        """Return augmented images."""
+        _require_images(images)
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        if shape not in self._modules:
+            kornia = require_package("kornia.augmentation", "Kornia", "train")
+            self._modules[shape] = self._build(kornia, shape)
+        # Kornia draws from the global generator, which is seeded for this call and restored afterwards.
+        seed = int(torch.randint(2**62, (), generator=generator))
+        saved = torch.default_generator.get_state()
+        try:
+            torch.default_generator.manual_seed(seed)
+            return self._modules[shape](images)
+        finally:
+            torch.default_generator.set_state(saved)
+
+
+def crop(
+    scale: Sequence[float] = (0.5, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3), p: float = 1.0
+) -> KorniaAugmentation:
+    """Crop a random part of each image, of `scale` times its area and a random aspect ratio, and resize it back."""
+    _require_range("scale", scale, 1)
+    _require_range("ratio", ratio)
+    _require_probability(p)
+    return KorniaAugmentation(
+        lambda kornia, shape: kornia.RandomResizedCrop(shape[1:], scale=tuple(scale), ratio=tuple(ratio), p=p)
+    )
+
+
+def flip(p: float = 0.5) -> KorniaAugmentation:
+    """Mirror each image horizontally with probability `p`."""
+    _require_probability(p)
+    return KorniaAugmentation(lambda kornia, shape: kornia.RandomHorizontalFlip(p=p))
+
+
+def flip_vertical(p: float = 0.5) -> KorniaAugmentation:
+    """Mirror each image vertically with probability `p`."""
+    _require_probability(p)
+    return KorniaAugmentation(lambda kornia, shape: kornia.RandomVerticalFlip(p=p))
+
+
+def colour(
+    brightness: float = 0.2, contrast: float = 0.2, saturation: float = 0.2, hue: float = 0.05, p: float = 0.8
+) -> KorniaAugmentation:
+    """Change brightness, contrast, saturation and hue by random factors. Grey images have no saturation and hue."""
+    for name, value in (("brightness", brightness), ("contrast", contrast), ("saturation", saturation)):
+        require(is_number(value, 0, 1), f"augment.{name}", "a number in [0, 1]", value)
+    require(is_number(hue, 0, 0.5), "augment.hue", "a number in [0, 0.5]", hue)
+    _require_probability(p)
+
+    def build(kornia: Any, shape: tuple[int, int, int]) -> Any:
+        if shape[0] != 3:
+            return kornia.AugmentationSequential(
+                kornia.RandomBrightness((1 - brightness, 1 + brightness), p=p),
+                kornia.RandomContrast((1 - contrast, 1 + contrast), p=p),
+            )
+        return kornia.ColorJiggle(brightness, contrast, saturation, hue, p=p)
+
+    return KorniaAugmentation(build)
+
+
+def blur(sigma: Sequence[float] = (0.1, 2.0), kernel: int = 5, p: float = 0.5) -> KorniaAugmentation:
+    """Blur each image with probability `p` by a Gaussian of random width `sigma`, in pixels."""
+    _require_range("sigma", sigma)
+    require(is_integer(kernel, 1) and kernel % 2 == 1, "augment.kernel", "an odd integer >= 1", kernel)
+    _require_probability(p)
+    return KorniaAugmentation(lambda kornia, shape: kornia.RandomGaussianBlur((kernel, kernel), tuple(sigma), p=p))
+
+
+def erase(
+    scale: Sequence[float] = (0.02, 0.33), ratio: Sequence[float] = (0.3, 3.3), value: float = 0.0, p: float = 0.5
+) -> KorniaAugmentation:
+    """Fill a random rectangle of each image, of `scale` times its area, with a value, with probability `p`."""
+    _require_range("scale", scale, 1)
+    _require_range("ratio", ratio)
+    require(is_number(value, 0, 1), "augment.value", "a number in [0, 1]", value)
+    _require_probability(p)
+    return KorniaAugmentation(
+        lambda kornia, shape: kornia.RandomErasing(scale=tuple(scale), ratio=tuple(ratio), value=value, p=p)
+    )
+
+
+def rand_augment(n: int = 2, m: int = 10) -> KorniaAugmentation:
+    """Apply `n` random transformations of strength `m`, 0 to 30, to each image (RandAugment)."""
+    require(is_integer(n, 1), "augment.n", "an integer >= 1", n)
+    require(is_integer(m, 1, 29), "augment.m", "an integer in 1..29", m)
+
+    def build(kornia: Any, shape: tuple[int, int, int]) -> Any:
+        require(shape[0] == 3, "augment", "applied to images with three channels if it is rand_augment", shape[0])
+        return kornia.auto.RandAugment(n=n, m=m)
+
+    return KorniaAugmentation(build)
+
+
+def _require_images(images: Tensor) -> None:
+    require(images.ndim == 4, "images", "a tensor with four dimensions (N, C, H, W)", tuple(images.shape))
+
+
+def _require_probability(p: float) -> None:
+    require(is_number(p, 0, 1), "augment.p", "a probability in [0, 1]", p)
+
+
+def _require_range(name: str, limits: Sequence[float], high: float = float("inf")) -> None:
+    is_range = isinstance(limits, (list, tuple)) and len(limits) == 2 and all(is_number(end, 0, high) for end in limits)
+    is_range = is_range and 0 < limits[0] <= limits[1]
+    require(is_range, f"augment.{name}", "two increasing positive numbers" + (" <= 1" if high == 1 else ""), limits)
+
+
+AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
+    "shift": Shift,
+    "mirror": Mirror,
+    "crop": crop,
+    "flip": flip,
+    "flip_vertical": flip_vertical,
+    "colour": colour,
+    "blur": blur,
+    "erase": erase,
+    "rand_augment": rand_augment,
+}

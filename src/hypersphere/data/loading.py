@@ -1,0 +1,265 @@
+"""Batches of a source, in memory or decoded by worker processes, with exact resume in the middle of an epoch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypersphere._validation import is_integer, require, require_package
+from hypersphere.data._files import DamagedData
+from hypersphere.data.images import BrokenSample
+from hypersphere.data.samplers import Sampler
+from hypersphere.data.sources import Source, TensorSource
+
+IGNORED_LABEL = -100  # the default `ignore_index` of torch losses
+
+
+class Loader:
+    """Iterate over a source in batches (inputs, labels). One iteration is one epoch.
+
+    uint8 images stay uint8. A last batch of one sample is merged with the previous batch, because BatchNorm needs at
+    least two rows. With several processes, each gets every `world`-th row of a batch; see `rows_of_rank`.
+
+    With `broken="skip"`, a sample that cannot be decoded is replaced by another input of its batch, with the label
+    −100, which losses ignore. The sizes of batches and the positions of all other samples do not change.
+
+    Tensors are indexed directly. Other sources are decoded through `torchdata.stateful_dataloader`. The state is the
+    number of batches that were yielded and the random state in which their order was drawn. Unlike the state of
+    a `StatefulDataLoader`, it can be loaded with another number of workers or processes.
+
+    Args:
+        source: the samples.
+        batch_size: samples per batch, summed over processes.
+        sampler: draws the order of each epoch.
+        workers: processes that decode samples; 0 decodes in this process.
+        broken: "error" raises the BrokenSample, "skip" continues.
+        rank, world: number of this process, and number of processes.
+        pin: copy batches to pinned memory, for faster transfers to a GPU.
+
+    Attributes:
+        skipped: names of the samples that could not be decoded, with the reason.
+
+    Example:
+        >>> from hypersphere.data import SAMPLERS
+        >>> source = TensorSource(torch.zeros(7, 2), torch.arange(7), list("abcdefg"))
+        >>> loader = make_loader(source, batch_size=3, sampler=SAMPLERS["shuffled"](source.labels, 0))
+        >>> [len(labels) for inputs, labels in loader]
+        [3, 4]
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch_size: int,
+        sampler: Sampler,
+        workers: int = 0,
+        broken: str = "error",
+        rank: int = 0,
+        world: int = 1,
+        pin: bool = False,
+    ) -> None:
+        require(len(source) > 0, "source", "a source with at least one sample", len(source))
+        require(is_integer(batch_size, 1), "batch_size", "an integer >= 1", batch_size)
+        require(is_integer(workers, 0), "workers", "an integer >= 0", workers)
+        require(broken in ("error", "skip"), "broken", "'error' or 'skip'", broken)
+        require(is_integer(rank, 0, world - 1), "rank", f"an integer in [0, {world})", rank)
+        self.source, self.sampler, self.batch_size = source, sampler, batch_size
+        self.broken, self.rank, self.world = broken, rank, world
+        self.skipped: dict[str, str] = {}
+        self._sizes = batch_sizes(len(sampler), batch_size)
+        # While an epoch runs: the generator state that drew its order, and the number of batches already yielded.
+        self._start: Tensor | None = None
+        self._done = 0
+        self._resumes = False
+        self._workers, self._pin = workers, pin
+        self._decoder: Any = None  # made by the first iteration, because it starts processes
+
+    def __len__(self) -> int:
+        """Return the number of batches per epoch."""
+        return len(self._sizes)
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The generator of the sampler, whose state is part of `state_dict`."""
+        return self.sampler.generator
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        if self._resumes and self._start is not None:
+            # The generator has already been advanced by the order of this epoch, so a copy draws it again.
+            generator = torch.Generator()
+            generator.set_state(self._start)
+        else:
+            generator, self._start, self._done = self.generator, self.generator.get_state(), 0
+        self._resumes = False
+        order = self.sampler.order(generator, self.batch_size)
+        batches = order.split(self._sizes)[self._done :]
+        parts = [rows_of_rank(batch, self.rank, self.world) for batch in batches]
+        for part, (inputs, failures) in zip(parts, self._read([rows for rows, _ in parts]), strict=True):
+            self._done += 1
+            rows, is_ignored = part
+            labels = torch.full_like(rows, IGNORED_LABEL) if is_ignored else self.source.labels[rows]
+            yield self._replaced(inputs, labels, failures)
+        self._start, self._done = None, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the current epoch and the random state; every batch that was yielded counts as done.
+
+        Example:
+            >>> from hypersphere.data import SAMPLERS
+            >>> source = TensorSource(torch.zeros(6, 2), torch.arange(6), list("abcdef"))
+            >>> loaders = [make_loader(source, batch_size=2, sampler=SAMPLERS["shuffled"](source.labels, 0))] * 2
+            >>> for inputs, labels in loaders[0]:
+            ...     break
+            >>> loaders[1].load_state_dict(loaders[0].state_dict())
+            >>> len(list(loaders[1])), len(list(loaders[1]))
+            (2, 3)
+        """
+        now = self.generator.get_state()
+        return {
+            "samples": len(self.sampler),
+            "batch_size": self.batch_size,
+            "done": self._done,
+            "order": now if self._start is None else self._start,
+            "generator": now,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration yield the remaining batches of the saved epoch, or a new epoch if none was running.
+
+        The next iteration is empty if the state was saved after the last batch but before the end of the iteration.
+        """
+        theirs = {key: state[key] for key in ("samples", "batch_size")}
+        ours = {"samples": len(self.sampler), "batch_size": self.batch_size}
+        require(theirs == ours, "state", f"a state of the same data, with {ours}", theirs)
+        self.generator.set_state(state["generator"])
+        self._done, self._resumes = state["done"], state["done"] > 0
+        self._start = state["order"] if self._resumes else None
+
+    def _read(self, parts: list[Tensor]) -> Iterator[tuple[Tensor | None, dict[int, Exception]]]:
+        """Return an iterator over the inputs of each batch and the errors by row; None if no input was readable."""
+        if isinstance(self.source, TensorSource):
+            inputs = self.source.inputs
+            return ((inputs[rows], {}) for rows in parts)
+        if self._decoder is None:
+            self._decoder = _decoder(self.source, self._workers, self._pin)
+        self._decoder.batch_sampler.batches = parts
+        return iter(self._decoder)
+
+    def _replaced(
+        self, inputs: Tensor | None, labels: Tensor, failures: Mapping[int, Exception]
+    ) -> tuple[Tensor, Tensor]:
+        """Raise the error of a batch, or note its broken samples and ignore their labels."""
+        for row, error in failures.items():
+            if self.broken == "error" or not isinstance(error, BrokenSample):
+                raise error
+            self.skipped[error.name] = error.reason
+            labels[row] = IGNORED_LABEL
+        if inputs is None:
+            raise DamagedData(
+                f"a batch must contain a readable sample, but all of its {len(labels)} samples are broken"
+            )
+        return inputs, labels
+
+
+def make_loader(
+    source: Source,
+    *,
+    batch_size: int,
+    sampler: Sampler,
+    workers: int = 0,
+    broken: str = "error",
+    rank: int = 0,
+    world: int = 1,
+    pin: bool = False,
+) -> Loader:
+    """Return a Loader of the source; see there."""
+    options: dict[str, Any] = {"workers": workers, "broken": broken, "rank": rank, "world": world, "pin": pin}
+    return Loader(source, batch_size=batch_size, sampler=sampler, **options)
+
+
+def batch_sizes(count: int, size: int) -> list[int]:
+    """Return the sizes of the batches of one epoch; a last batch of one sample is merged with the previous one.
+
+    >>> batch_sizes(8, 3), batch_sizes(7, 3)
+    ([3, 3, 2], [3, 4])
+    """
+    full, rest = divmod(count, size)
+    if full and rest == 1:
+        return [size] * (full - 1) + [size + 1]
+    return [size] * full + [rest] * bool(rest)
+
+
+def rows_of_rank(batch: Tensor, rank: int, world: int) -> tuple[Tensor, bool]:
+    """Return the rows of a batch for one process, and whether their labels are to be ignored.
+
+    Process r of R gets every R-th row. Each gets at least two rows, because BatchNorm needs two. A batch that is too
+    small is divided among the first processes; the others get two rows that are ignored.
+
+    >>> rows_of_rank(torch.arange(5), 1, 2), rows_of_rank(torch.arange(3), 1, 2)
+    ((tensor([1, 3]), False), (tensor([0, 1]), True))
+    """
+    parts = max(min(world, len(batch) // 2), 1)
+    return (batch[rank::parts], False) if rank < parts else (batch[:2], True)
+
+
+class _Batches:
+    """A batch sampler whose batches are set before each epoch."""
+
+    def __init__(self) -> None:
+        self.batches: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (rows.tolist() for rows in self.batches)
+
+
+class _Samples:
+    """A map-style data set that returns the error of a broken sample instead of raising it.
+
+    An error raised in a worker process would arrive with another type and with a traceback in its message.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Tensor | Exception:
+        try:
+            return self.source[index]
+        except (ValueError, OSError) as error:
+            return error
+
+
+def _collate(samples: list[Tensor | Exception]) -> tuple[Tensor | None, dict[int, Exception]]:
+    """Return the stacked inputs, with a readable one in place of each broken one, and the errors by row."""
+    failures = {row: sample for row, sample in enumerate(samples) if isinstance(sample, Exception)}
+    readable = [sample for sample in samples if isinstance(sample, Tensor)]
+    if not readable:
+        return None, failures
+    return torch.stack([readable[0] if isinstance(one, Exception) else one for one in samples]), failures
+
+
+def _decoder(source: Source, workers: int, pin: bool) -> Any:
+    torchdata = require_package("torchdata.stateful_dataloader", "torchdata", "train")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*set_vital", category=UserWarning)  # torchdata 0.11 with torch 2.13
+        return torchdata.StatefulDataLoader(
+            _Samples(source),
+            batch_sampler=_Batches(),
+            collate_fn=_collate,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=pin,
+            # Otherwise each iterator would draw a seed from the global generator and change later random numbers.
+            generator=torch.Generator(),
+            snapshot_every_n_steps=0,  # the Loader knows the position itself
+        )

@@ -1,0 +1,247 @@
+"""DATA: training and validation data by name. Each entry is called as `entry(root, **options)`."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hypersphere._validation import is_integer, require
+from hypersphere.data._files import MissingData
+from hypersphere.data.cifar import cifar10, cifar100, cifar100_fifth
+from hypersphere.data.containers import Graph
+from hypersphere.data.folder import ARCHIVE_SUFFIXES, image_folder, image_names
+from hypersphere.data.images import Size
+from hypersphere.data.lfw import find_images, lfw_pairs, lfw_people
+from hypersphere.data.mnist import digits, fashion_mnist, mnist
+from hypersphere.data.modelnet import modelnet10
+from hypersphere.data.omniglot import omniglot
+from hypersphere.data.pairs import Pairs
+from hypersphere.data.planetoid import citeseer, cora, pubmed
+from hypersphere.data.sources import ImageFolderSource, Source, TensorSource, first_sample
+from hypersphere.data.splits import (
+    DataSplit,
+    frequent_classes,
+    join_sources,
+    keep_share,
+    split_by_class,
+    split_by_sample,
+    split_source,
+    with_pairs,
+)
+
+VALIDATION_FOLDERS = ("val", "validation", "valid", "test")
+
+
+def _classification(loader: Callable[..., Any]) -> Callable[..., DataSplit]:
+    def load(
+        root: Path | None,
+        *,
+        limit: int | None = None,
+        pool: int = 1,
+        keep: Mapping[str, float] | None = None,
+        rising: bool = False,
+        held_out: int = 0,
+        seed: int = 0,
+    ) -> DataSplit:
+        """Read both splits of a data set.
+
+        `limit` is the number of training examples; `pool` averages images over blocks of this size; `keep` maps
+        classes, by name or index, to the fraction that remains; `rising` keeps the fraction (i+1)/n of class i of n;
+        `held_out` is the number of training examples that replace the test data, for choices that must not see the
+        test data; `seed` selects the examples.
+        """
+        require(type(rising) is bool, "data.rising", "true or false", rising)
+        require(limit is None or is_integer(limit, 1), "data.limit", "None or a number >= 1", limit)
+        train, test = (_pooled(TensorSource.of(loader(split, root)), pool) for split in ("train", "test"))
+        if held_out or not is_integer(held_out, 0):
+            train, test = _hold_out(train, held_out, seed)
+        shares = _shares(train.classes, keep or {}, rising)
+        if limit is not None or bool((shares != 1).any()):
+            train = train.subset(keep_share(train.labels, shares, limit, seed))
+        return DataSplit(train, test)
+
+    about = (inspect.getdoc(loader) or loader.__name__).partition("\n")[0]
+    load.__doc__ = f"{about}\n\n{inspect.getdoc(load)}"
+    return load
+
+
+def _pooled(source: TensorSource, pool: int) -> TensorSource:
+    is_valid = is_integer(pool, 1) and (pool == 1 or source.inputs.ndim == 4)
+    require(is_valid, "data.pool", "an integer >= 1, or 1 if the data are not images", pool)
+    if pool == 1:
+        return source
+    images = F.avg_pool2d(source.inputs.float(), pool).round().to(torch.uint8)
+    return TensorSource(images, source.labels, source.classes)
+
+
+def _hold_out(source: TensorSource, count: int, seed: int) -> tuple[TensorSource, TensorSource]:
+    """Return the remaining and the held-out samples."""
+    accepted = f"an integer in [0, {len(source)})"
+    require(is_integer(count, 0, len(source) - 1), "data.held_out", accepted, count)
+    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
+    return source.subset(order[count:].sort().values), source.subset(order[:count].sort().values)
+
+
+def _shares(classes: tuple[str, ...], keep: Mapping[str, float], rising: bool) -> Tensor:
+    """Return the fraction of each class that remains."""
+    count = len(classes)
+    shares = (torch.arange(count) + 1) / count if rising else torch.ones(count)
+    for name, share in keep.items():
+        is_class = name in classes or (name.isdigit() and int(name) < count)
+        require(is_class, "data.keep", f"classes among {', '.join(classes)}, or indices below {count}", name)
+        require(0 <= share <= 1, "data.keep", "fractions in [0, 1]", share)
+        shares[classes.index(name) if name in classes else int(name)] = share
+    return shares
+
+
+def _omniglot(root: Path | None, *, size: int = 28, held_out: int = 4) -> DataSplit:
+    """Drawings of 964 characters; the last `held_out` drawings of each are used for validation."""
+    return split_by_sample(TensorSource.of(omniglot("background", root, size=size)), held_out)
+
+
+def _lfw(
+    root: Path | None,
+    *,
+    split: str = "sample",
+    at_least: int = 10,
+    held_out: int | float = 2,
+    fold: int = 0,
+    size: Size = None,
+    grey: bool | None = None,
+    seed: int = 0,
+) -> DataSplit:
+    """Faces of the people with at least `at_least` photographs.
+
+    `split` "sample" uses `held_out` photographs of each person for validation; "class" holds out this number or
+    fraction of the people, selected by `seed`; "fold" trains on nine folds of View 2 and validates on the pairs of
+    `fold`. `size` resizes the images; `grey` gives one channel.
+    """
+    require(split in ("sample", "class", "fold"), "data.split", "'sample', 'class' or 'fold'", split)
+    images = find_images(root)
+    if split != "fold":
+        faces = _people(images, at_least, size, grey)
+        return split_by_sample(faces, held_out) if split == "sample" else split_by_class(faces, held_out, seed)
+    return _lfw_fold(root, images, fold, at_least, size, grey)
+
+
+def _people(images: Path, at_least: int, size: Size, grey: bool | None) -> Source:
+    """Return the images of people with at least this number of them; no others are decoded."""
+    require(is_integer(at_least, 1), "data.at_least", "an integer >= 1", at_least)
+    counts = Counter(name.split("/")[0] for name in image_names(images))
+    people = [name for name in sorted(counts) if counts[name] >= at_least]
+    require(bool(people), "data.at_least", f"at most {max(counts.values())}, the most images of a person", at_least)
+    return _folder_source(images, size=size, grey=grey, classes=people)
+
+
+def _lfw_fold(root: Path | None, images: Path, fold: int, at_least: int, size: Size, grey: bool | None) -> DataSplit:
+    """Train on the people of all folds but one; validate on the pairs of this fold."""
+    folds = lfw_people(root)
+    require(is_integer(fold, 0, len(folds) - 1), "data.fold", f"in 0..{len(folds) - 1}", fold)
+    names = image_names(images)
+    counts = Counter(name.split("/")[0] for name in names)
+    tested = sorted(set(folds[fold]) & set(counts))
+    trained = [name for name in sorted(set(counts) - set(tested)) if counts[name] >= at_least]
+    require(bool(trained), "data.at_least", "small enough that people remain for training", at_least)
+    train, validation = (_folder_source(images, size=size, grey=grey, classes=part) for part in (trained, tested))
+    pairs = lfw_pairs(root, names=names).split(fold)[1]
+    # The list refers to all images; validation has only those of the fold.
+    position = {validation.name(index): index for index in range(len(validation))}
+    first, second = (
+        torch.tensor([position[names[place]] for place in end.tolist()]) for end in (pairs.first, pairs.second)
+    )
+    return DataSplit(train, validation, open_set=True, pairs=Pairs(first, second, pairs.same, 0 * pairs.fold))
+
+
+def _image_folder(
+    root: Path | None,
+    *,
+    path: str,
+    size: Size = None,
+    grey: bool | None = None,
+    fit: str = "stretch",
+    split: str = "sample",
+    held_out: int | float | None = None,
+    at_least: int = 1,
+    pairs: str | None = None,
+    seed: int = 0,
+) -> DataSplit:
+    """Images in `path`, one folder per class, decoded when they are needed.
+
+    `split` "sample" uses the last `held_out` images of each class for validation, by default one; "class" holds out
+    this number or fraction of the classes, by default a fifth, selected by `seed`; "folders" reads `path`/train and
+    `path`/val (or validation, valid, test), whose classes may differ. `size` resizes the images to a square or to
+    (height, width); `fit` "stretch" changes the aspect ratio, "crop" cuts off the borders. `grey` gives one channel.
+    `at_least` drops training classes with fewer images. `pairs` is a file of verification pairs of validation images.
+    Relative paths are resolved against `root`, if given. A compressed archive is decoded into memory.
+    """
+    place = below(root, path)
+    options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
+    require(split in ("sample", "class", "folders"), "data.split", "'sample', 'class' or 'folders'", split)
+    if split == "folders":
+        require(held_out is None, "data.held_out", "unset with split=folders", held_out)
+        train = frequent_classes(ImageFolderSource(place / "train", **options), at_least)
+        found = [name for name in VALIDATION_FOLDERS if (place / name).is_dir()]
+        if not found:
+            raise MissingData(f"{place} must contain one of the folders {', '.join(VALIDATION_FOLDERS)} next to train")
+        # Both parts have the same number of channels, that of the training images.
+        options["grey"] = first_sample(train).shape[0] == 1
+        data = join_sources(train, ImageFolderSource(place / found[0], **options))
+    else:
+        data = split_source(frequent_classes(_folder_source(place, **options), at_least), split, held_out, seed)
+    return with_pairs(data, None if pairs is None else below(root, pairs))
+
+
+def _folder_source(
+    place: Path,
+    *,
+    size: Size = None,
+    grey: bool | None = None,
+    fit: str = "stretch",
+    classes: Sequence[str] | None = None,
+) -> Source:
+    """Return a lazy source of a folder, or the images of an archive in memory."""
+    if not place.is_dir() and place.name.lower().endswith(ARCHIVE_SUFFIXES):
+        require(fit == "stretch", "data.fit", "stretch for an archive", fit)
+        return TensorSource.of(image_folder(place, size=size, grey=grey, classes=classes))
+    return ImageFolderSource(place, size=size, grey=grey, fit=fit, classes=classes)
+
+
+def below(root: Path | None, path: str | Path) -> Path:
+    """Return a path, resolved against `root` if it is relative and `root` is given."""
+    place = Path(path).expanduser()
+    return place if root is None else Path(root).expanduser() / place
+
+
+def _graph(loader: Callable[..., Graph]) -> Callable[..., DataSplit]:
+    def load(root: Path | None) -> DataSplit:
+        graph = loader(root)
+        parts = (mask.nonzero().flatten() for mask in (graph.train, graph.test))
+        train, test = (TensorSource(nodes, graph.labels[nodes], graph.classes) for nodes in parts)
+        return DataSplit(train, test, graph=graph)
+
+    load.__doc__ = loader.__doc__
+    return load
+
+
+DATA: dict[str, Callable[..., DataSplit]] = {
+    "digits": _classification(digits),
+    "mnist": _classification(mnist),
+    "fashion_mnist": _classification(fashion_mnist),
+    "cifar10": _classification(cifar10),
+    "cifar100": _classification(cifar100),
+    "cifar100_fifth": _classification(cifar100_fifth),
+    "modelnet10": _classification(modelnet10),
+    "omniglot": _omniglot,
+    "lfw": _lfw,
+    "image_folder": _image_folder,
+    "cora": _graph(cora),
+    "citeseer": _graph(citeseer),
+    "pubmed": _graph(pubmed),
+}

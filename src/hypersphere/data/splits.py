@@ -1,0 +1,207 @@
+"""Divide a source into training and validation data: by sample, by class (open set), or by folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypersphere._validation import is_integer, is_number, require
+from hypersphere.data.containers import Graph
+from hypersphere.data.pairs import Pairs, read_pairs
+from hypersphere.data.sources import Source, Subset, TensorSource, first_sample, of_classes, subset
+
+BLANK_SAMPLES = 32
+
+
+@dataclass(frozen=True, eq=False)
+class DataSplit:
+    """Training and validation data.
+
+    Attributes:
+        train: the training samples.
+        validation: samples that are not used for training, or None.
+        open_set: True if the classes of `validation` are not those of `train`, as in face verification.
+        graph: the graph, if samples are indices of its nodes.
+        pairs: verification pairs, as positions in `validation`, if the data set defines them.
+    """
+
+    train: Source
+    validation: Source | None = None
+    open_set: bool = False
+    graph: Graph | None = None
+    pairs: Pairs | None = None
+
+    def __post_init__(self) -> None:
+        require(len(self.train) > 0, "data", "at least one training example", "none")
+        require(self.validation is None or len(self.validation) > 0, "data", "at least one validation example", "none")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the training classes."""
+        return self.train.classes
+
+    def outline(self) -> dict[str, Any] | None:
+        """Return what is needed to build a network, as plain data; None for a graph, which is part of the network."""
+        if self.graph is not None:
+            return None
+        sample = first_sample(self.train)
+        dtype = str(sample.dtype).removeprefix("torch.")
+        return {"shape": list(sample.shape), "dtype": dtype, "classes": list(self.classes)}
+
+    @classmethod
+    def blank(cls, outline: Mapping[str, Any]) -> DataSplit:
+        """Return random data with this outline, sufficient to build and try a network.
+
+        >>> DataSplit.blank({"shape": [1, 8, 8], "dtype": "uint8", "classes": ["a", "b"]}).train[0].shape
+        torch.Size([1, 8, 8])
+        """
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.rand(BLANK_SAMPLES, *outline["shape"], generator=generator)
+        inputs = (255 * noise).round().to(torch.uint8) if outline["dtype"] == "uint8" else 2 * noise - 1
+        source = TensorSource(inputs, torch.arange(BLANK_SAMPLES) % len(outline["classes"]), outline["classes"])
+        return cls(source, source)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return plain data that change if samples are added, removed or moved, for `fingerprint_difference`."""
+        validation = None if self.validation is None else self.validation.fingerprint()
+        return {"train": self.train.fingerprint(), "validation": validation}
+
+
+def fingerprint_difference(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
+    """Return a sentence that says what changed between two fingerprints of a DataSplit, or None if nothing did.
+
+    >>> old = {"train": {"count": 3, "classes": "a"}, "validation": None}
+    >>> fingerprint_difference(old, {"train": {"count": 4, "classes": "a"}, "validation": None})
+    'the number of training samples changed from 3 to 4'
+    """
+    for part, title in (("train", "training"), ("validation", "validation")):
+        before, now = stored.get(part), current.get(part)
+        if before == now:
+            continue
+        if before is None or now is None:
+            return f"the {title} data were {'added' if before is None else 'removed'}"
+        if before.get("count") != now.get("count"):
+            return f"the number of {title} samples changed from {before.get('count')} to {now.get('count')}"
+        if before.get("classes") != now.get("classes"):
+            return f"the names or the order of the {title} classes changed"
+        if _names_digest(before) != _names_digest(now):
+            return f"the names of the {title} files changed"
+        if before.get("labels") != now.get("labels"):
+            return f"the labels of the {title} samples changed"
+        return f"the contents of the {title} data changed"
+    return None
+
+
+def _names_digest(fingerprint: Mapping[str, Any]) -> Any:
+    """Return the checksum of the names, which is in an inner fingerprint for a subset."""
+    inner = fingerprint.get("source")
+    return fingerprint.get("names") if inner is None else _names_digest(inner)
+
+
+def split_by_sample(source: Source, held_out: int | float = 1) -> DataSplit:
+    """Hold out the last samples of each class for validation.
+
+    Args:
+        source: all samples.
+        held_out: number of samples per class, or fraction of them. A class keeps at least one sample for training.
+    """
+    is_valid = is_integer(held_out, 1) or (is_number(held_out, 0, 1) and 0 < held_out < 1)
+    require(is_valid, "data.held_out", "an integer >= 1 or a fraction between 0 and 1", held_out)
+    require(bool(source.classes), "data", "at least one class with enough samples", "none")
+    order = torch.argsort(source.labels, stable=True)
+    counts = torch.bincount(source.labels, minlength=len(source.classes))
+    wanted = (counts * held_out).round().long().clamp(min=1) if held_out < 1 else torch.full_like(counts, held_out)
+    held_per_class = torch.minimum(wanted, (counts - 1).clamp(min=0))
+    require(bool(held_per_class.any()), "data", "at least two samples of some class, for training and testing", "one")
+    # The rank of each sample within its class, in the order of the source.
+    rank = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    is_held = rank >= (counts - held_per_class).repeat_interleave(counts)
+    train, validation = order[~is_held].sort().values, order[is_held].sort().values
+    return DataSplit(subset(source, train), subset(source, validation))
+
+
+def split_by_class(source: Source, held_out: int | float = 0.2, seed: int = 0) -> DataSplit:
+    """Hold out random classes for validation (open set).
+
+    Args:
+        source: all samples.
+        held_out: number of classes, or fraction of them.
+        seed: seed that selects the classes.
+    """
+    number = len(source.classes)
+    is_valid = is_integer(held_out, 1, number - 1) or (is_number(held_out, 0, 1) and 0 < held_out < 1)
+    accepted = f"a number of classes in 1..{number - 1} or a fraction between 0 and 1"
+    require(is_valid and number > 1, "data.held_out", accepted, held_out)
+    count = min(max(round(held_out * number), 1), number - 1) if held_out < 1 else int(held_out)
+    order = torch.randperm(number, generator=torch.Generator().manual_seed(seed))
+    validation, train = order[:count].sort().values.tolist(), order[count:].sort().values.tolist()
+    parts = [of_classes(source, [source.classes[label] for label in labels]) for labels in (train, validation)]
+    return DataSplit(parts[0], parts[1], open_set=True)
+
+
+def join_sources(train: Source, validation: Source) -> DataSplit:
+    """Return the split of two sources. Validation labels become positions in the training classes, if they are these.
+
+    Raises:
+        ValueError: if some, but not all, of the validation classes are training classes.
+    """
+    classes, other = set(train.classes), [name for name in validation.classes if name not in train.classes]
+    if len(other) == len(validation.classes):
+        return DataSplit(train, validation, open_set=True)
+    accepted = f"all among the {len(classes)} training classes, or all different from them"
+    require(not other, "validation classes", accepted, other[:1])
+    if validation.classes == train.classes:
+        return DataSplit(train, validation)
+    position = {name: label for label, name in enumerate(train.classes)}
+    labels = torch.tensor([position[name] for name in validation.classes])[validation.labels]
+    if isinstance(validation, TensorSource):
+        names = [validation.name(index) for index in range(len(validation))]
+        return DataSplit(train, TensorSource(validation.inputs, labels, train.classes, names))
+    return DataSplit(train, Subset(validation, torch.arange(len(validation)), labels, train.classes))
+
+
+def split_source(source: Source, split: str, held_out: int | float | None, seed: int) -> DataSplit:
+    """Divide a source by "sample" (by default one per class) or by "class" (by default a fifth of the classes)."""
+    require(split in ("sample", "class"), "data.split", "'sample' or 'class'", split)
+    if split == "sample":
+        return split_by_sample(source, 1 if held_out is None else held_out)
+    return split_by_class(source, 0.2 if held_out is None else held_out, seed)
+
+
+def with_pairs(data: DataSplit, file: str | Path | None) -> DataSplit:
+    """Return the split with verification pairs from a file, if one is given."""
+    if file is None:
+        return data
+    require(data.validation is not None, "data.pairs", "unset without validation data", str(file))
+    assert data.validation is not None
+    names = [data.validation.name(index) for index in range(len(data.validation))]
+    return replace(data, pairs=read_pairs(file, names))
+
+
+def frequent_classes(source: Source, at_least: int) -> Source:
+    """Return the samples of the classes that have at least this number of samples."""
+    require(is_integer(at_least, 1), "data.at_least", "an integer >= 1", at_least)
+    counts = torch.bincount(source.labels, minlength=len(source.classes))
+    if int(counts.min()) >= at_least:
+        return source
+    names: Sequence[str] = [
+        name for name, count in zip(source.classes, counts.tolist(), strict=True) if count >= at_least
+    ]
+    require(bool(names), "data.at_least", f"at most {int(counts.max())}, the size of the largest class", at_least)
+    return of_classes(source, names)
+
+
+def keep_share(labels: Tensor, shares: Tensor, limit: int | None, seed: int) -> Tensor:
+    """Return the positions of a random fraction of each class, of at most `limit` samples in total."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    shuffled = labels[order]
+    selected = torch.zeros(len(labels), dtype=torch.bool)
+    for label, share in enumerate(shares.tolist()):
+        places = (shuffled == label).nonzero().flatten()
+        selected[places[: round(share * len(places))]] = True
+    return order[selected][:limit].sort().values
