@@ -13,8 +13,10 @@ from hypersphere.data.augment import AUGMENTATIONS
 from hypersphere.data.cifar import cifar10, cifar100, cifar100_fifth
 from hypersphere.data.containers import Graph, LabelledImages, PointClouds
 from hypersphere.data.folder import image_folder, image_names
+from hypersphere.data.hugging_face import HuggingFaceSource
 from hypersphere.data.images import BrokenSample
 from hypersphere.data.lfw import lfw, lfw_pairs, lfw_people
+from hypersphere.data.lists import ListSource
 from hypersphere.data.loading import Loader, make_loader
 from hypersphere.data.menu import DATA
 from hypersphere.data.mnist import digits, fashion_mnist, mnist
@@ -23,7 +25,9 @@ from hypersphere.data.normalize import NORMALIZATIONS
 from hypersphere.data.omniglot import omniglot
 from hypersphere.data.pairs import Pairs, draw_pairs, read_pairs
 from hypersphere.data.planetoid import citeseer, cora, planetoid, pubmed
+from hypersphere.data.recordio import BinSource, RecordSource
 from hypersphere.data.samplers import SAMPLERS, Sampler
+from hypersphere.data.shards import ShardSource, pack
 from hypersphere.data.sources import ImageFolderSource, Source, TensorSource, of_classes, subset
 from hypersphere.data.splits import DataSplit, fingerprint_difference
 
@@ -49,18 +53,23 @@ __all__ = [
     "DATASETS",
     "NORMALIZATIONS",
     "SAMPLERS",
+    "BinSource",
     "BrokenSample",
     "DamagedData",
     "DataSplit",
     "ForbiddenGlobal",
     "Graph",
+    "HuggingFaceSource",
     "ImageFolderSource",
     "LabelledImages",
+    "ListSource",
     "Loader",
     "MissingData",
     "Pairs",
     "PointClouds",
+    "RecordSource",
     "Sampler",
+    "ShardSource",
     "Source",
     "TensorSource",
     "cifar10",
@@ -83,6 +92,7 @@ __all__ = [
     "modelnet10",
     "of_classes",
     "omniglot",
+    "pack",
     "planetoid",
     "pubmed",
     "read_pairs",

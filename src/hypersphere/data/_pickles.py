@@ -1,4 +1,4 @@
-"""Read the pickled arrays of the citation graphs without running anything that the pickle names.
+"""Read pickled arrays, such as those of the citation graphs, without running anything that the pickle names.
 
 A pickle is a program: it names functions and has them called. Here every allowed name is mapped to one of the inert
 stand-in classes below, which only store their arguments; the pickle never calls NumPy or SciPy, and any other name is
@@ -123,10 +123,21 @@ class DictStandIn(dict[Any, Any]):
         raise DamagedData("a dict has no state")
 
 
+class BytesStandIn:
+    """Replaces _codecs.encode, with which Python 3 writes bytes in old protocols."""
+
+    def __new__(cls, text: object = "", encoding: object = "latin1") -> bytes:  # type: ignore[misc]
+        """Return the bytes that the text stands for."""
+        if not isinstance(text, str) or encoding != "latin1":
+            raise DamagedData(f"bytes must be stored as latin1 text, not {type(text).__name__} in {encoding!r}")
+        return text.encode("latin1")
+
+
 # Module names differ between Python 2 and 3 and between versions of NumPy and SciPy.
 ALLOWED: dict[tuple[str, str], type] = {
     ("__builtin__", "list"): TypeStandIn,
     ("builtins", "list"): TypeStandIn,
+    ("_codecs", "encode"): BytesStandIn,
     ("collections", "defaultdict"): DictStandIn,
     ("numpy", "dtype"): DtypeStandIn,
     ("numpy", "ndarray"): TypeStandIn,

@@ -127,11 +127,12 @@ def _warn_of_empty_classes(source: Path, names: Collection[str]) -> None:
         warnings.warn(message, UserWarning, stacklevel=4)  # the caller of image_folder or image_names
 
 
-class _StrictHeader(tarfile.TarInfo):
+class StrictHeader(tarfile.TarInfo):
     """A tar header that raises an error if it is damaged; `tarfile` alone would treat it as the end of the archive."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _StrictHeader:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> StrictHeader:
+        """Return the header; raise a ReadError if it is damaged."""
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
@@ -145,7 +146,7 @@ def _archive_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_E
     folders: list[PurePosixPath] = []
     names: set[str] = set()
     try:
-        with tarfile.open(source, tarinfo=_StrictHeader) as archive:
+        with tarfile.open(source, tarinfo=StrictHeader) as archive:
             # One pass in the order of the archive, because compressed archives do not allow random access.
             for member in archive:
                 path = PurePosixPath(member.name)

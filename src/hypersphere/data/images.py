@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -20,6 +22,7 @@ IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 MAX_IMAGE_BYTES = 64 * 2**20  # a compressed photo has a few MiB
 MAX_IMAGE_PIXELS = 2**26  # 8,192 x 8,192; a small file can announce many more and fill the memory
 FITS = ("stretch", "crop")
+BILINEAR = 2  # PIL.Image.Resampling.BILINEAR
 
 Size = int | tuple[int, int] | None
 
@@ -30,15 +33,16 @@ class BrokenSample(DamagedData):
     Attributes:
         name: name of the sample, such as its path.
         reason: what is wrong with it.
+        kind: what it should be, such as "image".
     """
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{printable(name)} is not a readable image: {reason}")
-        self.name, self.reason = name, reason
+    def __init__(self, name: str, reason: str, kind: str = "image") -> None:
+        super().__init__(f"{printable(name)} is not a readable {kind}: {reason}")
+        self.name, self.reason, self.kind = name, reason, kind
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Worker processes send the error to the main process.
-        return BrokenSample, (self.name, self.reason)
+        return BrokenSample, (self.name, self.reason, self.kind)
 
 
 def printable(name: str) -> str:
@@ -101,29 +105,35 @@ def decode_image(
     Raises:
         BrokenSample: if this is not an image, or one with more than MAX_IMAGE_PIXELS pixels.
     """
-    pillow = require_package("PIL.Image", "Pillow", "eval")
-    try:
-        with pillow.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
-            _check_header(image)
-            if fast and size is not None:
-                image.draft(None, (2 * size[1], 2 * size[0]))
-            one_channel = is_grey(image) if grey is None else grey
-            picture = image.convert("L" if one_channel else "RGB")
-            if size is not None and picture.size != size[::-1]:  # Pillow's sizes are (width, height)
-                box = _centre_box(picture.size, size) if fit == "crop" else None
-                picture = picture.resize(size[::-1], pillow.Resampling.BILINEAR, box=box)
-            pixels = np.array(picture, dtype=np.uint8)
-    except Exception as error:  # a damaged image can raise almost any exception
-        raise BrokenSample(name, str(error)) from error
+    with _opened(content, name) as image:
+        _check_header(image)
+        if fast and size is not None:
+            image.draft(None, (2 * size[1], 2 * size[0]))
+        one_channel = is_grey(image) if grey is None else grey
+        picture = image.convert("L" if one_channel else "RGB")
+        if size is not None and picture.size != size[::-1]:  # Pillow's sizes are (width, height)
+            box = _centre_box(picture.size, size) if fit == "crop" else None
+            picture = picture.resize(size[::-1], BILINEAR, box=box)
+        pixels = np.array(picture, dtype=np.uint8)
     return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1)
 
 
 def grey_in_header(content: bytes, name: str) -> bool:
     """Return True if the header announces a grey image; nothing is decoded."""
-    pillow = require_package("PIL.Image", "Pillow", "eval")
+    with _opened(content, name) as image:
+        return is_grey(image)
+
+
+@contextmanager
+def _opened(content: bytes, name: str) -> Iterator[Any]:
+    """Open an image with Pillow; any error until it is closed becomes a BrokenSample."""
+    pillow = require_package("PIL", "Pillow", "train")
+    image_module = require_package("PIL.Image", "Pillow", "train")
     try:
-        with pillow.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
-            return is_grey(image)
+        with image_module.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
+            yield image
+    except pillow.UnidentifiedImageError as error:
+        raise BrokenSample(name, f"it must be one of {', '.join(IMAGE_FORMATS)}") from error
     except Exception as error:  # a damaged image can raise almost any exception
         raise BrokenSample(name, str(error)) from error
 

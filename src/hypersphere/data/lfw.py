@@ -8,7 +8,7 @@ from pathlib import Path
 from hypersphere.data._files import DamagedData, data_root, find_file, read_content, verify_sha256
 from hypersphere.data.containers import LabelledImages
 from hypersphere.data.folder import image_folder, image_names
-from hypersphere.data.pairs import Pairs, pairs_from_rows
+from hypersphere.data.pairs import Pairs, lfw_pairs_from_lines
 
 # In the order of preference. The first is aligned and has the input size of the SphereFace networks.
 IMAGE_SOURCES = ("lfw-a-96x112.tar.gz", "lfw.tar.gz", "lfw.tgz", "lfw")
@@ -80,34 +80,7 @@ def lfw_pairs(root: str | Path | None = None, *, names: Sequence[str] | None = N
     path, lines = _read_lines(root, "pairs.txt", verify)
     if names is None:
         names = image_names(find_images(root))
-    # The list has no file suffixes, so images may have any format.
-    position = {name.rsplit(".", 1)[0]: number for number, name in enumerate(names)}
-    header = lines[0][1].split() if lines else []
-    if len(header) != 2 or not all(map(_is_number, header)):
-        raise DamagedData(f"{path} must begin with the numbers of folds and pairs, not {' '.join(header)!r}")
-    folds, per_fold = map(int, header)
-    if len(lines) != 1 + 2 * folds * per_fold:
-        raise DamagedData(f"{path} must contain {2 * folds * per_fold} pairs, not {len(lines) - 1}")
-    rows = []
-    for index, (number, line) in enumerate(lines[1:]):
-        # In every fold, `per_fold` same pairs come first, then `per_fold` different pairs.
-        fold, rank = divmod(index, 2 * per_fold)
-        same = rank < per_fold
-        fields = line.split("\t")
-        image_numbers = fields[1:] if same else fields[1::2]
-        if len(fields) != (3 if same else 4) or not all(map(_is_number, image_numbers)):
-            expected = "name, number, number" if same else "name, number, name, number"
-            raise DamagedData(f"{path} line {number} must be {expected}, not {line!r}")
-        first_person, second_person = fields[0], fields[0] if same else fields[2]
-        first, second = (
-            f"{person}/{person}_{int(image):04d}"
-            for person, image in zip((first_person, second_person), image_numbers, strict=True)
-        )
-        for name in (first, second):
-            if name not in position:
-                raise DamagedData(f"{path} line {number} must name one of the {len(position)} images, not {name!r}")
-        rows.append((position[first], position[second], same, fold))
-    return pairs_from_rows(rows)
+    return lfw_pairs_from_lines(lines, names, path)
 
 
 def find_images(root: str | Path | None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -156,7 +157,9 @@ class Loader:
         """Raise the error of a batch, or note its broken samples and ignore their labels."""
         for row, error in failures.items():
             if self.broken == "error" or not isinstance(error, BrokenSample):
-                raise error
+                # A copy: a reference from this frame to the raised error would be a cycle, and workers that are freed
+                # by the garbage collector take ten seconds to end.
+                raise copy.copy(error) from None
             self.skipped[error.name] = error.reason
             labels[row] = IGNORED_LABEL
         if inputs is None:

@@ -12,18 +12,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypersphere._validation import is_integer, require
+from hypersphere._validation import is_integer, require, require_package
 from hypersphere.data._files import MissingData
 from hypersphere.data.cifar import cifar10, cifar100, cifar100_fifth
 from hypersphere.data.containers import Graph
 from hypersphere.data.folder import ARCHIVE_SUFFIXES, image_folder, image_names
+from hypersphere.data.hugging_face import HuggingFaceSource
 from hypersphere.data.images import Size
+from hypersphere.data.layouts import casia_webface, imagenet, mini_imagenet, modelnet40, with_verification
 from hypersphere.data.lfw import find_images, lfw_pairs, lfw_people
+from hypersphere.data.lists import ListSource
 from hypersphere.data.mnist import digits, fashion_mnist, mnist
 from hypersphere.data.modelnet import modelnet10
 from hypersphere.data.omniglot import omniglot
 from hypersphere.data.pairs import Pairs
 from hypersphere.data.planetoid import citeseer, cora, pubmed
+from hypersphere.data.recordio import RecordSource
+from hypersphere.data.shards import ShardSource
 from hypersphere.data.sources import ImageFolderSource, Source, TensorSource, first_sample
 from hypersphere.data.splits import (
     DataSplit,
@@ -195,7 +200,144 @@ def _image_folder(
         data = join_sources(train, ImageFolderSource(place / found[0], **options))
     else:
         data = split_source(frequent_classes(_folder_source(place, **options), at_least), split, held_out, seed)
-    return with_pairs(data, None if pairs is None else below(root, pairs))
+    return with_pairs(data, _optional(root, pairs))
+
+
+def _image_list(
+    root: Path | None,
+    *,
+    path: str,
+    validation: str | None = None,
+    images: str | None = None,
+    path_column: str = "path",
+    label_column: str = "label",
+    split_column: str | None = None,
+    size: Size = None,
+    grey: bool | None = None,
+    fit: str = "stretch",
+    split: str = "sample",
+    held_out: int | float | None = None,
+    at_least: int = 1,
+    pairs: str | None = None,
+    seed: int = 0,
+) -> DataSplit:
+    """Images whose paths and labels are listed in a CSV, TSV, JSONL or Parquet file at `path`.
+
+    Validation data are listed in a second file `validation`, or are the rows whose `split_column` is val, validation,
+    valid or test, or are divided off by `split`, `held_out` and `seed` as for image_folder. `images` is the folder to
+    which listed paths refer, by default that of the list; `path_column` and `label_column` name the columns. `size`,
+    `fit`, `grey`, `at_least` and `pairs` are as for image_folder.
+    """
+    options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
+    options |= {"path_column": path_column, "label_column": label_column}
+    options |= {"images": None if images is None else below(root, images)}
+    listed = below(root, path)
+    require(validation is None or split_column is None, "data.validation", "unset with split_column", validation)
+    if validation is None and split_column is None:
+        source = frequent_classes(ListSource(listed, **options), at_least)
+        return with_pairs(split_source(source, split, held_out, seed), _optional(root, pairs))
+    in_train = None if split_column is None else (split_column, ("train", "training"))
+    train = frequent_classes(ListSource(listed, where=in_train, **options), at_least)
+    tested = listed if validation is None else below(root, validation)
+    in_validation = None if split_column is None else (split_column, VALIDATION_FOLDERS)
+    options["grey"] = first_sample(train).shape[0] == 1
+    data = join_sources(train, ListSource(tested, where=in_validation, **options))
+    return with_pairs(data, _optional(root, pairs))
+
+
+def _shards(
+    root: Path | None,
+    *,
+    path: str,
+    validation: str | None = None,
+    size: Size = None,
+    grey: bool | None = None,
+    fit: str = "stretch",
+    split: str = "sample",
+    held_out: int | float | None = None,
+    at_least: int = 1,
+    pairs: str | None = None,
+    seed: int = 0,
+) -> DataSplit:
+    """Images in tar shards in the layout of WebDataset: a folder, a file or a pattern at `path`.
+
+    Validation data are the shards at `validation`, or are divided off by `split`, `held_out` and `seed` as for
+    image_folder; `size`, `fit`, `grey`, `at_least` and `pairs` are also as there. `hypersphere pack` writes shards.
+    """
+    options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
+    train = frequent_classes(ShardSource(below(root, path), **options), at_least)
+    if validation is None:
+        data = split_source(train, split, held_out, seed)
+    else:
+        options["grey"] = first_sample(train).shape[0] == 1
+        data = join_sources(train, ShardSource(below(root, validation), **options))
+    return with_pairs(data, _optional(root, pairs))
+
+
+def _recordio(
+    root: Path | None,
+    *,
+    path: str,
+    validation: str | None = None,
+    size: Size = None,
+    grey: bool | None = None,
+    fit: str = "stretch",
+    split: str = "class",
+    held_out: int | float | None = None,
+    at_least: int = 1,
+    seed: int = 0,
+) -> DataSplit:
+    """Images in an MXNet RecordIO file, or in train.rec of a folder, at `path`, as distributed by insightface.
+
+    `validation` is a .bin verification set in the same folder, or "lfw" for the pairs of LFW; without it, validation
+    data are divided off by `split`, `held_out` and `seed` as for image_folder. `size`, `fit`, `grey` and `at_least`
+    are also as there.
+    """
+    place = below(root, path)
+    options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
+    train = frequent_classes(RecordSource(place, **options), at_least)
+    if validation is None:
+        return split_source(train, split, held_out, seed)
+    return with_verification(train, place if place.is_dir() else place.parent, validation, root, options)
+
+
+def _hf_dataset(
+    root: Path | None,
+    *,
+    path: str,
+    name: str | None = None,
+    train: str = "train",
+    validation: str | None = None,
+    image: str = "image",
+    label: str = "label",
+    size: Size = None,
+    grey: bool | None = None,
+    fit: str = "stretch",
+    split: str = "sample",
+    held_out: int | float | None = None,
+    at_least: int = 1,
+    seed: int = 0,
+) -> DataSplit:
+    """Images of a Hugging Face data set: a folder written by `save_to_disk`, or a name for `load_dataset`.
+
+    `name` is its configuration; `train` and `validation` are the names of its splits. Without `validation`, data are
+    divided off by `split`, `held_out` and `seed` as for image_folder. `image` and `label` name the columns; `size`,
+    `fit`, `grey` and `at_least` are as for image_folder.
+    """
+    datasets = require_package("datasets", "datasets", "data")
+    place = below(root, path)
+    loaded = datasets.load_from_disk(str(place)) if place.is_dir() else datasets.load_dataset(path, name)
+    options: dict[str, Any] = {"image": image, "label": label, "size": size, "grey": grey, "fit": fit}
+
+    def read(part: str) -> Source:
+        require(part in loaded, "data.train", f"one of the splits {', '.join(loaded)}", part)
+        return HuggingFaceSource(loaded[part], **options)
+
+    source = frequent_classes(read(train), at_least)
+    if validation is None:
+        return split_source(source, split, held_out, seed)
+    options["grey"] = first_sample(source).shape[0] == 1
+    return join_sources(source, read(validation))
 
 
 def _folder_source(
@@ -217,6 +359,10 @@ def below(root: Path | None, path: str | Path) -> Path:
     """Return a path, resolved against `root` if it is relative and `root` is given."""
     place = Path(path).expanduser()
     return place if root is None else Path(root).expanduser() / place
+
+
+def _optional(root: Path | None, path: str | None) -> Path | None:
+    return None if path is None else below(root, path)
 
 
 def _graph(loader: Callable[..., Graph]) -> Callable[..., DataSplit]:
@@ -241,6 +387,14 @@ DATA: dict[str, Callable[..., DataSplit]] = {
     "omniglot": _omniglot,
     "lfw": _lfw,
     "image_folder": _image_folder,
+    "image_list": _image_list,
+    "shards": _shards,
+    "recordio": _recordio,
+    "hf_dataset": _hf_dataset,
+    "imagenet": imagenet,
+    "mini_imagenet": mini_imagenet,
+    "casia_webface": casia_webface,
+    "modelnet40": modelnet40,
     "cora": _graph(cora),
     "citeseer": _graph(citeseer),
     "pubmed": _graph(pubmed),

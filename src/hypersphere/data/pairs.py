@@ -80,12 +80,17 @@ def pairs_from_rows(rows: Sequence[tuple[int, int, bool, int]]) -> Pairs:
 
 
 def read_pairs(file: str | Path, names: Sequence[str]) -> Pairs:
-    """Read pairs from lines of `name name 0|1`, optionally followed by a fold 0, 1, ... (at most six digits).
+    """Read pairs from a text file in UTF-8, in one of two formats.
 
-    Fields are separated by commas, tabs or spaces. Empty lines and lines that begin with # are skipped.
+    - Lines of `name name 0|1`, optionally followed by a fold 0, 1, ... (at most six digits). Fields are separated by
+      commas, tabs or spaces.
+    - The pairs.txt of LFW, which begins with the numbers of folds and of same pairs per fold, followed by lines of
+      `person number number` (same) and `person number person number` (different). Names are person/person_0001.
+
+    Empty lines and lines that begin with # are skipped.
 
     Args:
-        file: the text file, in UTF-8.
+        file: the text file.
         names: the names of the data set (`LabelledImages.names`), to which positions refer.
 
     Raises:
@@ -95,14 +100,17 @@ def read_pairs(file: str | Path, names: Sequence[str]) -> Pairs:
     path = Path(file).expanduser()
     if not path.is_file():
         raise MissingData(f"{path} not found. Give a text file with lines of: name name 0|1")
+    lines = [(number, line.strip()) for number, line in enumerate(_read_text(path).splitlines(), start=1)]
+    lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
+    # Only the list of LFW begins with a line of one or two numbers.
+    if lines and len(lines[0][1].split()) <= 2 and all(map(_is_number, lines[0][1].split())):
+        return lfw_pairs_from_lines(lines, names, path)
     position = {name: number for number, name in enumerate(names)}
     rows = []
-    for number, line in enumerate(_read_text(path).splitlines(), start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
+    for number, line in lines:
         # Names may contain spaces if the fields are separated by commas or tabs.
         separator = next((mark for mark in (",", "\t") if mark in line), None)
-        fields = [field.strip() for field in line.strip().split(separator)]
+        fields = [field.strip() for field in line.split(separator)]
         fold_is_valid = all(fold.isdecimal() and len(fold) <= MAX_FOLD_DIGITS for fold in fields[3:])
         if len(fields) not in (3, 4) or fields[2] not in ("0", "1") or not fold_is_valid:
             raise DamagedData(f"{path} line {number} must be `name name 0|1 [fold]`, not {line!r}")
@@ -112,6 +120,44 @@ def read_pairs(file: str | Path, names: Sequence[str]) -> Pairs:
         fold = int(fields[3]) if len(fields) == 4 else 0
         rows.append((position[fields[0]], position[fields[1]], fields[2] == "1", fold))
     return pairs_from_rows(rows)
+
+
+def lfw_pairs_from_lines(lines: Sequence[tuple[int, str]], names: Sequence[str], path: Path) -> Pairs:
+    """Return the pairs of the numbered lines of an LFW list (`path`, for messages)."""
+    # The list has no file suffixes, so images may have any format.
+    position = {name.rsplit(".", 1)[0]: number for number, name in enumerate(names)}
+    header = lines[0][1].split() if lines else []
+    if len(header) not in (1, 2) or not all(map(_is_number, header)):
+        raise DamagedData(f"{path} must begin with the numbers of folds and pairs, not {' '.join(header)!r}")
+    # The lists of View 1 (pairsDevTrain.txt) are one fold and begin with the number of pairs alone.
+    folds, per_fold = (1, int(header[0])) if len(header) == 1 else map(int, header)
+    if len(lines) != 1 + 2 * folds * per_fold:
+        raise DamagedData(f"{path} must contain {2 * folds * per_fold} pairs, not {len(lines) - 1}")
+    rows = []
+    for index, (number, line) in enumerate(lines[1:]):
+        # In every fold, `per_fold` same pairs come first, then `per_fold` different pairs.
+        fold, rank = divmod(index, 2 * per_fold)
+        same = rank < per_fold
+        fields = line.split("\t")
+        image_numbers = fields[1:] if same else fields[1::2]
+        if len(fields) != (3 if same else 4) or not all(map(_is_number, image_numbers)):
+            expected = "name, number, number" if same else "name, number, name, number"
+            raise DamagedData(f"{path} line {number} must be {expected}, not {line!r}")
+        first_person, second_person = fields[0], fields[0] if same else fields[2]
+        first, second = (
+            f"{person}/{person}_{int(image):04d}"
+            for person, image in zip((first_person, second_person), image_numbers, strict=True)
+        )
+        for name in (first, second):
+            if name not in position:
+                raise DamagedData(f"{path} line {number} must name one of the {len(position)} images, not {name!r}")
+        rows.append((position[first], position[second], same, fold))
+    return pairs_from_rows(rows)
+
+
+def _is_number(text: str) -> bool:
+    # Bounded, because `int` rejects more than 4,300 digits with an error that does not name the file.
+    return text.isdecimal() and len(text) < 10
 
 
 def _read_text(path: Path) -> str:

@@ -12,7 +12,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Protocol, runtime_checkable
 
@@ -102,22 +102,24 @@ class Names(Sequence[str]):
 
     def digest(self) -> str:
         """Return a checksum of all names and their order."""
-        return _digest(self._content.tobytes(), self._ends.tobytes())
+        return digest(self._content.tobytes(), self._ends.tobytes())
 
 
-def _digest(*parts: bytes) -> str:
-    digest = hashlib.sha256()
+def digest(*parts: bytes) -> str:
+    """Return a short checksum of byte strings and of their lengths."""
+    checksum = hashlib.sha256()
     for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()[:16]
+        checksum.update(len(part).to_bytes(8, "little"))
+        checksum.update(part)
+    return checksum.hexdigest()[:16]
 
 
-def _common_fingerprint(classes: Sequence[str], labels: Tensor) -> dict[str, Any]:
+def common_fingerprint(classes: Sequence[str], labels: Tensor) -> dict[str, Any]:
+    """Return the part of a fingerprint that all sources have."""
     return {
         "count": len(labels),
-        "classes": _digest(*(name.encode("utf-8", "surrogateescape") for name in classes)),
-        "labels": _digest(labels.numpy().tobytes()),
+        "classes": digest(*(name.encode("utf-8", "surrogateescape") for name in classes)),
+        "labels": digest(labels.numpy().tobytes()),
     }
 
 
@@ -188,8 +190,8 @@ class TensorSource:
     def fingerprint(self) -> dict[str, Any]:
         """Return checksums of the labels, the names and evenly spaced samples."""
         rows = self.inputs[spaced_positions(len(self), 1000)].contiguous()
-        content = _digest(rows.cpu().view(-1).numpy().tobytes())
-        return _common_fingerprint(self.classes, self.labels) | {"names": self._names.digest(), "content": content}
+        content = digest(rows.cpu().view(-1).numpy().tobytes())
+        return common_fingerprint(self.classes, self.labels) | {"names": self._names.digest(), "content": content}
 
     def subset(self, positions: Tensor) -> TensorSource:
         """Return the samples at these positions."""
@@ -219,8 +221,8 @@ class Subset:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the fingerprint of the source and a checksum of the selection."""
-        positions = _digest(self.positions.numpy().tobytes())
-        return _common_fingerprint(self.classes, self.labels) | {
+        positions = digest(self.positions.numpy().tobytes())
+        return common_fingerprint(self.classes, self.labels) | {
             "positions": positions,
             "source": self.source.fingerprint(),
         }
@@ -319,7 +321,43 @@ class ImageSource(ABC):
         return len(self) > 0
 
 
-class ImageFolderSource(ImageSource):
+class FileSource(ImageSource):
+    """Images in separate files.
+
+    Args:
+        folder: folder to which the names refer.
+        names: paths of the images.
+        labels, classes, size, grey, fit: see ImageSource.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Names,
+        labels: Tensor,
+        classes: Sequence[str],
+        *,
+        size: Size = None,
+        grey: bool | None = None,
+        fit: str = "stretch",
+    ) -> None:
+        self.folder, self.names = folder, names
+        super().__init__(labels, classes, size=size, grey=grey, fit=fit)
+
+    def name(self, index: int) -> str:
+        """Return the path of an image in the folder."""
+        return self.names[index]
+
+    def read(self, index: int) -> bytes:
+        """Return the bytes of an image file."""
+        return read_image_file(self.folder / self.names[index], self.names[index])
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return checksums of the classes, the names, and the sizes of up to 10,000 files."""
+        return common_fingerprint(self.classes, self.labels) | file_fingerprint(self.names, self.folder)
+
+
+class ImageFolderSource(FileSource):
     """Images in one subfolder per class, read from the folder when they are needed.
 
     Images are ordered by class and file name. Files and folders whose name begins with a dot are skipped. A class
@@ -340,48 +378,35 @@ class ImageFolderSource(ImageSource):
         grey: bool | None = None,
         fit: str = "stretch",
     ) -> None:
-        self.root = Path(root).expanduser()
-        folders = class_folders(self.root, classes)
-        counts, empty = [], []
+        folder = Path(root).expanduser()
+        subfolders = class_folders(folder, classes)
+        counts: list[int] = []
 
         def scan() -> Iterator[str]:
-            for folder in folders:
-                names = image_files(folder)
-                counts.append(len(names))
-                if not names:
-                    empty.append(folder.name)
-                yield from (f"{folder.name}/{name}" for name in names)
+            for subfolder in subfolders:
+                files = image_files(subfolder)
+                counts.append(len(files))
+                yield from (f"{subfolder.name}/{file}" for file in files)
 
-        self.names = Names(scan())
-        report_classes(self.root, len(self.names), empty, classes)
-        # Requested classes without images were reported as an error; others disappear with a warning.
-        present = [folder.name for folder, count in zip(folders, counts, strict=True) if count]
+        names = Names(scan())
+        empty = [subfolder.name for subfolder, count in zip(subfolders, counts, strict=True) if not count]
+        present = [subfolder.name for subfolder, count in zip(subfolders, counts, strict=True) if count]
+        report_classes(folder, present, empty, classes)
         labels = torch.arange(len(present)).repeat_interleave(torch.tensor([count for count in counts if count]))
-        super().__init__(labels, present, size=size, grey=grey, fit=fit)
+        super().__init__(folder, names, labels, present, size=size, grey=grey, fit=fit)
 
-    def name(self, index: int) -> str:
-        """Return "class/file"."""
-        return self.names[index]
 
-    def read(self, index: int) -> bytes:
-        """Return the bytes of an image file."""
-        return read_image_file(self.root / self.names[index], self.names[index])
+def file_fingerprint(names: Names, folder: Path) -> dict[str, str]:
+    """Return checksums of the names, and of the sizes of evenly spaced files in the folder."""
 
-    def fingerprint(self) -> dict[str, Any]:
-        """Return checksums of the classes, the names, and the sizes of up to 10,000 files."""
-        return _common_fingerprint(self.classes, self.labels) | file_fingerprint(self.names, self._file_size)
-
-    def _file_size(self, index: int) -> int:
+    def file_size(index: int) -> int:
         try:
-            return (self.root / self.names[index]).stat().st_size
+            return (folder / names[index]).stat().st_size
         except OSError:
             return -1
 
-
-def file_fingerprint(names: Names, file_size: Callable[[int], int]) -> dict[str, str]:
-    """Return checksums of the names and of the sizes of evenly spaced files."""
     sizes = np.array([file_size(index) for index in spaced_positions(len(names), SIZES_TO_CHECK)], dtype="<i8")
-    return {"names": names.digest(), "content": _digest(sizes.tobytes())}
+    return {"names": names.digest(), "content": digest(sizes.tobytes())}
 
 
 def class_folders(root: Path, classes: Sequence[str] | None) -> list[Path]:
@@ -405,12 +430,11 @@ def image_files(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if is_image(PurePath(entry.name)) and entry.is_file())
 
 
-def report_classes(root: Path, count: int, empty: Sequence[str], classes: Sequence[str] | None) -> None:
+def report_classes(root: Path, present: Sequence[str], empty: Sequence[str], classes: Sequence[str] | None) -> None:
     """Raise an error if there are no images or a requested class has none; warn of other empty class folders."""
-    if classes is not None:
-        missing = [*empty, *(name for name in classes if not (root / name).is_dir())]
-        require(not missing, "classes", f"subfolders of {root} with images", min(missing, default=None))
-    if not count:
+    missing = set(classes or ()) - set(present)
+    require(not missing, "classes", f"subfolders of {root} with images", min(missing, default=None))
+    if not present:
         raise MissingData(f"no images in {root}; expected CLASS/FILE with the suffix of an image")
     if empty:
         listed = ", ".join(printable(name) for name in empty[:10]) + (", …" if len(empty) > 10 else "")

@@ -1,0 +1,257 @@
+"""Published data sets as they are distributed: ImageNet, mini-ImageNet, CASIA-WebFace and ModelNet40."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hypersphere._validation import is_integer, require
+from hypersphere.data._files import DamagedData, MissingData, data_root, read_content
+from hypersphere.data.images import BrokenSample, Size
+from hypersphere.data.lfw import find_images, lfw_pairs
+from hypersphere.data.lists import LabelCodes, ListSource, read_rows
+from hypersphere.data.recordio import BinSource, RecordSource
+from hypersphere.data.sources import (
+    FileSource,
+    ImageFolderSource,
+    Names,
+    Source,
+    class_folders,
+    common_fingerprint,
+    file_fingerprint,
+)
+from hypersphere.data.splits import DataSplit, join_sources, split_by_class
+
+
+def imagenet(root: Path | None, *, size: Size = 224, fit: str = "crop") -> DataSplit:
+    """ImageNet (ILSVRC 2012): 1.28 million photographs of 1,000 classes, and 50,000 for validation.
+
+    Reads imagenet/train and imagenet/val with one folder per class, or the archive of Kaggle in ILSVRC/Data/CLS-LOC,
+    whose validation images are in one folder and whose labels are in LOC_val_solution.csv. Images are resized to
+    `size`; `fit` "crop" keeps the aspect ratio.
+    """
+    base = data_root(root)
+    candidates = [base / name for name in ("imagenet", "ImageNet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")]
+    folder = _first_folder(candidates, "train", "Put the folders train and val in the folder imagenet.")
+    options: dict[str, Any] = {"size": size, "grey": False, "fit": fit}
+    train = ImageFolderSource(folder / "train", **options)
+    if class_folders(folder / "val", None):
+        return join_sources(train, ImageFolderSource(folder / "val", **options))
+    solutions = [base / "LOC_val_solution.csv", folder / "LOC_val_solution.csv", folder.parent / "LOC_val_solution.csv"]
+    solution = next((path for path in solutions if path.is_file()), None)
+    if solution is None:
+        raise MissingData(f"{folder / 'val'} must have one folder per class, or LOC_val_solution.csv in {base}")
+    codes = LabelCodes()
+
+    def scan() -> Iterator[str]:
+        for image, prediction in read_rows(solution, ["ImageId", "PredictionString"]):
+            codes.append(prediction.split(" ")[0])  # the class, followed by boxes
+            yield f"{image}.JPEG"
+
+    names = Names(scan())
+    labels, classes = codes.labels(train.classes)
+    return DataSplit(train, FileSource(folder / "val", names, labels, classes, **options))
+
+
+def mini_imagenet(root: Path | None, *, size: Size = 84, fit: str = "crop", validation: str = "val") -> DataSplit:
+    """mini-ImageNet: 64 training classes, and 16 (val) or 20 (test) other classes of 600 images each.
+
+    Reads mini-imagenet/{train,val,test}.csv with the columns filename and label and the folder images, or one folder
+    per class in mini-imagenet/{train,val,test}. `validation` is "val" or "test".
+    """
+    require(validation in ("val", "test"), "data.validation", "'val' or 'test'", validation)
+    base = data_root(root)
+    candidates = [base / name for name in ("mini-imagenet", "mini_imagenet", "miniImageNet")]
+    folder = next((place for place in candidates if place.is_dir()), None)
+    if folder is None:
+        raise MissingData(f"mini-imagenet not found in {base}. Put train, val and test there, as lists or as folders.")
+    options: dict[str, Any] = {"size": size, "grey": False, "fit": fit}
+
+    def read(part: str) -> Source:
+        if not (folder / f"{part}.csv").is_file():
+            return ImageFolderSource(folder / part, **options)
+        return ListSource(folder / f"{part}.csv", images=folder / "images", path_column="filename", **options)
+
+    return join_sources(read("train"), read(validation))
+
+
+def casia_webface(
+    root: Path | None,
+    *,
+    size: Size = (112, 96),
+    fit: str = "stretch",
+    validation: str = "class",
+    held_out: int | float = 0.05,
+    seed: int = 0,
+) -> DataSplit:
+    """CASIA-WebFace: 494,414 photographs of 10,575 people.
+
+    Reads casia-webface with one folder per person, or with train.rec and train.idx. `validation` is "class", which
+    holds out this number or fraction of the people, selected by `seed`; "lfw", which reads LFW and its pairs; or the
+    name of a .bin verification set in casia-webface.
+    """
+    base = data_root(root)
+    names = ("casia-webface", "CASIA-WebFace", "faces_webface_112x112")
+    folder = next((base / name for name in names if (base / name).is_dir()), None)
+    if folder is None:
+        raise MissingData(f"casia-webface not found in {base}. Put one folder of images per person in it.")
+    options: dict[str, Any] = {"size": size, "grey": False, "fit": fit}
+    is_record = (folder / "train.rec").is_file()
+    source: Source = RecordSource(folder, **options) if is_record else ImageFolderSource(folder, **options)
+    if validation == "class":
+        return split_by_class(source, held_out, seed)
+    return with_verification(source, folder, validation, root, options)
+
+
+def with_verification(
+    source: Source, folder: Path, validation: str, root: Path | None, options: dict[str, Any]
+) -> DataSplit:
+    """Return training data with the pairs of LFW ("lfw") or of a .bin file in the folder as validation data."""
+    if validation == "lfw":
+        images = find_images(root)
+        require(images.is_dir(), "data.validation", "a .bin file if LFW is an archive; unpack it to use lfw", "lfw")
+        faces = ImageFolderSource(images, **options)
+        pairs = lfw_pairs(root, names=faces.names)
+        return DataSplit(source, faces, open_set=True, pairs=pairs)
+    require(validation.endswith(".bin"), "data.validation", "'class', 'lfw' or the name of a .bin file", validation)
+    tested = BinSource(folder / validation, **options)
+    return DataSplit(source, tested, open_set=True, pairs=tested.pairs)
+
+
+def modelnet40(root: Path | None, *, points: int = 1024) -> DataSplit:
+    """ModelNet40: 12,311 shapes of 40 classes as point clouds in the unit ball, 9,843 for training.
+
+    Reads modelnet40_normal_resampled (text files of points with the lists modelnet40_train.txt and
+    modelnet40_test.txt), or ModelNet40 (meshes CLASS/train/*.off and CLASS/test/*.off, from whose surface points are
+    drawn). `points` is the number of points per cloud.
+    """
+    require(is_integer(points, 1, 10_000), "data.points", "an integer in 1..10000", points)
+    base = data_root(root)
+    resampled, meshes = base / "modelnet40_normal_resampled", base / "ModelNet40"
+    if resampled.is_dir():
+        classes = read_content(resampled / "modelnet40_shape_names.txt").decode("utf-8").split()
+        train, test = (_resampled(resampled, part, classes, points) for part in ("train", "test"))
+    elif meshes.is_dir():
+        classes = [folder.name for folder in class_folders(meshes, None)]
+        train, test = (_meshes(meshes, part, classes, points) for part in ("train", "test"))
+    else:
+        raise MissingData(f"modelnet40_normal_resampled or ModelNet40 not found in {base}")
+    return DataSplit(train, test)
+
+
+class PointFileSource:
+    """Point clouds (P, 3) in separate files, read when they are needed: text of `x,y,z,…` lines, or .off meshes.
+
+    Each cloud is centred and scaled to the unit ball.
+    """
+
+    def __init__(self, folder: Path, names: Names, labels: Tensor, classes: Sequence[str], points: int) -> None:
+        self.folder, self.names, self.labels, self.classes = folder, names, labels, tuple(classes)
+        self.points = points
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> Tensor:
+        name = self.names[index]
+        try:
+            content = read_content(self.folder / name).decode("ascii")
+            if name.endswith(".off"):
+                cloud = _surface_points(*_parse_off(content), self.points, zlib.crc32(name.encode()))
+            else:
+                cloud = _parse_points(content, self.points)
+        except (ValueError, IndexError, OSError) as error:
+            raise BrokenSample(name, str(error), "point cloud") from error
+        cloud = cloud - cloud.mean(0)
+        radius = float(np.sqrt((cloud**2).sum(1).max()))
+        return torch.from_numpy((cloud / (radius if radius > 0 else 1)).astype(np.float32))
+
+    def name(self, index: int) -> str:
+        """Return the path of a file in the folder."""
+        return self.names[index]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return checksums of the classes, the names, and the sizes of up to 10,000 files."""
+        return common_fingerprint(self.classes, self.labels) | file_fingerprint(self.names, self.folder)
+
+
+def _resampled(folder: Path, part: str, classes: Sequence[str], points: int) -> PointFileSource:
+    listed = folder / f"modelnet40_{part}.txt"
+    shapes = read_content(listed).decode("utf-8").split()
+    position = {name: label for label, name in enumerate(classes)}
+    labels = []
+    for shape in shapes:
+        # airplane_0001, night_stand_0001
+        class_name = shape.rpartition("_")[0]
+        if class_name not in position:
+            raise DamagedData(f"{listed} must list shapes of the {len(classes)} classes, not {shape!r}")
+        labels.append(position[class_name])
+    names = Names(f"{shape.rpartition('_')[0]}/{shape}.txt" for shape in shapes)
+    return PointFileSource(folder, names, torch.tensor(labels, dtype=torch.int64), classes, points)
+
+
+def _meshes(folder: Path, part: str, classes: Sequence[str], points: int) -> PointFileSource:
+    files = [sorted((folder / name / part).glob("*.off")) for name in classes]
+    names = Names(f"{file.parent.parent.name}/{part}/{file.name}" for of_class in files for file in of_class)
+    labels = torch.arange(len(classes)).repeat_interleave(torch.tensor([len(of_class) for of_class in files]))
+    return PointFileSource(folder, names, labels, classes, points)
+
+
+def _parse_points(content: str, count: int) -> NDArray[np.float64]:
+    """Return the first `count` points of a text with one point per line."""
+    rows = [line.split(",")[:3] for line in content.splitlines()[:count]]
+    cloud = np.array(rows, dtype=np.float64)
+    if cloud.shape != (count, 3) or not np.isfinite(cloud).all():
+        raise ValueError(f"it must have {count} lines of at least three numbers, not {len(rows)}")
+    return cloud
+
+
+def _parse_off(content: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return vertices (V, 3) and triangles (F, 3) of a mesh. Faces with more corners become fans of triangles."""
+    # Some files of ModelNet lack the line break after OFF.
+    if not content.startswith("OFF"):
+        raise ValueError(f"it must begin with OFF, not {content[:10]!r}")
+    fields = content[3:].split()
+    vertex_count, face_count = int(fields[0]), int(fields[1])
+    if not 0 < vertex_count <= len(fields) or not 0 < face_count <= len(fields):
+        raise ValueError(f"it must have vertices and faces, not {vertex_count} and {face_count}")
+    end = 3 + 3 * vertex_count
+    vertices = np.array(fields[3:end], dtype=np.float64).reshape(vertex_count, 3)
+    triangles = []
+    for _ in range(face_count):
+        corners = [int(field) for field in fields[end + 1 : end + 1 + int(fields[end])]]
+        end += 1 + len(corners)
+        triangles += [(corners[0], corners[at], corners[at + 1]) for at in range(1, len(corners) - 1)]
+    faces = np.array(triangles, dtype=np.int64).reshape(-1, 3)
+    if not len(faces) or faces.min() < 0 or faces.max() >= vertex_count or not np.isfinite(vertices).all():
+        raise ValueError("its faces must refer to its vertices")
+    return vertices, faces
+
+
+def _surface_points(
+    vertices: NDArray[np.float64], faces: NDArray[np.int64], count: int, seed: int
+) -> NDArray[np.float64]:
+    """Return random points, uniformly distributed on the surface of a mesh."""
+    corner, first, second = (vertices[faces[:, at]] for at in range(3))
+    areas = np.linalg.norm(np.cross(first - corner, second - corner), axis=1) / 2
+    if not areas.sum() > 0:
+        raise ValueError("its surface must have a positive area")
+    generator = np.random.default_rng(seed)
+    chosen = generator.choice(len(faces), size=count, p=areas / areas.sum())
+    # (1 − √u), √u(1 − v), √u·v are barycentric coordinates of a uniform point of a triangle.
+    root_u, v = np.sqrt(generator.random((count, 1))), generator.random((count, 1))
+    return (1 - root_u) * corner[chosen] + root_u * (1 - v) * first[chosen] + root_u * v * second[chosen]
+
+
+def _first_folder(candidates: Sequence[Path], part: str, advice: str) -> Path:
+    for folder in candidates:
+        if (folder / part).is_dir():
+            return folder
+    raise MissingData(f"none of {', '.join(map(str, candidates))} contains {part}. {advice}")
