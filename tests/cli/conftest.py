@@ -7,7 +7,7 @@ from hypersphere.cli import commands
 from hypersphere.cli import report as reporting
 from hypersphere.cli.train import train as train_by_command
 from hypersphere.training import Job, minimize
-from hypersphere.training.run import Run
+from hypersphere.training.job_run import Run
 
 SETTINGS = {
     "data": {"name": "digits", "limit": 600},

@@ -5,7 +5,7 @@ import re
 import torch
 
 from hypersphere.recipes import Metric, Outcome, Recipe, Record, Row
-from hypersphere.training.run import Run
+from hypersphere.training.job_run import Run
 
 
 def logged(runs, name):

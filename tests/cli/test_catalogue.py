@@ -10,7 +10,7 @@ from hypersphere import training
 from hypersphere.cli.catalogue import AUGMENTATIONS, INITIALS, MENUS, NEEDED, OF_DATA, options_of
 from hypersphere.heads import PRESETS
 from hypersphere.training.augment import moved
-from hypersphere.training.network import INITIALIZATIONS
+from hypersphere.training.job_network import INITIALIZATIONS
 
 ENTRIES = [(title, name) for title, menu in MENUS.items() for name in menu.entries if name != "none"]
 

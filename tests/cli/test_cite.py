@@ -8,8 +8,8 @@ from hypersphere.cli.references import REFERENCES
 from hypersphere.heads import PRESETS
 from hypersphere.robustness import ATTACKS
 from hypersphere.training.job import REGULARIZERS
-from hypersphere.training.network import NETWORKS, OPERATORS
-from hypersphere.training.rotating import ROTATIONS
+from hypersphere.training.job_network import NETWORKS, OPERATORS
+from hypersphere.training.job_rotating import ROTATIONS
 from hypersphere.training.task import TASKS
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from hypersphere.cli import export as exporting
 from hypersphere.cli.fold import plain_weight
 from hypersphere.layers import DecoupledLinear
-from hypersphere.training.run import Run
+from hypersphere.training.job_run import Run
 
 from .conftest import train
 

@@ -14,7 +14,7 @@ from hypersphere.cli.opening import Opened, open_run
 from hypersphere.cli.run_study import study
 from hypersphere.data import MissingData
 from hypersphere.training import job
-from hypersphere.training.run import Run
+from hypersphere.training.job_run import Run
 
 from .conftest import train
 from .pages import cells, logged

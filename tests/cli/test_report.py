@@ -18,7 +18,7 @@ from hypersphere.cli.run_layers import _excess
 from hypersphere.cli.run_page import _energy, run_page
 from hypersphere.cli.run_study import study
 from hypersphere.report import HeatMap, Page, Text, page_html, project
-from hypersphere.training.run import Run
+from hypersphere.training.job_run import Run
 
 from .pages import cells, logged
 

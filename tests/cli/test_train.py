@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hypersphere.cli import config, progress
 from hypersphere.training import Job
-from hypersphere.training.run import Run
+from hypersphere.training.job_run import Run
 from hypersphere.training.session import Session
 
 from .trained import SMALL, SMALL_JOB, numbers, steps_in

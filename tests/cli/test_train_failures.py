@@ -13,7 +13,7 @@ from hypersphere import data
 from hypersphere.cli import interrupts, processes
 from hypersphere.cli import train as module
 from hypersphere.training import Job, checkpoint
-from hypersphere.training.run import Run
+from hypersphere.training.job_run import Run
 from hypersphere.training.session import Session
 
 from .trained import SMALL, numbers, steps_in, weights

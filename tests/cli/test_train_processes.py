@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hypersphere.training.run import Run
+from hypersphere.training.job_run import Run
 
 from .trained import COMMAND, ENVIRONMENT, SMALL, TORCHRUN, numbers, steps_in, wait_for, weights
 

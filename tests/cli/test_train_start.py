@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hypersphere.training.run import Run
+from hypersphere.training.job_run import Run
 from hypersphere.training.session import Session
 
 from .trained import SMALL, SMALL_JOB, steps_in, weights

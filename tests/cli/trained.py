@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hypersphere.training import Job
-from hypersphere.training.run import Run
+from hypersphere.training.job_run import Run
 
 COMMAND = [sys.executable, "-m", "hypersphere", "train"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -9,10 +9,10 @@ from hypersphere import data, heads
 from hypersphere.data import Graph, LabelledImages, PointClouds
 from hypersphere.training import Assembly, Job, Task, load_task, minimize, task
 from hypersphere.training.job import REGULARIZERS
-from hypersphere.training.network import INITIALIZATIONS, NETWORKS, OPERATORS
-from hypersphere.training.optimizers import OPTIMIZERS
-from hypersphere.training.rotating import ROTATIONS
-from hypersphere.training.schedule import SCHEDULES
+from hypersphere.training.job_network import INITIALIZATIONS, NETWORKS, OPERATORS
+from hypersphere.training.job_optimizers import OPTIMIZERS
+from hypersphere.training.job_rotating import ROTATIONS
+from hypersphere.training.job_schedule import SCHEDULES
 from hypersphere.training.task import TASKS
 
 SMALL = {"name": "toy_cnn", "widths": [4, 4], "feature_dim": 4}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hypersphere.training import DamagedCheckpoint, Job, lock
-from hypersphere.training.run import Run
+from hypersphere.training.job_run import Run
 from hypersphere.training.session import Session
 
 SMALL = {

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from hypersphere.training.schedule import SCHEDULES, Constant, Cosine, OneCycle, Scheduler, Steps
+from hypersphere.training.job_schedule import SCHEDULES, Constant, Cosine, OneCycle, Scheduler, Steps
 
 TOTAL = 40
 

@@ -6,8 +6,8 @@ import torch
 
 from hypersphere.energy import hyperspherical_energy
 from hypersphere.training import Job, embed, predict
+from hypersphere.training.job_run import Run
 from hypersphere.training.measure import accuracy, layer_energies
-from hypersphere.training.run import Run
 from hypersphere.training.session import Session
 
 SMALL = {

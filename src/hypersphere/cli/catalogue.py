@@ -26,10 +26,10 @@ from hypersphere.heads import PRESETS, AngularHead, HeadOptions
 from hypersphere.recipes import RECIPES, Recipe
 from hypersphere.robustness import ATTACKS
 from hypersphere.training.job import REGULARIZERS
-from hypersphere.training.network import NETWORKS, OPERATORS
-from hypersphere.training.optimizers import OPTIMIZERS
-from hypersphere.training.rotating import ROTATIONS
-from hypersphere.training.schedule import SCHEDULES
+from hypersphere.training.job_network import NETWORKS, OPERATORS
+from hypersphere.training.job_optimizers import OPTIMIZERS
+from hypersphere.training.job_rotating import ROTATIONS
+from hypersphere.training.job_schedule import SCHEDULES
 from hypersphere.training.task import TASKS
 
 __all__ = ["MENUS", "Menu", "options_of", "print_catalogue", "resolved", "summary"]

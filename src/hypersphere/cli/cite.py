@@ -125,7 +125,7 @@ def cite(folder: Path | None, *, everything: bool) -> None:
     if folder is None:
         uses = {key: _users(key) for key in REFERENCES}
     else:
-        from hypersphere.training.run import Run
+        from hypersphere.training.job_run import Run
 
         uses = works_of(Run.open(folder).job.settings())
     for key, parts in uses.items():

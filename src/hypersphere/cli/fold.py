@@ -25,7 +25,7 @@ from hypersphere.functions.angular import Cosine
 from hypersphere.functions.magnitude import InnerProduct, Linear
 from hypersphere.sphere import normalize
 from hypersphere.training.job import Assembly, Job
-from hypersphere.training.run import Run
+from hypersphere.training.job_run import Run
 
 __all__ = ["fold", "fold_operator_", "plain_weight"]
 

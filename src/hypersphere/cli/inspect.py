@@ -19,7 +19,7 @@ from hypersphere.cli.target import check_target, write_json
 from hypersphere.data import DamagedData, MissingData
 from hypersphere.energy.inspect import Inspection, LayerInspection, Pair, UnreadableWeights, angle_density
 from hypersphere.energy.inspect import inspect as inspect_neurons
-from hypersphere.training.run import CONFIG
+from hypersphere.training.job_run import CONFIG
 
 __all__ = ["inspect", "layer_table", "layer_tables"]
 

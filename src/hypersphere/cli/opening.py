@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from hypersphere._validation import require
 from hypersphere.evaluation import mirrored_features
-from hypersphere.training import Assembly, Batches, Checkpoint, DamagedCheckpoint, Objective, Run
+from hypersphere.training import Assembly, Batches, Checkpoint, DamagedCheckpoint, Objective
 from hypersphere.training.checkpoint import read_checkpoint
-from hypersphere.training.run import CHECKPOINTS
+from hypersphere.training.job_run import CHECKPOINTS, Run
 
 __all__ = ["Opened", "RunNetwork", "device_of", "open_run"]
 

@@ -18,7 +18,7 @@ from hypersphere.cli.summary import current_records, record_page, write_page_of
 from hypersphere.cli.target import check_target
 from hypersphere.cli.words import joined_facts
 from hypersphere.recipes import RECIPES, Recipe, Record, read_records
-from hypersphere.training.run import CONFIG, Run
+from hypersphere.training.job_run import CONFIG, Run
 
 __all__ = ["report"]
 

@@ -18,7 +18,7 @@ from hypersphere.cli.figures import LEARNED
 from hypersphere.cli.opening import Opened, open_run
 from hypersphere.layers import DecoupledLayer
 from hypersphere.recipes.sphere_networks import learned_parameters
-from hypersphere.training.run import Run
+from hypersphere.training.job_run import Run
 
 __all__ = ["MOST_COMPARED", "Study", "study"]
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from hypersphere._validation import require
 from hypersphere.training import DamagedCheckpoint
-from hypersphere.training.run import CONFIG, Run
+from hypersphere.training.job_run import CONFIG, Run
 
 __all__ = ["read_start"]
 

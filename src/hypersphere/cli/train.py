@@ -26,7 +26,7 @@ from hypersphere.cli.progress import View
 from hypersphere.cli.start import read_start
 from hypersphere.heads._collectives import Processes, problem_of
 from hypersphere.training import Assembly, Job
-from hypersphere.training.run import CONFIG, Run, refuse_existing
+from hypersphere.training.job_run import CONFIG, Run, refuse_existing
 from hypersphere.training.session import Session
 
 __all__ = ["train"]

@@ -14,7 +14,7 @@ from hypersphere.recipes.classification import ENERGY, ERROR, IMAGES, assemble, 
 from hypersphere.recipes.open_set import compare_unseen
 from hypersphere.recipes.opt_networks import CNN6, decaying_sgd
 from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
-from hypersphere.training.network import initialize_
+from hypersphere.training.job_network import initialize_
 
 __all__ = ["INITIAL_ENERGY", "LANDSCAPE", "OMNIGLOT"]
 

@@ -10,29 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hypersphere.training.batches import Batches
+    from hypersphere.training.build import Experiment, build_experiment
     from hypersphere.training.checkpoint import Checkpoint, DamagedCheckpoint
     from hypersphere.training.checkpoints import Checkpoints
     from hypersphere.training.config import Component, Config
     from hypersphere.training.job import Assembly, Job
-    from hypersphere.training.loop import Epoch, Progress, embed, fit, minimize, predict
-    from hypersphere.training.objective import Objective
+    from hypersphere.training.loop import Epoch, Objective, Progress, embed, fit, minimize, predict
     from hypersphere.training.random_state import RandomState
     from hypersphere.training.run import Run
     from hypersphere.training.session import Session
     from hypersphere.training.task import Task, load_task
+    from hypersphere.training.trainer import Trainer
 
 _MODULES = {
     "batches": ("Batches",),
+    "build": ("Experiment", "build_experiment"),
     "checkpoint": ("Checkpoint", "DamagedCheckpoint"),
     "checkpoints": ("Checkpoints",),
     "config": ("Component", "Config"),
     "job": ("Assembly", "Job"),
-    "loop": ("Epoch", "Progress", "embed", "fit", "minimize", "predict"),
-    "objective": ("Objective",),
+    "loop": ("Epoch", "Objective", "Progress", "embed", "fit", "minimize", "predict"),
     "random_state": ("RandomState",),
     "run": ("Run",),
     "session": ("Session",),
     "task": ("Task", "load_task"),
+    "trainer": ("Trainer",),
 }
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "Config",
     "DamagedCheckpoint",
     "Epoch",
+    "Experiment",
     "Job",
     "Objective",
     "Progress",
@@ -51,6 +54,8 @@ __all__ = [
     "Run",
     "Session",
     "Task",
+    "Trainer",
+    "build_experiment",
     "embed",
     "fit",
     "load_task",

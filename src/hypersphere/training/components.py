@@ -82,7 +82,7 @@ class Menu(Mapping[str, Factory]):
 
 
 MENUS: dict[str, Menu] = {
-    "data": Menu("hypersphere.training.task:TASKS", passed=["root"]),
+    "data": Menu("hypersphere.data:DATA", passed=["root"]),
     "sampler": Menu("hypersphere.data:SAMPLERS", passed=["labels", "seed"]),
     "augment": Menu("hypersphere.data:AUGMENTATIONS"),
     "normalize": Menu("hypersphere.data:NORMALIZATIONS", passed=["source"]),
@@ -96,14 +96,24 @@ MENUS: dict[str, Menu] = {
     "head": Menu(
         "hypersphere.heads:PRESETS",
         passed=["in_features", "num_classes"],
-        handled={"sharded": False},
+        handled={"sharded": False, "sample": None, "renormalize": False},
         synonyms="hypersphere.heads.presets:LITERATURE_NAMES",
     ),
-    "regularizer": Menu("hypersphere.training.job:REGULARIZERS", passed=["model", "modules", "where"]),
-    "rotation": Menu("hypersphere.training.rotating:ROTATIONS", passed=["modules"]),
-    "adversarial": Menu("hypersphere.training.adversarial:ADVERSARIES"),
-    "optimizer": Menu("hypersphere.training.optimizers:OPTIMIZERS", passed=["groups"]),
-    "schedule": Menu("hypersphere.training.schedule:SCHEDULES"),
+    "regularizer": Menu("hypersphere.training.build:REGULARIZERS", passed=["model", "modules", "where"]),
+    "rotation": Menu("hypersphere.training.rotations:ROTATIONS", passed=["modules"]),
+    "adversarial": Menu("hypersphere.training.build:ADVERSARIES"),
+    "optimizer": Menu(
+        "hypersphere.training.optimizers:OPTIMIZERS",
+        passed=["params"],
+        handled={
+            "weight_decay": 0.0,
+            "decay_everything": False,
+            "layer_decay": None,
+            "rotation_lr": None,
+            "rotation_decay": 0.0,
+        },
+    ),
+    "schedule": Menu("hypersphere.training.schedules:SCHEDULES"),
     "validation": Menu("hypersphere.training.validation:PROTOCOLS"),
     "tracker": Menu("hypersphere.training.trackers:TRACKERS"),
 }

@@ -16,12 +16,12 @@ from hypersphere._validation import require
 from hypersphere.heads._collectives import Processes
 from hypersphere.training.augment import Augmented
 from hypersphere.training.batches import Batches
-from hypersphere.training.network import OPERATORS, Network, build_network, initialize_
+from hypersphere.training.job_network import OPERATORS, Network, build_network, initialize_
+from hypersphere.training.job_optimizers import Together, build_optimizer
+from hypersphere.training.job_rotating import Turning, turn_
+from hypersphere.training.job_schedule import SCHEDULES, Scheduler
 from hypersphere.training.objective import Objective
-from hypersphere.training.optimizers import Together, build_optimizer
 from hypersphere.training.parts import make, nearest, split_spec, truth, unknown_option
-from hypersphere.training.rotating import Turning, turn_
-from hypersphere.training.schedule import SCHEDULES, Scheduler
 from hypersphere.training.taking import Taken, take_
 from hypersphere.training.task import Task, load_task
 

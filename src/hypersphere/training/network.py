@@ -1,26 +1,23 @@
-"""Build the network of a job: a model from `hypersphere.models` that fits the task, with standardised inputs."""
+"""Build the network of an experiment: a model that fits the data, its operator, and normalised inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hypersphere import layers, models
-from hypersphere._validation import require
-from hypersphere.functions.angular import ANGULARS
+from hypersphere import data, layers, models
+from hypersphere._validation import is_integer, require
 from hypersphere.functions.magnitude import MAGNITUDES
-from hypersphere.training.parts import Spec, accepted_options, make, split_spec, truth, unknown_option
-from hypersphere.training.task import Task
+from hypersphere.training.components import accept_options_of, create, find_factory
+from hypersphere.training.config import Component, Config, Embedding
 
-__all__ = ["INITIALIZATIONS", "NETWORKS", "OPERATORS", "Network", "build_network", "decouple_", "initialize_"]
+__all__ = ["INITIALIZATIONS", "NETWORKS", "OPERATORS", "Network", "Operator", "auto_model", "build_body"]
 
-NETWORKS = {
-    name: model for name, model in models.MODELS.items() if name not in ("generator", "discriminator", "autoencoder")
-}
 NORMS: dict[str, tuple[Callable[[int], nn.Module] | None, Callable[[int], nn.Module] | None]] = {
     "batch": (nn.BatchNorm1d, nn.BatchNorm2d),
     "group": (partial(nn.GroupNorm, 8), partial(nn.GroupNorm, 8)),
@@ -32,21 +29,18 @@ ACTIVATIONS: dict[str, Callable[[int], nn.Module] | None] = {
     "leaky_relu": models.leaky_relu,
     "none": None,
 }
-INITIALIZATIONS: dict[str, Callable[[Tensor], Any]] = {
-    "normal": nn.init.normal_,
-    "xavier": nn.init.xavier_uniform_,
-    "he": partial(nn.init.kaiming_normal_, nonlinearity="relu"),
-}
-OPERATORS = {"none": None, "sphere_norm": layers.SphereNorm, **MAGNITUDES}
-_ALWAYS_OURS = ("conv", "linear", "num_classes")
-_CONVERSION = ("angular", "weighting", "learn_k", "learn_radius", "momentum")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Network(nn.Module):
-    """Map inputs to features: standardise the inputs, (x − mean)/deviation per channel, and apply the body of a model.
+    """Map inputs to features: normalise the inputs, (x − mean)/deviation, and apply the body of a model.
 
     On a graph the inputs are indices of nodes; the body is applied to all nodes and the features of these are returned.
+
+    Args:
+        body: maps normalised inputs to features; has an attribute `feature_dim`.
+        mean, deviation: of the inputs, broadcast to them.
+        graph: the graph, if the inputs are nodes.
     """
 
     mean: Tensor
@@ -54,126 +48,254 @@ class Network(nn.Module):
     nodes: Tensor | None
     adjacency: Tensor | None
 
-    def __init__(self, body: nn.Module, task: Task, *, standardize: bool) -> None:
+    def __init__(
+        self,
+        body: nn.Module,
+        mean: Tensor | None = None,
+        deviation: Tensor | None = None,
+        graph: data.Graph | None = None,
+    ) -> None:
         super().__init__()
         self.body = body
         self.feature_dim = int(body.feature_dim)  # type: ignore[arg-type]
-        mean, deviation = _statistics(task) if standardize else (torch.zeros(()), torch.ones(()))
-        self.register_buffer("mean", mean)
-        self.register_buffer("deviation", deviation)
-        graph = task.graph
+        self.register_buffer("mean", torch.zeros(()) if mean is None else mean)
+        self.register_buffer("deviation", torch.ones(()) if deviation is None else deviation)
         nodes = None if graph is None else _rows_of_sum_one(graph.features).to_sparse()
         adjacency = None if graph is None else models.normalized_adjacency(graph.edge_index, len(graph.features))
         self.register_buffer("nodes", nodes, persistent=False)
         self.register_buffer("adjacency", adjacency, persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map inputs to features (B, feature_dim)."""
+        """Map inputs to features (B, feature_dim); uint8 images are scaled to [0, 1]."""
         if self.nodes is not None:
             return self.body(self.nodes, self.adjacency)[inputs]
+        if inputs.dtype == torch.uint8:
+            inputs = inputs.float() / 255
         return self.body((inputs - self.mean) / self.deviation)
 
 
-def build_network(spec: Spec, operator: Spec, task: Task) -> Network:
-    """Return the network for a task; sizes that the spec does not set are taken from the data."""
-    name, options = split_spec("model", NETWORKS, spec)
-    standardize = options.pop("standardize", task.inputs.dtype == torch.uint8)
-    shape = tuple(task.inputs.shape[1:])
-    factory = NETWORKS[name]
-    accepted = accepted_options(factory)
-    reserved = [key for key in options if key in _ALWAYS_OURS]
-    require(not reserved, "model", "without conv, linear and num_classes, which operator and head set", reserved)
-    options |= _layers_by_name(options, flat="in_channels" not in accepted)
-    if operator["name"] == "sphere_norm":
-        options["conv"] = partial(_sphere_norm, **{k: v for k, v in operator.items() if k != "name"})
-    graph = task.graph
-    require((graph is not None) == (name == "gcn"), "model.name", "'gcn' on a graph, and another model otherwise", name)
-    points = task.inputs.ndim == 3
-    require(
-        points == name.startswith("pointnet"), "model.name", "a pointnet on points, and another model otherwise", name
-    )
-    given = {
-        "in_channels": shape[0] if len(shape) == 3 else None,
-        "image_size": shape[1] if len(shape) == 3 and shape[1] == shape[2] else shape[1:],
-        "in_features": task.inputs[0].numel() if graph is None else graph.features.shape[1],
-    }
-    body = make("model", NETWORKS, {"name": name, **options}, given, handled=["standardize", "init", "init_mean"])
-    network = Network(body, task, standardize=truth("model.standardize", standardize))
-    if operator["name"] not in ("none", "sphere_norm"):
-        decouple_(network.body, operator)
-    return network
+def auto_model(shape: tuple[int, ...], classes: int, *, graph: bool = False) -> Component:
+    """Return a model that suits inputs of a shape and a number of classes.
 
+    Small images get a small convolutional network, photographs a ResNet-18. The dimension of the features grows with
+    the number of classes.
 
-@torch.no_grad()
-def initialize_(modules: nn.Module, name: str, mean: float = 0.0) -> None:
-    """Re-initialise the weights of all linear and convolution layers and heads, and add `mean` to them.
-
-    >>> layer = nn.Linear(100, 100)
-    >>> initialize_(layer, "normal", 3.0)
-    >>> bool((layer.weight.mean() - 3).abs() < 0.1)
-    True
+    >>> auto_model((1, 8, 8), 10)
+    Component(name='embedding_cnn', options={'feature_dim': 64, 'widths': [32, 64, 64]})
+    >>> auto_model((3, 112, 112), 1000).name
+    'resnet18'
     """
-    require(name in INITIALIZATIONS, "model.init", f"one of {', '.join(INITIALIZATIONS)}", name)
-    for module in modules.modules():
-        if isinstance(module, (*_CONVOLUTIONS, nn.Linear)) or hasattr(module, "num_classes"):
-            weight = module._parameters.get("weight")
-            if weight is not None:
-                INITIALIZATIONS[name](weight)
-                weight.add_(mean)
+    if graph:
+        return Component("gcn")
+    if len(shape) != 3:
+        return Component("pointnet" if len(shape) == 2 else "mlp")
+    side = min(shape[1:])
+    if side >= 96:
+        return Component("resnet18")
+    dim = 64 if classes <= 100 else 128 if classes <= 1000 else 256
+    # Each stage halves the image, which must not become empty.
+    widths = [32, 64, 64] if side < 24 else [32, 64, 128] if side < 48 else [32, 64, 128, 256]
+    while 2 ** len(widths) > side:
+        widths.pop()
+    return Component("embedding_cnn", {"feature_dim": dim, "widths": widths})
 
 
-def decouple_(body: nn.Module, operator: Spec) -> None:
-    """Convert the convolutions of a body, or all its layers, to decoupled layers.
+def _auto() -> nn.Module:
+    """A model that suits the shape of the data and the number of classes; shown before training."""
+    raise ValueError("the model auto can be built only for data")
 
-    The name of `operator` is that of a magnitude. Its options are those of the magnitude, those of `convert_`, and
-    `layers`, "convolutions" or "all".
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "auto": _auto,
+    **{
+        name: model
+        for name, model in models.MODELS.items()
+        if name not in ("generator", "discriminator", "autoencoder")
+    },
+}
+
+
+# --- operators
+
+
+@dataclass(frozen=True)
+class Operator:
+    """How the layers of a model compute.
+
+    Attributes:
+        conv: factory of convolutions that replaces `nn.Conv2d` in a model.
+        convert_: changes a model in place.
+        project_every: steps between two projections of the weights to norm 1.
+        weighted_gradients: multiply gradients by the norms of the filters.
     """
-    name, options = split_spec("operator", MAGNITUDES, operator)
-    chosen = {key: options.pop(key) for key in list(options) if key in _CONVERSION}
-    which = options.pop("layers", "convolutions")
-    require(which in ("convolutions", "all"), "operator.layers", "'convolutions' or 'all'", which)
-    of_magnitude = accepted_options(MAGNITUDES[name])
-    unknown = [key for key in options if key not in of_magnitude]
-    accepted = [*of_magnitude, *_CONVERSION, "layers"]
-    if unknown:
-        raise ValueError(unknown_option("operator", unknown[0], name, accepted))
-    if isinstance(chosen.get("angular"), Mapping):
-        chosen["angular"] = make("operator.angular", ANGULARS, chosen["angular"])
+
+    conv: Callable[..., nn.Module] | None = None
+    convert_: Callable[[nn.Module], None] | None = None
+    project_every: int | None = None
+    weighted_gradients: bool = False
+
+    def __post_init__(self) -> None:
+        every = self.project_every
+        require(every is None or is_integer(every, 1), "operator.project_every", "null or an integer >= 1", every)
+
+
+def _plain() -> Operator:
+    """The layers of the model, unchanged."""
+    return Operator()
+
+
+def _sphere_norm(
+    *,
+    angular: str = "cosine",
+    rescale: Any = "learned",
+    storage: str = "full",
+    project_every: int | None = None,
+    weighted_gradients: bool = False,
+) -> Operator:
+    """SphereNorm: convolutions that see only angles, rescaled by learned numbers, as a normalisation."""
+
+    def conv(*arguments: Any, **options: Any) -> nn.Module:
+        return layers.SphereNorm(nn.Conv2d(*arguments, **options), angular=angular, rescale=rescale, storage=storage)
+
+    return Operator(conv, None, project_every, weighted_gradients)
+
+
+def _decoupled(entry: Callable[..., Any]) -> Callable[..., Operator]:
+    @accept_options_of(entry)
+    def decoupled(
+        *,
+        angular: Any = "cosine",
+        weighting: str | None = None,
+        learn_k: str | None = None,
+        learn_radius: str | None = None,
+        radius_norm: str = "running",
+        momentum: float = 0.1,
+        storage: str = "full",
+        scale: str | None = None,
+        layers: str = "convolutions",
+        project_every: int | None = None,
+        weighted_gradients: bool = False,
+        **of_magnitude: Any,
+    ) -> Operator:
+        require(layers in ("convolutions", "all"), "operator.layers", "'convolutions' or 'all'", layers)
+        options = {"angular": angular, "weighting": weighting, "learn_k": learn_k, "learn_radius": learn_radius}
+        options |= {"radius_norm": radius_norm, "momentum": momentum, "storage": storage, "scale": scale}
+        magnitude = entry(**of_magnitude)
+        convert_ = partial(_convert_, magnitude=magnitude, which=layers, options=options)
+        return Operator(None, convert_, project_every, weighted_gradients)
+
+    decoupled.__doc__ = entry.__doc__
+    return decoupled
+
+
+def _convert_(body: nn.Module, *, magnitude: Any, which: str, options: Mapping[str, Any]) -> None:
+    """Convert the convolutions of a body, or all its layers, to decoupled layers."""
     only = which == "convolutions" and any(isinstance(module, _CONVOLUTIONS) for module in body.modules())
     kinds = _CONVOLUTIONS if only else (*_CONVOLUTIONS, nn.Linear)
-    magnitude = make("operator", MAGNITUDES, {"name": name, **options})
-    layers.convert_(body, magnitude=magnitude, **chosen, where=lambda _, module: isinstance(module, kinds))
+    layers.convert_(body, magnitude=magnitude, **options, where=lambda _, module: isinstance(module, kinds))
 
 
-def _sphere_norm(*arguments: Any, angular: str = "cosine", rescale: Any = "learned", **named: Any) -> nn.Module:
-    return layers.SphereNorm(nn.Conv2d(*arguments, **named), angular=angular, rescale=rescale)
+OPERATORS: dict[str, Callable[..., Operator]] = {
+    "none": _plain,
+    "sphere_norm": _sphere_norm,
+    **{name: _decoupled(entry) for name, entry in MAGNITUDES.items()},
+}
 
 
-def _layers_by_name(options: Mapping[str, Any], *, flat: bool) -> dict[str, Any]:
-    """Return the layer factories for the names in a config."""
-    makers: dict[str, Any] = {}
+# --- initialisation
+
+
+def _default_init(modules: nn.Module) -> None:
+    """The initialisation of the model."""
+
+
+def _initialization(fill_: Callable[[Tensor], Any], summary: str) -> Callable[..., None]:
+    @torch.no_grad()
+    def initialize_(modules: nn.Module, *, mean: float = 0.0) -> None:
+        for module in modules.modules():
+            if isinstance(module, (*_CONVOLUTIONS, nn.Linear)) or hasattr(module, "num_classes"):
+                weight = module._parameters.get("weight")
+                if weight is not None:
+                    fill_(weight)
+                    weight.add_(mean)
+
+    initialize_.__doc__ = (
+        f"{summary} Applied to the weights of all linear and convolution layers and heads, plus `mean`."
+    )
+    return initialize_
+
+
+INITIALIZATIONS: dict[str, Callable[..., None]] = {
+    "default": _default_init,
+    "normal": _initialization(nn.init.normal_, "Normal distribution with variance 1."),
+    "xavier": _initialization(nn.init.xavier_uniform_, "Xavier: uniform, by the numbers of inputs and outputs."),
+    "he": _initialization(
+        partial(nn.init.kaiming_normal_, nonlinearity="relu"), "He: normal, by the number of inputs."
+    ),
+}
+
+
+# --- the body
+
+
+def build_body(
+    config: Config, operator: Operator, shape: tuple[int, ...], *, graph: data.Graph | None, trust_code: bool
+) -> nn.Module:
+    """Return the model of a config for inputs of a shape, with a known dimension of its features.
+
+    Sizes that the config does not set are taken from the data. A model without `feature_dim`, or with settings in
+    `embedding`, becomes the backbone of an `Embedder`.
+    """
+    component = config.model
+    name = component.name
+    if not (component.is_import_path or ":" in name):
+        require(
+            (graph is not None) == (name == "gcn"), "model.name", "'gcn' on a graph, and another model otherwise", name
+        )
+        is_points = len(shape) == 2 and graph is None
+        accepted = "a pointnet on points, and another model otherwise"
+        require(is_points == name.startswith("pointnet"), "model.name", accepted, name)
+    is_image = len(shape) == 3
+    sizes: dict[str, Any] = {
+        "in_channels": shape[0] if is_image else None,
+        "image_size": (shape[1] if shape[1] == shape[2] else shape[1:]) if is_image else None,
+        "in_features": torch.Size(shape).numel() if graph is None else graph.features.shape[1],
+    }
+    context = {key: value for key, value in sizes.items() if value is not None}
+    if operator.conv is not None:
+        context["conv"] = operator.conv
+    if not (component.is_import_path or ":" in name):
+        component = _with_layer_factories(component)
+    body: nn.Module = create(component, "model", context=context, trust_code=trust_code)
+    require(isinstance(body, nn.Module), "model", "the import path of a module or of a function that returns one", body)
+    if config.embedding != Embedding() or not isinstance(getattr(body, "feature_dim", None), int):
+        require(graph is None, "embedding", "unset on a graph", config.embedding)
+        chosen = config.embedding
+        options: dict[str, Any] = {"dim": chosen.dim, "pool": chosen.pool, "neck": chosen.neck}
+        body = models.Embedder(body, torch.zeros(2, *shape), **options, dropout=chosen.dropout)
+    if operator.convert_ is not None:
+        operator.convert_(body)
+    return body
+
+
+def _with_layer_factories(component: Component) -> Component:
+    """Return a component with the names of norms and activations replaced by factories of layers."""
+    options = dict(component.options)
+    parameters = find_factory(component, "model", "model")
     if "norm" in options:
         require(options["norm"] in NORMS, "model.norm", f"one of {', '.join(NORMS)}", options["norm"])
-        makers["norm"] = NORMS[options["norm"]][0 if flat else 1]
+        import inspect
+
+        is_flat = "in_channels" not in inspect.signature(parameters).parameters
+        options["norm"] = NORMS[options["norm"]][0 if is_flat else 1]
     for option in ("activation", "feature_activation"):
         if option in options:
-            name = options[option]
-            require(name in ACTIVATIONS, f"model.{option}", f"one of {', '.join(ACTIVATIONS)}", name)
-            makers[option] = ACTIVATIONS[name]
-    return makers
+            accepted = f"one of {', '.join(ACTIVATIONS)}"
+            require(options[option] in ACTIVATIONS, f"model.{option}", accepted, options[option])
+            options[option] = ACTIVATIONS[options[option]]
+    return Component(component.name, options)
 
 
 def _rows_of_sum_one(features: Tensor) -> Tensor:
     sums = features.sum(1, keepdim=True)
     return features / torch.where(sums > 0, sums, 1)
-
-
-def _statistics(task: Task) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of the training inputs per channel, in the scale of `Batches`."""
-    require(task.graph is None, "model.standardize", "False on a graph", True)
-    inputs = task.inputs.float() / 255 if task.inputs.dtype == torch.uint8 else task.inputs
-    if inputs.ndim != 4:
-        mean, deviation = inputs.mean(), inputs.std()
-    else:
-        mean, deviation = (of.view(-1, 1, 1) for of in (inputs.mean((0, 2, 3)), inputs.std((0, 2, 3))))
-    return mean, torch.where(deviation > 0, deviation, 1)

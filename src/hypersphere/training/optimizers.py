@@ -1,53 +1,58 @@
-"""Optimisers by name: parameter groups with and without weight decay, and rotations on the orthogonal group."""
+"""Optimisers by name, with parameter groups: weight decay, layer-wise learning rates, rotations, sampled classes."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from hypersphere._validation import is_number, require
-from hypersphere.optim import OGD, param_groups
+from hypersphere.optim import OGD, OGDAdam, param_groups
 from hypersphere.rotation import rotation_parameters
-from hypersphere.training.parts import Spec, make, split_spec, truth
+from hypersphere.training.components import create
+from hypersphere.training.config import Component
 
-__all__ = ["OPTIMIZERS", "Together", "build_optimizer"]
+__all__ = ["GROUP_OPTIONS", "OPTIMIZERS", "Optimizers", "build_optimizer"]
 
-Groups = list[dict[str, Any]]
+_DEFAULTS: dict[str, dict[str, Any]] = {"SGD": {"lr": 0.1, "momentum": 0.9}}
+_OTHER_INTERFACE = ("Optimizer", "LBFGS", "SparseAdam")  # a closure; only sparse gradients
+
+# Every optimiser of torch under its name in small letters, called with parameter groups and options.
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    name.lower(): partial(value, **_DEFAULTS[name]) if name in _DEFAULTS else value
+    for name, value in sorted(vars(torch.optim).items())
+    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name not in _OTHER_INTERFACE
+}
+
+# Options of every optimiser that define its parameter groups.
+GROUP_OPTIONS: dict[str, Any] = {
+    "weight_decay": 0.0,
+    "decay_everything": False,
+    "layer_decay": None,
+    "rotation_lr": None,
+    "rotation_decay": 0.0,
+}
 
 
-def _sgd(groups: Groups, *, lr: float = 0.1, momentum: float = 0.9, nesterov: bool = False) -> torch.optim.Optimizer:
-    """Stochastic gradient descent with momentum."""
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=truth("optimizer.nesterov", nesterov))
+class Optimizers:
+    """Several optimisers that step together."""
 
-
-def _adam(groups: Groups, *, lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999)) -> torch.optim.Optimizer:
-    """Adam with weight decay added to the gradient."""
-    return torch.optim.Adam(groups, lr=lr, betas=(betas[0], betas[1]))
-
-
-def _adamw(groups: Groups, *, lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999)) -> torch.optim.Optimizer:
-    """Adam with decoupled weight decay."""
-    return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]))
-
-
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": _sgd, "adam": _adam, "adamw": _adamw}
-
-
-class Together:
-    """Several optimisers that step together, with gradients clipped to the norm `clip` if it is given."""
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], clip: float | None = None) -> None:
-        require(clip is None or clip > 0, "optimizer.clip", "None or a positive number", clip)
-        self.optimizers, self.clip = list(optimizers), clip
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = list(optimizers)
 
     @property
     def state(self) -> dict[Any, Any]:
         """The state of the first optimiser, by parameter."""
         return self.optimizers[0].state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimisers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients."""
@@ -56,9 +61,6 @@ class Together:
 
     def step(self) -> None:
         """Step each optimiser."""
-        if self.clip is not None:
-            groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
-            nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], self.clip)
         for optimizer in self.optimizers:
             optimizer.step()
 
@@ -68,46 +70,103 @@ class Together:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state of each optimiser."""
-        require(
-            len(state) == len(self.optimizers), "state", f"the states of {len(self.optimizers)} optimisers", len(state)
-        )
+        count = len(self.optimizers)
+        require(len(state) == count, "state", f"the states of {count} optimisers", len(state))
         for place, optimizer in enumerate(self.optimizers):
             optimizer.load_state_dict(state[str(place)])
 
 
-def build_optimizer(modules: nn.Module, on_group: Sequence[nn.Parameter], spec: Spec) -> Together:
+def build_optimizer(
+    modules: nn.Module,
+    component: Component,
+    *,
+    on_group: Sequence[nn.Parameter] = (),
+    group_options: Mapping[str, Any] | None = None,
+    sampled: nn.Parameter | None = None,
+    depths: Callable[[], Mapping[int, float]] | None = None,
+    trust_code: bool = True,
+) -> Optimizers:
     """Return an optimiser for all trained parameters.
 
-    In addition to the options of the optimiser: `weight_decay`; `decay_everything`, which also decays biases and norms;
-    `clip`, the largest norm of the gradient of all parameters; `rotation_lr`, the learning rate of rotations, also of
-    `OGD` for those `on_group` (default: the learning rate of the optimiser).
+    In addition to the options of the optimiser, `component` may have `weight_decay`; `decay_everything`, which also
+    decays biases and norms; `layer_decay`, the factor of the learning rate per layer counted from the output;
+    `rotation_lr` and `rotation_decay`, learning rate and weight decay of rotations.
+
+    Args:
+        modules: network and head.
+        component: name and options of the optimiser.
+        on_group: rotations that are trained by descent on the orthogonal group.
+        group_options: options of that descent; "adam" selects `OGDAdam`.
+        sampled: class vectors of which each step trains a sample. They get an optimiser without momentum for rows that
+            were not drawn.
+        depths: returns the number of layers between each parameter, by identity, and the output.
+        trust_code: allow an import path as the name.
     """
-    options = dict(spec)
-    decay, turning_rate = options.pop("weight_decay", 0.0), options.pop("rotation_lr", None)
-    everything, clip = (
-        truth("optimizer.decay_everything", options.pop("decay_everything", False)),
-        options.pop("clip", None),
-    )
-    apart = {id(parameter) for parameter in on_group}
+    options = dict(component.options)
+    chosen = {key: options.pop(key, default) for key, default in GROUP_OPTIONS.items()}
+    decay, layer_decay = chosen["weight_decay"], chosen["layer_decay"]
+    everything = chosen["decay_everything"]
+    require(isinstance(everything, bool), "optimizer.decay_everything", "true or false", everything)
+    for name in ("weight_decay", "rotation_decay", "rotation_lr"):
+        fits = is_number(chosen[name], 0) or (name == "rotation_lr" and chosen[name] is None)
+        require(fits, f"optimizer.{name}", "a number >= 0", chosen[name])
+    is_factor = layer_decay is None or (is_number(layer_decay, 0, 1) and layer_decay > 0)
+    require(is_factor, "optimizer.layer_decay", "null or a number in (0, 1]", layer_decay)
+
+    component = Component(component.name, options)
+    rate = _learning_rate(component)
+    rotation_rate = rate if chosen["rotation_lr"] is None else chosen["rotation_lr"]
     groups = param_groups(modules, decay, bias=everything, normalization=everything)
+    apart = {id(parameter) for parameter in on_group}
+    if sampled is not None:
+        decayed = any(parameter is sampled for parameter in groups[0]["params"]) and decay > 0
+        accepted = "0 if head.sample is set, because decay would also change class vectors that were not drawn"
+        require(not decayed, "optimizer.weight_decay", accepted, decay)
+        apart.add(id(sampled))
+    turning = {id(p) for p in rotation_parameters(modules)} - apart
+    if chosen["rotation_lr"] is None and not chosen["rotation_decay"]:
+        turning = set()
+    rotations = [p for group in groups for p in group["params"] if id(p) in turning]
     for group in groups:
-        group["params"] = [p for p in group["params"] if id(p) not in apart]
-    if turning_rate is not None:
-        turning = {id(p) for p in rotation_parameters(modules)} - apart
-        rotations = [p for group in groups for p in group["params"] if id(p) in turning]
-        for group in groups:
-            group["params"] = [p for p in group["params"] if id(p) not in turning]
-        groups.append({"params": rotations, "weight_decay": 0.0, "lr": turning_rate})
+        group["params"] = [p for p in group["params"] if id(p) not in apart | turning]
+    if layer_decay is not None:
+        groups = _split_by_depth(groups, {} if depths is None else depths(), rate, layer_decay)
+    if rotations:
+        groups.append({"params": rotations, "weight_decay": chosen["rotation_decay"], "lr": rotation_rate})
     groups = [group for group in groups if group["params"]]
-    require(clip is None or is_number(clip, 0), "optimizer.clip", "None or a number >= 0", clip)
-    handled = ("weight_decay", "decay_everything", "clip", "rotation_lr")
-    optimizers = [make("optimizer", OPTIMIZERS, options, None, groups, handled=handled)] if groups else []
+
+    optimizers: list[torch.optim.Optimizer] = []
+    if groups:
+        optimizers.append(create(component, "optimizer", groups, handled=GROUP_OPTIONS, trust_code=trust_code))
     if on_group:
-        optimizers.append(OGD(list(on_group), lr=_rate(options) if turning_rate is None else turning_rate))
+        more = dict(group_options or {})
+        kind = OGDAdam if more.pop("adam", False) else OGD
+        optimizers.append(kind(list(on_group), lr=rotation_rate, **more))
+    if sampled is not None:
+        adaptive = "adam" in component.name.lower()
+        optimizers.append((torch.optim.SparseAdam if adaptive else torch.optim.SGD)([sampled], lr=rate))
     require(bool(optimizers), "model", "a model with trainable parameters", type(modules).__name__)
-    return Together(optimizers, clip)
+    return Optimizers(optimizers)
 
 
-def _rate(spec: Spec) -> float:
-    name, options = split_spec("optimizer", OPTIMIZERS, spec)
-    return options.get("lr", inspect.signature(OPTIMIZERS[name]).parameters["lr"].default)
+def _split_by_depth(
+    groups: list[dict[str, Any]], depths: Mapping[int, float], rate: float, layer_decay: float
+) -> list[dict[str, Any]]:
+    """Split groups by the number of layers up to the output, which lower the learning rate."""
+    split: dict[tuple[int, float], dict[str, Any]] = {}
+    for place, group in enumerate(groups):
+        for parameter in group["params"]:
+            depth = depths.get(id(parameter), 0)
+            lower = {**group, "params": [], "lr": rate * layer_decay**depth}
+            split.setdefault((place, depth), lower)["params"].append(parameter)
+    return list(split.values())
+
+
+def _learning_rate(component: Component) -> float:
+    """Return the learning rate of an optimiser, given or by default."""
+    rate = component.options.get("lr")
+    if rate is None and component.name in OPTIMIZERS:
+        rate = inspect.signature(OPTIMIZERS[component.name]).parameters["lr"].default
+    rate = 1e-3 if rate is None else rate
+    require(is_number(rate, 0), "optimizer.lr", "a number >= 0", rate)
+    return float(rate)

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hypersphere.heads import ShardedHead
 from hypersphere.heads._collectives import Processes
-from hypersphere.training.objective import Objective
-from hypersphere.training.optimizers import Together
+from hypersphere.training.loop import Objective
+from hypersphere.training.optimizers import Optimizers
 
 __all__ = ["Parallel", "WholeObjective", "WholeOptimizer", "part_of"]
 
@@ -63,21 +63,28 @@ class Parallel(nn.Module):
             terms: list[Any] = [*objective.regularizers, *objective.penalties]
             self.local = Objective(network, head, terms, precision=objective.precision)
         else:
-            self.local = DistributedDataParallel(_Share(objective))
+            self.local = DistributedDataParallel(objective)
 
     def features(self, inputs: Tensor) -> Tensor:
         """Map a full batch to features in this process, without communication."""
         return self.objective.features(inputs.to(next(self.parameters()).device))
 
-    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of the full batch."""
+    def weight(self, labels: Tensor) -> float | Tensor:
+        """Return the denominator of the mean loss of a full batch."""
+        return self.objective.weight(labels)
+
+    def forward(
+        self, inputs: Tensor, labels: Tensor, share: float | Tensor | None = None, regularize: bool = True
+    ) -> Tensor:
+        """Return the loss of the full batch; `share` and `regularize` as in `Objective`."""
         x, y = part_of(inputs, labels, self.processes, self.head.ignore_index)
         where = next(self.parameters()).device
         x, y = x.to(where), y.to(where)
         seed = int(torch.randint(2**62, ()))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + self.processes.rank)
-            loss: Tensor = self.local(x, y) if self.sharded else self.local(x, y, self._share(y, labels.to(where)))
+            factor = share if self.sharded else self._share(y, labels.to(where)) * (1.0 if share is None else share)
+            loss: Tensor = self.local(x, y, factor, regularize)
         full = self.processes.add_(loss.detach().clone()) / self.processes.size
         return loss + (full - loss.detach())  # the value of the full batch with the gradient of this part
 
@@ -95,20 +102,6 @@ def _weight(head: Any, labels: Tensor) -> Tensor:
     counted = labels[labels != head.ignore_index]
     rows = torch.ones_like(counted, dtype=torch.float32)
     return (rows if head.class_weights is None else head.class_weights[counted]).sum()
-
-
-class _Share(nn.Module):
-    """An objective with the loss of the head multiplied by a factor."""
-
-    def __init__(self, objective: Objective) -> None:
-        super().__init__()
-        self.objective = objective
-
-    def forward(self, inputs: Tensor, labels: Tensor, share: Tensor) -> Tensor:
-        loss = self.objective.head(self.objective.features(inputs), labels) * share
-        for regularizer in (*self.objective.regularizers, *self.objective.penalties):
-            loss = loss + regularizer()
-        return loss
 
 
 class WholeObjective:
@@ -134,7 +127,7 @@ class WholeObjective:
 class WholeOptimizer:
     """State of the optimisers of an objective with a sharded head, in the form of a single process."""
 
-    def __init__(self, optimizer: Together, head: ShardedHead) -> None:
+    def __init__(self, optimizer: Optimizers, head: ShardedHead) -> None:
         self.optimizer, self.head = optimizer, head
         self.spread = {id(p) for name, p in head.head.named_parameters() if name in head.sharded_parameters}
 

@@ -1,115 +1,174 @@
-"""A run: a folder with the settings of a job, its metrics, and its checkpoints."""
+"""A run: a folder with the config of an experiment, its metrics, and its checkpoints."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from hypersphere import data
 from hypersphere._files import creating, replacing
-from hypersphere._validation import is_integer, is_number
-from hypersphere.training.checkpoint import DamagedCheckpoint
+from hypersphere._validation import is_integer, is_number, require
+from hypersphere.training.build import Experiment, build
+from hypersphere.training.checkpoint import Checkpoint, DamagedCheckpoint
 from hypersphere.training.checkpoints import Checkpoints
-from hypersphere.training.job import Assembly, Job
+from hypersphere.training.components import complete_settings, foreign_code
+from hypersphere.training.config import Config
 from hypersphere.training.lock import locked
 from hypersphere.training.origin import made_with
-from hypersphere.training.task import Task
 
-__all__ = ["Run", "refuse_existing"]
+__all__ = ["Run", "changed_settings", "refuse_existing"]
 
-FORMAT = 1
-CONFIG, METRICS, CHECKPOINTS = "config.json", "metrics.jsonl", "checkpoints"
+FORMAT = 2
+CONFIG, METRICS, CHECKPOINTS, BEST, LOCK = "config.json", "metrics.jsonl", "checkpoints", "best", ".lock"
+KINDS = ("step", "epoch", "validation")
 
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a training run and its job.
+    """The folder of a training run and its config.
 
     Attributes:
-        folder: folder with `config.json`, `metrics.jsonl` and `checkpoints/`.
-        job: the job with the settings in `config.json`.
+        folder: folder with `config.json`, `metrics.jsonl`, `checkpoints/` and, if a metric selects it, `best/`.
+        config: the config in `config.json`.
         made_with: versions, machine and commit with which the run was created.
-        start: the run or file with the initial weights, None for random initialisation.
+        weights: the run or file with the initial weights, None for random initialisation.
         outline: shape, dtype and classes of the data, so that the network can be built without the data.
+        fingerprint: checksums of names, labels and sizes of the data, compared at every opening.
 
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> folder = TemporaryDirectory()
-        >>> run = Run.create(folder.name, Job(epochs=2))
+        >>> run = Run.create(folder.name, Config.of({"epochs": 2}))
         >>> run.log({"kind": "epoch", "epoch": 1, "loss": 0.5})
-        >>> Run.open(folder.name).job.epochs, run.metrics()
+        >>> Run.open(folder.name).config.epochs, run.metrics()
         (2, [{'kind': 'epoch', 'epoch': 1, 'loss': 0.5}])
         >>> folder.cleanup()
     """
 
     folder: Path
-    job: Job
-    made_with: dict[str, Any]
-    start: str | None = None
+    config: Config
+    made_with: dict[str, Any] = field(default_factory=made_with)
+    weights: str | None = None
     outline: dict[str, Any] | None = None
+    fingerprint: dict[str, Any] | None = None
 
     @classmethod
     def create(
         cls,
         folder: str | Path,
-        job: Job,
-        start: str | None = None,
+        config: Config,
+        *,
+        weights: str | None = None,
         outline: dict[str, Any] | None = None,
-        resolved: dict[str, Any] | None = None,
+        fingerprint: dict[str, Any] | None = None,
     ) -> Run:
-        """Create the folder if needed and write the settings; raise a `ValueError` if it already holds a run.
-
-        `resolved`, the settings with all defaults, is written for information only.
+        """Create the folder if needed and write the config.
 
         Raises:
             ValueError: if the folder holds a run or cannot be written.
         """
-        run = cls(Path(folder), job, made_with(), start, outline)
-        content = {"format": FORMAT, "settings": job.settings(), "made_with": run.made_with, "start": start}
-        content |= {"data": outline, "resolved": resolved}
+        run = cls(Path(folder), config, weights=weights, outline=outline, fingerprint=fingerprint)
         try:
             with creating(run.path) as draft:
-                draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+                draft.write_text(run._content(), encoding="utf-8")
         except OSError as error:
             refuse_existing(run.folder)
             raise ValueError(f"{folder} must be a writable folder: {error.strerror or error}") from None
         return run
 
     @classmethod
+    def of(cls, folder: str | Path, experiment: Experiment, *, weights: str | None = None) -> Run:
+        """Create the run of an experiment, with the outline and the fingerprint of its data."""
+        outline, fingerprint = experiment.outline, experiment.data.fingerprint()
+        return cls.create(folder, experiment.config, weights=weights, outline=outline, fingerprint=fingerprint)
+
+    @classmethod
     def open(cls, folder: str | Path) -> Run:
-        """Return the run of a folder.
+        """Return the run of a folder. Nothing that its config names is imported.
 
         Raises:
-            ValueError: if there is none.
-            DamagedCheckpoint: if its settings cannot be read.
+            ValueError: if there is none, or it was written by another version.
+            DamagedCheckpoint: if its config cannot be read.
         """
         path = Path(folder) / CONFIG
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            supported, settings, origin = content["format"] == FORMAT, content["settings"], content["made_with"]
+            version = content["format"]
         except OSError as error:
             raise ValueError(f"{folder} is not a run of `hypersphere train`: {CONFIG}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DamagedCheckpoint(f"{path} is damaged: {error!r}") from None
-        if not supported:
-            raise ValueError(f"{path} must have format {FORMAT}, not {content['format']!r}")
-        start, outline = content.get("start"), content.get("data")
-        if not (isinstance(origin, dict) and isinstance(start, str | None) and _is_outline(outline)):
-            raise DamagedCheckpoint(f"{path} is damaged: made_with, start or data is not valid")
+        if version == 1:
+            raise ValueError(f"{folder} was trained with hypersphere 0.1; open it with that version")
+        if version != FORMAT:
+            raise ValueError(f"{path} must have format {FORMAT}, not {version!r}")
         try:
-            return cls(Path(folder), Job.of(settings), origin, start, outline)
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            origin, weights, described = content["made_with"], content["weights"], content["data"]
+            outline, fingerprint = described["outline"], described["fingerprint"]
+            settings = content["config"]
+            valid = isinstance(origin, dict) and isinstance(weights, str | None) and _is_outline(outline)
+            require(valid and isinstance(fingerprint, dict | None), "content", "made_with, weights and data", "others")
+            return cls(Path(folder), Config.of(settings), origin, weights, outline, fingerprint)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpoint(f"{path} is damaged: {error}") from None
 
     @property
     def path(self) -> Path:
-        """Path of the settings."""
+        """Path of the config."""
         return self.folder / CONFIG
+
+    def _content(self) -> str:
+        content = {
+            "format": FORMAT,
+            "config": self.config.settings(),
+            "made_with": self.made_with,
+            "weights": self.weights,
+            "data": {"outline": self.outline, "fingerprint": self.fingerprint},
+            "complete": complete_settings(self.config),  # for readers: with the defaults of all components
+        }
+        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+    def with_config(self, config: Config) -> Run:
+        """Return the run with another config, and write it, if only settings differ that a resumed run may change.
+
+        Longer training, for example: a finished run is extended by more epochs or steps.
+
+        Raises:
+            ValueError: if other settings differ.
+        """
+        changes = changed_settings(self.config, config)
+        refused = [f"{name} was {old!r} and is {new!r}" for name, old, new, allowed in changes if not allowed]
+        if refused:
+            reason = f"holds a run with different settings: {'; '.join(refused)}; choose another folder"
+            raise ValueError(f"{self.folder} {reason}")
+        run = replace(self, config=config)
+        if changes:
+            with replacing(self.path) as draft:
+                draft.write_text(run._content(), encoding="utf-8")
+        return run
+
+    def require_same_data(self, split: data.DataSplit) -> None:
+        """Raise a `ValueError` that says what changed, unless these are the data the run was created with."""
+        if self.fingerprint is None:
+            return
+        classes = (self.outline or {}).get("classes", list(split.classes))
+        reason = None
+        if list(split.classes) != classes:
+            pairs = zip(classes, split.classes, strict=False)
+            renamed = next((f"class {old!r} is now {new!r}" for old, new in pairs if old != new), None)
+            reason = renamed or f"the number of classes changed from {len(classes)} to {len(split.classes)}"
+        reason = reason or data.fingerprint_difference(self.fingerprint, split.fingerprint())
+        if reason:
+            raise ValueError(f"the data have changed since {self.folder} was created: {reason}")
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -118,38 +177,39 @@ class Run:
         Raises:
             ValueError: if another process is training in it.
         """
+        # A separate file: a lock on the config would be lost when the config is replaced.
+        path = self.folder / LOCK
+        path.touch()
         with ExitStack() as stack:
             try:
-                stack.enter_context(locked(self.path))
+                stack.enter_context(locked(path))
             except BlockingIOError:
                 reason = "is in use by another training process; wait until it ends, or choose another folder"
                 raise ValueError(f"{self.folder} {reason}") from None
             yield
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Read all logged lines; an incomplete last line is ignored.
-
-        Raises:
-            DamagedCheckpoint: if another line is not valid.
-        """
+    def metrics(self, *, on_damage: Callable[[str], None] = warnings.warn) -> list[dict[str, Any]]:
+        """Read all logged lines. An incomplete last line is ignored, and others that are damaged are reported."""
         path = self.folder / METRICS
         if not path.exists():
             return []
         *complete, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
         lines = []
-        for number, line in enumerate(complete, 1):
+        for number, text in enumerate(complete, 1):
             try:
-                lines.append(json.loads(line))
-            except ValueError:
-                lines.append(None)
-            if not _is_line(lines[-1]):
-                raise DamagedCheckpoint(f"line {number} of {path} is damaged")
+                line = json.loads(text)
+            except (ValueError, RecursionError):
+                line = None
+            if _is_line(line):
+                lines.append(line)
+            else:
+                on_damage(f"line {number} of {path} is damaged and ignored")
         return lines
 
-    def log(self, numbers: Mapping[str, Any]) -> None:
+    def log(self, line: Mapping[str, Any]) -> None:
         """Append a line of metrics; non-finite numbers become null."""
         with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(numbers), allow_nan=False) + "\n")
+            file.write(json.dumps(_finite(line), allow_nan=False) + "\n")
 
     def rewind(self, keep: Callable[[Mapping[str, Any]], bool]) -> None:
         """Remove the logged lines for which `keep` is false, before training resumes from a checkpoint."""
@@ -158,40 +218,113 @@ class Run:
             with replacing(self.folder / METRICS) as draft:
                 draft.write_text("".join(lines), encoding="utf-8")
 
-    def checkpoints(self, keep: int = 3, *, on_damage: Callable[[str], None] = warnings.warn) -> Checkpoints:
-        """Return the checkpoints of the run; `on_damage` gets a message for each damaged one that is skipped."""
-        return Checkpoints(self.folder / CHECKPOINTS, keep, on_damage=on_damage)
+    def checkpoints(
+        self, keep: int = 3, *, best: bool = False, on_damage: Callable[[str], None] = warnings.warn
+    ) -> Checkpoints:
+        """Return the last checkpoints of the run, or the best one.
 
-    def build(self, data_root: Path | None = None, *, data: bool = True) -> Assembly:
-        """Build the components of the job with random weights; with `data=False`, noise replaces the data."""
-        if data or self.outline is None:
-            return self.job.build(data_root)
-        return Assembly(self.job, Task.blank(self.outline))
+        `on_damage` gets a message for each damaged one that is skipped.
+        """
+        return Checkpoints(self.folder / (BEST if best else CHECKPOINTS), keep, on_damage=on_damage)
 
-    def assembly(self, data_root: Path | None = None, *, data: bool = True) -> Assembly:
-        """Build the job with the weights of the last intact checkpoint, in evaluation mode.
+    def checkpoint(
+        self, step: int | str | None = None, *, on_damage: Callable[[str], None] = warnings.warn
+    ) -> Checkpoint:
+        """Return the last intact checkpoint, the "best" one, or the one of a step.
+
+        Raises:
+            ValueError: if there is no such checkpoint.
+            DamagedCheckpoint: if it is damaged.
+        """
+        require(step in (None, "best") or is_integer(step, 0), "step", "null, 'best' or a number of steps", step)
+        checkpoints = self.checkpoints(best=step == "best", on_damage=on_damage)
+        if isinstance(step, int):
+            require(step in checkpoints.steps(), "step", f"one of {checkpoints.steps()}", step)
+            from hypersphere.training.checkpoint import read_checkpoint
+
+            return read_checkpoint(checkpoints.folder / f"step-{step:08d}", step)
+        checkpoint = checkpoints.latest()
+        if checkpoint is None:
+            advice = "; set validation.best to a metric before training" if step == "best" else ""
+            raise ValueError(f"{self.folder} has no {'best ' if step == 'best' else ''}checkpoint yet{advice}")
+        return checkpoint
+
+    def build(
+        self,
+        data_root: Path | None = None,
+        *,
+        with_data: bool = True,
+        device: torch.device | str | None = None,
+        trust_code: bool = False,
+    ) -> Experiment:
+        """Build the experiment with random weights, and compare its data with those of the run.
 
         Args:
             data_root: folder of the data sets.
-            data: read the data; False if only the network and the head are needed.
+            with_data: read the data; if False, noise of the same shape replaces them.
+            device: device of the experiment.
+            trust_code: import code that the config names; nothing is imported otherwise.
 
         Raises:
-            ValueError: if there is no checkpoint yet.
-            DamagedCheckpoint: if all checkpoints are damaged.
+            ValueError: if the data have changed, or the config names code that is not trusted.
         """
-        checkpoint = self.checkpoints().latest()
-        if checkpoint is None:
-            raise ValueError(f"{self.folder} has no checkpoint yet")
-        assembly = self.build(data_root, data=data)
-        checkpoint.restore_({"objective": assembly.objective})
-        assembly.objective.eval()
-        return assembly
+        foreign = foreign_code(self.config)
+        if foreign and not trust_code:
+            reason = "which is imported only with --trust-code"
+            raise ValueError(f"{self.folder} names code outside hypersphere ({', '.join(foreign)}), {reason}")
+        outline = None if with_data else self.outline
+        experiment = build(self.config, data_root=data_root, outline=outline, device=device, trust_code=trust_code)
+        if outline is None:
+            self.require_same_data(experiment.data)
+        return experiment
+
+    def experiment(
+        self,
+        data_root: Path | None = None,
+        *,
+        step: int | str | None = None,
+        with_data: bool = True,
+        device: torch.device | str | None = None,
+        trust_code: bool = False,
+    ) -> Experiment:
+        """Build the experiment with the weights of a checkpoint, in evaluation mode; averaged weights if there are.
+
+        Args:
+            step: None for the last intact checkpoint, "best", or a number of steps.
+            data_root, with_data, device, trust_code: see `build`.
+        """
+        checkpoint = self.checkpoint(step)
+        experiment = self.build(data_root, with_data=with_data, device=device, trust_code=trust_code)
+        checkpoint.restore_({"ema" if experiment.ema is not None else "objective": experiment.objective})
+        experiment.objective.eval()
+        return experiment
+
+
+def changed_settings(old: Config, new: Config) -> list[tuple[str, Any, Any, bool]]:
+    """Return name, old value, new value and `may_change` of each setting that differs.
+
+    >>> changed_settings(Config.of({"epochs": 2}), Config.of({"epochs": 3, "seed": 1}))
+    [('epochs', 2, 3, True), ('seed', 0, 1, False)]
+    """
+    before, now = old.settings(), new.settings()
+    return [
+        (one.name, before[one.name], now[one.name], bool(one.metadata["may_change"]))
+        for one in dataclasses.fields(Config)
+        if before[one.name] != now[one.name]
+    ]
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raise a `ValueError` if a folder already holds a run."""
+    if (folder / CONFIG).exists():
+        advice = "continue it with --resume auto, or choose another folder with --out"
+        raise ValueError(f"{folder} already holds a run; {advice}")
 
 
 def _is_outline(value: Any) -> bool:
     if value is None:
         return True
-    fits = isinstance(value, dict) and set(value) == {"shape", "type", "classes"}
+    fits = isinstance(value, dict) and set(value) == {"shape", "dtype", "classes"}
     lists = fits and isinstance(value["shape"], list) and isinstance(value["classes"], list) and bool(value["classes"])
     return lists and all(is_integer(n, 1) for n in value["shape"]) and all(isinstance(c, str) for c in value["classes"])
 
@@ -202,19 +335,11 @@ def _is_line(value: Any) -> bool:
         return False
     kind = value.get("kind")
     counts = all(is_integer(value[name], 0) for name in ("step", "epoch") if name in value)
-    counts = counts and (kind is None or (kind in ("step", "epoch") and kind in value))
+    counts = counts and (kind is None or kind in KINDS) and (kind not in ("step", "epoch") or kind in value)
     layers = value.get("energy", {})
     others = [item for name, item in value.items() if name not in ("kind", "energy")]
     numbers = [*others, *(layers.values() if isinstance(layers, dict) else ["none"])]
     return counts and all(item is None or is_number(item, -math.inf) for item in numbers)
-
-
-def refuse_existing(folder: Path) -> None:
-    """Raise a `ValueError` if a folder already holds a run."""
-    if (folder / CONFIG).exists():
-        raise ValueError(
-            f"{folder} already holds a run; continue it with --resume auto, or choose another folder with --out"
-        )
 
 
 def _finite(value: Any) -> Any:

@@ -15,11 +15,11 @@ from hypersphere.heads import ShardedHead
 from hypersphere.heads._collectives import Processes
 from hypersphere.training.checkpoint import Checkpoint
 from hypersphere.training.job import Assembly
+from hypersphere.training.job_run import Run
 from hypersphere.training.loop import ADVICE, Epoch, Progress, minimize
 from hypersphere.training.measure import accuracy, class_vectors, layer_energies
 from hypersphere.training.parallel import Parallel, WholeObjective, WholeOptimizer
 from hypersphere.training.random_state import RandomState
-from hypersphere.training.run import Run
 
 __all__ = ["Session"]
 
@@ -88,7 +88,10 @@ class Session:
         optimizer: Any = assembly.optimizer
         if isinstance(assembly.head, ShardedHead):
             self._modules = {"objective": WholeObjective(objective)}
-            optimizer = WholeOptimizer(assembly.optimizer, assembly.head)
+            optimizer = WholeOptimizer(
+                assembly.optimizer,  # type: ignore[arg-type]
+                assembly.head,
+            )
         self._state: dict[str, Any] = {
             "optimizer": optimizer,
             "scheduler": assembly.scheduler,

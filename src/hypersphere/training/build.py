@@ -1,0 +1,369 @@
+"""Build an experiment: the objects that a config describes, ready for the `Trainer` or for another loop."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere import data, energy, heads, models, optim
+from hypersphere._modes import evaluation_mode
+from hypersphere._validation import is_number, require
+from hypersphere.heads._collectives import Processes
+from hypersphere.robustness import ATTACKS, Attack
+from hypersphere.training.activation_checkpointing import checkpoint_activations_
+from hypersphere.training.components import accept_options_of, create
+from hypersphere.training.config import Component, Config
+from hypersphere.training.initial_weights import LoadReport, load_matching_weights_
+from hypersphere.training.loop import MovingAverage, Objective
+from hypersphere.training.network import Network, Operator, auto_model, build_body
+from hypersphere.training.optimizers import Optimizers, build_optimizer
+from hypersphere.training.rotations import TrainedRotation
+from hypersphere.training.schedules import Scheduler
+from hypersphere.training.validation import Validator
+
+__all__ = ["ADVERSARIES", "PRECISIONS", "REGULARIZERS", "Experiment", "build", "build_experiment", "resolve"]
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HEAD_OPTIONS = ("sharded", "sample", "renormalize")
+
+
+def _no_regularizer(model: nn.Module) -> None:
+    """No regulariser."""
+
+
+REGULARIZERS: dict[str, Callable[..., Any]] = {
+    "none": _no_regularizer,
+    "mhe": energy.MHE,
+    "comhe": energy.CoMHE,
+    "orthonormal": energy.Orthonormal,
+    "orthogonal": energy.Orthogonal,
+    "srip": energy.SRIP,
+}
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """Adversarial training: an attack, and the weight of the attacked inputs in the loss."""
+
+    attack: Attack | None = None
+    weight: float = 0.5
+
+
+def _no_adversary() -> Adversary:
+    """Train on the inputs as they are."""
+    return Adversary()
+
+
+def _adversary(entry: Callable[..., Attack]) -> Callable[..., Adversary]:
+    @accept_options_of(entry)
+    def adversary(*, weight: float = 0.5, **options: Any) -> Adversary:
+        require(is_number(weight, 0, 1), "adversarial.weight", "a number in [0, 1]", weight)
+        return Adversary(entry(**options), weight)
+
+    adversary.__doc__ = entry.__doc__
+    return adversary
+
+
+ADVERSARIES: dict[str, Callable[..., Adversary]] = {
+    "none": _no_adversary,
+    **{name: _adversary(entry) for name, entry in ATTACKS.items()},
+}
+
+
+class Experiment:
+    """The objects of an experiment.
+
+    Attributes:
+        config: its settings, with everything resolved that depends on the data.
+        data: the data; random ones if the experiment was built from an outline.
+        outline: shape, dtype and classes of the data, None for a graph.
+        network: maps inputs to features.
+        head: maps features and labels to a loss.
+        objective: network, head and regularisers.
+        loader: the training batches.
+        augment: augmentations of float batches, applied in order.
+        optimizer, scheduler: optimisers and learning-rate schedule of all trained parameters.
+        scaler: loss scaling for float16, None for other precisions.
+        ema: moving average of the weights, or None.
+        validation: computes the metrics.
+        loaded: which of the initial weights were loaded, if any were given.
+        rotation: training by rotation.
+        steps, steps_per_epoch: numbers of optimiser steps.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        split: data.DataSplit,
+        *,
+        weights: Mapping[str, Any] | None = None,
+        device: torch.device | None = None,
+        trust_code: bool = True,
+    ) -> None:
+        self.data, self.outline = split, split.outline()
+        shape = () if self.outline is None else tuple(self.outline["shape"])
+        self.config = config = resolve(config, split, shape)
+        create_ = _creator(trust_code)
+        # The order of the random draws below is part of the results: network, head, initialisation, rotation.
+        torch.manual_seed(config.seed)
+        operator = _operator(config.operator, trust_code)
+        body = build_body(config, operator, shape, graph=split.graph, trust_code=trust_code)
+        mean, deviation = create_(config.normalize, "normalize", split.train) if split.graph is None else (None, None)
+        self.network = Network(body, mean, deviation, split.graph)
+        head, sharded, sample, self.renormalize = _head(config.head, self.network.feature_dim, split, trust_code)
+        modules = nn.ModuleDict({"network": self.network.body, "head": head})
+        create_(config.init, "init", modules)
+        self.loaded: LoadReport | None = None
+        if weights is not None:
+            self.loaded = load_matching_weights_(self.network, head, weights)
+        self.rotation: TrainedRotation = create_(config.rotation, "rotation", modules)
+        regularizers = [_regularizer(one, modules, sharded, create_) for one in config.regularizers]
+        with torch.random.fork_rng(devices=[]):  # later random numbers do not depend on the number of processes
+            self.head: nn.Module = heads.ShardedHead(head, sample=sample) if sharded else head
+        if operator.weighted_gradients:
+            optim.WeightedGradients(self.network)
+        self.project_every = operator.project_every
+        adversary: Adversary = create_(config.adversarial, "adversarial")
+        terms = [one for one in (*regularizers, self.rotation.penalty) if one is not None]
+        self.objective = Objective(
+            self.network,
+            self.head,
+            terms,
+            precision=PRECISIONS[config.precision],
+            attack=adversary.attack,
+            attack_weight=adversary.weight,
+        )
+        self._frozen = _freeze_(self.network, head, config.freeze)
+        if config.checkpoint_activations:
+            checkpoint_activations_(self.network.body)
+        self.objective.to(device)
+
+        graph_size = len(split.train) if split.graph is not None else None
+        sampler = create_(config.sampler, "sampler", split.train.labels, config.seed)
+        self.loader = data.make_loader(
+            split.train,
+            batch_size=graph_size or config.batch_size,
+            sampler=sampler,
+            workers=config.workers,
+            broken=config.broken_files,
+            pin=self.device.type == "cuda",
+        )
+        self.augment = [create_(one, "augment") for one in config.augment]
+        self.steps_per_epoch = -(-len(self.loader) // config.accumulate)
+        self.steps: int = config.steps or (config.epochs or 1) * self.steps_per_epoch
+        self._build_optimizer(create_, sample is not None, trust_code)
+        self.scaler = torch.amp.GradScaler(self.device.type) if config.precision == "float16" else None
+        require(config.clip is None or config.clip > 0, "clip", "null or a positive number", config.clip)
+        self.ema: MovingAverage | None = None
+        if config.ema is not None:
+            folds = self.rotation.stochastic is not None
+            require(not folds, "ema", "unset with the rotation stochastic, which replaces weights", config.ema)
+            self.ema = MovingAverage(self.objective, config.ema)
+        chosen = config.validation
+        protocols = {one.name: create_(one, "validation") for one in chosen.protocols}
+        self.validation = Validator(
+            split,
+            protocols,
+            batch_size=chosen.batch_size,
+            broken=config.broken_files,
+            workers=config.workers,
+            energy=chosen.energy,
+        )
+
+    def _build_optimizer(self, create_: Callable[..., Any], is_sampled: bool, trust_code: bool) -> None:
+        config = self.config
+
+        def depths() -> dict[int, float]:
+            by_name = models.layer_depths(self.network.body)
+            deepest = max(by_name.values(), default=0)
+            return {id(p): deepest + 1 - by_name[name] for name, p in self.network.body.named_parameters()}
+
+        self.optimizer: Optimizers = build_optimizer(
+            self.objective,
+            config.optimizer,
+            on_group=self.rotation.on_group,
+            group_options=self.rotation.group_options,
+            sampled=self.head.weight if is_sampled else None,  # type: ignore[arg-type]
+            depths=depths,
+            trust_code=trust_code,
+        )
+        # Margins follow optimiser steps, also if a step has several batches or is skipped by loss scaling.
+        inner = self.head.head if isinstance(self.head, heads.ShardedHead) else self.head
+        if isinstance(inner, heads.AngularHead):
+            inner.advance_with(self.optimizer.optimizers[0])
+        schedule = create_(config.schedule, "schedule")
+        self.scheduler = Scheduler(self.optimizer.optimizers, schedule, self.steps, self.steps_per_epoch)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return next(self.objective.parameters()).device
+
+    def prepare(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a training batch on the device, as floats in [0, 1] if it was uint8, and augmented."""
+        inputs = inputs.to(self.device, non_blocking=True)
+        if inputs.dtype == torch.uint8:
+            inputs = inputs.float() / 255
+        for augment in self.augment:
+            inputs = augment(inputs, self.loader.generator)
+        return inputs, labels.to(self.device, non_blocking=True)
+
+    def train_mode(self) -> None:
+        """Put the objective into training mode, apart from frozen modules: their statistics stay as they are."""
+        self.objective.train()
+        for module in self._frozen:
+            module.eval()
+
+    def after_step(self, step: int) -> None:
+        """Run the actions of the experiment that follow each optimiser step."""
+        if self.rotation.stochastic is not None:
+            self.rotation.stochastic.step(self.optimizer.optimizers[0])
+        if self.project_every is not None and step % self.project_every == 0:
+            optim.project_weights_(self.network)
+        if self.renormalize:
+            optim.project_weights_(self.head)
+        if self.ema is not None:
+            self.ema.update()
+
+    @torch.no_grad()
+    def embed(self, source: data.Source | None = None, *, batch_size: int = 500) -> tuple[Tensor, Tensor]:
+        """Return features (N, d) and labels (N,) of a source on the CPU, by default of the held-out data.
+
+        Features are computed in evaluation mode, in the precision of training.
+        """
+        chosen = self.data.validation if source is None else source
+        require(chosen is not None, "source", "given, because the experiment has no held-out data", source)
+        assert chosen is not None
+        size = batch_size if self.data.graph is None else len(chosen)
+        loader = data.make_loader(chosen, batch_size=size, sampler=data.SAMPLERS["sequential"](chosen.labels, 0))
+        with evaluation_mode(self.objective):
+            parts = [(self.objective.features(x.to(self.device)).cpu(), y) for x, y in loader]
+        return torch.cat([features for features, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def build(
+    config: Config,
+    *,
+    data_root: Path | None = None,
+    weights: Mapping[str, Any] | None = None,
+    device: torch.device | str | None = None,
+    trust_code: bool = True,
+    split: data.DataSplit | None = None,
+    outline: Mapping[str, Any] | None = None,
+) -> Experiment:
+    """Read the data of a config and build its experiment, with the seed of the config.
+
+    Args:
+        config: the settings.
+        data_root: folder of the data sets.
+        weights: initial weights by name; rotations are applied to them.
+        device: device for training.
+        trust_code: allow import paths in the config.
+        split: data, instead of those of the config.
+        outline: `DataSplit.outline()` of the data. Random data replace them, sufficient to build network and head.
+
+    Example:
+        >>> experiment = build(Config.of({"data": {"name": "digits", "limit": 100}, "epochs": 1}))
+        >>> experiment.config.model.name, experiment.network.feature_dim, experiment.steps
+        ('embedding_cnn', 64, 2)
+    """
+    if split is None and outline is not None:
+        split = data.DataSplit.blank(outline)
+    if split is None:
+        split = create(config.data, "data", data_root, trust_code=trust_code)
+    place = None if device is None else torch.device(device)
+    return Experiment(config, split, weights=weights, device=place, trust_code=trust_code)
+
+
+build_experiment = build  # the name in `hypersphere.training`, where `build` is this module
+
+
+def resolve(config: Config, split: data.DataSplit, shape: tuple[int, ...]) -> Config:
+    """Return a config with the choices that depend on the data: the model "auto", the protocols, the epochs.
+
+    Args:
+        config: the settings.
+        split: the data.
+        shape: shape of an input, empty for a graph.
+    """
+    if config.model.name == "auto":
+        require(not config.model.options, "model", "named if it has options", dict(config.model.options))
+        config = replace(config, model=auto_model(shape, len(split.classes), graph=split.graph is not None))
+    if config.epochs is None and config.steps is None:
+        config = replace(config, epochs=10)
+    protocols = config.validation.protocols
+    if not protocols and split.validation is not None:
+        protocols = (Component("verification" if split.open_set else "accuracy"),)
+    is_closed = not split.open_set or all(one.name != "accuracy" for one in protocols)
+    accepted = "without accuracy, because the classes of the held-out data are not those of training"
+    require(is_closed, "validation.protocols", accepted, [one.name for one in protocols])
+    names = [one.name for one in protocols]
+    require(len(set(names)) == len(names), "validation.protocols", "different from each other", names)
+    return replace(config, validation=replace(config.validation, protocols=protocols))
+
+
+def _creator(trust_code: bool) -> Callable[..., Any]:
+    def create_(component: Component, menu: str, *arguments: Any) -> Any:
+        return create(component, menu, *arguments, trust_code=trust_code)
+
+    return create_
+
+
+def _operator(component: Component, trust_code: bool) -> Operator:
+    """Return the operator of a config; an import path names a function that changes a model in place."""
+    if not component.is_import_path:
+        return create(component, "operator")
+    return Operator(convert_=lambda body: create(component, "operator", body, trust_code=trust_code))
+
+
+def _head(
+    component: Component, feature_dim: int, split: data.DataSplit, trust_code: bool
+) -> tuple[Any, bool, float | None, bool]:
+    """Return the head, whether its classes are divided among processes, the sampled fraction, and renormalisation."""
+    options = dict(component.options)
+    sharded, sample, renormalize = (options.pop(key, None) for key in HEAD_OPTIONS)
+    for name, value in (("sharded", sharded), ("renormalize", renormalize)):
+        require(isinstance(value, bool | None), f"head.{name}", "true or false", value)
+    is_share = sample is None or (is_number(sample, 0, 1) and sample > 0)
+    require(is_share, "head.sample", "null or a number in (0, 1]", sample)
+    require(sample is None or bool(sharded), "head.sample", "null without head.sharded", sample)
+    sizes = feature_dim, len(split.classes)
+    head = create(Component(component.name, options), "head", *sizes, handled=HEAD_OPTIONS, trust_code=trust_code)
+    reduction = getattr(head, "reduction", "mean")
+    require(reduction != "none", "head.reduction", "'mean' or 'sum'", reduction)
+    divides = bool(sharded) and (Processes().size > 1 or sample is not None)
+    return head, divides, sample, bool(renormalize)
+
+
+def _regularizer(component: Component, modules: nn.ModuleDict, sharded: bool, create_: Callable[..., Any]) -> Any:
+    """Return a regulariser of all layers, or of the network only if no process has all class vectors."""
+    if not sharded:
+        return create_(component, "regularizer", modules)
+    if component.options.get("output"):
+        reason = "regularises class vectors, which head.sharded divides among processes; remove one of the two"
+        raise ValueError(f"regularizers {component.name} with output {reason}")
+    options = {"output_layer": None, **component.options}
+    return create_(Component(component.name, options), "regularizer", nn.ModuleDict({"network": modules["network"]}))
+
+
+def _freeze_(network: nn.Module, head: nn.Module, patterns: tuple[str, ...]) -> list[nn.Module]:
+    """Freeze the parameters whose names match a pattern; return the modules of which all parameters are frozen."""
+    named = dict(network.named_parameters()) | {f"head.{name}": p for name, p in head.named_parameters()}
+    for pattern in patterns:
+        matching = [name for name in named if fnmatch.fnmatchcase(name, pattern)]
+        examples = ", ".join(list(named)[:3])
+        require(bool(matching), "freeze", f"patterns of parameter names such as {examples}", pattern)
+        for name in matching:
+            named[name].requires_grad_(False)
+    if not patterns:
+        return []
+    modules = [*network.modules(), *head.modules()]
+    frozen = [all(not p.requires_grad for p in module.parameters()) for module in modules]
+    has_parameters = [next(module.parameters(), None) is not None for module in modules]
+    return [module for module, a, b in zip(modules, frozen, has_parameters, strict=True) if a and b]

@@ -1,0 +1,380 @@
+"""Train a run from its last checkpoint to the end, or until it is asked to stop."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypersphere._validation import require
+from hypersphere.heads import ShardedHead
+from hypersphere.heads._collectives import Processes
+from hypersphere.training.build import Experiment
+from hypersphere.training.checkpoint import Checkpoint
+from hypersphere.training.components import create
+from hypersphere.training.loop import ADVICE, Epoch, Progress, minimize
+from hypersphere.training.parallel import Parallel, WholeObjective, WholeOptimizer
+from hypersphere.training.random_state import RandomState
+from hypersphere.training.run import Run
+from hypersphere.training.schedules import is_better
+from hypersphere.training.trackers import Tracker
+
+__all__ = ["Trainer"]
+
+SAVING_SHARE = 0.02  # largest fraction of the time that may be spent on saving at the end of epochs
+
+
+class Trainer:
+    """Train a run with validation, logging and checkpoints; it can stop between two steps.
+
+    A checkpoint is saved every `save_every` seconds within an epoch; at the end of an epoch, unless saving would take
+    more than 2 % of the time; when the metric `validation.best` improves; and always at the end and when training
+    stops. With several processes, each creates the same trainer; only the first one writes files.
+
+    Args:
+        experiment: the objects to train.
+        run: the run; None to train without files.
+        device: device for training; by default that of the experiment.
+        stop: called after each step; training stops if it returns True.
+        on_step: called with the trainer after each step and each epoch.
+        say: called with messages for the user, such as damaged checkpoints.
+        save: False to write metrics, but no checkpoints.
+
+    Attributes:
+        progress: state of training.
+        steps: total number of steps.
+        saved: step of the last checkpoint that was saved or resumed from, None before.
+        metrics: the logged line of the last validation, empty before.
+        history: the lines of all epochs of this process.
+        best: value and step of the best validation so far, if `validation.best` is set.
+        speed: examples per second since the last logged line.
+        finished: whether training has reached its end, by steps or by early stopping.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        run: Run | None = None,
+        *,
+        device: torch.device | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        on_step: Callable[[Trainer], None] | None = None,
+        say: Callable[[str], None] = lambda message: None,
+        save: bool = True,
+    ) -> None:
+        self.experiment, self.run, self.config = experiment, run, experiment.config
+        self.stop, self.on_step, self.say = stop, on_step, say
+        self.processes = Processes()
+        self.checkpoints = run.checkpoints(self.config.keep, on_damage=say) if run is not None and save else None
+        self.progress = Progress()
+        self.steps = experiment.steps
+        self.saved: int | None = None
+        self.metrics: Mapping[str, Any] = {}
+        self.history: list[Mapping[str, Any]] = []
+        self.best: dict[str, Any] = {"value": None, "step": None, "bad": 0}
+        self.speed = math.nan
+        self.finished = False
+        if device is not None:
+            require(experiment.ema is None, "device", "given to build if there is a moving average", device)
+            experiment.objective.to(device)
+        self.device = experiment.device
+        if self.config.compile:
+            experiment.network.compile()  # in place, so that names in checkpoints do not change
+        objective: Any = experiment.objective
+        optimizer: Any = experiment.optimizer
+        if isinstance(experiment.head, ShardedHead):
+            objective, optimizer = WholeObjective(objective), WholeOptimizer(optimizer, experiment.head)
+        self._modules: dict[str, Any] = {"objective": objective}
+        if experiment.ema is not None:
+            self._modules["ema"] = experiment.ema
+        self._state: dict[str, Any] = {
+            "optimizer": optimizer,
+            "scheduler": experiment.scheduler,
+            "loader": experiment.loader,
+            "random": RandomState(),
+            "stochastic": experiment.rotation.stochastic,
+            "scaler": experiment.scaler,
+            "progress": self.progress,
+        }
+        self._trackers: list[Tracker] = []
+        self._last_line: Mapping[str, Any] = {}
+        self._before = 0.0  # seconds of earlier processes
+        self._began = self._saved_at = time.perf_counter()
+        self._cost = 0.0  # seconds of the last save
+        self._rate = self._next_rate()
+
+    def resume(self) -> Checkpoint | None:
+        """Restore the last intact checkpoint, if there is one, and remove the lines that were logged after it.
+
+        Raises:
+            ValueError: if the data are not those of the run.
+        """
+        require(self.run is not None, "run", "given to resume", None)
+        assert self.run is not None
+        self.run.require_same_data(self.experiment.data)
+        checkpoint = None if self.checkpoints is None else self.checkpoints.latest()
+        if checkpoint is not None:
+            checkpoint.restore_(self._modules, {key: one for key, one in self._state.items() if one is not None})
+            saved = checkpoint.state()
+            self.saved, self._before, self.best = checkpoint.step, saved["seconds"], dict(saved["best"])
+            self._rate = self._next_rate()
+            if self.processes.rank == 0 and self.best["step"] == checkpoint.step:
+                self._save_best(self._modules)  # in case training was killed between the two saves
+        if self.processes.rank == 0:
+            self.run.rewind(self._is_past)
+            for line in self.run.metrics():
+                self.metrics = line if line.get("kind") in ("epoch", "validation") else self.metrics
+        return checkpoint
+
+    def train(self) -> bool:
+        """Train until the end or until stopped; return True if the end was reached."""
+        experiment, config = self.experiment, self.config
+        experiment.train_mode()
+        self._began = self._saved_at = time.perf_counter()
+        self._mark()
+        self._start_trackers()
+        objective = experiment.objective if self.processes.size == 1 else Parallel(experiment.objective)
+        try:
+            if not self._is_patient():
+                raise _Finished
+            minimize(
+                objective,
+                self,
+                epochs=config.epochs if config.steps is None else None,
+                steps=config.steps,
+                optimizer=experiment.optimizer,
+                scheduler=experiment.scheduler,
+                accumulate=config.accumulate,
+                clip=config.clip,
+                scaler=experiment.scaler,
+                check_every=config.log_every,
+                on_step=self._after_step,
+                on_epoch=self._after_epoch,
+                progress=self.progress,
+            )
+        except _Stopped:
+            return False
+        except _Finished:
+            pass
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error}; {self._last_good()}") from None
+        finally:
+            for tracker in self._trackers:
+                tracker.finish()
+        self.finished = True
+        return True
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
+        return len(self.experiment.loader)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the rest of an epoch of augmented batches on the device."""
+        for inputs, labels in self.experiment.loader:
+            yield self.experiment.prepare(inputs, labels)
+
+    @property
+    def seen(self) -> int:
+        """Number of examples so far."""
+        return self.progress.epoch * len(self.experiment.data.train) + self.progress.seen
+
+    @property
+    def seconds(self) -> float:
+        """Duration of training so far, including earlier processes."""
+        return self._before + time.perf_counter() - self._began
+
+    # --- after each step and each epoch
+
+    def _after_step(self, progress: Progress) -> None:
+        config = self.config
+        self.experiment.after_step(progress.step)
+        if progress.step % config.log_every == 0 or progress.step == 1:
+            self._log_step()
+        self._rate = self._next_rate()
+        chosen = config.validation
+        improved = False
+        if chosen.every_unit == "steps" and progress.step % chosen.every == 0 and progress.step < self.steps:
+            improved = self._validate({"kind": "validation", "epoch": progress.epoch, "step": progress.step})
+        if self.on_step is not None:
+            self.on_step(self)
+        within = progress.step % self.experiment.steps_per_epoch != 0  # otherwise the end of the epoch saves
+        stop, due = self._agreed(self.stop(), improved or (within and self._is_due()))
+        if stop or due:
+            self._save(is_best=improved)
+        if stop:
+            self._agreed(True)  # wait for the first process to save, because torchrun stops all processes when one ends
+            raise _Stopped
+        if not self._is_patient():
+            raise _Finished
+
+    def _after_epoch(self, epoch: Epoch) -> None:
+        chosen, ended = self.config.validation, self.progress.step >= self.steps
+        line: dict[str, Any] = {"kind": "epoch", "epoch": epoch.number, "step": self.progress.step, "loss": epoch.loss}
+        due = ended or (chosen.every_unit == "epochs" and epoch.number % chosen.every == 0)
+        improved = self._validate(line, validate=due)
+        self.history.append(self._last_line)
+        if self.on_step is not None:
+            self.on_step(self)
+        ended = ended or not self._is_patient()
+        (save,) = self._agreed(ended or improved or self._is_due(self._cost / SAVING_SHARE))
+        if save:
+            self._save(is_best=improved)
+        self._mark()
+        if ended:
+            raise _Finished
+
+    def _validate(self, line: dict[str, Any], *, validate: bool = True) -> bool:
+        """Add metrics to a line and log it; return True if the metric that selects the best checkpoint improved."""
+        self._require_finite()
+        self._same_buffers()
+        experiment, chosen = self.experiment, self.config.validation
+        improved = False
+        if validate:
+            with nullcontext() if experiment.ema is None else experiment.ema.applied():
+                line |= experiment.validation(experiment.objective)
+            experiment.scheduler.observe(line)
+            if chosen.best is not None:
+                known = ", ".join(name for name, value in line.items() if isinstance(value, float))
+                require(chosen.best in line, "validation.best", f"one of {known}", chosen.best)
+                improved = is_better(chosen.best, line[chosen.best], self.best["value"])
+                if improved:
+                    self.best = {"value": line[chosen.best], "step": self.progress.step, "bad": 0}
+                else:
+                    self.best = {**self.best, "bad": self.best["bad"] + 1}
+        line["seconds"] = round(self.seconds, 3)
+        self._last_line = line
+        self.metrics = line if validate else self.metrics
+        self._log(line)
+        return improved
+
+    def _is_patient(self) -> bool:
+        patience = self.config.validation.patience
+        return patience is None or self.best["bad"] < patience
+
+    def _log_step(self) -> None:
+        since, seen = self._window
+        elapsed = time.perf_counter() - since
+        self.speed = (self.seen - seen) / elapsed if elapsed > 0 else math.nan
+        self._log(
+            {
+                "kind": "step",
+                "step": self.progress.step,
+                "epoch": self.progress.epoch,
+                "seconds": round(self.seconds, 3),
+                "loss": float(self.progress.loss),
+                "rate": self._rate,
+                "examples_per_second": round(self.speed, 1),
+            }
+        )
+        self._mark()
+
+    # --- checkpoints
+
+    def _is_due(self, patience: float = math.inf) -> bool:
+        """Return True in the first process if the last save is at least `save_every` or `patience` seconds ago."""
+        waited = time.perf_counter() - self._saved_at
+        return self.processes.rank == 0 and waited >= min(self.config.save_every, patience)
+
+    def _save(self, *, is_best: bool = False) -> None:
+        """Save a checkpoint, and another one in the folder of the best if it is the best so far."""
+        self._require_finite()
+        if self.checkpoints is None:
+            return
+        assert self.run is not None
+        began = time.perf_counter()
+        modules, state = self._modules, {key: one for key, one in self._state.items() if one is not None}
+        if isinstance(self.experiment.head, ShardedHead):  # collective operation
+            modules = {name: _Snapshot(module.state_dict()) for name, module in modules.items()}
+            state = {**state, "optimizer": state["optimizer"].state_dict()}
+        if self.processes.rank == 0:
+            numbers = {"seconds": self.seconds, "best": self.best}
+            self.checkpoints.save(self.progress.step, modules, {**state, **numbers})
+            if is_best:
+                self._save_best(modules)
+        self.saved, self._saved_at = self.progress.step, time.perf_counter()
+        self._cost = self._saved_at - began
+        self._mark()
+
+    def _save_best(self, modules: dict[str, Any]) -> None:
+        assert self.run is not None
+        best = self.run.checkpoints(1, best=True, on_damage=self.say)
+        # Steps after a checkpoint from which training was resumed are repeated.
+        if any(step > self.progress.step for step in best.steps()):
+            shutil.rmtree(best.folder)
+        best.save(self.progress.step, modules, {"metric": self.best["value"]})
+
+    def _require_finite(self) -> None:
+        """Raise a `FloatingPointError` rather than save or measure weights that are not finite."""
+        parameters = [p.detach() for p in self.experiment.objective.parameters()]
+        sound = bool(torch.stack([torch.isfinite(p).all() for p in parameters]).all())
+        (broken,) = self._agreed(not sound)
+        if broken:
+            raise FloatingPointError(f"training diverged before step {self.progress.step + 1}; {ADVICE}")
+
+    def _last_good(self) -> str:
+        if self.saved is None or self.run is None:
+            return "no checkpoint was saved before"
+        return f"the last good checkpoint is that of step {self.saved} in {self.run.folder}"
+
+    # --- processes and trackers
+
+    def _same_buffers(self) -> None:
+        """Copy the buffers of the first process, which are the saved ones, to all processes."""
+        if self.processes.size > 1:
+            for buffer in self.experiment.objective.buffers():
+                torch.distributed.broadcast(buffer, 0)
+
+    def _agreed(self, *flags: bool) -> list[bool]:
+        """Return, for each flag, whether any process raised it."""
+        if self.processes.size == 1:
+            return list(flags)
+        raised = self.processes.add_(torch.tensor(flags, dtype=torch.float32, device=self.device))
+        return [bool(number) for number in raised.tolist()]
+
+    def _start_trackers(self) -> None:
+        if self.processes.rank == 0 and self.run is not None:
+            self._trackers = [create(one, "tracker") for one in self.config.trackers]
+            for tracker in self._trackers:
+                tracker.start(self.run, self.config)
+
+    def _log(self, line: Mapping[str, Any]) -> None:
+        if self.processes.rank == 0 and self.run is not None:
+            self.run.log(line)
+            for tracker in self._trackers:
+                tracker.log(line)
+
+    def _mark(self) -> None:
+        self._window = time.perf_counter(), self.seen
+
+    def _next_rate(self) -> float:
+        return float(self.experiment.optimizer.optimizers[0].param_groups[0]["lr"])
+
+    def _is_past(self, line: Mapping[str, Any]) -> bool:
+        """Return True if a line was logged up to the current step."""
+        if line.get("kind") == "epoch":
+            return bool(line["epoch"] <= self.progress.epoch)
+        return bool(line.get("step", 0) <= self.progress.step)
+
+
+class _Stopped(Exception):
+    """Raised when training was asked to stop, after saving."""
+
+
+class _Finished(Exception):
+    """Raised when training has reached its end."""
+
+
+class _Snapshot:
+    """A stored state with the interface of a module."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state

@@ -1,0 +1,339 @@
+"""Validation: metrics on held-out data during training, and the energy of the neurons of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere import data, sphere
+from hypersphere._layer_selection import layers_of
+from hypersphere._modes import evaluation_mode
+from hypersphere._validation import require
+from hypersphere.data.loading import batch_sizes, rows_of_rank
+from hypersphere.energy import hyperspherical_energy
+from hypersphere.evaluation import first_of_each, identify, verify
+from hypersphere.heads import NonFiniteScoresError, ShardedHead
+from hypersphere.heads._collectives import Processes
+from hypersphere.training.loop import Objective
+
+__all__ = ["PROTOCOLS", "Validator", "class_vectors", "layer_energies", "mean_energy"]
+
+MOST_NEURONS = 2048
+DIVERGED = "training diverged: the features or scores of validation data are not finite"
+
+
+class Protocol_(Protocol):
+    """Maps features and labels of held-out data to metrics by name."""
+
+    def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> dict[str, float]:
+        """Return metrics by name."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Fraction of examples whose class has the largest score, and of those whose class is among the `top` largest.
+
+    The scores are those of the head, so the classes must be those of training.
+    """
+
+    top: int = 5
+
+    def hits(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Return the numbers of examples counted by the two metrics."""
+        first = scores.argmax(1) == labels
+        among = (scores.topk(min(self.top, scores.shape[1])).indices == labels.unsqueeze(1)).any(1)
+        return torch.stack([first.sum(), among.sum()])
+
+
+@dataclass(frozen=True)
+class VerificationProtocol:
+    """Verification of pairs: are two examples of the same class?
+
+    Pairs are those of the data, those in the file `pairs`, or drawn: balanced, in folds of different classes.
+
+    Attributes:
+        pairs: a file with pairs, in the format of LFW or with names of files.
+        folds, per_fold, seed: of drawn pairs; fewer if there are not enough examples.
+        subtract_mean: subtract the mean feature of the other folds.
+    """
+
+    pairs: str | None = None
+    folds: int = 10
+    per_fold: int = 300
+    seed: int = 0
+    subtract_mean: bool = False
+
+    def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> dict[str, float]:
+        """Return accuracy, equal error rate and area under the curve."""
+        pairs = self._pairs(labels, split)
+        both = (labels[pairs.first] >= 0) & (labels[pairs.second] >= 0)  # without examples that cannot be decoded
+        pairs = pairs.subset(both)
+        result = verify(
+            features[pairs.first],
+            features[pairs.second],
+            pairs.same,
+            folds=pairs.fold if pairs.folds > 1 else 1,
+            subtract_mean=self.subtract_mean,
+        )
+        return {"accuracy": result.accuracy, "eer": result.eer, "auc": result.auc}
+
+    def _pairs(self, labels: Tensor, split: data.DataSplit) -> data.Pairs:
+        source = split.validation
+        assert source is not None
+        if self.pairs is not None:
+            return data.read_pairs(self.pairs, [source.name(index) for index in range(len(source))])
+        if split.pairs is not None:
+            return split.pairs
+        folds, per_fold = self.folds, self.per_fold
+        while True:
+            try:
+                return data.draw_pairs(labels, folds=folds, per_fold=per_fold, seed=self.seed)
+            except ValueError:
+                if per_fold == 1 and folds == 2:
+                    raise
+                # Prefer fewer pairs to fewer folds.
+                per_fold, folds = (per_fold // 3, folds) if per_fold > 3 else (1 if folds == 2 else 30, folds // 2)
+                folds = max(folds, 2)
+
+
+@dataclass(frozen=True)
+class IdentificationProtocol:
+    """Identification: the first example of each class is the gallery, all others are probes."""
+
+    ranks: Sequence[int] = (1, 5)
+
+    def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> dict[str, float]:
+        """Return the accuracy at each rank."""
+        gallery = first_of_each(labels)
+        result = identify(features[~gallery], labels[~gallery], features[gallery], labels[gallery], ranks=self.ranks)
+        return {f"rank{rank}": value for rank, value in result.accuracy.items()}
+
+
+@dataclass(frozen=True)
+class RetrievalProtocol:
+    """Retrieval: every example is a query among all others.
+
+    `recall1` is the fraction of queries whose nearest neighbour has their class; `map_at_r` is the mean over queries of
+    the average precision among the R nearest, where R is the number of other examples of the class.
+    """
+
+    def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> dict[str, float]:
+        """Return recall at 1 and mean average precision at R."""
+        directions = sphere.normalize(features.float())
+        counts = torch.bincount(labels)[labels] - 1
+        recall, precision = torch.zeros(()), torch.zeros(())
+        for rows in torch.arange(len(labels))[counts > 0].split(512):
+            cosines = directions[rows] @ directions.mT
+            cosines[torch.arange(len(rows)), rows] = -torch.inf
+            depth = int(counts[rows].max())
+            hits = labels[cosines.topk(depth).indices] == labels[rows].unsqueeze(1)
+            hits &= torch.arange(depth) < counts[rows].unsqueeze(1)
+            at_rank = hits.cumsum(1) / torch.arange(1, depth + 1)
+            recall += hits[:, 0].sum()
+            precision += ((at_rank * hits).sum(1) / counts[rows]).sum()
+        queries = int((counts > 0).sum())
+        require(
+            queries > 0, "validation.protocols", "without retrieval, because no class has two examples", "retrieval"
+        )
+        return {"recall1": float(recall) / queries, "map_at_r": float(precision) / queries}
+
+
+PROTOCOLS: dict[str, Callable[..., Any]] = {
+    "accuracy": Accuracy,
+    "verification": VerificationProtocol,
+    "identification": IdentificationProtocol,
+    "retrieval": RetrievalProtocol,
+}
+
+
+class Validator:
+    """Compute all metrics of an experiment on its held-out data. Each process evaluates a part of the data.
+
+    Args:
+        split: the data; without held-out data there are no metrics apart from energies.
+        protocols: protocols by name.
+        batch_size: examples per batch.
+        broken: what to do with files that cannot be decoded, "error" or "skip".
+        workers: worker processes that decode.
+        energy: also measure the energy of each layer.
+    """
+
+    def __init__(
+        self,
+        split: data.DataSplit,
+        protocols: Mapping[str, Any],
+        *,
+        batch_size: int = 500,
+        broken: str = "error",
+        workers: int = 0,
+        energy: bool = True,
+    ) -> None:
+        self.split, self.protocols, self.energy = split, dict(protocols), energy
+        size = batch_size if split.graph is None or split.validation is None else len(split.validation)
+        self.batch_size, self.broken, self.workers = size, broken, workers
+
+    def __call__(self, objective: Objective) -> dict[str, Any]:
+        """Return metrics by name: `accuracy` and `top5`, others with the name of their protocol and a dot.
+
+        Raises:
+            FloatingPointError: if features or scores are not finite.
+        """
+        metrics: dict[str, Any] = {}
+        if self.split.validation is not None and self.protocols:
+            accuracy = next((one for one in self.protocols.values() if isinstance(one, Accuracy)), None)
+            others = {name: one for name, one in self.protocols.items() if not isinstance(one, Accuracy)}
+            features, labels, hits = self._evaluate(objective, accuracy, keep=bool(others))
+            if accuracy is not None and hits is not None:
+                first, among = (hits.double() / max(int((labels >= 0).sum()), 1)).tolist()
+                metrics |= {"accuracy": first, f"top{accuracy.top}": among}
+            for name, protocol in others.items():
+                valid = slice(None) if name == "verification" else labels >= 0
+                values = protocol(features[valid], labels[valid], self.split)
+                metrics |= {f"{name}.{key}": float(value) for key, value in values.items()}
+        if self.energy:
+            vectors = class_vectors(objective.head)  # collective operation
+            body = getattr(objective.network, "body", objective.network)
+            metrics["energy"] = {} if vectors is None else layer_energies(body, vectors)
+        return metrics
+
+    @torch.no_grad()
+    def _evaluate(
+        self, objective: Objective, accuracy: Accuracy | None, *, keep: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return features (or none), labels of all held-out data, and the hits of the accuracy, in every process."""
+        source = self.split.validation
+        assert source is not None
+        processes, device = Processes(), next(objective.parameters()).device
+        hits, sound = torch.zeros(2, dtype=torch.int64, device=device), torch.ones((), dtype=torch.bool, device=device)
+        parts: list[Tensor] = []
+        labels = source.labels.clone()
+        with evaluation_mode(objective):
+            for inputs, targets, rows in _batches(source, self.batch_size, self.broken, self.workers, processes):
+                labels[rows] = targets
+                features = objective.features(_floats(inputs.to(device, non_blocking=True)))
+                sound &= torch.isfinite(features).all()
+                features = features.nan_to_num(0.0, 0.0, 0.0)
+                if accuracy is not None:
+                    try:
+                        scores: Tensor = objective.head.scores(features)  # type: ignore[operator]
+                        hits += accuracy.hits(scores, targets.to(device))
+                    except NonFiniteScoresError:  # finite features can be so large that their scores overflow
+                        sound.fill_(False)
+                if keep:
+                    parts.append(features.float().cpu())
+        counts = processes.add_(torch.cat([hits, (~sound).long().view(1)]))
+        if int(counts[2]):
+            raise FloatingPointError(DIVERGED)
+        features = torch.cat(parts) if parts else torch.empty(0)
+        if processes.size > 1 and keep:
+            features = _gather(features, len(source), self.batch_size, processes, device)
+        return features, labels, counts[:2].cpu() if accuracy is not None else None
+
+
+def _batches(
+    source: data.Source, size: int, broken: str, workers: int, processes: Processes
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield inputs, labels and positions of the part of this process, in order."""
+    loader = data.make_loader(
+        source,
+        batch_size=size,
+        sampler=data.SAMPLERS["sequential"](source.labels, 0),
+        broken=broken,
+        workers=workers,
+        rank=processes.rank,
+        world=processes.size,
+    )
+    positions = torch.arange(len(source)).split(batch_sizes(len(source), size))
+    for (inputs, labels), batch in zip(loader, positions, strict=True):
+        rows, is_ignored = rows_of_rank(batch, processes.rank, processes.size)
+        if is_ignored:  # rows that another process evaluates
+            yield inputs, source.labels[rows].clone().fill_(-100), rows[:0].new_empty(0)
+        else:
+            yield inputs, labels, rows
+
+
+def _gather(features: Tensor, count: int, size: int, processes: Processes, device: torch.device) -> Tensor:
+    """Return the features of all processes in the order of the data."""
+    rows = [
+        torch.cat(
+            [
+                rows_of_rank(batch, rank, processes.size)[0]
+                for batch in torch.arange(count).split(batch_sizes(count, size))
+            ]
+        )
+        for rank in range(processes.size)
+    ]
+    gathered = processes.concatenate_rows(features.to(device), [len(part) for part in rows]).cpu()
+    ordered = torch.empty(count, features.shape[1])
+    # Ignored rows of small batches are repetitions, in reverse order of rank so that the real ones remain.
+    for part, positions in zip(reversed(gathered.split([len(part) for part in rows])), reversed(rows), strict=True):
+        ordered[positions] = part
+    return ordered
+
+
+def _floats(inputs: Tensor) -> Tensor:
+    return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+
+
+# --- energies
+
+
+@torch.no_grad()
+def layer_energies(body: nn.Module, head: Tensor) -> dict[str, float]:
+    """Return the mean energy (s = 2) of each layer: hidden ones in half space, the class vectors in full space.
+
+    Layers with more than 2,048 neurons are sampled at evenly spaced rows; layers with one neuron are skipped.
+
+    >>> energies = layer_energies(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), torch.eye(3))
+    >>> list(energies), energies["head"]
+    (['0', 'head'], 0.5)
+    """
+    energies = {}
+    for layer in layers_of(body, output=None):
+        if layer.role == "hidden" and layer.shape[1] > 1:
+            values = [hyperspherical_energy(_sample(rows), half_space=True) for rows in layer.row_sets()]
+            energies[layer.name] = float(torch.stack(values).mean())
+    return {**energies, "head": float(hyperspherical_energy(_sample(head)))}
+
+
+def mean_energy(energies: Mapping[str, float]) -> float:
+    """Return the mean over the hidden layers, or the energy of the head if there are none.
+
+    >>> mean_energy({"a": 1.0, "b": 2.0, "head": 9.0})
+    1.5
+    """
+    hidden = [value for name, value in energies.items() if name != "head"]
+    return sum(hidden) / len(hidden) if hidden else energies["head"]
+
+
+@torch.no_grad()
+def class_vectors(head: Any) -> Tensor | None:
+    """Return the class vectors of a head, or a sample of them; those of a sharded head only in the first process."""
+    if not isinstance(head, ShardedHead):
+        return head.weight
+    chosen, sizes = _evenly(head.num_classes), head.sizes
+    counts = [len(part) for part in _by_owner(chosen, sizes)]
+    mine = _by_owner(chosen, sizes)[head.processes.rank] - head.first
+    return head.processes.gather_at_first(head.weight[mine.to(head.weight.device)], counts)
+
+
+def _sample(rows: Tensor) -> Tensor:
+    return rows if len(rows) <= MOST_NEURONS else rows[_evenly(len(rows)).to(rows.device)]
+
+
+def _evenly(count: int) -> Tensor:
+    return torch.linspace(0, count - 1, min(count, MOST_NEURONS)).long()
+
+
+def _by_owner(classes: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Split sorted classes by the process that owns them.
+
+    >>> _by_owner(torch.tensor([0, 2, 3]), [1, 3])
+    [tensor([0]), tensor([2, 3])]
+    """
+    ends = torch.tensor(sizes).cumsum(0)
+    return list(classes.tensor_split(torch.searchsorted(classes, ends[:-1])))
