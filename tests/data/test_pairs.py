@@ -116,3 +116,34 @@ def test_draw_pairs_rejects_more_pairs_than_there_are():
         draw_pairs(torch.arange(2).repeat(9), folds=3, per_fold=1)
     with pytest.raises(ValueError, match="at least 1"):
         draw_pairs(torch.arange(2), folds=0)
+
+
+LFW_LIST = "2\t1\nA_A\t1\t2\nA_A\t2\tB_B\t1\nB_B\t1\t3\nB_B\t3\tA_A\t1\n"
+LFW_NAMES = ["A_A/A_A_0001.jpg", "A_A/A_A_0002.jpg", "B_B/B_B_0001.png", "B_B/B_B_0003.png"]
+
+
+def test_read_pairs_accepts_the_list_of_lfw(write):
+    pairs = read_pairs(write("pairs.txt", LFW_LIST.encode()), LFW_NAMES)
+    assert pairs.first.tolist() == [0, 1, 2, 3]
+    assert pairs.second.tolist() == [1, 2, 3, 0]
+    assert pairs.same.tolist() == [True, False, True, False]
+    assert pairs.fold.tolist() == [0, 0, 1, 1]
+
+
+def test_read_pairs_accepts_the_lists_of_lfw_with_one_number(write):
+    pairs = read_pairs(write("pairsDevTest.txt", b"1\nA_A\t1\t2\nA_A\t2\tB_B\t1\n"), LFW_NAMES)
+    assert pairs.same.tolist() == [True, False]
+    assert pairs.folds == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LFW_LIST + "A_A\t1\t2\n", "must contain 4 pairs, not 5"),
+        (LFW_LIST.replace("B_B\t1\t3", "B_B\t1\t4"), r"line 4 must name one of the 4 images, not 'B_B/B_B_0004'"),
+        (LFW_LIST.replace("A_A\t1\t2\n", "A_A\t1\n", 1), "line 2 must be name, number, number"),
+    ],
+)
+def test_read_pairs_names_damaged_lines_of_an_lfw_list(write, text, message):
+    with pytest.raises(DamagedData, match=message):
+        read_pairs(write("pairs.txt", text.encode()), LFW_NAMES)

@@ -1,4 +1,4 @@
-"""The unpickler of the citation graphs runs no code and accepts only the names that those files need."""
+"""The unpickler of data files runs no code and accepts only the names that those files need."""
 
 import builtins
 import os
@@ -12,6 +12,7 @@ from hypersphere.data import DamagedData, ForbiddenGlobal
 from hypersphere.data._pickles import ALLOWED, ArrayStandIn, CsrStandIn, dense_array, load_pickle
 
 HERE = Path("evil")
+pytest.importorskip("scipy.sparse")  # before the tests replace `exec`, which an import needs
 
 
 class Call:
@@ -51,7 +52,7 @@ def nothing_runs(monkeypatch):
         (b"c__builtin__\neval\n(S'1'\ntR.", "__builtin__.eval"),
         (b"cbuiltins\ngetattr\n.", "builtins.getattr"),
         (b"ccopy_reg\n_reconstructor\n.", "copy_reg._reconstructor"),
-        (b"c_codecs\nencode\n.", "_codecs.encode"),
+        (b"c_codecs\ndecode\n.", "_codecs.decode"),
         (b"cnumpy\nload\n.", "numpy.load"),
         (b"cnumpy\nfromfile\n.", "numpy.fromfile"),
         (b"cnumpy.core.multiarray\nscalar\n.", "numpy.core.multiarray.scalar"),
@@ -188,3 +189,22 @@ def test_sparse_matrix_without_rows_and_huge_columns_is_rejected():
 def test_array_without_state_is_rejected():
     with pytest.raises(DamagedData, match="must be an array"):
         dense_array(ArrayStandIn())
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2])
+def test_load_pickle_reads_bytes_of_old_protocols(protocol):
+    content = bytes(range(256))
+    assert load_pickle(pickle.dumps([content], protocol), Path("a.bin")) == [content]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"c_codecs\nencode\n(V636174\nVhex\ntR.",  # another codec, which could decompress or run a rule
+        b"c_codecs\nencode\n(I1\nVlatin1\ntR.",
+        b"c_codecs\nencode\n}X\x01\x00\x00\x00xX\x01\x00\x00\x00ysb.",  # a state for the stand-in itself
+    ],
+)
+def test_load_pickle_encodes_latin1_only(content):
+    with pytest.raises(DamagedData):
+        load_pickle(content, Path("a.bin"))

@@ -132,6 +132,9 @@ class BytesStandIn:
             raise DamagedData(f"bytes must be stored as latin1 text, not {type(text).__name__} in {encoding!r}")
         return text.encode("latin1")
 
+    def __setstate__(self, state: object) -> None:
+        raise DamagedData("bytes have no state")
+
 
 # Module names differ between Python 2 and 3 and between versions of NumPy and SciPy.
 ALLOWED: dict[tuple[str, str], type] = {

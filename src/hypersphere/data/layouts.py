@@ -64,7 +64,8 @@ def mini_imagenet(root: Path | None, *, size: Size = 84, fit: str = "crop", vali
     """mini-ImageNet: 64 training classes, and 16 (val) or 20 (test) other classes of 600 images each.
 
     Reads mini-imagenet/{train,val,test}.csv with the columns filename and label and the folder images, or one folder
-    per class in mini-imagenet/{train,val,test}. `validation` is "val" or "test".
+    per class in mini-imagenet/{train,val,test}. `validation` is "val" or "test". Images are resized to `size`; `fit`
+    "crop" keeps the aspect ratio.
     """
     require(validation in ("val", "test"), "data.validation", "'val' or 'test'", validation)
     base = data_root(root)
@@ -94,8 +95,9 @@ def casia_webface(
     """CASIA-WebFace: 494,414 photographs of 10,575 people.
 
     Reads casia-webface with one folder per person, or with train.rec and train.idx. `validation` is "class", which
-    holds out this number or fraction of the people, selected by `seed`; "lfw", which reads LFW and its pairs; or the
-    name of a .bin verification set in casia-webface.
+    holds out the number or fraction `held_out` of the people, selected by `seed`; "lfw", which reads LFW and its
+    pairs; or the name of a .bin verification set in casia-webface. Images are resized to `size`; `fit` "crop" keeps
+    the aspect ratio.
     """
     base = data_root(root)
     names = ("casia-webface", "CASIA-WebFace", "faces_webface_112x112")

@@ -107,7 +107,10 @@ def _shares(classes: tuple[str, ...], keep: Mapping[str, float], rising: bool) -
 
 
 def _omniglot(root: Path | None, *, size: int = 28, held_out: int = 4) -> DataSplit:
-    """Drawings of 964 characters; the last `held_out` drawings of each are used for validation."""
+    """Drawings of 964 characters; the last `held_out` drawings of each are used for validation.
+
+    `size` is their height and width.
+    """
     return split_by_sample(TensorSource.of(omniglot("background", root, size=size)), held_out)
 
 
@@ -320,9 +323,9 @@ def _hf_dataset(
 ) -> DataSplit:
     """Images of a Hugging Face data set: a folder written by `save_to_disk`, or a name for `load_dataset`.
 
-    `name` is its configuration; `train` and `validation` are the names of its splits. Without `validation`, data are
-    divided off by `split`, `held_out` and `seed` as for image_folder. `image` and `label` name the columns; `size`,
-    `fit`, `grey` and `at_least` are as for image_folder.
+    `path` is the folder or the name, and `name` the configuration; `train` and `validation` are the names of its
+    splits. Without `validation`, data are divided off by `split`, `held_out` and `seed` as for image_folder. `image`
+    and `label` name the columns; `size`, `fit`, `grey` and `at_least` are as for image_folder.
     """
     datasets = require_package("datasets", "datasets", "data")
     place = below(root, path)
