@@ -13,7 +13,7 @@ from torch import nn
 
 import hypersphere as hs
 from hypersphere.training import Batches
-from hypersphere.training.checkpoints import Checkpoints
+from hypersphere.training.checkpoint import Checkpoints
 from hypersphere.training.random_state import RandomState
 
 EPOCHS, BATCHES = 3, 5

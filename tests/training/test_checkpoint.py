@@ -1,6 +1,5 @@
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import pickle
@@ -17,14 +16,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hypersphere as hs
-from hypersphere.training.checkpoint import Checkpoint, DamagedCheckpoint, _sealed, read_checkpoint
-from hypersphere.training.checkpoints import Checkpoints
-from hypersphere.training.plain import plain
+from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint, _sealed, read_checkpoint
 from hypersphere.training.random_state import RandomState
 
 from . import nursery
 
-FILES = ("weights.safetensors", "state.pt", "manifest.json")
+FILES = ("weights.safetensors", "state.safetensors", "state.json", "manifest.json")
+MANIFEST = FILES[-1]
 
 
 def small(step=0):
@@ -132,11 +130,14 @@ def test_checkpoint_restores_states_exactly(tmp_path):
 @pytest.mark.parametrize(
     ("value", "name"),
     [
-        ({"a": [1, lambda: 0]}, r"state\['it'\]\['a'\]\[1\] must be tensors, .*, not function"),
-        (numpy.zeros(2), r"state\['it'\] must be .*, not ndarray"),
+        ({"a": [1, lambda: 0]}, r"checkpoint\['state'\]\['it'\]\['a'\]\[1\] must be tensors, .*, not function"),
+        (numpy.zeros(2), r"checkpoint\['state'\]\['it'\] must be .*, not ndarray"),
         (numpy.float32(1), r"not float32"),
-        ({object(): 1}, r"a key of state\['it'\] must be"),
-        (torch.zeros(2, device="meta"), r"state\['it'\] must be a plain tensor with data, not Tensor on meta"),
+        ({object(): 1}, r"a key of checkpoint\['state'\]\['it'\] must be"),
+        (
+            torch.zeros(2, device="meta"),
+            r"checkpoint\['state'\]\['it'\] must be a plain tensor with data, not Tensor on meta",
+        ),
     ],
 )
 def test_save_rejects_objects_that_need_a_pickle(tmp_path, value, name):
@@ -342,7 +343,7 @@ def test_read_checkpoint_detects_every_flipped_bit_and_truncation(tmp_path):
     chance = random.Random(1)
     for file in FILES:
         whole = (path / file).read_bytes()
-        every = len(whole) * 8 if file == FILES[2] else 150
+        every = len(whole) * 8 if file == MANIFEST else 150
         with (path / file).open("r+b", buffering=0) as opened:
             for at in chance.sample(range(len(whole) * 8), every):
                 byte = whole[at // 8]
@@ -372,12 +373,12 @@ def reseal(path):
     """Recompute the manifest for changed files, as an attacker would."""
     import hashlib
 
-    manifest = json.loads((path / FILES[2]).read_text())
+    manifest = json.loads((path / MANIFEST).read_text())
     manifest.pop("sha256")
     for name, entry in manifest["files"].items():
         raw = (path / name).read_bytes()
         entry.update(bytes=len(raw), sha256=hashlib.sha256(raw).hexdigest())
-    (path / FILES[2]).write_text(_sealed(manifest))
+    (path / MANIFEST).write_text(_sealed(manifest))
 
 
 @pytest.mark.parametrize("write", [lambda o, p: p.write_bytes(pickle.dumps(o, 2)), torch.save], ids=["pickle", "torch"])
@@ -389,7 +390,7 @@ def test_read_checkpoint_never_runs_a_malicious_pickle(tmp_path, write):
     write({"modules": {}, "state": Malicious(trap)}, path / FILES[1])
     reseal(path)
     assert checkpoints.latest().step == 1
-    assert "state.pt cannot be loaded as a file of tensors" in words[0]
+    assert "not a checkpoint" in words[0]
     with pytest.raises(DamagedCheckpoint):
         Checkpoint(path, 2, {}).state()
     assert not trap.exists()
@@ -402,8 +403,8 @@ def test_read_checkpoint_reports_foreign_files_as_damage(tmp_path):
     reseal(path)
     with pytest.raises(DamagedCheckpoint, match="not a checkpoint"):
         silent(tmp_path).latest()
-    for text in ("[]", "null", "{}", '{"sha256": 1}', "[" * 100_000, _sealed({}), _sealed({"format": 1, "step": 1})):
-        (path / FILES[2]).write_text(text)
+    for text in ("[]", "null", "{}", '{"sha256": 1}', "[" * 100_000, _sealed({}), _sealed({"format": 2, "step": 1})):
+        (path / MANIFEST).write_text(text)
         with pytest.raises(DamagedCheckpoint):
             silent(tmp_path).latest()
 
@@ -411,12 +412,12 @@ def test_read_checkpoint_reports_foreign_files_as_damage(tmp_path):
 def test_checkpoint_of_another_format_is_reported_and_never_deleted(tmp_path):
     for step in (1, 2):
         path = silent(tmp_path).save(step, *small())
-    theirs = {"format": 2, "step": 2, "made_with": {"hypersphere": "9.0"}}
-    (path / FILES[2]).write_text(_sealed(theirs))
-    with pytest.raises(ValueError, match=r"step-00000002 has format 2, not 1; .* that wrote it, 9\.0") as raised:
+    theirs = {"format": 3, "step": 2, "made_with": {"hypersphere": "9.0"}}
+    (path / MANIFEST).write_text(_sealed(theirs))
+    with pytest.raises(ValueError, match=r"step-00000002 has format 3, not 2; .* that wrote it, 9\.0") as raised:
         silent(tmp_path).latest()
     assert not isinstance(raised.value, DamagedCheckpoint)
-    with pytest.raises(ValueError, match="has format 2, not 1"):
+    with pytest.raises(ValueError, match="has format 3, not 2"):
         silent(tmp_path, 1).save(1, *small())
     assert steps(tmp_path) == ["step-00000001", "step-00000002"]
     for step in (2, 5, 6):  # also not because it is old
@@ -615,13 +616,6 @@ def test_training_killed_repeatedly_gives_identical_results(tmp_path, process):
     assert same(our_state, state)
 
 
-def test_plain_copies_containers():
-    live = {"a": [1]}
-    copy = plain(live, "state")
-    live["a"].append(2)
-    assert copy == {"a": [1]}
-
-
 # --- position in the data
 
 
@@ -677,15 +671,22 @@ def test_batches_reject_the_state_of_other_data():
         batches(0, shuffled=False).load_state_dict(batches(0).state_dict())
 
 
-@pytest.mark.parametrize("content", [[], {}, {"modules": []}, {"modules": {}, "state": 3}])
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {},
+        {"modules": []},
+        {"modules": {}, "state": 3},
+        {"modules": {}, "state": {"a": {"$": "tensor", "key": "missing"}}},
+        {"modules": {}, "state": {"a": {"$": "dtype", "name": "load"}}},
+        {"modules": {}, "state": {"a": {"$": "object"}}},
+        {"modules": {}, "state": {"a": {"$": "tuple"}}},
+    ],
+)
 def test_read_checkpoint_reports_invalid_content_with_valid_checksums(tmp_path, content):
-    folder = tmp_path / "step-00000001"
-    Checkpoints(tmp_path).save(1, {"module": nn.Linear(2, 2)}, {})
-    torch.save(content, folder / "state.pt")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["sha256"]
-    data = (folder / "state.pt").read_bytes()
-    manifest["files"]["state.pt"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (folder / "manifest.json").write_text(_sealed(manifest))
-    with pytest.raises(DamagedCheckpoint, match="does not hold the states"):
-        read_checkpoint(folder, 1)
+    path = Checkpoints(tmp_path).save(1, {"module": nn.Linear(2, 2)}, {})
+    (path / "state.json").write_text(json.dumps(content))
+    reseal(path)
+    with pytest.raises(DamagedCheckpoint):
+        read_checkpoint(path, 1)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hypersphere.training.batches import Batches
     from hypersphere.training.build import Experiment, build_experiment
-    from hypersphere.training.checkpoint import Checkpoint, DamagedCheckpoint
-    from hypersphere.training.checkpoints import Checkpoints
+    from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint
     from hypersphere.training.config import Component, Config
     from hypersphere.training.job import Assembly, Job
     from hypersphere.training.loop import Epoch, Objective, Progress, embed, fit, minimize, predict
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "batches": ("Batches",),
     "build": ("Experiment", "build_experiment"),
-    "checkpoint": ("Checkpoint", "DamagedCheckpoint"),
-    "checkpoints": ("Checkpoints",),
+    "checkpoint": ("Checkpoint", "Checkpoints", "DamagedCheckpoint"),
     "config": ("Component", "Config"),
     "job": ("Assembly", "Job"),
     "loop": ("Epoch", "Objective", "Progress", "embed", "fit", "minimize", "predict"),

@@ -13,8 +13,7 @@ from typing import Any
 
 from hypersphere._files import creating, replacing
 from hypersphere._validation import is_integer, is_number
-from hypersphere.training.checkpoint import DamagedCheckpoint
-from hypersphere.training.checkpoints import Checkpoints
+from hypersphere.training.checkpoint import Checkpoints, DamagedCheckpoint
 from hypersphere.training.job import Assembly, Job
 from hypersphere.training.lock import locked
 from hypersphere.training.origin import made_with

@@ -18,8 +18,7 @@ from hypersphere import data
 from hypersphere._files import creating, replacing
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.training.build import Experiment, build
-from hypersphere.training.checkpoint import Checkpoint, DamagedCheckpoint
-from hypersphere.training.checkpoints import Checkpoints
+from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint
 from hypersphere.training.components import complete_settings, foreign_code
 from hypersphere.training.config import Config
 from hypersphere.training.lock import locked
