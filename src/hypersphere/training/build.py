@@ -143,6 +143,9 @@ class Experiment:
         if config.checkpoint_activations:
             checkpoint_activations_(self.network.body)
         self.objective.to(device)
+        processes = Processes()
+        if processes.size > 1:
+            self._distribute_()
 
         graph_size = len(split.train) if split.graph is not None else None
         sampler = create_(config.sampler, "sampler", split.train.labels, config.seed)
@@ -152,6 +155,8 @@ class Experiment:
             sampler=sampler,
             workers=config.workers,
             broken=config.broken_files,
+            rank=processes.rank,
+            world=processes.size,
             pin=self.device.type == "cuda",
         )
         self.augment = [create_(one, "augment") for one in config.augment]
@@ -175,6 +180,19 @@ class Experiment:
             workers=config.workers,
             energy=chosen.energy,
         )
+
+    def _distribute_(self) -> None:
+        """Prepare the network for several processes, before there is an optimiser of its parameters."""
+        from hypersphere.training.distributed import shard_network_, sync_batch_norm_
+
+        config = self.config
+        if config.sync_batch_norm:
+            sync_batch_norm_(self.network)
+        if config.parallel == "fsdp":
+            for name, used in (("regularizers", config.regularizers), ("rotation", config.rotation.name != "none")):
+                require(not used, "parallel", f"ddp with {name}, which need complete weights in one process", "fsdp")
+            require(config.clip is None, "clip", "null with parallel fsdp", config.clip)
+            shard_network_(self.network)
 
     def _build_optimizer(self, create_: Callable[..., Any], is_sampled: bool, trust_code: bool) -> None:
         config = self.config
@@ -210,8 +228,13 @@ class Experiment:
         inputs = inputs.to(self.device, non_blocking=True)
         if inputs.dtype == torch.uint8:
             inputs = inputs.float() / 255
+        generator = self.loader.generator
+        if self.augment and Processes().size > 1:
+            # Parts differ in size, so each process draws from its own generator, and the common one stays in step.
+            seed = int(torch.randint(2**62, (), generator=generator))
+            generator = torch.Generator(generator.device).manual_seed(seed + Processes().rank)
         for augment in self.augment:
-            inputs = augment(inputs, self.loader.generator)
+            inputs = augment(inputs, generator)
         return inputs, labels.to(self.device, non_blocking=True)
 
     def train_mode(self) -> None:

@@ -317,10 +317,11 @@ class _Layout:
         self._saved_names: dict[str, dict[str, str]] = {}  # by module: name here → name in the checkpoint
         for name, module in modules.items():
             require(bool(name) and "." not in name, "modules", "names without dots", name)
-            for path, submodule in module.named_modules():
+            inner = _module_of(module)
+            for path, submodule in inner.named_modules():
                 if isinstance(submodule, ShardedHead):
                     self._add_sharded_head(name, path, submodule)
-            for parameter in module.parameters():
+            for parameter in inner.parameters():
                 if isinstance(parameter, DTensor):
                     self.rows[id(parameter)] = _rows_of_distributed_tensor(parameter)
 
@@ -425,15 +426,21 @@ def _read_rows(files: TensorFiles, rows: Mapping[str, Rows], key: str) -> Tensor
     return files.read(key, rows.get(key.rpartition(".")[0]) if files.shape(key) else None)
 
 
-def _named_parameters(module: nn.Module) -> dict[str, Tensor]:
-    return dict(module.named_parameters(remove_duplicate=False))  # tied parameters under each of their names
+def _module_of(part: Any) -> nn.Module:
+    """Return a module, or the module whose weights an object such as `MovingAverage` averages."""
+    return part if isinstance(part, nn.Module) else part.module
+
+
+def _named_parameters(part: Any) -> dict[str, Tensor]:
+    # Tied parameters appear under each of their names.
+    return dict(_module_of(part).named_parameters(remove_duplicate=False))
 
 
 def _optimizers(part: Any) -> list[tuple[torch.optim.Optimizer, str | None]]:
     """Return the optimisers of an object with the key of each in its state dict, None for an optimiser itself."""
-    if hasattr(part, "param_groups"):
-        return [(part, None)]
-    return [(optimizer, str(place)) for place, optimizer in enumerate(getattr(part, "optimizers", ()))]
+    if hasattr(part, "optimizers"):
+        return [(optimizer, str(place)) for place, optimizer in enumerate(part.optimizers)]
+    return [(part, None)] if hasattr(part, "param_groups") else []
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from hypersphere._validation import require
-from hypersphere.heads import ShardedHead
 from hypersphere.heads._collectives import Processes
 from hypersphere.training.build import Experiment
 from hypersphere.training.checkpoint import Checkpoint
 from hypersphere.training.components import create
+from hypersphere.training.distributed import Parallel, local_tensor
 from hypersphere.training.loop import ADVICE, Epoch, Progress, minimize
-from hypersphere.training.parallel import Parallel, WholeObjective, WholeOptimizer
 from hypersphere.training.random_state import RandomState
 from hypersphere.training.run import Run
 from hypersphere.training.schedules import is_better
@@ -86,15 +85,11 @@ class Trainer:
         self.device = experiment.device
         if self.config.compile:
             experiment.network.compile()  # in place, so that names in checkpoints do not change
-        objective: Any = experiment.objective
-        optimizer: Any = experiment.optimizer
-        if isinstance(experiment.head, ShardedHead):
-            objective, optimizer = WholeObjective(objective), WholeOptimizer(optimizer, experiment.head)
-        self._modules: dict[str, Any] = {"objective": objective}
+        self._modules: dict[str, Any] = {"objective": experiment.objective}
         if experiment.ema is not None:
             self._modules["ema"] = experiment.ema
         self._state: dict[str, Any] = {
-            "optimizer": optimizer,
+            "optimizer": experiment.optimizer,
             "scheduler": experiment.scheduler,
             "loader": experiment.loader,
             "random": RandomState(),
@@ -124,8 +119,8 @@ class Trainer:
             saved = checkpoint.state()
             self.saved, self._before, self.best = checkpoint.step, saved["seconds"], dict(saved["best"])
             self._rate = self._next_rate()
-            if self.processes.rank == 0 and self.best["step"] == checkpoint.step:
-                self._save_best(self._modules)  # in case training was killed between the two saves
+            if self.best["step"] == checkpoint.step:
+                self._save_best()  # in case training was killed between the two saves
         if self.processes.rank == 0:
             self.run.rewind(self._is_past)
             for line in self.run.metrics():
@@ -288,30 +283,25 @@ class Trainer:
             return
         assert self.run is not None
         began = time.perf_counter()
-        modules, state = self._modules, {key: one for key, one in self._state.items() if one is not None}
-        if isinstance(self.experiment.head, ShardedHead):  # collective operation
-            modules = {name: _Snapshot(module.state_dict()) for name, module in modules.items()}
-            state = {**state, "optimizer": state["optimizer"].state_dict()}
-        if self.processes.rank == 0:
-            numbers = {"seconds": self.seconds, "best": self.best}
-            self.checkpoints.save(self.progress.step, modules, {**state, **numbers})
-            if is_best:
-                self._save_best(modules)
+        state = {key: one for key, one in self._state.items() if one is not None}
+        self.checkpoints.save(self.progress.step, self._modules, {**state, "seconds": self.seconds, "best": self.best})
+        if is_best:
+            self._save_best()
         self.saved, self._saved_at = self.progress.step, time.perf_counter()
         self._cost = self._saved_at - began
         self._mark()
 
-    def _save_best(self, modules: dict[str, Any]) -> None:
+    def _save_best(self) -> None:
         assert self.run is not None
         best = self.run.checkpoints(1, best=True, on_damage=self.say)
         # Steps after a checkpoint from which training was resumed are repeated.
-        if any(step > self.progress.step for step in best.steps()):
+        if self.processes.rank == 0 and any(step > self.progress.step for step in best.steps()):
             shutil.rmtree(best.folder)
-        best.save(self.progress.step, modules, {"metric": self.best["value"]})
+        best.save(self.progress.step, self._modules, {"metric": self.best["value"]})
 
     def _require_finite(self) -> None:
         """Raise a `FloatingPointError` rather than save or measure weights that are not finite."""
-        parameters = [p.detach() for p in self.experiment.objective.parameters()]
+        parameters = [local_tensor(p.detach()) for p in self.experiment.objective.parameters()]
         sound = bool(torch.stack([torch.isfinite(p).all() for p in parameters]).all())
         (broken,) = self._agreed(not sound)
         if broken:
@@ -368,13 +358,3 @@ class _Stopped(Exception):
 
 class _Finished(Exception):
     """Raised when training has reached its end."""
-
-
-class _Snapshot:
-    """A stored state with the interface of a module."""
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        self.state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.state

@@ -1,0 +1,91 @@
+"""Training in several processes agrees with training in one, and resumes in another number of processes."""
+
+import json
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from hypersphere.training import Config, Run, Trainer, build_experiment
+
+BASE = {
+    "data": {"name": "digits", "limit": 200},
+    "model": {"name": "mlp", "widths": [32, 16], "norm": "none"},
+    "optimizer": {"name": "sgd", "lr": 0.05},
+    "schedule": "constant",
+    "batch_size": 50,
+    "steps": 6,
+    "log_every": 1,
+    "validation": {"energy": False},
+}
+CASES = {
+    "plain": {},
+    "accumulated": {"accumulate": 2},
+    "coupled": {"head": "sphereface_plus"},
+    "weighted": {"head": {"name": "softmax", "class_weights": [1.0, 2.0, 3.0, 1.0, 1.0, 1.0, 1.0, 0.5, 1.0, 1.0]}},
+    "sharded": {"head": {"name": "arcface", "sharded": True}},
+    "synced": {"model": {"name": "mlp", "widths": [32, 16], "norm": "batch"}, "sync_batch_norm": True},
+    "fsdp": {"parallel": "fsdp"},
+    "averaged": {"ema": 0.5, "head": {"name": "arcface", "sharded": True}},
+}
+
+
+def train(settings, folder, resume):
+    config = Config.of(settings)
+    experiment = build_experiment(config)
+    if dist.is_initialized() and dist.get_rank() > 0:
+        dist.barrier()  # the first process creates the folder
+    run = Run.open(folder) if (folder / "config.json").exists() else Run.of(folder, experiment)
+    if dist.is_initialized() and dist.get_rank() == 0:
+        dist.barrier()
+    trainer = Trainer(experiment, run)
+    if resume:
+        assert trainer.resume() is not None
+    trainer.train()
+
+
+def worker(rank, size, port, settings, folder, resume):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    train(settings, folder, resume)
+    dist.destroy_process_group()
+
+
+def run(size, settings, folder, resume=False):
+    if size == 1:
+        train(settings, folder, resume)
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # All processes are forked from a server that has imported torch, which costs more than the training.
+    mp.set_forkserver_preload(["torch.distributed.fsdp", "hypersphere.training.trainer", "sklearn.datasets"])
+    mp.start_processes(worker, (size, port, settings, folder, resume), nprocs=size, start_method="forkserver")
+
+
+def losses(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "step"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_take_the_steps_of_one(tmp_path, case):
+    settings = {**BASE, **CASES[case]}
+    run(1, settings, tmp_path / "one")
+    run(2, settings, tmp_path / "two")
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert len(one) == 6
+    assert two == pytest.approx(one, rel=2e-4)
+    assert len(set(one)) == 6  # training moves
+
+
+@pytest.mark.parametrize("case", ["sharded", "fsdp"])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
+def test_run_resumes_in_another_number_of_processes(tmp_path, case, before, after):
+    settings = {**BASE, **CASES[case]}
+    run(1, settings, tmp_path / "whole")
+    run(before, {**settings, "steps": 3}, tmp_path / "run")
+    run(after, settings, tmp_path / "run", resume=True)
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=2e-4)
