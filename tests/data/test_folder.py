@@ -252,8 +252,8 @@ def test_image_folder_warns_of_empty_class_folders_in_an_archive(pets, write, tm
 def test_image_folder_does_not_warn_if_every_class_has_images(pets):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        image_folder(pets)
-        image_folder(pets, classes=["dog"])
+        assert image_folder(pets).classes == ("cat", "dog")
+        assert image_folder(pets, classes=["dog"]).classes == ("dog",)
 
 
 def test_image_folder_with_classes_opens_no_other_folder(pets, monkeypatch):

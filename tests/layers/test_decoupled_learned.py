@@ -66,6 +66,20 @@ def test_learned_radius_per_filter():
         torch.testing.assert_close(y[:, j : j + 1], one(x), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("radius_norm", ["running", "batch"])
+def test_learned_radius_is_used_with_any_angular_function(radius_norm):
+    settings = {"magnitude": Tanh(radius=2.0), "learn_radius": "layer", "radius_norm": radius_norm, "bias": False}
+    layer = DecoupledConv2d(4, 6, 3, padding=1, angular="square_cosine", **settings)
+    same = DecoupledConv2d(4, 6, 3, padding=1, angular=lambda c: c * c.abs(), **settings)
+    same.load_state_dict(layer.state_dict())
+    x = images(2, 4, 5, 5)
+    torch.testing.assert_close(same(x), layer(x))
+    torch.testing.assert_close(same.mean_norm, layer.mean_norm)
+    grads = [torch.autograd.grad(module(x).square().sum(), module.log_radius)[0] for module in (same, layer)]
+    assert grads[0].abs() > 0
+    torch.testing.assert_close(*grads)
+
+
 def test_learned_k_per_layer_per_filter_and_shared():
     x = images(2, 4, 5, 5)
     assert conv("sigmoid", learn_k="layer").log_k.shape == (1,)

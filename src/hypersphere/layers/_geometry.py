@@ -26,10 +26,10 @@ __all__ = [
     "ConvGeometry",
     "PatchNorms",
     "batch_blocks",
+    "measure_patches",
     "on_accelerator",
     "patch_norms",
     "plain_patch_norms",
-    "sample_peak",
     "split_batches",
 ]
 
@@ -152,6 +152,35 @@ class PatchNorms(NamedTuple):
     scale: Tensor
 
 
+def measure_patches(x: Tensor, geometry: ConvGeometry, *, with_graph: bool) -> tuple[Tensor, PatchNorms]:
+    """Return the norms of all patches of `x` (N, channels, *size), and the input that products should be computed from.
+
+    This input is `x` times a power of two per sample, which changes neither cosines nor, because they are corrected,
+    the returned norms. The reciprocals are those of its patches.
+
+    Args:
+        x: padded input.
+        geometry: of the convolution.
+        with_graph: whether the norms are differentiable.
+    """
+    inverse_scale = None
+    if x.dtype == torch.float16:
+        x, inverse_scale = limit_float16(x)
+    scaled, norms = plain_patch_norms(x, geometry) if with_graph else (x, patch_norms(x, geometry))
+    if inverse_scale is not None:
+        norms = norms._replace(norm=norms.norm * inverse_scale.unsqueeze(1))
+    return scaled, norms
+
+
+def limit_float16(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale the largest entry of each float16 sample to at most 128, and return the inverse scales (N, 1, *ones).
+
+    Then neither the products of the samples nor the gradients of large inputs overflow.
+    """
+    scale = 128 * _numerics.unit_scale(_sample_peak(x))
+    return (x * scale).to(x.dtype), scale.reciprocal()
+
+
 @torch.no_grad()
 def patch_norms(x: Tensor, geometry: ConvGeometry) -> PatchNorms:
     """Return the norms of all patches of `x` (N, channels, *size), without a graph.
@@ -160,7 +189,7 @@ def patch_norms(x: Tensor, geometry: ConvGeometry) -> PatchNorms:
     tensor([5., 0.])
     """
     if torch.compiler.is_compiling():  # the compiler fuses plain operations into one pass
-        scale = _numerics.safe_scale(sample_peak(x))
+        scale = _numerics.safe_scale(_sample_peak(x))
         squares = _group_squares(_numerics.widen(x * scale), geometry.groups)
     else:
         wide = _numerics.widen(x[:0]).dtype
@@ -168,7 +197,7 @@ def patch_norms(x: Tensor, geometry: ConvGeometry) -> PatchNorms:
         scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
         # The peak, the scaled block and its squares are computed while the block is in cache.
         for block in batch_blocks(SQUARES_BLOCK, x[:1].numel(), x):
-            scale[block] = _numerics.safe_scale(sample_peak(x[block]))
+            scale[block] = _numerics.safe_scale(_sample_peak(x[block]))
             scaled = x[block] * scale[block]  # a new tensor in float32 or wider, which the squares overwrite
             torch.sum(scaled.mul_(scaled).unflatten(1, (geometry.groups, -1)), 2, out=squares[block])
     norm, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares), scale)
@@ -181,14 +210,14 @@ def plain_patch_norms(x: Tensor, geometry: ConvGeometry) -> tuple[Tensor, PatchN
     The reciprocal is that of the scaled patches, because it multiplies products of the scaled input. Scaling keeps all
     products, norms and their derivatives near one, so that tiny and huge inputs have accurate gradients too.
     """
-    scale = _numerics.safe_scale(sample_peak(x))
+    scale = _numerics.safe_scale(_sample_peak(x))
     scaled = (x * scale).to(x.dtype)  # exact, because the scale is a power of two
     squares = geometry.window_sum(_group_squares(_numerics.widen(scaled), geometry.groups))
     length, reciprocal = _norm_and_reciprocal(squares, torch.ones_like(scale))
     return scaled, PatchNorms(length / scale.unsqueeze(1), reciprocal, scale)
 
 
-def sample_peak(x: Tensor) -> Tensor:
+def _sample_peak(x: Tensor) -> Tensor:
     """Return the largest absolute entry of each sample of `x` (N, *shape) as (N, *ones), in float32 or wider."""
     flat = x.detach().flatten(1)
     peak = _numerics.widen(torch.maximum(flat.amax(1), -flat.amin(1)))

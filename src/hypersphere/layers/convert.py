@@ -28,6 +28,7 @@ from hypersphere.layers.decoupled import (
     DecoupledLayer,
     DecoupledLinear,
     MagnitudeFunction,
+    OperatorSettings,
 )
 
 __all__ = ["ConversionPlan", "conversion_plan", "convert_", "revert_"]
@@ -114,12 +115,12 @@ def convert_(
     if not modules:
         raise ValueError(f"model must have a layer to convert, but {_why_nothing_is_chosen(model)}")
     observed = {} if calibration is None else _observe(model, modules, calibration)
-    settings = (magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
+    settings = OperatorSettings(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
     converted: list[nn.Module] = []
     try:
         for name, module in modules.items():
             converted.append(module)
-            convert_layer_(module, *settings)
+            convert_layer_(module, settings)
             if scale == "keep":
                 _keep_scale_(module, observed.get(name))
     except Exception:
@@ -303,24 +304,14 @@ def _why_nothing_is_chosen(model: nn.Module) -> str:
 # One layer -----------------------------------------------------------------------------------------------------------
 
 
-def convert_layer_(
-    module: nn.Module,
-    magnitude: str | MagnitudeFunction = "sphere",
-    angular: str | AngularFunction = "cosine",
-    weighting: str | None = None,
-    learn_k: str | nn.Parameter | None = None,
-    learn_radius: str | None = None,
-    radius_norm: str = "running",
-    momentum: float = 0.1,
-    storage: str = "full",
-) -> None:
+def convert_layer_(module: nn.Module, settings: OperatorSettings) -> None:
     """Replace the class of one layer."""
     module._converted_from = type(module)  # type: ignore[assignment]
     if _plain_class(module) is nn.Linear and not hasattr(module, "in_features"):
         module.in_features, module.out_features = module.in_channels, module.out_channels
     module.__class__ = DECOUPLED_CLASSES[_plain_class(module)]
     assert isinstance(module, DecoupledLayer)
-    module._configure(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
+    module._configure(settings)
 
 
 def _revert_layer_(module: nn.Module) -> None:

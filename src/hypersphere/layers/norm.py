@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hypersphere._validation import is_number, require
 from hypersphere.layers.convert import convert_layer_
-from hypersphere.layers.decoupled import DecoupledLayer
+from hypersphere.layers.decoupled import DecoupledLayer, OperatorSettings
 
 __all__ = ["SphereNorm"]
 
@@ -53,7 +53,7 @@ class SphereNorm(nn.Module):
         )
         is_valid = rescale is None or is_fixed or rescale == "learned"
         require(is_valid, "rescale", "None, (beta, gamma) or 'learned'", rescale)
-        convert_layer_(layer, "sphere", angular, storage=storage)
+        convert_layer_(layer, OperatorSettings("sphere", angular, storage=storage))
         layer._belongs_to_norm = True  # type: ignore[assignment]  # revert_ leaves it unchanged
         self.layer = layer
         self._fixed: tuple[float, float] | None = tuple(rescale) if is_fixed else None  # type: ignore[arg-type, assignment]
