@@ -241,7 +241,7 @@ class LayerSelection(Sequence[NeuronLayer]):
         """Return a table of the selected layers, followed by the skipped weights with the reason."""
         rows = [(layer.name, layer.role, layer.describe()) for layer in self.layers]
         name_width = max((len(name) for name, _, _ in rows), default=0)
-        lines = [f"{len(rows)} layers:"]
+        lines = [f"{len(rows)} {'layer' if len(rows) == 1 else 'layers'}:"]
         lines += [f"  {name:<{name_width}}  {role:<9}  {shape}" for name, role, shape in rows]
         if self.skipped:
             lines += [f"{len(self.skipped)} skipped:"]

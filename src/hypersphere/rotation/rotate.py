@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.rotation.activations import InputRotation
-from hypersphere.rotation.parametrization import Layout, Rotation, require_finite, restore_parameter_order
+from hypersphere.rotation.parametrization import Layout, Rotation, WeightState
 from hypersphere.rotation.refine import refine_neurons, require_energy
 
 __all__ = [
@@ -38,20 +39,6 @@ METHODS: dict[str, type[RowMap]] = {**ORTHOGONALS, **TRANSFORMS}
 
 Where = Callable[[str, nn.Module], bool]
 Method = str | RowMap | Callable[[int], nn.Module]
-
-
-class CustomTransform(nn.Module):
-    """A user's module (n, d) → (n, d) as the parametrisation of a weight (G-OPT). It need not be linear."""
-
-    original_state: tuple[bool, tuple[str, ...]]
-
-    def __init__(self, transform: nn.Module) -> None:
-        super().__init__()
-        self.transform = transform
-
-    def forward(self, neurons: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
-        """Return the transformed neurons."""
-        return self.transform(neurons.flatten(1)).view_as(neurons)
 
 
 def rotate_(
@@ -111,14 +98,19 @@ def rotate_(
         Liu et al., Orthogonal Over-Parameterized Training, CVPR 2021.
     """
     require(spread is None or is_number(spread, 0), "spread", "None or a number >= 0", spread)
-    for name, flag in (("shared", shared), ("learn_neurons", learn_neurons), ("normalize", normalize)):
+    flags = {"shared": shared, "learn_neurons": learn_neurons, "normalize": normalize, "report": report}
+    for name, flag in flags.items():
         require(isinstance(flag, bool), name, "a bool", flag)
     require(is_integer(blocks, 1), "blocks", "a whole number >= 1", blocks)
     require(is_integer(factors, 1), "factors", "a whole number >= 1", factors)
     if refine is not None:
         require_energy("refine", refine)
-    has_layout = blocks > 1 or factors > 1 or shared or spread is not None
-    make = _parametrization_factory(method, has_layout=has_layout)
+    is_map = isinstance(method, (str, RowMap)) or (isinstance(method, type) and issubclass(method, RowMap))
+    if is_map or not callable(method):
+        method = choose(METHODS, cast(RowMap, method), "method")
+    else:
+        has_layout = blocks > 1 or factors > 1 or shared or spread is not None
+        require(not has_layout, "method", "a name or a RowMap if blocks, shared, factors or spread are used", method)
     selection = rotatable_layers(model, where, output=output, output_layer=output_layer)
     # All parametrisations are made before the first one is attached, so that an error leaves the model unchanged.
     plans: list[tuple[NeuronLayer, Rotation | CustomTransform, Tensor]] = []
@@ -128,9 +120,13 @@ def rotate_(
         if weight.ndim > 2:
             accepted = f"a divisor of {weight.shape[1]}, the channels of {layer_path(layer)!r}"
             require(weight.shape[1] % blocks == 0, "blocks", accepted, blocks)
-        parametrization = make(Layout(rows.shape[1], blocks, shared, factors), rows)
-        if spread and isinstance(parametrization, Rotation):
-            nn.init.normal_(parametrization.parameter, std=spread)
+        parametrization: Rotation | CustomTransform
+        if isinstance(method, RowMap):
+            parametrization = Rotation(method, Layout(rows.shape[1], blocks, shared, factors), like=rows)
+            if spread:
+                nn.init.normal_(parametrization.parameter, std=spread)
+        else:
+            parametrization = CustomTransform.for_rows(method, rows)
         if refine is not None:
             rows = refine_neurons(rows, refine, steps=refine_steps, rate=refine_rate)
         plans.append((layer, parametrization, sphere.normalize(rows) if normalize else rows))
@@ -139,6 +135,107 @@ def rotate_(
     if report:
         print(selection.report())
     return model
+
+
+# Attaching and folding -----------------------------------------------------------------------------------------------
+
+
+class CustomTransform(nn.Module):
+    """A user's module (n, d) → (n, d) as the parametrisation of a weight (G-OPT). It need not be linear."""
+
+    original_state: WeightState
+
+    def __init__(self, transform: nn.Module) -> None:
+        super().__init__()
+        self.transform = transform
+
+    def forward(self, neurons: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+        """Return the transformed neurons."""
+        return self.transform(neurons.flatten(1)).view_as(neurons)
+
+    @classmethod
+    def for_rows(cls, make_module: Callable[[int], nn.Module], rows: Float[Tensor, "n d"]) -> CustomTransform:
+        """Make the module for the given rows and check that it maps them to rows of the same shape."""
+        module = make_module(rows.shape[1])
+        require(isinstance(module, nn.Module), "method", "a callable that makes a module for a given d", module)
+        with torch.no_grad(), evaluation_mode(module):
+            shape = tuple(module.to(rows)(rows).shape)
+        require(shape == tuple(rows.shape), "method", f"a module from and to rows {tuple(rows.shape)}", shape)
+        return cls(module)
+
+
+def attach(
+    layer: NeuronLayer,
+    parametrization: Rotation | CustomTransform,
+    rows: Tensor | None = None,
+    *,
+    learn_neurons: bool = False,
+) -> None:
+    """Register the parametrisation of a layer's weight. `rows` replace its neurons if given."""
+    module = cast(nn.Module, layer.module)
+    weight = cast(nn.Parameter, module.weight)
+    parametrization.original_state = WeightState.of(module)
+    if isinstance(parametrization, Rotation):
+        parametrization.layer_name = layer_path(layer)
+    with torch.no_grad():
+        if rows is not None and rows.data_ptr() != weight.data_ptr():  # `rows` may be a view of the weight itself
+            weight.copy_(rows.view_as(weight))
+    weight.requires_grad_(learn_neurons)
+    parametrization.train(module.training)
+    # unsafe=True skips torch's trial evaluation, which costs one rotation. Shape and dtype are known to be preserved.
+    parametrize.register_parametrization(module, "weight", parametrization, unsafe=True)
+
+
+def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
+    """Replace rotations by plain weights. Outputs do not change, and `weight` is the parameter object it was before.
+
+    Args:
+        model: its rotated layers are changed in place, and each `InputRotation` is replaced by its module. To fold a
+            model that is itself an `InputRotation`, call its method `fold`.
+        keep: fold R into V and continue to rotate from R = I with the same parameters (progressive training). This is
+            not possible if the model contains an `InputRotation`.
+
+    Example:
+        >>> layer = rotate_(nn.Linear(8, 5))
+        >>> type(fold_(layer)).__name__, [name for name, _ in layer.named_parameters()]
+        ('Linear', ['weight', 'bias'])
+    """
+    layers = list(rotated_layers(model))
+    children = [(parent, name, child) for parent in model.modules() for name, child in parent._modules.items()]
+    wrappers = [(parent, name, child) for parent, name, child in children if isinstance(child, InputRotation)]
+    # All checks come first, so that an error leaves the model unchanged.
+    require(not keep or not wrappers, "keep", "False where a model holds an InputRotation", keep)
+    users = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    for _, name, child in wrappers:
+        child.rotation.require_finite()
+        if users[id(child.module._parameters.get("weight"))] > 1:
+            raise ValueError(f"the rows of {name!r} cannot be folded, because another layer shares them")
+    for _, _, rotation in layers:
+        if isinstance(rotation, Rotation):
+            rotation.require_finite()
+            require(not keep or len(rotation.free) == 1, "keep", "False where there are several sets", keep)
+        else:
+            require(not keep, "keep", "False for a custom transform", keep)
+    for _, module, rotation in layers:
+        if keep and isinstance(rotation, Rotation):
+            rotation.fold(neurons_of(module))
+        else:
+            _detach(module, rotation)
+    for parent, name, child in wrappers:
+        # A wrapper that occurs in several places is folded at the first one and has R = I at the others.
+        setattr(parent, name, child.fold())
+    return model
+
+
+def _detach(module: nn.Module, rotation: Rotation | CustomTransform) -> None:
+    """Replace the parametrisation of a layer by its current weight."""
+    # Deep copies of a parametrised module share one generated class, and torch removes the property `weight` from that
+    # class. Give the module a class that no copy shares.
+    shared_class = type(module)
+    attributes = {name: value for name, value in vars(shared_class).items() if name not in ("__dict__", "__weakref__")}
+    module.__class__ = type(shared_class.__name__, shared_class.__bases__, attributes)
+    parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+    rotation.original_state.restore(module)
 
 
 # Which layers --------------------------------------------------------------------------------------------------------
@@ -159,37 +256,38 @@ def rotatable_layers(
 
     Example:
         >>> print(rotatable_layers(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))))
-        1 layers:
+        1 layer:
           0  hidden     3 neurons of 3 numbers
         1 skipped:
           1: it is the output layer, which needs output=True
     """
     require(isinstance(model, nn.Module), "model", "a module", type(model).__name__)
-    require(where is None or callable(where), "where", "None or a callable of name and module", where)
+    require(isinstance(output, bool), "output", "a bool (output_layer names the layer)", output)
+    try:
+        layers = layers_of(model, output=output_layer, where=where)
+    except ValueError as error:  # `layers_of` calls the argument `output`
+        raise ValueError(re.sub("^output must", "output_layer must", str(error))) from None
+    if where is None and not output:
+        layers.warn_if_output_is_unknown(stacklevel=4)
     # Prefixes of the names of layers inside an InputRotation.
     inputs_rotated = tuple(
         f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, InputRotation)
     )
 
-    def reject(layer: NeuronLayer) -> str | None:
+    def reason_excluded(layer: NeuronLayer) -> str | None:
         if layer.name.startswith(inputs_rotated):
             return "its input is rotated instead"
         if layer.role == "embedding":
             return "embeddings are not rotated"
         if layer.role == "output" and not output:
+            if where is not None:
+                raise ValueError(f"where selects the output layer {layer.name!r}; pass output=True to rotate it")
             return "it is the output layer, which needs output=True"
         return None
 
-    layers = layers_of(model, output=output_layer, where=where)
-    if where is None and not output:
-        layers.warn_if_output_is_unknown(stacklevel=4)
     # Two steps, because only layers that the user did not exclude deserve a warning if they cannot be rotated.
-    candidates = layers.without(reject)
+    candidates = layers.without(reason_excluded)
     selection = candidates.without(_reason_not_rotatable)
-    selected_outputs = [layer.name for layer in layers.outputs if not layer.name.startswith(inputs_rotated)]
-    if where is not None and not output and selected_outputs:
-        name = selected_outputs[0]
-        raise ValueError(f"where selects the output layer {name!r}; pass output=True to rotate it")
     for layer in selection:
         if layer.aliases:
             path = layer_path(layer)
@@ -199,11 +297,10 @@ def rotatable_layers(
         raise ValueError(f"where must select at least one layer that can be rotated, but none is left ({reasons})")
     unsupported = [layer.name for layer in candidates if _reason_not_rotatable(layer)]
     if unsupported:
-        warnings.warn(
-            f"{len(unsupported)} layers are not rotated ({', '.join(unsupported[:3])}…); "
-            "rotate_(..., report=True) prints the reasons",
-            stacklevel=3,  # the caller of rotate_ or Stochastic
-        )
+        subject = "1 layer is" if len(unsupported) == 1 else f"{len(unsupported)} layers are"
+        names = ", ".join([*unsupported[:3], *(["…"] if len(unsupported) > 3 else [])])
+        message = f"{subject} not rotated ({names}); rotate_(..., report=True) prints the reason"
+        warnings.warn(message, stacklevel=3)  # the caller of rotate_ or Stochastic
     return selection
 
 
@@ -244,107 +341,6 @@ def plain_weight(layer: NeuronLayer) -> Tensor:
     return weight
 
 
-# Attaching and folding -----------------------------------------------------------------------------------------------
-
-
-def _parametrization_factory(
-    method: Method, *, has_layout: bool
-) -> Callable[[Layout, Tensor], Rotation | CustomTransform]:
-    """Return a function that makes the parametrisation of one layer from its layout and its rows."""
-    from_menu = isinstance(method, (str, RowMap)) or (isinstance(method, type) and issubclass(method, RowMap))
-    if from_menu or not callable(method):
-        chosen: RowMap = choose(METHODS, cast(RowMap, method), "method")
-        return lambda layout, rows: Rotation(chosen, layout, like=rows)
-    require(not has_layout, "method", "a name or a RowMap if blocks, shared, factors or spread are used", method)
-    make_module = cast(Callable[[int], nn.Module], method)
-
-    def make(layout: Layout, rows: Tensor) -> CustomTransform:
-        module = make_module(layout.size)
-        require(isinstance(module, nn.Module), "method", "a callable that makes a module for a given d", module)
-        with torch.no_grad(), evaluation_mode(module):
-            shape = tuple(module.to(rows)(rows).shape)
-        require(shape == tuple(rows.shape), "method", f"a module from and to rows {tuple(rows.shape)}", shape)
-        return CustomTransform(module)
-
-    return make
-
-
-def attach(
-    layer: NeuronLayer,
-    parametrization: Rotation | CustomTransform,
-    rows: Tensor | None = None,
-    *,
-    learn_neurons: bool = False,
-) -> None:
-    """Register the parametrisation of a layer's weight. `rows` replace its neurons if given."""
-    module = cast(nn.Module, layer.module)
-    weight = cast(nn.Parameter, module.weight)
-    parametrization.original_state = weight.requires_grad, tuple(module._parameters)
-    if isinstance(parametrization, Rotation):
-        parametrization.layer_name = layer_path(layer)
-    with torch.no_grad():
-        if rows is not None and rows.data_ptr() != weight.data_ptr():  # `rows` may be a view of the weight itself
-            weight.copy_(rows.view_as(weight))
-    weight.requires_grad_(learn_neurons)
-    parametrization.train(module.training)
-    # unsafe=True skips torch's trial evaluation, which costs one rotation. Shape and dtype are known to be preserved.
-    parametrize.register_parametrization(module, "weight", parametrization, unsafe=True)
-
-
-def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
-    """Replace rotations by plain weights. Outputs do not change, and `weight` is the parameter object it was before.
-
-    Args:
-        model: its rotated layers are changed in place, and each `InputRotation` is replaced by its module. To fold a
-            model that is itself an `InputRotation`, call its method `fold`.
-        keep: fold R into V and continue to rotate from R = I with the same parameters (progressive training). This is
-            not possible if the model contains an `InputRotation`.
-
-    Example:
-        >>> layer = rotate_(nn.Linear(8, 5))
-        >>> type(fold_(layer)).__name__, [name for name, _ in layer.named_parameters()]
-        ('Linear', ['weight', 'bias'])
-    """
-    layers = list(rotated_layers(model))
-    children = [(parent, name, child) for parent in model.modules() for name, child in parent._modules.items()]
-    wrappers = [(parent, name, child) for parent, name, child in children if isinstance(child, InputRotation)]
-    # All checks come first, so that an error leaves the model unchanged.
-    require(not keep or not wrappers, "keep", "False where a model holds an InputRotation", keep)
-    users = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-    for _, name, child in wrappers:
-        require_finite(child.free)
-        if users[id(child.module._parameters.get("weight"))] > 1:
-            raise ValueError(f"the rows of {name!r} cannot be folded, because another layer shares them")
-    for _, _, rotation in layers:
-        if isinstance(rotation, Rotation):
-            require_finite(rotation.parameter)
-            require(not keep or len(rotation.free) == 1, "keep", "False where there are several sets", keep)
-        else:
-            require(not keep, "keep", "False for a custom transform", keep)
-    for _, module, rotation in layers:
-        if keep and isinstance(rotation, Rotation):
-            rotation.fold(neurons_of(module))
-        else:
-            _detach(module, rotation)
-    for parent, name, child in wrappers:
-        # A wrapper that occurs in several places is folded at the first one and has R = I at the others.
-        setattr(parent, name, child.fold())
-    return model
-
-
-def _detach(module: nn.Module, rotation: Rotation | CustomTransform) -> None:
-    """Replace the parametrisation of a layer by its current weight."""
-    # Deep copies of a parametrised module share one generated class, and torch removes the property `weight` from that
-    # class. Give the module a class that no copy shares.
-    shared_class = type(module)
-    attributes = {name: value for name, value in vars(shared_class).items() if name not in ("__dict__", "__weakref__")}
-    module.__class__ = type(shared_class.__name__, shared_class.__bases__, attributes)
-    parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
-    was_trained, order = rotation.original_state
-    cast(nn.Parameter, module._parameters["weight"]).requires_grad_(was_trained)
-    restore_parameter_order(module, order)
-
-
 # Rotated models ------------------------------------------------------------------------------------------------------
 
 
@@ -364,8 +360,7 @@ def neurons_of(module: nn.Module) -> Tensor:
 
 def rotation_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Return the free parameters of all rotations, for example for the optimiser `hypersphere.optim.OGD`."""
-    parameters = [p for _, _, r in rotated_layers(model) if isinstance(r, Rotation) for p in r.free.values()]
-    return parameters + [module.free for module in model.modules() if isinstance(module, InputRotation)]
+    return [p for module in model.modules() if isinstance(module, Rotation) for p in module.free.values()]
 
 
 def use(model: nn.Module, name: str) -> None:
