@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hypersphere.functions import projection
-from hypersphere.functions._pairwise import PairPotential
+from hypersphere.functions.kernel import PairPotential
 from hypersphere.functions.projection import CONSTRUCTIONS, PROJECTIONS, AnglePreserving, Group, Learned, Random
 
 NEURONS, CHANNELS, TAPS = 12, 16, 3

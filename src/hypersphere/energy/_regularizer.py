@@ -365,7 +365,7 @@ def add_terms(terms: Sequence[Tensor], anchor: Tensor) -> Tensor:
 def sum_cannot_overflow(factors: Iterable[float]) -> bool:
     """Return True if a sum of finite mean energies with these factors λ cannot overflow.
 
-    Energies that `stacked_energies` knows to be finite are below 10⁻⁴ of the largest number of their dtype.
+    Energies that `pair_energies` knows to be finite are below 10⁻⁴ of the largest number of their dtype.
     """
     return sum(factors) < 1e4
 

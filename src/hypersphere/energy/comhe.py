@@ -27,10 +27,10 @@ from hypersphere.energy._regularizer import (
     stack_equal_shapes,
     sum_cannot_overflow,
 )
-from hypersphere.energy.energy import NeuronStack, data_dependent_energy, stacked_energies
+from hypersphere.energy.energy import data_dependent_energy
 from hypersphere.energy.mhe import NeuronWeights, labelled_output, resolve_neuron_weights
-from hypersphere.functions._pairwise import PairPotential
-from hypersphere.functions.kernel import kernel_of
+from hypersphere.functions._pairwise import PairSum, pair_energies
+from hypersphere.functions.kernel import PairPotential, kernel_of
 from hypersphere.functions.projection import PROJECTIONS, Bilateral, Learned, Projection
 
 __all__ = ["CoMHE", "LowRank", "factors", "low_rank_"]
@@ -164,12 +164,12 @@ class CoMHE(NeuronRegularizer):
         bases = self._bases(rows, step, call)
         terms: list[Tensor] = []
         # All energies are computed by one call, so that the host waits for the device once.
-        stacks: list[NeuronStack] = []
+        stacks: list[PairSum] = []
         factors: list[Tensor | float] = []
         outputs = [layer for layer in self.selection.outputs if self.factor(layer)]
         for layer in outputs:
             if labels is None:  # one view of the sets, as for a layer that is not projected
-                stacks.append(NeuronStack(layer.row_sets().unsqueeze(0), self.full_space))
+                stacks.append(PairSum(layer.row_sets().unsqueeze(0), self.full_space, mean=True))
                 factors.append(self.factor(layer))
                 continue
             kernel, distance = self.full_space.kernel, self.full_space.distance
@@ -190,12 +190,12 @@ class CoMHE(NeuronRegularizer):
             if betas is None:
                 stackable += [(view, self.factor(layer)) for view in views]
             else:
-                stacks += [NeuronStack(view, self.potential, betas.to(view)) for view in views]
+                stacks += [PairSum(view, self.potential, betas.to(view), mean=True) for view in views]
                 factors += [self.factor(layer)] * len(views)
         for stack, layer_factors in stack_equal_shapes(stackable):
-            stacks.append(NeuronStack(stack, self.potential))
+            stacks.append(PairSum(stack, self.potential, mean=True))
             factors.append(layer_factors)
-        energies, is_finite = stacked_energies(stacks)
+        energies, is_finite = pair_energies(stacks)
         terms += [(factor * self._aggregate(energy)).sum() for factor, energy in zip(factors, energies, strict=True)]
         is_learned = isinstance(self.projection, Learned)
         updates = {f"basis_{key}": basis for key, basis in bases.items()} if is_learned else {}

@@ -24,9 +24,9 @@ from hypersphere.energy._regularizer import (
     stack_equal_shapes,
     sum_cannot_overflow,
 )
-from hypersphere.energy.energy import NeuronStack, check_weights, data_dependent_energy, stacked_energies
-from hypersphere.functions._pairwise import PairPotential
-from hypersphere.functions.kernel import kernel_of
+from hypersphere.energy.energy import check_weights, data_dependent_energy
+from hypersphere.functions._pairwise import PairSum, pair_energies
+from hypersphere.functions.kernel import PairPotential, kernel_of
 
 __all__ = ["MHE"]
 
@@ -147,18 +147,18 @@ class MHE(NeuronRegularizer):
                 energy = data_dependent_energy(output.rows(), labels, power=kernel, distance=distance)
                 terms.append(self.factor(output) * energy)
         stacks, factors = self._stacks(layers, step)
-        energies, is_finite = stacked_energies(stacks)
+        energies, is_finite = pair_energies(stacks)
         # Stacks are (layers, groups, N, d): the mean over the groups of a layer, the weighted sum over layers.
         terms += [(factor * energy.mean(-1)).sum() for factor, energy in zip(factors, energies, strict=True)]
         # If the energies and the factors bound the total, the base class need not read it.
         is_finite = is_finite and labels is None and sum_cannot_overflow(map(self.factor, layers))
         return Outcome(add_terms(terms, self.selection[0].anchor), {}, is_finite)
 
-    def _stacks(self, layers: list[NeuronLayer], step: int) -> tuple[list[NeuronStack], list[Tensor | float]]:
+    def _stacks(self, layers: list[NeuronLayer], step: int) -> tuple[list[PairSum], list[Tensor | float]]:
         """Return the neurons of layers as stacks (layers, groups, N, d), with the factors λ of their layers."""
         sampled = [layer for layer in layers if self.batch is not None and layer.shape[1] > self.batch]
         indices = self._draw(step, sampled) if sampled else {}
-        stacks: list[NeuronStack] = []
+        stacks: list[PairSum] = []
         factors: list[Tensor | float] = []
         for half_space in (False, True):
             potential = PairPotential(self.potential.kernel, self.potential.distance, half_space)
@@ -170,21 +170,21 @@ class MHE(NeuronRegularizer):
             # All other layers of equal shape share one batched product.
             stackable = ((layer.row_sets(), self.factor(layer)) for layer in in_space if layer not in single)
             for stack, layer_factors in stack_equal_shapes(stackable):
-                stacks.append(NeuronStack(stack, potential))
+                stacks.append(PairSum(stack, potential, mean=True))
                 factors.append(layer_factors)
         return stacks, factors
 
-    def _single_stack(self, layer: NeuronLayer, potential: PairPotential, index: Tensor | None) -> NeuronStack:
+    def _single_stack(self, layer: NeuronLayer, potential: PairPotential, index: Tensor | None) -> PairSum:
         """Return one layer, all neurons or a sample, with its neuron weights."""
         rows = layer.row_sets()
         betas = self.neuron_weights.get(layer.name)
         betas = None if betas is None else betas.to(rows)
         if index is None:
-            return NeuronStack(rows, potential, betas)
+            return PairSum(rows, potential, betas, mean=True)
         # All groups of a layer use the same sample. Indices are drawn on the CPU, so every device gets the same ones.
         index = index.to(rows.device)
         betas = None if betas is None else betas[..., index]
-        return NeuronStack(rows[:, index], potential, betas, sampled_from=layer.shape[1])
+        return PairSum(rows[:, index], potential, betas, mean=True, sampled_from=layer.shape[1])
 
     @run_uncompiled
     def _draw(self, step: int, layers: list[NeuronLayer]) -> dict[str, Tensor]:

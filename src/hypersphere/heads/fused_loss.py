@@ -48,8 +48,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hypersphere import _numerics, sphere
-from hypersphere.functions._pairwise import PairPotential, cross_repulsion
-from hypersphere.functions.kernel import Riesz
+from hypersphere.functions._pairwise import pair_energy
+from hypersphere.functions.kernel import PairPotential, Riesz
 
 __all__ = [
     "LOG_SUM_EXP",
@@ -206,7 +206,7 @@ def class_terms(
         class_weights: (C,) factors v of the weighted sum of scores; None if it is not needed.
         counted: (B,) booleans, the samples whose energy counts; None for all.
         check_range: whether to read `in_range` here and to use plain operations if it is False. The energy is then
-            computed by `cross_repulsion`, which is exact for class vectors that nearly coincide.
+            computed by `pair_energy`, which is exact for class vectors that nearly coincide.
         energy_rows: (B, d) class vectors of the labels; None to take them from `w`.
     """
     fusable = not rule.learned and (rule.response is None or rule.unit_rows) and len(x) > 0
@@ -220,7 +220,7 @@ def class_terms(
         if check_range:
             if not bool(in_range):
                 return plain_terms(x, w, labels, rule, rho, bias, class_weights, counted, energy_rows)
-            energy = cross_repulsion(energy_rows, w, labels, _ENERGY, counted) if rule.energy else None
+            energy = pair_energy(w, _ENERGY, labels=labels, rows=energy_rows, counted=counted) if rule.energy else None
         target_bias, direction = _target_bias(bias, labels, rule), _target_direction(w, labels, rule)
         return ClassTerms(others, weighted_sum, target, target_norm, target_bias, direction, energy, in_range)
 
@@ -256,7 +256,7 @@ def plain_terms(
     target_norm = w_norm[column.squeeze(1)].masked_fill(is_absent, 0).squeeze(1) if rule.target_norm else None
     energy = None
     if rule.energy:
-        energy = cross_repulsion(energy_rows, w, labels, _ENERGY, counted)
+        energy = pair_energy(w, _ENERGY, labels=labels, rows=energy_rows, counted=counted)
     target_bias, direction = _target_bias(bias, labels, rule), _target_direction(w, labels, rule)
     in_range = torch.isfinite(x.detach()).all()
     return ClassTerms(others, weighted_sum, target, target_norm, target_bias, direction, energy, in_range)

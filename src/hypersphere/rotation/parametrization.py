@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_attribute
 from hypersphere._validation import is_integer, require
-from hypersphere.functions._rowmap import Residuals, RowMap, differentiable_gradients, kernels_usable
+from hypersphere.functions._autograd import differentiable_gradients
+from hypersphere.functions._rowmap import Residuals, RowMap, kernels_usable
 from hypersphere.functions.orthogonal import SkewMap
 
 __all__ = ["Layout", "Rotation", "WeightState"]
