@@ -161,7 +161,8 @@ class NeuronLayer:
         if not self.writable:
             raise ValueError(f"{self.name} must be a layer whose weight can be written, but {self.not_writable}")
         size = (self.shape[0] * self.shape[1], self.length)
-        require(tuple(rows.shape) == size, "rows", f"a tensor of shape {size}", tuple(rows.shape))
+        received = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        require(received == size, "rows", f"a tensor of shape {size}", received)
         weight = self.tensor.detach()
         if self.module is not None and parametrize.is_parametrized(self.module, self.parameter):
             # The evaluated weight is a temporary. Assigning it to the attribute makes torch call `right_inverse`.

@@ -51,6 +51,14 @@ def test_learned_radius_follows_the_patch_norm():
     assert layer.log_radius.grad.abs() > 0
 
 
+def test_tensor_as_alpha_has_a_gradient():
+    alpha = torch.tensor(2.0, requires_grad=True)
+    layer = DecoupledConv2d(4, 6, 3, padding=1, bias=False, magnitude=Ball(alpha=alpha))
+    y = layer(images(2, 4, 5, 5))
+    (grad,) = torch.autograd.grad(y.sum(), alpha)
+    torch.testing.assert_close(grad, y.sum() / alpha)  # y is proportional to α
+
+
 def test_learned_radius_per_filter():
     layer = conv("ball", learn_radius="filter", bias=False)
     with torch.no_grad():

@@ -146,6 +146,7 @@ def revert_(model: Model) -> Model:
           (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
         )
     """
+    require(isinstance(model, nn.Module), "model", "a module", model)
     decoupled = [
         (name, module)
         for name, module in model.named_modules()

@@ -238,7 +238,8 @@ class DecoupledLayer(nn.Module):
         A convolution maps (N, channels, *size) or (channels, *size) to (N, filters, *places) or (filters, *places), a
         linear layer maps (..., in_features) to (..., out_features).
         """
-        require(x.is_floating_point(), "x", "a tensor of a floating-point dtype", x.dtype)
+        is_real = isinstance(x, Tensor) and x.is_floating_point()
+        require(is_real, "x", "a tensor of a floating-point dtype", x.dtype if isinstance(x, Tensor) else type(x))
         dtype = _product_dtype(x, self.weight)
         x = x.to(dtype)
         with _numerics.autocast_disabled(x):
@@ -248,7 +249,9 @@ class DecoupledLayer(nn.Module):
             if isinstance(self, nn.Linear):
                 y = self._respond(x.reshape(-1, x.shape[-1]))
                 return y.reshape(*x.shape[:-1], y.shape[-1])
-            if x.ndim == self.weight.ndim - 1:  # a single sample
+            dims = self.weight.ndim
+            require(x.ndim in (dims - 1, dims), "x", f"a tensor with {dims - 1} or {dims} dimensions", tuple(x.shape))
+            if x.ndim == dims - 1:  # a single sample
                 return self._respond(x.unsqueeze(0)).squeeze(0)
             return self._respond(x)
 
@@ -316,10 +319,11 @@ class DecoupledLayer(nn.Module):
 
         It cannot call a user's function, and it differentiates only the k and ρ that this layer learns.
         """
-        is_library = type(self.magnitude) in MAGNITUDES.values() and type(self.angular) in ANGULARS.values()
-        has_tensor = isinstance(getattr(self.magnitude, "radius", None), Tensor) and self.log_radius is None
-        has_tensor |= isinstance(getattr(self.angular, "k", None), Tensor) and self.log_k is None
-        return is_library and not has_tensor
+        if type(self.magnitude) not in MAGNITUDES.values() or type(self.angular) not in ANGULARS.values():
+            return False
+        numbers = {**vars(self.magnitude), **vars(self.angular)}
+        learned = {"radius": self.log_radius is not None, "k": self.log_k is not None}
+        return not any(isinstance(value, Tensor) and not learned.get(name) for name, value in numbers.items())
 
     def _build_response(
         self, x: Tensor, geometry: ConvGeometry, norms: PatchNorms, w_norm: Tensor
