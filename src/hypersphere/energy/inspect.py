@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, require
+from hypersphere.energy._regularizer import check_seed
 from hypersphere.energy._weight_files import UnreadableWeights, read_neurons
 from hypersphere.energy.energy import random_energy
 from hypersphere.functions._pairwise import pair_energy
@@ -169,6 +170,8 @@ def inspect(
     """
     for name, number, low in (("pairs", pairs, 1), ("bins", bins, 1), ("probes", probes, 1), ("most", most, 2)):
         require(is_integer(number, low), name, f"an integer >= {low}", number)
+    check_seed(seed)
+    require(isinstance(report, bool), "report", "a bool", report)
     layers, skipped = [], []
     for name, tensor in read_neurons(model):
         reason = tensor if isinstance(tensor, str) else _reason_to_skip(tensor)
@@ -191,7 +194,7 @@ def _reason_to_skip(tensor: Tensor) -> str | None:
     """Return why the neurons of a tensor cannot be measured, or None."""
     w = tensor.flatten(1)
     if w.shape[0] < 2 or w.shape[1] < 2:
-        return f"{tuple(tensor.shape)}, not two neurons of two numbers"
+        return f"only {w.shape[0]} x {w.shape[1]}: at least two neurons of two numbers are needed"
     # In blocks, because the float32 copy of a 16-bit embedding would not be small.
     is_finite = all(bool(torch.isfinite(block.float()).all()) for block in w.split(1 << 14))
     return None if is_finite else "not finite"
