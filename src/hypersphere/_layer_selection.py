@@ -99,6 +99,11 @@ class NeuronLayer:
         return self.tensor if stored is None else stored  # a quantised module may have no parameters
 
     @property
+    def module_name(self) -> str:
+        """The qualified name of the module that owns the weight. It is empty if that is the model itself."""
+        return self.group.rpartition(".")[0]
+
+    @property
     def length(self) -> int:
         """The number of entries per neuron."""
         return self.shape[2] * self.shape[3]

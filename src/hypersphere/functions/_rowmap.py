@@ -31,16 +31,17 @@ Residuals = tuple[Any, ...]
 class RowMap(abc.ABC):
     """A map from free parameters to a matrix R that is applied to rows: V → V·Rᵀ.
 
-    A subclass defines `identity` and `expression`, and optionally a pair of kernels. Free parameters and rows may have
-    leading batch dimensions: `free` (k, …) and `v` (k, n, d) are k independent maps.
+    A subclass defines `expression`, and optionally a pair of kernels. The free parameters are a d×d matrix, unless the
+    subclass also defines `identity` and `size`. Free parameters and rows may have leading batch dimensions: `free`
+    (k, …) and `v` (k, n, d) are k independent maps.
     """
 
     exact: ClassVar[bool] = True
     """True if R is orthogonal for all values of the parameters."""
 
-    @abc.abstractmethod
     def identity(self, d: int) -> Float[Tensor, "..."]:
         """Return the free parameters for which R is the identity of size `d`."""
+        return torch.eye(d)
 
     @abc.abstractmethod
     def expression(self, free: Float[Tensor, "..."], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:

@@ -103,6 +103,8 @@ def rotate_(
         require(isinstance(flag, bool), name, "a bool", flag)
     require(is_integer(blocks, 1), "blocks", "a whole number >= 1", blocks)
     require(is_integer(factors, 1), "factors", "a whole number >= 1", factors)
+    require(is_integer(refine_steps, 1), "refine_steps", "a whole number >= 1", refine_steps)
+    require(is_number(refine_rate, 0) and refine_rate > 0, "refine_rate", "a positive number", refine_rate)
     if refine is not None:
         require_energy("refine", refine)
     is_map = isinstance(method, (str, RowMap)) or (isinstance(method, type) and issubclass(method, RowMap))
@@ -118,7 +120,7 @@ def rotate_(
         weight = plain_weight(layer)
         rows = weight.detach().flatten(1)
         if weight.ndim > 2:
-            accepted = f"a divisor of {weight.shape[1]}, the channels of {layer_path(layer)!r}"
+            accepted = f"a divisor of {weight.shape[1]}, the channels of {layer.module_name!r}"
             require(weight.shape[1] % blocks == 0, "blocks", accepted, blocks)
         parametrization: Rotation | CustomTransform
         if isinstance(method, RowMap):
@@ -126,7 +128,7 @@ def rotate_(
             if spread:
                 nn.init.normal_(parametrization.parameter, std=spread)
         else:
-            parametrization = CustomTransform.for_rows(method, rows)
+            parametrization = CustomTransform(method, rows)
         if refine is not None:
             rows = refine_neurons(rows, refine, steps=refine_steps, rate=refine_rate)
         plans.append((layer, parametrization, sphere.normalize(rows) if normalize else rows))
@@ -145,23 +147,18 @@ class CustomTransform(nn.Module):
 
     original_state: WeightState
 
-    def __init__(self, transform: nn.Module) -> None:
+    def __init__(self, make_module: Callable[[int], nn.Module], rows: Float[Tensor, "n d"]) -> None:
         super().__init__()
-        self.transform = transform
+        self.transform = make_module(rows.shape[1])
+        is_module = isinstance(self.transform, nn.Module)
+        require(is_module, "method", "a callable that makes a module for a given d", self.transform)
+        with torch.no_grad(), evaluation_mode(self.transform):
+            shape = tuple(self.transform.to(rows)(rows).shape)
+        require(shape == tuple(rows.shape), "method", f"a module from and to rows {tuple(rows.shape)}", shape)
 
     def forward(self, neurons: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         """Return the transformed neurons."""
         return self.transform(neurons.flatten(1)).view_as(neurons)
-
-    @classmethod
-    def for_rows(cls, make_module: Callable[[int], nn.Module], rows: Float[Tensor, "n d"]) -> CustomTransform:
-        """Make the module for the given rows and check that it maps them to rows of the same shape."""
-        module = make_module(rows.shape[1])
-        require(isinstance(module, nn.Module), "method", "a callable that makes a module for a given d", module)
-        with torch.no_grad(), evaluation_mode(module):
-            shape = tuple(module.to(rows)(rows).shape)
-        require(shape == tuple(rows.shape), "method", f"a module from and to rows {tuple(rows.shape)}", shape)
-        return cls(module)
 
 
 def attach(
@@ -176,7 +173,7 @@ def attach(
     weight = cast(nn.Parameter, module.weight)
     parametrization.original_state = WeightState.of(module)
     if isinstance(parametrization, Rotation):
-        parametrization.layer_name = layer_path(layer)
+        parametrization.layer_name = layer.module_name
     with torch.no_grad():
         if rows is not None and rows.data_ptr() != weight.data_ptr():  # `rows` may be a view of the weight itself
             weight.copy_(rows.view_as(weight))
@@ -200,6 +197,7 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
         >>> type(fold_(layer)).__name__, [name for name, _ in layer.named_parameters()]
         ('Linear', ['weight', 'bias'])
     """
+    require(isinstance(keep, bool), "keep", "a bool", keep)
     layers = list(rotated_layers(model))
     children = [(parent, name, child) for parent in model.modules() for name, child in parent._modules.items()]
     wrappers = [(parent, name, child) for parent, name, child in children if isinstance(child, InputRotation)]
@@ -290,8 +288,8 @@ def rotatable_layers(
     selection = candidates.without(_reason_not_rotatable)
     for layer in selection:
         if layer.aliases:
-            path = layer_path(layer)
-            raise ValueError(f"layer {path!r} must not share its weight, but it shares it with {layer.aliases[0]!r}")
+            other = layer.aliases[0]
+            raise ValueError(f"layer {layer.module_name!r} must not share its weight, but it shares it with {other!r}")
     if not selection:
         reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped[:5])
         raise ValueError(f"where must select at least one layer that can be rotated, but none is left ({reasons})")
@@ -308,12 +306,7 @@ def select(model: nn.Module, where: Where | None = None, *, output: bool = False
     """Return names and modules of `rotatable_layers`. Deprecated."""
     warnings.warn("rotation.select is deprecated, use rotation.rotatable_layers", DeprecationWarning, stacklevel=2)
     layers = rotatable_layers(model, where, output=output)
-    return [(layer_path(layer), cast(nn.Module, layer.module)) for layer in layers]
-
-
-def layer_path(layer: NeuronLayer) -> str:
-    """Return the qualified name of the module that owns a layer. It is empty for the model itself."""
-    return layer.group.rpartition(".")[0]
+    return [(layer.module_name, cast(nn.Module, layer.module)) for layer in layers]
 
 
 def _reason_not_rotatable(layer: NeuronLayer) -> str | None:
@@ -332,7 +325,7 @@ def _reason_not_rotatable(layer: NeuronLayer) -> str | None:
 
 def plain_weight(layer: NeuronLayer) -> Tensor:
     """Return the weight of a layer, or raise an error if it is parametrised or not finite."""
-    path, module = layer_path(layer), cast(nn.Module, layer.module)
+    path, module = layer.module_name, cast(nn.Module, layer.module)
     if parametrize.is_parametrized(module, "weight"):
         by = type(module.parametrizations.weight[0]).__name__  # type: ignore[union-attr,index]
         raise ValueError(f"layer {path!r} must have a plain weight, but it is parametrised already (by {by})")

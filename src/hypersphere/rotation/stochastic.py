@@ -13,7 +13,7 @@ from hypersphere._validation import choose, is_integer, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.rotation.parametrization import Layout, Rotation
-from hypersphere.rotation.rotate import attach, layer_path, neurons_of, plain_weight, rotatable_layers, rotated_layers
+from hypersphere.rotation.rotate import attach, neurons_of, plain_weight, rotatable_layers, rotated_layers
 
 __all__ = ["Stochastic"]
 
@@ -71,7 +71,7 @@ class Stochastic:
         require(isinstance(chosen, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
         selection = rotatable_layers(model, where, output=output, output_layer=output_layer)
         if isinstance(fraction, Mapping):
-            names = [layer_path(layer) for layer in selection]
+            names = [layer.module_name for layer in selection]
             unknown = sorted(set(fraction) - set(names), key=str)
             accepted = f"a mapping from names of layers, {', '.join(map(repr, names))}"
             require(not unknown, "fraction", accepted, unknown)
@@ -84,7 +84,7 @@ class Stochastic:
         for i, layer in enumerate(selection):
             weight = plain_weight(layer)
             size = weight[0].numel()
-            count = size if whole_first and i == 0 else _dimension_count(fraction, layer_path(layer), size)
+            count = size if whole_first and i == 0 else _dimension_count(fraction, layer.module_name, size)
             if count == size:
                 rotations.append(Rotation(chosen, Layout(size), like=weight))
                 continue
