@@ -233,6 +233,13 @@ def test_cayley_bound_limits_only_large_generators():
     bounded = orthogonal.Cayley(bound=0.5)
     assert torch.linalg.matrix_norm(bounded.generator(far)).item() == pytest.approx(0.5)
     torch.testing.assert_close(bounded(near), orthogonal.Cayley()(near), atol=0, rtol=0)
+    # Scaling a long generator does not change R, so its gradient is perpendicular to it, whatever its size.
+    for size in (1.0, 1e12, 1e25):
+        free = (size * far.float()).requires_grad_()
+        r = bounded(free, random_rows(3, 8, dtype=torch.float32))
+        (gradient,) = torch.autograd.grad(r.square().sum() + r.sum(), free)
+        directions = [torch.nn.functional.normalize(x.detach().double(), dim=-1) for x in (size * gradient, far)]
+        assert (directions[0] * directions[1]).sum().abs() < 1e-5
 
 
 @pytest.mark.parametrize("d", range(1, 12))

@@ -256,8 +256,9 @@ class Cayley(_CayleyMap):
     def _bounded(self, free: Tensor) -> Tensor:
         if self.bound is None:
             return free
-        norm = math.sqrt(2) * sphere.norm(free, keepdim=True)  # ‖S‖_F: every parameter occurs twice in S
-        return free * (self.bound / norm.clamp_min(self.bound))
+        largest = self.bound / math.sqrt(2)  # for the vector: every parameter occurs twice in S
+        is_longer = sphere.norm(free.detach(), keepdim=True) > largest
+        return torch.where(is_longer, largest * sphere.normalize(free), free)
 
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return 2Z − V."""
@@ -291,9 +292,8 @@ class Cayley(_CayleyMap):
         wide_grad = grad.to(lu)  # the factorisation may be in float64
         h = torch.linalg.lu_solve(lu, pivots, 2 * wide_grad, left=False, adjoint=True)
         grad_free = factorizations.pack_skew(-(z.mT @ h))
-        if (
-            self.bound is not None
-        ):  # where S is scaled down, its norm does not matter, and the gradient along S vanishes
+        # Where S is scaled down, its norm does not matter, so the gradient of the parameters is perpendicular to them.
+        if self.bound is not None:
             with torch.enable_grad():
                 leaf = free.detach().requires_grad_()
                 (grad_free,) = torch.autograd.grad(self._bounded(leaf), leaf, grad_free)
