@@ -147,13 +147,6 @@ def test_map_of_gaussian_matrices_is_orthogonal_to_rounding():
         assert (q.mT @ q - torch.eye(96)).abs().max() < 2e-5, name
 
 
-def test_gram_schmidt_forms_agree():
-    p = free_parameters(orthogonal.GramSchmidt(), 12, 3)
-    one, two, three = (orthogonal.GramSchmidt(form)(p) for form in ("classical", "modified", "iterative"))
-    torch.testing.assert_close(one, two, atol=1e-12, rtol=0)
-    torch.testing.assert_close(one, three, atol=1e-12, rtol=0)
-
-
 def test_neumann_matches_cayley_also_if_the_series_diverges():
     for spread in (1e-3, 0.1, 1.0, 30.0):
         free = free_parameters(orthogonal.Cayley(), 8, spread=spread)
@@ -193,7 +186,7 @@ def test_exponential_is_exact_if_the_norm_estimate_fails(size):
 
 
 @pytest.mark.parametrize("name", ["exponential", "bounded"])
-@pytest.mark.parametrize("spread", [1e7, 1e20, 1e30])
+@pytest.mark.parametrize("spread", [1e6, 1e7, 1e20, 1e30])
 def test_map_of_huge_generators_is_a_rotation_with_finite_gradients(name, spread):
     free = free_parameters(VARIANTS[name], 11, spread=spread, dtype=torch.float32).requires_grad_()
     r = VARIANTS[name](free)
@@ -218,11 +211,6 @@ def test_neumann_checks_every_block():
     free = torch.stack([torch.zeros(28), torch.full((28,), 0.2)])
     v = torch.stack([1e4 * torch.ones(5, 8), 1e-3 * random_rows(5, 8, dtype=torch.float32)])
     torch.testing.assert_close(orthogonal.Neumann()(free, v)[1], orthogonal.Cayley()(free, v)[1], atol=1e-9, rtol=1e-5)
-
-
-def test_exponential_of_an_enormous_generator_is_a_rotation():
-    r = orthogonal.Exponential()(free_parameters(orthogonal.Exponential(), 11, spread=1e6, dtype=torch.float32))
-    torch.testing.assert_close(r @ r.mT, torch.eye(11), atol=1e-5, rtol=0)
 
 
 def test_cayley_bound_limits_only_large_generators():

@@ -146,7 +146,7 @@ class InputRotation(nn.Module):
             destination[prefix + "spread"] = torch.tensor(self.spread, dtype=torch.float64)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        *_, missing_keys, _, error_messages = others
+        _, _, missing_keys, _, error_messages = others  # metadata, strict, …, unexpected keys, …
         if self.seed is not None:
             seed, spread = (state_dict.pop(prefix + key, None) for key in ("seed", "spread"))
             missing_keys += [prefix + key for key, value in (("seed", seed), ("spread", spread)) if value is None]

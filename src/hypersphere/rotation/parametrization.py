@@ -57,7 +57,7 @@ class Rotation(nn.Module):
 
     dimensions: Tensor | None
     seed: Tensor | None
-    original_state: WeightState
+    original_state: WeightState  # set when the rotation is attached to a layer
 
     def __init__(
         self,
@@ -102,21 +102,19 @@ class Rotation(nn.Module):
             residuals.append(saved)
             return rotated
 
+        free, neurons, dimensions = inputs
+        self.require_finite()
         # The copies have two purposes: residuals refer to them, so that a later optimiser step does not change the
         # residuals, and the next read compares them with its inputs. The cache may be filled in inference mode and read
         # in training, and inference tensors cannot be part of a graph, hence inference_mode(False).
-        neurons = inputs[1]
         with torch.inference_mode(False), torch.no_grad(), _numerics.autocast_disabled(neurons):
-            free_copy, neurons_copy = (tensor.detach().clone() for tensor in inputs[:2])
-            dimensions = None if inputs[2] is None else inputs[2].clone()
-            self.require_finite()
+            copies = free.detach().clone(), neurons.detach().clone(), None if dimensions is None else dimensions.clone()
+            wide_free, wide_rows = _numerics.widen(copies[0]), _numerics.widen(copies[1]).flatten(1)
             with self._layer_named_in_errors():
-                wide_free, wide_rows = _numerics.widen(free_copy), _numerics.widen(neurons_copy).flatten(1)
-                rows = self.layout.rotate(rotate_parts, wide_free, wide_rows, dimensions)
+                rows = self.layout.rotate(rotate_parts, wide_free, wide_rows, copies[2])
             weight = _numerics.narrow(rows, neurons.dtype).view(neurons.shape)
             if not neurons.is_contiguous():  # such as channels_last
                 weight = torch.empty_like(neurons).copy_(weight)
-        copies = (free_copy, neurons_copy, dimensions)
         return _CachedWeight(copies, weight, weight._version, residuals if keep_residuals else None)
 
     @torch.no_grad()
@@ -202,7 +200,7 @@ class Rotation(nn.Module):
             destination[prefix + "active"] = torch.tensor(list(self.active.encode()), dtype=torch.uint8)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        *_, error_messages = others
+        *_, error_messages = others  # after metadata, strict, missing keys and unexpected keys
         saved = state_dict.pop(prefix + "active", None)
         active = self.active if saved is None else bytes(saved.tolist()).decode()
         if active in self.free:
