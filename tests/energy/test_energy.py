@@ -12,7 +12,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 import oracle
 from hypersphere.energy import data_dependent_energy, hyperspherical_energy, random_batch_energy, random_energy
 from hypersphere.functions import _pairwise
-from hypersphere.functions._pairwise import pair_energy
+from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, kernel_of
 
 from . import reference
@@ -148,9 +148,9 @@ def test_energy_in_blocks_equals_energy_at_once(monkeypatch):
 def test_pair_energy_in_chunks_equals_energy_at_once(monkeypatch):
     w = torch.randn(5, 2, 20, 4, dtype=torch.float64, requires_grad=True)
     potential = PairPotential(half_space=True)
-    whole = pair_energy(w, potential, mean=True)
+    whole = pair_energy(PairSum(w, potential, mean=True))
     monkeypatch.setattr(_pairwise, "_PAIRS_AT_ONCE", 800)
-    chunked = pair_energy(w, potential, mean=True)
+    chunked = pair_energy(PairSum(w, potential, mean=True))
     torch.testing.assert_close(chunked, whole)
     first, second = (torch.autograd.grad(e.square().sum(), w)[0] for e in (whole, chunked))
     torch.testing.assert_close(first, second)
@@ -181,7 +181,7 @@ def test_random_batch_energy_is_unbiased(half_space):
     whole = hyperspherical_energy(w, half_space=half_space).item()
     subsets = [torch.tensor(s) for s in itertools.combinations(range(6), 3)]
     potential = PairPotential(half_space=half_space)
-    mean = np.mean([pair_energy(w[s], potential, sampled_from=6, mean=True).item() for s in subsets])
+    mean = np.mean([pair_energy(PairSum(w[s], potential, sampled_from=6, mean=True)).item() for s in subsets])
     assert mean == pytest.approx(whole, rel=1e-12)
     generator = torch.Generator().manual_seed(0)
     drawn = [random_batch_energy(w, 3, half_space=half_space, generator=generator).item() for _ in range(400)]
@@ -476,7 +476,7 @@ def test_backward_keeps_the_smaller_of_gradient_and_factors(shape):
 @pytest.mark.parametrize("half_space", [False, True])
 def test_random_energy_agrees_with_samples(power, distance, half_space):
     w = torch.randn(2000, 10, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    values = pair_energy(w, PairPotential(kernel_of(power), distance, half_space), mean=True)
+    values = pair_energy(PairSum(w, PairPotential(kernel_of(power), distance, half_space), mean=True))
     mean, deviation = random_energy(10, 8, power, distance, half_space)
     assert values.mean().item() == pytest.approx(mean, abs=4 * deviation / 2000**0.5)
     assert values.std().item() == pytest.approx(deviation, rel=0.15)

@@ -11,7 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from hypersphere import angular, margin
 from hypersphere.energy import data_dependent_energy
-from hypersphere.functions._pairwise import pair_energy
+from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, Riesz
 from hypersphere.heads import PRESETS, AngularHead, Annealing, arcface
 from hypersphere.heads.sharded import ShardedHead, differences, fingerprint
@@ -216,7 +216,7 @@ def test_pair_energies_of_parts_sums_to_the_data_dependent_energy(counted):
     labels = torch.tensor([0, 3, 3, 8])
     expected = data_dependent_energy(w, labels, counted=counted)
     halves = ((w[:5], torch.tensor([0, 3, 3, -1])), (w[5:], torch.tensor([-1, -1, -1, 3])))
-    parts = [pair_energy(v, PairPotential(), labels=y, rows=w[labels], counted=counted) for v, y in halves]
+    parts = [pair_energy(PairSum(v, PairPotential(), labels=y, rows=w[labels], counted=counted)) for v, y in halves]
     total = sum(parts) / ((4 if counted is None else 3) * 8)
     torch.testing.assert_close(total, expected)
     (theirs,), (ours,) = torch.autograd.grad(expected, w), torch.autograd.grad(total, w)
@@ -225,7 +225,7 @@ def test_pair_energies_of_parts_sums_to_the_data_dependent_energy(counted):
     none = torch.full((4,), -1)
 
     def energy(r, v):
-        return pair_energy(v, PairPotential(Riesz(1), "angular"), labels=none, rows=r, counted=counted)
+        return pair_energy(PairSum(v, PairPotential(Riesz(1), "angular"), labels=none, rows=r, counted=counted))
 
     assert gradcheck(energy, (rows, w))
     assert gradgradcheck(energy, (rows, w))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere._validation import is_integer, require
-from hypersphere.functions._pairwise import pair_energy
+from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import CallableKernel, Kernel, Logarithmic, PairPotential, Riesz, kernel_of
 
 __all__ = ["check_weights", "data_dependent_energy", "hyperspherical_energy", "random_batch_energy", "random_energy"]
@@ -67,7 +67,7 @@ def hyperspherical_energy(
         require(weights.shape == (len(w),), "weights", f"a vector of {len(w)} numbers", tuple(weights.shape))
         check_weights("weights", weights)
     weights = None if weights is None else _numerics.widen(weights)
-    energy = pair_energy(_numerics.widen_parameter(w.flatten(1)), potential, weights=weights, mean=True)
+    energy = pair_energy(PairSum(_numerics.widen_parameter(w.flatten(1)), potential, weights=weights, mean=True))
     if _numerics.values_readable(energy) and not math.isfinite(energy.item()):
         _numerics.require_finite_rows("w", w)
     count = 2 * len(w) if half_space else len(w)
@@ -107,7 +107,7 @@ def random_batch_energy(
     batch = w.index_select(0, index)
     _numerics.require_finite_rows("w", batch)
     rows = _numerics.widen_parameter(batch.flatten(1))
-    return _numerics.narrow(pair_energy(rows, potential, mean=True, sampled_from=len(w)), w.dtype)
+    return _numerics.narrow(pair_energy(PairSum(rows, potential, mean=True, sampled_from=len(w))), w.dtype)
 
 
 def data_dependent_energy(
@@ -157,7 +157,7 @@ def data_dependent_energy(
     if labels.numel() and _numerics.values_readable(w, labels):
         low, high = (int(v) for v in torch.aminmax(labels))
         require(low >= 0 and high < len(w), "labels", f"integers in [0, {len(w)})", f"{low} to {high}")
-    total = pair_energy(_numerics.widen(w), potential, labels=labels, counted=counted)
+    total = pair_energy(PairSum(_numerics.widen(w), potential, labels=labels, counted=counted))
     if _numerics.values_readable(total) and not math.isfinite(total.detach().item()):
         _numerics.require_finite_rows("w", w)
     number = max(len(labels), 1) if counted is None else counted.sum().clamp_min(1)

@@ -17,7 +17,7 @@ from hypersphere._validation import is_integer, require
 from hypersphere.energy._regularizer import check_seed
 from hypersphere.energy._weight_files import UnreadableWeights, read_neurons
 from hypersphere.energy.energy import random_energy
-from hypersphere.functions._pairwise import pair_energy
+from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, kernel_of
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def _energies(rows: Tensor, n: int, d: int) -> dict[tuple[float, str, bool], Ene
     energies: dict[tuple[float, str, bool], Energy] = {}
     for power, distance, half_space in itertools.product((0, 1, 2), ("euclidean", "angular"), (False, True)):
         potential = PairPotential(kernel_of(power), distance, half_space)
-        value = float(pair_energy(rows, potential, mean=True, sampled_from=n))
+        value = float(pair_energy(PairSum(rows, potential, mean=True, sampled_from=n)))
         energies[power, distance, half_space] = Energy(value, *random_energy(n, d, power, distance, half_space))
     return energies
 

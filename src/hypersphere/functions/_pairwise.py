@@ -118,29 +118,19 @@ class _Result(NamedTuple):
     is_finite: bool = False
 
 
-def pair_energy(
-    w: Tensor,
-    potential: PairPotential,
-    *,
-    weights: Tensor | None = None,
-    labels: Tensor | None = None,
-    rows: Tensor | None = None,
-    counted: Tensor | None = None,
-    mean: bool = False,
-    sampled_from: int | None = None,
-) -> Tensor:
-    """Return the sum or mean of φ over pairs: one per set of rows (…, N, d), or one for a batch against all rows.
+def pair_energy(one: PairSum) -> Tensor:
+    """Return a sum or mean of φ over pairs: one number per set of a stack, or one for a batch against all rows.
 
     Memory does not grow with the number of pairs beyond a few million. For backward a mutual sum keeps N·min(N, d)
-    numbers per set, a cross sum its gradients. The arguments are those of `PairSum`.
+    numbers per set, a cross sum its gradients.
 
     >>> w, potential = torch.eye(3), PairPotential()
-    >>> pair_energy(w, potential), pair_energy(w, potential, mean=True)
+    >>> pair_energy(PairSum(w, potential)), pair_energy(PairSum(w, potential, mean=True))
     (tensor(3.), tensor(0.5000))
-    >>> pair_energy(w, potential, labels=torch.tensor([0]))
+    >>> pair_energy(PairSum(w, potential, labels=torch.tensor([0])))
     tensor(1.)
     """
-    return pair_energies([PairSum(w, potential, weights, labels, rows, counted, mean, sampled_from)])[0][0]
+    return pair_energies([one])[0][0]
 
 
 def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:

@@ -50,7 +50,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hypersphere import _numerics, sphere
-from hypersphere.functions._pairwise import pair_energy
+from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, Riesz
 
 __all__ = [
@@ -241,7 +241,9 @@ def class_terms(
             if not bool(terms.in_range):
                 return plain_terms(x, w, labels, rule, bias, class_weights, counted, energy_rows)
             if rule.energy:
-                terms = terms._replace(energy=pair_energy(w, _ENERGY, labels=labels, rows=energy_rows, counted=counted))
+                terms = terms._replace(
+                    energy=pair_energy(PairSum(w, _ENERGY, labels=labels, rows=energy_rows, counted=counted))
+                )
         return _with_target_terms(terms, w, bias, labels, rule)
 
 
@@ -274,7 +276,7 @@ def plain_terms(
     target_norm = w_norm[column.squeeze(1)].masked_fill(is_absent, 0).squeeze(1) if rule.target_norm else None
     target = z.gather(1, column).masked_fill(is_absent, 0).squeeze(1)
     feature_norm = x_norm.squeeze(1) if rule.feature_norm else None
-    energy = pair_energy(w, _ENERGY, labels=labels, rows=energy_rows, counted=counted) if rule.energy else None
+    energy = pair_energy(PairSum(w, _ENERGY, labels=labels, rows=energy_rows, counted=counted)) if rule.energy else None
     in_range = torch.isfinite(x.detach()).all()
     terms = ClassTerms(others, weighted_sum, target, feature_norm, target_norm, energy, in_range)
     return _with_target_terms(terms, w, bias, labels, rule)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, is_number, require
-from hypersphere.functions._pairwise import pair_energy
+from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential
 
 __all__ = ["REFINEMENTS", "half_space_energy", "mean_energy", "refine_neurons", "require_energy"]
@@ -25,7 +25,7 @@ def mean_energy(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     tensor(0.2500)
     """
     require(len(rows) >= 2, "rows", "at least two neurons", len(rows))
-    return pair_energy(_numerics.widen(rows), PairPotential(), mean=True)
+    return pair_energy(PairSum(_numerics.widen(rows), PairPotential(), mean=True))
 
 
 def half_space_energy(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
@@ -35,7 +35,7 @@ def half_space_energy(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     tensor(0.4167)
     """
     require(len(rows) >= 2, "rows", "at least two neurons", len(rows))
-    return pair_energy(_numerics.widen(rows), PairPotential(half_space=True), mean=True)
+    return pair_energy(PairSum(_numerics.widen(rows), PairPotential(half_space=True), mean=True))
 
 
 def _energy_without_antipodal_minimum(rows: Tensor) -> Tensor:
