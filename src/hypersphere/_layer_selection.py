@@ -593,7 +593,10 @@ def _layers_of_module(
             for entry in slices:
                 weight = _peek_weight(module, entry.parameter)
                 if weight is None or weight.ndim < 2:
-                    skipped.append(SkippedLayer(_join(path, entry.suffix), _reason_unreadable(module, entry.parameter)))
+                    reason = "its weight is not a floating-point matrix that can be read"
+                    if _is_lazy(module, entry.parameter):
+                        reason = "its weight is not initialised: run a batch through the model first"
+                    skipped.append(SkippedLayer(_join(path, entry.suffix), reason))
                     continue
                 # A weight that is dequantised or computed by a property is a new tensor at every access, so the module
                 # identifies it instead.
@@ -668,12 +671,6 @@ def _distributed_heads(model: nn.Module) -> dict[str, int]:
 def _is_within(path: str, outer: str) -> bool:
     """Return True if `path` is the module `outer` or one of its descendants."""
     return not outer or f"{path}.".startswith(f"{outer}.")
-
-
-def _reason_unreadable(module: nn.Module, parameter: str) -> str:
-    if _is_lazy(module, parameter):
-        return "its weight is not initialised: run a batch through the model first"
-    return "its weight is not a floating-point matrix that can be read"
 
 
 def _unrecognized_weights(model: nn.Module, handled: set[int]) -> Iterator[SkippedLayer]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypersphere.functions.angular import Sigmoid
-from hypersphere.functions.magnitude import Ball, Tanh
+from hypersphere.functions.magnitude import Ball, Linear, Sphere, Tanh
 from hypersphere.layers import DecoupledConv2d, shared_k
 
 from .cases import KINDS, conv, every_kind, images, run
@@ -51,9 +51,10 @@ def test_learned_radius_follows_the_patch_norm():
     assert layer.log_radius.grad.abs() > 0
 
 
-def test_tensor_as_alpha_has_a_gradient():
-    alpha = torch.tensor(2.0, requires_grad=True)
-    layer = DecoupledConv2d(4, 6, 3, padding=1, bias=False, magnitude=Ball(alpha=alpha))
+@pytest.mark.parametrize("kind", [Ball, Linear, Sphere])
+def test_tensor_as_alpha_has_a_gradient(kind):
+    alpha = torch.tensor(1.0, requires_grad=True)
+    layer = DecoupledConv2d(4, 6, 3, padding=1, bias=False, magnitude=kind(alpha=alpha))
     y = layer(images(2, 4, 5, 5))
     (grad,) = torch.autograd.grad(y.sum(), alpha)
     torch.testing.assert_close(grad, y.sum() / alpha)  # y is proportional to α

@@ -120,12 +120,12 @@ def _embed(model: Embedding, images: Tensor, flip: bool, batch: int) -> Tensor:
     require(callable(model), "model", "a callable that maps images to features", model)
     require(images.ndim >= 2 and len(images) > 0, "images", "a non-empty batch (N, …)", tuple(images.shape))
     require(is_integer(batch, 1), "batch", "an integer >= 1", batch)
+    features = []
     with evaluation_mode(model):
-        return torch.cat([model(_scale_bytes(rows.flip(-1) if flip else rows)) for _, rows in blocks(images, batch)])
-
-
-def _scale_bytes(images: Tensor) -> Tensor:
-    return images.float() / 255 if images.dtype == torch.uint8 else images
+        for _, rows in blocks(images, batch):
+            pixels = rows.float() / 255 if rows.dtype == torch.uint8 else rows
+            features.append(model(pixels.flip(-1) if flip else pixels))
+    return torch.cat(features)
 
 
 # Principal components ------------------------------------------------------------------------------------------------

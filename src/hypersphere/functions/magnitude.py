@@ -75,7 +75,7 @@ class Sphere(Radial):
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α in the shape of ‖x‖."""
-        return torch.full_like(x_norm, self.alpha)
+        return torch.ones_like(x_norm) * self.alpha
 
     def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
         """Return 0."""

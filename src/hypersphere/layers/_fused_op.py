@@ -34,7 +34,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -110,7 +110,8 @@ class Response:
     @property
     def has_unit_magnitude(self) -> bool:
         """True if h = 1, so that it can be left out."""
-        return self.magnitude == Sphere(1.0) and self.output_scale is None
+        is_sphere = type(self.magnitude) is Sphere and not isinstance(self.magnitude.alpha, Tensor)
+        return is_sphere and self.magnitude == Sphere(1.0) and self.output_scale is None
 
     @property
     def depends_on_filter(self) -> bool:
@@ -149,10 +150,10 @@ def plain_response(
     r"""Return h·g(c) in the dtype of `x`, in plain differentiable operations.
 
     Args:
-        x: scaled input (N, channels, *size) from `plain_patch_norms`.
+        x: scaled input (N, channels, *size) from `measure_patches`.
         w_hat: directions of the filters.
         geometry: of the convolution.
-        norms: of the patches, from `plain_patch_norms`.
+        norms: from `measure_patches`, with a graph.
         magnitude: h, a function of the norms (N, groups, 1, *places). It may return None for 1.
         angular: g, a function of the cosines (N, groups, filters per group, *places).
     """
@@ -170,11 +171,10 @@ def fused_response(
     r"""Return s·φ(a·‖x‖)·g(c) like `plain_response`, with the custom operator.
 
     Args:
-        x: input (N, channels, *size).
+        x: scaled input (N, channels, *size) from `measure_patches`.
         w_hat: directions of the filters.
         geometry: of the convolution.
-        norms: of the patches of `x`, without a graph: the operator differentiates them itself. `norms.norm` may be
-            multiplied by a constant per sample, if `x` was scaled.
+        norms: from `measure_patches`, without a graph: the operator differentiates them itself.
         response: φ, g, a, s and k.
         half_storage: whether to save float16 numbers for backward instead of float32 numbers.
     """
@@ -204,26 +204,20 @@ def _name_and_numbers(entry: object, menu: dict[str, Any]) -> tuple[str, list[fl
     return name, [float(getattr(entry, field.name)) for field in fields(entry)]  # type: ignore[arg-type]
 
 
-# The arguments of both custom operators, in the types of torch's schemas: first the tensors that are differentiated,
-# then the constant tensors, then the settings. `_Arguments` gives them names.
-DIFFERENTIATED = "Tensor x, Tensor weight, Tensor? input_scale, Tensor? output_scale, Tensor? k"
-CONSTANTS = "Tensor norm, Tensor reciprocal, Tensor scale"
-SETTINGS = "int[] geometry, str magnitude, float[] magnitude_numbers, str angular, float[] angular_numbers, str storage"
-SCHEMA = f"{DIFFERENTIATED}, {CONSTANTS}, {SETTINGS}"
-TENSOR_COUNT = 8
-
-
 class _Arguments(NamedTuple):
-    """The arguments of both custom operators by name, in the order of SCHEMA."""
+    """The arguments of both custom operators. Their schemas are derived from these names and types."""
 
+    # Tensors that can have a gradient.
     x: Tensor
     weight: Tensor
     input_scale: Tensor | None
     output_scale: Tensor | None
     k: Tensor | None
+    # Constant tensors.
     norm: Tensor
     reciprocal: Tensor
     scale: Tensor
+    # Settings, in types that torch can pass to an operator.
     geometry: list[int]
     magnitude: str
     magnitude_numbers: list[float]
@@ -263,6 +257,11 @@ class _Arguments(NamedTuple):
     def product_blocks(self) -> list[slice]:
         """Return blocks for the product, large compared with the filters, which each of them reads once."""
         return batch_blocks(max(PRODUCT_BLOCK, 4 * self.weight.numel()), self.responses_per_sample, self.x)
+
+
+TENSOR_COUNT = _Arguments._fields.index("geometry")
+SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", list[int]: "int[]", list[float]: "float[]", str: "str"}
+SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(_Arguments).items())
 
 
 @torch.library.custom_op("hypersphere::decoupled", mutates_args=(), schema=f"({SCHEMA}) -> (Tensor, Tensor)")

@@ -153,15 +153,10 @@ class PatchNorms(NamedTuple):
 
 
 def measure_patches(x: Tensor, geometry: ConvGeometry, *, with_graph: bool) -> tuple[Tensor, PatchNorms]:
-    """Return the norms of all patches of `x` (N, channels, *size), and the input that products should be computed from.
+    """Return the input from which products are computed, and the norms of all patches of `x` (N, channels, *size).
 
-    This input is `x` times a power of two per sample, which changes neither cosines nor, because they are corrected,
-    the returned norms. The reciprocals are those of its patches.
-
-    Args:
-        x: padded input.
-        geometry: of the convolution.
-        with_graph: whether the norms are differentiable.
+    This input is `x` times a power of two per sample, so its cosines are those of `x`. The norms are those of `x`, and
+    the reciprocals those of the returned input. They are differentiable if `with_graph` is True.
     """
     inverse_scale = None
     if x.dtype == torch.float16:
@@ -189,17 +184,16 @@ def patch_norms(x: Tensor, geometry: ConvGeometry) -> PatchNorms:
     tensor([5., 0.])
     """
     if torch.compiler.is_compiling():  # the compiler fuses plain operations into one pass
-        scale = _numerics.safe_scale(_sample_peak(x))
-        squares = _group_squares(_numerics.widen(x * scale), geometry.groups)
-    else:
-        wide = _numerics.widen(x[:0]).dtype
-        squares = torch.empty(len(x), geometry.groups, *x.shape[2:], dtype=wide, device=x.device)
-        scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
-        # The peak, the scaled block and its squares are computed while the block is in cache.
-        for block in batch_blocks(SQUARES_BLOCK, x[:1].numel(), x):
-            scale[block] = _numerics.safe_scale(_sample_peak(x[block]))
-            scaled = x[block] * scale[block]  # a new tensor in float32 or wider, which the squares overwrite
-            torch.sum(scaled.mul_(scaled).unflatten(1, (geometry.groups, -1)), 2, out=squares[block])
+        _, norms = plain_patch_norms(x, geometry)
+        return norms._replace(reciprocal=norms.reciprocal * norms.scale.unsqueeze(1))
+    wide = _numerics.widen(x[:0]).dtype
+    squares = torch.empty(len(x), geometry.groups, *x.shape[2:], dtype=wide, device=x.device)
+    scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
+    # The peak, the scaled block and its squares are computed while the block is in cache.
+    for block in batch_blocks(SQUARES_BLOCK, x[:1].numel(), x):
+        scale[block] = _numerics.safe_scale(_sample_peak(x[block]))
+        scaled = x[block] * scale[block]  # a new tensor in float32 or wider, which the squares overwrite
+        torch.sum(scaled.mul_(scaled).unflatten(1, (geometry.groups, -1)), 2, out=squares[block])
     norm, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares), scale)
     return PatchNorms(norm, reciprocal, scale)
 
@@ -212,8 +206,8 @@ def plain_patch_norms(x: Tensor, geometry: ConvGeometry) -> tuple[Tensor, PatchN
     """
     scale = _numerics.safe_scale(_sample_peak(x))
     scaled = (x * scale).to(x.dtype)  # exact, because the scale is a power of two
-    squares = geometry.window_sum(_group_squares(_numerics.widen(scaled), geometry.groups))
-    length, reciprocal = _norm_and_reciprocal(squares, torch.ones_like(scale))
+    squares = _numerics.widen(scaled).square().unflatten(1, (geometry.groups, -1)).sum(2)
+    length, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares), torch.ones_like(scale))
     return scaled, PatchNorms(length / scale.unsqueeze(1), reciprocal, scale)
 
 
@@ -222,11 +216,6 @@ def _sample_peak(x: Tensor) -> Tensor:
     flat = x.detach().flatten(1)
     peak = _numerics.widen(torch.maximum(flat.amax(1), -flat.amin(1)))
     return peak.reshape(-1, *[1] * (x.ndim - 1))
-
-
-def _group_squares(x: Tensor, groups: int) -> Tensor:
-    """Return the sum of squares over the channels of each group, (N, groups, *size)."""
-    return x.square().unflatten(1, (groups, -1)).sum(2)
 
 
 def _norm_and_reciprocal(squares: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

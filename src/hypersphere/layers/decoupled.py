@@ -265,7 +265,8 @@ class DecoupledLayer(nn.Module):
             return self.weight
         if isinstance(magnitude, Linear):
             weight = self.weight if self.weighting == "linear" else filter_polar(self.weight)[1]
-            return weight if magnitude.alpha == 1 else weight * magnitude.alpha
+            is_one = not isinstance(magnitude.alpha, Tensor) and magnitude.alpha == 1
+            return weight if is_one else weight * magnitude.alpha
         return None
 
     def _inner_product(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -283,13 +284,14 @@ class DecoupledLayer(nn.Module):
         is_fused = self._has_fused_form and use_custom_op(x, self.weight)
         scaled, norms = measure_patches(x, geometry, with_graph=not is_fused)
         if isinstance(self.magnitude, Radial) or type(self.magnitude) is InnerProduct:
+            # The magnitude is a function of ‖x‖, with ‖w‖ and a learned ρ as factors.
             response, norms = self._build_response(x, geometry, norms, w_norm)
             response, w_hat = absorb_output_scale(response, w_hat)
             if is_fused:
                 y = fused_response(scaled, w_hat.to(x.dtype), geometry, norms, response, self.storage == "half")
                 return y if self.bias is None else y.add_(self._shaped_bias(y))  # backward does not need y
             h, g = response.h, response.angular
-        else:
+        else:  # a user's function of both norms
             h = partial(weighted(self.magnitude, self.weighting), self._per_filter(w_norm, x))
             g = self._angular_with_k(x)
         y = plain_response(scaled, w_hat.to(x.dtype), geometry, norms, h, g)

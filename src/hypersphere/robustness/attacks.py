@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -215,12 +215,6 @@ class DeepFool(Attack):
 ATTACKS: dict[str, type[Attack]] = {"fgsm": FGSM, "bim": BIM, "deepfool": DeepFool}
 
 
-@runtime_checkable
-class _Scorer(Protocol):
-    def scores(self, x: Tensor, /) -> Tensor:
-        """Return the scores (B, C) of features, without margin."""
-
-
 class Classifier(nn.Module):
     """A model followed by its head. It maps images to scores without margin, as attacks need them.
 
@@ -233,15 +227,15 @@ class Classifier(nn.Module):
         torch.Size([2, 3])
     """
 
-    def __init__(self, model: nn.Module, head: nn.Module | _Scorer) -> None:
+    def __init__(self, model: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.head = head
 
     def forward(self, images: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch classes"]:
         """Map images (B, …) to scores (B, C)."""
-        features = self.model(images)
-        return self.head.scores(features) if isinstance(self.head, _Scorer) else self.head(features)
+        score: Callable[[Tensor], Tensor] = getattr(self.head, "scores", self.head)
+        return score(self.model(images))
 
 
 def _check_batch(images: Tensor, labels: Tensor) -> None:
