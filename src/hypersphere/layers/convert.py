@@ -147,16 +147,13 @@ def revert_(model: Model) -> Model:
         )
     """
     require(isinstance(model, nn.Module), "model", "a module", model)
-    decoupled = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, DecoupledLayer) and not hasattr(module, "_belongs_to_norm")
-    ]
-    for name, module in decoupled:
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, DecoupledLayer)}
+    decoupled = {name: module for name, module in modules.items() if not hasattr(module, "_belongs_to_norm")}
+    for name, module in decoupled.items():
         if parametrize.is_parametrized(module):
             advice = "fold it (hypersphere.rotation.fold_) or remove its parametrisation first"
             raise ValueError(f"model must have plain decoupled layers, but {name!r} is parametrised: {advice}")
-    for _, module in decoupled:
+    for module in decoupled.values():
         _revert_layer_(module)
     return model
 
@@ -220,14 +217,10 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
         owner = layer.group.rpartition(".")[0]
         if owner in candidates or layer.module is None:
             continue
-        kind = type(layer.module).__name__
         is_decoupled = isinstance(layer.module, DecoupledLayer)
-        skipped.append(
-            SkippedLayer(
-                layer.name,
-                "it is decoupled already" if is_decoupled else f"{kind} is not a convolution or linear layer",
-            )
-        )
+        kind = type(layer.module).__name__
+        reason = "it is decoupled already" if is_decoupled else f"{kind} is not a convolution or linear layer"
+        skipped.append(SkippedLayer(layer.name, reason))
     skipped += [skip for skip in selection.skipped if skip.name not in candidates]
     return ConversionPlan(tuple(name for name, reason in reasons.items() if reason is None), tuple(skipped))
 
