@@ -338,17 +338,8 @@ def _table(inspection: Inspection) -> Table:
     from rich.table import Table
 
     table = Table(title="Hyperspherical energy of the neurons", caption=_caption(inspection))
-    for heading in (
-        "layer",
-        "neurons",
-        "energy (s=2)",
-        "random",
-        "half space",
-        "random",
-        "nearest",
-        "covering",
-        "rank",
-    ):
+    headings = ("layer", "neurons", "energy (s=2)", "random", "half space", "random", "nearest", "covering", "rank")
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "layer" else "right")
     for layer in inspection.layers:
         full, half = layer.energy(), layer.energy(half_space=True)

@@ -256,15 +256,19 @@ class MHE(EnergyRegularizer):
 
     def extra_repr(self) -> str:
         """Show the layers and their settings."""
-        hidden_names = {layer.name for layer in self.selection.hidden}
-        hidden = ", ".join(layer.name for layer in self.selection.hidden)
+        names = [layer.name for layer in self.selection.hidden]
         output = ", ".join(layer.name for layer in self.selection.outputs) or None
-        space = f"half space in [{', '.join(sorted(self.mirrored))}]" if self.mirrored else "full space"
-        space = "half space" if hidden_names and hidden_names == set(self.mirrored) else space
-        kernel, distance = self.potential.kernel, self.potential.distance
-        default = {"half space": 1.0, "full space": 10.0}.get(space, "1 in half space, 10 in full space,")
-        factor = default if self.hidden is None else self.hidden
-        return f"hidden={factor} of [{hidden}], {space}, output={self.output} of {output}, {kernel}, {distance}"
+        if not self.mirrored:
+            space, default = "full space", "10.0"
+        elif self.mirrored == set(names):
+            space, default = "half space", "1.0"
+        else:
+            space = f"half space in [{', '.join(sorted(self.mirrored))}]"
+            default = "1 in half space, 10 in full space,"
+        hidden = f"hidden={default if self.hidden is None else self.hidden} of [{', '.join(names)}]"
+        return (
+            f"{hidden}, {space}, output={self.output} of {output}, {self.potential.kernel}, {self.potential.distance}"
+        )
 
 
 def _resolve_neuron_weights(

@@ -34,6 +34,7 @@ pairs of the vectors ±ŵᵢ, which include every ŵᵢ with −ŵᵢ.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -51,9 +52,6 @@ _PAIRS_AT_ONCE = 2**22  # sets with at most this many pairs in total are compute
 _PAIRS_IN_CACHE = 2**20  # pairs per block of larger sets
 _SMALLEST_MIRRORED_GRAM = 192  # from this many rows on, copying a quarter of the Gram matrix beats computing it
 _LARGEST_DIFFERENCES = 2**24  # entries of ŵᵢ − ŵⱼ that are formed at once; beyond it float64 cosines are used
-
-Weights = tuple[Tensor, Tensor]
-"""Factors β of rows and of columns."""
 
 
 class PairSum(NamedTuple):
@@ -103,9 +101,8 @@ class PairSum(NamedTuple):
         size = max(_PAIRS_AT_ONCE // max(w.shape[-2] ** 2, 1), 1)
         if len(w) <= size:
             return [PairSum(w, self.potential, weights)]
-        if weights is None:
-            return [PairSum(part, self.potential) for part in w.split(size)]
-        return [PairSum(part, self.potential, b) for part, b in zip(w.split(size), weights.split(size), strict=True)]
+        betas = () if weights is None else weights.split(size)
+        return [PairSum(part, self.potential, beta) for part, beta in itertools.zip_longest(w.split(size), betas)]
 
 
 class _Result(NamedTuple):
@@ -197,10 +194,12 @@ def _batches(parts: Sequence[tuple[int, PairSum]]) -> Iterator[list[tuple[int, P
     batch: list[tuple[int, PairSum]] = []
     pairs = 0.0
     for k, part in parts:
-        is_alike = not batch or (part.w.device, part.w.dtype) == (batch[0][1].w.device, batch[0][1].w.dtype)
-        if batch and (not is_alike or pairs + part.pairs > _PAIRS_AT_ONCE):
-            yield batch
-            batch, pairs = [], 0.0
+        if batch:
+            last = batch[-1][1].w
+            is_alike = (part.w.device, part.w.dtype) == (last.device, last.dtype)
+            if not is_alike or pairs + part.pairs > _PAIRS_AT_ONCE:
+                yield batch
+                batch, pairs = [], 0.0
         batch.append((k, part))
         pairs += part.pairs
     if batch:
@@ -367,7 +366,7 @@ def _evaluate(
     rows: Tensor,
     columns: Tensor,
     c: Tensor,
-    weights: Weights | None,
+    weights: tuple[Tensor, Tensor] | None,
     dtype: torch.dtype,
     with_derivative: bool,
     *,
@@ -488,7 +487,7 @@ class _Block(NamedTuple):
         )
 
     def sum(
-        self, potential: PairPotential, weights: Weights | None, with_gradient: bool
+        self, potential: PairPotential, weights: tuple[Tensor, Tensor] | None, with_gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return Σ φ and the tangential parts of its gradients with respect to unit rows and columns."""
         block, dtype = self, self.directions[0].dtype
