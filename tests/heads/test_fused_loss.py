@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import hypersphere as hs
 from hypersphere.heads import fused_loss
-from hypersphere.heads.fused_loss import LOG_SUM_EXP, SOFTPLUS_SUM, ScoreRule, class_terms, plain_terms
+from hypersphere.heads.fused_loss import LOG_SUM_EXP, SOFTPLUS_SUM, ClassInputs, ScoreRule, class_terms, plain_terms
 
 
 def problem(batch=9, dim=6, classes=40, seed=0):
@@ -51,7 +51,7 @@ def evaluate(function, rule, smoothing, counted, x, w, y, bias):
     leaves = [t.clone().requires_grad_() for t in (x, w, bias)]
     options = {"bias": leaves[2], "counted": counted}
     options["class_weights"] = torch.linspace(0, 1, len(w), dtype=torch.float64) if smoothing else None
-    terms = function(leaves[0], leaves[1], y, rule, **options)
+    terms = function(ClassInputs(leaves[0], leaves[1], y, **options), rule)
     values = [getattr(terms, name) for name in FIELDS]
     generator = torch.Generator().manual_seed(5)
     factors = [torch.randn(len(x), generator=generator, dtype=torch.float64) for _ in values]
@@ -75,7 +75,7 @@ def test_class_terms_fused_values_and_gradients_equal_plain_ones(form, smoothing
 def test_class_terms_others_are_the_sum_over_all_classes_except_the_target(blocks):
     x, w, y, bias = problem()
     unit = (w / w.norm(dim=1, keepdim=True)).numpy()
-    terms = class_terms(x, w, y, RULES["unit"], bias=bias)
+    terms = class_terms(ClassInputs(x, w, y, bias), RULES["unit"])
     for i in range(len(x)):
         scores = unit @ x[i].numpy() + bias.numpy()
         remaining = np.delete(scores, y[i].item()) if y[i] >= 0 else scores
@@ -92,7 +92,7 @@ def test_class_terms_differentiate_twice(form, blocks):
     y = y.clamp_min(0) if rule.energy else y
 
     def loss(x, w, bias):
-        terms = class_terms(x, w, y, rule, bias=bias)
+        terms = class_terms(ClassInputs(x, w, y, bias), rule)
         return sum(getattr(terms, name).square().sum() for name in FIELDS if getattr(terms, name) is not None)
 
     inputs = [t.requires_grad_() for t in (x, w, bias)]
@@ -103,7 +103,7 @@ def test_class_terms_differentiate_twice(form, blocks):
 def test_class_terms_backward_twice_through_one_graph(blocks):
     x, w, y, _ = problem()
     w.requires_grad_()
-    loss = class_terms(x, w, y, RULES["unit"]).others.sum()
+    loss = class_terms(ClassInputs(x, w, y), RULES["unit"]).others.sum()
     loss.backward(retain_graph=True)
     first = w.grad.clone()
     loss.backward()
@@ -126,16 +126,16 @@ def test_class_terms_float32_gradients_are_as_accurate_as_autograd(form):
 def test_class_terms_in_range_is_false_for_zero_huge_tiny_and_coincident_class_vectors():
     x, w, y, _ = problem()
     y = y.clamp_min(0)
-    assert class_terms(x, w, y, RULES["energy"]).in_range
+    assert class_terms(ClassInputs(x, w, y), RULES["energy"]).in_range
     for factor in (0.0, 1e200, 1e-200):
         changed = w.clone()
         changed[3] *= factor
-        assert not class_terms(x, changed, y, RULES["unit"]).in_range
+        assert not class_terms(ClassInputs(x, changed, y), RULES["unit"]).in_range
     twin = w.clone()
     twin[5] = 3 * twin[y[1]]
-    assert not class_terms(x, twin, y, RULES["energy"]).in_range
-    assert class_terms(x, twin, y, RULES["unit"]).in_range
-    assert class_terms(x, twin, y, RULES["energy"], check_range=True).in_range
+    assert not class_terms(ClassInputs(x, twin, y), RULES["energy"]).in_range
+    assert class_terms(ClassInputs(x, twin, y), RULES["unit"]).in_range
+    assert class_terms(ClassInputs(x, twin, y), RULES["energy"], check_range=True).in_range
 
 
 def test_head_computes_class_vectors_out_of_range_exactly():
@@ -176,7 +176,7 @@ def test_class_terms_memory_does_not_grow_with_the_number_of_classes(monkeypatch
     x, y = torch.randn(64, 4, requires_grad=True), torch.randint(50_000, (64,))
     w = torch.randn(50_000, 4, requires_grad=True)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
-        class_terms(x, w, y, ScoreRule(True)).others.sum().backward()
+        class_terms(ClassInputs(x, w, y), ScoreRule(True)).others.sum().backward()
     level = peak = 0
     for event in trace.profiler.kineto_results.events():
         if event.name() == "[memory]":

@@ -62,7 +62,7 @@ class FamilyMargin(Margin):
 
     @property
     @abc.abstractmethod
-    def parts(self) -> tuple[float, Strength, Strength]:
+    def _parts(self) -> tuple[float, Strength, Strength]:
         """m₁, m₂ and m₃; the last two may be tensors with one number per sample."""
 
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
@@ -70,53 +70,54 @@ class FamilyMargin(Margin):
         m1, m2, m3 = self._scaled_parts(strength)
         wide = _numerics.widen(c)
         # g of the cosine is exact at ±1, where the arc cosine has an infinite derivative. Avoid the angle if possible.
-        if _is(m1, 1) and _is(m2, 0):
+        if _equals(m1, 1) and _equals(m2, 0):
             psi = angular(wide)
         elif isinstance(angular, Cosine) and _has_recurrence(m1, m2):
             psi = _multiple_of_cosine(wide, int(m1))
         else:
             psi = _continued(angular, _shifted_angle(wide, m1, m2))
-        return (psi if _is(m3, 0) else psi - m3).to(c.dtype)
+        return (psi if _equals(m3, 0) else psi - m3).to(c.dtype)
 
     @torch.no_grad()
     def value_and_slope(self, c: Tensor, strength: Strength = 1.0) -> tuple[Tensor, Tensor | float]:
         """Return ψ and dψ/dc = m₁·|sin(m₁θ + m₂)|/sin θ ≥ 0 for g = cos, for an explicit backward pass."""
         m1, m2, m3 = self._scaled_parts(strength)
-        if _is(m1, 1) and _is(m2, 0):
+        if _equals(m1, 1) and _equals(m2, 0):
             return c - m3, 1.0
         c = c.clamp(-1, 1)
         if _has_recurrence(m1, m2):
             # |T_m′| is m·|sin mθ|/sin θ without the division, which is 0/0 at c = ±1.
             polynomial, polynomial_slope = _chebyshev_and_slope(c, int(m1))
-            psi, slope = _unfolded(polynomial, c, int(m1)), torch.as_tensor(polynomial_slope).abs()
+            assert isinstance(polynomial_slope, Tensor)  # a number only for m = 1
+            psi, slope = _unfolded(polynomial, c, int(m1)), polynomial_slope.abs()
         else:
             phi = _shifted_angle(c, m1, m2)
             psi, slope = _continued(COSINE, phi), phi.sin().abs_().mul_(_numerics.cosecant(c))
-            slope = slope if _is(m1, 1) else slope * m1
-        return psi if _is(m3, 0) else psi - m3, slope
+            slope = slope if _equals(m1, 1) else slope * m1
+        return psi if _equals(m3, 0) else psi - m3, slope
 
     def _scaled_parts(self, strength: Strength) -> tuple[Strength, Strength, Strength]:
-        m1, m2, m3 = self.parts
-        if _is(strength, 1):
+        m1, m2, m3 = self._parts
+        if _equals(strength, 1):
             return m1, m2, m3
         # Parts that do nothing stay numbers, so that later steps can skip them.
         scaled_m1 = 1 if m1 == 1 else 1 + strength * (m1 - 1)
-        return scaled_m1, m2 if _is(m2, 0) else strength * m2, m3 if _is(m3, 0) else strength * m3
+        return scaled_m1, m2 if _equals(m2, 0) else strength * m2, m3 if _equals(m3, 0) else strength * m3
 
 
-def _is(part: Strength, number: float) -> bool:
+def _equals(part: Strength, number: float) -> bool:
     """Return True if a part is this number. The values of tensors are not read."""
     return not isinstance(part, Tensor) and part == number
 
 
 def _has_recurrence(m1: Strength, m2: Strength) -> bool:
-    return not isinstance(m1, Tensor) and m1 in _RECURRENCE_RANGE and _is(m2, 0)
+    return not isinstance(m1, Tensor) and m1 in _RECURRENCE_RANGE and _equals(m2, 0)
 
 
 def _shifted_angle(c: Tensor, m1: Strength, m2: Strength) -> Tensor:
     """Return φ = m₁θ + m₂."""
     theta = sphere.angle(c)
-    return (theta if _is(m1, 1) else m1 * theta) + m2
+    return (theta if _equals(m1, 1) else m1 * theta) + m2
 
 
 def _continued(angular: AngularFunction, phi: Tensor) -> Tensor:
@@ -170,8 +171,7 @@ class Multiplicative(FamilyMargin):
         require(is_number(self.m, 1), "m", "a number >= 1", self.m)
 
     @property
-    def parts(self) -> tuple[float, float, float]:
-        """m₁ = m."""
+    def _parts(self) -> tuple[float, float, float]:
         return self.m, 0, 0
 
 
@@ -190,8 +190,7 @@ class AdditiveCosine(FamilyMargin):
         require(is_number(self.m, 0), "m", "a number >= 0", self.m)
 
     @property
-    def parts(self) -> tuple[float, float, float]:
-        """m₃ = m."""
+    def _parts(self) -> tuple[float, float, float]:
         return 1, 0, self.m
 
 
@@ -212,8 +211,7 @@ class AdditiveAngle(FamilyMargin):
         require(is_number(self.m, 0, math.pi), "m", "an angle in [0, pi]", self.m)
 
     @property
-    def parts(self) -> tuple[float, float, float]:
-        """m₂ = m."""
+    def _parts(self) -> tuple[float, float, float]:
         return 1, self.m, 0
 
 
@@ -236,8 +234,7 @@ class Combined(FamilyMargin):
         require(is_number(self.m3, 0), "m3", "a number >= 0", self.m3)
 
     @property
-    def parts(self) -> tuple[float, float, float]:
-        """m₁, m₂, m₃."""
+    def _parts(self) -> tuple[float, float, float]:
         return self.m1, self.m2, self.m3
 
 
@@ -257,8 +254,7 @@ class TwoSided(FamilyMargin):
         require(is_number(self.m, 0), "m", "a number >= 0", self.m)
 
     @property
-    def parts(self) -> tuple[float, float, float]:
-        """m₃ = m."""
+    def _parts(self) -> tuple[float, float, float]:
         return 1, 0, self.m
 
     def others(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
@@ -290,8 +286,7 @@ class NormAdaptive(FamilyMargin):
         require(is_number(self.momentum, 0, 1) and self.momentum > 0, "momentum", "a number in (0, 1]", self.momentum)
 
     @property
-    def parts(self) -> tuple[float, float, float]:
-        """The parts for q = 0: m₃ = m."""
+    def _parts(self) -> tuple[float, float, float]:
         return 1, 0, self.m
 
     def quality(self, x_norm: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -314,8 +309,7 @@ class _PerSample(FamilyMargin):
     m3: Tensor
 
     @property
-    def parts(self) -> tuple[float, Tensor, Tensor]:
-        """m₁ = 1, m₂, m₃."""
+    def _parts(self) -> tuple[float, Tensor, Tensor]:
         return 1, self.m2, self.m3
 
 

@@ -32,12 +32,9 @@ class BinaryHead(AngularHead):
         num_classes: C ≥ 2.
         radius: s > 0.
         balance: λ in (0, 1), the weight of the target's classifier.
-        angular: g.
         margin: ψ; `TwoSided` lowers the target's response and raises the others'.
         gradient: "detached", as in the authors' code, or "true".
-        ramp: a schedule of the strength of the margin.
-        ignore_index: a label whose samples do not count.
-        reduction: "mean", "sum" or "none".
+        angular, ramp, ignore_index, reduction: as in `AngularHead`.
 
     Example:
         >>> head = BinaryHead(8, 3)

@@ -40,7 +40,7 @@ is why steps that do nothing for a single block (slices, masks, sums over blocks
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -56,11 +56,13 @@ from hypersphere.functions.kernel import PairPotential, Riesz
 __all__ = [
     "LOG_SUM_EXP",
     "SOFTPLUS_SUM",
+    "ClassInputs",
     "ClassReduction",
     "ClassTerms",
     "ScoreRule",
     "class_terms",
     "explicit_derivatives_allowed",
+    "graph_gradients",
     "plain_terms",
     "reduce_rows",
     "row_losses",
@@ -167,6 +169,33 @@ class ScoreRule:
         return feature_norm.unsqueeze(1)
 
 
+class ClassInputs(NamedTuple):
+    """What the terms of a loss are computed from.
+
+    Fields:
+        x: (B, d) features.
+        w: (C, d) class vectors, with the dtype of `x`.
+        labels: (B,) int64 in [0, C), or −1 for a sample whose target is not among these classes.
+        bias: (C,) or, if shared, (1,).
+        class_weights: (C,) factors v of the weighted sum of scores; None if it is not needed.
+        counted: (B,) booleans, the samples whose energy counts; None for all.
+        energy_rows: (B, d) class vectors of the labels; None to take them from `w`.
+    """
+
+    x: Tensor
+    w: Tensor
+    labels: Tensor
+    bias: Tensor | None = None
+    class_weights: Tensor | None = None
+    counted: Tensor | None = None
+    energy_rows: Tensor | None = None
+
+    def energy(self) -> Tensor:
+        """Return the energy of the class vectors of the batch, exact for class vectors that nearly coincide."""
+        pairs = PairSum(self.w, _ENERGY, labels=self.labels, rows=self.energy_rows, counted=self.counted)
+        return pair_energy(pairs)
+
+
 class ClassTerms(NamedTuple):
     """What a loss needs from all classes; one number per sample unless noted otherwise. Unneeded terms are None.
 
@@ -205,91 +234,72 @@ def explicit_derivatives_allowed(*tensors: Tensor) -> bool:
     return _numerics.values_readable(*tensors) and forward_ad._current_level < 0
 
 
-def class_terms(
-    x: Tensor,
-    w: Tensor,
-    labels: Tensor,
-    rule: ScoreRule,
-    *,
-    bias: Tensor | None = None,
-    class_weights: Tensor | None = None,
-    counted: Tensor | None = None,
-    check_range: bool = False,
-    energy_rows: Tensor | None = None,
-) -> ClassTerms:
-    """Return the terms for features `x` (B, d) and class vectors `w` (C, d), by the fused pass where possible.
+def graph_gradients(
+    outputs: Sequence[Tensor],
+    output_grads: Sequence[Tensor],
+    variables: Sequence[Tensor | None],
+    needs_grad: Sequence[bool],
+) -> list[Tensor | None]:
+    """Return the gradients of `outputs` as a differentiable graph; None for variables that need none."""
+    needed = [t is not None and need for t, need in zip(variables, needs_grad, strict=True)]
+    inputs = [t for t, need in zip(variables, needed, strict=True) if need and t is not None]
+    results = iter(torch.autograd.grad(outputs, inputs, output_grads, create_graph=True, allow_unused=True))
+    return [next(results) if need else None for need in needed]
 
-    Args:
-        x: features.
-        w: class vectors, with the dtype of `x`.
-        labels: (B,) int64 in [0, C), or −1 for a sample whose target is not among these classes.
-        rule: how products become scores, and which terms are needed.
-        bias: (C,) or, if shared, (1,).
-        class_weights: (C,) factors v of the weighted sum of scores; None if it is not needed.
-        counted: (B,) booleans, the samples whose energy counts; None for all.
-        check_range: whether to read `in_range` here and to use plain operations if it is False. The energy is then
-            computed by `pair_energy`, which is exact for class vectors that nearly coincide.
-        energy_rows: (B, d) class vectors of the labels; None to take them from `w`.
+
+def class_terms(inputs: ClassInputs, rule: ScoreRule, *, check_range: bool = False) -> ClassTerms:
+    """Return the terms that `rule` asks for, by the fused pass where possible.
+
+    With `check_range`, `in_range` is read here, and plain operations are used if it is False.
     """
-    fusable = not rule.learned and (rule.response is None or rule.unit_rows) and len(x) > 0
-    with _numerics.autocast_disabled(x):
-        if not fusable or not explicit_derivatives_allowed(x, w, labels):
-            return plain_terms(x, w, labels, rule, bias, class_weights, counted, energy_rows)
+    fusable = not rule.learned and (rule.response is None or rule.unit_rows) and len(inputs.x) > 0
+    with _numerics.autocast_disabled(inputs.x):
+        if not fusable or not explicit_derivatives_allowed(inputs.x, inputs.w, inputs.labels):
+            return plain_terms(inputs, rule)
         fused_rule = replace(rule, energy=False) if check_range else rule
-        terms = ClassTerms(*_FusedTerms.apply(x, w, bias, labels, class_weights, counted, fused_rule))
+        terms = ClassTerms(*_FusedTerms.apply(*inputs[:6], fused_rule))
         if check_range:
             if not bool(terms.in_range):
-                return plain_terms(x, w, labels, rule, bias, class_weights, counted, energy_rows)
+                return plain_terms(inputs, rule)
             if rule.energy:
-                terms = terms._replace(
-                    energy=pair_energy(PairSum(w, _ENERGY, labels=labels, rows=energy_rows, counted=counted))
-                )
-        return _with_target_terms(terms, w, bias, labels, rule)
+                terms = terms._replace(energy=inputs.energy())
+        return _with_target_terms(terms, inputs, rule)
 
 
-def plain_terms(
-    x: Tensor,
-    w: Tensor,
-    labels: Tensor,
-    rule: ScoreRule,
-    bias: Tensor | None = None,
-    class_weights: Tensor | None = None,
-    counted: Tensor | None = None,
-    energy_rows: Tensor | None = None,
-) -> ClassTerms:
-    """Return the terms through a B×C matrix of scores and automatic differentiation; arguments as in `class_terms`."""
-    w_norm, w_hat = sphere.polar(w)
-    x_norm, x_hat = sphere.polar(x)
-    rows = x if rule.row_length is None else rule.row_length * x_hat
-    z = rows @ (w_hat if rule.unit_rows or rule.response is not None else w).mT
+def plain_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
+    """Return the terms through a B×C matrix of scores and automatic differentiation."""
+    (w_norm, w_hat), (x_norm, x_hat) = sphere.polar(inputs.w), sphere.polar(inputs.x)
+    rows = inputs.x if rule.row_length is None else rule.row_length * x_hat
+    z = rows @ (w_hat if rule.unit_rows or rule.response is not None else inputs.w).mT
     scores = rule.scores(z, x_norm.squeeze(1), None)
     if rule.response is not None and not rule.unit_rows:
         scores = scores * w_norm.mT
-    if bias is not None:
-        scores = scores + bias
-    column, is_absent = labels.clamp_min(0).unsqueeze(1), (labels < 0).unsqueeze(1)
+    if inputs.bias is not None:
+        scores = scores + inputs.bias
+    column, is_absent = inputs.labels.clamp_min(0).unsqueeze(1), (inputs.labels < 0).unsqueeze(1)
     is_target = torch.zeros_like(scores, dtype=torch.bool).scatter(1, column, ~is_absent)
-    others = rule.reduction.within(scores.masked_fill(is_target, float("-inf")))
     weighted_sum = None
-    if class_weights is not None:
-        weighted_sum = (scores * class_weights).masked_fill(is_target, 0).sum(1)
-    target_norm = w_norm[column.squeeze(1)].masked_fill(is_absent, 0).squeeze(1) if rule.target_norm else None
-    target = z.gather(1, column).masked_fill(is_absent, 0).squeeze(1)
-    feature_norm = x_norm.squeeze(1) if rule.feature_norm else None
-    energy = pair_energy(PairSum(w, _ENERGY, labels=labels, rows=energy_rows, counted=counted)) if rule.energy else None
-    in_range = torch.isfinite(x.detach()).all()
-    terms = ClassTerms(others, weighted_sum, target, feature_norm, target_norm, energy, in_range)
-    return _with_target_terms(terms, w, bias, labels, rule)
+    if inputs.class_weights is not None:
+        weighted_sum = (scores * inputs.class_weights).masked_fill(is_target, 0).sum(1)
+    terms = ClassTerms(
+        others=rule.reduction.within(scores.masked_fill(is_target, float("-inf"))),
+        weighted_sum=weighted_sum,
+        target=z.gather(1, column).masked_fill(is_absent, 0).squeeze(1),
+        feature_norm=x_norm.squeeze(1) if rule.feature_norm else None,
+        target_norm=w_norm[column.squeeze(1)].masked_fill(is_absent, 0).squeeze(1) if rule.target_norm else None,
+        energy=inputs.energy() if rule.energy else None,
+        in_range=torch.isfinite(inputs.x.detach()).all(),
+    )
+    return _with_target_terms(terms, inputs, rule)
 
 
-def _with_target_terms(
-    terms: ClassTerms, w: Tensor, bias: Tensor | None, labels: Tensor, rule: ScoreRule
-) -> ClassTerms:
+def _with_target_terms(terms: ClassTerms, inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     """Add the bias and the direction of the target class, which need no pass over all classes."""
-    if bias is not None and not rule.shared_bias:
-        terms = terms._replace(target_bias=bias[labels.clamp_min(0)].masked_fill(labels < 0, 0))
+    labels = inputs.labels
+    if inputs.bias is not None and not rule.shared_bias:
+        terms = terms._replace(target_bias=inputs.bias[labels.clamp_min(0)].masked_fill(labels < 0, 0))
     if rule.target_direction:
-        direction = sphere.polar(w.detach()[labels.clamp_min(0)])[1]
+        direction = sphere.polar(inputs.w.detach()[labels.clamp_min(0)])[1]
         terms = terms._replace(target_direction=direction.masked_fill((labels < 0).unsqueeze(1), 0))
     return terms
 
@@ -420,10 +430,10 @@ def _in_range(x: Tensor, norms: Tensor | None, w_target: Tensor | None, half_squ
 class _Saved(NamedTuple):
     """The tensors saved for the backward pass."""
 
-    x: Tensor
+    x: Tensor  # the fields of `ClassInputs` except the last
     w: Tensor
-    bias: Tensor | None
     labels: Tensor
+    bias: Tensor | None
     class_weights: Tensor | None
     counted: Tensor | None
     others: Tensor
@@ -453,8 +463,8 @@ class _FusedTerms(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         w: Tensor,
-        bias: Tensor | None,
         labels: Tensor,
+        bias: Tensor | None,
         class_weights: Tensor | None,
         counted: Tensor | None,
         rule: ScoreRule,
@@ -505,7 +515,7 @@ class _FusedTerms(torch.autograd.Function):
         # For more classes it is cheaper to compute them again than to write them to memory and read them back.
         if not save_products or len(blocks) > 1:
             slopes, repulsion = None, None
-        inputs = (x, w, bias, labels, class_weights, counted)
+        inputs = (x, w, labels, bias, class_weights, counted)
         saved = _Saved(*inputs, others, *rows, norms, w_target, target_norm, slopes, repulsion, tuple(products))
         ctx.rule = rule
         ctx.set_materialize_grads(False)
@@ -521,9 +531,9 @@ class _FusedTerms(torch.autograd.Function):
         saved = _Saved.from_tensors(ctx.saved_tensors)
         with _numerics.autocast_disabled(saved.x):
             backward = _differentiable_backward if torch.is_grad_enabled() else _blocked_backward
-            # Only x, w and β are differentiated.
-            gradients = backward(ctx.rule, saved, ctx.needs_input_grad[:3], ClassTerms(*grads))
-        return (*gradients, None, None, None, None)
+            needs_x, needs_w, _, needs_bias = ctx.needs_input_grad[:4]
+            grad_x, grad_w, grad_bias = backward(ctx.rule, saved, (needs_x, needs_w, needs_bias), ClassTerms(*grads))
+        return grad_x, grad_w, None, grad_bias, None, None, None
 
 
 def _target_norm(w: Tensor, labels: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
@@ -539,13 +549,10 @@ def _differentiable_backward(
     rule: ScoreRule, saved: _Saved, needs_grad: tuple[bool, ...], grads: ClassTerms
 ) -> list[Tensor | None]:
     """Return the gradients as a differentiable graph, for `create_graph=True`."""
-    variables = (saved.x, saved.w, saved.bias)
-    terms = plain_terms(saved.x, saved.w, saved.labels, rule, saved.bias, saved.class_weights, saved.counted)
-    pairs = [(getattr(terms, name), grad) for name, grad in grads._asdict().items() if grad is not None]
+    terms = plain_terms(ClassInputs(*saved[:6]), rule)
+    pairs = [(term, grad) for term, grad in zip(terms, grads, strict=True) if term is not None and grad is not None]
     outputs, output_grads = zip(*pairs, strict=True)
-    inputs = [t for t, need in zip(variables, needs_grad, strict=True) if t is not None and need]
-    results = iter(torch.autograd.grad(outputs, inputs, output_grads, create_graph=True, allow_unused=True))
-    return [next(results) if t is not None and need else None for t, need in zip(variables, needs_grad, strict=True)]
+    return graph_gradients(outputs, output_grads, (saved.x, saved.w, saved.bias), needs_grad)
 
 
 # The backward pass in blocks: one method per term of the derivation --------------------------------------------------
@@ -605,7 +612,7 @@ class _BackwardTerms(NamedTuple):
     """The terms of the backward pass, for the gradients `grads` of the outputs."""
 
     rule: ScoreRule
-    saved: Any  # _Saved
+    saved: Any  # `_Saved`; the rule decides which fields are None
     grads: Any  # the gradients in the fields of `ClassTerms`
 
     def response(self, z: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -24,6 +24,7 @@ from hypersphere.functions.magnitude import InnerProduct, Linear, LinearlyWeight
 from hypersphere.functions.margin import MARGINS, FamilyMargin, Margin, NormAdaptive
 from hypersphere.heads.fused_loss import (
     LOG_SUM_EXP,
+    ClassInputs,
     ClassReduction,
     ClassTerms,
     ScoreRule,
@@ -155,11 +156,9 @@ class AngularHead(nn.Module):
             accepted += "unit class vectors and cosine g"
             require(fits, "gradient", accepted, gradient)
         # A g or ψ may hold tensors, such as a learned k. Parameters among them become parameters of the head.
-        self._tensor_fields = {
-            "angular": _tensor_fields("angular", self._angular),
-            "margin": _tensor_fields("margin", self._margin),
-        }
+        self._tensor_fields: dict[str, tuple[str, ...]] = {}
         for owner, entry in (("angular", self._angular), ("margin", self._margin)):
+            self._tensor_fields[owner] = _tensor_fields(owner, entry)
             for name in self._tensor_fields[owner]:
                 if isinstance(getattr(entry, name), nn.Parameter):
                     self.register_parameter(f"{owner}_{name}", getattr(entry, name))
@@ -369,16 +368,15 @@ class AngularHead(nn.Module):
         if self.label_smoothing:
             weights = self.class_weights
             smoothing_weights = x.new_ones(self.num_classes) if weights is None else weights.to(x.dtype)
-        return self.class_terms(
+        inputs = ClassInputs(
             x,
             _numerics.widen_parameter(self.weight).to(x.dtype),
             labels,
-            rule,
-            bias=None if self.bias is None else self.bias.to(x.dtype),
-            class_weights=smoothing_weights,
-            counted=counted,
-            check_range=check_range,
+            None if self.bias is None else self.bias.to(x.dtype),
+            smoothing_weights,
+            counted,
         )
+        return self.class_terms(inputs, rule, check_range=check_range)
 
     def _target_score(
         self,
@@ -412,17 +410,12 @@ class AngularHead(nn.Module):
             return plain
         margin, strength = self._sample_margin(x_norm, statistics), self._strength(step, target)
         psi = lambda c: self._target_response(margin, c, strength)  # noqa: E731
+        score_of = lambda target, magnitude: self._margin_score(target, magnitude, psi)  # noqa: E731
         if self._has_explicit_slope and explicit_derivatives_allowed(target):
-            score = explicit_score(
-                target,
-                magnitude,
-                (lambda c: (psi(c), 1.0))
-                if self.gradient == "detached"
-                else lambda c: margin.value_and_slope(c, strength),
-                lambda product, magnitude: self._margin_score(product, magnitude, psi),
-            )
+            value_and_slope = lambda c: self._value_and_slope(margin, c, strength)  # noqa: E731
+            score = explicit_score(target, magnitude, value_and_slope, score_of)
         else:
-            score = self._margin_score(target, magnitude, psi)
+            score = score_of(target, magnitude)
         if self.gradient == "normalized":
             assert x_norm is not None
             assert w_hat is not None
@@ -520,6 +513,12 @@ class AngularHead(nn.Module):
         # A plain callable takes no strength, so a ramp interpolates between g and ψ.
         g, psi = self.angular(c), margin(c)
         return psi if self.ramp is None else g + strength * (psi - g)
+
+    def _value_and_slope(self, margin: Any, c: Tensor, strength: float | Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return ψ(c) and dψ/dc, which is 1 if the gradient is detached; see `_has_explicit_slope`."""
+        if self.gradient == "detached":
+            return self._target_response(margin, c, strength), 1.0
+        return margin.value_and_slope(c, strength)
 
     @property
     def _has_explicit_slope(self) -> bool:

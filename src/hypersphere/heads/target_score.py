@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hypersphere.heads.fused_loss import graph_gradients
+
 __all__ = ["explicit_score", "normalized_gradient_term"]
 
 
@@ -36,8 +38,9 @@ class _ExplicitScore(torch.autograd.Function):
     def forward(
         ctx: Any, product: Tensor, magnitude: Tensor | float, value_and_slope: Callable[..., Any], score: Any
     ) -> Tensor:
-        ctx.score, ctx.number = score, magnitude
+        ctx.score = score
         if not isinstance(magnitude, Tensor):
+            ctx.score = lambda product, _: score(product, magnitude)
             psi, slope = value_and_slope(product / magnitude)
             ctx.save_for_backward(product, None, slope if isinstance(slope, Tensor) else None, None)
             return psi * magnitude
@@ -54,18 +57,12 @@ class _ExplicitScore(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         product, magnitude, slope, magnitude_slope = ctx.saved_tensors
+        needs_grad = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # create_graph=True
-            score = ctx.score(product, ctx.number if magnitude is None else magnitude)
-            inputs = [t for t in (product, magnitude) if t is not None and t.requires_grad]
-            results = iter(torch.autograd.grad(score, inputs, grad, create_graph=True, allow_unused=True))
-            needs = (t is not None and t.requires_grad for t in (product, magnitude))
-            return (*(next(results) if need else None for need in needs), None, None)
-        return (
-            grad if slope is None else grad * slope,  # only a slope of 1 is not a tensor
-            None if magnitude is None or not ctx.needs_input_grad[1] else grad * magnitude_slope,
-            None,
-            None,
-        )
+            score = ctx.score(product, magnitude)
+            return (*graph_gradients([score], [grad], [product, magnitude], needs_grad), None, None)
+        grad_product = grad if slope is None else grad * slope  # only a slope of 1 is not a tensor
+        return grad_product, grad * magnitude_slope if needs_grad[1] else None, None, None
 
 
 def normalized_gradient_term(
