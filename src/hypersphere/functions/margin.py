@@ -3,7 +3,8 @@ r"""Margins ψ, which lower the response of the target class during training.
 A margin maps the target cosine c to ψ(θ) ≤ g(θ), monotone and continuous on [0, π]. Most entries belong to one family,
 ψ(θ) = G(m₁θ + m₂) − m₃. G continues g beyond π so that it keeps falling: G(φ) = g(φ − kπ) − 2k with k = ⌊φ/π⌋. Margins
 with `touches_others` also change the response of the other classes. Every margin accepts a strength from 0 (no margin)
-to 1, which schedules use. To add a margin, write a frozen dataclass and list it in MARGINS.
+to 1, which schedules use. Margins of the family also have their derivative in closed form. To add a margin, write a
+frozen dataclass that derives from `Margin` or `FamilyMargin`, and list it in MARGINS.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _unfolded(polynomial: Tensor, c: Tensor, m: int) -> Tensor:
     # At θ = π, mθ/π is m; the last branch is k = m − 1. Rounding next to a branch point is harmless: both branches have
     # the same value and a zero derivative with respect to θ there.
     turns = (sphere.angle(c) * (m / math.pi)).floor().clamp_max(m - 1)
-    return (1 - 2 * (turns % 2)) * polynomial - 2 * turns
+    return torch.sub((1 - 2 * (turns % 2)) * polynomial, turns, alpha=2)
 
 
 @dataclass(frozen=True)
