@@ -84,7 +84,7 @@ def test_version(run_main):
         (["digits", "--set", "epoch=2"], "hypersphere: overrides must be settings of digits"),
         (["digits", "--set", "epochs=many"], "hypersphere: epochs must be a value like 30, not 'many'"),
         (["digits", "--set", "widths=[1.5]"], "hypersphere: widths must be a value like [32, 64], not [1.5]"),
-        (["digits", "--set", "widths=[0]"], "hypersphere: widths must be integers >= 1"),
+        (["digits", "--set", "widths=[0]"], "hypersphere: widths must be a sequence of 1 or more integers >= 1"),
         (
             ["digits", "--set", "head=softmax"],
             "hypersphere: overrides must be settings that row 'A-Softmax (m=4)' does",

@@ -249,6 +249,9 @@ def test_write_uses_the_inverse_of_a_parametrisation():
 def test_write_rejects_a_wrong_shape():
     with pytest.raises(ValueError, match=r"rows must be a tensor of shape \(4, 3\), not \(3, 4\)"):
         hs.layers_of(nn.Linear(3, 4))[0].write(torch.zeros(3, 4))
+    for rows in (3, [[0.0] * 3] * 4, None):
+        with pytest.raises(ValueError, match=r"rows must be a tensor of shape \(4, 3\), not '(int|list|NoneType)'"):
+            hs.layers_of(nn.Linear(3, 4))[0].write(rows)
 
 
 # Roles ---------------------------------------------------------------------------------------------------------------

@@ -29,8 +29,10 @@ def test_evaluation_mode_restores_modes_after_an_error():
 
 
 def test_evaluation_mode_ignores_what_is_not_a_module():
-    with evaluation_mode(abs, None, "text"):
-        pass
+    model = nn.Dropout()
+    with evaluation_mode(abs, None, model, "text"):
+        assert not model.training
+    assert model.training
 
 
 def test_evaluation_mode_does_not_call_overridden_methods():
@@ -38,8 +40,10 @@ def test_evaluation_mode_does_not_call_overridden_methods():
         def train(self, mode=True):
             raise AssertionError("train must not be called")
 
-    with evaluation_mode(Merging()):
-        pass
+    model = Merging()
+    with evaluation_mode(model):
+        assert not model.training
+    assert model.training
 
 
 def test_evaluation_mode_is_the_only_place_that_sets_the_flag():

@@ -99,6 +99,11 @@ class NeuronLayer:
         return self.tensor if stored is None else stored  # a quantised module may have no parameters
 
     @property
+    def module_name(self) -> str:
+        """The qualified name of the module that owns the weight. It is empty if that is the model itself."""
+        return self.group.rpartition(".")[0]
+
+    @property
     def length(self) -> int:
         """The number of entries per neuron."""
         return self.shape[2] * self.shape[3]
@@ -161,7 +166,8 @@ class NeuronLayer:
         if not self.writable:
             raise ValueError(f"{self.name} must be a layer whose weight can be written, but {self.not_writable}")
         size = (self.shape[0] * self.shape[1], self.length)
-        require(tuple(rows.shape) == size, "rows", f"a tensor of shape {size}", tuple(rows.shape))
+        received = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        require(received == size, "rows", f"a tensor of shape {size}", received)
         weight = self.tensor.detach()
         if self.module is not None and parametrize.is_parametrized(self.module, self.parameter):
             # The evaluated weight is a temporary. Assigning it to the attribute makes torch call `right_inverse`.
@@ -241,7 +247,7 @@ class LayerSelection(Sequence[NeuronLayer]):
         """Return a table of the selected layers, followed by the skipped weights with the reason."""
         rows = [(layer.name, layer.role, layer.describe()) for layer in self.layers]
         name_width = max((len(name) for name, _, _ in rows), default=0)
-        lines = [f"{len(rows)} layers:"]
+        lines = [f"{len(rows)} {'layer' if len(rows) == 1 else 'layers'}:"]
         lines += [f"  {name:<{name_width}}  {role:<9}  {shape}" for name, role, shape in rows]
         if self.skipped:
             lines += [f"{len(self.skipped)} skipped:"]
@@ -587,7 +593,10 @@ def _layers_of_module(
             for entry in slices:
                 weight = _peek_weight(module, entry.parameter)
                 if weight is None or weight.ndim < 2:
-                    skipped.append(SkippedLayer(_join(path, entry.suffix), _reason_unreadable(module, entry.parameter)))
+                    reason = "its weight is not a floating-point matrix that can be read"
+                    if _is_lazy(module, entry.parameter):
+                        reason = "its weight is not initialised: run a batch through the model first"
+                    skipped.append(SkippedLayer(_join(path, entry.suffix), reason))
                     continue
                 # A weight that is dequantised or computed by a property is a new tensor at every access, so the module
                 # identifies it instead.
@@ -662,12 +671,6 @@ def _distributed_heads(model: nn.Module) -> dict[str, int]:
 def _is_within(path: str, outer: str) -> bool:
     """Return True if `path` is the module `outer` or one of its descendants."""
     return not outer or f"{path}.".startswith(f"{outer}.")
-
-
-def _reason_unreadable(module: nn.Module, parameter: str) -> str:
-    if _is_lazy(module, parameter):
-        return "its weight is not initialised: run a batch through the model first"
-    return "its weight is not a floating-point matrix that can be read"
 
 
 def _unrecognized_weights(model: nn.Module, handled: set[int]) -> Iterator[SkippedLayer]:

@@ -71,7 +71,8 @@ def test_help_of_commands_does_not_import_torch():
         "    assert 'Usage' in CliRunner().invoke(app, [name, '--help']).output, name\n"
         "assert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
 
 
 def fail_with(error):

@@ -200,6 +200,7 @@ def test_evaluate_omits_pairs_if_every_class_has_one_sample(draw_images, succeed
     assert "classification accuracy" in out
     assert "Omitted: verification and identification need a class with two samples" in out
     assert "verification accuracy" not in out
+    assert "Fisher" not in out  # S_w of single samples is zero for any features
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,8 @@ def test_choose_accepts_names_objects_and_callables():
         (lambda: angular.Sigmoid(k=0), "k must be a number in"),
         (lambda: angular.Sigmoid(k=float("nan")), "k must be a number in"),
         (lambda: magnitude.Ball(radius=-1), "radius must be a number in"),
+        (lambda: magnitude.Ball(alpha="1"), "alpha must be a number or a tensor, not '1'"),
+        (lambda: magnitude.Seg(beta=float("nan")), "beta must be a number or a tensor, not nan"),
         (lambda: margin.Multiplicative(m=0.5), "m must be a number >= 1"),
         (lambda: margin.AdditiveCosine(m=-0.1), "m must be a number >= 0"),
         (lambda: margin.AdditiveAngle(m=4), r"m must be an angle in \[0, pi\]"),
@@ -310,6 +312,7 @@ def test_choose_accepts_names_objects_and_callables():
         (lambda: kernel.kernel_of(-1), "power must be a number >= 0"),
         (lambda: magnitude.weighted("ball", "joint"), "'joint' is defined for the magnitude Tanh"),
         (lambda: magnitude.weighted("inner_product", "linear"), "weighting must be None"),
+        (lambda: magnitude.weighted("ball", ["linear"]), "weighting must be None or one of 'linear'"),
         (lambda: magnitude.weighted("ball", "cubic"), "weighting must be None or one of 'linear'"),
     ],
 )

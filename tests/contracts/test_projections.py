@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hypersphere.functions import projection
-from hypersphere.functions._pairwise import PairPotential
+from hypersphere.functions.kernel import PairPotential
 from hypersphere.functions.projection import CONSTRUCTIONS, PROJECTIONS, AnglePreserving, Group, Learned, Random
 
 NEURONS, CHANNELS, TAPS = 12, 16, 3
@@ -56,10 +56,10 @@ def test_projection_is_invariant_to_the_norms_of_neurons(name):
     entry, w = small(name), rows()
     basis = entry.basis(NEURONS, CHANNELS, TAPS, seeded())
     basis = basis.to(w) if basis.is_floating_point() else basis
-    (projected,), (scaled,) = entry(w, basis), entry(3 * w, basis)
-    torch.testing.assert_close(
-        scaled / scaled.norm(dim=-1, keepdim=True), projected / projected.norm(dim=-1, keepdim=True)
-    )
+    for projected, scaled in zip(entry(w, basis), entry(3 * w, basis), strict=True):
+        torch.testing.assert_close(
+            scaled / scaled.norm(dim=-1, keepdim=True), projected / projected.norm(dim=-1, keepdim=True)
+        )
 
 
 @every

@@ -7,14 +7,13 @@ import resource
 import numpy as np
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import oracle
 from hypersphere.energy import data_dependent_energy, hyperspherical_energy, random_batch_energy, random_energy
-from hypersphere.energy.energy import stacked_energy
 from hypersphere.functions import _pairwise
-from hypersphere.functions._pairwise import PairPotential
-from hypersphere.functions.kernel import kernel_of
+from hypersphere.functions._pairwise import PairSum, pair_energy
+from hypersphere.functions.kernel import PairPotential, kernel_of
 
 from . import reference
 
@@ -146,12 +145,12 @@ def test_energy_in_blocks_equals_energy_at_once(monkeypatch):
             torch.testing.assert_close(torch.autograd.grad(blocked, w)[0], slope, rtol=1e-9, atol=1e-14)
 
 
-def test_stacked_energy_in_chunks_equals_energy_at_once(monkeypatch):
+def test_pair_energy_in_chunks_equals_energy_at_once(monkeypatch):
     w = torch.randn(5, 2, 20, 4, dtype=torch.float64, requires_grad=True)
     potential = PairPotential(half_space=True)
-    whole = stacked_energy(w, potential)
+    whole = pair_energy(PairSum(w, potential, mean=True))
     monkeypatch.setattr(_pairwise, "_PAIRS_AT_ONCE", 800)
-    chunked = stacked_energy(w, potential)
+    chunked = pair_energy(PairSum(w, potential, mean=True))
     torch.testing.assert_close(chunked, whole)
     first, second = (torch.autograd.grad(e.square().sum(), w)[0] for e in (whole, chunked))
     torch.testing.assert_close(first, second)
@@ -182,7 +181,7 @@ def test_random_batch_energy_is_unbiased(half_space):
     whole = hyperspherical_energy(w, half_space=half_space).item()
     subsets = [torch.tensor(s) for s in itertools.combinations(range(6), 3)]
     potential = PairPotential(half_space=half_space)
-    mean = np.mean([stacked_energy(w[s], potential, sampled_from=6).item() for s in subsets])
+    mean = np.mean([pair_energy(PairSum(w[s], potential, sampled_from=6, mean=True)).item() for s in subsets])
     assert mean == pytest.approx(whole, rel=1e-12)
     generator = torch.Generator().manual_seed(0)
     drawn = [random_batch_energy(w, 3, half_space=half_space, generator=generator).item() for _ in range(400)]
@@ -201,8 +200,7 @@ def test_data_dependent_energy_agrees_with_the_reference_and_is_unbiased():
 
 def test_data_dependent_energy_differentiates_twice_and_in_blocks(monkeypatch):
     w, labels = neurons(9, 3).requires_grad_(), torch.tensor([1, 1, 8])
-    monkeypatch.setattr(_pairwise, "_PAIRS_IN_CACHE", 1)
-    monkeypatch.setattr(_pairwise, "max", lambda a, b: 4 if a == 256 else max(a, b), raising=False)
+    monkeypatch.setattr(_pairwise, "_PAIRS_IN_CACHE", 8)
     for power in (0, 2):
         assert gradcheck(lambda w, p=power: data_dependent_energy(w, labels, power=p), (w,))
         assert gradgradcheck(lambda w, p=power: data_dependent_energy(w, labels, power=p), (w,))
@@ -344,7 +342,7 @@ def test_energy_backward_inside_autocast_is_exact():
         torch.testing.assert_close(plain, expected, rtol=1e-4, atol=1e-7)
 
 
-def pair_energy(w, half_space):
+def exact_energy(w, half_space):
     """Return the energy of float64 rows from differences, without cosines."""
     x = w / w.norm(dim=1, keepdim=True)
     off_diagonal = ~torch.eye(len(x), dtype=torch.bool)
@@ -368,7 +366,7 @@ def with_near_duplicate(d, chord, sign=1.0, seed=0):
 def test_near_duplicates_have_accurate_energies_and_push_each_other_apart(chord, d, half_space):
     w = with_near_duplicate(d, chord, sign=-1.0 if half_space else 1.0).requires_grad_()
     exact = w.detach().double().requires_grad_()
-    energy, expected = hyperspherical_energy(w, half_space=half_space, reduction="sum"), pair_energy(exact, half_space)
+    energy, expected = hyperspherical_energy(w, half_space=half_space, reduction="sum"), exact_energy(exact, half_space)
     assert energy.item() == pytest.approx(expected.item(), rel=1e-5)
     (gradient,), (expected_gradient,) = torch.autograd.grad(energy, w), torch.autograd.grad(expected, exact)
     torch.testing.assert_close(
@@ -383,7 +381,7 @@ def test_near_duplicates_have_accurate_energies_and_push_each_other_apart(chord,
 def test_near_duplicates_are_accurate_in_compiled_transformed_and_blocked_code(chord, monkeypatch):
     w = with_near_duplicate(64, chord)
     exact = w.double().requires_grad_()
-    expected = pair_energy(exact, True)
+    expected = exact_energy(exact, True)
     (expected_gradient,) = torch.autograd.grad(expected, exact)
 
     def energy(w):
@@ -478,7 +476,7 @@ def test_backward_keeps_the_smaller_of_gradient_and_factors(shape):
 @pytest.mark.parametrize("half_space", [False, True])
 def test_random_energy_agrees_with_samples(power, distance, half_space):
     w = torch.randn(2000, 10, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    values = stacked_energy(w, PairPotential(kernel_of(power), distance, half_space))
+    values = pair_energy(PairSum(w, PairPotential(kernel_of(power), distance, half_space), mean=True))
     mean, deviation = random_energy(10, 8, power, distance, half_space)
     assert values.mean().item() == pytest.approx(mean, abs=4 * deviation / 2000**0.5)
     assert values.std().item() == pytest.approx(deviation, rel=0.15)
@@ -493,3 +491,17 @@ def test_random_energy_agrees_with_the_beta_distribution():
     assert random_energy(7, 3, 2) == (math.inf, math.inf)
     assert random_energy(7, 4, 2)[0] == pytest.approx(1.0, rel=1e-6)
     assert math.isinf(random_energy(7, 4, 2)[1])
+
+
+@pytest.mark.parametrize("half_space", [False, True])
+def test_energies_in_forward_mode_equal_the_directional_derivative(half_space):
+    w, direction, labels = neurons(6, 4), neurons(6, 4, seed=1), torch.tensor([0, 2, 2])
+    for energy in (
+        lambda w: hyperspherical_energy(w, half_space=half_space),
+        lambda w: data_dependent_energy(w, labels),
+    ):
+        leaf = w.clone().requires_grad_()
+        expected = (torch.autograd.grad(energy(leaf), leaf)[0] * direction).sum()
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(energy(forward_ad.make_dual(w, direction))).tangent
+        torch.testing.assert_close(tangent, expected)

@@ -82,7 +82,7 @@ def test_inspect_samples_large_layers_and_lists_defects():
     found = inspect({"w": torch.randn(500, 8), "bad": torch.full((3, 3), math.nan), "one": torch.ones(1, 3)}, most=100)
     (layer,) = found.layers
     assert (layer.neurons, layer.sampled, sum(layer.angle_counts)) == (500, 100, 4950)
-    assert found.skipped == ("bad: not finite", "one: (1, 3), not two neurons of two numbers")
+    assert found.skipped == ("bad: not finite", "one: only 1 x 3: at least two neurons of two numbers are needed")
 
 
 def test_inspection_prints_a_table_and_plots(tmp_path):
@@ -206,3 +206,11 @@ def test_inspect_reads_the_transposed_weights_of_gpt2_files():
     inspection = inspect({"h.0.attn.c_attn.weight": w, "h.0.ln.weight": torch.ones(8), "lm_head.weight": w})
     assert [(layer.neurons, layer.length) for layer in inspection.layers] == [(24, 8), (8, 24)]
     assert inspection.layers[0].energy().value == pytest.approx(oracle.energy(w.T.numpy(), 2), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"), [({"report": 3}, "report must be a bool"), ({"seed": 0.5}, "seed must be")]
+)
+def test_inspect_rejects_bad_options(option, words):
+    with pytest.raises(ValueError, match=words):
+        inspect({"w": torch.randn(5, 4)}, **option)

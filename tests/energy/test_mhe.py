@@ -79,7 +79,7 @@ def test_mhe_handles_heads_parametrised_and_tied_weights():
 def test_mhe_labels_select_the_data_dependent_energy():
     net, labels = network(), torch.tensor([0, 0, 4])
     regulariser = MHE(net, hidden=0)
-    torch.testing.assert_close(regulariser(labels), data_dependent_energy(net[5].weight, labels))
+    torch.testing.assert_close(regulariser(labels=labels), data_dependent_energy(net[5].weight, labels))
 
 
 def test_mhe_random_batches_are_unbiased_and_resume():
@@ -141,9 +141,9 @@ def test_mhe_gradients_of_half_precision_saturate():
 def test_mhe_labels_work_with_transposed_outputs():
     up, labels = nn.ConvTranspose1d(6, 4, 2), torch.tensor([0, 3])
     rows = up.weight.detach().transpose(0, 1).flatten(1)
-    torch.testing.assert_close(MHE(up, output_layer="weight")(labels), data_dependent_energy(rows, labels))
+    torch.testing.assert_close(MHE(up, output_layer="weight")(labels=labels), data_dependent_energy(rows, labels))
     with pytest.raises(ValueError, match="labels must be None unless there is one output layer"):
-        MHE({"w": torch.randn(4, 3)})(labels)
+        MHE({"w": torch.randn(4, 3)})(labels=labels)
 
 
 def test_mhe_defaults_are_those_of_the_source():

@@ -1,5 +1,6 @@
 """What all regularisers of neurons share: layers, steps, schedules, state."""
 
+import inspect
 import math
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypersphere.energy import (
     MHE,
     SRIP,
     CoMHE,
+    NeuronRegularizer,
     Orthogonal,
     Orthonormal,
     Warmup,
@@ -167,7 +169,15 @@ def test_regularizers_evaluate_parametrisations_once():
             lambda: MHE(network(), half_space=["conv"]),
             "half_space must be None, a bool or a list of some",
         ),
-        (lambda: MHE(network(), output_layer="conv"), "output must be 'auto', None or one of '0'"),
+        (lambda: MHE(network(), output_layer="conv"), "output_layer must be 'auto', None or one of '0'"),
+        (lambda: MHE(network(), output_layer=3), "output_layer must be 'auto', None, a name or several names, not 3"),
+        (lambda: MHE(network(), embedding=3), "embedding must be 0 for a model without embeddings, not 3"),
+        (lambda: CoMHE(network(), embedding=0.5), "embedding must be 0 for a model without embeddings, not 0.5"),
+        (lambda: Orthonormal(network(), report=3), "report must be a bool, not 3"),
+        (
+            lambda: Orthonormal(nn.Linear(3, 4), output_layer="weight"),
+            "every layer is skipped .*the output layer, which is left out by default",
+        ),
         (lambda: MHE(network(), hidden=-1), "hidden must be None or a number >= 0"),
         (lambda: MHE({"w": torch.ones(3)}), "w must be a floating-point tensor"),
         (lambda: MHE(nn.Sequential(nn.LazyLinear(3))), "0: its weight is not initialised: run a batch"),
@@ -364,4 +374,42 @@ def test_loading_a_state_dict_starts_a_new_step():
 def test_comhe_labels_select_the_data_dependent_energy_of_the_output():
     net, labels = pyramid(), torch.tensor([[0, 3], [-100, 1]])
     regularizer = CoMHE(net, hidden=0, projection=Random(dim=4))
-    torch.testing.assert_close(regularizer(labels), data_dependent_energy(net[2].weight, labels))
+    torch.testing.assert_close(regularizer(labels=labels), data_dependent_energy(net[2].weight, labels))
+
+
+def test_positional_labels_are_deprecated():
+    net, token_ids = pyramid(), torch.tensor([0, 1])
+    regularizer = MHE(net)
+    with pytest.warns(DeprecationWarning, match="MHE takes no inputs of the model, only labels") as caught:
+        value = regularizer(token_ids)
+    assert caught[0].filename == __file__
+    torch.testing.assert_close(value, regularizer(labels=token_ids))
+    with pytest.raises(ValueError, match="labels must be the only argument"):
+        regularizer(token_ids, labels=token_ids)
+
+
+@pytest.mark.parametrize("kind", [MHE, CoMHE, Orthonormal, Orthogonal, SRIP])
+def test_signature_lists_the_shared_options(kind):
+    parameters = inspect.signature(kind).parameters
+    shared = {"layer_weights", "schedule", "every", "output_layer", "where", "auto_advance", "report", "output"}
+    assert shared < set(parameters)
+    assert not {"options", "roles", "shortest", "needs_counter", "draws"} & set(parameters)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shcedule'"):
+        kind(pyramid(), shcedule=None)
+
+
+def test_a_new_regularizer_needs_a_factor_and_a_sum():
+    class NormPenalty(NeuronRegularizer):
+        def __init__(self, model, **options):
+            super().__init__(model, roles=("hidden",), shortest=1, needs_counter=False, **options)
+
+        def factor(self, layer):
+            return self.layer_weights.get(layer.name, 1.0)
+
+        def compute(self, labels, step, call):
+            return sum(self.factor(layer) * layer.rows().square().sum() for layer in self.selection), {}
+
+    net = pyramid()
+    first, second = (net[k].weight.square().sum() for k in (0, 1))
+    torch.testing.assert_close(NormPenalty(net, layer_weights={"1": 0.5})(), first + second / 2)
+    assert "every" in inspect.signature(NormPenalty).parameters

@@ -165,7 +165,7 @@ def test_patch_features_normalise_each_patch_on_request():
     [
         ([nn.Flatten()] * 2, IMAGES, BOXES, "models must be one model or one for each of the 3 boxes, not 2"),
         (nn.Flatten(), IMAGES, [(0, 3, 4, 4)], r"inside \(4, 6\), not \(0, 3, 4, 4\)"),
-        (nn.Flatten(), IMAGES, [], "boxes must be at least one"),
+        (nn.Flatten(), IMAGES, [], "boxes must be a list with at least one"),
         (nn.Flatten(), IMAGES[:0], BOXES, "images must be a non-empty batch"),
     ],
 )

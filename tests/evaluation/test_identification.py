@@ -197,6 +197,7 @@ def test_mates_list_all_pairs_with_equal_labels():
         ({"distractors": np.array([[1, 2], [np.nan, 1]])}, "distractors must be finite, but row 1 is not"),
         ({"ranks": [0]}, "ranks must be integers >= 1"),
         ({"block": 0}, "block must be an integer >= 1"),
+        ({"ranks": 1}, "ranks must be a sequence of numbers, not 1"),
     ],
 )
 def test_identify_rejects_invalid_input(change, message):

@@ -165,6 +165,8 @@ def test_verify_accepts_numpy_numbers():
         ({"folds": np.arange(120) % 3 * 2}, "fold 1 has no same pair"),
         ({"folds": np.full(120, -1)}, "folds must be integers >= 0, not -1"),
         ({"folds": np.zeros(7, int)}, "folds must be a vector of 120 integers"),
+        ({"same": 1}, "same must be a vector of 120 flags"),
+        ({"far": 0.1}, "far must be a sequence of numbers, not 0.1"),
         ({"far": [0.1, 1.0]}, r"far must be a rate in \(0, 1\), not 1.0"),
     ],
 )
@@ -224,6 +226,8 @@ def test_bootstrap_accepts_callables_and_rejects_invalid_arguments():
         ({"statistic": "auk"}, "statistic must be one of 'auc', 'eer', 'best_accuracy'"),
         ({"samples": 1}, "samples must be an integer >= 2"),
         ({"level": 95}, r"level must be a fraction in \(0, 1\)"),
+        ({"level": "high"}, r"level must be a fraction in \(0, 1\), not 'high'"),
+        ({"identities": 3}, "identities must be two vectors of labels, not 3"),
     ):
         with pytest.raises(ValueError, match=message):
             bootstrap(scores, same, **arguments)

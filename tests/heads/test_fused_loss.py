@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import hypersphere as hs
 from hypersphere.heads import fused_loss
-from hypersphere.heads.fused_loss import LOG_SUM_EXP, SOFTPLUS_SUM, ScoreRule, class_terms, plain_terms
+from hypersphere.heads.fused_loss import LOG_SUM_EXP, SOFTPLUS_SUM, ClassInputs, ScoreRule, class_terms, plain_terms
 
 
 def problem(batch=9, dim=6, classes=40, seed=0):
@@ -19,22 +19,22 @@ def problem(batch=9, dim=6, classes=40, seed=0):
     w = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
     y = torch.randint(-1, classes, (batch,), generator=generator)
     y[0], y[1], y[2] = -1, 0, classes - 1
-    rho = torch.rand(batch, generator=generator, dtype=torch.float64) + 0.5
     bias = torch.randn(classes, generator=generator, dtype=torch.float64)
-    return x, w, y, rho, bias
+    return x, w, y, bias
 
 
 RULES = {
     "unit": ScoreRule(True),
-    "raw": ScoreRule(False, target_norm=True),
-    "response": ScoreRule(True, 1.0, hs.angular.Linear(), hs.angular.Linear().slope),
-    "response without derivative": ScoreRule(True, 1.0, hs.angular.SquareCosine()),
-    "detached": ScoreRule(True, 1.0, hs.angular.Sigmoid(), detached=True),
-    "binary": ScoreRule(True, 1.0, hs.angular.PowerCosine(), reduction=SOFTPLUS_SUM),
+    "raw": ScoreRule(False, feature_norm=True, target_norm=True),
+    "radius": ScoreRule(True, 2.0, feature_norm=True),
+    "response": ScoreRule(True, None, hs.angular.Linear(), hs.angular.Linear().slope),
+    "response without derivative": ScoreRule(True, None, hs.angular.SquareCosine(), feature_norm=True),
+    "detached": ScoreRule(True, 2.0, hs.angular.Sigmoid(), detached=True),
+    "binary": ScoreRule(True, 2.0, hs.angular.PowerCosine(), reduction=SOFTPLUS_SUM),
     "energy": ScoreRule(True, energy=True),
-    "energy and response": ScoreRule(True, 1.0, hs.angular.PowerCosine(), energy=True),
+    "energy and response": ScoreRule(True, None, hs.angular.PowerCosine(), energy=True),
 }
-FIELDS = ("others", "weighted_sum", "target", "target_norm", "target_bias", "energy")
+FIELDS = ("others", "weighted_sum", "target", "feature_norm", "target_norm", "target_bias", "energy")
 
 
 @pytest.fixture(params=["one block", "many blocks", "computed again"])
@@ -45,13 +45,13 @@ def blocks(request, monkeypatch):
         monkeypatch.setattr(fused_loss, "_SAVED_PRODUCTS", 0)
 
 
-def evaluate(function, rule, smoothing, counted, x, w, y, rho, bias):
+def evaluate(function, rule, smoothing, counted, x, w, y, bias):
     """Return all terms, and the gradients of a random linear combination of them."""
     y = y.clamp_min(0) if rule.energy else y
-    leaves = [t.clone().requires_grad_() for t in (x, w, rho, bias)]
-    options = {"rho": leaves[2] if rule.response else None, "bias": leaves[3], "counted": counted}
+    leaves = [t.clone().requires_grad_() for t in (x, w, bias)]
+    options = {"bias": leaves[2], "counted": counted}
     options["class_weights"] = torch.linspace(0, 1, len(w), dtype=torch.float64) if smoothing else None
-    terms = function(leaves[0], leaves[1], y, rule, **options)
+    terms = function(ClassInputs(leaves[0], leaves[1], y, **options), rule)
     values = [getattr(terms, name) for name in FIELDS]
     generator = torch.Generator().manual_seed(5)
     factors = [torch.randn(len(x), generator=generator, dtype=torch.float64) for _ in values]
@@ -73,9 +73,9 @@ def test_class_terms_fused_values_and_gradients_equal_plain_ones(form, smoothing
 
 
 def test_class_terms_others_are_the_sum_over_all_classes_except_the_target(blocks):
-    x, w, y, _, bias = problem()
+    x, w, y, bias = problem()
     unit = (w / w.norm(dim=1, keepdim=True)).numpy()
-    terms = class_terms(x, w, y, RULES["unit"], bias=bias)
+    terms = class_terms(ClassInputs(x, w, y, bias), RULES["unit"])
     for i in range(len(x)):
         scores = unit @ x[i].numpy() + bias.numpy()
         remaining = np.delete(scores, y[i].item()) if y[i] >= 0 else scores
@@ -87,23 +87,23 @@ def test_class_terms_others_are_the_sum_over_all_classes_except_the_target(block
 
 @pytest.mark.parametrize("form", [form for form in RULES if not RULES[form].detached])
 def test_class_terms_differentiate_twice(form, blocks):
-    x, w, y, rho, bias = problem(4, 3, 40)
+    x, w, y, bias = problem(4, 3, 40)
     rule = RULES[form]
     y = y.clamp_min(0) if rule.energy else y
 
-    def loss(x, w, rho, bias):
-        terms = class_terms(x, w, y, rule, rho=rho if rule.response else None, bias=bias)
+    def loss(x, w, bias):
+        terms = class_terms(ClassInputs(x, w, y, bias), rule)
         return sum(getattr(terms, name).square().sum() for name in FIELDS if getattr(terms, name) is not None)
 
-    inputs = [t.requires_grad_() for t in (x, w, rho, bias)]
+    inputs = [t.requires_grad_() for t in (x, w, bias)]
     assert gradcheck(loss, inputs, fast_mode=True)
     assert gradgradcheck(loss, inputs, atol=1e-4, fast_mode=True)
 
 
 def test_class_terms_backward_twice_through_one_graph(blocks):
-    x, w, y, _, _ = problem()
+    x, w, y, _ = problem()
     w.requires_grad_()
-    loss = class_terms(x, w, y, RULES["unit"]).others.sum()
+    loss = class_terms(ClassInputs(x, w, y), RULES["unit"]).others.sum()
     loss.backward(retain_graph=True)
     first = w.grad.clone()
     loss.backward()
@@ -112,8 +112,7 @@ def test_class_terms_backward_twice_through_one_graph(blocks):
 
 @pytest.mark.parametrize("form", ["unit", "energy", "response"])
 def test_class_terms_float32_gradients_are_as_accurate_as_autograd(form):
-    x, *others = problem(batch=64, dim=32, classes=500)
-    arguments = (x / x.norm(dim=1, keepdim=True), *others)  # responses are functions of cosines
+    arguments = problem(batch=64, dim=32, classes=500)
     exact = evaluate(plain_terms, RULES[form], False, None, *arguments)
     ours = evaluate(
         class_terms, RULES[form], False, None, *(t.float() if t.is_floating_point() else t for t in arguments)
@@ -125,18 +124,18 @@ def test_class_terms_float32_gradients_are_as_accurate_as_autograd(form):
 
 
 def test_class_terms_in_range_is_false_for_zero_huge_tiny_and_coincident_class_vectors():
-    x, w, y, _, _ = problem()
+    x, w, y, _ = problem()
     y = y.clamp_min(0)
-    assert class_terms(x, w, y, RULES["energy"]).in_range
+    assert class_terms(ClassInputs(x, w, y), RULES["energy"]).in_range
     for factor in (0.0, 1e200, 1e-200):
         changed = w.clone()
         changed[3] *= factor
-        assert not class_terms(x, changed, y, RULES["unit"]).in_range
+        assert not class_terms(ClassInputs(x, changed, y), RULES["unit"]).in_range
     twin = w.clone()
     twin[5] = 3 * twin[y[1]]
-    assert not class_terms(x, twin, y, RULES["energy"]).in_range
-    assert class_terms(x, twin, y, RULES["unit"]).in_range
-    assert class_terms(x, twin, y, RULES["energy"], check_range=True).in_range
+    assert not class_terms(ClassInputs(x, twin, y), RULES["energy"]).in_range
+    assert class_terms(ClassInputs(x, twin, y), RULES["unit"]).in_range
+    assert class_terms(ClassInputs(x, twin, y), RULES["energy"], check_range=True).in_range
 
 
 def test_head_computes_class_vectors_out_of_range_exactly():
@@ -177,7 +176,7 @@ def test_class_terms_memory_does_not_grow_with_the_number_of_classes(monkeypatch
     x, y = torch.randn(64, 4, requires_grad=True), torch.randint(50_000, (64,))
     w = torch.randn(50_000, 4, requires_grad=True)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
-        class_terms(x, w, y, ScoreRule(True)).others.sum().backward()
+        class_terms(ClassInputs(x, w, y), ScoreRule(True)).others.sum().backward()
     level = peak = 0
     for event in trace.profiler.kineto_results.events():
         if event.name() == "[memory]":

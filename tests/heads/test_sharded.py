@@ -10,8 +10,9 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from hypersphere import angular, margin
-from hypersphere.functions._pairwise import PairPotential, cross_repulsion, data_dependent_energy
-from hypersphere.functions.kernel import Riesz
+from hypersphere.energy import data_dependent_energy
+from hypersphere.functions._pairwise import PairSum, pair_energy
+from hypersphere.functions.kernel import PairPotential, Riesz
 from hypersphere.heads import PRESETS, AngularHead, Annealing, arcface
 from hypersphere.heads.sharded import ShardedHead, differences, fingerprint
 
@@ -210,13 +211,12 @@ def test_sharded_head_rejects_a_learned_activation():
 
 
 @pytest.mark.parametrize("counted", [None, torch.tensor([True, False, True, True])], ids=["all", "some"])
-def test_cross_repulsion_of_parts_sums_to_the_data_dependent_energy(counted):
+def test_pair_energies_of_parts_sums_to_the_data_dependent_energy(counted):
     w = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([0, 3, 3, 8])
     expected = data_dependent_energy(w, labels, counted=counted)
-    parts = [cross_repulsion(w[labels], w[half], place, PairPotential(Riesz(2)), counted) for half, place in (
-        (slice(0, 5), torch.tensor([0, 3, 3, -1])), (slice(5, 9), torch.tensor([-1, -1, -1, 3])),
-    )]  # fmt: skip
+    halves = ((w[:5], torch.tensor([0, 3, 3, -1])), (w[5:], torch.tensor([-1, -1, -1, 3])))
+    parts = [pair_energy(PairSum(v, PairPotential(), labels=y, rows=w[labels], counted=counted)) for v, y in halves]
     total = sum(parts) / ((4 if counted is None else 3) * 8)
     torch.testing.assert_close(total, expected)
     (theirs,), (ours,) = torch.autograd.grad(expected, w), torch.autograd.grad(total, w)
@@ -225,7 +225,7 @@ def test_cross_repulsion_of_parts_sums_to_the_data_dependent_energy(counted):
     none = torch.full((4,), -1)
 
     def energy(r, v):
-        return cross_repulsion(r, v, none, PairPotential(Riesz(1), "angular"), counted)
+        return pair_energy(PairSum(v, PairPotential(Riesz(1), "angular"), labels=none, rows=r, counted=counted))
 
     assert gradcheck(energy, (rows, w))
     assert gradgradcheck(energy, (rows, w))

@@ -126,9 +126,13 @@ def test_convert_refuses_layers_without_a_plain_weight(spoil, words):
 
 
 def test_convert_with_invalid_settings_leaves_the_model_unchanged():
-    for settings in ({"magnitude": "cube"}, {"learn_radius": "layer"}, {"angular": "sigmoid", "learn_k": "net"}):
+    for settings, message in (
+        ({"magnitude": "cube"}, "magnitude must be one of 'sphere'.*not 'cube'"),
+        ({"learn_radius": "layer"}, "learn_radius must be None for Sphere"),
+        ({"angular": "sigmoid", "learn_k": "net"}, "learn_k must be None, 'layer', 'filter' or a parameter"),
+    ):
         model = small()
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=message):
             convert_(model, **settings)
         assert type(model[0]) is nn.Conv2d
         assert type(model[4]) is nn.Linear

@@ -121,6 +121,10 @@ def test_decoupled_leaves_its_input_unchanged_and_allows_an_inplace_activation()
 def test_decoupled_refuses_integers_and_promotes_dtypes():
     with pytest.raises(ValueError, match=r"x must be a tensor of a floating-point dtype, not torch\.uint8"):
         DecoupledConv2d(1, 2, 3)(torch.randint(0, 255, (1, 1, 4, 4), dtype=torch.uint8))
+    with pytest.raises(ValueError, match=r"x must be a tensor of a floating-point dtype, not <class 'list'>"):
+        DecoupledLinear(1, 2)([[1.0]])
+    with pytest.raises(ValueError, match=r"x must be a tensor with 3 or 4 dimensions, not \(2, 1\)"):
+        DecoupledConv2d(1, 2, 3)(torch.rand(2, 1))
     for magnitude in ("sphere", "linear", "inner_product", "tanh"):
         layer = DecoupledLinear(3, 2, magnitude=magnitude, dtype=torch.float64)
         assert layer(torch.rand(1, 3)).dtype == torch.float64

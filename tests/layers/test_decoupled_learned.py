@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypersphere.functions.angular import Sigmoid
-from hypersphere.functions.magnitude import Ball, Tanh
+from hypersphere.functions.magnitude import Ball, Linear, Sphere, Tanh
 from hypersphere.layers import DecoupledConv2d, shared_k
 
 from .cases import KINDS, conv, every_kind, images, run
@@ -51,6 +51,15 @@ def test_learned_radius_follows_the_patch_norm():
     assert layer.log_radius.grad.abs() > 0
 
 
+@pytest.mark.parametrize("kind", [Ball, Linear, Sphere])
+def test_tensor_as_alpha_has_a_gradient(kind):
+    alpha = torch.tensor(1.0, requires_grad=True)
+    layer = DecoupledConv2d(4, 6, 3, padding=1, bias=False, magnitude=kind(alpha=alpha))
+    y = layer(images(2, 4, 5, 5))
+    (grad,) = torch.autograd.grad(y.sum(), alpha)
+    torch.testing.assert_close(grad, y.sum() / alpha)  # y is proportional to α
+
+
 def test_learned_radius_per_filter():
     layer = conv("ball", learn_radius="filter", bias=False)
     with torch.no_grad():
@@ -64,6 +73,20 @@ def test_learned_radius_per_filter():
         )
         one.load_state_dict({"weight": layer.weight[j : j + 1]})
         torch.testing.assert_close(y[:, j : j + 1], one(x), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("radius_norm", ["running", "batch"])
+def test_learned_radius_is_used_with_any_angular_function(radius_norm):
+    settings = {"magnitude": Tanh(radius=2.0), "learn_radius": "layer", "radius_norm": radius_norm, "bias": False}
+    layer = DecoupledConv2d(4, 6, 3, padding=1, angular="square_cosine", **settings)
+    same = DecoupledConv2d(4, 6, 3, padding=1, angular=lambda c: c * c.abs(), **settings)
+    same.load_state_dict(layer.state_dict())
+    x = images(2, 4, 5, 5)
+    torch.testing.assert_close(same(x), layer(x))
+    torch.testing.assert_close(same.mean_norm, layer.mean_norm)
+    grads = [torch.autograd.grad(module(x).square().sum(), module.log_radius)[0] for module in (same, layer)]
+    assert grads[0].abs() > 0
+    torch.testing.assert_close(*grads)
 
 
 def test_learned_k_per_layer_per_filter_and_shared():

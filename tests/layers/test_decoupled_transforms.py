@@ -50,8 +50,8 @@ def test_decoupled_per_sample_gradients_by_vmap():
 
 @pytest.mark.parametrize("kind", ["tanh", "sigmoid"])
 def test_decoupled_exports_to_onnx(kind, tmp_path):
-    pytest.importorskip("onnxscript")
-    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript", reason="onnxscript (extra 'onnx') is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime (extra 'onnx') is not installed")
     model = nn.Sequential(conv(kind, stride=2), nn.ReLU(), SphereNorm(nn.Conv2d(6, 5, 3), rescale="learned")).eval()
     x = images(2, 4, 12, 12)
     path = tmp_path / "model.onnx"

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hypersphere.layers._geometry import ConvGeometry, patch_norms, plain_patch_norms
+from hypersphere.layers._geometry import ConvGeometry, measure_patches, patch_norms, plain_patch_norms
 
 
 def randn(*shape, seed=1):
@@ -47,6 +47,18 @@ def test_patch_norms_are_norms_of_unfolded_patches(geometry, size):
     for norm in (norms.norm, plain.norm):
         torch.testing.assert_close(norm.double().flatten(1) / size, expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(norms.norm * norms.reciprocal, torch.ones_like(norms.norm))
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 6e4])
+@pytest.mark.parametrize("with_graph", [False, True])
+def test_measure_patches_limits_float16_inputs_and_returns_their_norms(size, with_graph):
+    x = (size * torch.rand(3, 2, 6, generator=torch.Generator().manual_seed(0))).half()
+    geometry = ConvGeometry((3,), (1,), (1,), (1,))
+    scaled, norms = measure_patches(x, geometry, with_graph=with_graph)
+    assert scaled.dtype == torch.float16
+    assert ((scaled.abs().amax((1, 2)) > 64) & (scaled.abs().amax((1, 2)) <= 128)).all()
+    expected = patch_norms(x.double(), geometry).norm
+    torch.testing.assert_close(norms.norm.double(), expected, rtol=1e-5, atol=0)
 
 
 def test_patch_norms_of_zero_patches_are_zero():

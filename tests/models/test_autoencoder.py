@@ -33,7 +33,7 @@ def test_autoencoder_rescaled_code_of_a_zero_image_is_finite():
 
 
 def test_autoencoder_rejects_invalid_arguments():
-    with pytest.raises(ValueError, match=r"widths must be at least two integers, not \(4,\)"):
+    with pytest.raises(ValueError, match=r"widths must be a sequence of 2 or more integers >= 1, not \(4,\)"):
         Autoencoder(widths=(4,))
     with pytest.raises(ValueError, match="keep must be one of 'product', 'angle', 'norm', not 'sign'"):
         Autoencoder(1, (2, 2)).encode(torch.zeros(1, 1, 4, 4), keep="sign")

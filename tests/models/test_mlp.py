@@ -17,6 +17,7 @@ def test_mlp_classifier_is_linear_in_the_features():
     assert model.features(x).shape == (2, 4)
 
 
-def test_mlp_rejects_empty_widths():
-    with pytest.raises(ValueError, match=r"widths must be at least one integer, not \(\)"):
-        MLP(widths=())
+@pytest.mark.parametrize("widths", [(), (0,), 64, "64"])
+def test_mlp_rejects_invalid_widths(widths):
+    with pytest.raises(ValueError, match=r"widths must be a sequence of 1 or more integers >= 1, not"):
+        MLP(widths=widths)

@@ -111,7 +111,9 @@ def test_current_state_dicts_load_into_copies_without_a_warning(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            twin.load_state_dict(model.state_dict())
+            doubled = {key: 2 * value for key, value in model.state_dict().items()}
+            twin.load_state_dict(doubled)
+            torch.testing.assert_close(dict(twin.state_dict()), doubled, rtol=0, atol=0)
 
 
 def test_copies_accept_old_names_too():

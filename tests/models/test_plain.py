@@ -89,6 +89,9 @@ def test_plain_cnn_feature_activation_is_applied_with_and_without_classifier(fea
         ({"image_size": 4}, "image_size must be at least 8 in height and width, not 4"),
         ({"kernel_size": 2}, "kernel_size must be an odd integer, not 2"),
         ({"num_classes": 1}, "num_classes must be None or an integer >= 2, not 1"),
+        ({"widths": ()}, "widths must be a sequence of 1 or more integers >= 1"),
+        ({"widths": 64}, "widths must be a sequence of 1 or more integers >= 1, not 64"),
+        ({"num_classes": "ten"}, "num_classes must be None or an integer >= 2, not 'ten'"),
     ],
 )
 def test_plain_cnn_rejects_invalid_arguments(arguments, message):

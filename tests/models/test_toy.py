@@ -43,7 +43,7 @@ def test_toy_cnn_accepts_decoupled_layers():
     [
         ((1, 10, 3), "image_size must be a multiple of 4"),
         ((1, 8, 0), "feature_dim must be an integer >= 1, not 0"),
-        ((1, 8, 3, (4, 0)), r"widths must be integers >= 1, not \(4, 0\)"),
+        ((1, 8, 3, (4, 0)), r"widths must be a sequence of 1 or more integers >= 1, not \(4, 0\)"),
     ],
 )
 def test_toy_cnn_rejects_invalid_sizes(arguments, message):

@@ -1,5 +1,6 @@
 """OGD and OGDAdam on matrices that FSDP2 distributes over two processes."""
 
+import itertools
 import os
 import socket
 
@@ -41,12 +42,22 @@ def matrices_and_momenta(model, optimizers):
 
 
 def worker(rank, port, folder):
-    from torch.distributed.fsdp import fully_shard
-
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    for case in ("model", "layers"):
+        torch.save(train_sharded(case, rank), f"{folder}/{case}_{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def train_sharded(case, rank):
+    """Distribute the model as one unit or layer by layer, train it, and return its matrices and momenta."""
+    from torch.distributed.fsdp import fully_shard
+
     model, batches = rotated_model()
+    if case == "layers":
+        for layer in (model[0], model[2], model[4]):
+            fully_shard(layer)
     fully_shard(model)
     optimizers = make_optimizers(model)
     train(model, optimizers, batches[:2], rank, 2)
@@ -56,8 +67,7 @@ def worker(rank, port, folder):
         optimizer.load_state_dict(saved.state_dict())
     train(model, resumed, batches[2:], rank, 2)
     assert all(p.to_local().numel() < p.numel() for p in rotation_parameters(model))
-    torch.save(matrices_and_momenta(model, resumed), f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return matrices_and_momenta(model, resumed)
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
@@ -73,5 +83,5 @@ def test_ogd_under_fsdp2_equals_one_process(tmp_path):
     train(model, optimizers, batches)
     expected = matrices_and_momenta(model, optimizers)
     assert (expected[0] - torch.eye(6)).abs().max() > 0.05
-    for rank in range(2):
-        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), expected, atol=1e-5, rtol=1e-4)
+    for case, rank in itertools.product(("model", "layers"), range(2)):
+        torch.testing.assert_close(torch.load(tmp_path / f"{case}_{rank}.pt"), expected, atol=1e-5, rtol=1e-4)

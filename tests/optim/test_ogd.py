@@ -223,3 +223,34 @@ def test_ogd_state_resumes_exactly_in_half_precision(kind):
     resumed.load_state_dict(saved[1])
     go(q, resumed, 5)
     assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("kind", [OGD, OGDAdam])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_ogd_rejects_gradients_that_are_not_finite_before_the_step(kind, value):
+    model = rotate_(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)), "free", blocks=2)
+    named = [(name, p) for name, p in model.named_parameters() if name.endswith("free.main")]
+    (_, first), (_, second) = named
+    for params, name in (([first, second], r"params\[1\]"), (named, r"1\.parametrizations\.weight\.0\.free\.main")):
+        optimizer = kind(params, lr=0.1)
+        for p in (first, second):
+            p.grad = torch.randn(2, 3, 3)
+        optimizer.step()
+        before, state = second.detach().clone(), copy.deepcopy(optimizer.state[second])
+        second.grad[1, 2, 0] = value
+        with pytest.raises(ValueError, match=rf"^the gradients of {name} must be finite, but 1 of 18 entries of M are"):
+            optimizer.step()
+        assert torch.equal(second, before)
+        torch.testing.assert_close(optimizer.state[second], state, rtol=0, atol=0)
+
+
+def test_ogd_reads_no_values_of_the_device_in_a_short_step(monkeypatch):
+    reads, convert = [], torch.Tensor.__bool__
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda tensor: reads.append(tensor) or convert(tensor))
+    for every, count in ((None, 0), (10, 1)):
+        u = nn.Parameter(torch.eye(4))
+        optimizer = OGD([u], lr=1e-4, restore_every=every)
+        u.grad = torch.randn(4, 4)
+        reads.clear()
+        optimizer.step()
+        assert len(reads) == count

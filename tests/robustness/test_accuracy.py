@@ -96,7 +96,8 @@ def test_plots_show_one_line_per_model():
     [
         (lambda: accuracy_under(linear(0), []), "data must be an iterable that yields at least one image"),
         (lambda: accuracy_under(linear(0), [], DeepFool()), "attack must be a dataclass with a field epsilon"),
-        (lambda: accuracy_under(linear(0), [], epsilons=()), "epsilons must be numbers >= 0"),
+        (lambda: accuracy_under(linear(0), [], epsilons=()), "epsilons must be a sequence of numbers >= 0"),
+        (lambda: accuracy_under(linear(0), [], epsilons=0.1), "epsilons must be a sequence of numbers >= 0, not 0.1"),
         (lambda: fooling_strength(linear(0), []), "data must be an iterable that yields at least one batch"),
         (lambda: RobustAccuracy("FGSM", False, 1, 1.0, (0.1,), (0.5,)).at(0.2), "epsilon must be one of 0.1, not 0.2"),
         (lambda: adversarial_loss(linear(0), torch.rand(1, 6), torch.tensor([0]), weight=2), "weight must be a number"),

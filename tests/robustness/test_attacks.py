@@ -139,10 +139,17 @@ def test_attacks_use_every_field_and_have_a_repr_that_evaluates():
         (lambda: DeepFool(candidates=1), "candidates must be an integer >= 2"),
         (lambda: FGSM()(nn.Identity(), torch.full((1, 2), 2.0), torch.zeros(1).long()), r"images must be numbers in"),
         (lambda: FGSM()(nn.Identity(), torch.full((1, 2), torch.nan), torch.zeros(1).long()), "images must be numbers"),
-        (lambda: FGSM()(nn.Identity(), torch.zeros(1, 2).byte(), torch.zeros(1).long()), "images must be floating"),
+        (lambda: FGSM()(nn.Identity(), torch.zeros(1, 2).byte(), torch.zeros(1).long()), "images must be a floating"),
+        (lambda: FGSM()(nn.Identity(), [[0.5]], torch.zeros(1).long()), "images must be a floating-point tensor, not"),
+        (lambda: FGSM()(nn.Identity(), torch.zeros(2, 2), torch.zeros(2)), "labels must be a vector of integers"),
+        (lambda: FGSM()(None, torch.zeros(2, 2), torch.zeros(2).long()), "model must be a callable that maps images"),
+        (
+            lambda: BIM()(lambda x: torch.zeros(2, 2), torch.zeros(2, 2), torch.zeros(2).long()),
+            "model must be differentiable with respect to images",
+        ),
         (
             lambda: FGSM()(nn.Identity(), torch.zeros(2, 2), torch.zeros(1).long()),
-            "labels must be a vector with one label for each",
+            r"labels must be a vector of integers, one for each of the 2 images, not 'torch.int64 \(1,\)'",
         ),
         (
             lambda: DeepFool()(nn.Identity(), torch.zeros(2, 1), torch.zeros(2).long()),

@@ -38,23 +38,25 @@ def cayley(s):
     return (eye + s) @ np.linalg.inv(eye - s)
 
 
-ORTHOGONALS = {
+MAPS = {
     "gram_schmidt": gram_schmidt,
+    "modified": gram_schmidt,
+    "iterative": gram_schmidt,
     "householder": householder,
     "lowdin": lowdin,
     "cayley": cayley,
+    "bounded": cayley,
     "neumann": cayley,
     "exponential": scipy.linalg.expm,
     "free": lambda p: p,
+    "positive_definite": lambda p: np.tril(p) @ np.tril(p).T,
+    "triangular": np.tril,
+    "upper": np.triu,
+    "banded": lambda p: np.tril(np.triu(p, -1), 1),
 }
 
 
-def energy(w, power=2):
-    """Mean of ‖ŵᵢ − ŵⱼ‖^−power over ordered pairs of different rows."""
-    w = w / np.linalg.norm(w, axis=1, keepdims=True)
-    total = 0.0
-    for i in range(len(w)):
-        for j in range(len(w)):
-            if i != j:
-                total += np.linalg.norm(w[i] - w[j]) ** -power
-    return total / (len(w) * (len(w) - 1))
+def rotation(name, method, free):
+    """Return R of the map `name` for float64 parameters. The generator of a skew map is that of the object `method`."""
+    square = method.generator(free) if hasattr(method, "generator") else free
+    return MAPS[name](square.numpy())

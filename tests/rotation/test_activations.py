@@ -78,6 +78,17 @@ def test_input_rotation_with_a_seed_survives_conversion_and_loading():
     assert [name for name, _ in fold_(nn.Sequential(one)).named_parameters()] == ["0.weight", "0.bias"]
 
 
+@pytest.mark.parametrize("seed", [None, 5])
+def test_input_rotation_loads_a_state_dict_of_version_0_1(seed):
+    one, two = (nn.Sequential(InputRotation(nn.Linear(8, 20), seed=seed)) for _ in range(2))
+    perturb_(one)
+    state = one.state_dict()
+    state["0.free"] = state.pop("0.rotation.free.main")
+    two.load_state_dict(state)
+    x = torch.randn(3, 8)
+    assert torch.equal(two(x), one(x))
+
+
 def test_input_rotation_turn_is_deprecated():
     layer, x = InputRotation(nn.Linear(4, 3)), torch.randn(2, 4)
     with pytest.warns(DeprecationWarning, match="use InputRotation.rotate"):

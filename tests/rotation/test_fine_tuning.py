@@ -111,7 +111,7 @@ def test_rotate_leaves_a_layer_with_neurons_as_columns_unchanged():
     model = nn.Sequential(kind(6, 4), nn.Linear(6, 6), nn.Linear(6, 2))
     with pytest.raises(ValueError, match=r"none is left .*0: Conv1D stores its neurons as columns"):
         rotate_(model, where=lambda name, module: name == "0")
-    with pytest.warns(UserWarning, match="1 layers are not rotated"):
+    with pytest.warns(UserWarning, match="1 layer is not rotated"):
         rotate_(model)
     assert [name for name, _, _ in rotated_layers(model)] == ["1"]
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from hypersphere.functions.orthogonal import Cayley, GramSchmidt
+import oracle
+from hypersphere.functions.orthogonal import ORTHOGONALS, Cayley, GramSchmidt
 from hypersphere.heads import AngularHead
 from hypersphere.rotation import (
     InputRotation,
+    Layout,
     Stochastic,
     degrees_of_freedom,
     fold_,
@@ -27,7 +29,7 @@ from hypersphere.rotation import (
 
 from . import reference
 
-METHODS = ["gram_schmidt", "householder", "lowdin", "cayley", "neumann", "exponential", "free"]
+METHODS = list(ORTHOGONALS)
 LAYERS = {
     "linear": lambda: (nn.Linear(12, 7), (5, 12)),
     "conv1d": lambda: (nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2), (2, 4, 15)),
@@ -82,9 +84,7 @@ def test_rotate_multiplies_each_neuron_and_fold_keeps_the_output(kind, method):
     torch.testing.assert_close(layer(x), before, atol=1e-6, rtol=0)
     perturb_(layer)
     ((_, _, rotation),) = rotated_layers(layer)
-    free = rotation.parameter.detach().double()
-    square = rotation.method.generator(free) if hasattr(rotation.method, "generator") else free
-    r = reference.ORTHOGONALS[method](square.numpy())
+    r = reference.rotation(method, rotation.method, rotation.parameter.detach().double())
     expected = np.stack([r @ row for row in v.flatten(1).double().numpy()]).reshape(v.shape)
     np.testing.assert_allclose(layer.weight.detach().numpy(), expected, atol=2e-5)
     rotated = layer(x)
@@ -102,7 +102,7 @@ def test_rotate_trains_only_the_rotation_and_keeps_the_energy(method):
     model = rotate_(mlp(), method)
     frozen = [layer.parametrizations.weight.original for _, layer, _ in rotated_layers(model)]
     copies = [v.clone() for v in frozen]
-    start = reference.energy(model[0].weight.detach().double().numpy())
+    start = oracle.energy(model[0].weight.detach().double().numpy(), 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x, y = torch.randn(32, 10), torch.randint(3, (32,))
     losses = []
@@ -114,7 +114,7 @@ def test_rotate_trains_only_the_rotation_and_keeps_the_energy(method):
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0]
     assert all(torch.equal(a, b) for a, b in zip(frozen, copies, strict=True))
-    drift = abs(reference.energy(model[0].weight.detach().double().numpy()) / start - 1)
+    drift = abs(oracle.energy(model[0].weight.detach().double().numpy(), 2) / start - 1)
     assert measure(model)["0"].energy_drift == pytest.approx(drift, abs=1e-6)
     if method == "free":
         assert drift > 1e-3
@@ -149,7 +149,7 @@ def test_rotate_skips_the_output_layer_by_default():
         (lambda m: rotate_(m, blocks="2"), "blocks must be a whole number >= 1, not '2'"),
         (lambda m: rotate_(m, factors=1.0), "factors must be a whole number >= 1, not 1.0"),
         (lambda m: rotate_(m, spread="a"), "spread must be None or a number >= 0, not 'a'"),
-        (lambda m: rotate_(m, where="0"), "where must be None or a callable of name and module, not '0'"),
+        (lambda m: rotate_(m, where="0"), "where must be None or a function of a name and a module, not '0'"),
         (lambda m: rotate_(m, Cayley), "method must be one of 'gram_schmidt'"),
         (lambda m: rotate_(m, lambda d: 3), "method must be a callable that makes a module for a given d, not 3"),
         (lambda m: rotate_(m, lambda d: nn.Linear(d, 3)), r"method must be a module from and to rows \(16, 10\)"),
@@ -157,8 +157,8 @@ def test_rotate_skips_the_output_layer_by_default():
             lambda m: rotate_(m, lambda d: nn.Linear(d, d), blocks=2),
             "method must be a name or a RowMap if blocks, shared, factors or spread",
         ),
-        (lambda m: rotate_(m, refine="mhe", refine_steps=0), "steps must be a whole number >= 1"),
-        (lambda m: rotate_(m, refine="mhe", refine_rate="fast"), "rate must be a positive number, not 'fast'"),
+        (lambda m: rotate_(m, refine="mhe", refine_steps=0), "refine_steps must be a whole number >= 1, not 0"),
+        (lambda m: rotate_(m, refine="mhe", refine_rate="fast"), "refine_rate must be a positive number, not 'fast'"),
         (lambda m: Stochastic(m, 1), r"fraction must be .* a share of them as a float in \(0, 1\], not 1"),
         (lambda m: Stochastic(m, every=2.5), "every must be a whole number >= 1, not 2.5"),
         (lambda m: Stochastic(m, {"0": 0.5, "2": 0.5, "x": 2}), r"fraction must be a mapping from names .*not \['x'\]"),
@@ -173,6 +173,7 @@ def test_rotate_skips_the_output_layer_by_default():
         (lambda m: Stochastic(m, fraction=99), r"fraction must be a number of dimensions in \[2, 16\] of layer '2'"),
         (lambda m: Stochastic(m, fraction={"0": 0.5}), "fraction must be a mapping with an entry for every layer"),
         (lambda m: Stochastic(m, every=0), "every must be"),
+        (lambda m: fold_(m, keep=3), "keep must be a bool, not 3"),
         (lambda m: use(m, "x"), "model must be a rotated model"),
         (lambda m: orthogonality_error(m), "model must be a rotated model"),
         (lambda m: InputRotation(m), "module must be a layer with a plain weight"),
@@ -342,7 +343,9 @@ def test_rotate_selects_only_layers_that_store_neurons_as_rows(capsys):
     rotate_(model)
     assert [name for name, _, _ in rotated_layers(model)] == ["0", "4.0", "4.2"]
     model = nn.Sequential(CustomLayer(4, 6, nx=4, nf=6), mlp())
-    with pytest.warns(UserWarning, match=r"1 layers are not rotated \(0…\)"):
+    with pytest.warns(
+        UserWarning, match=r"1 layer is not rotated \(0\); rotate_\(\.\.\., report=True\) prints the reason"
+    ):
         rotate_(model, report=True)
     assert [name for name, _, _ in rotated_layers(model)] == ["1.0", "1.2"]
     assert "0: CustomLayer stores its neurons as columns" in capsys.readouterr().out
@@ -551,8 +554,10 @@ def test_rotate_needs_the_name_of_an_output_layer_that_cannot_be_recognised():
         rotate_(Net())
     model = rotate_(Net(), output_layer="answer.last")
     assert [name for name, _, _ in rotated_layers(model)] == ["body.first"]
-    with pytest.raises(ValueError, match="output must be 'auto', None or one of"):
+    with pytest.raises(ValueError, match="output_layer must be 'auto', None or one of"):
         rotate_(Net(), output_layer="nonsense")
+    with pytest.raises(ValueError, match=r"^output_layer must be 'auto', None, a name or several names, not 3$"):
+        Stochastic(Net(), output_layer=3)
 
 
 def test_rotate_names_the_layer_whose_generator_is_too_large():
@@ -575,10 +580,24 @@ def test_deprecated_names_of_rotation_still_work():
         assert rotation.refined is rotation.refine_neurons
 
 
-@pytest.mark.parametrize("name", ["shared", "learn_neurons", "normalize"])
-def test_rotate_requires_bools_and_leaves_the_model_unchanged(name):
+@pytest.mark.parametrize(
+    ("convert", "name"),
+    [
+        *((rotate_, name) for name in ("shared", "learn_neurons", "normalize", "output", "report")),
+        *((Stochastic, name) for name in ("whole_first", "output", "report")),
+    ],
+)
+def test_rotate_requires_bools_and_leaves_the_model_unchanged(convert, name):
     model = mlp()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=f"{name} must be a bool, not 3"):
-        rotate_(model, **{"normalize": True, name: 3})
+    with pytest.raises(ValueError, match=rf"^{name} must be a bool.*, not 3$"):
+        convert(model, **{name: 3})
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_layout_accepts_old_names():
+    layout = Layout(size=12, blocks=4, factors=1)
+    with pytest.warns(DeprecationWarning, match="use Layout.block_size"):
+        assert layout.block == layout.block_size == 3
+    with pytest.warns(DeprecationWarning, match="use Layout.matrix_count"):
+        assert layout.matrices == layout.matrix_count == 4

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import oracle
 from hypersphere.functions.orthogonal import Cayley, Exponential, GramSchmidt, Householder, Lowdin
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.optim import OGD
@@ -36,24 +37,24 @@ def test_one_rotation_of_all_neurons_keeps_the_energy(method, power):
     free = method.identity(7).double()
     rotated = method(free + 0.7 * gaussian(*free.shape, seed=1), rows)
     assert (rotated - rows).abs().max() > 0.1
-    assert reference.energy(rotated.numpy(), power) == pytest.approx(reference.energy(rows.numpy(), power), rel=1e-12)
+    assert oracle.energy(rotated.numpy(), power) == pytest.approx(oracle.energy(rows.numpy(), power), rel=1e-12)
 
 
 @pytest.mark.parametrize("p", [2, 3, 5, 7])
 def test_rotating_any_p_dimensions_keeps_the_energy(p):
     """OPT, theorem 2: for every choice of p dimensions."""
     rows, r = gaussian(10, 7), random_orthogonal(p, seed=p)
-    start = reference.energy(rows.numpy())
+    start = oracle.energy(rows.numpy(), 2)
     for dimensions in itertools.combinations(range(7), p):
         rotated = rows.clone()
         rotated[:, dimensions] = rows[:, dimensions] @ r.mT
-        assert reference.energy(rotated.numpy()) == pytest.approx(start, rel=1e-12)
+        assert oracle.energy(rotated.numpy(), 2) == pytest.approx(start, rel=1e-12)
 
 
 def test_stochastic_training_keeps_the_energy_over_many_folds():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(9, 12), nn.Tanh(), nn.Linear(12, 3)).double()
-    start = reference.energy(model[0].weight.detach().numpy())
+    start = oracle.energy(model[0].weight.detach().numpy(), 2)
     stochastic = Stochastic(model, 4, every=2, whole_first=False)
     optimizer = torch.optim.SGD(rotation_parameters(model), lr=0.5)
     for _ in range(20):
@@ -61,7 +62,7 @@ def test_stochastic_training_keeps_the_energy_over_many_folds():
         model(gaussian(8, 9)).square().sum().backward()
         optimizer.step()
         stochastic.step(optimizer)
-    assert reference.energy(model[0].weight.detach().numpy()) == pytest.approx(start, rel=1e-12)
+    assert oracle.energy(model[0].weight.detach().numpy(), 2) == pytest.approx(start, rel=1e-12)
 
 
 def test_lowdin_gives_the_nearest_orthogonal_matrix():
@@ -145,13 +146,13 @@ def test_iterated_gram_schmidt_helps_in_low_precision_only():
 def test_no_rotation_changes_the_norms_of_neurons():
     """A neuron of norm 1000 among neurons of norm 0.01 dominates the output, whatever the rotation."""
     rows = nn.functional.normalize(gaussian(8, 8))
-    energy = reference.energy(rows.numpy())
+    energy = oracle.energy(rows.numpy(), 2)
     norms = torch.tensor([1000.0] + [0.01] * 7, dtype=torch.float64)
     layer = nn.Linear(8, 8, bias=False).double()
     with torch.no_grad():
         layer.weight.copy_(norms[:, None] * rows)
     rotate_(layer, "cayley", spread=1.0)
-    assert reference.energy(layer.weight.detach().numpy()) == pytest.approx(energy, rel=1e-12)
+    assert oracle.energy(layer.weight.detach().numpy(), 2) == pytest.approx(energy, rel=1e-12)
     torch.testing.assert_close(layer.weight.detach().norm(dim=1), norms)
     share = layer(gaussian(100, 8)).square().mean(0)
     assert share[0] / share.sum() > 1 - 1e-6
@@ -189,9 +190,3 @@ def test_general_transforms_have_their_structure_and_do_not_keep_the_energy(name
     assert measure(layer)[""].energy_drift > 1e-3
     jacobian = torch.func.jacrev(rotation.method)(rotation.parameter.detach()).reshape(36, 36)
     assert torch.linalg.matrix_rank(jacobian) == rotation.method.degrees_of_freedom(6)
-
-
-def test_a_nonlinear_transform_of_neurons_is_accepted():
-    layer = rotate_(nn.Linear(6, 9), lambda d: nn.Sequential(nn.Linear(d, d), nn.Tanh()))
-    layer(torch.randn(2, 6)).sum().backward()
-    assert all(p.grad is not None for p in layer.parametrizations.weight[0].parameters())

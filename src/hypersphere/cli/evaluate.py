@@ -153,7 +153,9 @@ def _measure_features(
         accepted = f"one integer for each of the {len(features)} embeddings"
         require(fits, "labels", accepted, f"{labels.dtype} {tuple(labels.shape)}")
         labels = labels.long()
-        results |= {"samples": len(labels), "angular_fisher_score": angular_fisher_score(features, labels)}
+        results["samples"] = len(labels)
+        if len(labels.unique()) < len(labels):  # the score needs two samples of a class
+            results["angular_fisher_score"] = angular_fisher_score(features, labels)
     folds: int | Tensor = protocol.folds or 10
     people = None
     if isinstance(pairs, Path):

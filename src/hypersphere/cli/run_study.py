@@ -118,7 +118,7 @@ class Study:
         losses = [value for value in self.over("epoch", "loss")[1] if value is not None]
         if losses:
             numbers["loss"] = losses[-1]
-        if len(self.labels.unique()) > 1:
+        if 1 < len(self.labels.unique()) < len(self.labels):
             numbers["fisher"] = evaluation.angular_fisher_score(self.features, self.labels)
         if self.verified is not None:
             numbers |= {"eer": 100 * self.verified.roc.eer, "rank1": 100 * self.verified.identified.accuracy_at(1)}

@@ -15,6 +15,7 @@ from hypersphere.energy.orthogonality import SRIP, Orthogonal, Orthonormal
 
 __all__ = [
     "MHE",
+    "REGULARIZERS",
     "SRIP",
     "CoMHE",
     "Inspection",
@@ -34,3 +35,12 @@ __all__ = [
     "random_batch_energy",
     "random_energy",
 ]
+
+REGULARIZERS: dict[str, type[NeuronRegularizer]] = {
+    "mhe": MHE,
+    "comhe": CoMHE,
+    "orthonormal": Orthonormal,
+    "orthogonal": Orthogonal,
+    "srip": SRIP,
+}
+"""The regularisers by name, as configurations and the command line refer to them."""

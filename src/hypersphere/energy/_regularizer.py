@@ -5,11 +5,14 @@ from __future__ import annotations
 import abc
 import fnmatch
 import functools
+import inspect
 import math
+import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -26,17 +29,15 @@ __all__ = [
     "Call",
     "NeuronRegularizer",
     "Outcome",
+    "RegularizerOptions",
     "Warmup",
     "add_terms",
     "check_factor",
     "check_seed",
-    "resolve_layer_weights",
     "resolve_patterns",
     "run_uncompiled",
     "seeded_generator",
-    "select_layers",
     "stack_equal_shapes",
-    "sum_cannot_overflow",
 ]
 
 P = ParamSpec("P")
@@ -96,17 +97,43 @@ class Warmup:
         return self.start + (1 - self.start) * min(step / self.steps, 1.0)
 
 
+class RegularizerOptions(TypedDict, total=False):
+    """The options that all regularisers accept. `NeuronRegularizer` documents them."""
+
+    layer_weights: Mapping[str, float] | None
+    schedule: Callable[[int], float] | None
+    every: int
+    output_layer: str | Sequence[str] | None
+    where: Callable[[str, nn.Module], bool] | None
+    auto_advance: bool
+    report: bool
+
+
 class NeuronRegularizer(nn.Module, abc.ABC):
     """A sum over layers, to be added to a loss: Σ_layers λ_layer·term(layer), times a scheduled factor.
 
-    Subclasses implement `compute`, which returns the sum for one step. This class counts steps, applies the schedule
-    and checks that the result is finite. It stores references to layers, not their parameters: the state dict contains
-    only counters, seeds and learned bases.
+    A subclass implements `factor` and `compute`, which returns the sum for one step. This class selects the layers,
+    counts steps, applies the schedule and checks that the result is finite. It stores references to layers, not their
+    parameters: the state dict contains only counters, seeds and learned bases.
 
     **Steps.** Random draws, schedules and learned bases depend on a step counter. A call in training mode with
     gradients enabled counts as one step, so the contract is one call per optimiser step. Calls without gradients, in
     eval mode, or repeated by activation checkpointing do not count, and see the draw of the last step. With gradient
     accumulation, pass `auto_advance=False` and call `advance` once per optimiser step.
+
+    Args:
+        model: a module or named tensors, as for `hypersphere.layers_of`.
+        roles: the roles of the layers that are regularised: "hidden", "output", "embedding". Decided by the subclass.
+        shortest: the smallest length of a neuron. Decided by the subclass.
+        needs_counter: whether the subclass uses the step for more than the schedule.
+        layer_weights: a mapping from names or patterns of layers to λ, which replace the default there. The first
+            match counts.
+        schedule: a callable of the step that returns a factor for the whole regulariser, such as `Warmup`.
+        every: compute the regulariser only at every k-th step; it is 0 at the others.
+        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
+        where: a predicate of name and module that selects layers.
+        auto_advance: False if steps are counted by calling `advance`.
+        report: print which layers are regularised, and which are skipped and why.
     """
 
     steps: Tensor
@@ -114,35 +141,59 @@ class NeuronRegularizer(nn.Module, abc.ABC):
 
     def __init__(
         self,
-        selection: LayerSelection,
+        model: LayerSource,
         *,
-        schedule: Callable[[int], float] | None,
-        every: int,
-        auto_advance: bool,
-        report: bool,
-        needs_counter: bool = False,
+        roles: Sequence[str],
+        shortest: int,
+        needs_counter: bool,
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | Sequence[str] | None = "auto",
+        where: Callable[[str, nn.Module], bool] | None = None,
+        auto_advance: bool = True,
+        report: bool = False,
     ) -> None:
         super().__init__()
         require(schedule is None or callable(schedule), "schedule", "None or a callable of the step", schedule)
         require(is_integer(every, 1), "every", "an integer >= 1", every)
         for name, flag in (("auto_advance", auto_advance), ("report", report)):
             require(isinstance(flag, bool), name, "a bool", flag)
-        self.selection = selection
+        self.selection = _select_layers(model, output_layer, where, roles, shortest)
         self.schedule, self.every, self.auto_advance = schedule, every, auto_advance
+        self.layer_weights = resolve_patterns("layer_weights", layer_weights, self.selection)
+        for factor in self.layer_weights.values():
+            check_factor("layer_weights", factor)
         # Without a counter there is nothing to save, and `forward` does not read a buffer from the device.
         if needs_counter or schedule is not None or every > 1:
             self.register_buffer("steps", torch.tensor(0))
         self._last_step: int | None = None
         self._replaced: dict[str, Tensor] = {}  # buffers before the last update, for a call that repeats it
         self.register_load_state_dict_post_hook(_forget_last_call)
-        _warn_about_rotated_layers(selection)
+        _warn_about_rotated_layers(self.selection)
         if report:
-            print(selection.report())
+            print(self.selection.report())
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Show the inherited options in the signature of a subclass that declares them as `**options`."""
+        super().__init_subclass__(**keywords)
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]  # without self
+        if parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:
+            declared = {parameter.name for parameter in parameters}
+            inherited = inspect.signature(cls.__mro__[1]).parameters.values()
+            # Inherited arguments without a default are decided by the subclass.
+            options = [p for p in inherited if p.kind is p.KEYWORD_ONLY and p.default is not p.empty]
+            parameters[-1:] = [p for p in options if p.name not in declared]
+        cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
     @property
     def skipped(self) -> tuple[SkippedLayer, ...]:
         """The weights that were left out, with the reason."""
         return self.selection.skipped
+
+    @abc.abstractmethod
+    def factor(self, layer: NeuronLayer) -> float:
+        """Return λ of a layer: that of `layer_weights`, or the default."""
 
     @abc.abstractmethod
     def compute(self, labels: Tensor | None, step: int, call: Call) -> Outcome | tuple[Tensor, dict[str, Tensor]]:
@@ -157,12 +208,19 @@ class NeuronRegularizer(nn.Module, abc.ABC):
                 "read" uses buffers as they are.
         """
 
-    def forward(self, labels: Int[Tensor, "..."] | None = None) -> Float[Tensor, ""]:
+    def forward(self, *positional: Tensor, labels: Int[Tensor, "..."] | None = None) -> Float[Tensor, ""]:
         """Return the scalar to add to the loss.
 
         Args:
+            positional: the labels, deprecated because they are easily confused with the inputs of the model.
             labels: the labels of a batch, if the regulariser uses them.
         """
+        if positional:
+            kind = type(self).__name__
+            require(len(positional) == 1 and labels is None, "labels", "the only argument", f"{len(positional)} more")
+            message = f"{kind} takes no inputs of the model, only labels: pass {kind}(...)(labels=labels)"
+            warnings.warn(message, DeprecationWarning, stacklevel=_user_stacklevel())
+            (labels,) = positional
         call = self._kind_of_call()
         step = self._step_index(call) if self._counts else 0
         anchor = self.selection[0].anchor
@@ -252,35 +310,51 @@ def _forget_last_call(regularizer: NeuronRegularizer, incompatible_keys: object)
 
 # Selection of layers -------------------------------------------------------------------------------------------------
 
+_LEFT_OUT = {
+    "output": "the output layer, which is left out by default",
+    "embedding": "an embedding, which is only regularised on request",
+}
 
-def select_layers(
+
+def _select_layers(
     model: LayerSource,
-    *,
     output_layer: str | Sequence[str] | None,
     where: Callable[[str, nn.Module], bool] | None,
+    roles: Sequence[str],
     shortest: int,
-    embeddings: bool = False,
 ) -> LayerSelection:
-    """Return the layers whose neurons can be compared: at least two per set, of at least `shortest` numbers."""
+    """Return the layers of some roles whose neurons can be compared: two per set, of at least `shortest` numbers."""
 
     def reject(layer: NeuronLayer) -> str | None:
-        if layer.role == "embedding" and not embeddings:
-            return "an embedding, which is only regularised on request"
+        if layer.role not in roles:
+            return _LEFT_OUT[layer.role]
         if layer.shape[1] < 2:
             return "one neuron per set"
         return f"neurons of {layer.length} number" if layer.length < shortest else None
 
     if output_layer == "last":
-        warnings.warn("output_layer='last' is deprecated, use 'auto' instead", DeprecationWarning, stacklevel=4)
+        message = "output_layer='last' is deprecated, use 'auto' instead"
+        warnings.warn(message, DeprecationWarning, stacklevel=_user_stacklevel())
         output_layer = "auto"
-    candidates = layers_of(model, output=output_layer, where=where)
-    candidates.warn_if_output_is_unknown(stacklevel=5)
+    try:
+        candidates = layers_of(model, output=output_layer, where=where)
+    except ValueError as error:  # `layers_of` calls the argument `output`
+        raise ValueError(re.sub("^output must", "output_layer must", str(error))) from None
+    candidates.warn_if_output_is_unknown(stacklevel=_user_stacklevel() + 1)
     selection = candidates.without(reject)
-    reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped)
     if len(selection) == 0:
+        reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped)
         reason = f"every layer is skipped ({reasons})" if reasons else "it has no layers"
         raise ValueError(f"model must have a layer of two or more neurons, but {reason}")
     return selection
+
+
+def _user_stacklevel() -> int:
+    """Return the `stacklevel` with which a warning of the caller points to the first frame outside of this library."""
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("hypersphere.", "torch.")):
+        level, frame = level + 1, frame.f_back
+    return level + 1
 
 
 def resolve_patterns(argument: str, patterns: Mapping[str, T] | None, layers: Iterable[NeuronLayer]) -> dict[str, T]:
@@ -301,14 +375,6 @@ def resolve_patterns(argument: str, patterns: Mapping[str, T] | None, layers: It
     return resolved
 
 
-def resolve_layer_weights(patterns: Mapping[str, float] | None, layers: Iterable[NeuronLayer]) -> dict[str, float]:
-    """Return the factors λ of `layer_weights` per layer, after checking that they are numbers >= 0."""
-    resolved = resolve_patterns("layer_weights", patterns, layers)
-    for factor in resolved.values():
-        check_factor("layer_weights", factor)
-    return resolved
-
-
 def _warn_about_rotated_layers(selection: LayerSelection) -> None:
     """Warn about layers W = V·Rᵀ with fixed V and orthogonal R, whose angles between neurons cannot change."""
     rotations = tuple(entry for name, entry in ORTHOGONALS.items() if name != "free")
@@ -325,7 +391,7 @@ def _warn_about_rotated_layers(selection: LayerSelection) -> None:
     if fixed:
         warnings.warn(
             f"rotations do not change the angles between neurons, so the regulariser is constant in {', '.join(fixed)}",
-            stacklevel=4,
+            stacklevel=_user_stacklevel(),
         )
 
 
@@ -360,14 +426,6 @@ def add_terms(terms: Sequence[Tensor], anchor: Tensor) -> Tensor:
         return torch.zeros((), device=anchor.device)
     # Layers of a pipeline may be on several devices. The dtype is that of the first term.
     return torch.stack([term.to(terms[0].dtype).to(anchor.device) for term in terms]).sum()
-
-
-def sum_cannot_overflow(factors: Iterable[float]) -> bool:
-    """Return True if a sum of finite mean energies with these factors λ cannot overflow.
-
-    Energies that `stacked_energies` knows to be finite are below 10⁻⁴ of the largest number of their dtype.
-    """
-    return sum(factors) < 1e4
 
 
 # Random draws --------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@ r"""CoMHE: the energy of projected neurons as a regulariser, and its low-rank fo
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -13,30 +14,19 @@ from torch.nn.utils import parametrize
 from hypersphere import _numerics
 from hypersphere._layer_selection import LayerSource, NeuronLayer, layers_of
 from hypersphere._validation import is_integer, require
-from hypersphere.energy._regularizer import (
-    Call,
-    NeuronRegularizer,
-    Outcome,
-    add_terms,
-    check_factor,
-    check_seed,
-    resolve_layer_weights,
-    run_uncompiled,
-    seeded_generator,
-    select_layers,
-    stack_equal_shapes,
-    sum_cannot_overflow,
-)
-from hypersphere.energy.energy import NeuronStack, data_dependent_energy, stacked_energies
-from hypersphere.energy.mhe import NeuronWeights, labelled_output, resolve_neuron_weights
-from hypersphere.functions._pairwise import PairPotential
-from hypersphere.functions.kernel import kernel_of
+from hypersphere.energy._regularizer import Call, check_factor, run_uncompiled, seeded_generator, stack_equal_shapes
+from hypersphere.energy.mhe import EnergyOptions, EnergyRegularizer, WeightedSums
+from hypersphere.functions._pairwise import PairSum
+from hypersphere.functions.kernel import PairPotential, kernel_of
 from hypersphere.functions.projection import PROJECTIONS, Bilateral, Learned, Projection
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["CoMHE", "LowRank", "factors", "low_rank_"]
 
 
-class CoMHE(NeuronRegularizer):
+class CoMHE(EnergyRegularizer):
     r"""Compressive MHE: λ_h·Σ_hidden Ē(g(ŵ₁), …, g(ŵ_N)) + λ_o·Ē_output with g(ŵ) = Pŵ/‖Pŵ‖   (thesis, 6.3).
 
     Random bases are functions of the seed and the step; learned bases are buffers. Both are in the state dict and the
@@ -48,25 +38,13 @@ class CoMHE(NeuronRegularizer):
         model: a module or named tensors, as for `hypersphere.layers_of`.
         projection: a name of `hypersphere.projection` or an object of its classes.
         hidden: λ_h.
-        output: λ_o, for the full-space energy of the output layer.
-        embedding: λ of embeddings, which are left out by default.
         half_space: True if hidden neurons are also repelled by the opposites of the others.
+        shared: True if layers whose neurons have equal length share a basis.
         power: s ≥ 0, a kernel or a callable of the distance.
-        distance: "euclidean" or "angular".
         min_distance: below this distance the energy continues linearly, which bounds the gradient; None for the value
             of the projection, 0.1 for "adversarial" and no bound for the others.
-        shared: True if layers whose neurons have equal length share a basis.
-        layer_weights: a mapping from names or patterns of layers to λ, which replace λ_h and λ_o there.
-        neuron_weights: a mapping from names or patterns of layers to positive factors β of their neurons (Euclidean
-            distance only, and not with "bilateral").
-        average: divide the sum over hidden layers by their number.
-        schedule: a callable of the step that returns a factor for the whole regulariser, such as `Warmup`.
-        every: compute the energy only at every k-th step; the regulariser is 0 at the others.
-        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
-        where: a predicate of name and module that selects layers.
-        seed: the seed of the bases.
-        auto_advance: False if steps are counted by calling `advance`.
-        report: print which layers are regularised, and which are skipped and why.
+        options: `output`, `embedding`, `distance`, `neuron_weights` (not with "bilateral"), `average` and `seed`, see
+            `MHE`; and the options of `NeuronRegularizer`.
 
     Example:
         >>> from hypersphere.functions.projection import Random
@@ -78,61 +56,38 @@ class CoMHE(NeuronRegularizer):
         Lin et al., Regularizing Neural Networks via Minimizing Hyperspherical Energy, CVPR 2020.
     """
 
-    seed: Tensor
-
     def __init__(
         self,
         model: LayerSource,
         *,
         projection: str | Projection = "random",
         hidden: float = 1.0,
-        output: float = 1.0,
-        embedding: float = 0.0,
         half_space: bool = True,
-        power: float | str | Callable[[Tensor], Tensor] = 2,
-        distance: str = "euclidean",
-        min_distance: float | None = None,
         shared: bool = True,
-        layer_weights: Mapping[str, float] | None = None,
-        neuron_weights: NeuronWeights | None = None,
-        average: bool = False,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        seed: int = 0,
-        auto_advance: bool = True,
-        report: bool = False,
+        power: float | str | Callable[[Tensor], Tensor] = 2,
+        min_distance: float | None = None,
+        **options: Unpack[EnergyOptions],
     ) -> None:
-        for name, factor in (("hidden", hidden), ("output", output), ("embedding", embedding)):
-            check_factor(name, factor)
-        for name, flag in (("half_space", half_space), ("shared", shared), ("average", average)):
+        check_factor("hidden", hidden)
+        for name, flag in (("half_space", half_space), ("shared", shared)):
             require(isinstance(flag, bool), name, "a bool", flag)
-        check_seed(seed)
         if isinstance(projection, str) and projection in PROJECTIONS:
             projection = PROJECTIONS[projection]()
         accepted = f"one of {', '.join(map(repr, PROJECTIONS))} or an object of those classes"
         require(isinstance(projection, Projection), "projection", accepted, projection)
         assert isinstance(projection, Projection)
-        selection = select_layers(model, output_layer=output_layer, where=where, shortest=2, embeddings=embedding > 0)
-        super().__init__(
-            selection, schedule=schedule, every=every, auto_advance=auto_advance, report=report, needs_counter=True
-        )
-        self.projection, self.shared, self.average = projection, shared, average
-        self.hidden, self.output, self.embedding = hidden, output, embedding
+        super().__init__(model, hidden=hidden, draws=True, power=power, min_distance=min_distance, **options)
+        self.projection, self.shared = projection, shared
         # The projection's cap applies to kernels given by power or name. Other kernels and callables stay as they are.
+        # The output layer is not projected, so it needs no cap unless one is requested.
         is_named_power = isinstance(power, (int, float, str))
         cap = projection.min_distance if min_distance is None and is_named_power else min_distance
-        self.potential = PairPotential(kernel_of(power, cap), distance, half_space)
-        # The output layer is not projected, so it needs no cap unless one is requested.
-        self.full_space = PairPotential(kernel_of(power, min_distance), distance)
-        self.layer_weights = resolve_layer_weights(layer_weights, selection)
-        self.neuron_weights = resolve_neuron_weights(neuron_weights, selection, distance)
+        self.projected_potential = PairPotential(kernel_of(power, cap), self.potential.distance, half_space)
         is_mixing = isinstance(projection, Bilateral) and bool(self.neuron_weights)
         require(not is_mixing, "neuron_weights", "None with a bilateral projection, which mixes neurons", "a mapping")
         self.projected, self.unprojected = self._split()
-        self.register_buffer("seed", torch.tensor(seed))
-        self._drawn: tuple[tuple[int, int], dict[str, Tensor]] = (seed, 0), self._draw_bases(seed, 0)
+        draw = int(self.seed), 0
+        self._drawn: tuple[tuple[int, int], dict[str, Tensor]] = draw, self._draw_bases(*draw)
         if isinstance(projection, Learned):
             # In reverse, so that the first layer of each key remains: it determines device and dtype.
             first = {self._basis_key(layer): layer for layer in reversed(self.projected)}
@@ -151,59 +106,38 @@ class CoMHE(NeuronRegularizer):
             warnings.warn(f"not projected, because the layers are smaller than the projection: {names}", stacklevel=3)
         return tuple(layer for layer in layers if fits[layer.name]), small
 
-    def factor(self, layer: NeuronLayer) -> float:
-        """Return λ of a layer, with the division by the number of hidden layers included."""
-        by_role = {"output": self.output, "embedding": self.embedding}
-        factor = self.layer_weights.get(layer.name, by_role.get(layer.role, self.hidden))
-        return factor / len(self.selection.hidden) if self.average and layer.role == "hidden" else factor
-
-    def compute(self, labels: Tensor | None, step: int, call: Call) -> Outcome:
-        """Return the weighted sum of energies of views. With `labels`, the output energy is the data-dependent one."""
+    def weighted_sums(self, layers: list[NeuronLayer], step: int, call: Call) -> WeightedSums:
+        """Return the output layers as they are and views (views, sets, N, r) of the others."""
         # Read the rows once: the bases are learned from them, and a parametrised weight is computed at every access.
         rows = {layer.name: layer.row_sets() for layer in self.projected}
         bases = self._bases(rows, step, call)
-        terms: list[Tensor] = []
-        # All energies are computed by one call, so that the host waits for the device once.
-        stacks: list[NeuronStack] = []
-        factors: list[Tensor | float] = []
-        outputs = [layer for layer in self.selection.outputs if self.factor(layer)]
-        for layer in outputs:
-            if labels is None:  # one view of the sets, as for a layer that is not projected
-                stacks.append(NeuronStack(layer.row_sets().unsqueeze(0), self.full_space))
-                factors.append(self.factor(layer))
-                continue
-            kernel, distance = self.full_space.kernel, self.full_space.distance
-            output_rows = labelled_output(self.selection).rows()
-            energy = data_dependent_energy(output_rows, labels, power=kernel, distance=distance)
-            terms.append(self.factor(layer) * energy)
-        # Views (views, sets, N, r) of hidden layers. Equal shapes are stacked, unless neurons have weights.
+        sums = WeightedSums()
+        if isinstance(self.projection, Learned):
+            sums.updates = {f"basis_{key}": basis for key, basis in bases.items()}
+        # Equal shapes are stacked, unless neurons have weights.
         stackable: list[tuple[Tensor, float]] = []
-        hidden = [layer for layer in (*self.projected, *self.unprojected) if self.factor(layer)]
-        for layer in hidden:
+        for layer in layers:
+            if layer.role == "output":
+                sums.add(PairSum(layer.row_sets().unsqueeze(0), self.potential, mean=True), self.factor(layer))
+                continue
+            views: tuple[Tensor, ...]
             if layer.name in rows:
                 # Group projections have integer indices as a basis, whose dtype must not change.
                 basis, w = bases[self._basis_key(layer)], rows[layer.name]
                 views = self.projection(w, basis.to(w if basis.is_floating_point() else w.device))
-            else:
+            else:  # one view: the layer itself, which is too small for the projection
                 views = (layer.row_sets().unsqueeze(0),)
             betas = self.neuron_weights.get(layer.name)
-            if betas is None:
-                stackable += [(view, self.factor(layer)) for view in views]
-            else:
-                stacks += [NeuronStack(view, self.potential, betas.to(view)) for view in views]
-                factors += [self.factor(layer)] * len(views)
+            for view in views:
+                if betas is None:
+                    stackable.append((view, self.factor(layer)))
+                else:
+                    sums.add(PairSum(view, self.projected_potential, betas.to(view), mean=True), self.factor(layer))
         for stack, layer_factors in stack_equal_shapes(stackable):
-            stacks.append(NeuronStack(stack, self.potential))
-            factors.append(layer_factors)
-        energies, is_finite = stacked_energies(stacks)
-        terms += [(factor * self._aggregate(energy)).sum() for factor, energy in zip(factors, energies, strict=True)]
-        is_learned = isinstance(self.projection, Learned)
-        updates = {f"basis_{key}": basis for key, basis in bases.items()} if is_learned else {}
-        # A layer may have two stacks of views ("bilateral").
-        is_bounded = labels is None and sum_cannot_overflow(2 * self.factor(layer) for layer in (*outputs, *hidden))
-        return Outcome(add_terms(terms, self.selection[0].anchor), updates, is_finite and is_bounded)
+            sums.add(PairSum(stack, self.projected_potential, mean=True), layer_factors)
+        return sums
 
-    def _aggregate(self, energies: Tensor) -> Tensor:
+    def reduce(self, energies: Tensor) -> Tensor:
         """Reduce energies (…, views, sets): the mean or maximum over views, then the mean over sets."""
         views = energies.amax(-2) if self.projection.aggregate == "max" else energies.mean(-2)
         return views.mean(-1)
@@ -254,7 +188,7 @@ class CoMHE(NeuronRegularizer):
             # Unrolled steps are part of the energy and need a graph. In all others the basis is a constant.
             with torch.set_grad_enabled(torch.is_grad_enabled() and projection.unrolled):
                 for _ in range(projection.updates if moves else 0):
-                    gradients = [projection.gradient(w, basis, self.potential) for w in sharing]
+                    gradients = [projection.gradient(w, basis, self.projected_potential) for w in sharing]
                     basis = projection.update(basis, torch.stack(gradients).sum(0))
             bases[key] = basis
         return bases
@@ -262,7 +196,8 @@ class CoMHE(NeuronRegularizer):
     def extra_repr(self) -> str:
         """Show the layers and their settings."""
         hidden = ", ".join(layer.name for layer in self.projected)
-        return f"{self.projection!r}, hidden={self.hidden} of [{hidden}], shared={self.shared}, {self.potential!r}"
+        layers = f"hidden={self.hidden} of [{hidden}], shared={self.shared}"
+        return f"{self.projection!r}, {layers}, {self.projected_potential!r}"
 
 
 def _place(x: Tensor, layer: NeuronLayer) -> Tensor:

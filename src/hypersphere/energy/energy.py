@@ -6,29 +6,19 @@ E_s(w_1, …, w_N) = Σ_{i≠j} f_s(dist(ŵ_i, ŵ_j)),   f_s(z) = z^−s (s > 0)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere._validation import is_integer, require
-from hypersphere.functions._pairwise import PairPotential, PairSum, data_dependent_energy, mutual_repulsions
-from hypersphere.functions.kernel import Kernel, Logarithmic, Riesz, kernel_of
+from hypersphere.functions._pairwise import PairSum, pair_energy
+from hypersphere.functions.kernel import CallableKernel, Kernel, Logarithmic, PairPotential, Riesz, kernel_of
 
-__all__ = [
-    "NeuronStack",
-    "check_weights",
-    "data_dependent_energy",
-    "hyperspherical_energy",
-    "random_batch_energy",
-    "random_energy",
-    "stacked_energies",
-    "stacked_energy",
-]
+__all__ = ["check_weights", "data_dependent_energy", "hyperspherical_energy", "random_batch_energy", "random_energy"]
 
 
 def hyperspherical_energy(
@@ -76,11 +66,12 @@ def hyperspherical_energy(
         require(distance == "euclidean", "distance", "'euclidean' when weights are given", distance)
         require(weights.shape == (len(w),), "weights", f"a vector of {len(w)} numbers", tuple(weights.shape))
         check_weights("weights", weights)
-    energy = stacked_energy(_numerics.widen_parameter(w.flatten(1)), potential, weights)
+    weights = None if weights is None else _numerics.widen(weights)
+    energy = pair_energy(PairSum(_numerics.widen_parameter(w.flatten(1)), potential, weights=weights, mean=True))
     if _numerics.values_readable(energy) and not math.isfinite(energy.item()):
         _numerics.require_finite_rows("w", w)
-    count = _pair_count(len(w), half_space) if reduction == "sum" else 1
-    return _numerics.narrow(energy * count, w.dtype)
+    count = 2 * len(w) if half_space else len(w)
+    return _numerics.narrow(energy * (count * (count - 1)) if reduction == "sum" else energy, w.dtype)
 
 
 def random_batch_energy(
@@ -116,62 +107,75 @@ def random_batch_energy(
     batch = w.index_select(0, index)
     _numerics.require_finite_rows("w", batch)
     rows = _numerics.widen_parameter(batch.flatten(1))
-    return _numerics.narrow(stacked_energy(rows, potential, sampled_from=len(w)), w.dtype)
+    return _numerics.narrow(pair_energy(PairSum(rows, potential, mean=True, sampled_from=len(w))), w.dtype)
 
 
-def stacked_energy(
-    w: Tensor, potential: PairPotential, weights: Tensor | None = None, *, sampled_from: int | None = None
-) -> Tensor:
-    """Return the mean energy of each set of a stack (…, N, d) in float32 or wider.
+def data_dependent_energy(
+    w: Float[Tensor, "classes dim"],
+    labels: Int[Tensor, "..."],
+    *,
+    power: float | str | Callable[[Tensor], Tensor] = 2,
+    distance: str = "euclidean",
+    min_distance: float | None = None,
+    counted: Bool[Tensor, "..."] | None = None,
+    ignore_index: int = -100,
+) -> Float[Tensor, ""]:
+    r"""Return the energy of the class vectors of a batch against all other class vectors (thesis, section 5.3.6).
 
-    If each set is a sample from `sampled_from` rows, the result is an unbiased estimate of the energy of all of them.
+        1/(B(N−1))·Σ_{i≤B} Σ_{j≠y_i} f_s(dist(ŵ_{y_i}, ŵ_j))
 
-    >>> stacked_energy(torch.eye(3).expand(2, 3, 3), PairPotential())
-    tensor([0.5000, 0.5000])
+    For labels drawn uniformly, its expectation is the mean energy of all N vectors. Classes are processed in blocks, so
+    a million of them need no memory beyond one gradient of `w`.
+
+    Args:
+        w: (N, d) class vectors, N ≥ 2. Only their directions matter.
+        labels: integers in [0, N), of any shape. An empty batch has energy 0.
+        power: s ≥ 0, a kernel of `hypersphere.kernel`, or a callable of the distance.
+        distance: "euclidean" (the chord) or "angular" (the arc).
+        min_distance: below this distance the energy continues linearly, which bounds the gradient; None for no bound.
+        counted: booleans of the shape of `labels`, True for the labels that count; None if all do.
+        ignore_index: labels of this value do not count, as in `torch.nn.functional.cross_entropy`.
+
+    Returns:
+        A scalar of the dtype of `w`. It is 0 if no label counts.
+
+    Example:
+        >>> data_dependent_energy(torch.eye(3), torch.tensor([0, 0, 2]), power=2)
+        tensor(0.5000)
+
+    Reference:
+        Liu et al., Learning towards Minimum Hyperspherical Energy, NeurIPS 2018.
     """
-    return stacked_energies([NeuronStack(w, potential, weights, sampled_from)])[0][0]
+    potential = PairPotential(kernel_of(power, min_distance), distance)
+    _check_classes(w, labels, counted)
+    labels = labels.flatten().long()
+    counted = None if counted is None else counted.flatten()
+    ignored = labels == ignore_index
+    if not _numerics.values_readable(labels) or bool(ignored.any()):
+        counted = ~ignored if counted is None else counted & ~ignored
+        labels = labels.masked_fill(ignored, 0)
+    if labels.numel() and _numerics.values_readable(w, labels):
+        low, high = (int(v) for v in torch.aminmax(labels))
+        require(low >= 0 and high < len(w), "labels", f"integers in [0, {len(w)})", f"{low} to {high}")
+    total = pair_energy(PairSum(_numerics.widen(w), potential, labels=labels, counted=counted))
+    if _numerics.values_readable(total) and not math.isfinite(total.detach().item()):
+        _numerics.require_finite_rows("w", w)
+    number = max(len(labels), 1) if counted is None else counted.sum().clamp_min(1)
+    return _numerics.narrow(total / (number * (len(w) - 1)), w.dtype)
 
 
-class NeuronStack(NamedTuple):
-    """Sets of neurons (…, N, d) and how their energy is computed; see `stacked_energy`."""
-
-    w: Tensor
-    potential: PairPotential
-    weights: Tensor | None = None
-    sampled_from: int | None = None
-
-
-def stacked_energies(stacks: Sequence[NeuronStack]) -> tuple[list[Tensor], bool]:
-    """Return the mean energies of several stacks, and whether all are known to be finite.
-
-    One call for all layers of a network makes the host wait for the device once; see `mutual_repulsions`.
-    """
-    # A single neuron has no pairs, but its zero sum must still be connected to the graph.
-    paired = [k for k, stack in enumerate(stacks) if stack.w.shape[-2] > 1]
-    widened = [None if stack.weights is None else _numerics.widen(stack.weights) for stack in stacks]
-    sums, is_finite = mutual_repulsions([PairSum(stacks[k].w, stacks[k].potential, widened[k]) for k in paired])
-    totals = dict(zip(paired, sums, strict=True))
-    energies = []
-    for k, (w, potential, _, sampled_from) in enumerate(stacks):
-        n, weights = w.shape[-2], widened[k]
-        count = n if sampled_from is None else sampled_from
-        # Extrapolate the sum of a sample to all pairs. All pairs are equally likely in it, so this is unbiased.
-        total = totals[k] * (count * (count - 1) / (n * (n - 1))) if k in totals else w.sum((-2, -1)) * 0
-        if potential.half_space:
-            # Each of the `count` vectors is also paired with its mirror image, at the squared chord 4.
-            betas = None if weights is None else weights.unsqueeze(-1)
-            one_sided = PairPotential(potential.kernel, potential.distance)
-            antipodal = one_sided(w.new_full((), 4.0), w.new_zeros(()), betas, betas)
-            # Of the four signed copies of a pair, two are at the distance of ŵⱼ and two at that of −ŵⱼ.
-            total = 2 * (total + (count * antipodal if betas is None else antipodal.sum((-2, -1))))
-        energies.append(total / _pair_count(count, potential.half_space))
-    return energies, is_finite and len(paired) == len(stacks)
-
-
-def _pair_count(n: int, half_space: bool) -> int:
-    """Return the number of ordered pairs of n vectors, or of 2n vectors in half space."""
-    n = 2 * n if half_space else n
-    return n * (n - 1)
+def _check_classes(w: Tensor, labels: Tensor, counted: Tensor | None) -> None:
+    """Check types and shapes."""
+    accepted = "a floating-point matrix (N, d) with N >= 2"
+    for name, tensor in (("w", w), ("labels", labels)):
+        require(isinstance(tensor, Tensor), name, "a tensor", type(tensor).__name__)
+    require(w.ndim == 2 and len(w) >= 2 and w.is_floating_point(), "w", accepted, f"{w.dtype} {tuple(w.shape)}")
+    integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    require(integers, "labels", "a tensor of integers", f"{labels.dtype} {tuple(labels.shape)}")
+    if counted is not None:
+        fits = counted.shape == labels.shape and counted.dtype == torch.bool
+        accepted = f"booleans of shape {tuple(labels.shape)}"
+        require(fits, "counted", accepted, f"{counted.dtype} {tuple(counted.shape)}")
 
 
 def _check_rows(w: Tensor, half_space: bool) -> None:
@@ -223,8 +227,7 @@ def random_energy(
         (0.5106, 0.00109)
     """
     kernel = kernel_of(power)
-    require(isinstance(kernel, Kernel), "power", "a number >= 0 or a kernel", power)
-    assert isinstance(kernel, Kernel)
+    require(not isinstance(kernel, CallableKernel), "power", "a number >= 0 or a kernel", power)
     require(is_integer(n, 1 if half_space else 2), "n", "at least 2 (1 in half space)", n)
     require(is_integer(d, 2), "d", "an integer >= 2", d)
     require(distance in ("euclidean", "angular"), "distance", "'euclidean' or 'angular'", distance)

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, require
+from hypersphere.energy._regularizer import check_seed
 from hypersphere.energy._weight_files import UnreadableWeights, read_neurons
-from hypersphere.energy.energy import random_energy, stacked_energy
-from hypersphere.functions._pairwise import PairPotential
-from hypersphere.functions.kernel import kernel_of
+from hypersphere.energy.energy import random_energy
+from hypersphere.functions._pairwise import PairSum, pair_energy
+from hypersphere.functions.kernel import PairPotential, kernel_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -169,6 +170,8 @@ def inspect(
     """
     for name, number, low in (("pairs", pairs, 1), ("bins", bins, 1), ("probes", probes, 1), ("most", most, 2)):
         require(is_integer(number, low), name, f"an integer >= {low}", number)
+    check_seed(seed)
+    require(isinstance(report, bool), "report", "a bool", report)
     layers, skipped = [], []
     for name, tensor in read_neurons(model):
         reason = tensor if isinstance(tensor, str) else _reason_to_skip(tensor)
@@ -191,7 +194,7 @@ def _reason_to_skip(tensor: Tensor) -> str | None:
     """Return why the neurons of a tensor cannot be measured, or None."""
     w = tensor.flatten(1)
     if w.shape[0] < 2 or w.shape[1] < 2:
-        return f"{tuple(tensor.shape)}, not two neurons of two numbers"
+        return f"only {w.shape[0]} x {w.shape[1]}: at least two neurons of two numbers are needed"
     # In blocks, because the float32 copy of a 16-bit embedding would not be small.
     is_finite = all(bool(torch.isfinite(block.float()).all()) for block in w.split(1 << 14))
     return None if is_finite else "not finite"
@@ -252,7 +255,7 @@ def _energies(rows: Tensor, n: int, d: int) -> dict[tuple[float, str, bool], Ene
     energies: dict[tuple[float, str, bool], Energy] = {}
     for power, distance, half_space in itertools.product((0, 1, 2), ("euclidean", "angular"), (False, True)):
         potential = PairPotential(kernel_of(power), distance, half_space)
-        value = float(stacked_energy(rows, potential, sampled_from=n))
+        value = float(pair_energy(PairSum(rows, potential, mean=True, sampled_from=n)))
         energies[power, distance, half_space] = Energy(value, *random_energy(n, d, power, distance, half_space))
     return energies
 
@@ -335,17 +338,8 @@ def _table(inspection: Inspection) -> Table:
     from rich.table import Table
 
     table = Table(title="Hyperspherical energy of the neurons", caption=_caption(inspection))
-    for heading in (
-        "layer",
-        "neurons",
-        "energy (s=2)",
-        "random",
-        "half space",
-        "random",
-        "nearest",
-        "covering",
-        "rank",
-    ):
+    headings = ("layer", "neurons", "energy (s=2)", "random", "half space", "random", "nearest", "covering", "rank")
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "layer" else "right")
     for layer in inspection.layers:
         full, half = layer.energy(), layer.energy(half_space=True)

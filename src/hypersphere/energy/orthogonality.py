@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._layer_selection import LayerSource, NeuronLayer
@@ -14,16 +15,24 @@ from hypersphere._validation import is_integer, require
 from hypersphere.energy._regularizer import (
     Call,
     NeuronRegularizer,
+    RegularizerOptions,
     add_terms,
     check_factor,
     check_seed,
-    resolve_layer_weights,
     seeded_generator,
-    select_layers,
     stack_equal_shapes,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["SRIP", "Orthogonal", "Orthonormal"]
+
+
+class GramOptions(RegularizerOptions, total=False):
+    """The options that the regularisers of Gram matrices share. `Orthonormal` documents them."""
+
+    output: bool
 
 
 class _GramRegularizer(NeuronRegularizer):
@@ -35,26 +44,13 @@ class _GramRegularizer(NeuronRegularizer):
         weight: float = 1e-5,
         *,
         output: bool = False,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        report: bool = False,
+        **options: Unpack[RegularizerOptions],
     ) -> None:
         check_factor("weight", weight)
         require(isinstance(output, bool), "output", "a bool", output)
-        selection = select_layers(model, output_layer=output_layer, where=where, shortest=1)
-        if not output:
-            hidden = selection.without(
-                lambda layer: "the output layer, which is left out by default" if layer.role == "output" else None
-            )
-            accepted = "one with a hidden layer (output=True takes the output layer too)"
-            require(len(hidden) > 0, "model", accepted, "one with an output layer only")
-            selection = hidden
-        super().__init__(selection, schedule=schedule, every=every, auto_advance=True, report=report)
+        roles = ("hidden", "output") if output else ("hidden",)
+        super().__init__(model, roles=roles, shortest=1, needs_counter=False, **options)
         self.weight = weight
-        self.layer_weights = resolve_layer_weights(layer_weights, selection)
 
     def factor(self, layer: NeuronLayer) -> float:
         """Return λ of a layer."""
@@ -77,12 +73,8 @@ class Orthonormal(_GramRegularizer):
         model: a module or named tensors, as for `hypersphere.layers_of`.
         weight: λ.
         output: True to regularise the output layer too, which the sources exclude.
-        layer_weights: a mapping from names or patterns of layers to λ, which replace `weight` there.
-        schedule: a callable of the step that returns a factor for the whole regulariser, such as `Warmup`.
-        every: compute the regulariser only at every k-th step; it is 0 at the others.
-        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
-        where: a predicate of name and module that selects layers.
-        report: print which layers are regularised, and which are skipped and why.
+        options: `layer_weights`, `schedule`, `every`, `output_layer`, `where`, `auto_advance` and `report`, which all
+            regularisers share; see `NeuronRegularizer`.
 
     Example:
         >>> Orthonormal({"w": 2 * torch.eye(2)}, weight=1.0)()
@@ -106,13 +98,7 @@ class Orthogonal(_GramRegularizer):
         model: a module or named tensors, as for `hypersphere.layers_of`.
         weight: λ.
         normalize: False for Σ_{i≠j} (wᵢ·wⱼ)² = ‖WWᵀ − diag(WWᵀ)‖²_F, which also shrinks the neurons.
-        output: True to regularise the output layer too, which the sources exclude.
-        layer_weights: a mapping from names or patterns of layers to λ, which replace `weight` there.
-        schedule: a callable of the step that returns a factor for the whole regulariser, such as `Warmup`.
-        every: compute the regulariser only at every k-th step; it is 0 at the others.
-        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
-        where: a predicate of name and module that selects layers.
-        report: print which layers are regularised, and which are skipped and why.
+        options: `output` and the options that all regularisers share, see `Orthonormal`.
 
     Example:
         >>> w = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
@@ -126,26 +112,10 @@ class Orthogonal(_GramRegularizer):
         weight: float = 1e-5,
         *,
         normalize: bool = True,
-        output: bool = False,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        report: bool = False,
+        **options: Unpack[GramOptions],
     ) -> None:
         require(isinstance(normalize, bool), "normalize", "a bool", normalize)
-        super().__init__(
-            model,
-            weight,
-            output=output,
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            report=report,
-        )
+        super().__init__(model, weight, **options)
         self.uses_cosines = normalize
 
     def compute(self, labels: Tensor | None, step: int, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
@@ -170,13 +140,7 @@ class SRIP(_GramRegularizer):
         weight: λ.
         iterations: power iterations per step.
         seed: the seed of the first vectors.
-        output: True to regularise the output layer too, which the sources exclude.
-        layer_weights: a mapping from names or patterns of layers to λ, which replace `weight` there.
-        schedule: a callable of the step that returns a factor for the whole regulariser, such as `Warmup`.
-        every: compute the regulariser only at every k-th step; it is 0 at the others.
-        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
-        where: a predicate of name and module that selects layers.
-        report: print which layers are regularised, and which are skipped and why.
+        options: `output` and the options that all regularisers share, see `Orthonormal`.
 
     Example:
         >>> SRIP({"w": torch.diag(torch.tensor([2.0, 1.0]))}, weight=1.0, iterations=9)()
@@ -192,26 +156,10 @@ class SRIP(_GramRegularizer):
         weight: float = 1e-5,
         *,
         iterations: int = 2,
-        output: bool = False,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
         seed: int = 0,
-        report: bool = False,
+        **options: Unpack[GramOptions],
     ) -> None:
-        super().__init__(
-            model,
-            weight,
-            output=output,
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            report=report,
-        )
+        super().__init__(model, weight, **options)
         require(is_integer(iterations, 1), "iterations", "an integer >= 1", iterations)
         check_seed(seed)
         self.iterations = iterations

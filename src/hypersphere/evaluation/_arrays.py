@@ -14,7 +14,7 @@ from torch import Tensor
 from hypersphere import _numerics
 from hypersphere._validation import require
 
-__all__ = ["Array", "as_features", "as_flags", "as_labels", "as_scores", "as_tensor", "blocks"]
+__all__ = ["Array", "as_features", "as_flags", "as_labels", "as_numbers", "as_scores", "as_tensor", "blocks"]
 
 Array: TypeAlias = Tensor | np.ndarray | Sequence[Any]
 BLOCK_ROWS = 65_536  # rows that are read at a time from a matrix that may be larger than the memory
@@ -87,22 +87,35 @@ def as_labels(name: str, value: Array, count: int | None, device: torch.device) 
     return x.to(device=device, dtype=torch.int64)
 
 
-def as_flags(name: str, value: Array, count: int, device: torch.device) -> Bool[Tensor, " rows"]:
-    """Return a bool vector with `count` entries, at least one of them True and one False.
+def as_flags(name: str, value: Array, count: int | None, device: torch.device | None) -> Bool[Tensor, " rows"]:
+    """Return a bool vector with `count` entries (None: any number), at least one of them True and one False.
 
     Accepts booleans, or numbers that are all zero or one.
     """
     x = as_tensor(name, value)
-    require(x.shape == (count,), name, f"a vector of {count} flags", tuple(x.shape))
+    fits = x.ndim == 1 and count in (None, len(x))
+    require(fits, name, f"a vector of {'flags' if count is None else f'{count} flags'}", tuple(x.shape))
     flags = x != 0
     if x.dtype != torch.bool:
         invalid = ~((x == 0) | (x == 1))
         require(not bool(invalid.any()), name, "booleans, or zeros and ones", x[invalid][:1].tolist())
     if not bool(flags.any()):
-        raise ValueError(f"{name} must mark at least one positive (same) pair, but all {count} flags are False")
+        raise ValueError(f"{name} must mark at least one positive (same) pair, but all {len(x)} flags are False")
     if bool(flags.all()):
-        raise ValueError(f"{name} must mark at least one negative (different) pair, but all {count} flags are True")
+        raise ValueError(f"{name} must mark at least one negative (different) pair, but all {len(x)} flags are True")
     return flags.to(device)
+
+
+def as_numbers(name: str, value: Array) -> list[Any]:
+    """Return the entries of a sequence, an array or a tensor, without checking them.
+
+    >>> as_numbers("ranks", 5)
+    Traceback (most recent call last):
+    ValueError: ranks must be a sequence of numbers, not 5
+    """
+    entries = value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
+    require(isinstance(entries, (list, tuple)), name, "a sequence of numbers", value)
+    return list(entries)
 
 
 def blocks(x: Shaped[Tensor, "rows ..."], size: int = BLOCK_ROWS) -> Iterator[tuple[int, Tensor]]:

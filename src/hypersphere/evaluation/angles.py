@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_attribute
-from hypersphere._validation import is_integer, require
+from hypersphere._validation import is_integer, is_number, require
 from hypersphere.evaluation._arrays import Array, as_features, as_flags, as_labels, blocks
 from hypersphere.evaluation.verification import cosine_scores
 
@@ -211,7 +211,7 @@ def angular_fisher_score(features: Array, labels: Array) -> float:
 
     Args:
         features: (N, d).
-        labels: (N,) integers, of at least two classes.
+        labels: (N,) integers, of at least two classes, one of them with two or more samples.
 
     Example:
         >>> angular_fisher_score(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
@@ -222,6 +222,8 @@ def angular_fisher_score(features: Array, labels: Array) -> float:
     y = as_labels("labels", labels, len(x), x.device)
     classes, index, counts = y.unique(return_inverse=True, return_counts=True)
     require(len(classes) >= 2, "labels", "labels of at least two classes", classes.tolist())
+    # With one sample per class S_w is 0 for any features, so the score would say nothing about them.
+    require(int(counts.max()) >= 2, "labels", "labels of which at least one occurs twice", "all different")
     sums = torch.zeros(len(classes), x.shape[1], dtype=x.dtype, device=x.device).index_add_(0, index, x)
     class_means = sums / counts[:, None]
     mean = x.mean(0, keepdim=True).expand_as(class_means)
@@ -337,5 +339,5 @@ def intra_class_angle(m: float, between: float, *, classes: int = 2) -> float:
 
 
 def _check_margin(m: float, between: float) -> None:
-    require(m >= 1, "m", "a number >= 1", m)
-    require(0 < between <= math.pi, "between", "an angle in (0, pi]", between)
+    require(is_number(m, 1), "m", "a number >= 1", m)
+    require(is_number(between, 0, math.pi) and between > 0, "between", "an angle in (0, pi]", between)

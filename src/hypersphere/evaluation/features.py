@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -96,7 +97,8 @@ def patch_features(
         >>> patch_features(lambda patch: patch.flatten(1), image, boxes, unit=True)
         tensor([[0.6000, 0.8000, 1.0000, 0.0000]])
     """
-    require(len(boxes) >= 1, "boxes", "at least one (top, left, height, width)", boxes)
+    are_boxes = isinstance(boxes, (list, tuple)) and len(boxes) > 0 and all(np.shape(box) == (4,) for box in boxes)
+    require(are_boxes, "boxes", "a list with at least one (top, left, height, width)", boxes)
     model_per_box = [models] * len(boxes) if callable(models) else list(models)
     accepted = f"one model or one for each of the {len(boxes)} boxes"
     require(len(model_per_box) == len(boxes), "models", accepted, len(model_per_box))
@@ -115,14 +117,15 @@ def patch_features(
 @torch.no_grad()
 def _embed(model: Embedding, images: Tensor, flip: bool, batch: int) -> Tensor:
     """Return the features of all images, or of their mirror images."""
+    require(callable(model), "model", "a callable that maps images to features", model)
     require(images.ndim >= 2 and len(images) > 0, "images", "a non-empty batch (N, …)", tuple(images.shape))
     require(is_integer(batch, 1), "batch", "an integer >= 1", batch)
+    features = []
     with evaluation_mode(model):
-        return torch.cat([model(_scale_bytes(rows.flip(-1) if flip else rows)) for _, rows in blocks(images, batch)])
-
-
-def _scale_bytes(images: Tensor) -> Tensor:
-    return images.float() / 255 if images.dtype == torch.uint8 else images
+        for _, rows in blocks(images, batch):
+            pixels = rows.float() / 255 if rows.dtype == torch.uint8 else rows
+            features.append(model(pixels.flip(-1) if flip else pixels))
+    return torch.cat(features)
 
 
 # Principal components ------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch import Tensor
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_attribute
 from hypersphere._validation import is_integer, require
-from hypersphere.evaluation._arrays import Array, as_features, as_labels, blocks
+from hypersphere.evaluation._arrays import Array, as_features, as_labels, as_numbers, blocks
 from hypersphere.evaluation.roc import OperatingPoint, RankedScores, read_curve
 
 __all__ = ["Identification", "OpenSet", "first_of_each", "identify"]
@@ -180,7 +180,8 @@ def identify(
         sources.append(as_features("distractors", distractors, like=x))
     entries = sum(map(len, sources))
     require(is_integer(block, 1), "block", "an integer >= 1", block)
-    require(all(is_integer(rank, 1) for rank in ranks), "ranks", "integers >= 1", ranks)
+    reported_ranks = as_numbers("ranks", ranks)
+    require(all(is_integer(rank, 1) for rank in reported_ranks), "ranks", "integers >= 1", ranks)
     accepted = f"an integer from 1 to {entries}, the number of entries, or None"
     require(neighbours is None or is_integer(neighbours, 1, entries), "neighbours", accepted, neighbours)
     mated = torch.isin(labels, entry_labels)
@@ -201,8 +202,7 @@ def identify(
         nearest = None
         if neighbours is not None:
             nearest = nearest_entries(sphere.row_directions(x.to(dtype)), sources, int(neighbours), block)
-    reported_ranks = tuple(int(rank) for rank in ranks)
-    return Identification(mated, rivals + 1, mate_scores, top_scores, entries, reported_ranks, nearest)
+    return Identification(mated, rivals + 1, mate_scores, top_scores, entries, tuple(map(int, reported_ranks)), nearest)
 
 
 def first_of_each(labels: Array) -> Bool[Tensor, " samples"]:

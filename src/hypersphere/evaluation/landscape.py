@@ -112,7 +112,7 @@ def landscape(
     if not moved:
         raise ValueError("model must have trainable parameters of two or more dimensions that `only` selects")
     delta, eta = (_draw_direction(moved, DRAWS[directions], normalize, generator) for _ in range(2))
-    buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]  # `measure` may run in training mode
+    buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
 
     def values_at(a: float, b: float) -> dict[str, float]:
         with torch.no_grad():
@@ -162,13 +162,10 @@ def _moved_parameters(root: nn.Module, only: Callable[[str, nn.Parameter], bool]
         has_rows = parameter.numel() > 0 and (parameter.ndim >= 2 or id(parameter) in custom_norms)
         if parameter.requires_grad and has_rows and (only is None or only(name, parameter)):
             trained = parameter.detach().clone()
-            norms = custom_norms[id(parameter)] if id(parameter) in custom_norms else _row_norms(trained)
+            has_custom_norms = id(parameter) in custom_norms
+            norms = custom_norms[id(parameter)] if has_custom_norms else sphere.polar(trained.flatten(1))[0]
             moved.append(_MovedParameter(parameter, trained, _numerics.widen(norms)))
     return moved
-
-
-def _row_norms(weight: Tensor) -> Tensor:
-    return sphere.polar(weight.flatten(1))[0]
 
 
 def _draw_direction(
@@ -198,16 +195,11 @@ def _measure_once(measure: Measure, buffers: list[tuple[Tensor, Tensor]]) -> dic
     try:
         result = measure()
     finally:
-        _restore_buffers(buffers)
+        with torch.no_grad():
+            for buffer, before in buffers:  # such as running means, if `measure` runs in training mode
+                if not torch.equal(buffer, before):  # an expanded buffer cannot be written, but has not changed either
+                    buffer.copy_(before)
     by_name = result if isinstance(result, Mapping) else {"value": result}
     are_numbers = all(v.numel() == 1 if isinstance(v, Tensor) else hasattr(v, "__float__") for v in by_name.values())
     require(are_numbers, "measure", "a function that returns one number or a mapping of names to numbers", result)
     return {name: float(v.item() if isinstance(v, Tensor) else v) for name, v in by_name.items()}
-
-
-@torch.no_grad()
-def _restore_buffers(buffers: list[tuple[Tensor, Tensor]]) -> None:
-    """Undo changes that `measure` made, such as running means of a model in training mode."""
-    for buffer, before in buffers:
-        if not torch.equal(buffer, before):  # an expanded buffer cannot be written, but has not changed either
-            buffer.copy_(before)

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere._validation import is_integer, require
-from hypersphere.evaluation._arrays import Array, as_features, as_flags, as_labels, as_scores, blocks
+from hypersphere._validation import is_integer, is_number, require
+from hypersphere.evaluation._arrays import Array, as_features, as_flags, as_labels, as_numbers, as_scores, blocks
 from hypersphere.evaluation.roc import FARS, OperatingPoint, RankedScores, Roc
 
 __all__ = ["Interval", "Verification", "bootstrap", "cosine_scores", "make_folds", "verify", "verify_scores"]
@@ -262,7 +262,7 @@ def make_folds(same: Array, folds: int = 10) -> Int64[Tensor, " pairs"]:
     >>> make_folds([True, True, False, False, True, True, False, False], 2)
     tensor([0, 0, 0, 0, 1, 1, 1, 1])
     """
-    flags = as_flags("same", same, len(same), same.device if isinstance(same, Tensor) else torch.device("cpu"))
+    flags = as_flags("same", same, None, None)
     require(is_integer(folds, 2), "folds", "an integer >= 2, or the fold of each pair", folds)
     folds = int(folds)
     fold = torch.zeros(len(flags), dtype=torch.int64, device=flags.device)
@@ -336,7 +336,7 @@ def _cross_validate(
         accuracies.append(float(((scores[is_test] >= threshold) == same[is_test]).double().mean()))
     # One curve over the test scores of all folds. With `subtract_mean` their centres differ between folds.
     curve = RankedScores(test_scores, same).roc()
-    points = tuple(curve.at(rate, rule=rule) for rate in far)
+    points = tuple(curve.at(rate, rule=rule) for rate in as_numbers("far", far))
     per_fold = torch.tensor([thresholds, accuracies], dtype=torch.float64, device=same.device)
     return Verification(test_scores, same, fold, per_fold[0], per_fold[1], curve, points)
 
@@ -403,7 +403,7 @@ def _percentile_interval(
 ) -> Interval:
     """Return the interval of `measure` over the first `samples` weight vectors of `draws`."""
     require(is_integer(samples, 2), "samples", "an integer >= 2", samples)
-    require(0 < level < 1, "level", "a fraction in (0, 1)", level)
+    require(is_number(level, 0, 1) and 0 < level < 1, "level", "a fraction in (0, 1)", level)
     values = torch.tensor([measure(next(draws)) for _ in range(samples)], dtype=torch.float64)
     tail = (1 - level) / 2
     low, high = values.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
@@ -437,7 +437,8 @@ def _resample_people(
     same: Tensor, identities: tuple[Array, Array], generator: torch.Generator | None
 ) -> Iterator[Tensor]:
     """Yield weights of pairs whose people are drawn with replacement."""
-    require(len(identities) == 2, "identities", "two vectors of labels", f"{len(identities)} vectors")
+    is_pair = isinstance(identities, (tuple, list)) and len(identities) == 2
+    require(is_pair, "identities", "two vectors of labels", identities)
     first, second = (as_labels("identities", labels, len(same), same.device) for labels in identities)
     wrong = ((first == second) != same).nonzero().flatten().tolist()
     if wrong:

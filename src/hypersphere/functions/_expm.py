@@ -10,8 +10,6 @@ from torch import Tensor
 
 from hypersphere import _numerics, sphere
 
-__all__ = ["SeriesResiduals", "exponential_series", "exponential_series_gradient", "radius_bound", "spectral_radius"]
-
 
 class SeriesResiduals(NamedTuple):
     """What the gradient of `exponential_series` needs."""

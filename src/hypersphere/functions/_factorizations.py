@@ -12,24 +12,6 @@ from torch import Tensor
 
 from hypersphere import _numerics
 
-__all__ = [
-    "cholesky_qr",
-    "diagonal_signs",
-    "gram_error",
-    "gram_lower_triangle",
-    "householder_qr",
-    "is_orthogonal",
-    "modified_gram_schmidt",
-    "newton_schulz_step",
-    "pack_skew",
-    "product_with_lower_triangle",
-    "q_gradient_coordinates",
-    "skew_size",
-    "sylvester_in_basis",
-    "unpack_skew",
-    "zeros_of_diagonal",
-]
-
 # Skew matrices -------------------------------------------------------------------------------------------------------
 
 

@@ -12,18 +12,17 @@ A map has up to two implementations:
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.jit._trace import is_tracing
 
 from hypersphere import _numerics
+from hypersphere.functions._autograd import differentiable_gradients, inner_graph, only_reverse_mode
 
-__all__ = ["Residuals", "RowMap", "differentiable_gradients", "kernels_usable", "norms_preserved"]
+__all__ = ["Residuals", "RowMap", "kernels_usable", "norms_preserved"]
 
 Residuals = tuple[Any, ...]
 """What a backward kernel needs from its forward kernel."""
@@ -32,16 +31,17 @@ Residuals = tuple[Any, ...]
 class RowMap(abc.ABC):
     """A map from free parameters to a matrix R that is applied to rows: V → V·Rᵀ.
 
-    A subclass defines `identity` and `expression`, and optionally a pair of kernels. Free parameters and rows may have
-    leading batch dimensions: `free` (k, …) and `v` (k, n, d) are k independent maps.
+    A subclass defines `expression`, and optionally a pair of kernels. The free parameters are a d×d matrix, unless the
+    subclass also defines `identity` and `size`. Free parameters and rows may have leading batch dimensions: `free`
+    (k, …) and `v` (k, n, d) are k independent maps.
     """
 
     exact: ClassVar[bool] = True
     """True if R is orthogonal for all values of the parameters."""
 
-    @abc.abstractmethod
     def identity(self, d: int) -> Float[Tensor, "..."]:
         """Return the free parameters for which R is the identity of size `d`."""
+        return torch.eye(d)
 
     @abc.abstractmethod
     def expression(self, free: Float[Tensor, "..."], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
@@ -51,8 +51,7 @@ class RowMap(abc.ABC):
         """Return V·Rᵀ and what `backward_kernel` needs. The inputs are detached and have float32 or wider."""
         if torch.is_inference_mode_enabled():  # nothing can be recorded, and there will be no backward pass
             return self.expression(free, v), ()
-        # Tensors that this inner graph saves must not be packed by the hooks of an outer activation checkpoint.
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_identity, _identity):
+        with inner_graph():
             leaves = free.detach().requires_grad_(), v.detach().requires_grad_()
             w = self.expression(*leaves)
         return w.detach(), (leaves, w)
@@ -120,30 +119,10 @@ class _KernelFunction(torch.autograd.Function):
         )
 
 
-def differentiable_gradients(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], needs: Sequence[bool], grad: Tensor
-) -> list[Tensor | None]:
-    """Return the gradients of `function(*inputs)` as differentiable functions of the inputs and of `grad`."""
-    with torch.enable_grad():
-        # Views separate the inputs from their history: a gradient with respect to one input must not include a path
-        # through another input that was computed from it.
-        views = [x.view_as(x) for x in inputs]
-        output = function(*views)
-        selected = [view for view, needed in zip(views, needs, strict=True) if needed]
-        grads = iter(torch.autograd.grad(output, selected, grad, create_graph=True, materialize_grads=True))
-    return [next(grads) if needed else None for needed in needs]
-
-
 def kernels_usable(free: Tensor, v: Tensor) -> bool:
     """Return True in ordinary eager mode, where values can be read and only reverse mode differentiates."""
     # `torch.jit.trace` records what is executed, and would freeze a choice that depends on values.
-    if is_tracing() or not _numerics.values_readable(free, v):
-        return False
-    return all(forward_ad.unpack_dual(x).tangent is None for x in (free, v))
-
-
-def _identity(x: Tensor) -> Tensor:
-    return x
+    return not is_tracing() and only_reverse_mode(free, v)
 
 
 def norms_preserved(w: Tensor, v: Tensor) -> bool:

@@ -28,9 +28,9 @@ class Angular(abc.ABC):
     def __call__(self, c: Tensor) -> Tensor:
         """Return g(θ) for c = cos θ."""
 
-    @abc.abstractmethod
     def at(self, theta: Tensor) -> Tensor:
-        """Return g(θ) for an angle in [0, π]."""
+        """Return g(θ) for an angle in [0, π]. Functions of the angle itself avoid the cosine here."""
+        return self(theta.cos())
 
     @abc.abstractmethod
     def slope(self, c: Tensor, value: Tensor) -> Tensor:
@@ -53,10 +53,6 @@ class Cosine(Angular):
     def __call__(self, c: Tensor) -> Tensor:
         """Return c."""
         return c
-
-    def at(self, theta: Tensor) -> Tensor:
-        """Return cos θ."""
-        return theta.cos()
 
     def slope(self, c: Tensor, value: Tensor) -> Tensor:
         """Return 1."""
@@ -148,10 +144,6 @@ class SquareCosine(Angular):
         """Return c·|c|."""
         return c * c.abs()
 
-    def at(self, theta: Tensor) -> Tensor:
-        """Return cos θ·|cos θ|."""
-        return self(theta.cos())
-
     def slope(self, c: Tensor, value: Tensor) -> Tensor:
         """Return 2|c|."""
         return 2 * c.abs()
@@ -176,10 +168,6 @@ class PowerCosine(Angular):
     def __call__(self, c: Tensor) -> Tensor:
         """Return 2·((1+c)/2)^t − 1."""
         return (2 * ((1 + _numerics.widen(c)) / 2).clamp_min(0) ** self.t - 1).to(c.dtype)
-
-    def at(self, theta: Tensor) -> Tensor:
-        """Return g at cos θ."""
-        return self(theta.cos())
 
     def slope(self, c: Tensor, value: Tensor) -> Tensor:
         """Return t·((1+c)/2)^(t−1)."""

@@ -1,7 +1,8 @@
 r"""Energy kernels f_s: how strongly two vectors on the sphere repel each other at a given distance.
 
 Distances are raised to a floor (`_numerics.squared_distance_floor`, 4.2e-8 for small powers), so coincident vectors
-have a finite energy and a zero gradient. To add a kernel, write a frozen dataclass and list it in KERNELS.
+have a finite energy and a zero gradient. To add a kernel, write a frozen dataclass with `power` and `at_square`, and
+list it in KERNELS. `PairPotential` combines a kernel with a distance, and with the mirror images of half space.
 """
 
 from __future__ import annotations
@@ -9,33 +10,48 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere._validation import choose, is_number, require
+from hypersphere.functions._autograd import inner_graph
 
-__all__ = ["KERNELS", "Capped", "Kernel", "Logarithmic", "Riesz", "kernel_of"]
+__all__ = ["KERNELS", "CallableKernel", "Capped", "Kernel", "Logarithmic", "PairPotential", "Riesz", "kernel_of"]
 
 
 class Kernel(abc.ABC):
-    """A repulsion f(z) that can also be evaluated at a squared distance, which saves a square root per pair."""
+    """A repulsion f(z) that is evaluated at a squared distance u = z², which saves a square root per pair."""
 
     power: float
     """The growth rate s at small distances, f(z) ~ z^−s. It determines the floor of the distance."""
+
+    bounded_by_power: ClassVar[bool] = False
+    """True if f grows no faster than z^−s, so that energies without close pairs are known to be finite."""
 
     @abc.abstractmethod
     def at_square(self, u: Tensor) -> Tensor:
         """Return f(√u) for squared distances `u` at or above the floor."""
 
-    def of_square(self, squared: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def derivative_at_square(self, u: Tensor, value: Tensor) -> Tensor:
+        """Return df/du as a new tensor without a graph, given f(√u) too. The default is slower than a formula."""
+        with inner_graph():
+            leaf = u.detach().requires_grad_()
+            return torch.autograd.grad(self.at_square(leaf).sum(), leaf)[0]
+
+    def of_square(self, u: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return f(√u) for any squared distances: raise them to the floor, then call `at_square`.
 
-        The floor is that of `dtype`, the dtype of the final result; None for the dtype of `squared`.
+        The floor is that of `dtype`, the dtype of the final result; None for the dtype of `u`.
         """
-        floor = _numerics.squared_distance_floor(dtype or squared.dtype, self.power)
-        return self.at_square(squared.clamp_min(floor))
+        return self.at_square(u.clamp_min(_numerics.squared_distance_floor(dtype or u.dtype, self.power)))
+
+    def of_scaled_square(self, u: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return f(√(u·a·b)), where only `u` is raised to the floor. Roots come first, because a·b could overflow."""
+        floored = u.clamp_min(_numerics.squared_distance_floor(dtype, self.power))
+        return self(floored.sqrt() * a.sqrt() * b.sqrt())
 
     def __call__(self, distance: Tensor) -> Tensor:
         """Return f(z) for distances z."""
@@ -52,6 +68,7 @@ class Riesz(Kernel):
     """
 
     power: float = 2
+    bounded_by_power = True
 
     def __post_init__(self) -> None:
         """Check the power."""
@@ -65,6 +82,15 @@ class Riesz(Kernel):
             return u.reciprocal()
         return u.rsqrt() if self.power == 1 else u.pow(-self.power / 2)
 
+    def derivative_at_square(self, u: Tensor, value: Tensor) -> Tensor:
+        """Return −(s/2)·f/u."""
+        return (value * (-self.power / 2)).div_(u)
+
+    def of_scaled_square(self, u: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return f(√u)·a^(−s/2)·b^(−s/2)."""
+        half = -self.power / 2
+        return self.of_square(u, dtype) * a.pow(half) * b.pow(half)
+
 
 @dataclass(frozen=True)
 class Logarithmic(Kernel):
@@ -75,14 +101,20 @@ class Logarithmic(Kernel):
     tensor(-0.)
     """
 
-    @property
-    def power(self) -> float:  # type: ignore[override]
-        """Return 0: the logarithm grows more slowly than any power."""
-        return 0.0
+    power: ClassVar[float] = 0.0  # type: ignore[misc]  # the logarithm grows more slowly than any power
+    bounded_by_power = True
 
     def at_square(self, u: Tensor) -> Tensor:
         """Return −½·log u."""
         return -0.5 * u.log()
+
+    def derivative_at_square(self, u: Tensor, value: Tensor) -> Tensor:
+        """Return −1/(2u)."""
+        return -0.5 / u
+
+    def of_scaled_square(self, u: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return f(√u) − ½·log a − ½·log b."""
+        return self.of_square(u, dtype) - (a.log() + b.log()) / 2
 
 
 @dataclass(frozen=True)
@@ -105,33 +137,54 @@ class Capped(Kernel):
 
     kernel: Kernel
     min_distance: float
+    power: ClassVar[float] = 0.0  # type: ignore[misc]  # the capped kernel is bounded
 
     def __post_init__(self) -> None:
         """Check the kernel and the distance."""
-        require(isinstance(self.kernel, (Riesz, Logarithmic)), "kernel", "a Riesz or Logarithmic kernel", self.kernel)
+        is_kernel = isinstance(self.kernel, Kernel) and not isinstance(self.kernel, CallableKernel)
+        require(is_kernel, "kernel", "a kernel such as Riesz or Logarithmic", self.kernel)
         positive = is_number(self.min_distance, 0) and self.min_distance > 0
         require(positive, "min_distance", "a positive number", self.min_distance)
 
-    @property
-    def power(self) -> float:  # type: ignore[override]
-        """Return 0: the capped kernel is bounded."""
-        return 0.0
-
     def at_square(self, u: Tensor) -> Tensor:
         """Return f(√u), linear in √u below the square of `min_distance`."""
-        near, s = self.min_distance, self.kernel.power
-        # f′(z₀) of z^−s, or of log(1/z) for s = 0.
-        slope = -s * near ** (-s - 1) if s else -1 / near
         # Distances are raised to z₀ in the kernel itself, so that neither it nor its derivative can overflow.
-        return self.kernel.at_square(u.clamp_min(near**2)) + slope * (u.sqrt() - near).clamp_max(0.0)
+        value = self.kernel.at_square(u.clamp_min(self.min_distance**2))
+        return value + self._slope(u) * (u.sqrt() - self.min_distance).clamp_max(0.0)
+
+    def derivative_at_square(self, u: Tensor, value: Tensor) -> Tensor:
+        """Return df/du of the kernel, and f′(z₀)/(2√u) below z₀."""
+        above = u.clamp_min(self.min_distance**2)
+        derivative = self.kernel.derivative_at_square(above, self.kernel.at_square(above))
+        return torch.where(u < self.min_distance**2, self._slope(u) / (2 * u.sqrt()), derivative)
+
+    def _slope(self, u: Tensor) -> Tensor:
+        """Return f′(z₀) = 2·z₀·df/du as a scalar tensor with the dtype and device of `u`."""
+        nearest = u.new_full((), self.min_distance**2)
+        return 2 * self.min_distance * self.kernel.derivative_at_square(nearest, self.kernel.at_square(nearest))
+
+
+@dataclass(frozen=True)
+class CallableKernel(Kernel):
+    r"""A user's function of the distance as a kernel. It is assumed to grow like z^−4 when distances get a floor.
+
+    >>> import torch
+    >>> CallableKernel(torch.exp)(torch.tensor(0.0))
+    tensor(1.0000)
+    """
+
+    function: Callable[[Tensor], Tensor]
+    power: ClassVar[float] = 4.0  # type: ignore[misc]
+
+    def at_square(self, u: Tensor) -> Tensor:
+        """Return the function of √u."""
+        return self.function(u.sqrt())
 
 
 KERNELS: dict[str, type[Kernel]] = {"riesz": Riesz, "logarithmic": Logarithmic}
 
 
-def kernel_of(
-    power: float | str | Callable[[Tensor], Tensor], min_distance: float | None = None
-) -> Callable[[Tensor], Tensor]:
+def kernel_of(power: float | str | Callable[[Tensor], Tensor], min_distance: float | None = None) -> Kernel:
     """Return a kernel given by its power s ≥ 0 (0 is logarithmic), by its name, or as a callable of the distance.
 
     If `min_distance` is given, the kernel is capped there.
@@ -139,15 +192,111 @@ def kernel_of(
     >>> kernel_of(0), kernel_of(2)
     (Logarithmic(), Riesz(power=2))
     """
-    kernel: Callable[[Tensor], Tensor]
     if isinstance(power, (int, float)):
         require(is_number(power, 0), "power", "a number >= 0, a kernel or a callable of the distance", power)
-        kernel = Logarithmic() if power == 0 else Riesz(power)
+        kernel: Kernel = Logarithmic() if power == 0 else Riesz(power)
     else:
-        kernel = choose(KERNELS, power, "power")
+        choice = choose(KERNELS, power, "power")
+        kernel = choice if isinstance(choice, Kernel) else CallableKernel(choice)
     if min_distance is None:
         return kernel
-    accepted = "None for a callable that is not a Riesz or Logarithmic kernel"
-    require(isinstance(kernel, Kernel), "min_distance", accepted, min_distance)
-    assert isinstance(kernel, Kernel)
+    accepted = "None for a callable, whose derivative is not known"
+    require(not isinstance(kernel, CallableKernel), "min_distance", accepted, min_distance)
     return Capped(kernel, min_distance)
+
+
+# The potential of one pair -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairPotential:
+    r"""The repulsion φ of two directions: a kernel f of their distance; half space adds f of the distance to −ŵⱼ.
+
+    It is evaluated at the squared chords u = ‖ŵᵢ − ŵⱼ‖² = 2 − 2c and v = ‖ŵᵢ + ŵⱼ‖² = 2 + 2c, where c is the cosine.
+
+    >>> import torch
+    >>> PairPotential(Riesz(2))(torch.tensor([2.0, 4.0]), torch.tensor([2.0, 0.0]))
+    tensor([0.5000, 0.2500])
+    """
+
+    kernel: Kernel = Riesz(2)
+    distance: str = "euclidean"
+    half_space: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the distance."""
+        require(self.distance in ("euclidean", "angular"), "distance", "'euclidean' or 'angular'", self.distance)
+
+    def __call__(
+        self,
+        u: Tensor,
+        v: Tensor,
+        weights: tuple[Tensor, Tensor] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Return φ at squared chords.
+
+        Args:
+            u: squared chords ‖ŵᵢ − ŵⱼ‖².
+            v: squared chords ‖ŵᵢ + ŵⱼ‖².
+            weights: factors βᵢ and βⱼ of weighted vectors βᵢ·ŵᵢ, which broadcast with `u`; None for factors of 1.
+            dtype: the dtype of the final result, which determines the smallest distance; None for the dtype of `u`.
+        """
+        value = self._one_sided(u, v, weights, dtype or u.dtype)
+        return value + self._one_sided(v, u, weights, dtype or u.dtype) if self.half_space else value
+
+    def with_derivative(
+        self, u: Tensor, v: Tensor, weights: tuple[Tensor, Tensor] | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Return φ and its derivative dφ/dc = −2·∂φ/∂u + 2·∂φ/∂v, both without a graph."""
+        value, derivative = self._one_sided_with_derivative(u, v, weights, dtype)
+        derivative = derivative.mul_(-2)
+        if self.half_space:
+            mirrored, mirrored_derivative = self._one_sided_with_derivative(v, u, weights, dtype)
+            value, derivative = value + mirrored, derivative.add_(mirrored_derivative, alpha=2)
+        return value, derivative
+
+    def at_distant(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Return φ and dφ/dc of Euclidean distances for cosines without a close pair, in as few passes as possible."""
+        if self.half_space and self.kernel == Riesz(2):
+            # 1/(2 − 2c) + 1/(2 + 2c) = 1/(1 − c²), whose derivative is 2c/(1 − c²)².
+            value = torch.addcmul(torch.ones_like(c), c, c, value=-1).reciprocal_()
+            return value, (value * value).mul_(c).mul_(2)
+        u = torch.rsub(c, 2, alpha=2)
+        value = self.kernel.at_square(u)
+        derivative = self.kernel.derivative_at_square(u, value).mul_(-2)
+        if self.half_space:
+            v = torch.rsub(c, 2, alpha=-2)
+            mirrored = self.kernel.at_square(v)
+            derivative.add_(self.kernel.derivative_at_square(v, mirrored), alpha=2)
+            value = value + mirrored
+        return value, derivative
+
+    def _one_sided(self, u: Tensor, v: Tensor, weights: tuple[Tensor, Tensor] | None, dtype: torch.dtype) -> Tensor:
+        """Return f at the distance whose squared chord is `u`, without the mirror image."""
+        if self.distance == "angular":
+            # θ = 2·atan2(√u, √v) is accurate at both ends. At θ = π the clamp of v removes the infinite derivative.
+            floor = _numerics.squared_distance_floor(dtype, self.kernel.power)
+            theta = 2 * torch.atan2(u.clamp_min(floor).sqrt(), v.clamp_min(torch.finfo(v.dtype).tiny).sqrt())
+            return self.kernel.of_square(theta.square(), dtype)
+        if weights is None:
+            return self.kernel.of_square(u, dtype)
+        # ‖βᵢŵᵢ − βⱼŵⱼ‖² = βᵢβⱼ·((√(βᵢ/βⱼ) − √(βⱼ/βᵢ))² + u). Only the second factor has a floor.
+        ratio = (weights[0] / weights[1]).sqrt()
+        return self.kernel.of_scaled_square((ratio - 1 / ratio).square() + u, *weights, dtype)
+
+    def _one_sided_with_derivative(
+        self, u: Tensor, v: Tensor, weights: tuple[Tensor, Tensor] | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Return f and df/du, which is 0 below the floor."""
+        if weights is None and self.distance == "euclidean":
+            floor = _numerics.squared_distance_floor(dtype, self.kernel.power)
+            floored = u.clamp_min(floor)
+            value = self.kernel.at_square(floored)
+            return value, self.kernel.derivative_at_square(floored, value).mul_(u >= floor)
+        with inner_graph():
+            leaf = u.detach().requires_grad_()
+            opposite = v.detach() + (u.detach() - leaf)  # equal to v, with derivative −1
+            value = self._one_sided(leaf, opposite, weights, dtype)
+            (derivative,) = torch.autograd.grad(value, leaf, torch.ones_like(value))
+        return value.detach(), derivative

@@ -8,6 +8,7 @@ WEIGHTINGS).
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -48,22 +49,18 @@ class Magnitude(abc.ABC):
 
 
 class Radial(Magnitude):
-    """A magnitude that depends on ‖x‖ only."""
+    """A magnitude that depends on ‖x‖ only. Its fields are numbers or tensors; a `radius` is positive."""
+
+    def __post_init__(self) -> None:
+        """Check numbers. Tensors are not checked, because that would read their values."""
+        for name, value in vars(self).items():
+            low, high = _numerics.SAFE_PARAMETER_RANGE if name == "radius" else (-math.inf, math.inf)
+            accepted = "a number or a tensor" if name != "radius" else f"a number in {(low, high)} or a tensor"
+            require(isinstance(value, Tensor) or is_number(value, low, high), name, accepted, value)
 
     @abc.abstractmethod
     def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
         """Return dh/d‖x‖, given ‖x‖ and the value h, for operators with an explicit backward."""
-
-
-def _check_radius(radius: float | Tensor) -> None:
-    """Check that a radius is a positive number. A tensor is not checked, because that would read its values."""
-    if not isinstance(radius, Tensor):
-        require(
-            is_number(radius, *_numerics.SAFE_PARAMETER_RANGE),
-            "radius",
-            f"a number in {_numerics.SAFE_PARAMETER_RANGE} or a tensor",
-            radius,
-        )
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Sphere(Radial):
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α in the shape of ‖x‖."""
-        return torch.full_like(x_norm, self.alpha)
+        return torch.ones_like(x_norm) * self.alpha
 
     def slope(self, x_norm: Tensor, value: Tensor) -> Tensor:
         """Return 0."""
@@ -95,10 +92,6 @@ class Ball(Radial):
 
     alpha: float = 1.0
     radius: float | Tensor = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the radius."""
-        _check_radius(self.radius)
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α·min(‖x‖/ρ, 1)."""
@@ -119,10 +112,6 @@ class Tanh(Radial):
 
     alpha: float = 1.0
     radius: float | Tensor = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the radius."""
-        _check_radius(self.radius)
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return α·tanh(‖x‖/ρ)."""
@@ -164,10 +153,6 @@ class Seg(Radial):
     alpha: float = 1.0
     beta: float = 0.5
     radius: float | Tensor = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the radius."""
-        _check_radius(self.radius)
 
     def __call__(self, w_norm: Tensor, x_norm: Tensor) -> Tensor:
         """Return β‖x‖ + (α−β)·min(‖x‖, ρ), which equals both branches."""
@@ -325,7 +310,8 @@ def weighted(
     chosen = choose(MAGNITUDES, magnitude, "magnitude")
     if weighting is None:
         return chosen
-    require(weighting in WEIGHTINGS, "weighting", f"None or one of {', '.join(map(repr, WEIGHTINGS))}", weighting)
+    is_name = isinstance(weighting, str) and weighting in WEIGHTINGS
+    require(is_name, "weighting", f"None or one of {', '.join(map(repr, WEIGHTINGS))}", weighting)
     if isinstance(chosen, Magnitude) and chosen.uses_weight_norm:
         raise ValueError(f"weighting must be None for {chosen!r}, which already uses ‖w‖")
     if weighting != "linear" and not isinstance(chosen, Tanh):

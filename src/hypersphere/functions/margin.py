@@ -3,7 +3,8 @@ r"""Margins ψ, which lower the response of the target class during training.
 A margin maps the target cosine c to ψ(θ) ≤ g(θ), monotone and continuous on [0, π]. Most entries belong to one family,
 ψ(θ) = G(m₁θ + m₂) − m₃. G continues g beyond π so that it keeps falling: G(φ) = g(φ − kπ) − 2k with k = ⌊φ/π⌋. Margins
 with `touches_others` also change the response of the other classes. Every margin accepts a strength from 0 (no margin)
-to 1, which schedules use. To add a margin, write a frozen dataclass and list it in MARGINS.
+to 1, which schedules use. Margins of the family also have their derivative in closed form. To add a margin, write a
+frozen dataclass that derives from `Margin` or `FamilyMargin`, and list it in MARGINS.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = [
     "AdditiveCosine",
     "Combined",
     "DividedOthers",
+    "FamilyMargin",
     "Margin",
     "Multiplicative",
     "NormAdaptive",
@@ -53,55 +55,108 @@ class Margin(abc.ABC):
         return angular(c)
 
 
+# The family G(m₁θ + m₂) − m₃ -----------------------------------------------------------------------------------------
+
+
+class FamilyMargin(Margin):
+    """A margin ψ(θ) = G(m₁θ + m₂) − m₃, given by its three parts. A strength a means 1 + a(m₁−1), a·m₂ and a·m₃."""
+
+    @property
+    @abc.abstractmethod
+    def _parts(self) -> tuple[float, Strength, Strength]:
+        """m₁, m₂ and m₃; the last two may be tensors with one number per sample."""
+
+    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
+        """Return G(m₁θ + m₂) − m₃. The angle is computed only if needed."""
+        m1, m2, m3 = self._scaled_parts(strength)
+        wide = _numerics.widen(c)
+        # g of the cosine is exact at ±1, where the arc cosine has an infinite derivative. Avoid the angle if possible.
+        if _equals(m1, 1) and _equals(m2, 0):
+            psi = angular(wide)
+        elif isinstance(angular, Cosine) and _has_recurrence(m1, m2):
+            psi = _multiple_of_cosine(wide, int(m1))
+        else:
+            psi = _continued(angular, _shifted_angle(wide, m1, m2))
+        return (psi if _equals(m3, 0) else psi - m3).to(c.dtype)
+
+    @torch.no_grad()
+    def value_and_slope(self, c: Tensor, strength: Strength = 1.0) -> tuple[Tensor, Tensor | float]:
+        """Return ψ and dψ/dc = m₁·|sin(m₁θ + m₂)|/sin θ ≥ 0 for g = cos, for an explicit backward pass."""
+        m1, m2, m3 = self._scaled_parts(strength)
+        if _equals(m1, 1) and _equals(m2, 0):
+            return c - m3, 1.0
+        c = c.clamp(-1, 1)
+        if _has_recurrence(m1, m2):
+            # |T_m′| is m·|sin mθ|/sin θ without the division, which is 0/0 at c = ±1.
+            polynomial, polynomial_slope = _chebyshev_and_slope(c, int(m1))
+            assert isinstance(polynomial_slope, Tensor)  # a number only for m = 1
+            psi, slope = _unfolded(polynomial, c, int(m1)), polynomial_slope.abs()
+        else:
+            phi = _shifted_angle(c, m1, m2)
+            psi, slope = _continued(COSINE, phi), phi.sin().abs_().mul_(_numerics.cosecant(c))
+            slope = slope if _equals(m1, 1) else slope * m1
+        return psi if _equals(m3, 0) else psi - m3, slope
+
+    def _scaled_parts(self, strength: Strength) -> tuple[Strength, Strength, Strength]:
+        m1, m2, m3 = self._parts
+        if _equals(strength, 1):
+            return m1, m2, m3
+        # Parts that do nothing stay numbers, so that later steps can skip them.
+        scaled_m1 = 1 if m1 == 1 else 1 + strength * (m1 - 1)
+        return scaled_m1, m2 if _equals(m2, 0) else strength * m2, m3 if _equals(m3, 0) else strength * m3
+
+
+def _equals(part: Strength, number: float) -> bool:
+    """Return True if a part is this number. The values of tensors are not read."""
+    return not isinstance(part, Tensor) and part == number
+
+
+def _has_recurrence(m1: Strength, m2: Strength) -> bool:
+    return not isinstance(m1, Tensor) and m1 in _RECURRENCE_RANGE and _equals(m2, 0)
+
+
+def _shifted_angle(c: Tensor, m1: Strength, m2: Strength) -> Tensor:
+    """Return φ = m₁θ + m₂."""
+    theta = sphere.angle(c)
+    return (theta if _equals(m1, 1) else m1 * theta) + m2
+
+
 def _continued(angular: AngularFunction, phi: Tensor) -> Tensor:
     """Return G(φ): g on [0, π], g(φ − π) − 2 on [π, 2π], and so on. It is continuous because g(π) = g(0) − 2."""
     # k is a step function: detached, because its derivative is zero wherever it exists.
     turns = torch.floor(phi.detach() / math.pi)
-    return response(angular, phi - math.pi * turns) - 2 * turns
-
-
-def _chebyshev(c: Tensor, n: int) -> Tensor:
-    """Return T_n(c) = cos(nθ), n ≥ 1, by T_{a+b} = 2·T_a·T_b − T_{a−b}, which needs about log₂ n steps."""
-    if n == 1:
-        return c
-    half = _chebyshev(c, n // 2)
-    return 2 * half * half - 1 if n % 2 == 0 else 2 * half * _chebyshev(c, n // 2 + 1) - c
+    return response(angular, torch.sub(phi, turns, alpha=math.pi)).sub(turns, alpha=2)
 
 
 def _multiple_of_cosine(c: Tensor, m: int) -> Tensor:
     """Return (−1)^k cos(mθ) − 2k as a polynomial in c by the Chebyshev recurrence (thesis, 2.6), smooth at c = ±1."""
     # Rounding may produce cosines beyond ±1, where the polynomial grows fast. Clamp the value, keep the gradient.
-    c = c + (c.clamp(-1, 1) - c).detach()
-    polynomial = _chebyshev(c, m)
-    # k = ⌊mθ/π⌋ counts the angles jπ/m below θ.
-    turns = torch.zeros_like(c)
-    for j in range(1, m):
-        turns = turns + (c < math.cos(j * math.pi / m))
-    return (1 - 2 * (turns % 2)) * polynomial - 2 * turns
+    clamped = c.detach().clamp(-1, 1)
+    polynomial, _ = _chebyshev_and_slope(c + (clamped - c.detach()), m)
+    return _unfolded(polynomial, clamped, m)
 
 
-def _family(
-    c: Tensor, angular: AngularFunction, m1: float = 1, m2: Strength = 0, m3: Strength = 0, strength: Strength = 1.0
-) -> Tensor:
-    """Return G(m₁θ + m₂) − m₃ with all three parts scaled by the strength. The angle is computed only if needed."""
-    wide = _numerics.widen(c)
-    unshifted = not isinstance(m2, Tensor) and m2 == 0
-    full = not isinstance(strength, Tensor) and strength == 1
-    # g of the cosine is exact at ±1, where the arc cosine has an infinite derivative. Avoid the angle where possible.
-    if m1 == 1 and unshifted:
-        psi = angular(wide)
-    elif full and unshifted and isinstance(angular, Cosine) and m1 in _RECURRENCE_RANGE:
-        psi = _multiple_of_cosine(wide, int(m1))
-    else:
-        theta = sphere.angle(wide)
-        phi = theta if m1 == 1 else (1 + strength * (m1 - 1)) * theta
-        psi = _continued(angular, phi + strength * m2)
-    is_lowered = isinstance(m3, Tensor) or m3 != 0
-    return (psi - strength * m3 if is_lowered else psi).to(c.dtype)
+def _chebyshev_and_slope(c: Tensor, n: int) -> tuple[Tensor, Tensor | float]:
+    """Return T_n(c) = cos(nθ) and T_n′(c) by T_{a+b} = 2·T_a·T_b − T_{a−b}, which needs about log₂ n steps."""
+    if n == 1:
+        return c, 1.0
+    half, half_slope = _chebyshev_and_slope(c, n // 2)
+    if n % 2 == 0:
+        return 2 * half.square() - 1, (4 * half_slope) * half
+    next_half, next_slope = _chebyshev_and_slope(c, n // 2 + 1)
+    return 2 * half * next_half - c, 2 * (half_slope * next_half + half * next_slope) - 1
+
+
+def _unfolded(polynomial: Tensor, c: Tensor, m: int) -> Tensor:
+    """Return (−1)^k T − 2k for T = cos(mθ) and k = ⌊mθ/π⌋, which continues T beyond mθ = π so that it keeps falling."""
+    # At θ = π, mθ/π is m; the last branch is k = m − 1. Rounding next to a branch point is harmless: both branches have
+    # the same value and a zero derivative with respect to θ there.
+    turns = (sphere.angle(c) * (m / math.pi)).floor().clamp_max(m - 1)
+    return torch.sub((1 - 2 * (turns % 2)) * polynomial, turns, alpha=2)
 
 
 @dataclass(frozen=True)
-class Multiplicative(Margin):
+class Multiplicative(FamilyMargin):
     r"""Multiply the target angle: ψ_m(θ) = g(mθ − kπ) − 2k, k = ⌊mθ/π⌋   (thesis, 2.6, 2.20 and 3.11).
 
     For cosine this is (−1)^k cos(mθ) − 2k, for linear it is 1 − 2mθ/π. m need not be an integer.
@@ -116,13 +171,13 @@ class Multiplicative(Margin):
         """Check that m >= 1."""
         require(is_number(self.m, 1), "m", "a number >= 1", self.m)
 
-    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
-        """Return G(mθ)."""
-        return _family(c, angular, m1=self.m, strength=strength)
+    @property
+    def _parts(self) -> tuple[float, float, float]:
+        return self.m, 0, 0
 
 
 @dataclass(frozen=True)
-class AdditiveCosine(Margin):
+class AdditiveCosine(FamilyMargin):
     r"""Lower the target response by a constant: ψ(θ) = g(θ) − m   (thesis, D.11; CosFace, AM-Softmax).
 
     >>> AdditiveCosine(m=0.35)(torch.tensor(1.0))
@@ -135,13 +190,13 @@ class AdditiveCosine(Margin):
         """Check that m >= 0."""
         require(is_number(self.m, 0), "m", "a number >= 0", self.m)
 
-    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
-        """Return g(θ) − m."""
-        return _family(c, angular, m3=self.m, strength=strength)
+    @property
+    def _parts(self) -> tuple[float, float, float]:
+        return 1, 0, self.m
 
 
 @dataclass(frozen=True)
-class AdditiveAngle(Margin):
+class AdditiveAngle(FamilyMargin):
     r"""Increase the target angle by a constant: ψ(θ) = cos(θ+m) up to θ+m = π, then −cos(θ+m) − 2   (ArcFace).
 
     Beyond π the continuation is monotone and continuous, unlike that of most public code. The same holds for other g.
@@ -156,13 +211,13 @@ class AdditiveAngle(Margin):
         """Check that m is in [0, π]."""
         require(is_number(self.m, 0, math.pi), "m", "an angle in [0, pi]", self.m)
 
-    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
-        """Return G(θ+m)."""
-        return _family(c, angular, m2=self.m, strength=strength)
+    @property
+    def _parts(self) -> tuple[float, float, float]:
+        return 1, self.m, 0
 
 
 @dataclass(frozen=True)
-class Combined(Margin):
+class Combined(FamilyMargin):
     r"""The whole family: ψ(θ) = G(m₁θ + m₂) − m₃   (combined margin of the ArcFace paper).
 
     >>> Combined(m1=1.0, m2=0.5, m3=0.2)(torch.tensor(1.0))
@@ -179,9 +234,87 @@ class Combined(Margin):
         require(is_number(self.m2, 0, math.pi), "m2", "an angle in [0, pi]", self.m2)
         require(is_number(self.m3, 0), "m3", "a number >= 0", self.m3)
 
-    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
-        """Return G(m₁θ + m₂) − m₃."""
-        return _family(c, angular, self.m1, self.m2, self.m3, strength)
+    @property
+    def _parts(self) -> tuple[float, float, float]:
+        return self.m1, self.m2, self.m3
+
+
+@dataclass(frozen=True)
+class TwoSided(FamilyMargin):
+    r"""Lower the target's response and raise all others by m: g(θ_y) − m and g(θ_j) + m   (SphereFace2, type C).
+
+    >>> TwoSided(m=0.4)(torch.tensor(1.0)), TwoSided(m=0.4).others(torch.tensor(0.0))
+    (tensor(0.6000), tensor(0.4000))
+    """
+
+    m: float = 0.4
+    touches_others = True
+
+    def __post_init__(self) -> None:
+        """Check that m >= 0."""
+        require(is_number(self.m, 0), "m", "a number >= 0", self.m)
+
+    @property
+    def _parts(self) -> tuple[float, float, float]:
+        return 1, 0, self.m
+
+    def others(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
+        """Return g(θ) + m."""
+        return (angular(_numerics.widen(c)) + strength * self.m).to(c.dtype)
+
+
+@dataclass(frozen=True)
+class NormAdaptive(FamilyMargin):
+    r"""A margin that depends on the quality q of a feature: ψ(θ) = G(θ − m·q) − m·(1 + q)   (AdaFace).
+
+    The quality q = clip(h·(‖x‖ − mean)/std, −1, 1) compares the norm of a feature with the others. The head keeps the
+    running mean and standard deviation (with `momentum`) and calls `for_quality`; called directly, the margin assumes
+    q = 0. AdaFace clips norms to [0.001, 100] and the angle to [0, π]. Here norms are not clipped, and G is continued
+    on both sides, below 0 by 2 − cos φ, so that ψ is monotone.
+
+    >>> NormAdaptive(m=0.4)(torch.tensor(1.0))
+    tensor(0.6000)
+    """
+
+    m: float = 0.4
+    h: float = 0.333
+    momentum: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Check the ranges of all fields."""
+        require(is_number(self.m, 0, math.pi), "m", "a number in [0, pi]", self.m)
+        require(is_number(self.h, 0) and self.h > 0, "h", "a positive number", self.h)
+        require(is_number(self.momentum, 0, 1) and self.momentum > 0, "momentum", "a number in (0, 1]", self.momentum)
+
+    @property
+    def _parts(self) -> tuple[float, float, float]:
+        return 1, 0, self.m
+
+    def quality(self, x_norm: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Return q for feature norms with the given mean and standard deviation; 0 if the deviation is 0."""
+        # An infinite divisor makes q = 0 if all norms are equal.
+        factor = self.h / std.masked_fill(std <= 0, math.inf)
+        return ((x_norm - mean) * factor).clamp(-1, 1)
+
+    def for_quality(self, q: Tensor) -> FamilyMargin:
+        """Return the margin of features of quality q: m₂ = −m·q and m₃ = m·(1 + q)."""
+        m2 = -self.m * q
+        return _PerSample(m2, self.m - m2)
+
+
+@dataclass(frozen=True, eq=False)
+class _PerSample(FamilyMargin):
+    """A member of the family with one m₂ and one m₃ per sample."""
+
+    m2: Tensor
+    m3: Tensor
+
+    @property
+    def _parts(self) -> tuple[float, Tensor, Tensor]:
+        return 1, self.m2, self.m3
+
+
+# Margins outside the family ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -228,68 +361,6 @@ class DividedOthers(Margin):
         """Return g(θ/m)."""
         theta = sphere.angle(_numerics.widen(c)) / (1 + strength * (self.m - 1))
         return response(angular, theta).to(c.dtype)
-
-
-@dataclass(frozen=True)
-class TwoSided(Margin):
-    r"""Lower the target's response and raise all others by m: g(θ_y) − m and g(θ_j) + m   (SphereFace2, type C).
-
-    >>> TwoSided(m=0.4)(torch.tensor(1.0)), TwoSided(m=0.4).others(torch.tensor(0.0))
-    (tensor(0.6000), tensor(0.4000))
-    """
-
-    m: float = 0.4
-    touches_others = True
-
-    def __post_init__(self) -> None:
-        """Check that m >= 0."""
-        require(is_number(self.m, 0), "m", "a number >= 0", self.m)
-
-    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
-        """Return g(θ) − m."""
-        return _family(c, angular, m3=self.m, strength=strength)
-
-    def others(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
-        """Return g(θ) + m."""
-        return _family(c, angular, m3=-self.m, strength=strength)
-
-
-@dataclass(frozen=True)
-class NormAdaptive(Margin):
-    r"""A margin that depends on the quality q of a feature: ψ(θ) = G(θ − m·q) − m·(1 + q)   (AdaFace).
-
-    The quality q = clip(h·(‖x‖ − mean)/std, −1, 1) compares the norm of a feature with the others. The head keeps the
-    running mean and standard deviation (with `momentum`) and calls `for_quality`; called directly, the margin assumes
-    q = 0. AdaFace clips norms to [0.001, 100] and the angle to [0, π]. Here norms are not clipped, and G is continued
-    on both sides, below 0 by 2 − cos φ, so that ψ is monotone.
-
-    >>> NormAdaptive(m=0.4)(torch.tensor(1.0))
-    tensor(0.6000)
-    """
-
-    m: float = 0.4
-    h: float = 0.333
-    momentum: float = 0.01
-
-    def __post_init__(self) -> None:
-        """Check the ranges of all fields."""
-        require(is_number(self.m, 0, math.pi), "m", "a number in [0, pi]", self.m)
-        require(is_number(self.h, 0) and self.h > 0, "h", "a positive number", self.h)
-        require(is_number(self.momentum, 0, 1) and self.momentum > 0, "momentum", "a number in (0, 1]", self.momentum)
-
-    def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
-        """Return ψ for q = 0, which is g(θ) − m."""
-        return _family(c, angular, m3=self.m, strength=strength)
-
-    def quality(self, x_norm: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """Return q for feature norms with the given mean and standard deviation; 0 if the deviation is 0."""
-        # An infinite divisor makes q = 0 if all norms are equal.
-        deviations = (x_norm - mean) / std.masked_fill(std <= 0, math.inf)
-        return (self.h * deviations).clamp(-1, 1)
-
-    def for_quality(self, q: Tensor) -> Callable[[Tensor, AngularFunction, Strength], Tensor]:
-        """Return ψ for features of quality q, a function of cosine, g and strength."""
-        return lambda c, angular, strength: _family(c, angular, 1, -self.m * q, self.m * (1 + q), strength)
 
 
 MARGINS: dict[str, type[Margin]] = {

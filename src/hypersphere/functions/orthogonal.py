@@ -4,7 +4,7 @@ Each entry is a frozen dataclass with two implementations of the same map, see `
 operations, and kernels that never form R where that can be avoided and that share one factorisation between the forward
 and the backward pass. In docstrings and comments, G is the gradient of W.
 
-To add an entry, write a frozen dataclass with `identity` and `expression` and list it in ORTHOGONALS.
+To add an entry, write a frozen dataclass with `expression` (and `identity`) and list it in ORTHOGONALS.
 
 Reference:
     Liu et al., Orthogonal Over-Parameterized Training, CVPR 2021.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -45,10 +45,6 @@ __all__ = [
 
 class _TriangularMap(RowMap):
     r"""R = Q of P = QT, with T upper triangular and positive on the diagonal."""
-
-    def identity(self, d: int) -> Float[Tensor, "d d"]:
-        """Return P = I."""
-        return torch.eye(d)
 
     def expression(self, free: Float[Tensor, "*batch d d"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
         """Return V·Qᵀ by torch's QR decomposition."""
@@ -150,10 +146,6 @@ class Lowdin(RowMap):
             [ 1.,  0.]])
     """
 
-    def identity(self, d: int) -> Float[Tensor, "d d"]:
-        """Return P = I."""
-        return torch.eye(d)
-
     def expression(self, free: Float[Tensor, "*batch d d"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
         r"""Return V·Uᵀ. Derivatives are exact up to the third order.
 
@@ -206,32 +198,35 @@ class Lowdin(RowMap):
 
 
 class SkewMap(RowMap):
-    """A map of a skew matrix S, the generator, which has d(d−1)/2 free parameters."""
+    """A map of a skew matrix S, the generator, which has m = d(d−1)/2 free parameters."""
 
-    def identity(self, d: int) -> Float[Tensor, " parameters"]:
+    def identity(self, d: int) -> Float[Tensor, " m"]:
         """Return the parameters of S = 0."""
         return torch.zeros(d * (d - 1) // 2)
 
-    def size(self, free: Float[Tensor, "*batch parameters"]) -> int:
+    def size(self, free: Float[Tensor, "*batch m"]) -> int:
         """Return d for d(d−1)/2 parameters."""
         return factorizations.skew_size(free.shape[-1])
 
-    def generator(self, free: Float[Tensor, "*batch parameters"]) -> Float[Tensor, "*batch d d"]:
+    def generator(self, free: Float[Tensor, "*batch m"]) -> Float[Tensor, "*batch d d"]:
         """Return S."""
         return factorizations.unpack_skew(free)
 
 
-def _cayley_rows(s: Tensor, v: Tensor) -> Tensor:
-    """Return 2Z − V with Z(I+S) = V."""
-    shifted = s + torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
-    return 2 * torch.linalg.solve(shifted, v, left=False) - v
+class _CayleyMap(SkewMap):
+    """R = (I+S)(I−S)⁻¹. Rᵀ = 2(I+S)⁻¹ − I, so V·Rᵀ = 2Z − V with Z(I+S) = V."""
+
+    def expression(self, free: Float[Tensor, "*batch m"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
+        """Return 2Z − V."""
+        shifted = self.generator(free) + torch.eye(v.shape[-1], dtype=v.dtype, device=v.device)
+        return 2 * torch.linalg.solve(shifted, v, left=False) - v
 
 
 @dataclass(frozen=True)
-class Cayley(SkewMap):
+class Cayley(_CayleyMap):
     r"""The Cayley transform: R = (I+S)(I−S)⁻¹ (OPT, section 3.4).
 
-    Rᵀ = 2(I+S)⁻¹ − I, so V·Rᵀ = 2Z − V with Z(I+S) = V: one LU factorisation, which the gradient reuses.
+    V·Rᵀ = 2Z − V with Z(I+S) = V takes one LU factorisation, which the gradient reuses.
 
     A `bound` limits the Frobenius norm of S: a longer S is scaled down to it. This is the constrained form of
     orthogonal fine-tuning (COFT).
@@ -254,20 +249,22 @@ class Cayley(SkewMap):
         positive = self.bound is None or (is_number(self.bound, 0) and self.bound > 0)
         require(positive, "bound", "None or a positive number", self.bound)
 
-    def generator(self, free: Float[Tensor, "*batch parameters"]) -> Float[Tensor, "*batch d d"]:
+    def generator(self, free: Float[Tensor, "*batch m"]) -> Float[Tensor, "*batch d d"]:
         """Return S, scaled down to the bound."""
-        return factorizations.unpack_skew(free if self.bound is None else free * self._shrinkage(free, self.bound)[0])
+        return factorizations.unpack_skew(self._bounded(free))
 
-    def expression(
-        self, free: Float[Tensor, "*batch parameters"], v: Float[Tensor, "*batch n d"]
-    ) -> Float[Tensor, "..."]:
-        """Return 2Z − V."""
-        return _cayley_rows(self.generator(free), v)
+    def _bounded(self, free: Tensor) -> Tensor:
+        if self.bound is None:
+            return free
+        largest = self.bound / math.sqrt(2)  # for the vector: every parameter occurs twice in S
+        is_longer = sphere.norm(free.detach(), keepdim=True) > largest
+        return torch.where(is_longer, largest * sphere.normalize(free), free)
 
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return 2Z − V."""
         # Only for odd d does every S have the eigenvalue 0. For even d the eigenvalues are pairs ±iλ.
-        norm = self._largest_generator_norm(free) if v.shape[-1] % 2 else 0.0
+        is_critical = v.shape[-1] % 2 and free.numel()
+        norm = math.sqrt(2) * float(sphere.norm(self._bounded(free)).amax()) if is_critical else 0.0
         if norm > self.LARGEST_NORM:
             raise ValueError(
                 f"the generator of a Cayley rotation must have a norm below {self.LARGEST_NORM:.0e}, not {norm:.1e}: "
@@ -294,36 +291,17 @@ class Cayley(SkewMap):
         free, lu, pivots, z = residuals
         wide_grad = grad.to(lu)  # the factorisation may be in float64
         h = torch.linalg.lu_solve(lu, pivots, 2 * wide_grad, left=False, adjoint=True)
-        grad_free = self._gradient_through_bound(free, factorizations.pack_skew(-(z.mT @ h)))
+        grad_free = factorizations.pack_skew(-(z.mT @ h))
+        # Where S is scaled down, its norm does not matter, so the gradient of the parameters is perpendicular to them.
+        if self.bound is not None:
+            with torch.enable_grad():
+                leaf = free.detach().requires_grad_()
+                (grad_free,) = torch.autograd.grad(self._bounded(leaf), leaf, grad_free)
         return grad_free.to(grad), (h - wide_grad).to(grad)
-
-    def _largest_generator_norm(self, free: Tensor) -> float:
-        """Return the largest ‖S‖_F of a batch."""
-        norm = math.sqrt(2) * float(sphere.norm(free).amax()) if free.numel() else 0.0
-        return norm if self.bound is None else min(norm, self.bound)
-
-    @staticmethod
-    def _shrinkage(free: Tensor, bound: float) -> tuple[Tensor, Tensor]:
-        """Return the factor that scales S down to the bound, and whether it is smaller than 1."""
-        norm = math.sqrt(2) * sphere.norm(free, keepdim=True)  # ‖S‖_F: every parameter occurs twice in S
-        is_shrunk = norm > bound
-        return torch.where(is_shrunk, bound / norm, torch.ones_like(norm)), is_shrunk
-
-    def _gradient_through_bound(self, free: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient of the parameters for a gradient of the bounded parameters.
-
-        Where S is scaled down, only its direction matters, so the component along S is removed.
-        """
-        if self.bound is None:
-            return grad
-        shrinkage, is_shrunk = self._shrinkage(free, self.bound)
-        direction = sphere.normalize(free)
-        along = (grad * direction).sum(-1, keepdim=True) * direction
-        return shrinkage * torch.where(is_shrunk, grad - along, grad)
 
 
 @dataclass(frozen=True)
-class Neumann(SkewMap):
+class Neumann(_CayleyMap):
     r"""The Cayley transform by a truncated Neumann series: (I+S)⁻¹ ≈ Σ_k (−S)^k, matrix products only.
 
     The last term is checked for every row. If one is not negligible, the exact solution is used, as it is in compiled
@@ -340,12 +318,6 @@ class Neumann(SkewMap):
     def __post_init__(self) -> None:
         """Check the number of terms."""
         require(is_integer(self.terms, 1), "terms", "a whole number >= 1", self.terms)
-
-    def expression(
-        self, free: Float[Tensor, "*batch parameters"], v: Float[Tensor, "*batch n d"]
-    ) -> Float[Tensor, "..."]:
-        """Return 2Z − V."""
-        return _cayley_rows(self.generator(free), v)
 
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return 2Z − V."""
@@ -394,9 +366,7 @@ class Exponential(SkewMap):
     LARGEST_SERIES_RADIUS: ClassVar[float] = 16.0
     """Generators with a larger ‖S‖₂ are halved k times until they are below it, and exp(S/2^k) is squared k times."""
 
-    def expression(
-        self, free: Float[Tensor, "*batch parameters"], v: Float[Tensor, "*batch n d"]
-    ) -> Float[Tensor, "..."]:
+    def expression(self, free: Float[Tensor, "*batch m"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
         """Return V·exp(−S)."""
         # The length of the series depends on values, which a graph cannot read, so it is one custom op in the graph.
         if torch.compiler.is_compiling():
@@ -460,26 +430,13 @@ def _exponential_gradient_op(free: Tensor, v: Tensor, grad: Tensor) -> tuple[Ten
     return grad_free.contiguous(), grad_v.contiguous()
 
 
-# Shapes and dtypes for tracing.
-@_exponential_op.register_fake
-def _(free: Tensor, v: Tensor) -> Tensor:
-    return v.new_empty(v.shape)
-
-
-@_exponential_gradient_op.register_fake
-def _(free: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    return free.new_empty(free.shape), v.new_empty(v.shape)
-
-
-def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _exponential_op_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-    return _exponential_gradient_op(*ctx.saved_tensors, grad)
-
-
-_exponential_op.register_autograd(_exponential_op_backward, setup_context=_save_inputs)
+# Shapes and dtypes for tracing, and the gradient.
+_exponential_op.register_fake(lambda free, v: v.new_empty(v.shape))
+_exponential_gradient_op.register_fake(lambda free, v, grad: (free.new_empty(free.shape), v.new_empty(v.shape)))
+_exponential_op.register_autograd(
+    lambda ctx, grad: _exponential_gradient_op(*ctx.saved_tensors, grad),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
 
 
 # No constraint -------------------------------------------------------------------------------------------------------
@@ -495,10 +452,6 @@ class Free(RowMap):
     """
 
     exact: ClassVar[bool] = False
-
-    def identity(self, d: int) -> Float[Tensor, "d d"]:
-        """Return R = I."""
-        return torch.eye(d)
 
     def degrees_of_freedom(self, d: int) -> int:
         """Return d²."""

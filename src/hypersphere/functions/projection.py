@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_attribute
 from hypersphere._validation import is_integer, is_number, require
-from hypersphere.functions._pairwise import PairPotential, inner_graph, mutual_repulsion
+from hypersphere.functions._autograd import inner_graph
+from hypersphere.functions._pairwise import PairSum, pair_energy
+from hypersphere.functions.kernel import PairPotential
 
 __all__ = [
     "CONSTRUCTIONS",
@@ -328,7 +330,7 @@ class Adversarial(Learned):
         with inner_graph():
             # P is an opponent of W, not a function of it: no gradient flows from the basis to the neurons.
             leaf = basis.detach().requires_grad_()
-            energy = mutual_repulsion(_project(w.detach(), leaf), potential).sum() / _pair_count(w)
+            energy = pair_energy(PairSum(_project(w.detach(), leaf), potential)).sum() / _pair_count(w)
             return -torch.autograd.grad(energy, leaf)[0]  # `update` descends, and P ascends
 
     def update(self, basis: Tensor, gradient: Tensor) -> Tensor:

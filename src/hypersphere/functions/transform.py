@@ -12,7 +12,6 @@ import abc
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -31,9 +30,9 @@ class Transform(RowMap):
     def matrix(self, free: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
         """Return R in differentiable torch operations."""
 
-    def identity(self, d: int) -> Float[Tensor, "d d"]:
-        """Return the parameters of R = I, which are I for every entry."""
-        return torch.eye(d)
+    def degrees_of_freedom(self, d: int) -> int:
+        """Return d(d+1)/2, the number of entries of a triangle."""
+        return d * (d + 1) // 2
 
     def expression(self, free: Float[Tensor, "*batch d d"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
         """Return V·Rᵀ."""
@@ -44,14 +43,11 @@ class Transform(RowMap):
 class PositiveDefinite(Transform):
     r"""R = LLᵀ with L lower triangular (OPT, appendix J). No neuron is rotated by more than a right angle.
 
+    >>> import torch
     >>> PositiveDefinite()(torch.tensor([[1.0, 9.0], [2.0, 3.0]]))
     tensor([[ 1.,  2.],
             [ 2., 13.]])
     """
-
-    def degrees_of_freedom(self, d: int) -> int:
-        """Return d(d+1)/2."""
-        return d * (d + 1) // 2
 
     def matrix(self, free: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
         """Return LLᵀ."""
@@ -63,16 +59,13 @@ class PositiveDefinite(Transform):
 class Triangular(Transform):
     r"""R lower or upper triangular (OPT, appendix J).
 
+    >>> import torch
     >>> Triangular()(torch.tensor([[1.0, 9.0], [2.0, 3.0]]))
     tensor([[1., 0.],
             [2., 3.]])
     """
 
     upper: bool = False
-
-    def degrees_of_freedom(self, d: int) -> int:
-        """Return d(d+1)/2."""
-        return d * (d + 1) // 2
 
     def matrix(self, free: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
         """Return the triangle."""
@@ -83,6 +76,7 @@ class Triangular(Transform):
 class Banded(Transform):
     r"""R with `width` diagonals on either side of the main diagonal (OPT, appendix J).
 
+    >>> import torch
     >>> Banded(width=1)(torch.ones(3, 3))
     tensor([[1., 1., 0.],
             [1., 1., 1.],

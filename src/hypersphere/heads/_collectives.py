@@ -180,12 +180,8 @@ def problem_of(check: Callable[[], object]) -> str | None:
 
 class _SumParts(torch.autograd.Function):
     @staticmethod
-    def forward(part: Tensor, processes: Processes) -> Tensor:
+    def forward(ctx: Any, part: Tensor, processes: Processes) -> Tensor:
         return processes.add_(part.clone())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -194,12 +190,9 @@ class _SumParts(torch.autograd.Function):
 
 class _StackParts(torch.autograd.Function):
     @staticmethod
-    def forward(part: Tensor, processes: Processes) -> Tensor:
+    def forward(ctx: Any, part: Tensor, processes: Processes) -> Tensor:
+        ctx.rank = processes.rank
         return torch.stack(processes.all_gather(part))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.rank = inputs[1].rank
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -208,12 +201,9 @@ class _StackParts(torch.autograd.Function):
 
 class _Share(torch.autograd.Function):
     @staticmethod
-    def forward(processes: Processes, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, processes: Processes, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.processes = processes
         return tuple(t.view_as(t) for t in tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.processes = inputs[0]
 
     @staticmethod
     @once_differentiable
@@ -226,14 +216,10 @@ class _Share(torch.autograd.Function):
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(rows: Tensor, processes: Processes, counts: Sequence[int], factor: float) -> Tensor:
-        return processes.concatenate_rows(rows, counts)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        rows, processes, counts, ctx.factor = inputs
+    def forward(ctx: Any, rows: Tensor, processes: Processes, counts: Sequence[int], factor: float) -> Tensor:
         first = sum(counts[: processes.rank])
-        ctx.rows = slice(first, first + len(rows))
+        ctx.rows, ctx.factor = slice(first, first + len(rows)), factor
+        return processes.concatenate_rows(rows, counts)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -242,12 +228,9 @@ class _GatherRows(torch.autograd.Function):
 
 class _LocalRows(torch.autograd.Function):
     @staticmethod
-    def forward(rows: Tensor, processes: Processes, counts: Sequence[int]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, processes: Processes, counts: Sequence[int]) -> Tensor:
+        ctx.processes, ctx.counts = processes, counts
         return rows.split(list(counts))[processes.rank].clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.processes, ctx.counts = inputs
 
     @staticmethod
     @once_differentiable

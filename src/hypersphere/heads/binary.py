@@ -32,12 +32,9 @@ class BinaryHead(AngularHead):
         num_classes: C ≥ 2.
         radius: s > 0.
         balance: λ in (0, 1), the weight of the target's classifier.
-        angular: g.
         margin: ψ; `TwoSided` lowers the target's response and raises the others'.
         gradient: "detached", as in the authors' code, or "true".
-        ramp: a schedule of the strength of the margin.
-        ignore_index: a label whose samples do not count.
-        reduction: "mean", "sum" or "none".
+        angular, ramp, ignore_index, reduction: as in `AngularHead`.
 
     Example:
         >>> head = BinaryHead(8, 3)
@@ -100,7 +97,8 @@ class BinaryHead(AngularHead):
         if self.margin is None:
             target = radius * float(self.angular(right_angle))
         else:
-            target = radius * float(self._target_response(right_angle, right_angle + radius, 1.0, self._statistics()))
+            margin = self._sample_margin(right_angle + radius, self._norm_statistics())
+            target = radius * float(self._target_response(margin, right_angle, 1.0))
         others = radius * float(self._other_response(right_angle, 1.0))
         odds = self.balance / ((1 - self.balance) * (self.num_classes - 1))
         root = math.sqrt((1 - odds) ** 2 + 4 * odds * math.exp(target - others))

@@ -6,7 +6,9 @@ them into a cross entropy. `class_terms` has two implementations of the same for
 matrix and automatic differentiation, and a fused one with the derivatives below, which is faster and needs less memory.
 
 **Forward.** Write z_bj = x_b·ŵ_j (x_b·w_j if class vectors keep their norms), r for the response of the other classes
-(the identity for cosine scores), f_bj = ρ_b·r(z_bj) + β_j for the scores and y for the label of sample b. Then
+(the identity for cosine scores), f_bj = ρ_b·r(z_bj) + β_j for the scores and y for the label of sample b. With cosine
+scores ρ = 1, and features may be rescaled to a radius s, x ← s·x̂. With any other response x ← x̂, so that z is a cosine,
+and ρ_b is s or ‖x_b‖. Then
 
     others_b = log Σ_{j≠y} exp f_bj,     weighted_sum_b = Σ_{j≠y} v_j·f_bj,     target_b = z_by.
 
@@ -20,8 +22,8 @@ the gradients are
     ∂w_j = (Σ_b D_bj·x_b − a_j·ŵ_j)/‖w_j‖,            a_j = Σ_b D_bj·z_bj.
 
 The last line is the projection to the tangent space of the sphere. The radial part a_j is a sum over the batch, not
-over the d entries of w_j, and class vectors are never normalised as a tensor: products are divided by row norms. If
-features are rescaled to a fixed radius, x ← s·x̂, their gradient is projected in the same way.
+over the d entries of w_j, and class vectors are never normalised as a tensor: products are divided by row norms. The
+gradient of rescaled features is projected in the same way, and the gradient of ‖x‖ is added along x̂.
 
 **Energy** (SphereFace+). The energy of the class vectors of the batch, E = Σ_b Σ_{j≠y} φ(c_bj) with c_bj = ŵ_y·ŵ_j and
 φ(c) = 1/(2 − 2c), needs the products of the rows ŵ_y with the same class vectors. These rows are stacked below the
@@ -38,7 +40,7 @@ is why steps that do nothing for a single block (slices, masks, sums over blocks
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -48,16 +50,19 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hypersphere import _numerics, sphere
-from hypersphere.functions._pairwise import PairPotential, cross_repulsion
-from hypersphere.functions.kernel import Riesz
+from hypersphere.functions._pairwise import PairSum, pair_energy
+from hypersphere.functions.kernel import PairPotential, Riesz
 
 __all__ = [
     "LOG_SUM_EXP",
     "SOFTPLUS_SUM",
+    "ClassInputs",
     "ClassReduction",
     "ClassTerms",
     "ScoreRule",
     "class_terms",
+    "explicit_derivatives_allowed",
+    "graph_gradients",
     "plain_terms",
     "reduce_rows",
     "row_losses",
@@ -116,13 +121,14 @@ class ScoreRule:
 
     Args:
         unit_rows: whether class vectors count as unit vectors.
-        radius: the norm to which features are rescaled; None to use them as they are.
+        radius: s, the norm that every feature counts with; None to use ‖x‖.
         response: r, a function of the cosine; None if scores are the products themselves.
         derivative: dr/dc as a function of the cosine and the response; None to differentiate r automatically.
         detached: whether the response passes its gradient on as the bare cosine would.
         learned: whether r has learned parameters, which need automatic differentiation.
         reduction: the reduction over the other classes.
         shared_bias: whether all classes share one bias.
+        feature_norm: whether ‖x‖ is needed.
         target_norm: whether ‖w_y‖ is needed.
         target_direction: whether ŵ_y is needed, without gradient.
         energy: whether the energy of the class vectors of the batch is needed.
@@ -137,17 +143,57 @@ class ScoreRule:
     learned: bool = False
     reduction: ClassReduction = LOG_SUM_EXP
     shared_bias: bool = False
+    feature_norm: bool = False
     target_norm: bool = False
     target_direction: bool = False
     energy: bool = False
     targets_present: bool = False
 
-    def scores(self, z: Tensor, rho: Tensor | None, bias: Tensor | None) -> Tensor:
+    @property
+    def row_length(self) -> float | None:
+        """The norm to which features are rescaled before they are multiplied with class vectors; None to keep them."""
+        return self.radius if self.response is None else 1.0
+
+    def scores(self, z: Tensor, feature_norm: Tensor | None, bias: Tensor | None) -> Tensor:
         """Return f = ρ·r(z) + β. The result is `z` itself if there is neither a response nor a bias."""
-        if self.response is not None and rho is not None:
+        if self.response is not None:
             response = self.response(z)
-            z = rho.unsqueeze(1) * (straight_through(z, response) if self.detached else response)
+            z = self.rho(feature_norm) * (straight_through(z, response) if self.detached else response)
         return z if bias is None else z + bias
+
+    def rho(self, feature_norm: Tensor | None) -> Tensor | float:
+        """Return ρ, the factor of the response: s, or ‖x‖ as a column (B, 1)."""
+        if self.radius is not None:
+            return self.radius
+        assert feature_norm is not None
+        return feature_norm.unsqueeze(1)
+
+
+class ClassInputs(NamedTuple):
+    """What the terms of a loss are computed from.
+
+    Fields:
+        x: (B, d) features.
+        w: (C, d) class vectors, with the dtype of `x`.
+        labels: (B,) int64 in [0, C), or −1 for a sample whose target is not among these classes.
+        bias: (C,) or, if shared, (1,).
+        class_weights: (C,) factors v of the weighted sum of scores; None if it is not needed.
+        counted: (B,) booleans, the samples whose energy counts; None for all.
+        energy_rows: (B, d) class vectors of the labels; None to take them from `w`.
+    """
+
+    x: Tensor
+    w: Tensor
+    labels: Tensor
+    bias: Tensor | None = None
+    class_weights: Tensor | None = None
+    counted: Tensor | None = None
+    energy_rows: Tensor | None = None
+
+    def energy(self) -> Tensor:
+        """Return the energy of the class vectors of the batch, exact for class vectors that nearly coincide."""
+        pairs = PairSum(self.w, _ENERGY, labels=self.labels, rows=self.energy_rows, counted=self.counted)
+        return pair_energy(pairs)
 
 
 class ClassTerms(NamedTuple):
@@ -156,24 +202,26 @@ class ClassTerms(NamedTuple):
     Fields:
         others: the reduction over the scores of the other classes.
         weighted_sum: Σ_{j≠y} v_j·f_j, for label smoothing.
-        target: the product of the feature with the class vector of the label, 0 if the label is −1.
+        target: the product of the rescaled feature with the class vector of the label, 0 if the label is −1.
+        feature_norm: ‖x‖.
         target_norm: ‖w_y‖.
-        target_bias: β_y, unless all classes share one bias.
-        target_direction: (B, d) ŵ_y, without gradient.
         energy: a scalar, the energy summed over counted samples and over the other classes.
         in_range: a boolean scalar, False if a feature is not finite or the fused pass lost precision: a class vector is
             zero, squares of a class vector or feature overflow or underflow, or two class vectors nearly coincide while
             an energy is needed.
+        target_bias: β_y, unless all classes share one bias.
+        target_direction: (B, d) ŵ_y, without gradient.
     """
 
     others: Tensor
     weighted_sum: Tensor | None
     target: Tensor
+    feature_norm: Tensor | None
     target_norm: Tensor | None
-    target_bias: Tensor | None
-    target_direction: Tensor | None
     energy: Tensor | None
     in_range: Tensor
+    target_bias: Tensor | None = None
+    target_direction: Tensor | None = None
 
 
 def straight_through(plain: Tensor, value: Tensor) -> Tensor:
@@ -181,98 +229,79 @@ def straight_through(plain: Tensor, value: Tensor) -> Tensor:
     return plain + (value - plain).detach()
 
 
-def class_terms(
-    x: Tensor,
-    w: Tensor,
-    labels: Tensor,
-    rule: ScoreRule,
-    *,
-    rho: Tensor | None = None,
-    bias: Tensor | None = None,
-    class_weights: Tensor | None = None,
-    counted: Tensor | None = None,
-    check_range: bool = False,
-    energy_rows: Tensor | None = None,
-) -> ClassTerms:
-    """Return the terms for features `x` (B, d) and class vectors `w` (C, d), by the fused pass where possible.
+def explicit_derivatives_allowed(*tensors: Tensor) -> bool:
+    """Return False while tracing, in torch.func and in forward-mode differentiation, which need plain operations."""
+    return _numerics.values_readable(*tensors) and forward_ad._current_level < 0
 
-    Args:
-        x: features. If the rule has a response, its radius must be 1.
-        w: class vectors, with the dtype of `x`.
-        labels: (B,) int64 in [0, C), or −1 for a sample whose target is not among these classes.
-        rule: how products become scores, and which terms are needed.
-        rho: (B,) factors of the responses; None without a response.
-        bias: (C,) or, if shared, (1,).
-        class_weights: (C,) factors v of the weighted sum of scores; None if it is not needed.
-        counted: (B,) booleans, the samples whose energy counts; None for all.
-        check_range: whether to read `in_range` here and to use plain operations if it is False. The energy is then
-            computed by `cross_repulsion`, which is exact for class vectors that nearly coincide.
-        energy_rows: (B, d) class vectors of the labels; None to take them from `w`.
+
+def graph_gradients(
+    outputs: Sequence[Tensor],
+    output_grads: Sequence[Tensor],
+    variables: Sequence[Tensor | None],
+    needs_grad: Sequence[bool],
+) -> list[Tensor | None]:
+    """Return the gradients of `outputs` as a differentiable graph; None for variables that need none."""
+    needed = [t is not None and need for t, need in zip(variables, needs_grad, strict=True)]
+    inputs = [t for t, need in zip(variables, needed, strict=True) if need and t is not None]
+    results = iter(torch.autograd.grad(outputs, inputs, output_grads, create_graph=True, allow_unused=True))
+    return [next(results) if need else None for need in needed]
+
+
+def class_terms(inputs: ClassInputs, rule: ScoreRule, *, check_range: bool = False) -> ClassTerms:
+    """Return the terms that `rule` asks for, by the fused pass where possible.
+
+    With `check_range`, `in_range` is read here, and plain operations are used if it is False.
     """
-    fusable = not rule.learned and (rule.response is None or rule.unit_rows) and len(x) > 0
-    with _numerics.autocast_disabled(x):
-        # Tracing and torch.func need plain operations, and so does forward-mode differentiation.
-        if not fusable or not _numerics.values_readable(x, w, labels) or forward_ad._current_level >= 0:
-            return plain_terms(x, w, labels, rule, rho, bias, class_weights, counted, energy_rows)
+    fusable = not rule.learned and (rule.response is None or rule.unit_rows) and len(inputs.x) > 0
+    with _numerics.autocast_disabled(inputs.x):
+        if not fusable or not explicit_derivatives_allowed(inputs.x, inputs.w, inputs.labels):
+            return plain_terms(inputs, rule)
         fused_rule = replace(rule, energy=False) if check_range else rule
-        outputs = _FusedTerms.apply(x, w, rho, bias, labels, class_weights, counted, fused_rule)
-        others, weighted_sum, target, target_norm, energy, in_range = outputs[:6]
+        terms = ClassTerms(*_FusedTerms.apply(*inputs[:6], fused_rule))
         if check_range:
-            if not bool(in_range):
-                return plain_terms(x, w, labels, rule, rho, bias, class_weights, counted, energy_rows)
-            energy = cross_repulsion(energy_rows, w, labels, _ENERGY, counted) if rule.energy else None
-        target_bias, direction = _target_bias(bias, labels, rule), _target_direction(w, labels, rule)
-        return ClassTerms(others, weighted_sum, target, target_norm, target_bias, direction, energy, in_range)
+            if not bool(terms.in_range):
+                return plain_terms(inputs, rule)
+            if rule.energy:
+                terms = terms._replace(energy=inputs.energy())
+        return _with_target_terms(terms, inputs, rule)
 
 
-def plain_terms(
-    x: Tensor,
-    w: Tensor,
-    labels: Tensor,
-    rule: ScoreRule,
-    rho: Tensor | None = None,
-    bias: Tensor | None = None,
-    class_weights: Tensor | None = None,
-    counted: Tensor | None = None,
-    energy_rows: Tensor | None = None,
-) -> ClassTerms:
-    """Return the terms through a B×C matrix of scores and automatic differentiation; arguments as in `class_terms`."""
-    w_norm, w_hat = sphere.polar(w)
-    if rule.radius is not None:
-        x = rule.radius * sphere.polar(x)[1]
-    z = x @ (w_hat if rule.unit_rows or rule.response is not None else w).mT
-    scores = rule.scores(z, rho, None)
+def plain_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
+    """Return the terms through a B×C matrix of scores and automatic differentiation."""
+    (w_norm, w_hat), (x_norm, x_hat) = sphere.polar(inputs.w), sphere.polar(inputs.x)
+    rows = inputs.x if rule.row_length is None else rule.row_length * x_hat
+    z = rows @ (w_hat if rule.unit_rows or rule.response is not None else inputs.w).mT
+    scores = rule.scores(z, x_norm.squeeze(1), None)
     if rule.response is not None and not rule.unit_rows:
         scores = scores * w_norm.mT
-    if bias is not None:
-        scores = scores + bias
-    column, is_absent = labels.clamp_min(0).unsqueeze(1), (labels < 0).unsqueeze(1)
+    if inputs.bias is not None:
+        scores = scores + inputs.bias
+    column, is_absent = inputs.labels.clamp_min(0).unsqueeze(1), (inputs.labels < 0).unsqueeze(1)
     is_target = torch.zeros_like(scores, dtype=torch.bool).scatter(1, column, ~is_absent)
-    others = rule.reduction.within(scores.masked_fill(is_target, float("-inf")))
     weighted_sum = None
-    if class_weights is not None:
-        weighted_sum = (scores * class_weights).masked_fill(is_target, 0).sum(1)
-    target = z.gather(1, column).masked_fill(is_absent, 0).squeeze(1)
-    target_norm = w_norm[column.squeeze(1)].masked_fill(is_absent, 0).squeeze(1) if rule.target_norm else None
-    energy = None
-    if rule.energy:
-        energy = cross_repulsion(energy_rows, w, labels, _ENERGY, counted)
-    target_bias, direction = _target_bias(bias, labels, rule), _target_direction(w, labels, rule)
-    in_range = torch.isfinite(x.detach()).all()
-    return ClassTerms(others, weighted_sum, target, target_norm, target_bias, direction, energy, in_range)
+    if inputs.class_weights is not None:
+        weighted_sum = (scores * inputs.class_weights).masked_fill(is_target, 0).sum(1)
+    terms = ClassTerms(
+        others=rule.reduction.within(scores.masked_fill(is_target, float("-inf"))),
+        weighted_sum=weighted_sum,
+        target=z.gather(1, column).masked_fill(is_absent, 0).squeeze(1),
+        feature_norm=x_norm.squeeze(1) if rule.feature_norm else None,
+        target_norm=w_norm[column.squeeze(1)].masked_fill(is_absent, 0).squeeze(1) if rule.target_norm else None,
+        energy=inputs.energy() if rule.energy else None,
+        in_range=torch.isfinite(inputs.x.detach()).all(),
+    )
+    return _with_target_terms(terms, inputs, rule)
 
 
-def _target_bias(bias: Tensor | None, labels: Tensor, rule: ScoreRule) -> Tensor | None:
-    if bias is None or rule.shared_bias:
-        return None
-    return bias[labels.clamp_min(0)].masked_fill(labels < 0, 0)
-
-
-def _target_direction(w: Tensor, labels: Tensor, rule: ScoreRule) -> Tensor | None:
-    if not rule.target_direction:
-        return None
-    direction = sphere.polar(w.detach()[labels.clamp_min(0)])[1]
-    return direction.masked_fill((labels < 0).unsqueeze(1), 0)
+def _with_target_terms(terms: ClassTerms, inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
+    """Add the bias and the direction of the target class, which need no pass over all classes."""
+    labels = inputs.labels
+    if inputs.bias is not None and not rule.shared_bias:
+        terms = terms._replace(target_bias=inputs.bias[labels.clamp_min(0)].masked_fill(labels < 0, 0))
+    if rule.target_direction:
+        direction = sphere.polar(inputs.w.detach()[labels.clamp_min(0)])[1]
+        terms = terms._replace(target_direction=direction.masked_fill((labels < 0).unsqueeze(1), 0))
+    return terms
 
 
 # The fused pass ------------------------------------------------------------------------------------------------------
@@ -308,10 +337,9 @@ class _Block(NamedTuple):
         else:
             scores.scatter_(1, self.column, values)
 
-    def reduce_others(self, scores: Tensor, reduction: ClassReduction) -> tuple[Tensor, Tensor]:
+    def reduce_others(self, scores: Tensor, targets: Tensor, reduction: ClassReduction) -> tuple[Tensor, Tensor]:
         """Return the reduction over all classes of the block except the targets, and its slopes, 0 at the targets."""
         # Scores may be the saved products themselves, so the targets are excluded in place and restored.
-        targets = self.at_targets(scores)
         self.fill_targets_(scores, float("-inf"))
         part, slopes = reduction.within_and_slopes(scores)
         scores.scatter_(1, self.column, targets)
@@ -337,6 +365,29 @@ def _blocks(labels: Tensor, w: Tensor, num_rows: int, rule: ScoreRule) -> list[_
     return blocks
 
 
+class _Rows(NamedTuple):
+    """The left factor of all products, and the norms that were used to compute it."""
+
+    stacked: Tensor  # features, rescaled if the rule says so, and below them the rows ŵ_y of the energy
+    feature_norm: Tensor | None  # (B,) ‖x‖
+    inverse_norm: Tensor | None  # (B, 1) 1/‖x‖, and 0 for a zero feature, which has no direction
+    energy_norms: Tensor | None  # (B, 1) ‖w_y‖, the norms of the energy's rows
+
+
+def _stacked_rows(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> _Rows:
+    feature_norm, inverse_norm, energy_norms = None, None, None
+    if rule.feature_norm or rule.row_length is not None:
+        norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        feature_norm, inverse_norm = norms.squeeze(1), norms.masked_fill(norms == 0, torch.inf).reciprocal_()
+        if rule.row_length is not None:
+            x = x * (inverse_norm if rule.row_length == 1 else inverse_norm * rule.row_length)
+    if rule.energy:
+        w_target = w.index_select(0, labels)  # copies whole rows, unlike indexing
+        energy_norms = torch.linalg.vector_norm(w_target, dim=1, keepdim=True)
+        x = torch.cat([x, w_target.div_(energy_norms)])
+    return _Rows(x, feature_norm, inverse_norm, energy_norms)
+
+
 def _products(rows: Tensor, w: Tensor, norms: Tensor | None, block: _Block) -> Tensor:
     """Return the products of all rows with a block of class vectors, which count as unit vectors if norms are given."""
     z = rows @ block.select(w).mT
@@ -347,116 +398,11 @@ def _block_bias(bias: Tensor | None, rule: ScoreRule, block: _Block) -> Tensor |
     return bias if bias is None or rule.shared_bias else block.select(bias)
 
 
-class _Rows(NamedTuple):
-    """The left factor of all products."""
-
-    stacked: Tensor  # features, rescaled if the rule has a radius, and below them the rows ŵ_y of the energy
-    scale: Tensor | None  # (B, 1) s/‖x‖, and 0 for a zero feature, which has no direction
-    target_norms: Tensor | None  # (B, 1) ‖w_y‖, the norms of the energy's rows
-
-
-def _stacked_rows(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> _Rows:
-    scale, target_norms = None, None
-    if rule.radius is not None:
-        norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-        scale = rule.radius / norms.masked_fill_(norms == 0, torch.inf)
-        x = x * scale
-    if rule.energy:
-        w_target = w.index_select(0, labels)  # copies whole rows, unlike indexing
-        target_norms = torch.linalg.vector_norm(w_target, dim=1, keepdim=True)
-        x = torch.cat([x, w_target.div_(target_norms)])
-    return _Rows(x, scale, target_norms)
-
-
 def _half_squared_distances(cosines: Tensor, block: _Block) -> Tensor:
     """Return 1 − c for the energy's rows. The distance of a class to itself is infinite, so that it repels nothing."""
     half_squares = 1 - cosines
     block.fill_targets_(half_squares, float("inf"))
     return half_squares
-
-
-class _FusedTerms(torch.autograd.Function):
-    """The terms and their gradients, block by block; see the derivation at the top of this file."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        w: Tensor,
-        rho: Tensor | None,
-        bias: Tensor | None,
-        labels: Tensor,
-        class_weights: Tensor | None,
-        counted: Tensor | None,
-        rule: ScoreRule,
-    ) -> Any:
-        batch = len(x)
-        rows, scale, target_norms = _stacked_rows(x, w, labels, rule)
-        blocks = _blocks(labels, w, len(rows), rule)
-        save_products = len(rows) * len(w) <= _SAVED_PRODUCTS
-        norms = w.new_empty(len(w)) if rule.unit_rows else None
-        target: Tensor | float = 0.0
-        weighted_sum: Tensor | None = None
-        row_energies, smallest_half_squares = [], []
-        parts, products, slopes, repulsion = [], [], None, None
-        for block in blocks:
-            if norms is not None:
-                torch.linalg.vector_norm(block.select(w), dim=1, out=block.select(norms))
-            stacked = _products(rows, w, norms, block)
-            z = stacked[:batch] if rule.energy else stacked
-            # The target's product, from the one block that contains it.
-            target = block.where_inside(block.at_targets(z), target)
-            # The reduction over the other classes of this block
-            scores = rule.scores(z, rho, _block_bias(bias, rule, block))
-            part, slopes = block.reduce_others(scores, rule.reduction)
-            parts.append(part)
-            # weighted_sum += Σ_{j≠y} v_j·f_j
-            if class_weights is not None:
-                weights = block.select(class_weights)
-                target_terms = block.at_targets(scores) * weights[block.column.squeeze(1)].unsqueeze(1)
-                others_sum = scores @ weights - block.where_inside(target_terms, 0.0).squeeze(1)
-                weighted_sum = others_sum if weighted_sum is None else weighted_sum + others_sum
-            if rule.energy:
-                # Σ_{j≠y} 1/(1 − c), twice the energy of each row
-                half_squares = _half_squared_distances(stacked[batch:], block)
-                smallest_half_squares.append(half_squares.amin())
-                repulsion = half_squares.reciprocal_()
-                row_energies.append(repulsion.sum(1))
-            if save_products:
-                products.append(stacked)
-        assert isinstance(target, Tensor)
-        # Combine the blocks.
-        others = parts[0] if len(parts) == 1 else rule.reduction.across(torch.stack(parts, 1))
-        w_target, target_norm = None, None
-        if rule.target_norm:
-            w_target = w.index_select(0, labels if rule.targets_present else labels.clamp_min(0))
-            target_norm = torch.linalg.vector_norm(w_target, dim=1)
-            target_norm = target_norm if rule.targets_present else target_norm.masked_fill_(labels < 0, 0)
-        energy = None
-        if rule.energy:
-            energies = row_energies[0] if len(row_energies) == 1 else torch.stack(row_energies).sum(0)
-            energy = (energies if counted is None else energies.masked_fill(~counted, 0)).sum() / 2
-        in_range = _in_range(x, norms, w_target, smallest_half_squares)
-        ctx.rule = rule
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(in_range)
-        # The derivatives of the reduction and of the energy are saved only if they are as small as one block.
-        # For more classes it is cheaper to compute them again than to write them to memory and read them back.
-        if not save_products or len(blocks) > 1:
-            slopes, repulsion = None, None
-        inputs = (x, w, rho, bias, labels, class_weights, counted)
-        results = (others, w_target, target_norm, norms, rows, scale, target_norms, slopes, repulsion)
-        ctx.save_for_backward(*inputs, *results, *products)
-        return others, weighted_sum, target.squeeze(1), target_norm, energy, in_range
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        saved = ctx.saved_tensors  # once: checkpointing computes them again, and does not permit a second access
-        with _numerics.autocast_disabled(saved[0]):
-            backward = _differentiable_backward if torch.is_grad_enabled() else _blocked_backward
-            # Only x, w, ρ and β are differentiated. The last output, `in_range`, has no gradient.
-            gradients = backward(ctx.rule, saved, ctx.needs_input_grad[:4], grads[:5])
-        return (*gradients, None, None, None, None)
 
 
 def _in_range(x: Tensor, norms: Tensor | None, w_target: Tensor | None, half_squares: list[Tensor]) -> Tensor:
@@ -481,144 +427,282 @@ def _in_range(x: Tensor, norms: Tensor | None, w_target: Tensor | None, half_squ
     return in_range
 
 
+class _Saved(NamedTuple):
+    """The tensors saved for the backward pass."""
+
+    x: Tensor  # the fields of `ClassInputs` except the last
+    w: Tensor
+    labels: Tensor
+    bias: Tensor | None
+    class_weights: Tensor | None
+    counted: Tensor | None
+    others: Tensor
+    rows: Tensor  # the fields of `_Rows`
+    feature_norm: Tensor | None
+    inverse_norm: Tensor | None
+    energy_norms: Tensor | None
+    norms: Tensor | None  # (C,) ‖w_j‖
+    w_target: Tensor | None
+    target_norm: Tensor | None
+    slopes: Tensor | None  # ∂others/∂f, if there is one block
+    repulsion: Tensor | None  # 1/(1 − c), if there is one block
+    products: tuple[Tensor, ...]  # one matrix per block, or none
+
+    @classmethod
+    def from_tensors(cls, tensors: tuple[Any, ...]) -> _Saved:
+        """Restore the fields from what `save_for_backward` was given: all fields, then the products."""
+        count = len(cls._fields) - 1
+        return cls._make((*tensors[:count], tensors[count:]))
+
+
+class _FusedTerms(torch.autograd.Function):
+    """The terms and their gradients, block by block; see the derivation at the top of this file."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        labels: Tensor,
+        bias: Tensor | None,
+        class_weights: Tensor | None,
+        counted: Tensor | None,
+        rule: ScoreRule,
+    ) -> Any:
+        batch, rows = len(x), _stacked_rows(x, w, labels, rule)
+        blocks = _blocks(labels, w, len(rows.stacked), rule)
+        save_products = len(rows.stacked) * len(w) <= _SAVED_PRODUCTS
+        norms = w.new_empty(len(w)) if rule.unit_rows else None
+        target: Any = 0.0
+        weighted_sum: Any = None if class_weights is None else 0.0
+        row_energies, smallest_half_squares = [], []
+        parts, products, slopes, repulsion = [], [], None, None
+        for block in blocks:
+            if norms is not None:
+                torch.linalg.vector_norm(block.select(w), dim=1, out=block.select(norms))
+            stacked = _products(rows.stacked, w, norms, block)
+            z = stacked[:batch] if rule.energy else stacked
+            # The target's product, from the one block that contains it
+            target_products = block.at_targets(z)
+            target = block.where_inside(target_products, target)
+            # The reduction over the other classes of this block
+            scores = rule.scores(z, rows.feature_norm, _block_bias(bias, rule, block))
+            target_scores = target_products if scores is z else block.at_targets(scores)
+            part, slopes = block.reduce_others(scores, target_scores, rule.reduction)
+            parts.append(part)
+            # weighted_sum += Σ_{j≠y} v_j·f_j
+            if class_weights is not None:
+                weights = block.select(class_weights)
+                target_terms = target_scores * weights[block.column.squeeze(1)].unsqueeze(1)
+                weighted_sum = weighted_sum + scores @ weights - block.where_inside(target_terms, 0.0).squeeze(1)
+            # Σ_{j≠y} 1/(1 − c), twice the energy of each row
+            if rule.energy:
+                half_squares = _half_squared_distances(stacked[batch:], block)
+                smallest_half_squares.append(half_squares.amin())
+                repulsion = half_squares.reciprocal_()
+                row_energies.append(repulsion.sum(1))
+            if save_products:
+                products.append(stacked)
+        # Combine the blocks.
+        others = parts[0] if len(parts) == 1 else rule.reduction.across(torch.stack(parts, 1))
+        w_target, target_norm = _target_norm(w, labels, rule) if rule.target_norm else (None, None)
+        energy = None
+        if rule.energy:
+            energies = row_energies[0] if len(row_energies) == 1 else torch.stack(row_energies).sum(0)
+            energy = (energies if counted is None else energies.masked_fill(~counted, 0)).sum() / 2
+        in_range = _in_range(x, norms, w_target, smallest_half_squares)
+        # The derivatives of the reduction and of the energy are saved only if they are as small as one block.
+        # For more classes it is cheaper to compute them again than to write them to memory and read them back.
+        if not save_products or len(blocks) > 1:
+            slopes, repulsion = None, None
+        inputs = (x, w, labels, bias, class_weights, counted)
+        saved = _Saved(*inputs, others, *rows, norms, w_target, target_norm, slopes, repulsion, tuple(products))
+        ctx.rule = rule
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(in_range)
+        ctx.save_for_backward(*saved[:-1], *saved.products)
+        target = target.squeeze(1)
+        feature_norm = rows.feature_norm if rule.feature_norm else None
+        return others, weighted_sum, target, feature_norm, target_norm, energy, in_range
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        # Read the saved tensors once: checkpointing computes them again, and does not permit a second access.
+        saved = _Saved.from_tensors(ctx.saved_tensors)
+        with _numerics.autocast_disabled(saved.x):
+            backward = _differentiable_backward if torch.is_grad_enabled() else _blocked_backward
+            needs_x, needs_w, _, needs_bias = ctx.needs_input_grad[:4]
+            grad_x, grad_w, grad_bias = backward(ctx.rule, saved, (needs_x, needs_w, needs_bias), ClassTerms(*grads))
+        return grad_x, grad_w, None, grad_bias, None, None, None
+
+
+def _target_norm(w: Tensor, labels: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
+    """Return the class vectors of the labels and their norms, 0 if a label is −1."""
+    if rule.targets_present:
+        w_target = w.index_select(0, labels)
+        return w_target, torch.linalg.vector_norm(w_target, dim=1)
+    w_target = w.index_select(0, labels.clamp_min(0))
+    return w_target, torch.linalg.vector_norm(w_target, dim=1).masked_fill_(labels < 0, 0)
+
+
 def _differentiable_backward(
-    rule: ScoreRule, saved: tuple[Any, ...], needs_grad: tuple[bool, ...], grads: tuple[Tensor | None, ...]
+    rule: ScoreRule, saved: _Saved, needs_grad: tuple[bool, ...], grads: ClassTerms
 ) -> list[Tensor | None]:
     """Return the gradients as a differentiable graph, for `create_graph=True`."""
-    x, w, rho, bias, labels, class_weights, counted = saved[:7]
-    terms = plain_terms(x, w, labels, rule, rho, bias, class_weights, counted)
-    outputs = (terms.others, terms.weighted_sum, terms.target, terms.target_norm, terms.energy)
-    pairs = [(term, grad) for term, grad in zip(outputs, grads, strict=True) if term is not None and grad is not None]
-    variables = (x, w, rho, bias)
-    needed = [t is not None and need for t, need in zip(variables, needs_grad, strict=True)]
-    inputs = [t for t, need in zip(variables, needed, strict=True) if need]
-    results = iter(
-        torch.autograd.grad(
-            [term for term, _ in pairs], inputs, [grad for _, grad in pairs], create_graph=True, allow_unused=True
-        )
-    )
-    return [next(results) if need else None for need in needed]
+    terms = plain_terms(ClassInputs(*saved[:6]), rule)
+    pairs = [(term, grad) for term, grad in zip(terms, grads, strict=True) if term is not None and grad is not None]
+    outputs, output_grads = zip(*pairs, strict=True)
+    return graph_gradients(outputs, output_grads, (saved.x, saved.w, saved.bias), needs_grad)
+
+
+# The backward pass in blocks: one method per term of the derivation --------------------------------------------------
 
 
 def _blocked_backward(
-    rule: ScoreRule, saved: tuple[Any, ...], needs_grad: tuple[bool, ...], grads: tuple[Tensor | None, ...]
+    rule: ScoreRule, saved: _Saved, needs_grad: tuple[bool, ...], grads: ClassTerms
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients with respect to x, w, ρ and β; see the top of this file."""
-    # The order of `save_for_backward` in the forward pass: inputs, results, one tensor of products per block.
-    x, w, rho, bias, labels, class_weights, counted = saved[:7]
-    others, w_target, target_norm, norms, rows, scale, target_norms, saved_slopes, saved_repulsion = saved[7:16]
-    products = saved[16:]
-    grad_others, grad_sum, grad_target, grad_norm, grad_energy = grads
-    needs_x, needs_w, needs_rho, needs_bias = needs_grad
-    batch = len(x)
-    grad_rows: Tensor | None = None
+    """Return the gradients with respect to x, w and β; see the top of this file."""
+    needs_x, needs_w, needs_bias = needs_grad
+    terms, batch, w, grad_norm = _BackwardTerms(rule, saved, grads), len(saved.x), saved.w, grads.feature_norm
     grad_w = torch.empty_like(w) if needs_w else None
-    grad_rho = torch.zeros_like(rho) if needs_rho else None
-    grad_bias = torch.zeros_like(bias) if needs_bias else None
-    energy_factor = _energy_factor(grad_energy, counted, x) if rule.energy else None
-    radial = x.new_zeros(batch) if rule.energy else None
-    for number, block in enumerate(_blocks(labels, w, len(rows), rule)):
-        stacked = products[number] if products else _products(rows, w, norms, block)
-        grad_stacked = torch.empty_like(stacked)
+    grad_bias = torch.zeros_like(saved.bias) if needs_bias and saved.bias is not None else None
+    grad_rows: Tensor | None = None  # Σ_j (D/‖w‖)·w for features and energy rows
+    energy_factor = terms.energy_factor() if rule.energy else None
+    energy_radial: Tensor | float = 0.0  # Σ_j D·c of the energy's rows
+    for number, block in enumerate(_blocks(saved.labels, w, len(saved.rows), rule)):
+        stacked = saved.products[number] if saved.products else _products(saved.rows, w, saved.norms, block)
+        grad_stacked = torch.empty_like(stacked)  # P, then D, then D/‖w‖
         z, grad_z = (stacked[:batch], grad_stacked[:batch]) if rule.energy else (stacked, grad_stacked)
+        response, leaf = terms.response(z)
+        terms.score_gradients_(grad_z, z, response, block)
+        if grad_bias is not None:
+            terms.add_bias_gradient_(grad_bias, grad_z, block)
+        if response is not None and rule.radius is None and needs_x:  # ∂ρ = Σ_j P·r, with ρ = ‖x‖
+            grad_rho = torch.linalg.vecdot(grad_z, response.detach(), dim=1)
+            grad_norm = grad_rho if grad_norm is None else grad_norm + grad_rho
+        terms.product_gradients_(grad_z, z, response, leaf, block)
+        if energy_factor is not None:
+            terms.energy_gradients_(grad_stacked[batch:], stacked[batch:], energy_factor, block)
+        w_block = block.select(w)
+        if saved.norms is None:
+            if grad_w is not None:  # Σ_b D·x
+                torch.mm(grad_stacked.mT, saved.rows, out=block.select(grad_w))
+        else:
+            radial = grad_stacked * stacked  # D·z, whose sum over the batch is a
+            if rule.energy:
+                energy_radial = energy_radial + radial[batch:].sum(1, keepdim=True)
+            inverse = block.select(saved.norms).reciprocal()
+            grad_stacked.mul_(inverse)
+            if grad_w is not None:  # (Σ_b D·x − a·ŵ)/‖w‖
+                along = radial.sum(0).mul_(inverse).mul_(inverse).neg_().unsqueeze(1)
+                torch.mul(w_block, along, out=block.select(grad_w)).addmm_(grad_stacked.mT, saved.rows)
+            del radial  # free its memory before the next block needs as much
+        if needs_x or rule.energy:
+            grad_rows = grad_stacked @ w_block if grad_rows is None else grad_rows.addmm_(grad_stacked, w_block)
+    if grad_w is not None and grads.target_norm is not None:
+        terms.add_target_norm_gradient_(grad_w)
+    if grad_w is not None and grad_rows is not None and rule.energy:
+        terms.add_energy_row_gradient_(grad_w, grad_rows[batch:], energy_radial)
+    if not needs_x or grad_rows is None:
+        return None, grad_w, grad_bias
+    return terms.feature_gradient_(grad_rows[:batch] if rule.energy else grad_rows, grad_norm), grad_w, grad_bias
 
-        # r(z), with a graph if its derivative has to be found automatically
-        response, leaf = None, None
-        if rule.response is not None:
-            needs_graph = rule.derivative is None and not rule.detached
-            with torch.set_grad_enabled(needs_graph):
-                leaf = z.detach().requires_grad_() if needs_graph else None
-                response = rule.response(z if leaf is None else leaf)
 
-        # P = G·∂others/∂f + S·v, and zero at the target
-        if grad_others is None:
+class _BackwardTerms(NamedTuple):
+    """The terms of the backward pass, for the gradients `grads` of the outputs."""
+
+    rule: ScoreRule
+    saved: Any  # `_Saved`; the rule decides which fields are None
+    grads: Any  # the gradients in the fields of `ClassTerms`
+
+    def response(self, z: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return r(z), and the leaf of its graph if its derivative has to be found automatically."""
+        rule = self.rule
+        if rule.response is None:
+            return None, None
+        if rule.derivative is not None or rule.detached:
+            return rule.response(z), None
+        with torch.enable_grad():
+            leaf = z.detach().requires_grad_()
+            return rule.response(leaf), leaf
+
+    def score_gradients_(self, grad_z: Tensor, z: Tensor, response: Tensor | None, block: _Block) -> None:
+        """Write P = G·∂others/∂f + S·v, and zero at the target, to `grad_z`."""
+        rule, saved, grads = self
+        if grads.others is None:
             grad_z.zero_()
         else:
-            factor, slopes = grad_others, saved_slopes
+            factor, slopes = grads.others, saved.slopes
             if slopes is None:
                 # `grad_z` holds a copy of the products, because saved tensors must not be written to.
-                scores = grad_z.copy_(z) if response is None else rho.unsqueeze(1) * response.detach()
-                block_bias = _block_bias(bias, rule, block)
-                scores = scores if block_bias is None else scores + block_bias
-                part, slopes = block.reduce_others(scores, rule.reduction)
-                factor = factor if rule.reduction.share is None else factor * rule.reduction.share(part, others)
+                scores = grad_z.copy_(z) if response is None else rule.rho(saved.feature_norm) * response.detach()
+                bias = _block_bias(saved.bias, rule, block)
+                scores = scores if bias is None else scores + bias
+                part, slopes = block.reduce_others(scores, block.at_targets(scores), rule.reduction)
+                factor = factor if rule.reduction.share is None else factor * rule.reduction.share(part, saved.others)
             torch.mul(slopes, factor.unsqueeze(1), out=grad_z)
-            del slopes  # free its memory before the next block needs as much
-        if grad_sum is not None and class_weights is not None:
-            grad_z.addcmul_(grad_sum.unsqueeze(1), block.select(class_weights))
+        if grads.weighted_sum is not None:
+            grad_z.addcmul_(grads.weighted_sum.unsqueeze(1), block.select(saved.class_weights))
             block.fill_targets_(grad_z, 0.0)
 
-        # ∂β = Σ_b P and ∂ρ = Σ_j P·r
-        if grad_bias is not None:
-            if rule.shared_bias:
-                grad_bias += grad_z.sum()
-            else:
-                torch.sum(grad_z, 0, out=block.select(grad_bias))
-        if grad_rho is not None and response is not None:
-            grad_rho += torch.linalg.vecdot(grad_z, response.detach(), dim=1)
+    def add_bias_gradient_(self, grad_bias: Tensor, grad_scores: Tensor, block: _Block) -> None:
+        """Add ∂β = Σ_b P."""
+        if self.rule.shared_bias:
+            grad_bias += grad_scores.sum()
+        else:
+            torch.sum(grad_scores, 0, out=block.select(grad_bias))
 
-        # D = P·ρ·r′(z), and H at the target
+    def product_gradients_(
+        self, grad_z: Tensor, z: Tensor, response: Tensor | None, leaf: Tensor | None, block: _Block
+    ) -> None:
+        """Turn P in `grad_z` into D = P·ρ·r′(z), and H at the target."""
+        rule, saved, grads = self
         if response is not None:
-            grad_z.mul_(rho.unsqueeze(1))
+            grad_z.mul_(rule.rho(saved.feature_norm))
             if leaf is not None:
                 grad_z.copy_(torch.autograd.grad(response, leaf, grad_z)[0])
             elif rule.derivative is not None and not rule.detached:
                 grad_z.mul_(rule.derivative(z, response))
-        if grad_target is not None:
-            block.fill_targets_(grad_z, grad_target.unsqueeze(1))
+        if grads.target is not None:
+            block.fill_targets_(grad_z, grads.target.unsqueeze(1))
 
-        # The energy's rows of D: φ′(c) = 1/(2(1−c)²), and zero for the pair of a class with itself
-        if energy_factor is not None:
-            repulsion = saved_repulsion
-            if repulsion is None:
-                repulsion = _half_squared_distances(stacked[batch:], block).reciprocal_()
-            torch.mul(repulsion, repulsion, out=grad_stacked[batch:]).mul_(energy_factor)
-            del repulsion
+    def energy_factor(self) -> Tensor:
+        """Return the factor of 1/(1−c)² in each energy row, (B, 1): half the incoming gradient, 0 if not counted."""
+        x, counted = self.saved.x, self.saved.counted
+        factor = x.new_zeros(()) if self.grads.energy is None else self.grads.energy / 2
+        return factor * (x.new_ones(len(x), 1) if counted is None else counted.to(x.dtype).unsqueeze(1))
 
-        # ∂w = (Σ_b D·x − a·ŵ)/‖w‖ with a = Σ_b D·z, and ∂x = Σ_j (D/‖w‖)·w
-        w_block = block.select(w)
-        if norms is not None:
-            weighted = grad_stacked * stacked
-            if radial is not None:
-                radial += weighted[batch:].sum(1)
-            inverse = block.select(norms).reciprocal()
-            if grad_w is not None:
-                along = weighted.sum(0).mul_(inverse).mul_(inverse).neg_()
-                torch.mul(w_block, along.unsqueeze(1), out=block.select(grad_w))
-            del weighted
-            grad_stacked.mul_(inverse)
-            if grad_w is not None:
-                block.select(grad_w).addmm_(grad_stacked.mT, rows)
-        elif grad_w is not None:
-            torch.mm(grad_stacked.mT, rows, out=block.select(grad_w))
-        if needs_x or rule.energy:
-            grad_rows = grad_stacked @ w_block if grad_rows is None else grad_rows.addmm_(grad_stacked, w_block)
+    def energy_gradients_(self, grad_cosines: Tensor, cosines: Tensor, factor: Tensor, block: _Block) -> None:
+        """Write the energy's rows of D, φ′(c) = 1/(2(1−c)²), and zero for the pair of a class with itself."""
+        repulsion = self.saved.repulsion
+        if repulsion is None:
+            repulsion = _half_squared_distances(cosines, block).reciprocal_()
+        torch.mul(repulsion, repulsion, out=grad_cosines).mul_(factor)
 
-    # ∂‖w_y‖/∂w_y = ŵ_y, and zero for a zero class vector
-    if grad_w is not None and grad_norm is not None:
-        factor = grad_norm / target_norm.masked_fill(target_norm == 0, torch.inf)
-        grad_w.index_add_(0, labels.clamp_min(0), w_target * factor.unsqueeze(1))
+    def add_target_norm_gradient_(self, grad_w: Tensor) -> None:
+        """Add the gradient through ‖w_y‖: ∂‖w_y‖/∂w_y = ŵ_y, and zero for a zero class vector."""
+        norms = self.saved.target_norm
+        factor = self.grads.target_norm / norms.masked_fill(norms == 0, torch.inf)
+        grad_w.index_add_(0, self.saved.labels.clamp_min(0), self.saved.w_target * factor.unsqueeze(1))
 
-    # The rows of the energy are normalised class vectors, so their gradient is projected to the tangent space as well:
-    # ∂w_y += (Σ_j E·ŵ_j − (Σ_j E·c)·ŵ_y)/‖w_y‖.
-    if radial is not None and grad_w is not None and grad_rows is not None:
-        tangent = grad_rows[batch:].addcmul_(radial.unsqueeze(1), rows[batch:], value=-1).div_(target_norms)
-        grad_w.index_add_(0, labels, tangent)
+    def add_energy_row_gradient_(self, grad_w: Tensor, grad_rows: Tensor, radial: Any) -> None:
+        """Add the gradient through the rows ŵ_y, projected: ∂w_y += (Σ_j D·ŵ_j − (Σ_j D·c)·ŵ_y)/‖w_y‖."""
+        w_hat = self.saved.rows[len(grad_rows) :]
+        grad_w.index_add_(
+            0, self.saved.labels, grad_rows.addcmul_(radial, w_hat, value=-1).div_(self.saved.energy_norms)
+        )
 
-    # Features of radius s: ∂x = (s/‖x‖)·(g − (g·x̂)x̂) for the gradient g with respect to s·x̂
-    grad_x = grad_rows[:batch] if needs_x and grad_rows is not None else None
-    if grad_x is not None and scale is not None and rule.radius is not None:
-        features = rows[:batch]
-        along = torch.linalg.vecdot(grad_x, features, dim=1).unsqueeze(1).div_(rule.radius**2)
-        grad_x = grad_x.addcmul_(along, features, value=-1).mul_(scale)
-    return grad_x, grad_w, grad_rho, grad_bias
-
-
-def _energy_factor(grad_energy: Tensor | None, counted: Tensor | None, x: Tensor) -> Tensor:
-    """Return the factor of 1/(1−c)² in each energy row, (B, 1): half the incoming gradient, 0 if not counted."""
-    factor = x.new_zeros(()) if grad_energy is None else grad_energy / 2
-    counted_mask = x.new_ones(len(x), 1) if counted is None else counted.to(x.dtype).unsqueeze(1)
-    return factor * counted_mask
+    def feature_gradient_(self, grad_x: Tensor, grad_norm: Tensor | None) -> Tensor:
+        """Return ∂x from the gradient g with respect to the rescaled features, and from the gradient of ‖x‖."""
+        length, inverse = self.rule.row_length, self.saved.inverse_norm
+        if length is not None:
+            # Features of length s: ∂x = (s/‖x‖)·(g − (g·x̂)x̂)
+            features = self.saved.rows[: len(grad_x)]
+            along = torch.linalg.vecdot(grad_x, features, dim=1).unsqueeze(1)
+            grad_x = grad_x.addcmul_(along, features, value=-1 / length**2).mul_(inverse * length)
+        if grad_norm is not None:
+            grad_x = grad_x.addcmul_(grad_norm.unsqueeze(1) * inverse, self.saved.x)  # ∂‖x‖/∂x = x̂
+        return grad_x
 
 
 # Cross entropy -------------------------------------------------------------------------------------------------------
@@ -656,12 +740,13 @@ def reduce_rows(losses: Tensor, labels: Tensor, weights: Tensor | None, counted:
 
     Samples that are not counted have loss 0, and so has a mean over no samples.
     """
-    losses = losses.masked_fill(~counted, 0)
     if reduction == "none":
-        return losses
+        return losses.masked_fill(~counted, 0)
+    sample_weights = counted.to(losses.dtype)
+    total = torch.dot(losses, sample_weights)
     if reduction == "sum":
-        return losses.sum()
+        return total
     if weights is None:
-        return losses.sum() / counted.sum().clamp_min(1)
-    total = weights[labels].masked_fill(~counted, 0).sum()
-    return losses.sum() / total.masked_fill(total == 0, 1)
+        return total / sample_weights.sum().clamp_min(1)
+    total_weight = torch.dot(weights[labels], sample_weights)
+    return total / total_weight.masked_fill(total_weight == 0, 1)

@@ -1,12 +1,13 @@
 r"""The angular head: scores h(‖w‖, ‖x‖)·g(θ) with a margin ψ on the target class, and their cross entropy.
 
-The forward pass has five steps, in this order: feature norms, the terms of all classes (`fused_loss`), the target score
-with margin and schedules, the loss per sample, and penalties. `BinaryHead` replaces the fourth step, `ShardedHead` the
-function that computes the second.
+The forward pass has four steps, in this order: the terms of all classes (`fused_loss`), the target score with margin
+and schedules (`target_score`), the loss per sample, and penalties. `BinaryHead` replaces the third step, `ShardedHead`
+the function that computes the first.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,38 +21,26 @@ from hypersphere import _numerics, sphere
 from hypersphere._validation import choose, is_integer, is_number, require
 from hypersphere.functions.angular import ANGULARS, Angular, Cosine
 from hypersphere.functions.magnitude import InnerProduct, Linear, LinearlyWeighted, Magnitude, Sphere
-from hypersphere.functions.margin import MARGINS, Margin, NormAdaptive
+from hypersphere.functions.margin import MARGINS, FamilyMargin, Margin, NormAdaptive
 from hypersphere.heads.fused_loss import (
     LOG_SUM_EXP,
+    ClassInputs,
     ClassReduction,
     ClassTerms,
     ScoreRule,
     class_terms,
+    explicit_derivatives_allowed,
     reduce_rows,
     row_losses,
     straight_through,
 )
 from hypersphere.heads.schedules import Annealing, Ramp
+from hypersphere.heads.target_score import explicit_score, normalized_gradient_term
 
 __all__ = ["AngularHead", "NonFiniteScoresError", "check_features", "check_labels", "require_labels"]
 
 _GRADIENTS = ("true", "detached", "normalized")
 _REDUCTIONS = ("mean", "sum", "none")
-_DEFAULTS: dict[str, Any] = {
-    "radius": "feature",
-    "weight_norm": True,
-    "angular": Cosine(),
-    "margin": None,
-    "annealing": None,
-    "ramp": None,
-    "gradient": "true",
-    "energy_weight": 0.0,
-    "norm_weight": 0.0,
-    "norm_target": 30.0,
-    "label_smoothing": 0.0,
-    "ignore_index": -100,
-    "reduction": "mean",
-}
 
 
 class NonFiniteScoresError(ValueError):
@@ -167,11 +156,9 @@ class AngularHead(nn.Module):
             accepted += "unit class vectors and cosine g"
             require(fits, "gradient", accepted, gradient)
         # A g or ψ may hold tensors, such as a learned k. Parameters among them become parameters of the head.
-        self._tensor_fields = {
-            "angular": _tensor_fields("angular", self._angular),
-            "margin": _tensor_fields("margin", self._margin),
-        }
+        self._tensor_fields: dict[str, tuple[str, ...]] = {}
         for owner, entry in (("angular", self._angular), ("margin", self._margin)):
+            self._tensor_fields[owner] = _tensor_fields(owner, entry)
             for name in self._tensor_fields[owner]:
                 if isinstance(getattr(entry, name), nn.Parameter):
                     self.register_parameter(f"{owner}_{name}", getattr(entry, name))
@@ -266,7 +253,7 @@ class AngularHead(nn.Module):
         y = check_labels(y, len(x))
         require_labels(y, self.num_classes, self.ignore_index)
         step = self._schedule_step()
-        labels = y.clamp(0, self.num_classes - 1)  # ignored labels get any class; their rows do not count
+        column = y.clamp(0, self.num_classes - 1).unsqueeze(1)  # ignored labels get any class; their rows do not count
         with _numerics.autocast_disabled(x):
             x_norm, magnitudes, cosines = self._polar_scores(x)
             if self._is_linear_in_x:
@@ -275,14 +262,11 @@ class AngularHead(nn.Module):
                 response = self._other_response(cosines, self._strength(step, cosines))
                 plain = magnitudes * self._apply_gradient_mode(cosines, response)
             # Replace the target's entry of the plain scores by the score with the margin.
-            column = labels.unsqueeze(1)
-            magnitude = magnitudes.expand_as(cosines).gather(1, column).squeeze(1)
-            c = cosines.gather(1, column).squeeze(1)
-            product = plain.gather(1, column).squeeze(1) if self._is_linear_in_x else magnitude * c
-            direction = None
-            if self.gradient == "normalized":
-                direction = sphere.polar(self.weight.detach()[labels])[1]
-            score = self._score_with_margin(product, magnitude, c, x, x_norm, direction, step, self._statistics())
+            target = (plain if self._scores_are_products else cosines).gather(1, column).squeeze(1)
+            w_norm, w_hat = (t.to(target.dtype) for t in sphere.polar(self.weight[column.squeeze(1)]))
+            score = self._target_score(
+                target, x, x_norm, w_norm.squeeze(1), w_hat.detach(), step, self._norm_statistics()
+            )
             logits = plain.scatter(1, column, score.unsqueeze(1))
             logits = logits if self.bias is None else logits + self.bias.to(logits.dtype)
         self._require_finite(logits, x)
@@ -317,8 +301,10 @@ class AngularHead(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the sizes and all settings that differ from the defaults."""
-        settings = {name: getattr(self, name) for name in _DEFAULTS}
-        changed = [f"{name}={value!r}" for name, value in settings.items() if value != _DEFAULTS[name]]
+        parameters = inspect.signature(AngularHead.__init__).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | {"angular": Cosine()}
+        settings = {name: getattr(self, name) for name in defaults if name not in ("bias", "class_weights")}
+        changed = [f"{name}={value!r}" for name, value in settings.items() if value != defaults[name]]
         flags = ["bias=True"] * (self.bias is not None) + ["class_weights"] * (self.class_weights is not None)
         return ", ".join([str(self.in_features), str(self.num_classes), *changed, *flags])
 
@@ -338,49 +324,41 @@ class AngularHead(nn.Module):
         """
         counted = y != self.ignore_index
         labels = y.clamp(0, self.num_classes - 1)  # a bad label is reported after the computation
-        labels_valid = ((labels == y) | ~counted).all()
+        labels_valid = ((labels == y) >= counted).all()  # every counted label is unchanged
         x = self._without_ignored(x, y) if careful else x
-        x, x_norm = self._wide_features(x, careful=careful)
-        statistics = self._updated_statistics(x_norm, counted)
-        terms = self._terms_of_classes(x, x_norm, labels, counted, step, check_range=careful)
-        score = self._target_score_from_terms(terms, x, x_norm, step, statistics)
+        x = x.to(self._wide_dtype(x))
+        terms = self._terms_of_classes(x, labels, counted, step, check_range=careful)
+        statistics = self._updated_statistics(terms.feature_norm, counted)
+        score = self._target_score(
+            terms.target, x, terms.feature_norm, terms.target_norm, terms.target_direction, step, statistics
+        )
+        if self.bias is not None:
+            score = score + (self.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)
         losses = self._row_losses(terms, score, labels)
         weights = None if self.class_weights is None else self.class_weights.to(losses.dtype)
         loss = reduce_rows(losses, labels, weights, counted, self.reduction)
-        loss = self._with_penalties(loss, terms, x_norm, counted)
+        loss = self._with_penalties(loss, terms, counted)
         is_finite = loss.detach().abs() < torch.inf
         return loss, statistics, labels_valid & terms.in_range & (is_finite if loss.ndim == 0 else is_finite.all())
 
-    def _wide_features(self, x: Tensor, *, careful: bool) -> tuple[Tensor, Tensor]:
-        """Step 1: features in the wider dtype of features and weight, at least float32, and their norms (B,)."""
-        wide = x.to(self._wide_dtype(x))
-        # `polar` scales by the largest entry before squaring; the plain norm is faster and exact for ordinary features.
-        if careful:
-            return wide, sphere.polar(x)[0].to(wide.dtype).squeeze(1)
-        return wide, torch.linalg.vector_norm(wide, dim=1)
-
     def _terms_of_classes(
-        self, x: Tensor, x_norm: Tensor, labels: Tensor, counted: Tensor, step: Tensor | None, *, check_range: bool
+        self, x: Tensor, labels: Tensor, counted: Tensor, step: Tensor | None, *, check_range: bool
     ) -> ClassTerms:
-        """Step 2: the reductions over all other classes, and the product with the target class vector."""
-        as_products = self._scores_are_products
+        """Step 1: the reductions over all other classes, and the product with the target class vector."""
+        as_products, plain_target = self._scores_are_products, self._scores_are_products and self._margin is None
         strength = self._strength(step, x)  # a local, because backward runs after the step has been counted
-        # Scores are products of x, of s·x̂, or ρ times a response to the products of x̂, which are cosines.
-        rho, radius = None, None if self._is_linear_in_x else 1.0
-        if not as_products:
-            rho = x_norm if self.radius == "feature" else torch.full_like(x_norm, float(self.radius))
-        elif self.radius != "feature":
-            radius = float(self.radius)
+        needs_norm = self.norm_weight > 0 or isinstance(self._margin, NormAdaptive)
         rule = ScoreRule(
             unit_rows=self.weight_norm,
-            radius=radius,
+            radius=None if self.radius == "feature" else float(self.radius),
             response=None if as_products else lambda c: self._other_response(c, strength),
             derivative=None if self._margin_on_others else getattr(self.angular, "slope", None),
             detached=self.gradient == "detached",
             learned=self._has_learned_response(),
             reduction=self.class_reduction,
             shared_bias=self._bias_size() == 1,
-            target_norm=not self.weight_norm and not (as_products and self._margin is None),
+            feature_norm=needs_norm or (self.radius == "feature" and not plain_target),
+            target_norm=not self.weight_norm and not plain_target,
             target_direction=self.gradient == "normalized",
             energy=self.energy_weight > 0,
             targets_present=True,
@@ -390,97 +368,91 @@ class AngularHead(nn.Module):
         if self.label_smoothing:
             weights = self.class_weights
             smoothing_weights = x.new_ones(self.num_classes) if weights is None else weights.to(x.dtype)
-        return self.class_terms(
+        inputs = ClassInputs(
             x,
-            _numerics.widen(self.weight).to(x.dtype),
+            _numerics.widen_parameter(self.weight).to(x.dtype),
             labels,
-            rule,
-            rho=rho,
-            bias=None if self.bias is None else self.bias.to(x.dtype),
-            class_weights=smoothing_weights,
-            counted=counted,
-            check_range=check_range,
+            None if self.bias is None else self.bias.to(x.dtype),
+            smoothing_weights,
+            counted,
         )
+        return self.class_terms(inputs, rule, check_range=check_range)
 
-    def _target_score_from_terms(
-        self, terms: ClassTerms, x: Tensor, x_norm: Tensor, step: Tensor | None, statistics: _NormStatistics | None
-    ) -> Tensor:
-        """Step 3: the target score f_y from its product, with margin, schedules and bias."""
-        score = terms.target
-        if self._margin is not None or not self._scores_are_products:
-            magnitude: Tensor | float = x_norm if self.radius == "feature" else float(self.radius)
-            if terms.target_norm is not None:
-                magnitude = magnitude * terms.target_norm
-            # The product is h·c, or c if the rule has a response.
-            product, c = terms.target, terms.target
-            if self._scores_are_products:
-                c = product / _nonzero(magnitude)
-            else:
-                product = magnitude * c
-            score = self._score_with_margin(product, magnitude, c, x, x_norm, terms.target_direction, step, statistics)
-        if self.bias is None:
-            return score
-        return score + (self.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)
-
-    def _score_with_margin(
+    def _target_score(
         self,
-        product: Tensor,
-        magnitude: Tensor | float,
-        c: Tensor,
+        target: Tensor,
         x: Tensor,
-        x_norm: Tensor,
+        x_norm: Tensor | None,
+        w_norm: Tensor | None,
         w_hat: Tensor | None,
         step: Tensor | None,
         statistics: _NormStatistics | None,
     ) -> Tensor:
-        """Return h·ψ(c) with the chosen gradient, blended with the plain score h·g(c) while annealing.
+        """Step 2: the target score h·ψ(θ) with the chosen gradient, blended with h·g(θ) while annealing.
 
         Args:
-            product: (B,) h·c, the plain score if g is the cosine.
-            magnitude: (B,) h(‖w_y‖, ‖x‖), or one number for all samples.
-            c: (B,) target cosines.
+            target: (B,) h·cos θ if scores are products, else cos θ.
             x: (B, d) features, for the normalized gradient.
-            x_norm: (B,) feature norms.
+            x_norm: (B,) feature norms, if h or ψ depends on them.
+            w_norm: (B,) norms of the target class vectors, if h depends on them.
             w_hat: (B, d) directions of the target class vectors, for the normalized gradient.
             step: the step that the schedules use.
             statistics: mean and standard deviation of feature norms, for a margin that depends on them.
         """
-        plain = product
-        if not isinstance(self._angular, Cosine):
-            plain = magnitude * self._apply_gradient_mode(c, self.angular(c))
+        if self._margin is None and self._scores_are_products:
+            return target
+        magnitude: Any = x_norm if self.radius == "feature" else float(self.radius)  # h
+        magnitude = magnitude if self.weight_norm else magnitude * w_norm
+        plain = target
+        if not self._scores_are_products:
+            plain = magnitude * self._apply_gradient_mode(target, self.angular(target))
         if self._margin is None:
             return plain
-        strength = self._strength(step, c)
-        score = magnitude * self._apply_gradient_mode(c, self._target_response(c, x_norm, strength, statistics))
+        margin, strength = self._sample_margin(x_norm, statistics), self._strength(step, target)
+        psi = lambda c: self._target_response(margin, c, strength)  # noqa: E731
+        score_of = lambda target, magnitude: self._margin_score(target, magnitude, psi)  # noqa: E731
+        if self._has_explicit_slope and explicit_derivatives_allowed(target):
+            value_and_slope = lambda c: self._value_and_slope(margin, c, strength)  # noqa: E731
+            score = explicit_score(target, magnitude, value_and_slope, score_of)
+        else:
+            score = score_of(target, magnitude)
         if self.gradient == "normalized":
+            assert x_norm is not None
             assert w_hat is not None
             score = straight_through(plain, score)
             # The correction changes only gradients, and an exported program has none.
             if torch.is_grad_enabled() and not torch.compiler.is_exporting():
-                psi = lambda c: self._target_response(c, x_norm.detach(), strength, statistics)  # noqa: E731
-                score = score + _normalized_gradient_term(psi, c.detach(), x, x_norm.detach(), w_hat)
+                c = (target / _nonzero(magnitude)).detach()
+                score = score + normalized_gradient_term(psi, c, x, x_norm.detach(), w_hat)
         # Annealing: (λ·plain + margin)/(1 + λ)
         if self.annealing is not None and step is not None:
-            plain_weight = self.annealing(step.to(c.dtype))  # λ
+            plain_weight = self.annealing(step.to(target.dtype))  # λ
             score = (plain_weight * plain + score) / (1 + plain_weight)
-        # A zero feature has no angle, but where scores are products it has the gradient of a linear layer.
-        return torch.where(x_norm == 0, plain, score) if self._is_linear_in_x else score
+        return score
+
+    def _margin_score(self, target: Tensor, magnitude: Tensor | float, psi: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return h·ψ(c) by automatic differentiation; `target` is h·c if scores are products, else c."""
+        if not self._scores_are_products:
+            return magnitude * self._apply_gradient_mode(target, psi(target))
+        c = target / _nonzero(magnitude)
+        score = magnitude * self._apply_gradient_mode(c, psi(c))
+        # Where h is zero there is no angle. The score then has the gradient of a linear layer.
+        return torch.where(magnitude == 0, target, score) if isinstance(magnitude, Tensor) else score
 
     def _row_losses(self, terms: ClassTerms, score: Tensor, labels: Tensor) -> Tensor:
-        """Step 4: the loss of each sample."""
+        """Step 3: the loss of each sample."""
         weights = None if self.class_weights is None else self.class_weights.to(score.dtype)
         return row_losses(terms, score, labels, self.num_classes, weights, self.label_smoothing)
 
-    def _with_penalties(self, loss: Tensor, terms: ClassTerms, x_norm: Tensor, counted: Tensor) -> Tensor:
-        """Step 5: add the mean energy of the class vectors of the batch, and the penalty on feature norms."""
+    def _with_penalties(self, loss: Tensor, terms: ClassTerms, counted: Tensor) -> Tensor:
+        """Step 4: add the mean energy of the class vectors of the batch, and the penalty on feature norms."""
         if terms.energy is None and not self.norm_weight:
             return loss
         count = counted.sum().clamp_min(1)
         if terms.energy is not None:
-            pairs = count * (self.num_classes - 1)
-            loss = loss + self.energy_weight * terms.energy.to(x_norm.dtype) / pairs
-        if self.norm_weight:
-            deviations = (x_norm - self.norm_target).abs().masked_fill(~counted, 0)
+            loss = loss + terms.energy.to(loss.dtype) * (self.energy_weight / (self.num_classes - 1)) / count
+        if self.norm_weight and terms.feature_norm is not None:
+            deviations = (terms.feature_norm - self.norm_target).abs().masked_fill(~counted, 0)
             loss = loss + self.norm_weight * deviations.sum() / count
         return loss
 
@@ -523,22 +495,38 @@ class AngularHead(nn.Module):
             return margin.others(c, self.angular, strength)
         return self.angular(c)
 
-    def _target_response(
-        self, c: Tensor, x_norm: Tensor, strength: float | Tensor, statistics: _NormStatistics | None
-    ) -> Tensor:
+    def _sample_margin(self, x_norm: Tensor | None, statistics: _NormStatistics | None) -> Any:
+        """Return ψ, for a margin that depends on feature norms the one of this batch."""
+        margin = self.margin
+        if not isinstance(margin, NormAdaptive):
+            return margin
+        assert x_norm is not None
+        assert statistics is not None
+        # The norm decides how large the margin is, but no gradient flows through this choice.
+        mean, std = (t.to(x_norm.dtype) for t in statistics)
+        return margin.for_quality(margin.quality(x_norm.detach(), mean, std))
+
+    def _target_response(self, margin: Any, c: Tensor, strength: float | Tensor) -> Tensor:
         """Return ψ(c)."""
-        margin, angular = self.margin, self.angular
-        if isinstance(margin, NormAdaptive):
-            assert statistics is not None
-            # The norm decides how large the margin is, but no gradient flows through this choice.
-            quality = margin.quality(x_norm.detach(), statistics.mean.to(c.dtype), statistics.std.to(c.dtype))
-            return margin.for_quality(quality)(c, angular, strength)
         if isinstance(margin, Margin):
-            return margin(c, angular, strength)
-        assert margin is not None
+            return margin(c, self.angular, strength)
         # A plain callable takes no strength, so a ramp interpolates between g and ψ.
-        psi = margin(c)
-        return psi if self.ramp is None else angular(c) + strength * (psi - angular(c))
+        g, psi = self.angular(c), margin(c)
+        return psi if self.ramp is None else g + strength * (psi - g)
+
+    def _value_and_slope(self, margin: Any, c: Tensor, strength: float | Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return ψ(c) and dψ/dc, which is 1 if the gradient is detached; see `_has_explicit_slope`."""
+        if self.gradient == "detached":
+            return self._target_response(margin, c, strength), 1.0
+        return margin.value_and_slope(c, strength)
+
+    @property
+    def _has_explicit_slope(self) -> bool:
+        """Whether the derivative of the target score is known in closed form: that of ψ, or 1 if it is detached."""
+        if not self._scores_are_products or self._tensor_fields["margin"]:
+            return False
+        known = {"true": FamilyMargin, "detached": Margin}
+        return self.gradient in known and isinstance(self._margin, known[self.gradient])
 
     def _bias_size(self) -> int:
         return self.num_classes
@@ -560,13 +548,13 @@ class AngularHead(nn.Module):
         """Return the strength of the margin, 1 without a ramp."""
         return 1.0 if self.ramp is None or step is None else self.ramp(step.to(like.dtype))
 
-    def _statistics(self) -> _NormStatistics | None:
+    def _norm_statistics(self) -> _NormStatistics | None:
         return _NormStatistics(self.norm_mean, self.norm_std) if isinstance(self._margin, NormAdaptive) else None
 
-    def _updated_statistics(self, norms: Tensor, counted: Tensor) -> _NormStatistics | None:
+    def _updated_statistics(self, norms: Tensor | None, counted: Tensor) -> _NormStatistics | None:
         """Return the statistics of feature norms, updated with this batch in training mode."""
-        statistics = self._statistics()
-        if statistics is None or not self.training or not _numerics.can_update_state(norms):
+        statistics = self._norm_statistics()
+        if statistics is None or norms is None or not self.training or not _numerics.can_update_state(norms):
             return statistics
         return _update_statistics(statistics, norms.detach(), counted, self._margin.momentum)
 
@@ -731,54 +719,13 @@ def _update_statistics(statistics: _NormStatistics, norms: Tensor, counted: Tens
     """
     weights = counted.to(norms.dtype)  # 1 for samples that count, else 0
     count = weights.sum()
-    mean = (norms * weights).sum() / count.clamp_min(1)
-    variance = ((norms - mean).square() * weights).sum() / (count - 1).clamp_min(1)
-    std = variance.sqrt()
-    # A sample standard deviation needs two samples.
-    is_usable = (count >= 2) & torch.isfinite(mean + std)
+    mean = torch.dot(norms, weights) / count.clamp_min(1)
+    deviations = (norms - mean) * weights
+    std = (torch.dot(deviations, deviations) / (count - 1).clamp_min(1)).sqrt()
+    # A sample standard deviation needs two samples. It is not finite if the mean is not.
+    is_usable = (count >= 2) & (std < torch.inf)
     new_mean = statistics.mean.lerp(mean.to(statistics.mean.dtype), momentum)
     new_std = statistics.std.lerp(std.to(statistics.std.dtype), momentum)
     return _NormStatistics(
         torch.where(is_usable, new_mean, statistics.mean), torch.where(is_usable, new_std, statistics.std)
     )
-
-
-def _normalized_gradient_term(
-    psi: Callable[[Tensor], Tensor], c: Tensor, x: Tensor, x_norm: Tensor, w_hat: Tensor
-) -> Tensor:
-    r"""Return zeros whose gradient turns the plain gradient of the target score into that of the original SphereFace.
-
-    The plain gradient is ∂f_y/∂x = ŵ. The original code has
-
-        ∂f_y/∂x = (ψ′·ŵ + (ψ − ψ′c)·x̂)/√(ψ′² + ((ψ − ψ′c)/‖x‖)²),
-
-    whose length is bounded for any margin, while ∂f_y/∂w is the one without margin.
-
-    Args:
-        psi: the margin as a function of the target cosines.
-        c: (B,) target cosines, detached.
-        x: (B, d) features.
-        x_norm: (B,) feature norms, detached.
-        w_hat: (B, d) directions of the target class vectors, detached.
-    """
-    value, slope = psi(c).detach(), _derivative(psi, c)
-    with torch.no_grad():
-        inverse_norm = 1 / x_norm.masked_fill(x_norm == 0, torch.inf)
-        along_x = value - slope * c
-        length = torch.hypot(slope, along_x * inverse_norm)
-        x_hat = x.detach() * inverse_norm.unsqueeze(1)
-        direction = slope.unsqueeze(1) * w_hat + along_x.unsqueeze(1) * x_hat
-        # A zero length means ψ = ψ′ = 0, where the direction is zero too.
-        target = direction / length.masked_fill(length == 0, 1).unsqueeze(1)
-        difference = (target - w_hat).masked_fill((x_norm == 0).unsqueeze(1), 0)
-    return ((x - x.detach()) * difference).sum(1)
-
-
-def _derivative(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """Return the derivative of an elementwise function, detached."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return torch.func.grad(lambda t: function(t).sum())(at).detach()
-    # torch.func does not support saved-tensor hooks, which checkpointing and `save_on_cpu` install.
-    with torch.enable_grad():
-        leaf = at.detach().requires_grad_()
-        return torch.autograd.grad(function(leaf).sum(), leaf)[0]

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from hypersphere import _numerics
 from hypersphere._validation import is_number, require
 from hypersphere.heads._collectives import Processes, problem_of
-from hypersphere.heads.fused_loss import ClassTerms, ScoreRule, class_terms
+from hypersphere.heads.fused_loss import ClassInputs, ClassTerms, ScoreRule, class_terms
 from hypersphere.heads.head import AngularHead, NonFiniteScoresError, check_features, check_labels, require_labels
 
 __all__ = ["ShardedHead"]
@@ -341,62 +341,55 @@ class _ShardedClassTerms:
         """End the use of sampled classes."""
         self.sampled = None
 
-    def __call__(
-        self,
-        x: Tensor,
-        w: Tensor,
-        labels: Tensor,
-        rule: ScoreRule,
-        *,
-        rho: Tensor | None = None,
-        bias: Tensor | None = None,
-        class_weights: Tensor | None = None,
-        counted: Tensor | None = None,
-        check_range: bool = False,
-    ) -> ClassTerms:
+    def __call__(self, inputs: ClassInputs, rule: ScoreRule, *, check_range: bool = False) -> ClassTerms:
         """Return the terms of all classes; `w` and `bias` hold the local classes, `class_weights` all classes."""
+        x, w, labels, bias, class_weights, counted, energy_rows = inputs
         local_labels = self._local_labels(labels)
         weight = self._sampled_rows(w)
         shared_bias = bias if rule.shared_bias else None
-        energy_rows = None
         if rule.energy:
             # Each class vector of the batch is held by one process; the others contribute zeros.
             rows = weight[local_labels.clamp_min(0)].masked_fill((local_labels < 0).unsqueeze(1), 0)
             energy_rows = self.processes.sum_parts(rows)
         # Global tensors that all processes use: their gradients are summed over processes.
-        features, rho, shared_bias, energy_rows = self.processes.share(x, rho, shared_bias, energy_rows)
+        features, shared_bias, energy_rows = self.processes.share(x, shared_bias, energy_rows)
         assert features is not None
-        part = class_terms(
+        local_inputs = ClassInputs(
             features,
             weight,
             local_labels,
-            dataclasses.replace(rule, targets_present=False),
-            rho=rho,
-            bias=shared_bias if rule.shared_bias or bias is None else self._sampled_rows(bias),
-            class_weights=None if class_weights is None else self._sampled_rows(class_weights[self.classes]),
-            counted=counted,
-            check_range=True,  # each process decides about its class vectors
-            energy_rows=energy_rows,
+            shared_bias if rule.shared_bias or bias is None else self._sampled_rows(bias),
+            None if class_weights is None else self._sampled_rows(class_weights[self.classes]),
+            counted,
+            energy_rows,
         )
-        # All terms with one number per sample travel in one collective.
-        per_sample = (part.others, part.weighted_sum, part.target, part.target_norm, part.target_bias)
+        # Each process decides about the range of its class vectors.
+        part = class_terms(local_inputs, dataclasses.replace(rule, targets_present=False), check_range=True)
+        # All terms with one number per sample travel in one collective. Feature norms come from the first process.
+        feature_norm = part.feature_norm
+        if feature_norm is not None and self.processes.rank > 0:
+            feature_norm = torch.zeros_like(feature_norm)
+        per_sample = (part.others, part.weighted_sum, part.target, feature_norm, part.target_norm, part.target_bias)
         stacked = self.processes.stack_parts(torch.stack([term for term in per_sample if term is not None]))
         # The derivative of logsumexp is undefined if no process has another class, so −∞ becomes a finite number.
         others = rule.reduction.across(stacked[:, 0].mT.clamp_min(torch.finfo(x.dtype).min))
         # The other terms are zero except in the process that holds the target, or sums over classes.
         sums = iter(stacked[:, 1:].sum(0))
-        weighted_sum, target, target_norm, target_bias = (None if t is None else next(sums) for t in per_sample[1:])
+        weighted_sum, target, feature_norm, target_norm, target_bias = (
+            None if t is None else next(sums) for t in per_sample[1:]
+        )
         assert target is not None
         direction, energy = part.target_direction, part.energy
         return ClassTerms(
             others,
             weighted_sum,
             target,
+            feature_norm,
             target_norm,
+            None if energy is None else self.processes.sum_parts(energy) * self._energy_scale(w),
+            torch.ones((), dtype=torch.bool, device=x.device),
             target_bias,
             None if direction is None else self.processes.sum_parts(direction),
-            None if energy is None else self.processes.sum_parts(energy) * self._energy_scale(w),
-            in_range=torch.ones((), dtype=torch.bool, device=x.device),
         )
 
     def _energy_scale(self, w: Tensor) -> float:
@@ -440,13 +433,9 @@ class _SparseRows(torch.autograd.Function):
     """Select rows of a parameter. The gradient is a sparse tensor with these rows."""
 
     @staticmethod
-    def forward(values: Tensor, rows: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, rows: Tensor) -> Tensor:
+        ctx.rows, ctx.shape = rows, values.shape
         return values[rows]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        values, ctx.rows = inputs
-        ctx.shape = values.shape
 
     @staticmethod
     @once_differentiable

@@ -32,9 +32,9 @@ need plain operations: `plain_response` computes the same function with them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -85,13 +85,13 @@ class Response:
 
     Attributes:
         magnitude: φ, one of the library's functions of ‖x‖.
-        angular: g, one of the library's; the k of a Sigmoid may be a tensor.
+        angular: g; the k of a Sigmoid may be a tensor. The custom operator needs one of the library's functions.
         input_scale: a, of the shape (groups or 1, filters per group or 1, *ones), or None for 1.
         output_scale: s, in the same form.
     """
 
     magnitude: Radial
-    angular: Angular
+    angular: Callable[[Tensor], Tensor]
     input_scale: Tensor | None = None
     output_scale: Tensor | None = None
 
@@ -110,7 +110,8 @@ class Response:
     @property
     def has_unit_magnitude(self) -> bool:
         """True if h = 1, so that it can be left out."""
-        return self.magnitude == Sphere(1.0) and self.output_scale is None
+        is_sphere = type(self.magnitude) is Sphere and not isinstance(self.magnitude.alpha, Tensor)
+        return is_sphere and self.magnitude == Sphere(1.0) and self.output_scale is None
 
     @property
     def depends_on_filter(self) -> bool:
@@ -149,10 +150,10 @@ def plain_response(
     r"""Return h·g(c) in the dtype of `x`, in plain differentiable operations.
 
     Args:
-        x: scaled input (N, channels, *size) from `plain_patch_norms`.
+        x: scaled input (N, channels, *size) from `measure_patches`.
         w_hat: directions of the filters.
         geometry: of the convolution.
-        norms: of the patches, from `plain_patch_norms`.
+        norms: from `measure_patches`, with a graph.
         magnitude: h, a function of the norms (N, groups, 1, *places). It may return None for 1.
         angular: g, a function of the cosines (N, groups, filters per group, *places).
     """
@@ -170,11 +171,10 @@ def fused_response(
     r"""Return s·φ(a·‖x‖)·g(c) like `plain_response`, with the custom operator.
 
     Args:
-        x: input (N, channels, *size).
+        x: scaled input (N, channels, *size) from `measure_patches`.
         w_hat: directions of the filters.
         geometry: of the convolution.
-        norms: of the patches of `x`, without a graph: the operator differentiates them itself. `norms.norm` may be
-            multiplied by a constant per sample, if `x` was scaled.
+        norms: from `measure_patches`, without a graph: the operator differentiates them itself.
         response: φ, g, a, s and k.
         half_storage: whether to save float16 numbers for backward instead of float32 numbers.
     """
@@ -183,81 +183,97 @@ def fused_response(
     if not isinstance(response.angular, Cosine):  # ∂ŵ of a cosine needs ∂p = G·h·r only
         needs_products.append(w_hat)
     saves = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in needs_products)
-    storage = "none" if not saves else "half" if half_storage else "full"
-    return _decoupled(
+    arguments = _Arguments(
         x,
         w_hat,
         response.input_scale,
         response.output_scale,
         k,
-        norms.norm,
-        norms.reciprocal,
-        norms.scale,
+        *norms,
         geometry.to_list(),
         *_name_and_numbers(response.magnitude, MAGNITUDES),
         *_name_and_numbers(response.angular if k is None else Sigmoid(), ANGULARS),
-        storage,
-    )[0]
+        storage="none" if not saves else "half" if half_storage else "full",
+    )
+    return _decoupled(*arguments)[0]
 
 
-def _name_and_numbers(entry: Radial | Angular, menu: dict[str, Any]) -> tuple[str, list[float]]:
+def _name_and_numbers(entry: object, menu: dict[str, Any]) -> tuple[str, list[float]]:
     """Describe a menu entry by types that a custom operator accepts."""
     name = next(name for name, kind in menu.items() if type(entry) is kind)
     return name, [float(getattr(entry, field.name)) for field in fields(entry)]  # type: ignore[arg-type]
 
 
-def _rebuild_response(
-    input_scale: Tensor | None,
-    output_scale: Tensor | None,
-    k: Tensor | None,
-    magnitude: str,
-    magnitude_numbers: list[float],
-    angular: str,
-    angular_numbers: list[float],
-) -> Response:
-    """Build the response from the arguments of a custom operator, the inverse of `_name_and_numbers`."""
-    g = ANGULARS[angular](*angular_numbers)
-    if k is not None:
-        g = Sigmoid(k)
-    return Response(MAGNITUDES[magnitude](*magnitude_numbers), g, input_scale, output_scale)  # type: ignore[arg-type]
+class _Arguments(NamedTuple):
+    """The arguments of both custom operators. Their schemas are derived from these names and types."""
+
+    # Tensors that can have a gradient.
+    x: Tensor
+    weight: Tensor
+    input_scale: Tensor | None
+    output_scale: Tensor | None
+    k: Tensor | None
+    # Constant tensors.
+    norm: Tensor
+    reciprocal: Tensor
+    scale: Tensor
+    # Settings, in types that torch can pass to an operator.
+    geometry: list[int]
+    magnitude: str
+    magnitude_numbers: list[float]
+    angular: str
+    angular_numbers: list[float]
+    storage: str
+
+    @property
+    def differentiated(self) -> tuple[Tensor | None, ...]:
+        """The arguments that can have a gradient."""
+        return self.x, self.weight, self.input_scale, self.output_scale, self.k
+
+    @property
+    def convolution(self) -> ConvGeometry:
+        return ConvGeometry.from_list(self.geometry)
+
+    @property
+    def response(self) -> Response:
+        """The response, rebuilt from names and numbers."""
+        angular = ANGULARS[self.angular](*self.angular_numbers) if self.k is None else Sigmoid(self.k)
+        magnitude = MAGNITUDES[self.magnitude](*self.magnitude_numbers)
+        return Response(magnitude, angular, self.input_scale, self.output_scale)  # type: ignore[arg-type]
+
+    @property
+    def saves_cotangents(self) -> bool:
+        """True if float16 cotangents are saved instead of products, which half storage does for float32 only.
+
+        Products in half precision take 16 bits already, and float64 is used where precision matters.
+        """
+        return self.storage == "half" and self.x.dtype == torch.float32
+
+    @property
+    def responses_per_sample(self) -> int:
+        """Filters times places."""
+        return self.reciprocal[:1].numel() * len(self.weight) // self.reciprocal.shape[1]
+
+    def product_blocks(self) -> list[slice]:
+        """Return blocks for the product, large compared with the filters, which each of them reads once."""
+        return batch_blocks(max(PRODUCT_BLOCK, 4 * self.weight.numel()), self.responses_per_sample, self.x)
 
 
-def _saves_cotangents(storage: str, dtype: torch.dtype) -> bool:
-    """Return True if float16 cotangents are saved instead of products, which half storage does for float32 only.
-
-    Products in half precision take 16 bits already, and float64 is used where precision matters.
-    """
-    return storage == "half" and dtype == torch.float32
+TENSOR_COUNT = _Arguments._fields.index("geometry")
+SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", list[int]: "int[]", list[float]: "float[]", str: "str"}
+SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(_Arguments).items())
 
 
-TENSOR_ARGUMENTS = 8  # the arguments of `_decoupled` up to `scale`; its other arguments are settings
-
-
-@torch.library.custom_op("hypersphere::decoupled", mutates_args=())
-def _decoupled(
-    x: Tensor,
-    weight: Tensor,
-    input_scale: Tensor | None,
-    output_scale: Tensor | None,
-    k: Tensor | None,
-    norm: Tensor,
-    reciprocal: Tensor,
-    scale: Tensor,
-    geometry: list[int],
-    magnitude: str,
-    magnitude_numbers: list[float],
-    angular: str,
-    angular_numbers: list[float],
-    storage: str,
-) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("hypersphere::decoupled", mutates_args=(), schema=f"({SCHEMA}) -> (Tensor, Tensor)")
+def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
     """Return y (N, filters, *places) and the tensor saved for backward, in the same shape or empty."""
-    convolution = ConvGeometry.from_list(geometry)
-    response = _rebuild_response(input_scale, output_scale, k, magnitude, magnitude_numbers, angular, angular_numbers)
-    wide, per_sample = reciprocal.dtype, _responses_per_sample(weight, reciprocal)
-    saves_cotangents = _saves_cotangents(storage, x.dtype)
-    saves_products = storage != "none" and not saves_cotangents
+    arguments = _Arguments(*values)
+    x, weight, norm, reciprocal = arguments.x, arguments.weight, arguments.norm, arguments.reciprocal
+    convolution, response = arguments.convolution, arguments.response
+    saves_cotangents = arguments.saves_cotangents
+    saves_products = arguments.storage != "none" and not saves_cotangents
     y = stored = None
-    for block in _product_blocks(weight, per_sample, x):
+    for block in arguments.product_blocks():
         product = convolution.product(x[block], weight)
         # If the batch is one block, avoid a copy: the product becomes the saved tensor or, if products are not saved,
         # the output. The outputs of a custom operator must not be views.
@@ -270,7 +286,7 @@ def _decoupled(
                 stored = _empty_like(product, len(x), torch.float16)
         for p, r, n, out, saved in split_batches(
             ELEMENT_BLOCK,
-            per_sample,
+            arguments.responses_per_sample,
             convolution.split_filters(product),
             reciprocal[block],
             norm[block],
@@ -280,7 +296,7 @@ def _decoupled(
             if saves_products and saved is not None:
                 saved.copy_(p)
             # The cosine c = p·r, written into the output if its dtype is wide enough.
-            c = torch.mul(p, r, out=out) if out.dtype == wide else p.to(wide).mul_(r)
+            c = torch.mul(p, r, out=out) if out.dtype == r.dtype else p.to(r.dtype).mul_(r)
             if saves_cotangents:
                 saved.copy_(_numerics.cotangent(c))
             value = _angular_value_(response, c)
@@ -294,49 +310,34 @@ def _decoupled(
 
 
 @_decoupled.register_fake
-def _(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(*values: Any) -> tuple[Tensor, Tensor]:
     """Describe the shapes, dtypes and memory formats of the outputs to the compiler."""
-    geometry, storage = rest[TENSOR_ARGUMENTS - 2], rest[-1]  # x and weight are not in `rest`
-    y = ConvGeometry.from_list(geometry).product(x, weight)
-    if storage == "none":
-        return y, x.new_empty(0)
-    return y, torch.empty_like(y, dtype=torch.float16 if _saves_cotangents(storage, x.dtype) else y.dtype)
+    arguments = _Arguments(*values)
+    y = arguments.convolution.product(arguments.x, arguments.weight)
+    if arguments.storage == "none":
+        return y, y.new_empty(0)
+    return y, torch.empty_like(y, dtype=torch.float16 if arguments.saves_cotangents else y.dtype)
 
 
-@torch.library.custom_op("hypersphere::decoupled_backward", mutates_args=())
-def _decoupled_backward(
-    gradient: Tensor,
-    stored: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    input_scale: Tensor | None,
-    output_scale: Tensor | None,
-    k: Tensor | None,
-    norm: Tensor,
-    reciprocal: Tensor,
-    scale: Tensor,
-    geometry: list[int],
-    magnitude: str,
-    magnitude_numbers: list[float],
-    angular: str,
-    angular_numbers: list[float],
-    storage: str,
-    needed: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "hypersphere::decoupled_backward",
+    mutates_args=(),
+    schema=f"(Tensor gradient, Tensor stored, bool[] needed, {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _decoupled_backward(gradient: Tensor, stored: Tensor, needed: list[bool], *values: Any) -> tuple[Tensor, ...]:
     """Return the gradients of x, weight, a, s and k. Those that are not needed are empty."""
-    convolution = ConvGeometry.from_list(geometry)
-    response = _rebuild_response(input_scale, output_scale, k, magnitude, magnitude_numbers, angular, angular_numbers)
-    wide, per_sample = reciprocal.dtype, _responses_per_sample(weight, reciprocal)
-    saves_products = not _saves_cotangents(storage, x.dtype)
+    arguments = _Arguments(*values)
+    x, weight, scale = arguments.x, arguments.weight, arguments.scale
+    convolution, response, wide = arguments.convolution, arguments.response, arguments.reciprocal.dtype
     grad_x = grad_weight = None  # allocated by the first block
     parameters = _ParameterGradients(response, needed, wide)
-    for block in _product_blocks(weight, per_sample, x):
-        r, n = reciprocal[block], norm[block]
+    for block in arguments.product_blocks():
+        r, n = arguments.reciprocal[block], arguments.norm[block]
         grad_product = torch.empty_like(gradient[block], dtype=wide)
         grad_norm = []
         for grad_piece, saved, r_piece, n_piece, out in split_batches(
             ELEMENT_BLOCK,
-            per_sample,
+            arguments.responses_per_sample,
             convolution.split_filters(gradient[block]),
             convolution.split_filters(stored[block]) if stored.numel() else None,
             r,
@@ -348,7 +349,7 @@ def _decoupled_backward(
                 torch.mul(grad_piece, r_piece if h is None else h * r_piece, out=out)
                 continue
             # Products become cosines in `_element_gradients`, which for g = cos multiplies by r only after a sum.
-            c = None if saves_products else _cosines_from_cotangents(saved)
+            c = _cosines_from_cotangents(saved) if arguments.saves_cotangents else None
             grad_norm.append(
                 _element_gradients(response, _numerics.widen(grad_piece), saved, c, r_piece, n_piece, out, parameters)
             )
@@ -373,59 +374,60 @@ def _decoupled_backward(
                 out=convolution.split_filters(grad_x[block]),
             )
     results = (grad_x, grad_weight, parameters.input_scale, parameters.output_scale, parameters.k_gradient())
-    grads = [
+    return tuple(
         _match_layout(result, like) if need and result is not None and like is not None else x.new_empty(0)
-        for result, like, need in zip(results, (x, weight, input_scale, output_scale, k), needed, strict=True)
-    ]
-    return grads[0], grads[1], grads[2], grads[3], grads[4]
+        for result, like, need in zip(results, arguments.differentiated, needed, strict=True)
+    )
 
 
 @_decoupled_backward.register_fake
-def _(gradient: Tensor, stored: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _(gradient: Tensor, stored: Tensor, needed: list[bool], *values: Any) -> tuple[Tensor, ...]:
     """Gradients have the layout of their inputs; `_match_layout` ensures this."""
-    inputs, needed = (x, *rest[:4]), rest[-1]
-    return tuple(torch.empty_like(t) if need else x.new_empty(0) for t, need in zip(inputs, needed, strict=True))
+    inputs = _Arguments(*values).differentiated
+    return tuple(
+        gradient.new_empty(0) if like is None or not need else torch.empty_like(like)
+        for like, need in zip(inputs, needed, strict=True)
+    )
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Save the second output and the tensor arguments for backward. The settings are not tensors."""
-    ctx.save_for_backward(output[1], *inputs[:TENSOR_ARGUMENTS])
+    ctx.save_for_backward(output[1], *inputs[:TENSOR_COUNT])
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # an unused output has the gradient None, not a tensor of zeros
-    ctx.settings = inputs[TENSOR_ARGUMENTS:]
+    ctx.settings = inputs[TENSOR_COUNT:]
 
 
 def _differentiate(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     """Return one gradient per argument of `_decoupled`, None for all but x, weight, a, s and k."""
-    count = TENSOR_ARGUMENTS + len(ctx.settings)
+    stored, *tensors = ctx.saved_tensors
+    arguments = _Arguments(*tensors, *ctx.settings)
+    needed = list(ctx.needs_input_grad[: len(arguments.differentiated)])
+    grads: Iterable[Tensor | None]
     if gradient is None:
-        return (None,) * count
-    needed = list(ctx.needs_input_grad[:5])
-    no_gradients = [None] * (count - len(needed))
-    # With create_graph=True the gradients must be differentiable themselves. A compiler also traces with gradients
-    # enabled, but differentiates only once.
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return *_differentiable_gradients(ctx, gradient, needed), *no_gradients
-    grads = _decoupled_backward(gradient, *ctx.saved_tensors, *ctx.settings, needed)
+        grads = [None] * len(needed)
+    elif torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # With create_graph=True the gradients must be differentiable themselves. A compiler also traces with gradients
+        # enabled, but differentiates only once.
+        grads = _differentiable_gradients(arguments, gradient, needed)
+    else:
+        grads = _decoupled_backward(gradient, stored, needed, *arguments)
+    no_gradients = [None] * (len(arguments) - len(needed))
     return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), *no_gradients
 
 
 _decoupled.register_autograd(_differentiate, setup_context=_save_for_backward)
 
 
-def _differentiable_gradients(ctx: Any, gradient: Tensor, needed: list[bool]) -> list[Tensor | None]:
+def _differentiable_gradients(arguments: _Arguments, gradient: Tensor, needed: list[bool]) -> list[Tensor | None]:
     """Return the gradients of x, weight, a, s and k with a graph, from plain operations on the saved inputs."""
-    _, *inputs, norm, reciprocal, _ = ctx.saved_tensors
-    geometry, *names, _ = ctx.settings
-    x, weight, *learned = inputs
-    response = _rebuild_response(*learned, *names)
-    convolution = ConvGeometry.from_list(geometry)
-    scaled, norms = plain_patch_norms(x, convolution)
-    # The factor norm·reciprocal is 1, except for float16 inputs: the layer scales them and unscales `norm`.
-    norms = norms._replace(norm=norms.norm * (norm * reciprocal))
-    y = plain_response(scaled, weight, convolution, norms, response.h, response.angular)
-    differentiated = [t for t, need in zip(inputs, needed, strict=True) if need]
-    grads = iter(torch.autograd.grad(y, differentiated, gradient, create_graph=True, allow_unused=True))
+    convolution, response = arguments.convolution, arguments.response
+    scaled, norms = plain_patch_norms(arguments.x, convolution)
+    # The factor norm·reciprocal is 1, except for float16 inputs, whose norms are those before `limit_float16`.
+    norms = norms._replace(norm=norms.norm * (arguments.norm * arguments.reciprocal))
+    y = plain_response(scaled, arguments.weight, convolution, norms, response.h, response.angular)
+    inputs = [t for t, need in zip(arguments.differentiated, needed, strict=True) if t is not None and need]
+    grads = iter(torch.autograd.grad(y, inputs, gradient, create_graph=True, allow_unused=True))
     return [next(grads) if need else None for need in needed]
 
 
@@ -554,7 +556,7 @@ def _element_gradients(
         values = values * response.output_scale
     if parameters.input_scale is not None:  # ∂a
         _add_sum_(parameters.input_scale, values * n)
-    # ∂n through the magnitude. The factor n·r is 1, except for float16 inputs: the layer scales them and unscales n.
+    # ∂n through the magnitude. The factor n·r is 1, except for float16 inputs (see `limit_float16`).
     if response.input_scale is not None:
         values = values * response.input_scale
     return grad_norm.add_(values.sum(2, keepdim=True) * (n * r))
@@ -571,6 +573,7 @@ def _angular_gradient(
         value = _numerics.arcsin(c).mul_(slope).mul_(gradient) if needs_value else None
         return _numerics.cosecant(c).mul_(slope).mul_(gradient), value
     if not isinstance(angular, Sigmoid):
+        assert isinstance(angular, Angular)
         value = angular(c)
         return angular.slope(c, value) * gradient, value * gradient
     # g = (2σ(e/k) − 1)/T with T = tanh(π/4k), so dg/de = 2σ(1 − σ)/(kT).
@@ -606,19 +609,6 @@ def _match_layout(gradient: Tensor, like: Tensor) -> Tensor:
     if gradient.dtype == like.dtype and gradient.stride() == like.stride():
         return gradient
     return torch.empty_like(like).copy_(gradient)
-
-
-# Blocks --------------------------------------------------------------------------------------------------------------
-
-
-def _product_blocks(weight: Tensor, per_sample: int, x: Tensor) -> list[slice]:
-    """Return blocks for the product, large compared with the filters, which each of them reads once."""
-    return batch_blocks(max(PRODUCT_BLOCK, 4 * weight.numel()), per_sample, x)
-
-
-def _responses_per_sample(weight: Tensor, reciprocal: Tensor) -> int:
-    """Return filters times places."""
-    return reciprocal[:1].numel() * len(weight) // reciprocal.shape[1]
 
 
 def _empty_like(product: Tensor, length: int, dtype: torch.dtype) -> Tensor:

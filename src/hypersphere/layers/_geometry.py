@@ -26,10 +26,10 @@ __all__ = [
     "ConvGeometry",
     "PatchNorms",
     "batch_blocks",
+    "measure_patches",
     "on_accelerator",
     "patch_norms",
     "plain_patch_norms",
-    "sample_peak",
     "split_batches",
 ]
 
@@ -152,6 +152,30 @@ class PatchNorms(NamedTuple):
     scale: Tensor
 
 
+def measure_patches(x: Tensor, geometry: ConvGeometry, *, with_graph: bool) -> tuple[Tensor, PatchNorms]:
+    """Return the input from which products are computed, and the norms of all patches of `x` (N, channels, *size).
+
+    This input is `x` times a power of two per sample, so its cosines are those of `x`. The norms are those of `x`, and
+    the reciprocals those of the returned input. They are differentiable if `with_graph` is True.
+    """
+    inverse_scale = None
+    if x.dtype == torch.float16:
+        x, inverse_scale = limit_float16(x)
+    scaled, norms = plain_patch_norms(x, geometry) if with_graph else (x, patch_norms(x, geometry))
+    if inverse_scale is not None:
+        norms = norms._replace(norm=norms.norm * inverse_scale.unsqueeze(1))
+    return scaled, norms
+
+
+def limit_float16(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale the largest entry of each float16 sample to at most 128, and return the inverse scales (N, 1, *ones).
+
+    Then neither the products of the samples nor the gradients of large inputs overflow.
+    """
+    scale = 128 * _numerics.unit_scale(_sample_peak(x))
+    return (x * scale).to(x.dtype), scale.reciprocal()
+
+
 @torch.no_grad()
 def patch_norms(x: Tensor, geometry: ConvGeometry) -> PatchNorms:
     """Return the norms of all patches of `x` (N, channels, *size), without a graph.
@@ -160,17 +184,16 @@ def patch_norms(x: Tensor, geometry: ConvGeometry) -> PatchNorms:
     tensor([5., 0.])
     """
     if torch.compiler.is_compiling():  # the compiler fuses plain operations into one pass
-        scale = _numerics.safe_scale(sample_peak(x))
-        squares = _group_squares(_numerics.widen(x * scale), geometry.groups)
-    else:
-        wide = _numerics.widen(x[:0]).dtype
-        squares = torch.empty(len(x), geometry.groups, *x.shape[2:], dtype=wide, device=x.device)
-        scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
-        # The peak, the scaled block and its squares are computed while the block is in cache.
-        for block in batch_blocks(SQUARES_BLOCK, x[:1].numel(), x):
-            scale[block] = _numerics.safe_scale(sample_peak(x[block]))
-            scaled = x[block] * scale[block]  # a new tensor in float32 or wider, which the squares overwrite
-            torch.sum(scaled.mul_(scaled).unflatten(1, (geometry.groups, -1)), 2, out=squares[block])
+        _, norms = plain_patch_norms(x, geometry)
+        return norms._replace(reciprocal=norms.reciprocal * norms.scale.unsqueeze(1))
+    wide = _numerics.widen(x[:0]).dtype
+    squares = torch.empty(len(x), geometry.groups, *x.shape[2:], dtype=wide, device=x.device)
+    scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
+    # The peak, the scaled block and its squares are computed while the block is in cache.
+    for block in batch_blocks(SQUARES_BLOCK, x[:1].numel(), x):
+        scale[block] = _numerics.safe_scale(_sample_peak(x[block]))
+        scaled = x[block] * scale[block]  # a new tensor in float32 or wider, which the squares overwrite
+        torch.sum(scaled.mul_(scaled).unflatten(1, (geometry.groups, -1)), 2, out=squares[block])
     norm, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares), scale)
     return PatchNorms(norm, reciprocal, scale)
 
@@ -181,23 +204,18 @@ def plain_patch_norms(x: Tensor, geometry: ConvGeometry) -> tuple[Tensor, PatchN
     The reciprocal is that of the scaled patches, because it multiplies products of the scaled input. Scaling keeps all
     products, norms and their derivatives near one, so that tiny and huge inputs have accurate gradients too.
     """
-    scale = _numerics.safe_scale(sample_peak(x))
+    scale = _numerics.safe_scale(_sample_peak(x))
     scaled = (x * scale).to(x.dtype)  # exact, because the scale is a power of two
-    squares = geometry.window_sum(_group_squares(_numerics.widen(scaled), geometry.groups))
-    length, reciprocal = _norm_and_reciprocal(squares, torch.ones_like(scale))
+    squares = _numerics.widen(scaled).square().unflatten(1, (geometry.groups, -1)).sum(2)
+    length, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares), torch.ones_like(scale))
     return scaled, PatchNorms(length / scale.unsqueeze(1), reciprocal, scale)
 
 
-def sample_peak(x: Tensor) -> Tensor:
+def _sample_peak(x: Tensor) -> Tensor:
     """Return the largest absolute entry of each sample of `x` (N, *shape) as (N, *ones), in float32 or wider."""
     flat = x.detach().flatten(1)
     peak = _numerics.widen(torch.maximum(flat.amax(1), -flat.amin(1)))
     return peak.reshape(-1, *[1] * (x.ndim - 1))
-
-
-def _group_squares(x: Tensor, groups: int) -> Tensor:
-    """Return the sum of squares over the channels of each group, (N, groups, *size)."""
-    return x.square().unflatten(1, (groups, -1)).sum(2)
 
 
 def _norm_and_reciprocal(squares: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

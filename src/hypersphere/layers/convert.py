@@ -28,6 +28,7 @@ from hypersphere.layers.decoupled import (
     DecoupledLayer,
     DecoupledLinear,
     MagnitudeFunction,
+    OperatorSettings,
 )
 
 __all__ = ["ConversionPlan", "conversion_plan", "convert_", "revert_"]
@@ -114,12 +115,12 @@ def convert_(
     if not modules:
         raise ValueError(f"model must have a layer to convert, but {_why_nothing_is_chosen(model)}")
     observed = {} if calibration is None else _observe(model, modules, calibration)
-    settings = (magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
+    settings = OperatorSettings(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
     converted: list[nn.Module] = []
     try:
         for name, module in modules.items():
             converted.append(module)
-            convert_layer_(module, *settings)
+            convert_layer_(module, settings)
             if scale == "keep":
                 _keep_scale_(module, observed.get(name))
     except Exception:
@@ -145,16 +146,14 @@ def revert_(model: Model) -> Model:
           (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
         )
     """
-    decoupled = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, DecoupledLayer) and not hasattr(module, "_belongs_to_norm")
-    ]
-    for name, module in decoupled:
+    require(isinstance(model, nn.Module), "model", "a module", model)
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, DecoupledLayer)}
+    decoupled = {name: module for name, module in modules.items() if not hasattr(module, "_belongs_to_norm")}
+    for name, module in decoupled.items():
         if parametrize.is_parametrized(module):
             advice = "fold it (hypersphere.rotation.fold_) or remove its parametrisation first"
             raise ValueError(f"model must have plain decoupled layers, but {name!r} is parametrised: {advice}")
-    for _, module in decoupled:
+    for module in decoupled.values():
         _revert_layer_(module)
     return model
 
@@ -218,14 +217,10 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
         owner = layer.group.rpartition(".")[0]
         if owner in candidates or layer.module is None:
             continue
-        kind = type(layer.module).__name__
         is_decoupled = isinstance(layer.module, DecoupledLayer)
-        skipped.append(
-            SkippedLayer(
-                layer.name,
-                "it is decoupled already" if is_decoupled else f"{kind} is not a convolution or linear layer",
-            )
-        )
+        kind = type(layer.module).__name__
+        reason = "it is decoupled already" if is_decoupled else f"{kind} is not a convolution or linear layer"
+        skipped.append(SkippedLayer(layer.name, reason))
     skipped += [skip for skip in selection.skipped if skip.name not in candidates]
     return ConversionPlan(tuple(name for name, reason in reasons.items() if reason is None), tuple(skipped))
 
@@ -303,24 +298,14 @@ def _why_nothing_is_chosen(model: nn.Module) -> str:
 # One layer -----------------------------------------------------------------------------------------------------------
 
 
-def convert_layer_(
-    module: nn.Module,
-    magnitude: str | MagnitudeFunction = "sphere",
-    angular: str | AngularFunction = "cosine",
-    weighting: str | None = None,
-    learn_k: str | nn.Parameter | None = None,
-    learn_radius: str | None = None,
-    radius_norm: str = "running",
-    momentum: float = 0.1,
-    storage: str = "full",
-) -> None:
+def convert_layer_(module: nn.Module, settings: OperatorSettings) -> None:
     """Replace the class of one layer."""
     module._converted_from = type(module)  # type: ignore[assignment]
     if _plain_class(module) is nn.Linear and not hasattr(module, "in_features"):
         module.in_features, module.out_features = module.in_channels, module.out_channels
     module.__class__ = DECOUPLED_CLASSES[_plain_class(module)]
     assert isinstance(module, DecoupledLayer)
-    module._configure(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
+    module._configure(settings)
 
 
 def _revert_layer_(module: nn.Module) -> None:

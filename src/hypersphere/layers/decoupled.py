@@ -3,15 +3,14 @@ r"""Decoupled layers: f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)) instead of the 
 Each layer takes the arguments of torch's layer of the same kind and has the same parameters and state dict. A learned
 k or ρ adds parameters and buffers, so a checkpoint of torch's layer is loaded into such a layer with `strict=False`.
 
-The path of a forward pass: `DecoupledLayer.forward` converts the input to a batch, `_respond` computes norms and
-directions and looks up the learned k and ρ, and `_fused_op` computes the responses, using products and window sums from
-`_geometry`.
+The path of a forward pass: `DecoupledLayer.forward` converts the input to a batch, `_geometry` computes the norms of
+its patches, `_build_response` inserts the learned k and ρ into the operator, and `_fused_op` computes the responses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +42,7 @@ from hypersphere.layers._fused_op import (
     plain_response,
     use_custom_op,
 )
-from hypersphere.layers._geometry import ConvGeometry, patch_norms, plain_patch_norms, sample_peak
+from hypersphere.layers._geometry import ConvGeometry, PatchNorms, measure_patches
 
 __all__ = [
     "PRESETS",
@@ -80,6 +79,20 @@ def shared_k(k: float = 0.5) -> nn.Parameter:
     return nn.Parameter(torch.tensor([float(k)]).log())
 
 
+@dataclass(frozen=True)
+class OperatorSettings:
+    """The arguments of a decoupled layer that torch's layer does not have. `DecoupledConv2d` describes them."""
+
+    magnitude: str | MagnitudeFunction = "sphere"
+    angular: str | AngularFunction = "cosine"
+    weighting: str | None = None
+    learn_k: str | nn.Parameter | None = None
+    learn_radius: str | None = None
+    radius_norm: str = "running"
+    momentum: float = 0.1
+    storage: str = "full"
+
+
 class DecoupledLayer(nn.Module):
     r"""Base class of all decoupled layers.
 
@@ -109,26 +122,18 @@ class DecoupledLayer(nn.Module):
 
     # Settings --------------------------------------------------------------------------------------------------------
 
-    def _configure(
-        self,
-        magnitude: str | MagnitudeFunction,
-        angular: str | AngularFunction,
-        weighting: str | None,
-        learn_k: str | nn.Parameter | None,
-        learn_radius: str | None,
-        radius_norm: str,
-        momentum: float,
-        storage: str,
-    ) -> None:
+    def _configure(self, settings: OperatorSettings) -> None:
         """Check all settings, then store them. Nothing is stored if one of them is invalid."""
-        h = choose(MAGNITUDES, magnitude, "magnitude")
-        g = choose(ANGULARS, angular, "angular")
-        weighted(h, weighting)  # raises an error if the weighting is not defined for h
+        magnitude = choose(MAGNITUDES, settings.magnitude, "magnitude")
+        angular = choose(ANGULARS, settings.angular, "angular")
+        weighted(magnitude, settings.weighting)  # raises an error if the weighting is not defined for the magnitude
+        radius_norm, momentum, storage = settings.radius_norm, settings.momentum, settings.storage
         require(radius_norm in ("running", "batch"), "radius_norm", "'running' or 'batch'", radius_norm)
         require(is_number(momentum, 0, 1) and momentum > 0, "momentum", "a number in (0, 1]", momentum)
         require(storage in ("full", "half"), "storage", "'full' or 'half'", storage)
-        log_k, log_radius = self._initial_log_k(g, learn_k), self._initial_log_radius(h, learn_radius)
-        self.magnitude, self.angular, self.weighting = h, g, weighting
+        log_k = self._initial_log_k(angular, settings.learn_k)
+        log_radius = self._initial_log_radius(magnitude, settings.learn_radius)
+        self.magnitude, self.angular, self.weighting = magnitude, angular, settings.weighting
         self.radius_norm, self.momentum, self.storage = radius_norm, momentum, storage
         self.log_k, self.log_radius = log_k, log_radius
         if log_radius is not None:
@@ -142,7 +147,7 @@ class DecoupledLayer(nn.Module):
 
     def _remove_configuration(self) -> None:
         """Undo `_configure`."""
-        settings = ("magnitude", "angular", "weighting", "radius_norm", "momentum", "storage")
+        settings = [field.name for field in fields(OperatorSettings)]
         for name in (*settings, "log_k", "log_radius", "mean_norm", "batches", "recent_means"):
             if hasattr(self, name):
                 delattr(self, name)
@@ -233,7 +238,8 @@ class DecoupledLayer(nn.Module):
         A convolution maps (N, channels, *size) or (channels, *size) to (N, filters, *places) or (filters, *places), a
         linear layer maps (..., in_features) to (..., out_features).
         """
-        require(x.is_floating_point(), "x", "a tensor of a floating-point dtype", x.dtype)
+        is_real = isinstance(x, Tensor) and x.is_floating_point()
+        require(is_real, "x", "a tensor of a floating-point dtype", x.dtype if isinstance(x, Tensor) else type(x))
         dtype = _product_dtype(x, self.weight)
         x = x.to(dtype)
         with _numerics.autocast_disabled(x):
@@ -243,7 +249,9 @@ class DecoupledLayer(nn.Module):
             if isinstance(self, nn.Linear):
                 y = self._respond(x.reshape(-1, x.shape[-1]))
                 return y.reshape(*x.shape[:-1], y.shape[-1])
-            if x.ndim == self.weight.ndim - 1:  # a single sample
+            dims = self.weight.ndim
+            require(x.ndim in (dims - 1, dims), "x", f"a tensor with {dims - 1} or {dims} dimensions", tuple(x.shape))
+            if x.ndim == dims - 1:  # a single sample
                 return self._respond(x.unsqueeze(0)).squeeze(0)
             return self._respond(x)
 
@@ -257,7 +265,8 @@ class DecoupledLayer(nn.Module):
             return self.weight
         if isinstance(magnitude, Linear):
             weight = self.weight if self.weighting == "linear" else filter_polar(self.weight)[1]
-            return weight if magnitude.alpha == 1 else weight * magnitude.alpha
+            is_one = not isinstance(magnitude.alpha, Tensor) and magnitude.alpha == 1
+            return weight if is_one else weight * magnitude.alpha
         return None
 
     def _inner_product(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -271,46 +280,25 @@ class DecoupledLayer(nn.Module):
         """Return f(w, x) + b (N, filters, *places) for a batch (N, channels, *size)."""
         x, geometry = self._pad(x)
         w_norm, w_hat = filter_polar(self.weight)
-        inverse_scale = None
-        if x.dtype == torch.float16:
-            # Scale the largest entry of each sample to at most 128, so that neither its products nor gradients of large
-            # inputs overflow. The cosines do not change, and the inverse scale turns norms of scaled patches into those
-            # of the original patches.
-            scale = 128 * _numerics.unit_scale(sample_peak(x))
-            x, inverse_scale = (x * scale).to(x.dtype), scale.reciprocal().unsqueeze(1)
         # The custom operator differentiates the norms itself; plain operations need norms with a graph.
         is_fused = self._has_fused_form and use_custom_op(x, self.weight)
-        scaled, norms = (x, patch_norms(x, geometry)) if is_fused else plain_patch_norms(x, geometry)
-        if inverse_scale is not None:
-            norms = norms._replace(norm=norms.norm * inverse_scale)
-        if self._has_fused_form:
-            mean_norm = self._mean_norm(x, geometry, norms.norm, inverse_scale)
-            norm_scale = None
-            if mean_norm is not None and isinstance(self.magnitude, Seg):
-                # Seg multiplies ρ by norms, so norms are divided by a power of two close to ρ if ρ² leaves the range.
-                norm_scale = self._per_filter(_numerics.safe_scale(mean_norm.detach()), x)
-                norms = norms._replace(norm=norms.norm * norm_scale)
-            response, w_hat = absorb_output_scale(self._build_response(w_norm, mean_norm, x, norm_scale), w_hat)
-            w_hat = w_hat.to(x.dtype)
+        scaled, norms = measure_patches(x, geometry, with_graph=not is_fused)
+        if isinstance(self.magnitude, Radial) or type(self.magnitude) is InnerProduct:
+            # The magnitude is a function of ‖x‖, with ‖w‖ and a learned ρ as factors.
+            response, norms = self._build_response(x, geometry, norms, w_norm)
+            response, w_hat = absorb_output_scale(response, w_hat)
             if is_fused:
-                y = fused_response(x, w_hat, geometry, norms, response, self.storage == "half")
-            else:
-                y = plain_response(scaled, w_hat, geometry, norms, response.h, response.angular)
-        else:
-            h, filter_norms = weighted(self.magnitude, self.weighting), self._per_filter(w_norm, x)
-            y = plain_response(
-                scaled,
-                w_hat.to(x.dtype),
-                geometry,
-                norms,
-                lambda norm: h(filter_norms, norm),
-                self._angular_with_k(x),
-            )
-        if self.bias is None:
-            return y
-        bias = self.bias.to(y.dtype).reshape(-1, *[1] * (y.ndim - 2))
-        # The output of the custom operator is not saved for backward, so the bias can be added in place.
-        return y.add_(bias) if is_fused else y + bias
+                y = fused_response(scaled, w_hat.to(x.dtype), geometry, norms, response, self.storage == "half")
+                return y if self.bias is None else y.add_(self._shaped_bias(y))  # backward does not need y
+            h, g = response.h, response.angular
+        else:  # a user's function of both norms
+            h = partial(weighted(self.magnitude, self.weighting), self._per_filter(w_norm, x))
+            g = self._angular_with_k(x)
+        y = plain_response(scaled, w_hat.to(x.dtype), geometry, norms, h, g)
+        return y if self.bias is None else y + self._shaped_bias(y)
+
+    def _shaped_bias(self, y: Tensor) -> Tensor:
+        return self.bias.to(y.dtype).reshape(-1, *[1] * (y.ndim - 2))
 
     def _pad(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
         """Return the input and the geometry. Padding that is asymmetric or not with zeros is applied to the input."""
@@ -333,28 +321,34 @@ class DecoupledLayer(nn.Module):
 
         It cannot call a user's function, and it differentiates only the k and ρ that this layer learns.
         """
-        is_library = type(self.magnitude) in MAGNITUDES.values() and type(self.angular) in ANGULARS.values()
-        has_tensor = isinstance(getattr(self.magnitude, "radius", None), Tensor) and self.log_radius is None
-        has_tensor |= isinstance(getattr(self.angular, "k", None), Tensor) and self.log_k is None
-        return is_library and not has_tensor
+        if type(self.magnitude) not in MAGNITUDES.values() or type(self.angular) not in ANGULARS.values():
+            return False
+        numbers = {**vars(self.magnitude), **vars(self.angular)}
+        learned = {"radius": self.log_radius is not None, "k": self.log_k is not None}
+        return not any(isinstance(value, Tensor) and not learned.get(name) for name, value in numbers.items())
 
     def _build_response(
-        self, w_norm: Tensor, mean_norm: Tensor | None, x: Tensor, norm_scale: Tensor | None
-    ) -> Response:
-        r"""Write h(‖w‖, ‖x‖)·g(θ) as s·φ(a·‖x‖)·g(θ).
+        self, x: Tensor, geometry: ConvGeometry, norms: PatchNorms, w_norm: Tensor
+    ) -> tuple[Response, PatchNorms]:
+        r"""Write h(‖w‖, ‖x‖)·g(θ) as s·φ(a·n)·g(θ), and return it with the norms n.
 
         Ball and Tanh are functions of ‖x‖/ρ, and Seg is ρ times one, so a = 1/ρ and, for Seg, s = ρ. The weightings
-        multiply a (joint) or s (linear, separate) by a function of ‖w‖. If norms were multiplied by `norm_scale`, a is
-        divided by it.
+        multiply a (joint) or s (linear, separate) by a function of ‖w‖. The norms are n = ‖x‖, except for a Seg with a
+        learned ρ so large or small that ρ² leaves the range of the dtype: its gradients multiply s by n, so n is then
+        ‖x‖ times a power of two close to 1/ρ.
         """
-        magnitude, angular = self.magnitude, self._angular_with_k(x)
-        a = s = None
-        if self.log_radius is not None and mean_norm is not None and isinstance(magnitude, (Ball, Tanh, Seg)):
+        magnitude, a, s = self.magnitude, None, None
+        if self.log_radius is not None:
+            assert isinstance(magnitude, (Ball, Tanh, Seg))
             # ρ = factor·mean. Adding logarithms keeps all derivatives representable for tiny and huge inputs.
+            mean_norm = self._mean_norm(x, geometry, norms.norm)
             log_radius = self._per_filter(_numerics.widen(self.log_radius), x) + self._per_filter(mean_norm.log(), x)
-            a = (-log_radius if norm_scale is None else -log_radius - norm_scale.log()).exp()
-            s = log_radius.exp() if isinstance(magnitude, Seg) else None
-            magnitude = replace(magnitude, radius=1.0)
+            log_a = -log_radius
+            if isinstance(magnitude, Seg):
+                s = log_radius.exp()
+                norm_scale = self._per_filter(_numerics.safe_scale(mean_norm.detach()), x)
+                norms, log_a = norms._replace(norm=norms.norm * norm_scale), log_a - norm_scale.log()
+            a, magnitude = log_a.exp(), replace(magnitude, radius=1.0)
         filter_norms = self._per_filter(w_norm, x)
         if isinstance(magnitude, InnerProduct):  # ‖w‖‖x‖ = s·φ(‖x‖) with φ the identity
             magnitude, s = Linear(), filter_norms
@@ -370,9 +364,9 @@ class DecoupledLayer(nn.Module):
             s = bounded(argument, argument)
         assert isinstance(magnitude, Radial)
         # Move α of a constant φ into s, which a cosine absorbs into its filters: then h = 1 and is left out.
-        if isinstance(magnitude, Sphere) and s is not None:
+        if type(magnitude) is Sphere and s is not None:
             magnitude, s = Sphere(), s * magnitude.alpha
-        return Response(magnitude, angular, a, s)  # type: ignore[arg-type]
+        return Response(magnitude, self._angular_with_k(x), a, s), norms
 
     def _angular_with_k(self, x: Tensor) -> AngularFunction:
         """Return g with the current k."""
@@ -387,12 +381,8 @@ class DecoupledLayer(nn.Module):
 
     # The mean patch norm ---------------------------------------------------------------------------------------------
 
-    def _mean_norm(
-        self, x: Tensor, geometry: ConvGeometry, norm: Tensor, inverse_scale: Tensor | None
-    ) -> Tensor | None:
-        """Return the mean patch norm per group, or None if no radius is learned. Training updates the running mean."""
-        if self.log_radius is None:
-            return None
+    def _mean_norm(self, x: Tensor, geometry: ConvGeometry, norm: Tensor) -> Tensor:
+        """Return the mean patch norm per group. Training updates the running mean."""
         if not self.training or norm.numel() == 0:
             return _numerics.widen(self.mean_norm)
         all_but_groups = (0, *range(2, norm.ndim))
@@ -416,8 +406,7 @@ class DecoupledLayer(nn.Module):
         if self.radius_norm == "running":
             return _numerics.widen(running)
         if not norm.requires_grad:  # the norms of the custom operator have no graph
-            norm = plain_patch_norms(x, geometry)[1].norm
-            norm = norm if inverse_scale is None else norm * inverse_scale
+            norm = measure_patches(x, geometry, with_graph=True)[1].norm
         return torch.where(is_valid, norm.mean(all_but_groups), _numerics.widen(running))
 
     # State -----------------------------------------------------------------------------------------------------------
@@ -492,7 +481,9 @@ def _init_convolution(
         device=device,
         dtype=dtype,
     )
-    self._configure(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
+    self._configure(
+        OperatorSettings(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
+    )
 
 
 class DecoupledConv1d(DecoupledLayer, nn.Conv1d):
@@ -589,7 +580,9 @@ class DecoupledLinear(DecoupledLayer, nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super(DecoupledLayer, self).__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        self._configure(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
+        self._configure(
+            OperatorSettings(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
+        )
 
 
 # The operators of the thesis: `DecoupledConv2d` with a given magnitude and all other arguments free.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hypersphere._validation import is_number, require
 from hypersphere.layers.convert import convert_layer_
-from hypersphere.layers.decoupled import DecoupledLayer
+from hypersphere.layers.decoupled import DecoupledLayer, OperatorSettings
 
 __all__ = ["SphereNorm"]
 
@@ -33,6 +33,7 @@ class SphereNorm(nn.Module):
         torch.Size([2, 8, 5, 5])
     """
 
+    layer: DecoupledLayer
     beta: nn.Parameter | None
     gamma: nn.Parameter | None
 
@@ -53,13 +54,11 @@ class SphereNorm(nn.Module):
         )
         is_valid = rescale is None or is_fixed or rescale == "learned"
         require(is_valid, "rescale", "None, (beta, gamma) or 'learned'", rescale)
-        convert_layer_(layer, "sphere", angular, storage=storage)
+        per_channel = layer.weight.detach().flatten(1)[:, 0]  # type: ignore[operator]
+        convert_layer_(layer, OperatorSettings("sphere", angular, storage=storage))
         layer._belongs_to_norm = True  # type: ignore[assignment]  # revert_ leaves it unchanged
-        self.layer = layer
+        self.layer = layer  # type: ignore[assignment]  # convert_layer_ has changed its class
         self._fixed: tuple[float, float] | None = tuple(rescale) if is_fixed else None  # type: ignore[arg-type, assignment]
-        weight = layer.weight
-        assert isinstance(weight, Tensor)
-        per_channel = weight.detach().flatten(1)[:, 0]
         learned = rescale == "learned"
         self.beta = nn.Parameter(torch.ones_like(per_channel)) if learned else None
         self.gamma = nn.Parameter(torch.zeros_like(per_channel)) if learned else None
@@ -74,9 +73,7 @@ class SphereNorm(nn.Module):
         """Return β·f(x) + γ."""
         y: Tensor = self.layer(x)
         if self.beta is not None and self.gamma is not None:
-            weight = self.layer.weight
-            assert isinstance(weight, Tensor)
-            shape = (-1, *[1] * (weight.ndim - 2))
+            shape = (-1, *[1] * (self.layer.weight.ndim - 2))
             return torch.addcmul(self.gamma.to(y.dtype).view(shape), y, self.beta.to(y.dtype).view(shape))
         if self._fixed is not None:
             beta, gamma = self._fixed

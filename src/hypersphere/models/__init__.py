@@ -1,8 +1,18 @@
 """The networks of the sources. Layer factories are passed in, so each can be plain, sphere, decoupled or rotated.
 
 A network maps inputs to features with `feature_dim` numbers each, which a head of `hypersphere.heads` (or an
-`nn.Linear`) classifies. Networks that take `num_classes` can return logits themselves, for plain training.
-`MODELS` lists all networks by name, with the settings of their tables.
+`nn.Linear`) classifies. `MODELS` lists all networks by name, with the settings of their tables.
+
+These arguments mean the same in all networks that take them:
+
+- `in_channels` and `image_size`: channels of the image; its (height, width), or one integer for both.
+- `num_classes`: None for features, or an integer for logits from a linear classifier, for plain training. The
+  classifier is an `nn.Linear`, whatever the factories.
+- `conv` and `linear`: factories of convolutions and fully connected layers, called like `nn.Conv2d` (`nn.Conv1d` in
+  PointNet) and `nn.Linear`.
+- `norm` and `activation`: factories of the layers that follow a convolution or a fully connected layer, called with the
+  number of its channels; None for no such layer.
+- `bias`: whether these layers have biases.
 """
 
 from hypersphere.models._blocks import relu

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from torch import nn
 from torch.nn.utils import parametrize
 
-from hypersphere._validation import require
+from hypersphere._validation import is_integer, require
 
 __all__ = [
     "ChannelFactory",
@@ -27,6 +27,7 @@ __all__ = [
     "relu",
     "require_num_classes",
     "require_per_stage",
+    "require_widths",
 ]
 
 LayerFactory: TypeAlias = Callable[..., nn.Module]
@@ -98,14 +99,21 @@ def height_and_width(image_size: int | tuple[int, int], minimum: int) -> tuple[i
 
 
 def require_per_stage(counts: Sequence[int], widths: Sequence[int], argument: str, minimum: int) -> None:
-    """Raise a ValueError unless `counts` has as many entries as `widths`, at least one, and each is >= `minimum`."""
-    fits = len(counts) == len(widths) > 0 and all(count >= minimum for count in counts)
+    """Raise a ValueError unless `widths` is valid and `counts` has as many entries, each >= `minimum`."""
+    require_widths(widths)
+    fits = len(counts) == len(widths) and all(is_integer(count, minimum) for count in counts)
     require(fits, argument, f"{len(widths)} integers >= {minimum}, one per entry of widths", tuple(counts))
+
+
+def require_widths(widths: Sequence[int], argument: str = "widths", minimum: int = 1) -> None:
+    """Raise a ValueError unless `widths` has at least `minimum` entries, all positive integers."""
+    fits = isinstance(widths, Sequence) and len(widths) >= minimum and all(is_integer(width, 1) for width in widths)
+    require(fits, argument, f"a sequence of {minimum} or more integers >= 1", widths)
 
 
 def require_num_classes(num_classes: int | None) -> None:
     """Raise a ValueError unless `num_classes` is None or at least 2."""
-    require(num_classes is None or num_classes >= 2, "num_classes", "None or an integer >= 2", num_classes)
+    require(num_classes is None or is_integer(num_classes, 2), "num_classes", "None or an integer >= 2", num_classes)
 
 
 def he_normal_(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hypersphere import sphere
 from hypersphere._validation import require
-from hypersphere.models._blocks import ChannelFactory, make_layers, relu
+from hypersphere.models._blocks import ChannelFactory, make_layers, relu, require_widths
 from hypersphere.models._old_names import accept_old_names
 
 __all__ = ["Autoencoder"]
@@ -28,11 +28,9 @@ class Autoencoder(nn.Module):
     neither bias nor activation.
 
     Args:
-        in_channels: channels of the image.
         widths: channels after each 4×4 convolution of stride 2, which halves height and width. The last entry is the
             number of channels of the code.
-        norm: factory of the normalisation, called with the number of channels, or None.
-        activation: factory of the activation, called with the number of channels, or None.
+        in_channels, norm, activation: see `hypersphere.models`.
 
     Example:
         >>> import torch
@@ -50,7 +48,7 @@ class Autoencoder(nn.Module):
         activation: ChannelFactory | None = relu,
     ) -> None:
         super().__init__()
-        require(len(widths) >= 2, "widths", "at least two integers", tuple(widths))
+        require_widths(widths, minimum=2)
         # A 4×4 convolution of stride 2 and padding 1 maps a side of 2n pixels to n, its transpose maps n to 2n. The
         # decoder mirrors the encoder, so reconstructions have the size of the images.
         encoder: list[nn.Module] = []

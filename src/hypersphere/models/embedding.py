@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hypersphere.models._blocks import ChannelFactory, LayerFactory, height_and_width, make_layers
+from hypersphere.models._blocks import ChannelFactory, LayerFactory, height_and_width, make_layers, require_widths
 
 __all__ = ["EmbeddingCNN"]
 
@@ -19,14 +19,10 @@ class EmbeddingCNN(nn.Module):
     The sources do not contain this network.
 
     Args:
-        in_channels: channels of the image.
-        image_size: (height, width), or one integer for both.
         feature_dim: dimension of the feature.
         widths: number of filters of each stage.
         first_stride: stride of the first convolution, for larger images.
-        conv: factory of the 3×3 convolutions, called like `nn.Conv2d`.
-        norm: factory of the normalisation, called with the number of channels, or None.
-        activation: factory of the activation, called with the number of channels, or None.
+        in_channels, image_size, conv, norm, activation: see `hypersphere.models`.
 
     Example:
         >>> import torch
@@ -47,6 +43,7 @@ class EmbeddingCNN(nn.Module):
         activation: ChannelFactory | None = nn.PReLU,
     ) -> None:
         super().__init__()
+        require_widths(widths)
         # Smaller images could be empty after the last pool.
         height, width = height_and_width(image_size, first_stride * 2 ** len(widths))
         # A padded convolution of stride s maps a side of n pixels to ceil(n / s); each pool rounds down.

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere._validation import require
-from hypersphere.models._blocks import ChannelFactory, LayerFactory, make_layers, relu
+from hypersphere.models._blocks import ChannelFactory, LayerFactory, make_layers, relu, require_widths
 
 __all__ = ["Discriminator", "Generator", "leaky_relu"]
 
@@ -36,8 +36,7 @@ class Generator(nn.Module):
         widths: channels of the first image and after each transposed convolution, which doubles height and width.
         out_channels: channels of the image.
         side: height and width of the first image. The output is 2^(len(widths) − 1) times larger.
-        norm: factory of the normalisation, called with the number of channels, or None.
-        activation: factory of the activation, called with the number of channels, or None.
+        norm, activation: see `hypersphere.models`.
 
     Example:
         >>> import torch
@@ -56,6 +55,7 @@ class Generator(nn.Module):
         activation: ChannelFactory | None = relu,
     ) -> None:
         super().__init__()
+        require_widths(widths)
         # The dense layer gives the pixels of the first, side×side image.
         layers: list[nn.Module] = [nn.Linear(latent_dim, widths[0] * side**2), nn.Unflatten(1, (widths[0], side, side))]
         for channels, width in pairwise(widths):
@@ -77,11 +77,8 @@ class Discriminator(nn.Module):
 
     Args:
         widths: number of filters of each stage. Every stage except the last halves height and width.
-        in_channels: channels of the image.
         image_size: height and width of the image, which are equal.
-        conv: factory of the convolutions, called like `nn.Conv2d`.
-        linear: factory of the dense layer, called like `nn.Linear`.
-        activation: factory of the activation, called with the number of channels, or None.
+        in_channels, conv, linear, activation: see `hypersphere.models`.
 
     Example:
         >>> import torch
@@ -100,6 +97,7 @@ class Discriminator(nn.Module):
         activation: ChannelFactory | None = leaky_relu,
     ) -> None:
         super().__init__()
+        require_widths(widths)
         reduction = 2 ** (len(widths) - 1)  # the last stage has no layer of stride 2
         side, remainder = divmod(image_size, reduction)
         require(side >= 1 and not remainder, "image_size", f"a multiple of {reduction}", image_size)

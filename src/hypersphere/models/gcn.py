@@ -53,11 +53,8 @@ class GCN(nn.Module):
     Args:
         in_features: numbers per node.
         hidden: neurons of the hidden layer.
-        num_classes: None for features, an integer for logits.
         dropout: fraction of numbers dropped before each layer in training.
-        bias: whether layers have biases. The authors' layers have none.
-        linear: factory of W₀, called like `nn.Linear`. W₁ is an `nn.Linear`.
-        activation: factory of the activation, called with the number of neurons, or None.
+        num_classes, bias, linear, activation: see `hypersphere.models`. The authors' layers have no biases.
 
     Example:
         >>> adjacency = normalized_adjacency(torch.tensor([[0, 1], [1, 0]]), 3)

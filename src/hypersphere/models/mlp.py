@@ -8,8 +8,14 @@ from itertools import pairwise
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hypersphere._validation import require
-from hypersphere.models._blocks import ChannelFactory, LayerFactory, make_layers, relu, require_num_classes
+from hypersphere.models._blocks import (
+    ChannelFactory,
+    LayerFactory,
+    make_layers,
+    relu,
+    require_num_classes,
+    require_widths,
+)
 
 __all__ = ["MLP"]
 
@@ -23,11 +29,7 @@ class MLP(nn.Module):
     Args:
         in_features: numbers per input.
         widths: neurons of each layer.
-        num_classes: None for features, an integer for logits.
-        bias: whether layers have biases.
-        linear: factory of the layers, called like `nn.Linear`. The classifier is an `nn.Linear`.
-        norm: factory of the normalisation, called with the number of neurons, such as `nn.BatchNorm1d`, or None.
-        activation: factory of the activation, called with the number of neurons, or None.
+        num_classes, bias, linear, norm, activation: see `hypersphere.models`.
 
     Example:
         >>> import torch
@@ -47,7 +49,7 @@ class MLP(nn.Module):
         activation: ChannelFactory | None = relu,
     ) -> None:
         super().__init__()
-        require(len(widths) > 0, "widths", "at least one integer", tuple(widths))
+        require_widths(widths)
         require_num_classes(num_classes)
         layers: list[nn.Module] = []
         for in_width, width in pairwise((in_features, *widths)):

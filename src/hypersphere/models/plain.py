@@ -22,6 +22,7 @@ from hypersphere.models._blocks import (
     relu,
     require_num_classes,
     require_per_stage,
+    require_widths,
 )
 from hypersphere.models._old_names import rename_prefixes
 
@@ -45,18 +46,11 @@ class PlainCNN(nn.Module):
         depth: N, the number of convolutions, divided evenly among the stages; or one number per stage.
         widths: number of filters of each stage.
         feature_dim: width of the fully connected layer. None omits the layer; the feature is then the flattened image.
-        in_channels: channels of the image.
-        image_size: height and width, or one integer for both.
-        num_classes: None for features, an integer for logits.
         kernel_size: kernel size of all convolutions except that of a large stem.
         large_stem: start with a 7×7 convolution of stride 2 and a 3×3 max-pool of stride 2. It counts as one of the N
             convolutions.
-        bias: whether layers have biases.
-        conv: factory of the convolutions, called like `nn.Conv2d`.
-        linear: factory of the fully connected layer, called like `nn.Linear`. The classifier is an `nn.Linear`.
-        norm: factory of the normalisation, called with the number of channels, or None.
-        activation: factory of the activation, called with the number of channels, or None.
         feature_activation: factory of an activation after the fully connected layer, or None.
+        in_channels, image_size, num_classes, bias, conv, linear, norm, activation: see `hypersphere.models`.
 
     Example:
         >>> import torch
@@ -130,6 +124,7 @@ def _convs_per_stage(depth: int | Sequence[int], widths: Sequence[int], large_st
     if not isinstance(depth, int):
         require_per_stage(depth, widths, "depth", 1)
         return depth
+    require_widths(widths)
     stages = len(widths)
     count, remainder = divmod(depth - large_stem, stages)
     extra = " plus one for the large stem" if large_stem else ""

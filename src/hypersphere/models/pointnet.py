@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from hypersphere._deprecation import deprecated_argument
 from hypersphere._validation import require
-from hypersphere.models._blocks import ChannelFactory, LayerFactory, conv_unit, make_layers, relu
+from hypersphere.models._blocks import ChannelFactory, LayerFactory, make_layers, relu, require_widths
 from hypersphere.models._old_names import accept_old_names
 
 __all__ = ["Level", "PointNet", "PointNet2", "TransformNet", "ball_query", "farthest_points", "transform_penalty"]
@@ -28,11 +29,7 @@ class TransformNet(nn.Module):
         channels: k, the number of channels per point.
         widths: widths of the 1×1 convolutions before the maximum over points.
         hidden: widths of the fully connected layers after it.
-        bias: whether layers have biases. The last layer always has one.
-        conv: factory of the 1×1 convolutions, called like `nn.Conv1d`.
-        linear: factory of the fully connected layers, called like `nn.Linear`.
-        norm: factory of the normalisation, called with the number of channels, or None.
-        activation: factory of the activation, called with the number of channels, or None.
+        bias, conv, linear, norm, activation: see `hypersphere.models`. The last layer always has a bias.
 
     Example:
         >>> TransformNet(3, (4, 8), (8,))(torch.zeros(2, 3, 10)).shape
@@ -53,7 +50,7 @@ class TransformNet(nn.Module):
     ) -> None:
         super().__init__()
         self.point_mlp = _point_mlp(channels, widths, bias, conv, norm, activation)
-        self.global_mlp = _global_mlp(widths[-1], hidden, bias, linear, norm, activation)
+        self.global_mlp = _mlp(widths[-1], hidden, partial(linear, bias=bias), norm, activation)
         # The last layer is a plain layer with a bias, whatever the factories: it must be able to output the identity.
         self.matrix = nn.Linear(hidden[-1], channels**2)
         nn.init.zeros_(self.matrix.weight)
@@ -85,12 +82,8 @@ class PointNet(nn.Module):
             fully connected layers.
         per_point: widths of the 1×1 convolutions. The feature transform comes after the first two.
         hidden: widths of the fully connected layers.
-        bias: whether layers have biases.
-        conv: factory of the 1×1 convolutions, called like `nn.Conv1d`.
-        linear: factory of the fully connected layers, called like `nn.Linear`.
-        norm: factory of the normalisation for (batch, channels) and (batch, channels, points), called with the number
-            of channels, or None.
-        activation: factory of the activation, called with the number of channels, or None.
+        bias, conv, linear, activation: see `hypersphere.models`.
+        norm: also; it must accept (batch, channels) and (batch, channels, points).
 
     Example:
         >>> model = PointNet(transforms=True)
@@ -114,6 +107,8 @@ class PointNet(nn.Module):
         activation: ChannelFactory | None = relu,
     ) -> None:
         super().__init__()
+        require_widths(per_point, "per_point", 3)
+        require_widths(hidden, "hidden")
         self.input_transform: TransformNet | None = None
         self.feature_transform: TransformNet | None = None
         if transforms:
@@ -126,7 +121,7 @@ class PointNet(nn.Module):
         self.point_mlp2 = _point_mlp(per_point[1], per_point[2:], bias, conv, norm, activation)
         # The released code has dropout between the fully connected layers only in the model with T-Nets.
         dropout_between = dropout if transforms else 0.0
-        self.global_mlp = _global_mlp(per_point[-1], hidden, bias, linear, norm, activation, dropout_between)
+        self.global_mlp = _mlp(per_point[-1], hidden, partial(linear, bias=bias), norm, activation, dropout_between)
         self.dropout = nn.Dropout(dropout)
         self.feature_dim = hidden[-1]
         self._last_matrices: Tensor | None = None
@@ -199,27 +194,23 @@ def _point_mlp(
     activation: ChannelFactory | None,
 ) -> nn.Sequential:
     """Return 1×1 convolutions: an MLP that is applied to every point separately."""
-    layers: list[nn.Module] = []
-    for in_width, width in pairwise((channels, *widths)):
-        layers += [conv(in_width, width, 1, bias=bias), *make_layers(width, norm, activation)]
-    return nn.Sequential(*layers)
+    return _mlp(channels, widths, lambda in_width, width: conv(in_width, width, 1, bias=bias), norm, activation)
 
 
-def _global_mlp(
+def _mlp(
     channels: int,
     widths: Sequence[int],
-    bias: bool,
-    linear: LayerFactory,
+    layer: LayerFactory,
     norm: ChannelFactory | None,
     activation: ChannelFactory | None,
     dropout_between: float = 0.0,
 ) -> nn.Sequential:
-    """Return fully connected layers, with dropout between them."""
+    """Return layers with normalisation and activation, and dropout between them."""
     layers: list[nn.Module] = []
     for in_width, width in pairwise((channels, *widths)):
         if layers and dropout_between:
             layers.append(nn.Dropout(dropout_between))
-        layers += [linear(in_width, width, bias=bias), *make_layers(width, norm, activation)]
+        layers += [layer(in_width, width), *make_layers(width, norm, activation)]
     return nn.Sequential(*layers)
 
 
@@ -254,12 +245,9 @@ class PointNet2(nn.Module):
             level ("group all" in the authors' code).
         hidden: widths of the fully connected layers.
         dropout: fraction of features dropped in training after each fully connected layer.
-        bias: whether layers have biases.
-        conv: factory of the 1×1 convolutions over (batch, channels, points, neighbours), called like `nn.Conv2d`.
-        linear: factory of the fully connected layers, called like `nn.Linear`.
-        norm: factory of the normalisation after convolutions, called with the number of channels, or None.
-        flat_norm: factory of the normalisation after fully connected layers, or None.
-        activation: factory of the activation, called with the number of channels, or None.
+        bias, conv, linear, norm, activation: see `hypersphere.models`. Convolutions are 1×1, over (batch, channels,
+            points, neighbours).
+        flat_norm: factory of the normalisation after fully connected layers, or None; `norm` follows convolutions.
 
     Example:
         >>> model = PointNet2((Level(8, 0.5, 4, (4, 8)),), (8, 16), (8,))
@@ -286,12 +274,9 @@ class PointNet2(nn.Module):
         self.levels = tuple(levels)
         point_mlps, channels = [], 0  # before the first level, a point has no features
         for widths in (*(level.widths for level in levels), group_all_widths):
-            layers: list[nn.Module] = []
             # Convolutions are 2-d, because their input has two dimensions of points: centres and neighbours.
             # Every MLP sees the three coordinates of a point next to its features from the level before.
-            for in_width, width in pairwise((channels + 3, *widths)):
-                layers += conv_unit(in_width, width, 1, bias=bias, conv=conv, norm=norm, activation=activation)
-            point_mlps.append(nn.Sequential(*layers))
+            point_mlps.append(_point_mlp(channels + 3, widths, bias, conv, norm, activation))
             channels = widths[-1]
         self.point_mlps = nn.ModuleList(point_mlps)
         global_layers: list[nn.Module] = []

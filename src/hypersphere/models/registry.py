@@ -31,29 +31,35 @@ from hypersphere.models.toy import ToyCNN
 
 __all__ = ["MODELS"]
 
+# Families of networks that differ in depth.
+SPHERENET_CNN = partial(PlainCNN, widths=(64, 96, 128), feature_dim=256)
+WIDE_CNN = partial(PlainCNN, widths=(64, 128, 256), feature_dim=256)
+NARROW_CNN = partial(PlainCNN, widths=(64, 64, 64), feature_dim=64)
+LARGE_RESNET = partial(ResNet, widths=(64, 128, 256, 512), large_stem=True, shortcut="projection")
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     # Thesis, table B.1: 32×32 images; no parameter counts are printed.
-    "spherenet_cnn3": partial(PlainCNN, depth=3, widths=(64, 96, 128), feature_dim=256),
-    "spherenet_cnn9": partial(PlainCNN, depth=9, widths=(64, 96, 128), feature_dim=256),
-    "spherenet_cnn18": partial(PlainCNN, depth=18, widths=(64, 96, 128), feature_dim=256),
-    "spherenet_cnn45": partial(PlainCNN, depth=45, widths=(64, 96, 128), feature_dim=256),
-    "spherenet_cnn60": partial(PlainCNN, depth=60, widths=(64, 96, 128), feature_dim=256),
-    "spherenet_cnn69": partial(PlainCNN, depth=69, widths=(64, 96, 128), feature_dim=256),
+    "spherenet_cnn3": partial(SPHERENET_CNN, depth=3),
+    "spherenet_cnn9": partial(SPHERENET_CNN, depth=9),
+    "spherenet_cnn18": partial(SPHERENET_CNN, depth=18),
+    "spherenet_cnn45": partial(SPHERENET_CNN, depth=45),
+    "spherenet_cnn60": partial(SPHERENET_CNN, depth=60),
+    "spherenet_cnn69": partial(SPHERENET_CNN, depth=69),
     # Thesis, table C.1. The networks of the attack experiments have no batch normalisation.
-    "decoupled_cnn9": partial(PlainCNN, depth=9, widths=(64, 128, 256), feature_dim=512),
+    "decoupled_cnn9": partial(WIDE_CNN, depth=9, feature_dim=512),
     "attack_cnn9": partial(PlainCNN, depth=9, widths=(32, 64, 128), feature_dim=256, norm=None),
     # Thesis, tables D.1 and E.1. The OPT paper calls CNN-9 "wide CNN-9" (table 17; 2.99M weights in table 10).
-    "mhe_cnn6": partial(PlainCNN, depth=6, widths=(64, 128, 256), feature_dim=256),
-    "mhe_cnn9": partial(PlainCNN, depth=9, widths=(64, 128, 256), feature_dim=256),
-    "mhe_cnn15": partial(PlainCNN, depth=15, widths=(64, 128, 256), feature_dim=256),
-    "wide_cnn9": partial(PlainCNN, depth=9, widths=(64, 128, 256), feature_dim=256),
+    "mhe_cnn6": partial(WIDE_CNN, depth=6),
+    "mhe_cnn9": partial(WIDE_CNN, depth=9),
+    "mhe_cnn15": partial(WIDE_CNN, depth=15),
+    "wide_cnn9": partial(WIDE_CNN, depth=9),
     # Thesis, table E.3.
     "small_cnn3": partial(PlainCNN, depth=3, widths=(32, 64, 64), feature_dim=64),
     "small_cnn9": partial(PlainCNN, depth=9, widths=(32, 64, 64), feature_dim=64),
     # Thesis, tables F.1 and F.3. CNN-6 has 258K weights (OPT paper, table 10).
-    "opt_cnn6": partial(PlainCNN, depth=6, widths=(64, 64, 64), feature_dim=64),
-    "opt_cnn9": partial(PlainCNN, depth=9, widths=(64, 64, 64), feature_dim=64),
-    "cnn10": partial(PlainCNN, depth=10, widths=(64, 128, 256), feature_dim=256, image_size=224, large_stem=True),
+    "opt_cnn6": partial(NARROW_CNN, depth=6),
+    "opt_cnn9": partial(NARROW_CNN, depth=9),
+    "cnn10": partial(WIDE_CNN, depth=10, image_size=224, large_stem=True),
     "few_shot_cnn4": partial(PlainCNN, depth=4, widths=(64, 64, 64, 64), feature_dim=None, image_size=84),
     # Thesis, table 2.1, first column: 28×28 digits and a 2-d feature that can be drawn.
     "mnist_cnn6": partial(
@@ -75,15 +81,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "spherenet_resnet32": partial(ResNet, depths=(5, 5, 5), widths=(64, 96, 128)),
     "mhe_resnet32": partial(ResNet, depths=(5, 5, 5), widths=(64, 128, 256)),
     "wide_resnet32": partial(ResNet, depths=(5, 5, 5), widths=(96, 192, 384)),
-    "resnet18": partial(
-        ResNet, depths=(2, 2, 2, 2), widths=(64, 128, 256, 512), large_stem=True, shortcut="projection"
-    ),
-    "resnet34": partial(
-        ResNet, depths=(3, 4, 6, 3), widths=(64, 128, 256, 512), large_stem=True, shortcut="projection"
-    ),
-    "wide_resnet18": partial(
-        ResNet, depths=(2, 2, 2, 2), widths=(256, 512, 768, 1024), large_stem=True, shortcut="projection"
-    ),
+    "resnet18": partial(LARGE_RESNET, depths=(2, 2, 2, 2)),
+    "resnet34": partial(LARGE_RESNET, depths=(3, 4, 6, 3)),
+    "wide_resnet18": partial(LARGE_RESNET, depths=(2, 2, 2, 2), widths=(256, 512, 768, 1024)),
     "modified_resnet18": partial(
         SphereFaceNet,
         units=(1, 2, 3, 0),

@@ -39,10 +39,7 @@ class ResidualUnit(nn.Module):
         width: channels of the output.
         stride: stride of the first convolution.
         shortcut: "pad" or "projection".
-        bias: whether convolutions have biases.
-        conv: factory of the convolutions, called like `nn.Conv2d`.
-        norm: factory of the normalisation, called with the number of channels, or None.
-        activation: factory of the activation, called with the number of channels, or None.
+        bias, conv, norm, activation: see `hypersphere.models`.
 
     Example:
         >>> import torch
@@ -109,15 +106,10 @@ class ResNet(nn.Module):
     Args:
         depths: residual units per stage: (n, n, n) is ResNet-(6n+2), (2, 2, 2, 2) is ResNet-18.
         widths: number of filters of each stage. The stem has as many as the first stage.
-        in_channels: channels of the image.
-        num_classes: None for features, an integer for logits.
         large_stem: start with a 7×7 convolution of stride 2 and a 3×3 max-pool of stride 2 instead of a 3×3
             convolution.
         shortcut: "pad" (no parameters; ResNet-20, 32) or "projection" (ResNet-18, 34) for units that change the shape.
-        bias: whether convolutions have biases.
-        conv: factory of the convolutions, called like `nn.Conv2d`. Projections are called with kernel size 1.
-        norm: factory of the normalisation, called with the number of channels, or None.
-        activation: factory of the activation, called with the number of channels, or None.
+        in_channels, num_classes, bias, conv, norm, activation: see `hypersphere.models`.
 
     Example:
         >>> import torch

@@ -29,10 +29,7 @@ class SphereFaceUnit(nn.Module):
 
     Args:
         width: channels of the input and of the output.
-        bias: whether convolutions have biases.
-        conv: factory of the convolutions, called like `nn.Conv2d`.
-        norm: factory of the normalisation, called with the number of channels, or None.
-        activation: factory of the activation, called with the number of channels, or None.
+        bias, conv, norm, activation: see `hypersphere.models`.
 
     Example:
         >>> import torch
@@ -69,14 +66,8 @@ class SphereFaceNet(nn.Module):
             -36 (2, 4, 8, 2) and -64 (3, 8, 16, 3); the modified ResNet-18 has (1, 2, 3, 0).
         widths: number of filters of each stage.
         feature_dim: width of FC1. None replaces FC1 by global average pooling, with widths[-1] features.
-        in_channels: channels of the image.
-        image_size: (height, width), or one integer for both.
         large_stem: start with a 7×7 convolution of stride 2 and a 3×3 max-pool of stride 2.
-        bias: whether layers have biases.
-        conv: factory of the convolutions, called like `nn.Conv2d`.
-        linear: factory of FC1, called like `nn.Linear`.
-        norm: factory of the normalisation, called with the number of channels, or None.
-        activation: factory of the activation, called with the number of channels, or None.
+        in_channels, image_size, bias, conv, linear, norm, activation: see `hypersphere.models`.
 
     Example:
         >>> import torch

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere._validation import require
-from hypersphere.models._blocks import LayerFactory, height_and_width
+from hypersphere.models._blocks import LayerFactory, height_and_width, require_widths
 
 __all__ = ["ToyCNN"]
 
@@ -20,12 +20,10 @@ class ToyCNN(nn.Module):
     network behind figure 2.2 of the thesis, which is `MODELS["mnist_cnn6"]`.
 
     Args:
-        in_channels: channels of the image.
-        image_size: height and width, or one integer for both, divisible by 2 once per stage.
+        image_size: divisible by 2 once per stage.
         feature_dim: dimension of the feature, 2 or 3 for pictures.
         widths: number of filters of each stage.
-        conv: factory of the 3×3 convolutions, called like `nn.Conv2d`.
-        linear: factory of the feature layer, called like `nn.Linear`.
+        in_channels, conv, linear: see `hypersphere.models`.
 
     Example:
         >>> import torch
@@ -45,7 +43,7 @@ class ToyCNN(nn.Module):
     ) -> None:
         super().__init__()
         require(feature_dim >= 1, "feature_dim", "an integer >= 1", feature_dim)
-        require(all(filters >= 1 for filters in widths), "widths", "integers >= 1", tuple(widths))
+        require_widths(widths)
         reduction = 2 ** len(widths)  # one 2×2 max-pool per stage
         height, width = height_and_width(image_size, 1)
         divisible = height % reduction == width % reduction == 0

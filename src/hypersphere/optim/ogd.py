@@ -55,15 +55,19 @@ class _CayleyDescent(torch.optim.Optimizer, abc.ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Move every matrix along its Cayley curve."""
+        """Move every matrix along its Cayley curve.
+
+        Raises:
+            ValueError: a gradient is not finite. The matrix that the message names and those after it are unchanged.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for p in group["params"]:
+            for i, p in enumerate(group["params"]):
                 if p.grad is not None and p.numel():
-                    self._move(p, group)
+                    self._move(p, group, name=group["param_names"][i] if "param_names" in group else f"params[{i}]")
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -75,16 +79,13 @@ class _CayleyDescent(torch.optim.Optimizer, abc.ABC):
                     if isinstance(value, Tensor):
                         self.state[p][key] = value.detach().to(p.device, copy=True)
 
-    def _move(self, p: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[p]
-        if not state:
-            state["steps"] = 0
-            state["momentum"] = torch.zeros_like(_numerics.widen(p.detach()))
-        state["steps"] += 1
+    def _move(self, p: Tensor, group: dict[str, Any], *, name: str) -> None:
         # FSDP2 distributes matrices over processes. A step needs the full matrix, so every process computes all of it.
         u, grad = _numerics.widen(_gather(p.detach())), _numerics.widen(_gather(p.grad))  # type: ignore[arg-type]
-        full_state = {key: _gather(value) if isinstance(value, Tensor) else value for key, value in state.items()}
-        m, scale = self._direction(grad, full_state, group)
+        state = {key: _gather(value) if isinstance(value, Tensor) else value for key, value in self.state[p].items()}
+        state["steps"] = state.get("steps", 0) + 1
+        state.setdefault("momentum", torch.zeros_like(u))
+        m, scale = self._direction(grad, state, group)
         with _numerics.autocast_disabled(u):
             # Multiply M by a power of two, so that neither the product nor its norm overflows: Ω' = unit·scale·Ω.
             unit = _numerics.unit_scale(m.abs().amax((-2, -1), keepdim=True))
@@ -92,7 +93,7 @@ class _CayleyDescent(torch.optim.Optimizer, abc.ABC):
             omega = 0.5 * (a - a.mT)
             tangent = u @ omega
             # Only the part of M that is tangent to the group is remembered, so momentum does not pull U off it.
-            momentum = tangent / unit
+            state["momentum"] = tangent / unit
             # λ' = λ/(unit·scale), reduced if necessary to λ‖Ω‖ ≤ 2q, where the fixed-point steps converge.
             omega_norm = torch.linalg.matrix_norm(omega).unsqueeze(-1).unsqueeze(-1)
             largest_rate = 2 * group["guard"] / omega_norm.masked_fill(omega_norm == 0, 1.0)
@@ -102,12 +103,16 @@ class _CayleyDescent(torch.optim.Optimizer, abc.ABC):
             for _ in range(2):
                 y = u + (u + y) @ half_step
             if group["restore_every"] is not None:
-                is_due = state["steps"] % group["restore_every"] == 0
-                y = _restore_orthogonality(y, is_due=is_due, step_length=rate * omega_norm)
-        full_state["momentum"] = momentum
-        state.update(
-            {key: _shard(value, p) if isinstance(value, Tensor) else value for key, value in full_state.items()}
-        )
+                if state["steps"] % group["restore_every"] == 0:
+                    y = newton_schulz_step(y)
+                # Two fixed-point steps leave YᵀY − I ≈ −λ⁴Ω⁴/4. Singular values of a skew matrix come in pairs,
+                # ‖Ω‖₂² ≤ ‖Ω‖_F²/2, so this is at most (λ‖Ω‖_F)⁴/16. The negation makes NaN a long step, so that one
+                # read of the device finds both long steps and gradients that are not finite.
+                is_long = ~((rate * omega_norm) ** 4 / 16 <= _numerics.rotation_tolerance(y.dtype))
+                if bool(is_long.any()):
+                    _require_finite(m, name)
+                    y = _restore_orthogonality(y, is_long)
+        self.state[p].update({key: _shard(v, p) if isinstance(v, Tensor) else v for key, v in state.items()})
         p.copy_(_shard(_numerics.narrow(y, p.dtype), p))
 
 
@@ -121,7 +126,8 @@ class OGD(_CayleyDescent):
         momentum: μ.
         guard: q. Steps are shortened to λ‖Ω‖ ≤ 2q, so that the fixed-point steps converge.
         restore_every: the number of steps after which U ← U(3I − UᵀU)/2 removes rounding errors. The larger error of a
-            long step is removed at once. None disables both.
+            long step is removed at once. None disables both, and the error for gradients that are not finite: then a
+            step reads no values from the device.
 
     Example:
         >>> u = torch.nn.Parameter(torch.eye(3))
@@ -204,21 +210,22 @@ class OGDAdam(_CayleyDescent):
         return m, (1 - first ** state["steps"]) * rms.masked_fill(rms == 0, 1.0)
 
 
-def _restore_orthogonality(y: Tensor, *, is_due: bool, step_length: Tensor) -> Tensor:
-    """Apply U ← U(3I − UᵀU)/2: once if it is due, and after a long step until the matrix is orthogonal."""
-    tolerance = _numerics.rotation_tolerance(y.dtype)
-    if is_due:
-        y = newton_schulz_step(y)
-    # Two fixed-point steps leave YᵀY − I ≈ −λ⁴Ω⁴/4. Singular values of a skew matrix come in pairs, ‖Ω‖₂² ≤ ‖Ω‖_F²/2,
-    # so this is at most (λ‖Ω‖_F)⁴/16. Each matrix of a batch is treated separately.
-    is_inexact = step_length**4 / 16 > tolerance
+def _restore_orthogonality(y: Tensor, is_inexact: Tensor) -> Tensor:
+    """Apply Newton–Schulz steps to the inexact matrices of a batch until they are orthogonal."""
     for _ in range(6):  # every iteration squares the error
+        gram = y.mT @ y
+        is_inexact = is_inexact & (_gram_error(gram) > _numerics.rotation_tolerance(y.dtype))
         if not bool(is_inexact.any()):
             break
-        gram = y.mT @ y
-        is_inexact = is_inexact & (_gram_error(gram) > tolerance)
         y = torch.where(is_inexact, 1.5 * y - 0.5 * y @ gram, y)
     return y
+
+
+def _require_finite(m: Tensor, name: str) -> None:
+    """Raise a `ValueError` if the running mean M of the gradients is not finite."""
+    bad = int((~torch.isfinite(m)).sum())
+    if bad:
+        raise ValueError(f"the gradients of {name} must be finite, but {bad} of {m.numel()} entries of M are not")
 
 
 def _gram_error(gram: Tensor) -> Tensor:

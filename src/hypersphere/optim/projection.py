@@ -41,12 +41,11 @@ def project_weights_(model: nn.Module, norm: float = 1.0, *, report: bool = Fals
     """
     require(is_number(norm, 0) and norm > 0, "norm", "a positive number", norm)
     # Each class vector is rescaled separately, so the class vectors of this process can be treated without the others.
-    selection = layers_of(model, local_classes=True)
-    layers = _layers_without_weight_norm(selection, heads=True)
+    layers = _layers_without_weight_norm(layers_of(model, local_classes=True), heads=True)
     for layer in layers:
         layer.write(norm * sphere.polar(layer.rows())[1])
     if report:
-        print(_report(selection, layers))
+        print(layers.report())
 
 
 class WeightedGradients:
@@ -126,43 +125,29 @@ class _GradientWeighting:
         weight.register_hook(multiply_by_norm)
 
 
-def _layers_without_weight_norm(selection: LayerSelection, *, heads: bool) -> list[NeuronLayer]:
+def _layers_without_weight_norm(selection: LayerSelection, *, heads: bool) -> LayerSelection:
     """Return the decoupled operators, and with `heads` the heads, whose output does not depend on ‖w‖.
 
     Raises:
         ValueError: there is none, an operator depends on ‖w‖, or its weight is parametrised.
     """
-    layers = []
-    for layer in selection:
+
+    def reason_to_skip(layer: NeuronLayer) -> str | None:
         is_head = hasattr(layer.module, "num_classes")
         # A head that keeps ‖w‖, such as softmax, counts as an ordinary layer.
-        if not hasattr(layer.module, "uses_weight_norm") or (is_head and (layer.uses_weight_norm or not heads)):
-            continue
+        if not hasattr(layer.module, "uses_weight_norm") or (is_head and layer.uses_weight_norm):
+            return "its output depends on ‖w‖"
+        if is_head and not heads:
+            return "it is a head"
+        name = layer.module_name or type(layer.module).__name__
         if layer.uses_weight_norm:
-            message = f"the output of {_label(layer)!r} depends on ‖w‖"
-            raise ValueError(f"model must only have operators that do not depend on ‖w‖, but {message}")
+            raise ValueError(f"model must only have operators that do not depend on ‖w‖, but {name!r} does")
         if cast(nn.Module, layer.module)._parameters.get(layer.parameter) is None:
-            raise ValueError(
-                f"model must own the weights of its operators, but that of {_label(layer)!r} is parametrised"
-            )
-        layers.append(layer)
+            raise ValueError(f"model must own the weights of its operators, but that of {name!r} is parametrised")
+        return None
+
+    layers = selection.without(reason_to_skip)
     if not layers:
-        kinds = "decoupled operators (hypersphere.layers)"
-        kinds += " or heads with unit class vectors" if heads else ""
+        kinds = "decoupled operators (hypersphere.layers)" + (" or heads with unit class vectors" if heads else "")
         raise ValueError(f"model must have {kinds}, but there is none")
     return layers
-
-
-def _label(layer: NeuronLayer) -> str:
-    """Return the qualified name of the layer's module, or its class if the module is the whole model."""
-    return layer.group.rpartition(".")[0] or type(layer.module).__name__
-
-
-def _report(selection: LayerSelection, projected: list[NeuronLayer]) -> str:
-    """Return which weights were projected, and the other layers with the reason."""
-    lines = [f"{len(projected)} weights projected:", *(f"  {_label(layer)}" for layer in projected)]
-    unchanged = [(layer.name, "its output depends on ‖w‖") for layer in selection if layer.uses_weight_norm]
-    unchanged += [(skip.name, skip.reason) for skip in selection.skipped]
-    if unchanged:
-        lines += [f"{len(unchanged)} unchanged:", *(f"  {name}: {reason}" for name, reason in unchanged)]
-    return "\n".join(lines)

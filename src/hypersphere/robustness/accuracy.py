@@ -16,7 +16,7 @@ from torch import Tensor
 from hypersphere import sphere
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_number, require, require_package
-from hypersphere.robustness.attacks import FGSM, Attack, DeepFool, Loss, Model
+from hypersphere.robustness.attacks import FGSM, AttackFunction, DeepFool, Loss, Model
 
 __all__ = ["RobustAccuracy", "Strength", "accuracy_under", "fooling_strength", "plot_accuracy", "plot_strength"]
 
@@ -87,7 +87,7 @@ class Strength:
 def accuracy_under(
     model: Model,
     data: Batches,
-    attack: Attack | None = None,
+    attack: AttackFunction | None = None,
     *,
     epsilons: Sequence[float] | None = None,
     source: Model | None = None,
@@ -112,9 +112,10 @@ def accuracy_under(
     attack = FGSM() if attack is None else attack
     has_epsilon = dataclasses.is_dataclass(attack) and hasattr(attack, "epsilon")
     require(has_epsilon, "attack", "a dataclass with a field epsilon (otherwise use fooling_strength)", attack)
-    strengths = (attack.epsilon,) if epsilons is None else tuple(epsilons)  # type: ignore[attr-defined]
-    are_strengths = bool(strengths) and all(is_number(strength, 0) for strength in strengths)
-    require(are_strengths, "epsilons", "numbers >= 0", strengths)
+    strengths = (attack.epsilon,) if epsilons is None else epsilons  # type: ignore[union-attr]
+    are_strengths = isinstance(strengths, (tuple, list)) and all(is_number(strength, 0) for strength in strengths)
+    require(are_strengths and len(strengths) > 0, "epsilons", "a sequence of numbers >= 0", strengths)
+    strengths = tuple(strengths)
     # `replace` calls the constructor, which validates the strength.
     attacks = [dataclasses.replace(attack, epsilon=strength) for strength in strengths]  # type: ignore[type-var]
     # A transferred attack is computed on the source, but its images are classified by the model.
@@ -132,7 +133,7 @@ def accuracy_under(
 
 
 def fooling_strength(
-    model: Model, data: Batches, attack: Attack | None = None, *, source: Model | None = None
+    model: Model, data: Batches, attack: AttackFunction | None = None, *, source: Model | None = None
 ) -> Strength:
     """Measure the size of the perturbation with which an attack makes the model misclassify each image.
 

@@ -3,14 +3,15 @@ r"""Adversarial attacks: images x̃ close to x that a model misclassifies.
 An attack is called with a model, images (B, …) in [0, 1] and their true labels, and returns images of the same shape.
 The model is any callable that maps images to logits. With `loss=head` it may map images to the features of a head of
 `hypersphere.heads`. Modules are attacked in evaluation mode; their modes, gradients and buffers do not change.
-To add an attack, write a frozen dataclass and list it in ATTACKS.
+To add an attack, write a frozen dataclass that inherits from `Attack`, and list it in ATTACKS.
 """
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +23,16 @@ from hypersphere._modes import evaluation_mode
 from hypersphere._numerics import values_readable
 from hypersphere._validation import is_integer, is_number, require
 
-__all__ = ["ATTACKS", "BIM", "FGSM", "Attack", "Classifier", "DeepFool", "Loss", "Model", "check_batch"]
+__all__ = ["ATTACKS", "BIM", "FGSM", "Attack", "AttackFunction", "Classifier", "DeepFool", "Loss", "Model"]
 
 Model: TypeAlias = Callable[[Tensor], Tensor]
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+AttackFunction: TypeAlias = Callable[..., Tensor]
+"""An `Attack`, or any callable with the same arguments."""
 
 
-class Attack(Protocol):
-    """The interface of all attacks."""
+class Attack(abc.ABC):
+    """Base class of all attacks. A subclass defines `perturb`."""
 
     def __call__(
         self,
@@ -39,11 +42,27 @@ class Attack(Protocol):
         /,
         loss: Loss = F.cross_entropy,
     ) -> Float[Tensor, "batch ..."]:
-        """Return attacked images in [0, 1]."""
+        """Return attacked images in [0, 1].
+
+        Args:
+            model: maps images to logits, or to features if the loss is a head.
+            images: (B, …) in [0, 1].
+            labels: (B,), the true classes.
+            loss: the function of outputs and labels that the attack increases. Attacks that use logits directly
+                (`DeepFool`, `Foolbox`) ignore it.
+        """
+        require(callable(model), "model", "a callable that maps images to logits", model)
+        _check_batch(images, labels)
+        with evaluation_mode(model, loss):
+            return self.perturb(model, images.detach(), labels, loss)
+
+    @abc.abstractmethod
+    def perturb(self, model: Model, images: Tensor, labels: Tensor, loss: Loss) -> Tensor:
+        """Return attacked images, given a valid batch and a model in evaluation mode."""
 
 
 @dataclass(frozen=True)
-class FGSM:
+class FGSM(Attack):
     r"""Fast gradient sign method: one step x̃ = x + ε·sign ∇ₓJ(x, y) that increases the loss J (thesis, C.1.2).
 
     The result is clipped to [0, 1].
@@ -62,20 +81,13 @@ class FGSM:
     def __post_init__(self) -> None:
         require(is_number(self.epsilon, 0, 1), "epsilon", "a number in [0, 1]", self.epsilon)
 
-    def __call__(
-        self,
-        model: Model,
-        images: Num[Tensor, "batch ..."],
-        labels: Int[Tensor, " batch"],
-        /,
-        loss: Loss = F.cross_entropy,
-    ) -> Float[Tensor, "batch ..."]:
+    def perturb(self, model: Model, images: Tensor, labels: Tensor, loss: Loss) -> Tensor:
         """Return attacked images."""
-        return BIM(self.epsilon, self.epsilon, 1)(model, images, labels, loss)
+        return BIM(self.epsilon, self.epsilon, steps=1).perturb(model, images, labels, loss)
 
 
 @dataclass(frozen=True)
-class BIM:
+class BIM(Attack):
     r"""Basic iterative method: repeated FGSM steps, clipped to within ε of the original image (thesis, C.1.2).
 
         x̃ ← clip_{x, ε}(x̃ + τ·sign ∇J(x̃, y))
@@ -102,34 +114,24 @@ class BIM:
         require(is_number(self.step, 0, 1), "step", "a number in [0, 1]", self.step)
         require(is_integer(self.steps, 1), "steps", "an integer >= 1", self.steps)
 
-    def __call__(
-        self,
-        model: Model,
-        images: Num[Tensor, "batch ..."],
-        labels: Int[Tensor, " batch"],
-        /,
-        loss: Loss = F.cross_entropy,
-    ) -> Float[Tensor, "batch ..."]:
+    def perturb(self, model: Model, images: Tensor, labels: Tensor, loss: Loss) -> Tensor:
         """Return attacked images."""
-        check_batch(images, labels)
-        images = images.detach()
         # The intersection of both constraints: within ε of the image and inside [0, 1].
         low, high = (images - self.epsilon).clamp(min=0), (images + self.epsilon).clamp(max=1)
         attacked = images
-        with evaluation_mode(model, loss):
-            for _ in range(self.steps):
-                gradient = _image_gradient(model, attacked, labels, loss)
-                attacked = (attacked + self.step * gradient.sign()).clamp(low, high)
+        for _ in range(self.steps):
+            gradient = _image_gradient(model, attacked, labels, loss)
+            attacked = (attacked + self.step * gradient.sign()).clamp(low, high)
         return attacked
 
 
 @dataclass(frozen=True)
-class DeepFool:
+class DeepFool(Attack):
     r"""DeepFool: repeated steps to the nearest class boundary of the linearised model, until the class changes.
 
     Let f_k be the logit of class k minus that of the true class, and w_k its gradient. Towards the class k with the
     nearest boundary, a step is (|f_k|/‖w_k‖²)·w_k for "l2" and (|f_k|/‖w_k‖₁)·sign w_k for "linf". Images that are
-    misclassified from the start do not change. The attack uses logits and ignores the argument `loss`.
+    misclassified from the start do not change.
 
     Args:
         norm: "l2" or "linf", the norm in which the perturbation should be small.
@@ -160,20 +162,8 @@ class DeepFool:
         require(is_integer(self.candidates, 2), "candidates", "an integer >= 2", self.candidates)
         require(is_number(self.nudge, 0), "nudge", "a number >= 0", self.nudge)
 
-    def __call__(
-        self,
-        model: Model,
-        images: Num[Tensor, "batch ..."],
-        labels: Int[Tensor, " batch"],
-        /,
-        loss: Loss = F.cross_entropy,
-    ) -> Float[Tensor, "batch ..."]:
+    def perturb(self, model: Model, images: Tensor, labels: Tensor, loss: Loss) -> Tensor:
         """Return attacked images."""
-        check_batch(images, labels)
-        with evaluation_mode(model):
-            return self._search(model, images.detach(), labels)
-
-    def _search(self, model: Model, images: Tensor, labels: Tensor) -> Tensor:
         attacked, perturbation = images.clone(), torch.zeros_like(images)
         active = torch.arange(len(images), device=images.device)  # images that are still classified correctly
         candidates: Tensor | None = None
@@ -225,12 +215,6 @@ class DeepFool:
 ATTACKS: dict[str, type[Attack]] = {"fgsm": FGSM, "bim": BIM, "deepfool": DeepFool}
 
 
-@runtime_checkable
-class _Scorer(Protocol):
-    def scores(self, x: Tensor, /) -> Tensor:
-        """Return the scores (B, C) of features, without margin."""
-
-
 class Classifier(nn.Module):
     """A model followed by its head. It maps images to scores without margin, as attacks need them.
 
@@ -243,22 +227,25 @@ class Classifier(nn.Module):
         torch.Size([2, 3])
     """
 
-    def __init__(self, model: nn.Module, head: nn.Module | _Scorer) -> None:
+    def __init__(self, model: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.head = head
 
     def forward(self, images: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch classes"]:
         """Map images (B, …) to scores (B, C)."""
-        features = self.model(images)
-        return self.head.scores(features) if isinstance(self.head, _Scorer) else self.head(features)
+        score: Callable[[Tensor], Tensor] = getattr(self.head, "scores", self.head)
+        return score(self.model(images))
 
 
-def check_batch(images: Tensor, labels: Tensor) -> None:
+def _check_batch(images: Tensor, labels: Tensor) -> None:
     """Raise a `ValueError` unless images are floating-point numbers in [0, 1] with one label each."""
-    require(images.is_floating_point(), "images", "floating-point numbers in [0, 1]", images.dtype)
-    accepted = f"a vector with one label for each of the {len(images)} images"
-    require(len(images) == len(labels), "labels", accepted, tuple(labels.shape))
+    is_real = isinstance(images, Tensor) and images.is_floating_point()
+    require(is_real, "images", "a floating-point tensor", images.dtype if isinstance(images, Tensor) else type(images))
+    are_labels = isinstance(labels, Tensor) and labels.shape == images.shape[:1] and not labels.is_floating_point()
+    accepted = f"a vector of integers, one for each of the {len(images)} images"
+    received = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels)
+    require(are_labels, "labels", accepted, received)
     if images.numel() and values_readable(images):
         low, high = (float(value) for value in images.aminmax())
         require(low >= 0 and high <= 1, "images", "numbers in [0, 1]", (low, high))  # NaN fails too
@@ -273,7 +260,9 @@ def _image_gradient(model: Model, images: Tensor, labels: Tensor, loss: Loss) ->
     # The caller may be in inference mode or under no_grad. `autograd.grad` does not touch the `.grad` of parameters.
     with torch.inference_mode(False), torch.enable_grad():
         x = _differentiable_copy(images)
-        (gradient,) = torch.autograd.grad(loss(model(x), _differentiable_copy(labels)), x)
+        value = loss(model(x), _differentiable_copy(labels))
+        require(value.requires_grad, "model", "differentiable with respect to images", "constant")
+        (gradient,) = torch.autograd.grad(value, x)
     return gradient
 
 

@@ -6,22 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
-from hypersphere._modes import evaluation_mode
-from hypersphere.robustness.attacks import Loss, Model, check_batch
+from hypersphere.robustness.attacks import Attack, Loss, Model
 
 __all__ = ["Foolbox"]
 
 
 @dataclass(frozen=True)
-class Foolbox:
+class Foolbox(Attack):
     """An attack of the library foolbox (extra `attack`), on any callable. Modes and gradients do not change.
 
     Args:
-        attack: an attack of `foolbox.attacks`. It defines the loss; the argument `loss` of the call is ignored.
+        attack: an attack of `foolbox.attacks`, which also defines the loss.
         epsilon: the largest perturbation, in the norm of the attack; None for attacks that minimise it.
 
     Example: `Foolbox(foolbox.attacks.L2CarliniWagnerAttack())(model, images, labels)`.
@@ -30,22 +27,13 @@ class Foolbox:
     attack: Any
     epsilon: float | None = None
 
-    def __call__(
-        self,
-        model: Model,
-        images: Num[Tensor, "batch ..."],
-        labels: Int[Tensor, " batch"],
-        /,
-        loss: Loss = F.cross_entropy,
-    ) -> Float[Tensor, "batch ..."]:
+    def perturb(self, model: Model, images: Tensor, labels: Tensor, loss: Loss) -> Tensor:
         """Return attacked images."""
         from foolbox.models.pytorch import PyTorchModel
 
-        check_batch(images, labels)
-        with evaluation_mode(model):
-            # foolbox accepts only modules and warns in training mode. `eval` reaches the wrapper, not the model inside.
-            target = PyTorchModel(_IsolatedModel(model).eval(), bounds=(0, 1), device=images.device)
-            _, attacked, _ = self.attack(target, images.detach(), labels, epsilons=self.epsilon)
+        # foolbox accepts only modules and warns in training mode. `eval` reaches the wrapper, not the model inside.
+        target = PyTorchModel(_IsolatedModel(model).eval(), bounds=(0, 1), device=images.device)
+        _, attacked, _ = self.attack(target, images, labels, epsilons=self.epsilon)
         return attacked.detach()
 
 

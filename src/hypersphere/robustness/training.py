@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_number, require
-from hypersphere.robustness.attacks import FGSM, Attack, Loss, Model
+from hypersphere.robustness.attacks import FGSM, AttackFunction, Loss, Model
 
 __all__ = ["adversarial_loss"]
 
@@ -19,7 +19,7 @@ def adversarial_loss(
     images: Num[Tensor, "batch ..."],
     labels: Int[Tensor, " batch"],
     *,
-    attack: Attack | None = None,
+    attack: AttackFunction | None = None,
     weight: float = 0.5,
     loss: Loss = F.cross_entropy,
 ) -> Float[Tensor, ""]:

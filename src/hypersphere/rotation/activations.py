@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -19,7 +19,7 @@ from hypersphere import _numerics
 from hypersphere._validation import choose, is_integer, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.rotation.parametrization import direction_norms, require_finite, restore_parameter_order
+from hypersphere.rotation.parametrization import Layout, Rotation, WeightState
 
 __all__ = ["InputRotation"]
 
@@ -37,10 +37,8 @@ class InputRotation(nn.Module):
     Example:
         >>> layer = InputRotation(nn.Linear(4, 1000, bias=False), seed=0)
         >>> sum(p.numel() for p in layer.parameters() if p.requires_grad), list(layer.state_dict())
-        (6, ['free', 'seed', 'spread'])
+        (6, ['seed', 'spread', 'rotation.free.main'])
     """
-
-    decay_free_parameters = ("free",)
 
     def __init__(self, module: nn.Module, method: str | RowMap = "cayley", *, seed: int | None = None) -> None:
         super().__init__()
@@ -50,13 +48,14 @@ class InputRotation(nn.Module):
         assert weight is not None
         is_seed = seed is None or is_integer(seed, -(2**63), 2**63 - 1)
         require(is_seed, "seed", "None or a whole number", seed)
-        self.method = choose(ORTHOGONALS, method, "method")
-        require(isinstance(self.method, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
+        chosen = choose(ORTHOGONALS, method, "method")
+        require(isinstance(chosen, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
+        self.rotation = Rotation(chosen, Layout(weight.shape[1]), like=weight)
+        self.rotation.original_state = WeightState.of(module)
         self.module = module
         self.seed = seed
-        self.original_state = weight.requires_grad, tuple(module._parameters)
         weight.requires_grad_(False)
-        self.free = nn.Parameter(self.method.identity(weight.shape[1]).to(weight))
+        self.register_load_state_dict_post_hook(self._draw_after_loading)
         if seed is not None:
             self.spread = _standard_deviation(weight.detach())
             del module.weight
@@ -64,17 +63,23 @@ class InputRotation(nn.Module):
             self._draw()
 
     @property
+    def method(self) -> RowMap:
+        """The map from free parameters to R."""
+        return self.rotation.method
+
+    @property
+    def free(self) -> nn.Parameter:
+        """The free parameters of R."""
+        return self.rotation.parameter
+
+    @property
     def rows(self) -> Float[Tensor, "n d"]:
         """The fixed rows V."""
         return cast(Tensor, self.module.weight)
 
-    def direction_norms(self) -> dict[str, Float[Tensor, "..."]]:
-        """Return the row norms of a random direction in parameter space, for loss landscapes."""
-        return {"free": direction_norms(self.method, self.free)}
-
     def degrees_of_freedom(self) -> int:
         """Return the dimension of the set of all R that training can reach, 0 if R is frozen."""
-        return self.method.degrees_of_freedom(self.rows.shape[1]) * self.free.requires_grad
+        return self.rotation.degrees_of_freedom()
 
     def rotate(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Return x·R."""
@@ -103,29 +108,22 @@ class InputRotation(nn.Module):
         Call it after `to_empty` if the model was made on the meta device.
         """
         with torch.no_grad():
-            self.free.copy_(self.method.identity(self.rows.shape[1]).to(self.free))
+            self.free.copy_(self.rotation.identity())
         self._draw()
 
-    @torch.no_grad()
     def fold(self) -> nn.Module:
         """Return the module with the plain rows V·Rᵀ, trainable as before. This wrapper restarts from R = I."""
-        require_finite(self.free)
-        rotated = self.method(self.free.detach(), self.rows)
-        was_trained, order = self.original_state
+        self.rotation.fold(self.rows)
         if self.seed is not None:  # the rows are a buffer
+            rows, self.seed = self.rows, None
             del self.module.weight
-            self.module.weight = nn.Parameter(rotated, requires_grad=was_trained)
-            restore_parameter_order(self.module, order)
-            self.seed = None
-        else:
-            self.rows.copy_(rotated)
-            self.rows.requires_grad_(was_trained)
-        self.free.copy_(self.method.identity(rotated.shape[1]).to(self.free))
+            self.module.weight = nn.Parameter(rows)
+        self.rotation.original_state.restore(self.module)
         return self.module
 
     def extra_repr(self) -> str:
-        """Show the map and the seed."""
-        return f"method={self.method!r}, seed={self.seed}"
+        """Show the seed."""
+        return f"seed={self.seed}"
 
     @torch.no_grad()
     def _draw(self) -> None:
@@ -147,26 +145,21 @@ class InputRotation(nn.Module):
             destination[prefix + "seed"] = torch.tensor(self.seed)
             destination[prefix + "spread"] = torch.tensor(self.spread, dtype=torch.float64)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        _, _, missing_keys, _, error_messages = others  # metadata, strict, …, unexpected keys, …
         if self.seed is not None:
             seed, spread = (state_dict.pop(prefix + key, None) for key in ("seed", "spread"))
             missing_keys += [prefix + key for key, value in (("seed", seed), ("spread", spread)) if value is None]
             if seed is not None and int(seed) != self.seed:  # an error even if strict=False: all rows would differ
-                error_msgs.append(f"{prefix}: saved with seed={int(seed)}, but this module has seed={self.seed}")
+                error_messages.append(f"{prefix}: saved with seed={int(seed)}, but this module has seed={self.seed}")
             self.spread = self.spread if spread is None else float(spread)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-        self._draw()
+        if prefix + "free" in state_dict:  # the name in version 0.1
+            state_dict[prefix + "rotation.free.main"] = state_dict.pop(prefix + "free")
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    @staticmethod
+    def _draw_after_loading(module: nn.Module, incompatible_keys: object) -> None:
+        cast(InputRotation, module)._draw()
 
 
 def _standard_deviation(rows: Tensor) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from hypersphere import _numerics
 from hypersphere._validation import is_number, require
 from hypersphere.functions._factorizations import gram_error
-from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.rotation.activations import InputRotation
 from hypersphere.rotation.parametrization import Rotation
@@ -52,20 +51,32 @@ def measure(model: nn.Module) -> dict[str, RotationState]:
     15
     """
     states = {}
-    for name, rotation, method, free in _rotations(model):
-        if isinstance(rotation, InputRotation):
-            neurons = _numerics.widen(rotation.rows.detach())
-            rotated = method(free, neurons)
-        else:
-            module = model.get_submodule(name)
-            neurons, rotated = neurons_of(module), cast(Tensor, module.weight)
-        states[name] = RotationState(
-            orthogonality_error=_max_error(method(free)),
-            energy_drift=_energy_drift(neurons, rotated),
-            generator_norm=_generator_norm(method, free),
-            degrees_of_freedom=rotation.degrees_of_freedom(),
-        )
+    for name, module, rotation in rotated_layers(model):
+        if isinstance(rotation, Rotation):
+            states[name] = _state(rotation, neurons_of(module), cast(Tensor, module.weight))
+    for name, module in model.named_modules():
+        if isinstance(module, InputRotation):
+            rows = _numerics.widen(module.rows[:_MAX_ENERGY_ROWS])
+            states[name] = _state(module.rotation, rows, module.method(_numerics.widen(module.free), rows))
     return states
+
+
+def _state(rotation: Rotation, neurons: Tensor, rotated: Tensor) -> RotationState:
+    free, generator_norm = _numerics.widen(rotation.parameter), None
+    if isinstance(rotation.method, SkewMap):
+        generator_norm = float(torch.linalg.matrix_norm(rotation.method.generator(free), 2).max())
+    energy_drift = 0.0  # a single neuron has no energy
+    if len(neurons) > 1:
+        first_rows = (_numerics.to_float64(w.flatten(1)[:_MAX_ENERGY_ROWS]) for w in (neurons, rotated))
+        before, after = (float(mean_energy(rows)) for rows in first_rows)
+        energy_drift = abs(after / before - 1)
+    return RotationState(_max_error(rotation), energy_drift, generator_norm, rotation.degrees_of_freedom())
+
+
+def _max_error(rotation: Rotation) -> float:
+    """Return max |RᵀR − I|, computed in float64 so that the product itself adds no error."""
+    r = rotation.method(_numerics.widen(rotation.parameter))
+    return float(gram_error(_numerics.to_float64(r)).abs().max())
 
 
 @torch.no_grad()
@@ -76,7 +87,7 @@ def orthogonality_error(model: nn.Module) -> float:
     >>> orthogonality_error(rotate_(nn.Linear(6, 4), "gram_schmidt"))
     0.0
     """
-    errors = [_max_error(method(free)) for _, _, method, free in _rotations(model)]
+    errors = [_max_error(module) for module in model.modules() if isinstance(module, Rotation)]
     require(bool(errors), "model", "a rotated model", type(model).__name__)
     return max(errors)
 
@@ -96,13 +107,10 @@ def degrees_of_freedom(model: nn.Module, *, on_group: Iterable[Tensor] = ()) -> 
         >>> degrees_of_freedom(rotate_(nn.Linear(6, 4), "gram_schmidt"))
         19
     """
-    total, counted = 0, set()
-    for module in model.modules():
-        if isinstance(module, (Rotation, InputRotation)):
-            total += module.degrees_of_freedom()
-            parameters = module.free.values() if isinstance(module, Rotation) else [module.free]
-            counted |= {id(p) for p in parameters}
-    total += sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in counted)
+    rotations = [module for module in model.modules() if isinstance(module, Rotation)]
+    of_rotations = {id(p) for rotation in rotations for p in rotation.free.values()}
+    total = sum(rotation.degrees_of_freedom() for rotation in rotations)
+    total += sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in of_rotations)
     unique = {id(p): p for p in on_group if p.requires_grad}.values()
     # A matrix that is not a rotation of the model was counted with d². Orthogonality removes d(d+1)/2 dimensions.
     return total - sum(p.numel() // p.shape[-1] * (p.shape[-1] + 1) // 2 for p in unique)
@@ -119,42 +127,10 @@ class RotationPenalty:
     def __init__(self, model: nn.Module, weight: float = 1.0) -> None:
         require(is_number(weight, 0), "weight", "a number >= 0", weight)
         self.weight = weight
-        self.rotations = [r for _, _, r in rotated_layers(model) if isinstance(r, Rotation) and not r.method.exact]
+        self.rotations = [r for r in model.modules() if isinstance(r, Rotation) and not r.method.exact]
         require(bool(self.rotations), "model", "rotated by 'free' or another inexact map", type(model).__name__)
 
     def __call__(self) -> Float[Tensor, ""]:
         """Return the penalty to add to the loss."""
         errors = [gram_error(r.method(_numerics.widen(r.parameter))).square().sum() for r in self.rotations]
         return self.weight * torch.stack(errors).sum()
-
-
-def _rotations(model: nn.Module) -> Iterator[tuple[str, Rotation | InputRotation, RowMap, Tensor]]:
-    """Yield layer name, module, map and widened free parameters of every rotation."""
-    for name, _, rotation in rotated_layers(model):
-        if isinstance(rotation, Rotation):
-            yield name, rotation, rotation.method, _numerics.widen(rotation.parameter.detach())
-    for name, module in model.named_modules():
-        if isinstance(module, InputRotation):
-            yield name, module, module.method, _numerics.widen(module.free.detach())
-
-
-def _max_error(r: Tensor) -> float:
-    """Return max |RᵀR − I|, computed in float64 so that the product itself adds no error."""
-    return float(gram_error(_numerics.to_float64(r)).abs().max())
-
-
-def _energy_drift(before: Tensor, after: Tensor) -> float:
-    """Return |E(after)/E(before) − 1|, or 0 for a single neuron, which has no energy."""
-    if len(before) < 2:
-        return 0.0
-    start, end = (
-        float(mean_energy(_numerics.to_float64(w.detach().flatten(1)[:_MAX_ENERGY_ROWS]))) for w in (before, after)
-    )
-    return abs(end / start - 1)
-
-
-def _generator_norm(method: RowMap, free: Tensor) -> float | None:
-    """Return the largest ‖S‖₂ of a batch, or None if the map has no generator."""
-    if not isinstance(method, SkewMap):
-        return None
-    return float(torch.linalg.matrix_norm(method.generator(free), 2).max())

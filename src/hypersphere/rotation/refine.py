@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, is_number, require
-from hypersphere.functions._pairwise import PairPotential, mutual_repulsion
+from hypersphere.functions._pairwise import PairSum, pair_energy
+from hypersphere.functions.kernel import PairPotential
 
 __all__ = ["REFINEMENTS", "half_space_energy", "mean_energy", "refine_neurons", "require_energy"]
 
@@ -23,9 +24,8 @@ def mean_energy(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     >>> mean_energy(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
     tensor(0.2500)
     """
-    n = len(rows)
-    require(n >= 2, "rows", "at least two neurons", n)
-    return mutual_repulsion(_numerics.widen(rows), PairPotential()) / (n * (n - 1))
+    require(len(rows) >= 2, "rows", "at least two neurons", len(rows))
+    return pair_energy(PairSum(_numerics.widen(rows), PairPotential(), mean=True))
 
 
 def half_space_energy(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
@@ -34,10 +34,8 @@ def half_space_energy(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     >>> half_space_energy(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     tensor(0.4167)
     """
-    n = len(rows)
-    require(n >= 2, "rows", "at least two neurons", n)
-    pairs = mutual_repulsion(_numerics.widen(rows), PairPotential(half_space=True))
-    return (pairs + n / 4) / (n * (2 * n - 1))  # the pairs ŵᵢ, −ŵᵢ have distance 2
+    require(len(rows) >= 2, "rows", "at least two neurons", len(rows))
+    return pair_energy(PairSum(_numerics.widen(rows), PairPotential(half_space=True), mean=True))
 
 
 def _energy_without_antipodal_minimum(rows: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.rotation.activations import InputRotation
-from hypersphere.rotation.parametrization import Layout, Rotation, require_finite, restore_parameter_order
+from hypersphere.rotation.parametrization import Layout, Rotation, WeightState
 from hypersphere.rotation.refine import refine_neurons, require_energy
 
 __all__ = [
@@ -38,20 +39,6 @@ METHODS: dict[str, type[RowMap]] = {**ORTHOGONALS, **TRANSFORMS}
 
 Where = Callable[[str, nn.Module], bool]
 Method = str | RowMap | Callable[[int], nn.Module]
-
-
-class CustomTransform(nn.Module):
-    """A user's module (n, d) → (n, d) as the parametrisation of a weight (G-OPT). It need not be linear."""
-
-    original_state: tuple[bool, tuple[str, ...]]
-
-    def __init__(self, transform: nn.Module) -> None:
-        super().__init__()
-        self.transform = transform
-
-    def forward(self, neurons: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
-        """Return the transformed neurons."""
-        return self.transform(neurons.flatten(1)).view_as(neurons)
 
 
 def rotate_(
@@ -111,14 +98,21 @@ def rotate_(
         Liu et al., Orthogonal Over-Parameterized Training, CVPR 2021.
     """
     require(spread is None or is_number(spread, 0), "spread", "None or a number >= 0", spread)
-    for name, flag in (("shared", shared), ("learn_neurons", learn_neurons), ("normalize", normalize)):
+    flags = {"shared": shared, "learn_neurons": learn_neurons, "normalize": normalize, "report": report}
+    for name, flag in flags.items():
         require(isinstance(flag, bool), name, "a bool", flag)
     require(is_integer(blocks, 1), "blocks", "a whole number >= 1", blocks)
     require(is_integer(factors, 1), "factors", "a whole number >= 1", factors)
+    require(is_integer(refine_steps, 1), "refine_steps", "a whole number >= 1", refine_steps)
+    require(is_number(refine_rate, 0) and refine_rate > 0, "refine_rate", "a positive number", refine_rate)
     if refine is not None:
         require_energy("refine", refine)
-    has_layout = blocks > 1 or factors > 1 or shared or spread is not None
-    make = _parametrization_factory(method, has_layout=has_layout)
+    is_map = isinstance(method, (str, RowMap)) or (isinstance(method, type) and issubclass(method, RowMap))
+    if is_map or not callable(method):
+        method = choose(METHODS, cast(RowMap, method), "method")
+    else:
+        has_layout = blocks > 1 or factors > 1 or shared or spread is not None
+        require(not has_layout, "method", "a name or a RowMap if blocks, shared, factors or spread are used", method)
     selection = rotatable_layers(model, where, output=output, output_layer=output_layer)
     # All parametrisations are made before the first one is attached, so that an error leaves the model unchanged.
     plans: list[tuple[NeuronLayer, Rotation | CustomTransform, Tensor]] = []
@@ -126,11 +120,15 @@ def rotate_(
         weight = plain_weight(layer)
         rows = weight.detach().flatten(1)
         if weight.ndim > 2:
-            accepted = f"a divisor of {weight.shape[1]}, the channels of {layer_path(layer)!r}"
+            accepted = f"a divisor of {weight.shape[1]}, the channels of {layer.module_name!r}"
             require(weight.shape[1] % blocks == 0, "blocks", accepted, blocks)
-        parametrization = make(Layout(rows.shape[1], blocks, shared, factors), rows)
-        if spread and isinstance(parametrization, Rotation):
-            nn.init.normal_(parametrization.parameter, std=spread)
+        parametrization: Rotation | CustomTransform
+        if isinstance(method, RowMap):
+            parametrization = Rotation(method, Layout(rows.shape[1], blocks, shared, factors), like=rows)
+            if spread:
+                nn.init.normal_(parametrization.parameter, std=spread)
+        else:
+            parametrization = CustomTransform(method, rows)
         if refine is not None:
             rows = refine_neurons(rows, refine, steps=refine_steps, rate=refine_rate)
         plans.append((layer, parametrization, sphere.normalize(rows) if normalize else rows))
@@ -141,132 +139,26 @@ def rotate_(
     return model
 
 
-# Which layers --------------------------------------------------------------------------------------------------------
-
-
-def rotatable_layers(
-    model: nn.Module,
-    where: Where | None = None,
-    *,
-    output: bool = False,
-    output_layer: str | Sequence[str] | None = "auto",
-) -> LayerSelection:
-    """Return the layers that `rotate_` would rotate, and the others with the reason.
-
-    Raises:
-        ValueError: no layer is left, `where` selects the output layer without `output=True`, or a selected weight is
-            shared by several layers or already parametrised.
-
-    Example:
-        >>> print(rotatable_layers(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))))
-        1 layers:
-          0  hidden     3 neurons of 3 numbers
-        1 skipped:
-          1: it is the output layer, which needs output=True
-    """
-    require(isinstance(model, nn.Module), "model", "a module", type(model).__name__)
-    require(where is None or callable(where), "where", "None or a callable of name and module", where)
-    # Prefixes of the names of layers inside an InputRotation.
-    inputs_rotated = tuple(
-        f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, InputRotation)
-    )
-
-    def reject(layer: NeuronLayer) -> str | None:
-        if layer.name.startswith(inputs_rotated):
-            return "its input is rotated instead"
-        if layer.role == "embedding":
-            return "embeddings are not rotated"
-        if layer.role == "output" and not output:
-            return "it is the output layer, which needs output=True"
-        return None
-
-    layers = layers_of(model, output=output_layer, where=where)
-    if where is None and not output:
-        layers.warn_if_output_is_unknown(stacklevel=4)
-    # Two steps, because only layers that the user did not exclude deserve a warning if they cannot be rotated.
-    candidates = layers.without(reject)
-    selection = candidates.without(_reason_not_rotatable)
-    selected_outputs = [layer.name for layer in layers.outputs if not layer.name.startswith(inputs_rotated)]
-    if where is not None and not output and selected_outputs:
-        name = selected_outputs[0]
-        raise ValueError(f"where selects the output layer {name!r}; pass output=True to rotate it")
-    for layer in selection:
-        if layer.aliases:
-            path = layer_path(layer)
-            raise ValueError(f"layer {path!r} must not share its weight, but it shares it with {layer.aliases[0]!r}")
-    if not selection:
-        reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped[:5])
-        raise ValueError(f"where must select at least one layer that can be rotated, but none is left ({reasons})")
-    unsupported = [layer.name for layer in candidates if _reason_not_rotatable(layer)]
-    if unsupported:
-        warnings.warn(
-            f"{len(unsupported)} layers are not rotated ({', '.join(unsupported[:3])}…); "
-            "rotate_(..., report=True) prints the reasons",
-            stacklevel=3,  # the caller of rotate_ or Stochastic
-        )
-    return selection
-
-
-def select(model: nn.Module, where: Where | None = None, *, output: bool = False) -> list[tuple[str, nn.Module]]:
-    """Return names and modules of `rotatable_layers`. Deprecated."""
-    warnings.warn("rotation.select is deprecated, use rotation.rotatable_layers", DeprecationWarning, stacklevel=2)
-    layers = rotatable_layers(model, where, output=output)
-    return [(layer_path(layer), cast(nn.Module, layer.module)) for layer in layers]
-
-
-def layer_path(layer: NeuronLayer) -> str:
-    """Return the qualified name of the module that owns a layer. It is empty for the model itself."""
-    return layer.group.rpartition(".")[0]
-
-
-def _reason_not_rotatable(layer: NeuronLayer) -> str | None:
-    """Return why the weight of a layer cannot be rotated, or None."""
-    if layer.parameter != "weight":
-        return f"its weight is part of {layer.parameter}, which is not rotated"
-    if layer.orientation != "rows":
-        return f"{type(layer.module).__name__} stores its neurons as columns"
-    if layer.groups > 1 and not hasattr(layer.module, "kernel_size"):
-        return "it holds the weights of several experts in one tensor"
-    module = cast(nn.Module, layer.module)
-    if parametrize.is_parametrized(module, "weight"):
-        return None  # reported as an error by `plain_weight`
-    return layer.not_writable
-
-
-def plain_weight(layer: NeuronLayer) -> Tensor:
-    """Return the weight of a layer, or raise an error if it is parametrised or not finite."""
-    path, module = layer_path(layer), cast(nn.Module, layer.module)
-    if parametrize.is_parametrized(module, "weight"):
-        by = type(module.parametrizations.weight[0]).__name__  # type: ignore[union-attr,index]
-        raise ValueError(f"layer {path!r} must have a plain weight, but it is parametrised already (by {by})")
-    weight = cast(Tensor, module.weight)
-    _numerics.require_finite_rows(f"the weight of layer {path!r}", weight)
-    return weight
-
-
 # Attaching and folding -----------------------------------------------------------------------------------------------
 
 
-def _parametrization_factory(
-    method: Method, *, has_layout: bool
-) -> Callable[[Layout, Tensor], Rotation | CustomTransform]:
-    """Return a function that makes the parametrisation of one layer from its layout and its rows."""
-    from_menu = isinstance(method, (str, RowMap)) or (isinstance(method, type) and issubclass(method, RowMap))
-    if from_menu or not callable(method):
-        chosen: RowMap = choose(METHODS, cast(RowMap, method), "method")
-        return lambda layout, rows: Rotation(chosen, layout, like=rows)
-    require(not has_layout, "method", "a name or a RowMap if blocks, shared, factors or spread are used", method)
-    make_module = cast(Callable[[int], nn.Module], method)
+class CustomTransform(nn.Module):
+    """A user's module (n, d) → (n, d) as the parametrisation of a weight (G-OPT). It need not be linear."""
 
-    def make(layout: Layout, rows: Tensor) -> CustomTransform:
-        module = make_module(layout.size)
-        require(isinstance(module, nn.Module), "method", "a callable that makes a module for a given d", module)
-        with torch.no_grad(), evaluation_mode(module):
-            shape = tuple(module.to(rows)(rows).shape)
+    original_state: WeightState
+
+    def __init__(self, make_module: Callable[[int], nn.Module], rows: Float[Tensor, "n d"]) -> None:
+        super().__init__()
+        self.transform = make_module(rows.shape[1])
+        is_module = isinstance(self.transform, nn.Module)
+        require(is_module, "method", "a callable that makes a module for a given d", self.transform)
+        with torch.no_grad(), evaluation_mode(self.transform):
+            shape = tuple(self.transform.to(rows)(rows).shape)
         require(shape == tuple(rows.shape), "method", f"a module from and to rows {tuple(rows.shape)}", shape)
-        return CustomTransform(module)
 
-    return make
+    def forward(self, neurons: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+        """Return the transformed neurons."""
+        return self.transform(neurons.flatten(1)).view_as(neurons)
 
 
 def attach(
@@ -279,9 +171,9 @@ def attach(
     """Register the parametrisation of a layer's weight. `rows` replace its neurons if given."""
     module = cast(nn.Module, layer.module)
     weight = cast(nn.Parameter, module.weight)
-    parametrization.original_state = weight.requires_grad, tuple(module._parameters)
+    parametrization.original_state = WeightState.of(module)
     if isinstance(parametrization, Rotation):
-        parametrization.layer_name = layer_path(layer)
+        parametrization.layer_name = layer.module_name
     with torch.no_grad():
         if rows is not None and rows.data_ptr() != weight.data_ptr():  # `rows` may be a view of the weight itself
             weight.copy_(rows.view_as(weight))
@@ -305,6 +197,7 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
         >>> type(fold_(layer)).__name__, [name for name, _ in layer.named_parameters()]
         ('Linear', ['weight', 'bias'])
     """
+    require(isinstance(keep, bool), "keep", "a bool", keep)
     layers = list(rotated_layers(model))
     children = [(parent, name, child) for parent in model.modules() for name, child in parent._modules.items()]
     wrappers = [(parent, name, child) for parent, name, child in children if isinstance(child, InputRotation)]
@@ -312,12 +205,12 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
     require(not keep or not wrappers, "keep", "False where a model holds an InputRotation", keep)
     users = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     for _, name, child in wrappers:
-        require_finite(child.free)
+        child.rotation.require_finite()
         if users[id(child.module._parameters.get("weight"))] > 1:
             raise ValueError(f"the rows of {name!r} cannot be folded, because another layer shares them")
     for _, _, rotation in layers:
         if isinstance(rotation, Rotation):
-            require_finite(rotation.parameter)
+            rotation.require_finite()
             require(not keep or len(rotation.free) == 1, "keep", "False where there are several sets", keep)
         else:
             require(not keep, "keep", "False for a custom transform", keep)
@@ -340,9 +233,105 @@ def _detach(module: nn.Module, rotation: Rotation | CustomTransform) -> None:
     attributes = {name: value for name, value in vars(shared_class).items() if name not in ("__dict__", "__weakref__")}
     module.__class__ = type(shared_class.__name__, shared_class.__bases__, attributes)
     parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
-    was_trained, order = rotation.original_state
-    cast(nn.Parameter, module._parameters["weight"]).requires_grad_(was_trained)
-    restore_parameter_order(module, order)
+    rotation.original_state.restore(module)
+
+
+# Which layers --------------------------------------------------------------------------------------------------------
+
+
+def rotatable_layers(
+    model: nn.Module,
+    where: Where | None = None,
+    *,
+    output: bool = False,
+    output_layer: str | Sequence[str] | None = "auto",
+) -> LayerSelection:
+    """Return the layers that `rotate_` would rotate, and the others with the reason.
+
+    Raises:
+        ValueError: no layer is left, `where` selects the output layer without `output=True`, or a selected weight is
+            shared by several layers or already parametrised.
+
+    Example:
+        >>> print(rotatable_layers(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))))
+        1 layer:
+          0  hidden     3 neurons of 3 numbers
+        1 skipped:
+          1: it is the output layer, which needs output=True
+    """
+    require(isinstance(model, nn.Module), "model", "a module", type(model).__name__)
+    require(isinstance(output, bool), "output", "a bool (output_layer names the layer)", output)
+    try:
+        layers = layers_of(model, output=output_layer, where=where)
+    except ValueError as error:  # `layers_of` calls the argument `output`
+        raise ValueError(re.sub("^output must", "output_layer must", str(error))) from None
+    if where is None and not output:
+        layers.warn_if_output_is_unknown(stacklevel=4)
+    # Prefixes of the names of layers inside an InputRotation.
+    inputs_rotated = tuple(
+        f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, InputRotation)
+    )
+
+    def reason_excluded(layer: NeuronLayer) -> str | None:
+        if layer.name.startswith(inputs_rotated):
+            return "its input is rotated instead"
+        if layer.role == "embedding":
+            return "embeddings are not rotated"
+        if layer.role == "output" and not output:
+            if where is not None:
+                raise ValueError(f"where selects the output layer {layer.name!r}; pass output=True to rotate it")
+            return "it is the output layer, which needs output=True"
+        return None
+
+    # Two steps, because only layers that the user did not exclude deserve a warning if they cannot be rotated.
+    candidates = layers.without(reason_excluded)
+    selection = candidates.without(_reason_not_rotatable)
+    for layer in selection:
+        if layer.aliases:
+            other = layer.aliases[0]
+            raise ValueError(f"layer {layer.module_name!r} must not share its weight, but it shares it with {other!r}")
+    if not selection:
+        reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped[:5])
+        raise ValueError(f"where must select at least one layer that can be rotated, but none is left ({reasons})")
+    unsupported = [layer.name for layer in candidates if _reason_not_rotatable(layer)]
+    if unsupported:
+        subject = "1 layer is" if len(unsupported) == 1 else f"{len(unsupported)} layers are"
+        names = ", ".join([*unsupported[:3], *(["…"] if len(unsupported) > 3 else [])])
+        message = f"{subject} not rotated ({names}); rotate_(..., report=True) prints the reason"
+        warnings.warn(message, stacklevel=3)  # the caller of rotate_ or Stochastic
+    return selection
+
+
+def select(model: nn.Module, where: Where | None = None, *, output: bool = False) -> list[tuple[str, nn.Module]]:
+    """Return names and modules of `rotatable_layers`. Deprecated."""
+    warnings.warn("rotation.select is deprecated, use rotation.rotatable_layers", DeprecationWarning, stacklevel=2)
+    layers = rotatable_layers(model, where, output=output)
+    return [(layer.module_name, cast(nn.Module, layer.module)) for layer in layers]
+
+
+def _reason_not_rotatable(layer: NeuronLayer) -> str | None:
+    """Return why the weight of a layer cannot be rotated, or None."""
+    if layer.parameter != "weight":
+        return f"its weight is part of {layer.parameter}, which is not rotated"
+    if layer.orientation != "rows":
+        return f"{type(layer.module).__name__} stores its neurons as columns"
+    if layer.groups > 1 and not hasattr(layer.module, "kernel_size"):
+        return "it holds the weights of several experts in one tensor"
+    module = cast(nn.Module, layer.module)
+    if parametrize.is_parametrized(module, "weight"):
+        return None  # reported as an error by `plain_weight`
+    return layer.not_writable
+
+
+def plain_weight(layer: NeuronLayer) -> Tensor:
+    """Return the weight of a layer, or raise an error if it is parametrised or not finite."""
+    path, module = layer.module_name, cast(nn.Module, layer.module)
+    if parametrize.is_parametrized(module, "weight"):
+        by = type(module.parametrizations.weight[0]).__name__  # type: ignore[union-attr,index]
+        raise ValueError(f"layer {path!r} must have a plain weight, but it is parametrised already (by {by})")
+    weight = cast(Tensor, module.weight)
+    _numerics.require_finite_rows(f"the weight of layer {path!r}", weight)
+    return weight
 
 
 # Rotated models ------------------------------------------------------------------------------------------------------
@@ -364,8 +353,7 @@ def neurons_of(module: nn.Module) -> Tensor:
 
 def rotation_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Return the free parameters of all rotations, for example for the optimiser `hypersphere.optim.OGD`."""
-    parameters = [p for _, _, r in rotated_layers(model) if isinstance(r, Rotation) for p in r.free.values()]
-    return parameters + [module.free for module in model.modules() if isinstance(module, InputRotation)]
+    return [p for module in model.modules() if isinstance(module, Rotation) for p in module.free.values()]
 
 
 def use(model: nn.Module, name: str) -> None:

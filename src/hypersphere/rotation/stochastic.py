@@ -13,7 +13,7 @@ from hypersphere._validation import choose, is_integer, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.rotation.parametrization import Layout, Rotation
-from hypersphere.rotation.rotate import attach, layer_path, neurons_of, plain_weight, rotatable_layers, rotated_layers
+from hypersphere.rotation.rotate import attach, neurons_of, plain_weight, rotatable_layers, rotated_layers
 
 __all__ = ["Stochastic"]
 
@@ -65,36 +65,33 @@ class Stochastic:
         report: bool = False,
     ) -> None:
         require(is_integer(every, 1), "every", "a whole number >= 1", every)
+        for name, flag in (("whole_first", whole_first), ("report", report)):
+            require(isinstance(flag, bool), name, "a bool", flag)
         chosen = choose(ORTHOGONALS, method, "method")
         require(isinstance(chosen, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
         selection = rotatable_layers(model, where, output=output, output_layer=output_layer)
         if isinstance(fraction, Mapping):
-            names = [layer_path(layer) for layer in selection]
+            names = [layer.module_name for layer in selection]
             unknown = sorted(set(fraction) - set(names), key=str)
             accepted = f"a mapping from names of layers, {', '.join(map(repr, names))}"
             require(not unknown, "fraction", accepted, unknown)
-        # All checks come before the first change, so that an error leaves the model unchanged.
-        counts = []
-        for i, layer in enumerate(selection):
-            size = plain_weight(layer)[0].numel()
-            counts.append(size if whole_first and i == 0 else _dimension_count(fraction, layer_path(layer), size))
         self.every = every
         self.steps = 0
         self.partial: list[tuple[nn.Module, Rotation]] = []
         """The layers in which only some dimensions are rotated. Layers with p = d need no folds."""
         # All rotations are made before the first one is attached, so that an error leaves the model unchanged.
         rotations = []
-        for layer, count in zip(selection, counts, strict=True):
-            module = cast(nn.Module, layer.module)
-            weight = cast(Tensor, module.weight)
+        for i, layer in enumerate(selection):
+            weight = plain_weight(layer)
             size = weight[0].numel()
+            count = size if whole_first and i == 0 else _dimension_count(fraction, layer.module_name, size)
             if count == size:
                 rotations.append(Rotation(chosen, Layout(size), like=weight))
                 continue
             seed = int(torch.randint(2**62, (), generator=generator))
             dimensions = _draw_dimensions(seed, 0, size, count).to(weight.device)
             rotations.append(Rotation(chosen, Layout(count), dimensions=dimensions, seed=seed, like=weight))
-            self.partial.append((module, rotations[-1]))
+            self.partial.append((cast(nn.Module, layer.module), rotations[-1]))
         for layer, rotation in zip(selection, rotations, strict=True):
             attach(layer, rotation)
         if report:

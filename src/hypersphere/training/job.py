@@ -35,14 +35,7 @@ def _no_regularizer(modules: nn.Module) -> None:
     """No regulariser."""
 
 
-REGULARIZERS: dict[str, Callable[..., nn.Module | None]] = {
-    "none": _no_regularizer,
-    "mhe": energy.MHE,
-    "comhe": energy.CoMHE,
-    "orthonormal": energy.Orthonormal,
-    "orthogonal": energy.Orthogonal,
-    "srip": energy.SRIP,
-}
+REGULARIZERS: dict[str, Callable[..., nn.Module | None]] = {"none": _no_regularizer, **energy.REGULARIZERS}
 
 
 @dataclass(frozen=True)
