@@ -14,7 +14,7 @@ from hypersphere._validation import is_integer, require, require_package
 from hypersphere.data._files import DamagedData
 from hypersphere.data.images import BrokenSample
 from hypersphere.data.samplers import Sampler
-from hypersphere.data.sources import Source, TensorSource
+from hypersphere.data.sources import Source, TensorSource, first_sample
 
 IGNORED_LABEL = -100  # the default `ignore_index` of torch losses
 
@@ -39,7 +39,7 @@ class Loader:
         workers: processes that decode samples; 0 decodes in this process.
         broken: "error" raises the BrokenSample, "skip" continues.
         rank, world: number of this process, and number of processes.
-        pin: copy batches to pinned memory, for faster transfers to a GPU.
+        pin: copy decoded batches to pinned memory, for faster transfers to a GPU.
 
     Attributes:
         skipped: names of the samples that could not be decoded, with the reason.
@@ -65,6 +65,8 @@ class Loader:
         pin: bool = False,
     ) -> None:
         require(len(source) > 0, "source", "a source with at least one sample", len(source))
+        labels = sampler.labels
+        require(len(labels) == len(source), "sampler", f"one of {len(source)} samples", f"one of {len(labels)}")
         require(is_integer(batch_size, 1), "batch_size", "an integer >= 1", batch_size)
         require(is_integer(workers, 0), "workers", "an integer >= 0", workers)
         require(broken in ("error", "skip"), "broken", "'error' or 'skip'", broken)
@@ -113,11 +115,12 @@ class Loader:
         Example:
             >>> from hypersphere.data import SAMPLERS
             >>> source = TensorSource(torch.zeros(6, 2), torch.arange(6), list("abcdef"))
-            >>> loaders = [make_loader(source, batch_size=2, sampler=SAMPLERS["shuffled"](source.labels, 0))] * 2
-            >>> for inputs, labels in loaders[0]:
+            >>> loader = make_loader(source, batch_size=2, sampler=SAMPLERS["shuffled"](source.labels, 0))
+            >>> for inputs, labels in loader:
             ...     break
-            >>> loaders[1].load_state_dict(loaders[0].state_dict())
-            >>> len(list(loaders[1])), len(list(loaders[1]))
+            >>> resumed = make_loader(source, batch_size=2, sampler=SAMPLERS["shuffled"](source.labels, 1))
+            >>> resumed.load_state_dict(loader.state_dict())
+            >>> len(list(resumed)), len(list(resumed))
             (2, 3)
         """
         now = self.generator.get_state()
@@ -253,6 +256,8 @@ def _collate(samples: list[Tensor | Exception]) -> tuple[Tensor | None, dict[int
 
 def _decoder(source: Source, workers: int, pin: bool) -> Any:
     torchdata = require_package("torchdata.stateful_dataloader", "torchdata", "train")
+    # All workers compare the size of images with that of the first one, so it is decoded before they are started.
+    first_sample(source)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*set_vital", category=UserWarning)  # torchdata 0.11 with torch 2.13
         return torchdata.StatefulDataLoader(

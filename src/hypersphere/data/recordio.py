@@ -76,7 +76,8 @@ def _index(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np
     index_file = path.with_suffix(".idx")
     keys, offsets = _read_idx(index_file) if index_file.is_file() else _scan_offsets(path)
     keys_out, offsets_out, labels = array("q"), array("q"), array("q")
-    with path.open("rb") as file:
+    # Without a buffer, because a buffered read at each of millions of offsets would fetch 8 KiB.
+    with path.open("rb", buffering=0) as file:
         last_image = None
         for key, offset in zip(keys.tolist(), offsets.tolist(), strict=True):
             file.seek(offset)
@@ -115,7 +116,7 @@ def _read_idx(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _scan_offsets(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the positions in the file as keys, and the offsets of all records."""
     offsets, size = array("q"), path.stat().st_size
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         while (offset := file.tell()) < size:
             try:
                 for _, length in _frames(file):
