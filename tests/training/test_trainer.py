@@ -1,6 +1,9 @@
 import json
 import math
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -593,3 +596,44 @@ def test_experiment_embed_agrees_with_the_network(tmp_path):
     again, _ = embed(one.experiment.network, [(source.inputs, source.labels)])
     torch.testing.assert_close(features, again)
     assert torch.equal(labels, source.labels)
+
+
+# --- killed processes
+
+
+def test_killed_training_with_workers_gives_identical_results(tmp_path):
+    """Images decoded by two workers, augmentation, accumulation, averaged weights and float16."""
+    from PIL import Image
+
+    generator = torch.Generator().manual_seed(0)
+    for person in range(6):
+        (tmp_path / "photos" / str(person)).mkdir(parents=True)
+        for number in range(20):
+            pixels = torch.randint(40 * person, 40 * person + 50, (12, 12, 3), generator=generator)
+            Image.fromarray(pixels.to(torch.uint8).numpy()).save(tmp_path / "photos" / str(person) / f"{number}.png")
+    settings = {
+        "data": {"name": "image_folder", "path": str(tmp_path / "photos"), "split": "class", "held_out": 2},
+        "model": {"name": "embedding_cnn", "widths": [4, 4], "feature_dim": 8},
+        "augment": ["mirror", {"name": "shift", "pixels": 1}],
+        "head": {"name": "arcface", "ramp": {"steps": 20}},
+        "regularizers": [{"name": "mhe", "batch": 4}],
+        "validation": {"best": "verification.auc"},
+        "precision": "float16",
+        "batch_size": 8,
+        "accumulate": 2,
+        "ema": 0.9,
+        "workers": 2,
+        "epochs": 4,
+        "save_every": 0,
+        "log_every": 3,
+    }
+    script = Path(__file__).with_name("killed_trainer.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script, tmp_path, repr(settings)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 2
+    for one, other in zip(bits(tmp_path / "killed"), bits(tmp_path / "complete"), strict=True):
+        assert_same(one, other)
+    assert_same(bits(tmp_path / "killed", "best"), bits(tmp_path / "complete", "best"))
+    assert lines(Run.open(tmp_path / "killed")) == lines(Run.open(tmp_path / "complete"))

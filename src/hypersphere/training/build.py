@@ -37,6 +37,13 @@ def _no_regularizer(model: nn.Module) -> None:
     """No regulariser."""
 
 
+def _t_net_penalty(model: nn.ModuleDict, weight: float = 0.001) -> Callable[[], Tensor]:
+    """Weight times ½ Σ ‖I − AAᵀ‖² of the matrices A that the T-Nets of a PointNet predict (pointnet_transforms)."""
+    body: Any = model["network"]
+    require(hasattr(body, "penalty"), "regularizers", "without t_net unless the model is pointnet_transforms", "t_net")
+    return lambda: weight * body.penalty()
+
+
 REGULARIZERS: dict[str, Callable[..., Any]] = {
     "none": _no_regularizer,
     "mhe": energy.MHE,
@@ -44,6 +51,7 @@ REGULARIZERS: dict[str, Callable[..., Any]] = {
     "orthonormal": energy.Orthonormal,
     "orthogonal": energy.Orthogonal,
     "srip": energy.SRIP,
+    "t_net": _t_net_penalty,
 }
 
 
@@ -171,7 +179,12 @@ class Experiment:
             require(not folds, "ema", "unset with the rotation stochastic, which replaces weights", config.ema)
             self.ema = MovingAverage(self.objective, config.ema)
         chosen = config.validation
-        protocols = {one.name: create_(one, "validation") for one in chosen.protocols}
+        protocols: dict[str, Any] = {}
+        for one in chosen.protocols:
+            protocol = create_(one, "validation")
+            name = getattr(protocol, "label", one.name.rpartition(":")[2])
+            require(name not in protocols, "validation.protocols", "different from each other", name)
+            protocols[name] = protocol
         self.validation = Validator(
             split,
             protocols,
@@ -326,8 +339,6 @@ def resolve(config: Config, split: data.DataSplit, shape: tuple[int, ...]) -> Co
     is_closed = not split.open_set or all(one.name != "accuracy" for one in protocols)
     accepted = "without accuracy, because the classes of the held-out data are not those of training"
     require(is_closed, "validation.protocols", accepted, [one.name for one in protocols])
-    names = [one.name for one in protocols]
-    require(len(set(names)) == len(names), "validation.protocols", "different from each other", names)
     return replace(config, validation=replace(config.validation, protocols=protocols))
 
 

@@ -19,7 +19,7 @@ from hypersphere.training.config import Component
 __all__ = ["GROUP_OPTIONS", "OPTIMIZERS", "Optimizers", "build_optimizer"]
 
 _DEFAULTS: dict[str, dict[str, Any]] = {"SGD": {"lr": 0.1, "momentum": 0.9}}
-_OTHER_INTERFACE = ("Optimizer", "LBFGS", "SparseAdam")  # a closure; only sparse gradients
+_OTHER_INTERFACE = ("Optimizer", "LBFGS", "SparseAdam", "Muon")  # a closure; only sparse gradients; only matrices
 
 # Every optimiser of torch under its name in small letters, called with parameter groups and options.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

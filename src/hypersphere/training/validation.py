@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -26,10 +28,10 @@ MOST_NEURONS = 2048
 DIVERGED = "training diverged: the features or scores of validation data are not finite"
 
 
-class Protocol_(Protocol):
-    """Maps features and labels of held-out data to metrics by name."""
+class ValidationProtocol(Protocol):
+    """Maps features and labels of held-out data to metrics. An import path names a class or factory of such objects."""
 
-    def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> dict[str, float]:
+    def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> Mapping[str, float]:
         """Return metrics by name."""
 
 
@@ -53,10 +55,11 @@ class Accuracy:
 class VerificationProtocol:
     """Verification of pairs: are two examples of the same class?
 
-    Pairs are those of the data, those in the file `pairs`, or drawn: balanced, in folds of different classes.
+    Pairs are those of the data, those of a file, or drawn: balanced, in folds of different classes.
 
     Attributes:
-        pairs: a file with pairs, in the format of LFW or with names of files.
+        pairs: a file with pairs of held-out images (LFW's pairs.txt, or names of files), or a .bin file of insightface
+            with its own images.
         folds, per_fold, seed: of drawn pairs; fewer if there are not enough examples.
         subtract_mean: subtract the mean feature of the other folds.
     """
@@ -67,37 +70,67 @@ class VerificationProtocol:
     seed: int = 0
     subtract_mean: bool = False
 
+    @property
+    def label(self) -> str:
+        """The prefix of its metrics: "verification", followed by the name of a .bin file."""
+        return f"verification.{Path(self.pairs or '').stem}" if self._has_images else "verification"
+
+    @property
+    def _has_images(self) -> bool:
+        return self.pairs is not None and self.pairs.endswith(".bin")
+
+    def split(self, split: data.DataSplit) -> data.DataSplit:
+        """Return the data on which to verify: those of training, or the images of a .bin file in the same size."""
+        if self.pairs is None or not self._has_images:
+            return split
+        shape = (split.outline() or {"shape": []})["shape"]
+        require(
+            len(shape) == 3, "validation.protocols", "without a .bin file, because the data are no images", self.pairs
+        )
+        source = data.BinSource(self.pairs, size=(shape[1], shape[2]), grey=shape[0] == 1)
+        return replace(split, validation=source, pairs=source.pairs, open_set=True)
+
     def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> dict[str, float]:
         """Return accuracy, equal error rate and area under the curve."""
         pairs = self._pairs(labels, split)
-        both = (labels[pairs.first] >= 0) & (labels[pairs.second] >= 0)  # without examples that cannot be decoded
-        pairs = pairs.subset(both)
-        result = verify(
-            features[pairs.first],
-            features[pairs.second],
-            pairs.same,
-            folds=pairs.fold if pairs.folds > 1 else 1,
-            subtract_mean=self.subtract_mean,
-        )
+        # Without pairs of examples that cannot be decoded.
+        pairs = pairs.subset((labels[pairs.first] >= 0) & (labels[pairs.second] >= 0))
+        folds: Any = pairs.fold if pairs.folds > 1 else min(10, int(pairs.same.sum()), int((~pairs.same).sum()))
+        options: dict[str, Any] = {"folds": folds, "subtract_mean": self.subtract_mean}
+        result = verify(features[pairs.first], features[pairs.second], pairs.same, **options)
         return {"accuracy": result.accuracy, "eer": result.eer, "auc": result.auc}
 
     def _pairs(self, labels: Tensor, split: data.DataSplit) -> data.Pairs:
         source = split.validation
         assert source is not None
-        if self.pairs is not None:
+        if self.pairs is not None and not self._has_images:
             return data.read_pairs(self.pairs, [source.name(index) for index in range(len(source))])
-        if split.pairs is not None:
-            return split.pairs
-        folds, per_fold = self.folds, self.per_fold
-        while True:
-            try:
-                return data.draw_pairs(labels, folds=folds, per_fold=per_fold, seed=self.seed)
-            except ValueError:
-                if per_fold == 1 and folds == 2:
-                    raise
-                # Prefer fewer pairs to fewer folds.
-                per_fold, folds = (per_fold // 3, folds) if per_fold > 3 else (1 if folds == 2 else 30, folds // 2)
-                folds = max(folds, 2)
+        return draw_possible_pairs(labels, self.folds, self.per_fold, self.seed) if split.pairs is None else split.pairs
+
+
+def draw_possible_pairs(labels: Tensor, folds: int, per_fold: int, seed: int) -> data.Pairs:
+    """Draw pairs as `hypersphere.data.draw_pairs`; fewer pairs, and then fewer folds, if there are not enough.
+
+    >>> draw_possible_pairs(torch.arange(12) // 3, folds=10, per_fold=300, seed=0)
+    Pairs(16 pairs, 8 of them same, 2 folds)
+    """
+    attempts = [(count, pairs) for count in _halved(folds, 2) for pairs in _halved(per_fold, 1)]
+    # Prefer fewer pairs to fewer folds, as long as there are ten pairs of each kind.
+    for fewest in (10, 1):
+        for count, pairs in attempts:
+            if pairs >= fewest or pairs == per_fold:
+                with suppress(ValueError):
+                    return data.draw_pairs(labels, folds=count, per_fold=pairs, seed=seed)
+    return data.draw_pairs(labels, folds=min(folds, 2), per_fold=1, seed=seed)
+
+
+def _halved(number: int, least: int) -> list[int]:
+    """Return a number and its halves down to `least`.
+
+    >>> _halved(10, 2)
+    [10, 5, 2]
+    """
+    return [number] if number // 2 < least else [number, *_halved(number // 2, least)]
 
 
 @dataclass(frozen=True)
@@ -125,6 +158,10 @@ class RetrievalProtocol:
         """Return recall at 1 and mean average precision at R."""
         directions = sphere.normalize(features.float())
         counts = torch.bincount(labels)[labels] - 1
+        queries = int((counts > 0).sum())
+        require(
+            queries > 0, "validation.protocols", "without retrieval, because no class has two examples", "retrieval"
+        )
         recall, precision = torch.zeros(()), torch.zeros(())
         for rows in torch.arange(len(labels))[counts > 0].split(512):
             cosines = directions[rows] @ directions.mT
@@ -135,10 +172,6 @@ class RetrievalProtocol:
             at_rank = hits.cumsum(1) / torch.arange(1, depth + 1)
             recall += hits[:, 0].sum()
             precision += ((at_rank * hits).sum(1) / counts[rows]).sum()
-        queries = int((counts > 0).sum())
-        require(
-            queries > 0, "validation.protocols", "without retrieval, because no class has two examples", "retrieval"
-        )
         return {"recall1": float(recall) / queries, "map_at_r": float(precision) / queries}
 
 
@@ -172,9 +205,17 @@ class Validator:
         workers: int = 0,
         energy: bool = True,
     ) -> None:
-        self.split, self.protocols, self.energy = split, dict(protocols), energy
+        self.split, self.energy = split, energy
         size = batch_size if split.graph is None or split.validation is None else len(split.validation)
         self.batch_size, self.broken, self.workers = size, broken, workers
+        # Protocols on the held-out data share one pass over them; others bring their data.
+        self._passes: list[tuple[data.DataSplit, dict[str, Any]]] = [(split, {})]
+        for name, protocol in protocols.items():
+            its_split = protocol.split(split) if hasattr(protocol, "split") else split
+            if its_split is split:
+                self._passes[0][1][name] = protocol
+            else:
+                self._passes.append((its_split, {protocol.label: protocol}))
 
     def __call__(self, objective: Objective) -> dict[str, Any]:
         """Return metrics by name: `accuracy` and `top5`, others with the name of their protocol and a dot.
@@ -183,30 +224,36 @@ class Validator:
             FloatingPointError: if features or scores are not finite.
         """
         metrics: dict[str, Any] = {}
-        if self.split.validation is not None and self.protocols:
-            accuracy = next((one for one in self.protocols.values() if isinstance(one, Accuracy)), None)
-            others = {name: one for name, one in self.protocols.items() if not isinstance(one, Accuracy)}
-            features, labels, hits = self._evaluate(objective, accuracy, keep=bool(others))
-            if accuracy is not None and hits is not None:
-                first, among = (hits.double() / max(int((labels >= 0).sum()), 1)).tolist()
-                metrics |= {"accuracy": first, f"top{accuracy.top}": among}
-            for name, protocol in others.items():
-                valid = slice(None) if name == "verification" else labels >= 0
-                values = protocol(features[valid], labels[valid], self.split)
-                metrics |= {f"{name}.{key}": float(value) for key, value in values.items()}
+        for split, protocols in self._passes:
+            if split.validation is not None and protocols:
+                metrics |= self._measure(objective, split, protocols)
         if self.energy:
             vectors = class_vectors(objective.head)  # collective operation
             body = getattr(objective.network, "body", objective.network)
             metrics["energy"] = {} if vectors is None else layer_energies(body, vectors)
         return metrics
 
+    def _measure(self, objective: Objective, split: data.DataSplit, protocols: Mapping[str, Any]) -> dict[str, float]:
+        accuracy = next((one for one in protocols.values() if isinstance(one, Accuracy)), None)
+        others = {name: one for name, one in protocols.items() if not isinstance(one, Accuracy)}
+        assert split.validation is not None
+        features, labels, hits = self._evaluate(objective, split.validation, accuracy, keep=bool(others))
+        metrics: dict[str, float] = {}
+        if accuracy is not None and hits is not None:
+            first, among = (hits.double() / max(int((labels >= 0).sum()), 1)).tolist()
+            metrics |= {"accuracy": first, f"top{accuracy.top}": among}
+        for name, protocol in others.items():
+            # Pairs refer to positions; all other protocols leave out examples that cannot be decoded.
+            rows = slice(None) if isinstance(protocol, VerificationProtocol) else labels >= 0
+            values = protocol(features[rows], labels[rows], split)
+            metrics |= {f"{name}.{key}": float(value) for key, value in values.items()}
+        return metrics
+
     @torch.no_grad()
     def _evaluate(
-        self, objective: Objective, accuracy: Accuracy | None, *, keep: bool
+        self, objective: Objective, source: data.Source, accuracy: Accuracy | None, *, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return features (or none), labels of all held-out data, and the hits of the accuracy, in every process."""
-        source = self.split.validation
-        assert source is not None
         processes, device = Processes(), next(objective.parameters()).device
         hits, sound = torch.zeros(2, dtype=torch.int64, device=device), torch.ones((), dtype=torch.bool, device=device)
         parts: list[Tensor] = []

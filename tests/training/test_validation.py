@@ -1,0 +1,180 @@
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from hypersphere.data import DataSplit, TensorSource
+from hypersphere.energy import hyperspherical_energy
+from hypersphere.evaluation import identify, verify
+from hypersphere.heads import ShardedHead, softmax
+from hypersphere.training import Objective
+from hypersphere.training.validation import (
+    MOST_NEURONS,
+    Accuracy,
+    IdentificationProtocol,
+    RetrievalProtocol,
+    Validator,
+    VerificationProtocol,
+    class_vectors,
+    draw_possible_pairs,
+    layer_energies,
+)
+
+
+def features(people=8, each=5, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(people).repeat_interleave(each)
+    centres = torch.randn(people, 6, generator=generator)
+    return centres[labels] + 0.7 * torch.randn(len(labels), 6, generator=generator), labels
+
+
+def split_of(x, labels):
+    source = TensorSource(x, labels, [str(number) for number in range(int(labels.max()) + 1)])
+    return DataSplit(source, source)
+
+
+def test_retrieval_agrees_with_a_loop_over_queries():
+    x, labels = features()
+    labels[0] = 8  # a class with one example is no query
+    unit = x / x.norm(dim=1, keepdim=True)
+    recalls, precisions = [], []
+    for query in range(len(x)):
+        others = [place for place in range(len(x)) if place != query]
+        relevant = sum(int(labels[place] == labels[query]) for place in others)
+        if not relevant:
+            continue
+        ranked = sorted(others, key=lambda place: -float(unit[query] @ unit[place]))
+        hits = [int(labels[place] == labels[query]) for place in ranked[:relevant]]
+        recalls.append(hits[0])
+        precisions.append(sum(sum(hits[: k + 1]) / (k + 1) * hits[k] for k in range(relevant)) / relevant)
+    found = RetrievalProtocol()(x, labels, split_of(x, labels))
+    assert found["recall1"] == pytest.approx(sum(recalls) / len(recalls))
+    assert found["map_at_r"] == pytest.approx(sum(precisions) / len(precisions))
+    with pytest.raises(ValueError, match="because no class has two examples"):
+        RetrievalProtocol()(x[:3], torch.arange(3), split_of(x[:3], torch.arange(3)))
+
+
+def test_verification_and_identification_use_the_library():
+    x, labels = features()
+    split = split_of(x, labels)
+    pairs = draw_possible_pairs(labels, 10, 300, 0)
+    expected = verify(x[pairs.first], x[pairs.second], pairs.same, folds=pairs.fold)
+    found = VerificationProtocol()(x, labels, split)
+    assert found == {"accuracy": expected.accuracy, "eer": expected.eer, "auc": expected.auc}
+    gallery = torch.arange(0, 40, 5)
+    probes = torch.tensor([place for place in range(40) if place % 5])
+    expected = identify(x[probes], labels[probes], x[gallery], labels[gallery], ranks=[1, 3])
+    found = IdentificationProtocol(ranks=(1, 3))(x, labels, split)
+    assert found == {"rank1": expected.accuracy[1], "rank3": expected.accuracy[3]}
+
+
+@pytest.mark.parametrize(("people", "each"), [(2, 2), (3, 4), (10, 3), (40, 20)])
+def test_drawn_pairs_fit_the_data(people, each):
+    labels = torch.arange(people).repeat_interleave(each)
+    if people < 4:
+        with pytest.raises(ValueError, match="per_fold must be at most"):
+            draw_possible_pairs(labels, 10, 300, 0)
+        return
+    pairs = draw_possible_pairs(labels, 10, 300, 0)
+    assert 2 <= pairs.folds <= 10
+    assert torch.equal(labels[pairs.first] == labels[pairs.second], pairs.same)
+    for fold in range(pairs.folds):
+        same = pairs.same[pairs.fold == fold]
+        assert int(same.sum()) == int((~same).sum()) >= 1
+
+
+def test_verification_reads_pairs_from_a_file(tmp_path):
+    x, labels = features(4, 3)
+    names = [f"{label}/{place}.png" for place, label in enumerate(labels.tolist())]
+    source = TensorSource(x, labels, list("abcd"), names)
+    split = DataSplit(source, source, open_set=True)
+    rows = []
+    for first in range(12):
+        for second in range(first):
+            rows.append(f"{names[first]},{names[second]},{int(labels[first] == labels[second])},{first % 2}")
+    (tmp_path / "pairs.csv").write_text("\n".join(rows) + "\n")
+    found = VerificationProtocol(pairs=str(tmp_path / "pairs.csv"))(x, labels, split)
+    first, second = torch.tril_indices(12, 12, -1)
+    expected = verify(x[first], x[second], labels[first] == labels[second], folds=first % 2)
+    assert found["auc"] == pytest.approx(expected.auc)
+    assert found["accuracy"] == pytest.approx(expected.accuracy)
+
+
+def png(pixels):
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels.numpy()).save(file, "png")
+    return file.getvalue()
+
+
+def test_validator_verifies_on_a_bin_file(tmp_path):
+    """Pairs of insightface with their images, next to held-out images of the training classes."""
+    generator = torch.Generator().manual_seed(0)
+    people = torch.randint(40, 216, (24, 8, 8), generator=generator)
+    photos = lambda person: (people[person] + torch.randint(-20, 20, (8, 8), generator=generator)).to(torch.uint8)  # noqa: E731
+    ends = [(person, person if same else (person + 1) % 24) for person in range(24) for same in (True, False)]
+    content = [png(photos(person)) for pair in ends for person in pair]
+    with (tmp_path / "lfw.bin").open("wb") as file:
+        pickle.dump((content, [True, False] * 24), file)
+    pixels = torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    source = TensorSource(pixels, torch.arange(6) % 2, ("a", "b"))
+    protocol = VerificationProtocol(pairs=str(tmp_path / "lfw.bin"))
+    assert protocol.label == "verification.lfw"
+    validator = Validator(DataSplit(source, source), {"accuracy": Accuracy(), protocol.label: protocol})
+    objective = Objective(nn.Flatten(), softmax(64, 2))
+    metrics = validator(objective)
+    assert metrics["verification.lfw.auc"] > 0.95
+    assert metrics.keys() == {
+        "accuracy",
+        "top5",
+        "verification.lfw.accuracy",
+        "verification.lfw.eer",
+        "verification.lfw.auc",
+        "energy",
+    }
+
+
+def test_validator_restores_the_mode_of_every_module():
+    network = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+    network[2].eval()
+    objective = Objective(network, softmax(4, 8))
+    Validator(split_of(*features()), {"accuracy": Accuracy()})(objective)
+    assert [module.training for module in network] == [True, True, False]
+    assert objective.training
+    objective.eval()
+    Validator(split_of(*features()), {"accuracy": Accuracy()})(objective)
+    assert not objective.training
+
+
+@pytest.mark.parametrize("size", [1, 7, 39, 500])
+def test_accuracy_does_not_depend_on_the_batch_size(size):
+    x, labels = features()
+    objective = Objective(nn.Linear(6, 4), softmax(4, 8))
+    found = Validator(split_of(x, labels), {"accuracy": Accuracy(top=3)}, batch_size=size, energy=False)(objective)
+    scores = objective.head.scores(objective.network(x))
+    assert found["accuracy"] == pytest.approx((scores.argmax(1) == labels).double().mean().item())
+    assert found["top3"] == pytest.approx(
+        sum(int(y) in row for y, row in zip(labels, scores.topk(3)[1].tolist(), strict=True)) / 40
+    )
+
+
+def test_layer_energies_sample_large_layers():
+    body = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3, groups=2), torch.nn.Linear(3, 1))
+    rows = torch.randn(5000, 16)
+    found = layer_energies(body, rows)
+    assert list(found) == ["0", "head"]
+    halves = [hyperspherical_energy(part, half_space=True) for part in body[0].weight.flatten(1).split(3)]
+    assert found["0"] == pytest.approx(sum(halves).item() / 2)
+    assert found["head"] == pytest.approx(hyperspherical_energy(rows).item(), rel=0.02)
+
+
+@pytest.mark.parametrize("classes", [5, MOST_NEURONS, MOST_NEURONS + 1000])
+def test_class_vectors_sample_does_not_depend_on_processes(classes):
+    head = softmax(4, classes)
+    vectors = class_vectors(head)
+    chosen = torch.linspace(0, classes - 1, min(classes, MOST_NEURONS)).long()
+    assert torch.equal(class_vectors(ShardedHead(head)), vectors[chosen])
