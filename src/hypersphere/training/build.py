@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -120,6 +122,8 @@ class Experiment:
         create_ = _creator(trust_code)
         # The order of the random draws below is part of the results: network, head, initialisation, rotation.
         torch.manual_seed(config.seed)
+        random.seed(config.seed)  # used by foreign code only, as is the generator of NumPy
+        numpy.random.seed(config.seed % 2**32)  # noqa: NPY002
         operator = _operator(config.operator, trust_code)
         body = build_body(config, operator, shape, graph=split.graph, trust_code=trust_code)
         mean, deviation = create_(config.normalize, "normalize", split.train) if split.graph is None else (None, None)

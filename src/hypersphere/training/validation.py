@@ -114,21 +114,21 @@ def draw_possible_pairs(labels: Tensor, folds: int, per_fold: int, seed: int) ->
     >>> draw_possible_pairs(torch.arange(12) // 3, folds=10, per_fold=300, seed=0)
     Pairs(16 pairs, 8 of them same, 2 folds)
     """
-    attempts = [(count, pairs) for count in _halved(folds, 2) for pairs in _halved(per_fold, 1)]
+    attempts = [(count, pairs) for count in _halved(folds, 1) for pairs in _halved(per_fold, 1)]
     # Prefer fewer pairs to fewer folds, as long as there are ten pairs of each kind.
     for fewest in (10, 1):
         for count, pairs in attempts:
             if pairs >= fewest or pairs == per_fold:
                 with suppress(ValueError):
                     return data.draw_pairs(labels, folds=count, per_fold=pairs, seed=seed)
-    return data.draw_pairs(labels, folds=min(folds, 2), per_fold=1, seed=seed)
+    return data.draw_pairs(labels, folds=1, per_fold=1, seed=seed)
 
 
 def _halved(number: int, least: int) -> list[int]:
     """Return a number and its halves down to `least`.
 
-    >>> _halved(10, 2)
-    [10, 5, 2]
+    >>> _halved(10, 1)
+    [10, 5, 2, 1]
     """
     return [number] if number // 2 < least else [number, *_halved(number // 2, least)]
 
