@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 import hypersphere as hs
 
 ROOT = Path(__file__).parent.parent
-EXTRAS = ("sklearn", "PIL", "matplotlib", "onnx", "tensorboard", "beartype", "pytest")
+EXTRAS = ("sklearn", "PIL", "altair", "vl_convert", "onnx", "tensorboard", "beartype", "pytest")
 
 FORWARD_AND_BACKWARD = """
 import torch, hypersphere as hs

@@ -10,9 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hypersphere import energy
-from hypersphere.cli.inspect import layer_table
 from hypersphere.energy import _weight_files
-from hypersphere.report import print_table
+from hypersphere.report import layer_table, print_table
 
 
 def mean_energy(w, half_space):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from hypersphere.cli import fold as folding
 from hypersphere.cli.opening import Opened, open_run
-from hypersphere.cli.run_study import study
+from hypersphere.cli.report import result_of
 from hypersphere.data import MissingData
 from hypersphere.training import job
 from hypersphere.training.job_run import Run
@@ -47,7 +47,7 @@ def test_commands_evaluate_a_bfloat16_run_in_bfloat16(half, runs, succeeds, tmp_
     assert cells((tmp_path / "r.html").read_text(encoding="utf-8"))[0][1] == f"{expected:.2f}"
     succeeds("embed", run.folder, "--out", tmp_path / "e.safetensors")
     assert torch.equal(load_file(tmp_path / "e.safetensors")["features"], features)
-    assert torch.equal(study(run).features, features)
+    assert torch.equal(result_of(run).features, features)
 
 
 def test_attack_on_a_bfloat16_run_uses_bfloat16_gradients(half, succeeds, tmp_path):

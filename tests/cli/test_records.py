@@ -2,34 +2,21 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
 from report.document import Checker
 
-from hypersphere.cli import record_figures, summary
-from hypersphere.cli.row_groups import MOST_ROWS, group_rows
+from hypersphere.cli.report import current_records, write_report
 from hypersphere.recipes import RECIPES, execute, read_records
 
-from .pages import cells, made, toy
-
-
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
-def test_group_rows_fits_every_recipe_into_charts(recipe):
-    names = [row.name for row in recipe.rows]
-    groups = group_rows(names)
-    assert sorted(name for group in groups.values() for name in group) == sorted(names)
-    for group in groups.values():
-        assert len(group) <= MOST_ROWS
-        assert len(set(group.values())) == len(group)
+from .pages import cells, toy
 
 
 def test_report_of_one_row_keeps_the_other_rows(tmp_path):
     recipe = toy(figures=("error", "energy"))
     execute(recipe, tmp_path)
     (one,) = execute(recipe, tmp_path, rows=["b"], seeds=[0])
-    html = summary.write_report(recipe, [one], tmp_path).read_text(encoding="utf-8")
+    html = write_report(recipe, [one], tmp_path).read_text(encoding="utf-8")
     assert [row[0] for row in cells(html)] == ["a", "b"]
     assert cells(html)[0][1] == "19.0 ± 1.4"
     table = (tmp_path / "toy" / "table.md").read_text(encoding="utf-8")
@@ -45,55 +32,10 @@ def test_report_ignores_records_with_other_settings(tmp_path):
     execute(recipe, tmp_path)
     changed = replace(recipe, rows=(recipe.rows[0], replace(recipe.rows[1], settings={"shift": 9.0})))
     records = read_records(tmp_path, "toy")
-    assert {record.row for record in summary.current_records(changed, records)} == {"a"}
-    html = summary.write_report(changed, records[:1], tmp_path).read_text(encoding="utf-8")
+    assert {record.row for record in current_records(changed, records)} == {"a"}
+    html = write_report(changed, records[:1], tmp_path).read_text(encoding="utf-8")
     assert [row[0] for row in cells(html)] == ["a"]
     assert not (tmp_path / "toy" / "figure.svg").exists()  # the recipe has no figures
-
-
-def test_recipe_page_shows_curves_learned_parameters_and_landscapes(tmp_path):
-    recipe = toy()
-    html = summary.write_report(recipe, execute(recipe, tmp_path), tmp_path).read_text(encoding="utf-8")
-    document = Checker(html)
-    assert document.texts["h2"] == ["Results", "By epoch", "Learned k", "Loss around the trained weights", "Settings"]
-    assert document.texts["h3"][:3] == ["test error %", "training loss", "hidden energy"]
-    assert "epoch 0" in html
-    bars = re.findall(r"scale-bar.*?</div></div>", html)
-    assert len(bars) == 2
-    assert bars[0] == bars[1]  # both landscapes share one colour scale
-
-
-def test_recipe_page_groups_curves_of_long_tables(tmp_path):
-    names = [f"{letter}, {kind}" for kind in ("cold", "hot") for letter in "abcdefg"]
-    recipe = toy(names, figures=("error",))
-    html = summary.write_report(recipe, execute(recipe, tmp_path), tmp_path).read_text(encoding="utf-8")
-    assert Checker(html).texts["h4"][:2] == ["cold", "hot"]
-    svg = (tmp_path / "toy" / "figure.svg").read_text(encoding="utf-8")
-    assert ">test error %, cold<" in svg
-    assert "Means over 2 seeds." in svg
-
-
-def test_summary_table_shows_seeds_and_divergence():
-    recipe = toy()
-    records = [made("a", 0), made("a", 1), made("b", 0), made("a", 2, diverged=True)]
-    table = summary.summary_table(recipe, records)
-    assert [column.name for column in table.columns] == ["method", "seeds", "test error %"]
-    assert [row[:2] for row in table.rows] == [["a", 3], ["b", 1]]
-    assert table.caption == "Mean ± s.d. over the seeds of each row. Diverged: a (1 of 3)."
-
-
-def test_curves_are_placed_at_their_epochs():
-    recipe = replace(toy(("a",)), settings={"shift": 0.0, "epochs": 4})
-    records = [
-        made("a", 0, loss=[2.0, 1.0], error=[90.0, 40.0, 20.0], energy=[0.5, 0.4, 0.3]),  # evaluated every second epoch
-        made("a", 1, loss=[3.0], error=[80.0, 60.0], energy=[0.5, 0.4], diverged=True),
-    ]
-    (tabs,) = record_figures._curves(recipe, records)
-    error, loss, energy = tabs.sections
-    assert error.series[0].places.tolist() == energy.series[0].places.tolist() == [0, 2, 4]
-    assert loss.series[0].places.tolist() == [2, 4]
-    assert error.series[0].mean.tolist() == [85.0, 50.0, 20.0]
-    assert error.series[0].gaps == 1
 
 
 def fresh(tmp_path, monkeypatch, **options):
@@ -110,7 +52,7 @@ def fresh(tmp_path, monkeypatch, **options):
 
 def test_report_of_records_writes_all_files_and_runs_nothing(tmp_path, monkeypatch, succeeds):
     recipe = fresh(tmp_path, monkeypatch)
-    page = summary.write_report(recipe, read_records(tmp_path, "toy"), tmp_path)
+    page = write_report(recipe, read_records(tmp_path, "toy"), tmp_path)
     written = {path.name: path.read_bytes() for path in page.parent.iterdir() if path.is_file()}
     assert set(written) == {"report.html", "table.md", "figure.svg"}
     for path in page.parent.iterdir():
@@ -143,18 +85,6 @@ def test_report_names_ignored_records(tmp_path, monkeypatch, command):
 def facts(html):
     """Return the facts in the footer of a page."""
     return dict(re.findall("<div><dt>(.*?)</dt><dd>(.*?)</dd></div>", html))
-
-
-def test_recipe_page_names_all_machines_and_versions():
-    versions = [{"torch": "2.9"}, {"torch": "2.10"}, {"torch": "2.9"}]
-    records = [
-        replace(made("a", seed), versions=of, machine=f"machine {seed % 2}", threads=1, commit="abc")
-        for seed, of in enumerate(versions)
-    ]
-    meta = summary.record_page(toy(), records, Path("nowhere")).meta
-    assert meta["torch"] == "2.9, 2.10"
-    assert meta["machine"] == "machine 0, machine 1"
-    assert (meta["threads"], meta["commit"]) == ("1", "abc")
 
 
 def test_joined_page_keeps_the_facts_of_all_pages(runs, tmp_path, monkeypatch, succeeds):

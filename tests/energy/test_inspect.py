@@ -93,9 +93,11 @@ def test_inspection_prints_a_table_and_plots(tmp_path):
     assert "first" in text
     assert "12 x 6" in text
     assert "∞" in text
-    pytest.importorskip("matplotlib")
-    found.plot(tmp_path / "angles.png")
+    pytest.importorskip("altair", reason="altair (extra 'report') is not installed")
+    chart = found.plot(tmp_path / "angles.png")
     assert (tmp_path / "angles.png").stat().st_size > 5000
+    assert [panel["title"]["text"] for panel in chart.to_dict()["concat"]] == ["first", "second"]
+    assert "vega" in str(chart._repr_mimebundle_())  # a notebook displays the chart, not a repr
 
 
 class Evil:

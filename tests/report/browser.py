@@ -101,6 +101,7 @@ class Browser:
         self.open(path)
         self.run("localStorage.clear()")
         self.open(path)
+        self.until("!document.querySelector('.chart > script') || document.documentElement.classList.contains('drawn')")
         self.settle()
 
     def run(self, script: str, *arguments: object) -> Any:

@@ -5,14 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from hypersphere.report import (
-    Bars,
+    Chart,
     Column,
-    Curves,
-    Distribution,
-    Filters,
-    HeatMap,
-    Histogram,
-    Landscape,
+    Images,
     Section,
     Series,
     SideBySide,
@@ -23,6 +18,7 @@ from hypersphere.report import (
     Text,
     project,
 )
+from hypersphere.report.charts import bars, heat_map, histogram, landscape, lines, scatter
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 METHODS = ("Softmax", "A-Softmax (m=4)", "A-Softmax + energy")
@@ -45,41 +41,39 @@ def every_section() -> list[Section]:
     angles = 90 + random.normal(0, 12, (10, 10))
     np.fill_diagonal(angles, np.nan)
     line = np.linspace(-1, 1, 25)
+    samples = {"same": random.normal(35, 9, 900), "different": random.normal(88, 9, 9000)}
+    loss = lines(losses, y_name="training loss", format=".3f", log_y=True, higher_is_better=False)
+    names = {"x_name": "false accept rate", "y_name": "true accept rate"}
+    redundancy = [Series("trained", random.uniform(0.7, 1, (3, 9))), Series("random", [1] * 9)]
+    flat = random.normal(size=(300, 2)) * (1 + labels[:, None])
     return [
         Table("Summary", [Column("method"), Column("accuracy", True, ".2%")], [("a", 0.9), ("b", (0.95, 0.01))]),
         SideBySide(
             "Training",
             [
-                Curves("Loss", losses, y_name="training loss", format=".3f", log_y=True, higher_is_better=False),
-                Curves("Energy", energies, y_name="energy", format=".3f", ordered=True),
+                Chart("Loss", loss),
+                Chart("Energy", lines(energies, y_name="energy", format=".3f", ordered=True)),
             ],
         ),
-        Curves("Verification", rocs, x_name="false accept rate", y_name="true accept rate", format=".1%", log_x=True),
+        Chart("Verification", lines(rocs, **names, format=".1%", log_x=True)),
         Tabs(
             "Geometry",
             [
-                Histogram(
+                Chart(
                     "Angles",
-                    [
-                        Distribution("same", random.normal(35, 9, 900)),
-                        Distribution("different", random.normal(88, 9, 9000)),
-                    ],
-                    x_name="angle in degrees",
-                    format=".1f",
-                    marks={"threshold": 58.3},
+                    histogram(samples, x_name="angle in degrees", format=".1f", marks={"threshold": 58.3}),
                 ),
                 Spheres("Features", [Sphere("projected", seen.points, labels, seen.vectors, classes=CLASSES)]),
-                HeatMap("Class vectors", angles, CLASSES, value_name="angle in degrees", format=".0f"),
-                Bars(
-                    "Redundancy", layers, [Series("trained", random.uniform(0.7, 1, (3, 9))), Series("random", [1] * 9)]
-                ),
+                Chart("Class vectors", heat_map(angles, CLASSES, value_name="angle in degrees", format=".0f")),
+                Chart("Redundancy", bars(layers, redundancy)),
             ],
         ),
         Tabs(
             "Learned",
             [
-                Filters("Filters", random.normal(size=(32, 3, 7, 7))),
-                Landscape("Landscape", line[:, None] ** 2 + 2 * line**2, marks={"trained": (0, 0)}),
+                Images("Filters", random.normal(size=(32, 3, 7, 7))),
+                Chart("Landscape", landscape(line[:, None] ** 2 + 2 * line**2, marks={"trained": (0, 0)})),
+                Chart("Norms", scatter(flat, labels, classes=CLASSES)),
             ],
         ),
         Text("Notes", "All of it is made up."),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hypersphere.report import Column, Sphere, Spheres, Table, Text, write_page
+from hypersphere.report import Column, Page, Sphere, Spheres, Table, Text, write_page
 
 
 def clusters(spread: float, dimension: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -38,15 +38,11 @@ def table() -> Table:
 @pytest.fixture(scope="session")
 def page(tmp_path_factory: pytest.TempPathFactory, table: Table) -> Path:
     wide, narrow, flat = clusters(0.3), clusters(0.05), clusters(0.1, dimension=2)
-    return write_page(
-        tmp_path_factory.mktemp("report") / "page.html",
-        title="Three objectives",
-        lead="The same network.",
-        sections=[
-            table,
-            Spheres("Features", [Sphere("softmax", *wide), Sphere("A-Softmax", *narrow)]),
-            Spheres("Circle", [Sphere("flat", *flat, classes=tuple("abcdefghij"))]),
-            Text("Notes", "One.\n\nTwo."),
-        ],
-        meta={"Device": "cpu"},
-    )
+    sections = [
+        table,
+        Spheres("Features", [Sphere("softmax", *wide), Sphere("A-Softmax", *narrow)]),
+        Spheres("Circle", [Sphere("flat", *flat, classes=tuple("abcdefghij"))]),
+        Text("Notes", "One.\n\nTwo."),
+    ]
+    made = Page("Three objectives", "The same network.", sections, {"Device": "cpu"})
+    return write_page(tmp_path_factory.mktemp("report") / "page.html", made)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from hypersphere.report import write_page
+from hypersphere.report import Chart, Page, Series, write_page
+from hypersphere.report.charts import bars, heat_map, histogram, lines
 
 from .browser import Browser
 from .charts import every_section
+from .document import HOSTILE
 
 LEFT, RIGHT, UP, DOWN, HOME, END, ESCAPE = "\ue012", "\ue014", "\ue013", "\ue015", "\ue011", "\ue010", "\ue00c"
 LOSS = "#section-2 .cell:nth-child(1)"
@@ -21,9 +24,11 @@ LEARNED = "#section-5"
 # Visible labels that overlap another label of their group, or that are outside their chart.
 FAULTS = """
     const faults = [];
-    const seen = (e) => e.checkVisibility({ visibilityProperty: true }) && e.getBoundingClientRect().width > 0;
-    for (const group of document.querySelectorAll(".ticks, .ends, .written, .toggles")) {
-        const items = [...group.querySelectorAll("span:not(.swatch):not(.detail), button")].filter(seen);
+    const visible = { visibilityProperty: true, opacityProperty: true };
+    const seen = (e) => e.checkVisibility(visible) && e.getBoundingClientRect().width > 0;
+    const groups = document.querySelectorAll(".role-axis-label, .role-legend-label, .toggles");
+    for (const group of groups) {
+        const items = [...group.querySelectorAll("text, button")].filter(seen).filter((e) => e.textContent.trim());
         const boxes = items.map((e) => e.getBoundingClientRect());
         for (let i = 0; i < boxes.length; i++) for (let j = i + 1; j < boxes.length; j++) {
             const [a, b] = [boxes[i], boxes[j]];
@@ -45,7 +50,7 @@ FAULTS = """
 @pytest.fixture(scope="module")
 def charts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("charts") / "page.html"
-    return write_page(target, title="All of it", lead="Every kind of section.", sections=every_section())
+    return write_page(target, Page("All of it", "Every kind of section.", every_section()))
 
 
 @pytest.fixture
@@ -133,36 +138,37 @@ def test_sphere_in_a_tab_turns_when_dragged(opened: Browser) -> None:
 
 
 def test_toggle_hides_and_shows_its_series(opened: Browser) -> None:
-    assert visible(opened, f"{LOSS} g[data-series]") == 3
-    opened.click(f"{LOSS} [data-toggle='1']")
-    assert visible(opened, f"{LOSS} g[data-series]") == 2
-    assert visible(opened, f"{LOSS} [data-series='1']") == 0
+    assert visible(opened, f"{LOSS} .mark-line path") == 3
+    opened.click(f"{LOSS} [data-name='A-Softmax (m=4)']")
+    opened.settle()
+    assert visible(opened, f"{LOSS} .mark-line path") == 2
     pressed = "return document.querySelector(arguments[0]).getAttribute('aria-pressed')"
-    assert opened.run(pressed, f"{LOSS} [data-toggle='1']") == "false"
-    focus(opened, f"{LOSS} .area")
+    assert opened.run(pressed, f"{LOSS} [data-name='A-Softmax (m=4)']") == "false"
+    focus(opened, f"{LOSS} .plot")
     assert "A-Softmax (m=4)" not in words(opened, f"{LOSS} .readout")
     assert "Softmax" in words(opened, f"{LOSS} .readout")
-    opened.click(f"{LOSS} [data-toggle='1']")
-    assert visible(opened, f"{LOSS} g[data-series]") == 3
-    assert visible(opened, f"{ENERGY} g[data-series]") == 9
+    opened.click(f"{LOSS} [data-name='A-Softmax (m=4)']")
+    opened.settle()
+    assert visible(opened, f"{LOSS} .mark-line path") == 3
+    assert visible(opened, f"{ENERGY} .mark-line path") == 9
 
 
 def test_readout_follows_the_pointer(opened: Browser) -> None:
-    show(opened, f"{LOSS} .area")
-    opened.hover(f"{LOSS} .area")
+    show(opened, f"{LOSS} .plot")
+    opened.hover(f"{LOSS} .plot")
     read = words(opened, f"{LOSS} .readout")
     assert read.startswith(("epoch 15", "epoch 16"))
     assert read.count("±") == 3
     assert visible(opened, f"{LOSS} .dot") == 3
     opened.hover("h1")
     assert words(opened, f"{LOSS} .readout") == ""
-    show(opened, f"{GEOMETRY} .area")
-    opened.hover(f"{GEOMETRY} .area", -300)
+    show(opened, f"{GEOMETRY} .plot")
+    opened.hover(f"{GEOMETRY} .plot", -300)
     assert "angle in degrees" in words(opened, f"{GEOMETRY} .readout")
 
 
 def test_readout_of_curves_follows_the_keys(opened: Browser) -> None:
-    focus(opened, f"{LOSS} .area")
+    focus(opened, f"{LOSS} .plot")
     assert words(opened, f"{LOSS} .readout").startswith("epoch 30")
     for key, head in (
         (LEFT, "epoch 29"),
@@ -175,14 +181,14 @@ def test_readout_of_curves_follows_the_keys(opened: Browser) -> None:
         assert words(opened, f"{LOSS} .readout").startswith(head)
     opened.press(ESCAPE)
     assert words(opened, f"{LOSS} .readout") == ""
-    focus(opened, f"{ROC} .area")
+    focus(opened, f"{ROC} .plot")
     opened.press(HOME)
-    assert "false accept rate 1e-05" in words(opened, f"{ROC} .readout")
+    assert "false accept rate 0.00001" in words(opened, f"{ROC} .readout")
 
 
 def test_readout_of_cells_follows_the_keys(opened: Browser) -> None:
     opened.click(f"{GEOMETRY} [role=tab]:nth-child(3)")
-    area = f"{GEOMETRY} .panel:nth-of-type(4) .area"  # the list of tabs comes first
+    area = f"{GEOMETRY} .panel:nth-of-type(4) .plot"  # the list of tabs comes first
     focus(opened, area)
     for key, head in (
         (RIGHT, "airplane · automobile"),
@@ -208,14 +214,17 @@ def test_labels_neither_overlap_nor_leave_their_charts(opened: Browser, width: i
         assert opened.run("return document.documentElement.scrollWidth") == width
 
 
-def test_lines_have_colours_in_both_themes(opened: Browser) -> None:
-    stroke = "return getComputedStyle(document.querySelector(arguments[0] + ' .line')).stroke"
-    light = opened.run(stroke, f"{LOSS} svg")
+def test_charts_follow_the_theme(opened: Browser) -> None:
+    colors = """
+        const of = (selector, name) => getComputedStyle(document.querySelector(arguments[0] + " " + selector))[name];
+        return [of(".role-axis-label text", "fill"), of(".role-axis-grid line", "stroke"), of(".mark-line", "filter")];
+    """
+    light = opened.run(colors, LOSS)
+    line = opened.run("return getComputedStyle(document.querySelector(arguments[0])).stroke", f"{LOSS} .mark-line path")
+    assert line == "rgb(15, 91, 216)"
     opened.prefer(color_scheme="dark", reduced_motion="reduce")
     opened.until("document.documentElement.dataset.theme === 'dark'")
-    dark = opened.run(stroke, f"{LOSS} svg")
-    assert light == "rgb(15, 91, 216)"
-    assert dark != light
+    assert all(one != other for one, other in zip(light, opened.run(colors, LOSS), strict=True))
 
 
 def test_print_shows_every_panel(opened: Browser) -> None:
@@ -228,7 +237,7 @@ def test_print_shows_every_panel(opened: Browser) -> None:
         opened.protocol("Emulation.setEmulatedMedia", {"media": ""})
 
 
-def test_charts_are_complete_without_scripts(opened: Browser, charts: Path) -> None:
+def test_page_without_scripts_shows_all_panels_and_numbers(opened: Browser, charts: Path) -> None:
     opened.protocol("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         opened.open(charts)
@@ -236,4 +245,39 @@ def test_charts_are_complete_without_scripts(opened: Browser, charts: Path) -> N
         opened.protocol("Emulation.setScriptExecutionDisabled", {"value": False})
     assert shown_panels(opened, GEOMETRY) == [0, 1, 2, 3]
     assert visible(opened, f"{GEOMETRY} .panel > h3") == 4
-    assert visible(opened, ".area") == 6
+    assert visible(opened, "details") == 8
+
+
+def test_charts_fit_their_columns_and_are_printed(opened: Browser) -> None:
+    widths = """
+        const width = (view) => view.querySelector("svg").getBoundingClientRect().width;
+        return [...document.querySelectorAll(".view")].map((view) => width(view) - view.clientWidth);
+    """
+    assert all(abs(difference) < 2 for difference in opened.run(widths))
+    opened.resize(700, 900)
+    opened.until(
+        "document.querySelector('.view').clientWidth < 640 && document.querySelector('.view svg').clientWidth < 640"
+    )
+    opened.settle()
+    assert all(difference < 2 for difference in opened.run(widths))
+    assert opened.pdf().count(b"/Type /Page\n") >= 2 or len(opened.pdf()) > 30_000
+
+
+def test_hostile_names_are_shown_as_text(browser: Browser, tmp_path: Path) -> None:
+    names = [HOSTILE, "'] + alert(1) + ['", "\\u0027", "${alert(1)}"]
+    series = [Series(name, [1.0, place]) for place, name in enumerate(names, 1)]
+    sections = [
+        Chart("a", lines(series, x_name=HOSTILE, y_name=HOSTILE)),
+        Chart("b", heat_map(np.eye(4), names, value_name=HOSTILE)),
+        Chart("c", bars(names, [Series(HOSTILE, [1.0, 2.0, 3.0, 4.0])], value_name=HOSTILE)),
+        Chart("d", histogram({HOSTILE: [1.0, 2.0], "x": [2.0, 3.0]}, x_name=HOSTILE, marks={HOSTILE: 1.5})),
+    ]
+    browser.visit(write_page(tmp_path / "p.html", Page("t", "l", sections)))
+    assert browser.console() == []
+    labels = browser.run(
+        "return [...document.querySelectorAll('#section-2 .role-axis-label text')].map((t) => t.textContent)"
+    )
+    assert "${alert(1)}" in labels
+    browser.run("document.querySelector('#section-1 .plot').focus({focusVisible: true})")
+    assert "alert(1)" in browser.run("return document.querySelector('#section-1 .readout').textContent")
+    assert browser.run("return document.querySelectorAll('script').length") == 3 + 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hypersphere.report import Sphere, Spheres, write_page
+from hypersphere.report import Page, Sphere, Spheres, write_page
 
 from .browser import Browser
 
@@ -109,7 +109,7 @@ def test_tooltip_shows_the_angle_of_a_feature(browser: Browser, tmp_path: Path, 
     points = np.random.default_rng(0).normal(size=(3000, 3))
     labels = np.zeros(3000, dtype=int)
     sphere = Sphere("many", points, labels, np.array([[1.0, 0.0, 0.0]]), ("one",), angles=angles)
-    browser.visit(write_page(tmp_path / "p.html", title="t", lead="l", sections=[Spheres("", [sphere])]))
+    browser.visit(write_page(tmp_path / "p.html", Page("t", "l", [Spheres("", [sphere])])))
     browser.run("document.querySelector('canvas').scrollIntoView({block: 'center', behavior: 'instant'})")
     browser.hover("canvas")
     tip = browser.run("const tip = document.querySelector('.tip'); return tip.hidden ? '' : tip.textContent")
@@ -162,3 +162,21 @@ def test_page_fits_tablets_and_phones(opened: Browser) -> None:
         "const c = document.querySelector(arguments[0]); return [c.width, c.getBoundingClientRect().width]", FIRST
     )
     assert abs(width - 2 * shown) <= 1
+
+
+def test_labels_of_a_collapsed_run_do_not_overlap(browser: Browser, tmp_path: Path) -> None:
+    """All class vectors have nearly the same direction, so only labels that have room are drawn."""
+    random = np.random.default_rng(0)
+    vectors = np.array([0.0, 0.0, 1.0]) + random.normal(0, 0.01, (10, 3))
+    sphere = Sphere("collapsed", vectors[random.integers(0, 10, 50)], random.integers(0, 10, 50), vectors)
+    browser.visit(write_page(tmp_path / "p.html", Page("t", "l", [Spheres("", [sphere])])))
+    count = "return document.querySelector('.spheres').group.views[0].labelled"
+    collapsed = browser.run(count)
+    assert 1 <= len(collapsed) < 10
+    browser.click("[data-class='7']")
+    browser.hover("h1")
+    browser.settle()
+    assert "7" in browser.run(count)  # the highlighted class always has a label
+    spread = Sphere("spread", np.eye(3), [0, 1, 2], np.eye(3))
+    browser.visit(write_page(tmp_path / "q.html", Page("t", "l", [Spheres("", [spread])])))
+    assert len(browser.run(count)) == 3

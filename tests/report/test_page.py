@@ -11,8 +11,24 @@ import numpy as np
 import pytest
 
 from hypersphere import _files
-from hypersphere.report import Column, Sphere, Spheres, Table, Text, write_page
+from hypersphere.report import (
+    Chart,
+    Column,
+    Page,
+    Series,
+    SideBySide,
+    Sphere,
+    Spheres,
+    Stack,
+    Table,
+    Tabs,
+    Text,
+    page_html,
+    write_page,
+)
+from hypersphere.report.charts import heat_map, histogram, lines
 
+from .charts import every_section
 from .document import HOSTILE, Checker
 
 
@@ -42,17 +58,12 @@ def test_page_canvases_are_focusable_and_named(page: Path) -> None:
 
 def test_page_escapes_all_text(tmp_path: Path) -> None:
     sphere = Sphere(HOSTILE, [[1.0, 0, 0], [0, 1.0, 0]], [0, 1], classes=(HOSTILE, "b"), caption=HOSTILE)
-    target = write_page(
-        tmp_path / "page.html",
-        title=HOSTILE,
-        lead=HOSTILE,
-        sections=[
-            Text(HOSTILE, HOSTILE),
-            Table(HOSTILE, [Column(HOSTILE, True, unit=HOSTILE), Column(HOSTILE, True)], [(HOSTILE, 1), (HOSTILE, 2)]),
-            Spheres(HOSTILE, [sphere], caption=HOSTILE),
-        ],
-        meta={HOSTILE: HOSTILE},
-    )
+    sections = [
+        Text(HOSTILE, HOSTILE),
+        Table(HOSTILE, [Column(HOSTILE, True, unit=HOSTILE), Column(HOSTILE, True)], [(HOSTILE, 1), (HOSTILE, 2)]),
+        Spheres(HOSTILE, [sphere], caption=HOSTILE),
+    ]
+    target = write_page(tmp_path / "page.html", Page(HOSTILE, HOSTILE, sections, {HOSTILE: HOSTILE}))
     document = Checker(target.read_text(encoding="utf-8"))
     assert document.count("script") == 3  # theme, data, spheres
     assert document.texts["title"] == [HOSTILE]
@@ -61,18 +72,20 @@ def test_page_escapes_all_text(tmp_path: Path) -> None:
     assert data["classes"] == [HOSTILE, "b"]
 
 
-def test_page_includes_scripts_only_if_needed(tmp_path: Path) -> None:
-    text = write_page(tmp_path / "a.html", title="", lead="", sections=[Text("", "words")]).read_text(encoding="utf-8")
-    assert not re.search(r"SphereView|class Chart|makeTabs|\.toggles|\.tablist", text)
+def test_page_includes_scripts_only_if_needed() -> None:
+    text = page_html(Page("", "", [Text("", "words")]))
+    assert not re.search(r"SphereView|class Chart|vegaEmbed|makeTabs|\.toggles|\.tablist", text)
 
 
-def test_page_rejects_unknown_sections(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"sections\[0\] must be one of Text, Table, Spheres, .*, not 'str'"):
-        write_page(tmp_path / "page.html", title="", lead="", sections=["words"])  # type: ignore[list-item]
+def test_page_rejects_unknown_sections() -> None:
+    with pytest.raises(ValueError, match=r"sections\[0\] must be one of Text, Table, Chart, .*, not 'str'"):
+        Page("", "", ["words"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"sections\[0\]\.sections\[0\] must be one of .*, not 'int'"):
+        Page("", "", [Stack("", [1])])  # type: ignore[list-item]
 
 
 def test_write_page_failure_keeps_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = write_page(tmp_path / "new" / "page.html", title="old", lead="", sections=[])
+    target = write_page(tmp_path / "new" / "page.html", Page("old", "", []))
     old = target.read_text(encoding="utf-8")
 
     def fail(*_: object) -> None:
@@ -80,7 +93,7 @@ def test_write_page_failure_keeps_the_old_page(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(_files.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_page(target, title="new", lead="", sections=[])
+        write_page(target, Page("new", "", []))
     assert target.read_text(encoding="utf-8") == old
     assert [path.name for path in target.parent.iterdir()] == ["page.html"]
 
@@ -89,19 +102,79 @@ def test_write_page_replaces_unpaired_surrogates(tmp_path: Path) -> None:
     lone = "a\ud800b"
     sphere = Sphere(lone, [[1.0, 0, 0]], [0], classes=(lone,))
     sections = [Text(lone, lone), Table(lone, [Column(lone)], [(lone,)]), Spheres(lone, [sphere])]
-    target = write_page(tmp_path / "page.html", title=lone, lead=lone, sections=sections, meta={lone: lone})
+    target = write_page(tmp_path / "page.html", Page(lone, lone, sections, {lone: lone}))
     assert Checker(target.read_text(encoding="utf-8")).texts["h1"] == ["a?b"]
 
 
 def test_write_page_is_safe_for_concurrent_writers(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: write_page(tmp_path / "page.html", title="", lead="", sections=[]), range(100)))
+        list(pool.map(lambda _: write_page(tmp_path / "page.html", Page("", "", [])), range(100)))
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_write_page_samples_many_points(tmp_path: Path) -> None:
     points = np.random.default_rng(0).normal(size=(20_000, 3))
     sphere = Sphere("many", points, np.zeros(20_000, dtype=int))
-    target = write_page(tmp_path / "page.html", title="", lead="", sections=[Spheres("", [sphere])])
+    target = write_page(tmp_path / "page.html", Page("", "", [Spheres("", [sphere])]))
     assert target.stat().st_size < 250_000
     assert "5,000 of 20,000 features" in target.read_text(encoding="utf-8")
+
+
+def test_page_with_charts_is_safe_and_self_contained(tmp_path: Path) -> None:
+    curves = [Series(HOSTILE, [1.0, 2.0]), Series("b", [2.0, 1.0])]
+    sections = [
+        Chart(HOSTILE, lines(curves, x_name=HOSTILE, y_name=HOSTILE), caption=HOSTILE),
+        Chart("", histogram({HOSTILE: [1.0, 2.0]}, x_name=HOSTILE, marks={HOSTILE: 1.5})),
+        Chart("", heat_map(np.eye(2), [HOSTILE, "b"], value_name=HOSTILE)),
+    ]
+    text = write_page(tmp_path / "page.html", Page("", "", sections)).read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    document = Checker(text)
+    assert document.count("script") == 3 + 3  # theme, Vega, charts, and the data of each chart
+    data = [json.loads(words) for words in document.texts["script"] if words.startswith('{"spec"')]
+    assert data[0]["spec"]["data"]["values"][0]["series"] == HOSTILE
+    # A name in an expression of Vega is escaped letter by letter.
+    assert HOSTILE not in json.dumps(data[2]["spec"]["layer"][0]["encoding"]["y"]["axis"])
+    assert "Content-Security-Policy" in text
+    assert "unsafe-eval" not in text
+    assert len(text) < 1_200_000
+
+
+def test_every_chart_has_alternative_text_and_numbers(tmp_path: Path) -> None:
+    document = Checker(page_html(Page("", "", every_section())))
+    views = [attributes for _, attributes in document.elements if attributes.get("class") == "view"]
+    assert len(views) == 8
+    assert all(view["role"] == "img" and len(view["aria-label"] or "") > 20 for view in views)
+    assert document.count("details") == 8
+
+
+def test_page_heading_levels_are_consecutive() -> None:
+    inner = Stack("two", [Tabs("three", [Text("four", ""), Text("five", "")])])
+    document = Checker(page_html(Page("t", "", [SideBySide("one", [inner])])))
+    levels = [int(tag[1]) for tag, _ in document.elements if tag in ("h1", "h2", "h3", "h4", "h5", "h6")]
+    assert levels == [1, 2, 3, 4, 5, 5]
+
+
+def test_tabs_with_one_section_have_no_tab() -> None:
+    assert "class='tabs'" not in page_html(Page("", "", [Tabs("a", [Text("b", "c")])]))
+    with pytest.raises(ValueError, match="sections must be at least one section, not 0"):
+        Tabs("a", [])
+    with pytest.raises(ValueError, match=r"title of sections\[0\] must be a non-empty name for its tab, not ' '"):
+        Tabs("a", [Text(" ", "b")])
+
+
+def test_page_links_stacked_sections() -> None:
+    page = Page("t", "", [Stack("one", [Text("", "a")]), Stack("two", [Text("", "b")])])
+    assert page_html(page).count("<li><a href='#section-") == 2
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Page("a", "b", []), lambda: Table("", [Column("x")], [("y",)]), lambda: Text("a", HOSTILE)]
+)
+def test_notebook_shows_sections_in_a_frame(make) -> None:
+    html = make()._repr_html_()
+    document = Checker(html)
+    ((tag, attributes),) = document.elements  # the styles of the page are inside the frame
+    assert tag == "iframe"
+    assert (attributes["srcdoc"] or "").startswith("<!DOCTYPE html>")
+    assert "scrollHeight" in (attributes["onload"] or "")

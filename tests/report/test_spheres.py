@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from hypersphere.report import Sphere, Spheres, class_colors
+from hypersphere.report import Sphere, Spheres, class_colors, project
 from hypersphere.report.spheres import MOST_CLASSES, MOST_POINTS, spheres_html
 
 
 def drawings(*spheres: Sphere) -> dict:
-    html = spheres_html(Spheres("title", spheres))
-    return json.loads(html.split('<script type="application/json">')[1].split("</script>")[0])
+    return json.loads(json.dumps(spheres_html(Spheres("title", spheres))[1]))
 
 
 def test_spheres_normalise_and_round_points_and_vectors() -> None:
@@ -86,7 +85,7 @@ def test_spheres_reject_too_many_classes() -> None:
         ({"points": np.full((2, 3), np.nan)}, r"points must be finite, but row 0 is not \(2 such rows of 2\)"),
         ({"points": np.full((2, 3), np.inf)}, "points must be finite"),
         ({"points": np.ones((2, 4))}, r"points must be an array of shape \(N, 2\) or \(N, 3\), not \(2, 4\)"),
-        ({"points": np.ones(3)}, r"points must be .*, not \(3,\)"),
+        ({"points": np.ones(3)}, r"points must be an array of shape \(N, d\), not \(3,\)"),
         ({"points": [[1, 2], [3]]}, "points must be a tensor or an array of numbers, not a list"),
         ({"points": [["a", "b"], ["c", "d"]]}, "points must be .*not"),
         ({"labels": [0]}, "labels must be one value for each of the 2 points, not 1"),
@@ -126,7 +125,25 @@ def test_class_colors_are_distinct_and_stable() -> None:
 
 def test_short_names_keep_classes_distinct() -> None:
     names = [f"{alphabet}/character{number:02}" for alphabet in ("Alphabet_of_the_Magi", "Greek") for number in (1, 2)]
-    html = spheres_html(Spheres("", [Sphere("a", np.eye(3), [0, 1, 2], classes=names)]))
-    data = json.loads(html.split('<script type="application/json">')[1].split("</script>")[0])
+    data = drawings(Sphere("a", np.eye(3), [0, 1, 2], classes=names))
     assert data["classes"] == names
-    assert data["short"] == ["Alphabet_…01", "Alphabet_…02", "Greek…01", "Greek…02"]
+    assert len(set(data["short"])) == len(names)
+    assert max(map(len, data["short"])) <= 12
+
+
+def test_project_agrees_with_singular_vectors() -> None:
+    random = np.random.default_rng(0)
+    features, vectors = random.normal(size=(200, 6)) * [5, 3, 2, 1, 0.5, 0.1], random.normal(size=(4, 6))
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    _, strengths, directions = np.linalg.svd(unit, full_matrices=False)
+    seen = project(features, vectors)
+    expected = np.abs(unit @ directions[:3].T)
+    assert np.allclose(np.abs(seen.points), expected)
+    assert seen.kept == pytest.approx((strengths[:3] ** 2).sum() / (strengths**2).sum())
+    scaled = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert np.allclose(np.abs(seen.vectors), np.abs(scaled @ directions[:3].T))
+    assert project(np.eye(3)[:1]).points.shape == (1, 3)
+    with pytest.raises(ValueError, match=r"features must be an array of shape \(N, d\) with d >= 3, not \(3, 2\)"):
+        project(np.ones((3, 2)))
+    with pytest.raises(ValueError, match="vectors must be a matrix with 6 columns, like features, not 3"):
+        project(features, np.eye(3))

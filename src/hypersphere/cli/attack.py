@@ -51,7 +51,7 @@ def attack(
     check_target("--plot", plot, [".png"])
     check_target("--json", json_file, [".json"])
     if plot is not None:
-        require_package("matplotlib", "matplotlib", "report")
+        require_package("altair", "altair", "report")
     where = device_of(device)
     opened = open_run(folder, data_root, step=step, device=where)
     other = None if source is None else open_run(source, data_root, device=where)
@@ -82,7 +82,7 @@ def attack(
         )
     if plot is not None:
         with replacing(plot) as draft:
-            draw().savefig(draft, format="png", dpi=150)
+            draw().save(str(draft), format="png", scale_factor=2)
     report.print_table(table)
     if plot is not None:
         print(f"\nPlot: {plot}")

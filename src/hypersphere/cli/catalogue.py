@@ -14,7 +14,6 @@ from rich.console import Console
 
 from hypersphere import layers
 from hypersphere._validation import require
-from hypersphere.cli.words import words_of
 from hypersphere.functions.angular import ANGULARS
 from hypersphere.functions.kernel import KERNELS
 from hypersphere.functions.magnitude import MAGNITUDES, WEIGHTINGS
@@ -24,6 +23,7 @@ from hypersphere.functions.projection import PROJECTIONS
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.heads import PRESETS, AngularHead, HeadOptions
 from hypersphere.recipes import RECIPES, Recipe
+from hypersphere.report._words import words_of
 from hypersphere.robustness import ATTACKS
 from hypersphere.training.job import REGULARIZERS
 from hypersphere.training.job_network import NETWORKS, OPERATORS

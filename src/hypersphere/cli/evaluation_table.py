@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hypersphere import report
-from hypersphere.cli.run_study import MOST_COMPARED
+from hypersphere.report.runs import MOST_COMPARED
 
 __all__ = ["evaluation_table"]
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from hypersphere import report
 from hypersphere.cli.config import json_or_text
-from hypersphere.cli.summary import summary_table, write_report
+from hypersphere.cli.report import results_of, write_report
 from hypersphere.recipes import RECIPES, Recipe, Row, execute
 from hypersphere.training.parts import nearest
 
@@ -45,7 +45,7 @@ def reproduce(
             recipe, out, seeds=chosen, rows=rows, overrides=overrides, data_root=data_root, on_progress=bar
         )
     page = write_report(recipe, records, out)  # before printing, so that a closed pipe cannot prevent it
-    report.print_table(summary_table(recipe, records), console)
+    report.print_table(report.summary_table(results_of(recipe, records, out)), console)
     console.print(f"\nReport: {page}", highlight=False, markup=False, soft_wrap=True)
 
 

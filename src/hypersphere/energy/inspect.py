@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
-from hypersphere._validation import is_integer, require
+from hypersphere._validation import is_integer, require, require_package
 from hypersphere.energy._regularizer import check_seed
 from hypersphere.energy._weight_files import UnreadableWeights, read_neurons
 from hypersphere.energy.energy import random_energy
@@ -21,7 +21,6 @@ from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, kernel_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.table import Table
 
 __all__ = [
@@ -131,12 +130,15 @@ class Inspection:
         """Return a table with one line per layer."""
         return _table(self)
 
-    def plot(self, path: str | Path | None = None) -> Figure:
-        """Return histograms of the angles in every layer and of random neurons; save them if `path` is given."""
-        figure = _figure(self)
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Return an Altair chart of the angles in every layer and of random neurons; save it if `path` is given.
+
+        A notebook displays the chart. The file is an image (.svg, .png, .pdf) or a page (.html).
+        """
+        chart = _chart(self)
         if path is not None:
-            figure.savefig(path)
-        return figure
+            chart.save(path)
+        return chart
 
 
 def inspect(
@@ -375,30 +377,25 @@ def _caption(inspection: Inspection) -> str | None:
     return "\n".join(lines) or None
 
 
-def _figure(inspection: Inspection) -> Figure:
+def _chart(inspection: Inspection) -> Any:
     """Return one histogram of angles per layer, with the density for random neurons as a line."""
-    from matplotlib.figure import Figure
-
-    layers = inspection.layers
-    columns = min(len(layers), 4)
-    rows = math.ceil(len(layers) / columns)
-    figure = Figure(figsize=(3.2 * columns, 2.4 * rows), layout="constrained")
-    for index, layer in enumerate(layers):
-        axes = figure.add_subplot(rows, columns, index + 1)
-        bins = len(layer.angle_counts)
-        width = 180 / bins
+    alt = require_package("altair", "altair", "report")
+    panels = []
+    for layer in inspection.layers:
+        width = 180 / len(layer.angle_counts)
         total = max(sum(layer.angle_counts), 1)
-        heights = [count / total / width for count in layer.angle_counts]
-        axes.bar([width * (k + 0.5) for k in range(bins)], heights, width, color="#9bb7d4", label="neurons")
-        # 720 points are 4 per degree, so `share * 4` is a density per degree like the bars.
-        theta, share = angle_density(layer.length, 720)
-        axes.plot(theta.rad2deg().tolist(), (share * 4).tolist(), color="#b3372f", linewidth=1, label="random")
-        axes.set_title(f"{layer.name}  {layer.neurons} x {layer.length}", fontsize=8)
-        axes.set_xlim(0, 180)
-        axes.set_xticks([0, 45, 90, 135, 180])
-        axes.tick_params(labelsize=7)
-        axes.set_yticks([])
-        if index == 0:
-            axes.legend(fontsize=7)
-    figure.supxlabel("angle between neurons, degrees", fontsize=8)
-    return figure
+        bins = [
+            {"angle": width * k, "end": width * (k + 1), "density": count / total / width}
+            for k, count in enumerate(layer.angle_counts)
+        ]
+        # 180 points are one per degree, so `share` is a density per degree like the bars.
+        theta, share = angle_density(layer.length, 180)
+        curve = [{"angle": a, "density": p} for a, p in zip(theta.rad2deg().tolist(), share.tolist(), strict=True)]
+        degrees = alt.Axis(values=[0, 45, 90, 135, 180], grid=False)
+        x = alt.X("angle:Q", title="angle between neurons, degrees", axis=degrees, scale=alt.Scale(domain=[0, 180]))
+        y = alt.Y("density:Q", title=None, axis=None)
+        neurons = alt.Chart(alt.Data(values=bins)).mark_rect(color="#9bb7d4").encode(x=x, x2="end:Q", y=y)
+        random = alt.Chart(alt.Data(values=curve)).mark_line(color="#b3372f", strokeWidth=1.2).encode(x=x, y=y)
+        title = {"text": layer.name, "subtitle": f"{layer.neurons} × {layer.length}; line: random neurons"}
+        panels.append(alt.layer(neurons, random).properties(width=220, height=130, title=title))
+    return alt.concat(*panels, columns=4)

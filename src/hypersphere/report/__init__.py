@@ -1,34 +1,37 @@
-"""Reports: results as one self-contained HTML file, and tables in the terminal."""
+"""Reports: results as one self-contained HTML file, charts for notebooks, and tables in the terminal."""
 
 from hypersphere._deprecation import deprecated_names
-from hypersphere.report.bars import Bars
-from hypersphere.report.curves import Curves
-from hypersphere.report.figure import figure_svg
-from hypersphere.report.filters import Filters
-from hypersphere.report.groups import SideBySide, Stack, Tabs
-from hypersphere.report.heatmap import HeatMap
-from hypersphere.report.histogram import Distribution, Histogram
-from hypersphere.report.landscape import Landscape
-from hypersphere.report.page import Page, Section, page_html, write_page
+from hypersphere.report import charts
+from hypersphere.report.charts import Series, figure_svg
+from hypersphere.report.images import Images
+from hypersphere.report.neurons import inspection_page, layer_table
+from hypersphere.report.page import (
+    Chart,
+    Page,
+    Section,
+    SideBySide,
+    Stack,
+    Tabs,
+    Text,
+    join_pages,
+    page_html,
+    write_page,
+)
 from hypersphere.report.palette import class_colors
-from hypersphere.report.projection import Projection, project
-from hypersphere.report.series import Series
-from hypersphere.report.spheres import Sphere, Spheres
-from hypersphere.report.table import Column, Table, markdown
-from hypersphere.report.terminal import print_table
-from hypersphere.report.text import Text
+from hypersphere.report.recipes import RecipeResults, recipe_page, summary_table, write_recipe_page
+from hypersphere.report.runs import RunResult, run_page
+from hypersphere.report.spheres import Projection, Sphere, Spheres, project
+from hypersphere.report.tables import Column, Table, best_cells, markdown
+from hypersphere.report.terminal import print_table, printable
 
 __all__ = [
-    "Bars",
+    "Chart",
     "Column",
-    "Curves",
-    "Distribution",
-    "Filters",
-    "HeatMap",
-    "Histogram",
-    "Landscape",
+    "Images",
     "Page",
     "Projection",
+    "RecipeResults",
+    "RunResult",
     "Section",
     "Series",
     "SideBySide",
@@ -38,13 +41,25 @@ __all__ = [
     "Table",
     "Tabs",
     "Text",
+    "best_cells",
+    "charts",
     "class_colors",
     "figure_svg",
+    "inspection_page",
+    "join_pages",
+    "layer_table",
     "markdown",
     "page_html",
     "print_table",
+    "printable",
     "project",
+    "recipe_page",
+    "run_page",
+    "summary_table",
     "write_page",
+    "write_recipe_page",
 ]
 
-__getattr__ = deprecated_names(__name__, {"Beside": "hypersphere.report:SideBySide"})
+__getattr__ = deprecated_names(
+    __name__, {"Beside": "hypersphere.report:SideBySide", "Filters": "hypersphere.report:Images"}
+)

@@ -1,27 +1,29 @@
-"""Features on interactive unit spheres, one picture per method (drawn by assets/sphere.js)."""
+"""Features on turnable unit spheres, one picture per method (drawn by assets/sphere.js)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hypersphere._numerics import require_finite_rows
 from hypersphere._validation import require
-from hypersphere.report.arrays import Array, as_array
-from hypersphere.report.embed import json_script
-from hypersphere.report.names import short_names
+from hypersphere.evaluation import fit_pca
+from hypersphere.report._arrays import Array, as_array
+from hypersphere.report._notebook import Displayable
 from hypersphere.report.palette import class_colors
 from hypersphere.sphere import polar
 
+__all__ = ["Projection", "Sphere", "Spheres", "project"]
+
 MOST_POINTS = 5000  # points per picture; larger sets are sampled at random, and the page says so
 MOST_CLASSES = 256  # classes in one legend
-DECIMALS = 4
 BADGE = 12  # longest label at the end of a spike, in letters
 
 
@@ -42,19 +44,13 @@ class Sphere:
     angles: Array | None = None
 
     def __post_init__(self) -> None:
-        points = _rows("points", self.points)
-        labels = _integers("labels", self.labels)
+        points, labels, count = _directions("points", self.points)[0], self.label_numbers, len(self.classes) or None
+        require(points.shape[1] in (2, 3), "points", "an array of shape (N, 2) or (N, 3)", points.shape)
         require(len(labels) == len(points), "labels", f"one value for each of the {len(points)} points", len(labels))
-        count = len(self.classes) or None
         if self.vectors is not None:
-            vectors = _rows("vectors", self.vectors)
-            columns = points.shape[1]
-            require(
-                vectors.shape[1] == columns,
-                "vectors",
-                f"a matrix with {columns} columns, like points",
-                vectors.shape[1],
-            )
+            vectors = _directions("vectors", self.vectors)[0]
+            accepted = f"a matrix with {points.shape[1]} columns, like points"
+            require(vectors.shape[1] == points.shape[1], "vectors", accepted, vectors.shape[1])
             require(count in (None, len(vectors)), "classes", f"one name for each of the {len(vectors)} vectors", count)
             count = len(vectors)
         limit = "integers >= 0" if count is None else f"integers from 0 to {count - 1}"
@@ -62,21 +58,28 @@ class Sphere:
         require(not len(wrong), "labels", limit, wrong[:1].tolist())
         if self.angles is not None:
             angles = as_array("angles", self.angles)
-            require(
-                angles.shape == labels.shape, "angles", f"one value for each of the {len(points)} points", angles.shape
-            )
+            accepted = f"one value for each of the {len(points)} points"
+            require(angles.shape == labels.shape, "angles", accepted, angles.shape)
             outside = angles[~((angles >= 0) & (angles <= 180))]
             require(not len(outside), "angles", "degrees in [0, 180]", outside[:1].tolist())
+
+    @property
+    def label_numbers(self) -> NDArray:
+        """The labels as an array of integers (N,)."""
+        labels = as_array("labels", self.labels)
+        require(labels.ndim == 1, "labels", "an array of shape (N,)", labels.shape)
+        require(labels.dtype.kind in "iu" or not len(labels), "labels", "integers", labels.dtype)
+        return labels.astype(np.int64)
 
     @property
     def class_numbers(self) -> NDArray:
         """The sorted indices of the classes that have a name, a vector or a label."""
         count = max(len(self.classes), 0 if self.vectors is None else len(self.vectors))
-        return np.union1d(np.arange(count), _integers("labels", self.labels))
+        return np.union1d(np.arange(count), self.label_numbers)
 
 
 @dataclass(frozen=True, eq=False)
-class Spheres:
+class Spheres(Displayable):
     """Pictures side by side with one legend; turning one turns all unless they are unlinked."""
 
     title: str
@@ -100,14 +103,42 @@ class Spheres:
     @property
     def classes(self) -> tuple[str, ...]:
         """The names in the legend: the given ones, or the indices of the classes."""
-        for sphere in self.spheres:
-            if sphere.classes:
-                return tuple(sphere.classes)
-        return tuple(map(str, self.class_numbers))
+        given = (tuple(sphere.classes) for sphere in self.spheres if sphere.classes)
+        return next(given, tuple(map(str, self.class_numbers)))
 
 
-def spheres_html(section: Spheres) -> str:
-    """Return canvases, legend, controls and coordinates as HTML."""
+class Projection(NamedTuple):
+    """Points and class vectors in three dimensions, and the fraction of the squared norm that is preserved."""
+
+    points: NDArray
+    vectors: NDArray | None
+    kept: float
+
+
+def project(features: Array, vectors: Array | None = None) -> Projection:
+    """Project unit features and class vectors to the three principal directions of the features, for a `Sphere`.
+
+    The principal directions are computed about the origin rather than about the mean, because angles are measured from
+    the origin. Zero rows have no direction and remain zero.
+
+    Example:
+        >>> projection = project(np.eye(4)[[0, 0, 1, 2]])
+        >>> projection.points.shape, round(projection.kept, 2)
+        ((4, 3), 1.0)
+    """
+    x = _directions("features", features)[0]
+    require(x.shape[1] >= 3, "features", "an array of shape (N, d) with d >= 3", x.shape)
+    # Zero rows do not change moments about the origin, and three more rows guarantee three directions.
+    pca = fit_pca(np.concatenate([x, np.zeros((3, x.shape[1]))]), 3, center=False)
+    basis = pca.directions.numpy().T
+    w = None if vectors is None else _directions("vectors", vectors)[0]
+    if w is not None:
+        require(w.shape[1] == x.shape[1], "vectors", f"a matrix with {x.shape[1]} columns, like features", w.shape[1])
+    return Projection(x @ basis, None if w is None else w @ basis, pca.explained_variance_ratio)
+
+
+def spheres_html(section: Spheres) -> tuple[str, dict[str, Any]]:
+    """Return canvases, legend and controls as HTML, and the coordinates for the script that draws them."""
     colors = class_colors(len(section.classes))
     drawings = [_drawing(sphere, section.class_numbers) for sphere in section.spheres]
     figures = "".join(_figure_html(sphere, drawing) for sphere, drawing in zip(section.spheres, drawings, strict=True))
@@ -117,13 +148,12 @@ def spheres_html(section: Spheres) -> str:
         for index, (name, color) in enumerate(zip(section.classes, colors, strict=True))
     )
     caption = f"<p class='caption'>{escape(section.caption)}</p>" if section.caption else ""
-    short = short_names(section.classes, BADGE)
-    data = json_script({"classes": section.classes, "short": short, "colors": colors, "spheres": drawings})
-    return (
-        "<div class='spheres'>"
+    html = (
         f"<div class='bar'><ul class='legend' aria-label='Classes: press one to highlight it'>{legend}</ul>"
-        f"{CONTROLS}</div><div class='grid'>{figures}</div>{HINT}{caption}{data}</div>"
+        f"{CONTROLS}</div><div class='grid'>{figures}</div>{HINT}{caption}"
     )
+    short = short_names(section.classes, BADGE)
+    return html, {"classes": section.classes, "short": short, "colors": colors, "spheres": drawings}
 
 
 CONTROLS = (
@@ -143,8 +173,30 @@ HINT = (
 )
 
 
-def _figure_html(sphere: Sphere, drawing: dict[str, object]) -> str:
-    drawn, given = len(drawing["labels"]), len(sphere.points)  # type: ignore[arg-type]
+def short_names(names: Sequence[str], most: int) -> list[str]:
+    """Return names of at most `most` letters: without the words that all begin with, and cut in the middle.
+
+    >>> short_names(["Alphabet_of_the_Magi/character01", "Alphabet_of_the_Magi/character17"], 12)
+    ['character01', 'character17']
+    >>> short_names(["Arnold_Schwarzenegger", "Serena_Williams", "Pele"], 12)
+    ['Arnol…negger', 'Seren…lliams', 'Pele']
+    """
+    if max(map(len, names), default=0) > most and len(names) > 1:
+        shared = common_prefix(names)
+        prefix = shared[: max(shared.rfind(end) for end in "/_- .") + 1]
+        names = [name.removeprefix(prefix) for name in names]
+    half = most // 2
+    return [name if len(name) <= most else f"{name[: most - half - 1]}…{name[-half:]}" for name in names]
+
+
+def common_prefix(names: Sequence[str]) -> str:
+    """Return the letters that all names begin with."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return "".join(letters[0] for letters in alike)
+
+
+def _figure_html(sphere: Sphere, drawing: dict[str, Any]) -> str:
+    drawn, given = len(drawing["labels"]), len(sphere.points)
     count = f"{drawn:,} features" if drawn == given else f"{drawn:,} of {given:,} features"
     shape = "circle" if drawing["dimension"] == 2 else "sphere"
     label = f"{sphere.title}: {count} of {len(sphere.class_numbers)} classes on the unit {shape}. Arrow keys turn it."
@@ -156,48 +208,35 @@ def _figure_html(sphere: Sphere, drawing: dict[str, object]) -> str:
     )
 
 
-def _drawing(sphere: Sphere, class_numbers: NDArray) -> dict[str, object]:
+def _drawing(sphere: Sphere, class_numbers: NDArray) -> dict[str, Any]:
     points, has_direction = _directions("points", sphere.points)
     chosen = np.flatnonzero(has_direction)
     if len(chosen) > MOST_POINTS:
         chosen = np.sort(np.random.default_rng(0).choice(chosen, MOST_POINTS, replace=False))
-    labels = np.searchsorted(class_numbers, _integers("labels", sphere.labels)[chosen])
-    vectors: list[object] = []
+    drawing: dict[str, Any] = {
+        "dimension": points.shape[1],
+        "points": _rounded(points[chosen].ravel()),
+        "labels": np.searchsorted(class_numbers, sphere.label_numbers[chosen]).tolist(),  # indices in the legend
+        "vectors": [],
+    }
     if sphere.vectors is not None:
         rows, present = _directions("vectors", sphere.vectors)
-        vectors = [row if there else None for row, there in zip(_rounded(rows), present, strict=True)]
-    drawing: dict[str, object] = {
-        "dimension": points.shape[1],
-        "points": [number for row in _rounded(points[chosen]) for number in row],
-        "labels": labels.tolist(),  # indices in the legend
-        "vectors": vectors,
-    }
+        drawing["vectors"] = [_rounded(row) if there else None for row, there in zip(rows, present, strict=True)]
     if sphere.angles is not None:
         drawing["angles"] = np.round(as_array("angles", sphere.angles)[chosen].astype(np.float64), 1).tolist()
     return drawing
 
 
-def _rounded(rows: NDArray) -> list[list[float]]:
-    return (np.round(rows, DECIMALS) + 0.0).tolist()  # + 0.0 turns -0.0 into 0.0
+def _rounded(numbers: NDArray) -> list[float]:
+    return (np.round(numbers, 4) + 0.0).tolist()  # + 0.0 turns -0.0 into 0.0
 
 
 def _directions(name: str, values: Array) -> tuple[NDArray, NDArray]:
     """Return unit rows, and which of them are not zero."""
-    norms, rows = polar(_rows(name, values))
-    return rows.numpy(), (norms > 0).squeeze(1).numpy()
-
-
-def _rows(name: str, values: Array) -> Tensor:
     rows = as_array(name, values)
-    require(rows.ndim == 2 and rows.shape[1] in (2, 3), name, "an array of shape (N, 2) or (N, 3)", rows.shape)
+    require(rows.ndim == 2, name, "an array of shape (N, d)", rows.shape)
     require(rows.dtype.kind in "fiu", name, "real numbers", rows.dtype)
     wide = torch.from_numpy(rows.astype(np.float64))
     require_finite_rows(name, wide)
-    return wide
-
-
-def _integers(name: str, values: Array) -> NDArray:
-    labels = as_array(name, values)
-    require(labels.ndim == 1, name, "an array of shape (N,)", labels.shape)
-    require(labels.dtype.kind in "iu" or not len(labels), name, "integers", labels.dtype)
-    return labels.astype(np.int64)
+    norms, directions = polar(wide)
+    return directions.numpy(), (norms > 0).squeeze(1).numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from hypersphere.report.table import Column, Table, best_cells, is_numeric
+from hypersphere.report.tables import Column, Table, best_cells
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -12,6 +12,20 @@ if TYPE_CHECKING:
 
 STAR = " *"
 PLAIN_SIGNS = str.maketrans({"±": "+/-", "↑": "(high)", "↓": "(low)", "–": "-", "°": " deg", "−": "-", "×": "x"})
+
+
+def printable(words: str) -> str:
+    r"""Return text with control characters written out, so that a name cannot send commands to the terminal.
+
+    >>> printable("run\x1b[31m"), printable("naïve – 1")
+    ('run\\x1b[31m', 'naïve – 1')
+    """
+    return "".join(
+        letter
+        if letter.isprintable() or (letter.isspace() and letter not in "\r\n\v\f\x1c\x1d\x1e\x1f\x85")
+        else ascii(letter)[1:-1]
+        for letter in words
+    )
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -55,7 +69,7 @@ def _wrapped(table: Table, headings: list[list[str]], shown: list[list[str]], ro
 
     fitting = _widths(headings, shown)
     words = _widths(headings, [[max(cell.split(), key=len, default="") for cell in row] for row in shown])
-    least = [fitting[at] if is_numeric(table, at) else words[at] for at in range(len(words))]
+    least = [fitting[at] if table.is_numeric(at) else words[at] for at in range(len(words))]
     while sum(fitting) > room:
         able = [at for at, width in enumerate(fitting) if width > least[at]]
         if not able:
@@ -92,7 +106,7 @@ def _wide_grid(table: Table, shown: list[list[str]], widths: list[int], console:
 
     grid = _empty_grid(console)
     for at, column in enumerate(table.columns):
-        side: Literal["left", "right"] = "right" if is_numeric(table, at) else "left"
+        side: Literal["left", "right"] = "right" if table.is_numeric(at) else "left"
         heading = Align(Words(_heading(column, console), justify=side), side, vertical="bottom")
         grid.add_column(heading, justify=side, width=widths[at])
     for row in shown:
@@ -136,6 +150,7 @@ def _heading(column: Column, console: Console) -> str:
 
 
 def _writable(words: str, console: Console) -> str:
+    words = "\n".join(map(printable, words.split("\n")))
     return words if _has_unicode(console) else words.translate(PLAIN_SIGNS)
 
 

@@ -170,27 +170,23 @@ def _predict(model: Model, images: Tensor) -> Tensor:
 
 
 def plot_accuracy(results: Mapping[str, RobustAccuracy]) -> Any:
-    """Return a matplotlib figure of accuracy over ε in units of 1/255, with one line per model.
+    """Return an Altair chart of accuracy over ε in units of 1/255, with one line per model.
 
     The accuracy without an attack is shown at ε = 0.
 
     Args:
         results: results of `accuracy_under` by name of the model.
     """
-    axes = _new_axes(results)
+    rows = []
     for name, result in results.items():
-        points = sorted({0.0: result.clean, **dict(zip(result.epsilons, result.accuracies, strict=True))}.items())
-        axes.plot(
-            [255 * epsilon for epsilon, _ in points], [100 * value for _, value in points], marker="o", label=name
-        )
+        points = {0.0: result.clean, **dict(zip(result.epsilons, result.accuracies, strict=True))}
+        rows += [{"model": name, "x": 255 * epsilon, "y": 100 * value} for epsilon, value in sorted(points.items())]
     attacks = sorted({result.attack + (", transferred" if result.transferred else "") for result in results.values()})
-    axes.set(xlabel="ε · 255", ylabel="accuracy %", title="; ".join(attacks), ylim=(0, 100))
-    axes.legend()
-    return axes.figure
+    return _line_chart(rows, list(results), "ε · 255", "accuracy %", title="; ".join(attacks), point=True)
 
 
 def plot_strength(results: Mapping[str, Strength], norm: str = "l2") -> Any:
-    """Return a matplotlib figure of the sorted norms of the perturbations that fooled a model (thesis, figure C.1).
+    """Return an Altair chart of the sorted norms of the perturbations that fooled a model (thesis, figure C.1).
 
     Images that are still classified correctly are left out. Images that were misclassified before the attack are
     included; DeepFool does not change them, so their norm is zero.
@@ -200,17 +196,19 @@ def plot_strength(results: Mapping[str, Strength], norm: str = "l2") -> Any:
         norm: "l2" or "linf".
     """
     require(norm in ("l2", "linf"), "norm", "'l2' or 'linf'", norm)
-    axes = _new_axes(results)
+    rows = []
     for name, result in results.items():
-        strengths = result.norms(norm)[result.fooled].sort().values
-        axes.plot(range(len(strengths)), strengths.tolist(), label=name)
-    axes.set(xlabel="image, sorted", ylabel=f"strength ({norm})")
-    axes.legend()
-    return axes.figure
+        strengths = result.norms(norm)[result.fooled].sort().values.tolist()
+        rows += [{"model": name, "x": index, "y": strength} for index, strength in enumerate(strengths)]
+    return _line_chart(rows, list(results), "image, sorted", f"strength ({norm})", title="", point=False)
 
 
-def _new_axes(results: Mapping[str, object]) -> Any:
-    require(len(results) > 0, "results", "a mapping with at least one result", results)
-    # `Figure` instead of pyplot, which has global state and may open a window.
-    figure = require_package("matplotlib.figure", "matplotlib", "report").Figure(figsize=(5, 3.5), layout="constrained")
-    return figure.add_subplot()
+def _line_chart(rows: list[dict[str, Any]], names: list[str], x: str, y: str, *, title: str, point: bool) -> Any:
+    require(len(names) > 0, "results", "a mapping with at least one result", names)
+    alt = require_package("altair", "altair", "report")
+    chart = alt.Chart(alt.Data(values=rows)).mark_line(point=point)
+    return chart.encode(
+        x=alt.X("x:Q", title=x),
+        y=alt.Y("y:Q", title=y),
+        color=alt.Color("model:N", title=None, sort=names),
+    ).properties(width=460, height=300, title=title)

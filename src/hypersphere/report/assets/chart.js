@@ -1,43 +1,65 @@
-// Charts are static HTML; this script adds toggles to the legend and a read-out that follows the pointer or the keys.
+// Charts are drawn by Vega. This script adds toggles to the legend, a read-out that follows the pointer or the keys, and
+// fits each chart to its column.
 class Chart {
   constructor(element) {
+    const { spec, about } = JSON.parse(element.querySelector(":scope > script").textContent);
     this.element = element;
+    this.about = about;
+    this.colors = about.colors;
+    this.plot = element.querySelector(".plot");
+    this.view = element.querySelector(".view");
+    this.rows = (spec.data ?? spec.layer?.[0]?.data)?.values ?? [];
     this.hidden = new Set();
-    for (const button of element.querySelectorAll("[data-toggle]")) {
-      button.addEventListener("click", () => this.toggle(Number(button.dataset.toggle), button));
-    }
-    const script = element.querySelector(":scope > script");
-    this.area = element.querySelector(".area");
-    if (!script || !this.area) return;
-    this.data = JSON.parse(script.textContent);
-    this.place = null;                       // position of the read-out: an index, or [row, column]
-    this.area.tabIndex = 0;
-    this.area.setAttribute("role", "application");
-    this.area.setAttribute("aria-label", "Arrow keys read values, Escape ends");
-    this.readout = this.add("readout");
-    this.readout.setAttribute("aria-live", "polite");
-    this.readout.hidden = true;
-    this.listen();
+    this.place = null;                       // position of the read-out: a number, or [row, column]
+    this.ready = this.embed(spec).then(() => this.listen());
   }
 
-  add(kind) {
-    const element = document.createElement("div");
-    element.className = kind;
-    this.area.append(element);
-    return element;
+  get size() {
+    const width = Math.max(this.view.clientWidth, 120);
+    return [width, this.about.square ? Math.round(width * this.about.square) + (this.about.kind === "cells" ? 46 : 30) : this.height];
+  }
+
+  async embed(spec) {
+    this.height = spec.height ?? 280;
+    const single = "mark" in spec || "layer" in spec;   // concatenated charts keep their own sizes
+    if (single) [spec.width, spec.height] = this.size;
+    if (single) spec.autosize = { type: "fit", contains: "padding" };
+    const options = { ast: true, renderer: "svg", actions: false, tooltip: false };
+    this.vega = (await vegaEmbed(this.view, spec, options)).view;
+    this.view.setAttribute("role", "img");
+    const svg = this.view.querySelector("svg");
+    svg.setAttribute("aria-hidden", "true");            // the alternative text is on the view
+    for (const part of svg.querySelectorAll("[role], [aria-label]")) ["role", "aria-label", "aria-roledescription"].forEach((name) => part.removeAttribute(name));
+    if (!single) return;
+    new ResizeObserver(() => {
+      const [width, height] = this.size;
+      if (width === this.vega.width()) return;
+      this.hide();
+      this.vega.width(width).height(height).resize().runAsync();
+    }).observe(this.view);
   }
 
   listen() {
+    for (const button of this.element.querySelectorAll("[data-name]")) {
+      button.addEventListener("click", () => this.toggle(button.dataset.name, button));
+    }
+    if (!this.about.kind) return;
+    this.plot.tabIndex = 0;
+    this.plot.setAttribute("role", "application");
+    this.plot.setAttribute("aria-label", "Arrow keys read values, Escape ends");
+    this.readout = this.add("readout");
+    this.readout.setAttribute("aria-live", "polite");
+    this.hide();
     const read = (event) => {
-      const box = this.area.getBoundingClientRect();
-      this.show(this.under((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height));
+      const box = this.view.getBoundingClientRect(), [left, top] = this.vega.origin();
+      this.show(this.under(event.clientX - box.left - left, event.clientY - box.top - top));
     };
-    this.area.addEventListener("pointermove", read);
-    this.area.addEventListener("pointerdown", read);
-    this.area.addEventListener("pointerleave", () => this.hide());
-    this.area.addEventListener("blur", () => this.hide());
-    this.area.addEventListener("focus", () => { if (this.area.matches(":focus-visible")) this.show(this.place ?? this.first()); });
-    this.area.addEventListener("keydown", (event) => {
+    this.plot.addEventListener("pointermove", read);
+    this.plot.addEventListener("pointerdown", read);
+    this.plot.addEventListener("pointerleave", () => this.hide());
+    this.plot.addEventListener("blur", () => this.hide());
+    this.plot.addEventListener("focus", () => { if (this.plot.matches(":focus-visible")) this.show(this.place ?? this.first()); });
+    this.plot.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key === "Escape") return this.hide();
       const next = this.step(event.key);
@@ -47,20 +69,28 @@ class Chart {
     });
   }
 
-  toggle(series, button) {
-    const off = !this.hidden.has(series);
-    this.hidden[off ? "add" : "delete"](series);
+  add(kind) {
+    const element = document.createElement("div");
+    element.className = kind;
+    this.plot.append(element);
+    return element;
+  }
+
+  toggle(name, button) {
+    const off = !this.hidden.has(name);
+    this.hidden[off ? "add" : "delete"](name);
     button.setAttribute("aria-pressed", String(!off));
-    for (const mark of this.element.querySelectorAll(`[data-series="${series}"]`)) mark.classList.toggle("off", off);
+    this.vega.signal("hidden", [...this.hidden]).runAsync();
     if (this.readout) this.hide();
   }
 
   hide() {
+    if (!this.readout) return;
     this.readout.hidden = true;
-    for (const old of this.area.querySelectorAll(".guide, .dot, .frame")) old.remove();
+    for (const old of this.plot.querySelectorAll(".guide, .dot, .frame")) old.remove();
   }
 
-  // Fill the read-out with a heading and lines [colour, name, value], next to a position in fractions of the area.
+  // Fill the read-out with a heading and lines [colour, name, value], next to a position in pixels.
   say(head, lines, x, y) {
     const line = (...parts) => {
       const paragraph = document.createElement("p");
@@ -75,64 +105,59 @@ class Chart {
     });
     this.readout.replaceChildren(line(head), ...made);
     this.readout.hidden = false;
-    const { clientWidth: width, clientHeight: height } = this.area;
+    const { clientWidth: width, clientHeight: height } = this.plot;
     const { offsetWidth, offsetHeight } = this.readout;
-    const left = x > 0.5 ? x * width - offsetWidth - 14 : x * width + 14;
-    const top = Math.min(y * height + 10, height - offsetHeight);
-    this.readout.style.left = `${Math.max(-30, Math.min(left, width - offsetWidth + 10))}px`;
-    this.readout.style.top = `${Math.max(0, top)}px`;
+    const left = x > width / 2 ? x - offsetWidth - 14 : x + 14;
+    this.readout.style.left = `${Math.max(0, Math.min(left, width - offsetWidth))}px`;
+    this.readout.style.top = `${Math.max(0, Math.min(y + 10, height - offsetHeight))}px`;
   }
 }
 
-// Values of several series over one axis; x is in [0, 1000], y in [0, 280] pixels.
+// Values of several series over one axis: curves and histograms.
 class PointChart extends Chart {
-  // The positions at which a visible series has a value.
-  known() {
-    const places = new Set();
-    this.data.series.forEach((series, i) => { if (!this.hidden.has(i)) for (const at of series.at) places.add(at); });
-    return [...places].sort((a, b) => a - b);
-  }
+  visible() { return this.rows.filter((row) => row.text !== undefined && row.y !== null && !this.hidden.has(row.series)); }
 
-  first() { return this.known().at(-1); }
+  at(row) { return row.at ?? row.x; }
+
+  places() { return [...new Set(this.visible().map((row) => this.at(row)))].sort((a, b) => a - b); }
+
+  first() { return this.places().at(-1); }
+
+  pixel(place) { return this.vega.scale("x")(place); }
 
   under(x) {
-    const distance = (at) => Math.abs(this.data.x[at] - 1000 * x);
-    return this.known().reduce((best, at) => (best === undefined || distance(at) < distance(best) ? at : best), undefined);
+    const distance = (place) => Math.abs(this.pixel(place) - x);
+    return this.places().reduce((best, place) => (best === undefined || distance(place) < distance(best) ? place : best), undefined);
   }
 
   step(key) {
-    const known = this.known(), now = known.indexOf(this.place), last = known.length - 1;
-    const far = Math.max(1, Math.round(known.length / 10));
+    const places = this.places(), now = places.indexOf(this.place), last = places.length - 1;
+    const far = Math.max(1, Math.round(places.length / 10));
     const next = { ArrowLeft: now - 1, ArrowRight: now + 1, PageUp: now - far, PageDown: now + far, Home: 0, End: last }[key];
-    return next === undefined ? undefined : known[Math.max(0, Math.min(last, next))];
+    return next === undefined ? undefined : places[Math.max(0, Math.min(last, next))];
   }
 
   show(place) {
     this.hide();
     if (place === undefined) return;
     this.place = place;
-    const x = this.data.x[place];
-    this.add("guide").style.left = `${x / 10}%`;
+    const [left, top] = this.vega.origin(), x = left + this.pixel(place);
+    const guide = this.add("guide");
+    Object.assign(guide.style, { left: `${x}px`, top: `${top}px`, height: `${this.vega.signal("height")}px` });
+    const nearest = new Map();               // of each series: the closest point within 2 % of the axis
+    const reach = 0.02 * this.vega.signal("width");
+    for (const row of this.visible()) {
+      const away = Math.abs(this.pixel(this.at(row)) - this.pixel(place));
+      if (away <= (nearest.get(row.series)?.away ?? reach)) nearest.set(row.series, { away, row });
+    }
     const lines = [];
-    this.data.series.forEach((series, i) => {
-      const nearest = this.hidden.has(i) ? -1 : this.nearest(series, place);
-      if (nearest < 0) return;
-      const dot = this.add("dot");
-      dot.classList.add("hue");
-      dot.style.setProperty("--class", series.color);
-      dot.style.left = `${this.data.x[series.at[nearest]] / 10}%`;
-      dot.style.top = `${(100 * series.y[nearest]) / 280}%`;
-      lines.push([series.color, series.name, series.text[nearest]]);
-    });
-    this.say(this.data.heads[place], lines, x / 1000, 0);
-  }
-
-  // The point of a series closest to a position (the last one of equals), or -1 if it is more than 2 % of the axis away.
-  nearest(series, place) {
-    const away = (k) => Math.abs(this.data.x[series.at[k]] - this.data.x[place]);
-    let best = -1;
-    for (let k = 0; k < series.at.length; k++) if (best < 0 || away(k) <= away(best)) best = k;
-    return best >= 0 && away(best) <= 20 ? best : -1;
+    for (const [name, { row }] of nearest) {
+      const dot = this.add("dot hue");
+      dot.style.setProperty("--class", this.colors[name]);
+      Object.assign(dot.style, { left: `${left + this.pixel(this.at(row))}px`, top: `${top + this.vega.scale("y")(row.y)}px` });
+      lines.push([this.colors[name], name, row.text]);
+    }
+    this.say(`${this.about.axis} ${Number(place.toPrecision(5))}`.trim(), lines, x, top);
   }
 }
 
@@ -141,11 +166,15 @@ class CellChart extends Chart {
   first() { return [0, 0]; }
 
   limit(row, column) {
-    const { rows, columns } = this.data;
+    const { rows, columns } = this.about;
     return [Math.max(0, Math.min(rows.length - 1, row)), Math.max(0, Math.min(columns.length - 1, column))];
   }
 
-  under(x, y) { return this.limit(Math.floor(y * this.data.rows.length), Math.floor(x * this.data.columns.length)); }
+  under(x, y) {
+    const { rows, columns } = this.about;
+    const [width, height] = ["width", "height"].map((name) => this.vega.signal(name));
+    return this.limit(Math.floor((y / height) * rows.length), Math.floor((x / width) * columns.length));
+  }
 
   step(key) {
     const [row, column] = this.place ?? [0, -1];
@@ -159,19 +188,19 @@ class CellChart extends Chart {
   show(place) {
     this.hide();
     this.place = place;
-    const [row, column] = place, { rows, columns, text } = this.data;
+    const [row, column] = place, { rows, columns, name } = this.about;
+    const [left, top] = this.vega.origin(), x = this.vega.scale("x"), y = this.vega.scale("y");
     const frame = this.add("frame");
-    frame.style.left = `${(100 * column) / columns.length}%`;
-    frame.style.top = `${(100 * row) / rows.length}%`;
-    frame.style.width = `${100 / columns.length}%`;
-    frame.style.height = `${100 / rows.length}%`;
-    this.say(`${rows[row]} · ${columns[column]}`, [[null, this.data.name, text[row * columns.length + column]]],
-      (column + 0.5) / columns.length, (row + 1) / rows.length);
+    Object.assign(frame.style, {
+      left: `${left + x(column)}px`, top: `${top + y(row)}px`, width: `${x.bandwidth()}px`, height: `${y.bandwidth()}px`,
+    });
+    const cell = this.rows.find((one) => one.row === row && one.column === column);
+    this.say(`${rows[row]} · ${columns[column]}`, [[null, name, cell?.text ?? String(cell?.y ?? "–")]], left + x(column) + x.bandwidth() / 2, top + y(row) + y.bandwidth());
   }
 }
 
-for (const element of document.querySelectorAll(".chart")) {
-  const script = element.querySelector(":scope > script");
-  const kind = script && JSON.parse(script.textContent).kind;
-  new (kind === "points" ? PointChart : kind === "cells" ? CellChart : Chart)(element);
-}
+const charts = [...document.querySelectorAll(".chart")].filter((element) => element.querySelector(":scope > script"));
+window.chartsReady = Promise.all(charts.map((element) => {
+  const kind = JSON.parse(element.querySelector(":scope > script").textContent).about.kind;
+  return new ({ points: PointChart, cells: CellChart }[kind] ?? Chart)(element).ready;
+})).then(() => document.documentElement.classList.add("drawn"));

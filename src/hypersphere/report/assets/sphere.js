@@ -73,6 +73,7 @@ class SphereView {
     this.matrix = matrixOf(this.rotation);
     this.place();
     const vectors = withVectors ? this.placedVectors(highlight) : [];
+    this.chooseLabels(vectors, highlight);
     const behind = vectors.filter((v) => v.depth < 0);
     const before = vectors.filter((v) => v.depth >= 0);
 
@@ -81,11 +82,11 @@ class SphereView {
     if (!this.flat) this.paintGrid(false);
     for (const vector of behind) this.paintSpike(vector);
     this.paintPoints(0, LEVELS / 2, highlight);
-    for (const vector of behind) this.paintLabel(vector, highlight);
+    for (const vector of behind) this.paintLabel(vector);
     for (const vector of vectors) this.paintShaft(vector);
     if (!this.flat) { this.paintBall(0.34); this.paintGrid(true); } else this.paintTicks();
     this.paintPoints(LEVELS / 2, LEVELS, highlight);
-    for (const vector of before) { this.paintSpike(vector); this.paintLabel(vector, highlight); }
+    for (const vector of before) { this.paintSpike(vector); this.paintLabel(vector); }
   }
 
   turned(x, y, z) {
@@ -230,16 +231,32 @@ class SphereView {
 
   paintSpike(vector) { this.paintStroke(vector, 1, REACH, 2.4); }
 
-  paintLabel(vector, highlight) {
-    if (this.vectors.length > MOST_LABELS && vector.label !== highlight) return;
-    const { context, theme } = this;
-    const text = this.legend.short[vector.label];
+  // Place the labels, the highlighted one and near ones first, and leave out those that would overlap another one.
+  chooseLabels(vectors, highlight) {
+    const { context } = this, placed = [];
     const height = Math.max(14, Math.min(18, this.size * 0.052));
     context.font = `600 ${height * 0.66}px ${this.font}`;
-    const width = Math.max(height, context.measureText(text).width + height * 0.6);
-    const [tipX, y] = vector.at(REACH);
-    const outwards = tipX + ((width - height) / 2) * vector.lean;   // a long name starts where the spike ends
-    const x = Math.max(width / 2 + 2, Math.min(2 * this.center[0] - width / 2 - 2, outwards));
+    const rank = (vector) => (vector.label === highlight ? 2 : vector.depth);
+    for (const vector of [...vectors].sort((a, b) => rank(b) - rank(a))) {
+      vector.box = null;
+      if (this.vectors.length > MOST_LABELS && vector.label !== highlight) continue;
+      const text = this.legend.short[vector.label];
+      const width = Math.max(height, context.measureText(text).width + height * 0.6);
+      const [tipX, y] = vector.at(REACH);
+      const outwards = tipX + ((width - height) / 2) * vector.lean;   // a long name starts where the spike ends
+      const x = Math.max(width / 2 + 2, Math.min(2 * this.center[0] - width / 2 - 2, outwards));
+      const touches = (box) => Math.abs(box.x - x) < (box.width + width) / 2 && Math.abs(box.y - y) < height;
+      if (placed.some(touches)) continue;
+      vector.box = { text, x, y, width, height };
+      placed.push(vector.box);
+    }
+    this.labelled = placed.map((box) => box.text);
+  }
+
+  paintLabel(vector) {
+    if (!vector.box) return;
+    const { context, theme } = this, { text, x, y, width, height } = vector.box;
+    context.font = `600 ${height * 0.66}px ${this.font}`;
     context.globalAlpha = Math.min(1, vector.strength + 0.2);
     context.fillStyle = vector.color;
     context.strokeStyle = theme.paper;

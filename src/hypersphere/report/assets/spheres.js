@@ -229,4 +229,4 @@ class SphereGroup {
   }
 }
 
-for (const element of document.querySelectorAll(".spheres")) new SphereGroup(element);
+for (const element of document.querySelectorAll(".spheres")) element.group = new SphereGroup(element);

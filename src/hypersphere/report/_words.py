@@ -1,12 +1,15 @@
-"""Format settings, facts and numbers for tables and pages."""
+"""Format settings, facts and measurements for tables and pages."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["joined_facts", "mean_and_spread", "span", "words_of"]
+from hypersphere.report.tables import Cell, Column, Table
+
+__all__ = ["joined_facts", "measured", "settings_table", "span", "words_of"]
 
 
 def words_of(value: Any) -> str:
@@ -37,15 +40,15 @@ def joined_facts(each: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return {key: ", ".join(values) for key, values in merged.items()}
 
 
-def mean_and_spread(values: Sequence[float]) -> float | tuple[float, float] | None:
-    """Return the table cell for the values of all seeds: mean and standard deviation if there are several.
+def measured(values: Iterable[float | None]) -> Cell:
+    """Return the table cell for the values of all seeds: mean, standard deviation and number of the finite ones.
 
-    >>> mean_and_spread([1.0, 3.0]), mean_and_spread([2.0]), mean_and_spread([])
-    ((2.0, 1.4142135623730951), 2.0, None)
+    >>> measured([1.0, 3.0, None]), measured([2.0]), measured([])
+    ((2.0, 1.4142135623730951, 2), (2.0, nan, 1), None)
     """
-    if len(values) > 1:
-        return statistics.fmean(values), statistics.stdev(values)
-    return values[0] if values else None
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    deviation = statistics.stdev(finite) if len(finite) > 1 else math.nan
+    return (statistics.fmean(finite), deviation, len(finite)) if finite else None
 
 
 def span(values: Iterable[float], form: str = ",") -> str:
@@ -55,5 +58,12 @@ def span(values: Iterable[float], form: str = ",") -> str:
     ('300 to 1,500', '50%')
     """
     ordered = sorted(values)
-    ends = dict.fromkeys(format(value, form) for value in (ordered[0], ordered[-1]))
-    return " to ".join(ends)
+    return " to ".join(dict.fromkeys(format(value, form) for value in (ordered[0], ordered[-1])))
+
+
+def settings_table(settings: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
+    """Return the settings that all of these share, one row per setting; `caption` explains them."""
+    first, *others = settings
+    shared = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    rows = [[key, words_of(value)] for key, value in shared.items()]
+    return Table("Settings", [Column("setting"), Column("value")], rows, caption)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from hypersphere.report import Column, Table, print_table
-from hypersphere.report.table import best_cells, table_html
+from hypersphere.report.tables import best_cells, table_html
 
 
 def single(*values: object, higher: bool | None = True, form: str = ".2f") -> Table:
@@ -25,7 +25,14 @@ def single(*values: object, higher: bool | None = True, form: str = ".2f") -> Ta
         (single(1, 3, 2), {1}),
         (single(1, 3, 2, higher=False), {0}),
         (single(1, 3, 2, higher=None), set()),
-        (single((1, 9.0), (2, 0.1)), {1}),
+        (single((1, 9.0), (2, 0.1)), set()),  # the difference is within the noise
+        (single((1, 0.2), (2, 0.1)), {1}),
+        (single((97.9, 0.3, 3), (97.8, 0.3, 3)), set()),
+        (single((97.9, 0.3, 3), (97.8, 0.3, 3), (90.0, 0.3, 3)), {0, 1}),
+        (single((97.9, 0.3, 3), (96.0, 0.3, 3), higher=False), {1}),
+        (single((97.9, 0.3, 2), (97.0, 0.3, 2)), set()),  # two seeds say little: t has two degrees of freedom
+        (single((97.9, 0.3, 20), (97.5, 0.3, 20)), {0}),
+        (single((2.0, math.nan, 1), (1.0, math.nan, 1)), set()),  # one seed: the noise is not known
         (single(1.001, 1.002, 0.5), {0, 1}),
         (single(1, 1), set()),
         (single(1), set()),
@@ -60,8 +67,10 @@ def test_column_show_formats_cells(column: Column, cell: object, shown: str) -> 
 
 def test_table_html_marks_the_best_and_explains_the_marks(table: Table) -> None:
     html = table_html(table)
-    assert html.count("(best)") == 2
-    assert "97.94 ± 0.10%<span class='unseen'> (best)" in html
+    assert html.count("(best)") == 1
+    assert html.count("(among the best)") == 2  # 97.94 ± 0.10 and 97.81 ± 0.10
+    assert "97.94 ± 0.10%<span class='unseen'> (among the best)" in html
+    assert "values within its noise" in html
     assert "higher is better" in html
     assert "standard deviation" in html
     assert "Three seeds." in html
@@ -71,8 +80,8 @@ def test_table_html_marks_the_best_and_explains_the_marks(table: Table) -> None:
 def test_table_rejects_invalid_input() -> None:
     with pytest.raises(ValueError, match=r"length of rows\[0\] must be 2, one cell per column, not 1"):
         Table("t", [Column("a"), Column("b")], [("x",)])
-    with pytest.raises(ValueError, match=r"rows\[0\] under 'a' must be a string, .* not \(1, 2, 3\)"):
-        Table("t", [Column("a")], [((1, 2, 3),)])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"rows\[0\] under 'a' must be a string, .* not \(1, 2, 3, 4\)"):
+        Table("t", [Column("a")], [((1, 2, 3, 4),)])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"format of column 'a' must be .*, not '\.2z'"):
         Column("a", format=".2z")
 
@@ -147,3 +156,26 @@ def test_print_table_wraps_text_columns_first() -> None:
     file = io.StringIO()
     print_table(Table("", columns, rows), Console(file=file, width=22, force_terminal=True, no_color=True))
     assert [line.split()[0] for line in file.getvalue().splitlines() if line.strip()].count("of") == 1  # not of ""
+
+
+def test_best_cells_agree_with_welch_test_of_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        first, second = (random.normal(place, random.uniform(0.1, 2), random.integers(2, 12)) for place in (0.0, 1.0))
+        cells = [(float(one.mean()), float(one.std(ddof=1)), len(one)) for one in (first, second)]
+        probability = stats.ttest_ind(first, second, equal_var=False).pvalue
+        if not 0.03 < probability < 0.06:  # quantiles are rounded
+            marked = best_cells(single(*cells, form=".9f"))
+            assert bool(marked) == (probability < 0.05)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_print_table_writes_out_control_characters(terminal: bool) -> None:
+    hostile = "run\x1b]0;title\x07\x1b[2J\x9b31m\r\u202e"
+    file = io.StringIO()
+    table = Table(hostile, [Column(hostile), Column("value")], [(hostile, 1.0)], hostile)
+    print_table(table, Console(file=file, force_terminal=terminal, width=150, no_color=True, color_system=None))
+    text = re.sub("\x1b\\[[0-9;]*m", "", file.getvalue())  # styles of rich
+    assert not any((ord(letter) < 32 and letter != "\n") or letter in "\x7f\x9b\u202e" for letter in text)
+    assert "run\\x1b]0;title\\x07" in text

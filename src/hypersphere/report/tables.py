@@ -1,0 +1,245 @@
+"""Tables of results, in which a mark shows the best value of a column if it differs by more than the noise."""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from numbers import Real
+from typing import TypeAlias
+
+from hypersphere._validation import require
+from hypersphere.report._notebook import Displayable
+
+__all__ = ["Column", "Table", "best_cells", "markdown"]
+
+# Text, a number, nothing, (mean, standard deviation), or (mean, standard deviation, number of seeds).
+Cell: TypeAlias = "str | float | tuple[float, float] | tuple[float, float, int] | None"
+
+MISSING = "–"
+MOST_WIDE = 7  # up to this number of columns there is extra space between them
+ARROWS = {True: "↑", False: "↓"}
+DIRECTIONS = {True: "higher is better", False: "lower is better"}
+# 97.5 % quantiles of Student's t by degrees of freedom, rounded down to the next entry.
+DEGREES = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60)
+QUANTILES = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.31, 2.23, 2.13, 2.09, 2.04, 2.00)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: name, which direction is better (None: neither), format and unit of the numbers.
+
+    `format` is a Python format specification such as `".2f"` or `".2%"`.
+    """
+
+    name: str
+    higher_is_better: bool | None = None
+    format: str = "g"
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            format(1.0, self.format)
+        except ValueError:
+            accepted = "a format specification for numbers such as '.2f'"
+            require(False, f"format of column {self.name!r}", accepted, self.format)
+
+    @property
+    def heading(self) -> str:
+        """The name, with an arrow that shows which direction is better."""
+        return self.name + ("" if self.higher_is_better is None else f" {ARROWS[self.higher_is_better]}")
+
+    def show(self, cell: Cell) -> str:
+        """Format a cell as text.
+
+        >>> Column("accuracy", format=".1%").show((0.973, 0.002))
+        '97.3 ± 0.2%'
+        """
+        if isinstance(cell, str):
+            return cell
+        value, spread, _ = _numbers(cell)
+        if math.isnan(value):
+            return MISSING
+        shown = self._digits(value)
+        if not math.isnan(spread):
+            shown += f" ± {self._digits(spread).removeprefix('+')}"
+        return shown + ("%" if self.format.endswith("%") else "") + self.unit
+
+    def _digits(self, value: float) -> str:
+        digits = format(value, self.format).removesuffix("%")
+        return digits.lstrip("+-") if digits.strip("+-0.") == "" else digits  # a value displayed as 0 has no sign
+
+
+@dataclass(frozen=True)
+class Table(Displayable):
+    """Rows of cells; the first cell of a row is its name.
+
+    A cell is text, a number, None, (mean, standard deviation), or (mean, standard deviation, number of seeds). A
+    standard deviation of NaN stands for noise that is not known, as for one seed.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        accepted = "a string, a number, (mean, sd), (mean, sd, seeds) or None"
+        for index, row in enumerate(self.rows):
+            count = len(self.columns)
+            require(len(row) == count, f"length of rows[{index}]", f"{count}, one cell per column", len(row))
+            for column, cell in zip(self.columns, row, strict=True):
+                require(_is_cell(cell), f"rows[{index}] under {column.name!r}", accepted, cell)
+
+    def is_numeric(self, at: int) -> bool:
+        """Return True if a column contains a number."""
+        return any(row[at] is not None and not isinstance(row[at], str) for row in self.rows)
+
+
+def best_cells(table: Table) -> frozenset[tuple[int, int]]:
+    """Return (row, column) of the best values: those that no other value of the column exceeds by more than the noise.
+
+    The noise is the 95 % interval of the difference of two means over seeds (Welch's t). Numbers without a deviation
+    are exact; they share the mark if they are displayed alike. Where the noise is not known, nothing is marked, nor
+    where it covers all differences of a column.
+
+    >>> columns = [Column("method"), Column("error", False, ".1f")]
+    >>> best_cells(Table("", columns, [["a", (5.0, 0.3, 3)], ["b", (5.1, 0.3, 3)], ["c", (9.0, 0.3, 3)]]))
+    frozenset({(0, 1), (1, 1)})
+    """
+    best: set[tuple[int, int]] = set()
+    for at, column in enumerate(table.columns):
+        numbers = {index: _numbers(row[at]) for index, row in enumerate(table.rows)}
+        finite = {index: number for index, number in numbers.items() if math.isfinite(number[0])}
+        unknown = any(isinstance(table.rows[index][at], tuple) and math.isnan(finite[index][1]) for index in finite)
+        if column.higher_is_better is None or len(finite) < 2 or unknown:
+            continue
+        sign = 1 if column.higher_is_better else -1
+        top = max(finite.values(), key=lambda number: sign * number[0])
+        winners = {
+            index
+            for index, number in finite.items()
+            if column.show(number[0]) == column.show(top[0]) or abs(top[0] - number[0]) <= _noise(top, number)
+        }
+        if len(winners) < len(finite):
+            best.update((index, at) for index in winners)
+    return frozenset(best)
+
+
+def markdown(table: Table) -> str:
+    """Return the table as Markdown, with the best values in bold and the caption below.
+
+    >>> print(markdown(Table("", [Column("method"), Column("score", True, ".1f")], [["a", 1.0], ["b", (2.0, 0.1)]])))
+    | method | score ↑ |
+    |---|---|
+    | a | 1.0 |
+    | b | **2.0 ± 0.1** |
+    """
+    best, lines = best_cells(table), [[column.heading for column in table.columns]]
+    for index, row in enumerate(table.rows):
+        shown = [column.show(cell).replace("|", "\\|") for column, cell in zip(table.columns, row, strict=True)]
+        lines.append([f"**{words}**" if (index, at) in best else words for at, words in enumerate(shown)])
+    text = ["| " + " | ".join(line) + " |" for line in lines]
+    text.insert(1, "|" + "---|" * len(table.columns))
+    return "\n".join([*text, "", table.caption] if table.caption else text)
+
+
+def table_html(table: Table) -> str:
+    """Return the table as HTML, with a note that explains its marks.
+
+    On a narrow screen each row becomes a card (page.css), unless it has only two cells.
+    """
+    best = best_cells(table)
+    numeric = [table.is_numeric(at) for at in range(len(table.columns))]
+    head = "".join(_head_html(column, number) for column, number in zip(table.columns, numeric, strict=True))
+    shared = {at for _, at in best if sum(column == at for _, column in best) > 1}
+    body = ""
+    for index, row in enumerate(table.rows):
+        body += f"<tr><th scope='row'>{escape(table.columns[0].show(row[0]))}</th>" if row else "<tr>"
+        for at, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
+            shown = escape(column.show(cell))
+            if (index, at) in best:
+                words = "among the best" if at in shared else "best"
+                shown = f"<span class='best'>{shown}<span class='unseen'> ({words})</span></span>"
+            if at:
+                kind = " class=number" if numeric[at] else ""
+                body += f"<td{kind} data-column='{escape(column.heading)}'>{shown}</td>"
+        body += "</tr>"
+    size = len(table.columns)
+    kind = " pairs" if size <= 2 else " dense" if size > MOST_WIDE else ""
+    caption = f"<p class='note'>{escape(table.caption)}</p>" if table.caption else ""
+    notes = f"<p class='note'>{' · '.join(_notes_html(table, best))}</p>" if _notes_html(table, best) else ""
+    return (
+        f"<div class='table{kind}'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"{caption}{notes}"
+    )
+
+
+def unbroken(words: str) -> str:
+    """Escape text for HTML and prevent line breaks within words such as rank-1 and CNN-6.
+
+    >>> unbroken("CNN-6 & more")
+    "<span class='whole'>CNN-6</span> &amp; more"
+    """
+    return re.sub(r"\w+-\d\S*", lambda match: f"<span class='whole'>{match[0]}</span>", escape(words))
+
+
+def _head_html(column: Column, numeric: bool) -> str:
+    name, arrow = unbroken(column.name), ""
+    if column.higher_is_better is not None:
+        direction = DIRECTIONS[column.higher_is_better]
+        *first, last = column.name.split(" ")
+        name = unbroken("".join(f"{word} " for word in first))  # keep the arrow on the line of the last word
+        arrow = (
+            f"<span class='whole'>{escape(last)} <span class='direction' title='{direction}' role='img' "
+            f"aria-label='{direction}'>{ARROWS[column.higher_is_better]}</span></span>"
+        )
+    return f"<th scope='col'{' class=number' if numeric else ''}>{name}{arrow}</th>"
+
+
+def _notes_html(table: Table, best: frozenset[tuple[int, int]]) -> list[str]:
+    spreads = any(isinstance(cell, tuple) and not math.isnan(cell[1]) for row in table.rows for cell in row)
+    notes = []
+    if best:
+        within = ", and values within its noise (95 %)" if spreads else ""
+        notes.append(f"<span class='best'>Marked</span>: best value of its column{within}")
+    ways = {column.higher_is_better for column in table.columns}
+    notes += [f"{ARROWS[way]} {DIRECTIONS[way]}" for way in (True, False) if way in ways]
+    return notes + ["mean ± standard deviation over seeds"] * spreads
+
+
+def _noise(first: tuple[float, float, float], second: tuple[float, float, float]) -> float:
+    """Return the half-width of the 95 % interval of the difference of two means; 0 for exact numbers."""
+    parts = [(spread**2 / count, count - 1) for _, spread, count in (first, second) if not math.isnan(spread)]
+    variance = sum(part for part, _ in parts)
+    if not variance:
+        return 0.0
+    # Welch–Satterthwaite; a deviation without a number of seeds counts as known exactly.
+    weights = sum(part**2 / degrees for part, degrees in parts if degrees > 0)
+    degrees = variance**2 / weights if weights else math.inf
+    return QUANTILES[max(bisect(DEGREES, degrees), 1) - 1] * math.sqrt(variance)
+
+
+def _numbers(cell: Cell) -> tuple[float, float, float]:
+    """Return value, standard deviation and number of seeds of a cell; NaN for those that are missing, and one seed."""
+    if cell is None or isinstance(cell, str):
+        return math.nan, math.nan, 1
+    parts = cell if isinstance(cell, tuple) else (cell,)
+    value, spread, count = (*map(_float, parts), math.nan, math.nan)[:3]
+    return value, spread, 1 if math.isnan(count) else count
+
+
+def _float(number: float | None) -> float:
+    try:
+        return math.nan if number is None else float(number)
+    except OverflowError:  # an integer above the largest float
+        return math.inf if number > 0 else -math.inf  # type: ignore[operator]
+
+
+def _is_cell(cell: object) -> bool:
+    if isinstance(cell, tuple):
+        return len(cell) in (2, 3) and all(isinstance(part, Real) or part is None for part in cell)
+    return cell is None or isinstance(cell, (str, Real))
