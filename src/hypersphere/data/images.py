@@ -74,8 +74,7 @@ def read_image_file(path: Path, name: str | None = None) -> bytes:
         size = path.stat().st_size
         if size <= MAX_IMAGE_BYTES:
             with path.open("rb") as file:
-                content = file.read(MAX_IMAGE_BYTES + 1)  # the file may grow while it is read
-                size = max(size, len(content))
+                content = file.read(size)  # `read` allocates what it is asked for, so this is not the limit
     except OSError as error:
         raise BrokenSample(name, error.strerror or type(error).__name__) from error
     if size > MAX_IMAGE_BYTES:

@@ -157,7 +157,9 @@ def _lfw_fold(root: Path | None, images: Path, fold: int, at_least: int, size: S
     tested = sorted(set(folds[fold]) & set(counts))
     trained = [name for name in sorted(set(counts) - set(tested)) if counts[name] >= at_least]
     require(bool(trained), "data.at_least", "small enough that people remain for training", at_least)
-    train, validation = (_folder_source(images, size=size, grey=grey, classes=part) for part in (trained, tested))
+    train = _folder_source(images, size=size, grey=grey, classes=trained)
+    is_grey = first_sample(train).shape[0] == 1  # both parts have the same number of channels
+    validation = _folder_source(images, size=size, grey=is_grey, classes=tested)
     pairs = lfw_pairs(root, names=names).split(fold)[1]
     # The list refers to all images; validation has only those of the fold.
     position = {validation.name(index): index for index in range(len(validation))}
