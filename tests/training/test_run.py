@@ -66,7 +66,7 @@ def test_run_alone_works_on_a_disk_without_locks(tmp_path, monkeypatch):
     run = Run.create(tmp_path, Config())
     monkeypatch.setattr(lock.fcntl, "flock", refuse)
     with run.alone(), run.alone():
-        assert Run.open(tmp_path).job == run.job
+        assert Run.open(tmp_path).config == run.config
 
 
 def test_run_open_and_create_reject_invalid_folders(tmp_path):
@@ -190,9 +190,9 @@ def test_run_experiment_has_the_last_intact_weights(tmp_path):
     assert all(torch.equal(opened.objective.state_dict()[key], value) for key, value in weights.items())
     earlier = run.experiment(step=5)
     assert any(not torch.equal(earlier.objective.state_dict()[key], value) for key, value in weights.items())
-    with pytest.raises(ValueError, match=r"step must be one of \[4, 5, 6\], not 2"):
+    with pytest.raises(ValueError, match="step must be one of 4, 5, 6, not 2"):
         run.experiment(step=2)
-    with pytest.raises(ValueError, match=r"has no best checkpoint yet; set validation\.best to a metric"):
+    with pytest.raises(ValueError, match=r"has no best checkpoint; set validation\.best to a metric"):
         run.experiment(step="best")
     *_, last = sorted((run.folder / "checkpoints").iterdir())
     (last / "weights.safetensors").write_bytes(b"nothing")

@@ -27,7 +27,7 @@ from hypersphere.training.origin import made_with
 __all__ = ["Run", "changed_settings", "refuse_existing"]
 
 FORMAT = 2
-CONFIG, METRICS, CHECKPOINTS, BEST, LOCK = "config.json", "metrics.jsonl", "checkpoints", "best", ".lock"
+CONFIG, METRICS, CHECKPOINTS, LOCK = "config.json", "metrics.jsonl", "checkpoints", ".lock"
 KINDS = ("step", "epoch", "validation")
 
 
@@ -36,7 +36,7 @@ class Run:
     """The folder of a training run and its config.
 
     Attributes:
-        folder: folder with `config.json`, `metrics.jsonl`, `checkpoints/` and, if a metric selects it, `best/`.
+        folder: folder with `config.json`, `metrics.jsonl` and `checkpoints/`.
         config: the config in `config.json`.
         made_with: versions, machine and commit with which the run was created.
         weights: the run or file with the initial weights, None for random initialisation.
@@ -217,14 +217,9 @@ class Run:
             with replacing(self.folder / METRICS) as draft:
                 draft.write_text("".join(lines), encoding="utf-8")
 
-    def checkpoints(
-        self, keep: int = 3, *, best: bool = False, on_damage: Callable[[str], None] = warnings.warn
-    ) -> Checkpoints:
-        """Return the last checkpoints of the run, or the best one.
-
-        `on_damage` gets a message for each damaged one that is skipped.
-        """
-        return Checkpoints(self.folder / (BEST if best else CHECKPOINTS), keep, on_damage=on_damage)
+    def checkpoints(self, keep: int = 3, *, on_damage: Callable[[str], None] = warnings.warn) -> Checkpoints:
+        """Return the checkpoints of the run; `on_damage` gets a message for each damaged one that is skipped."""
+        return Checkpoints(self.folder / CHECKPOINTS, keep, on_damage=on_damage)
 
     def checkpoint(
         self, step: int | str | None = None, *, on_damage: Callable[[str], None] = warnings.warn
@@ -236,17 +231,18 @@ class Run:
             DamagedCheckpoint: if it is damaged.
         """
         require(step in (None, "best") or is_integer(step, 0), "step", "null, 'best' or a number of steps", step)
-        checkpoints = self.checkpoints(best=step == "best", on_damage=on_damage)
-        if isinstance(step, int):
-            require(step in checkpoints.steps(), "step", f"one of {checkpoints.steps()}", step)
-            from hypersphere.training.checkpoint import read_checkpoint
-
-            return read_checkpoint(checkpoints.folder / f"step-{step:08d}", step)
+        checkpoints = self.checkpoints(on_damage=on_damage)
+        if is_integer(step, 0):
+            return checkpoints.at(int(step))  # type: ignore[arg-type]
         checkpoint = checkpoints.latest()
         if checkpoint is None:
-            advice = "; set validation.best to a metric before training" if step == "best" else ""
-            raise ValueError(f"{self.folder} has no {'best ' if step == 'best' else ''}checkpoint yet{advice}")
-        return checkpoint
+            raise ValueError(f"{self.folder} has no checkpoint yet")
+        if step is None:
+            return checkpoint
+        best = checkpoint.state()["best"]["step"]
+        if best is None:
+            raise ValueError(f"{self.folder} has no best checkpoint; set validation.best to a metric before training")
+        return checkpoints.at(best)
 
     def build(
         self,

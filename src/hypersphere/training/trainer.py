@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -119,8 +118,6 @@ class Trainer:
             saved = checkpoint.state()
             self.saved, self._before, self.best = checkpoint.step, saved["seconds"], dict(saved["best"])
             self._rate = self._next_rate()
-            if self.best["step"] == checkpoint.step:
-                self._save_best()  # in case training was killed between the two saves
         if self.processes.rank == 0:
             self.run.rewind(self._is_past)
             for line in self.run.metrics():
@@ -201,7 +198,7 @@ class Trainer:
         within = progress.step % self.experiment.steps_per_epoch != 0  # otherwise the end of the epoch saves
         stop, due = self._agreed(self.stop(), improved or (within and self._is_due()))
         if stop or due:
-            self._save(is_best=improved)
+            self._save()
         if stop:
             self._agreed(True)  # wait for the first process to save, because torchrun stops all processes when one ends
             raise _Stopped
@@ -219,7 +216,7 @@ class Trainer:
         ended = ended or not self._is_patient()
         (save,) = self._agreed(ended or improved or self._is_due(self._cost / SAVING_SHARE))
         if save:
-            self._save(is_best=improved)
+            self._save()
         self._mark()
         if ended:
             raise _Finished
@@ -276,28 +273,17 @@ class Trainer:
         waited = time.perf_counter() - self._saved_at
         return self.processes.rank == 0 and waited >= min(self.config.save_every, patience)
 
-    def _save(self, *, is_best: bool = False) -> None:
-        """Save a checkpoint, and another one in the folder of the best if it is the best so far."""
+    def _save(self) -> None:
         self._require_finite()
         if self.checkpoints is None:
             return
-        assert self.run is not None
         began = time.perf_counter()
         state = {key: one for key, one in self._state.items() if one is not None}
+        self.checkpoints.protected = self.best["step"]
         self.checkpoints.save(self.progress.step, self._modules, {**state, "seconds": self.seconds, "best": self.best})
-        if is_best:
-            self._save_best()
         self.saved, self._saved_at = self.progress.step, time.perf_counter()
         self._cost = self._saved_at - began
         self._mark()
-
-    def _save_best(self) -> None:
-        assert self.run is not None
-        best = self.run.checkpoints(1, best=True, on_damage=self.say)
-        # Steps after a checkpoint from which training was resumed are repeated.
-        if self.processes.rank == 0 and any(step > self.progress.step for step in best.steps()):
-            shutil.rmtree(best.folder)
-        best.save(self.progress.step, self._modules, {"metric": self.best["value"]})
 
     def _require_finite(self) -> None:
         """Raise a `FloatingPointError` rather than save or measure weights that are not finite."""
