@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.timing import compare, save
 from hypersphere.training import Assembly, Job, Objective, minimize
-from hypersphere.training.measure import accuracy
 from hypersphere.training.job_run import Run
+from hypersphere.training.measure import accuracy
 from hypersphere.training.session import Session
 from hypersphere.training.task import Task, load_task
 
