@@ -11,9 +11,9 @@ from torch import nn
 
 from hypersphere.data import DataSplit, TensorSource
 from hypersphere.energy import hyperspherical_energy
+from hypersphere.optim import MovingAverage
 from hypersphere.training import Config, Run, Trainer, embed, predict
 from hypersphere.training.build import build
-from hypersphere.training.loop import MovingAverage
 
 SMALL = {
     "data": {"name": "digits", "limit": 70},

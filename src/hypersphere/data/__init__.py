@@ -10,6 +10,7 @@ from typing import Any
 
 from hypersphere.data._files import DamagedData, ForbiddenGlobal, MissingData, data_root
 from hypersphere.data.augment import AUGMENTATIONS
+from hypersphere.data.batches import Batches
 from hypersphere.data.cifar import cifar10, cifar100, cifar100_fifth
 from hypersphere.data.containers import Graph, LabelledImages, PointClouds
 from hypersphere.data.folder import image_folder, image_names
@@ -53,6 +54,7 @@ __all__ = [
     "DATASETS",
     "NORMALIZATIONS",
     "SAMPLERS",
+    "Batches",
     "BinSource",
     "BrokenSample",
     "DamagedData",

@@ -17,6 +17,7 @@ from hypersphere.evaluation.angles import (
 from hypersphere.evaluation.features import Pca, concatenate, fit_pca, mirrored_features, patch_features
 from hypersphere.evaluation.identification import Identification, OpenSet, first_of_each, identify
 from hypersphere.evaluation.landscape import Landscape, landscape
+from hypersphere.evaluation.retrieval import Retrieval, retrieve
 from hypersphere.evaluation.roc import FARS, OperatingPoint, Roc, roc
 from hypersphere.evaluation.verification import (
     Interval,
@@ -40,6 +41,7 @@ __all__ = [
     "OpenSet",
     "OperatingPoint",
     "Pca",
+    "Retrieval",
     "Roc",
     "Verification",
     "angular_fisher_score",
@@ -58,6 +60,7 @@ __all__ = [
     "mirrored_features",
     "pair_angles",
     "patch_features",
+    "retrieve",
     "roc",
     "smallest_angle",
     "smallest_margin",

@@ -16,6 +16,7 @@ These arguments mean the same in all networks that take them:
 """
 
 from hypersphere.models._blocks import relu
+from hypersphere.models.activation_checkpointing import checkpoint_activations_
 from hypersphere.models.autoencoder import Autoencoder
 from hypersphere.models.embedder import Embedder, GeM, layer_depths, load_encoder
 from hypersphere.models.embedding import EmbeddingCNN
@@ -37,6 +38,7 @@ from hypersphere.models.registry import MODELS
 from hypersphere.models.resnet import ResidualUnit, ResNet
 from hypersphere.models.sphereface import SphereFaceNet, SphereFaceUnit
 from hypersphere.models.toy import ToyCNN
+from hypersphere.models.weights import LoadReport, load_matching_weights_
 
 __all__ = [
     "GCN",
@@ -50,6 +52,7 @@ __all__ = [
     "Generator",
     "IResNet",
     "Level",
+    "LoadReport",
     "MobileFaceNet",
     "PlainCNN",
     "PointNet",
@@ -61,10 +64,12 @@ __all__ = [
     "ToyCNN",
     "TransformNet",
     "ball_query",
+    "checkpoint_activations_",
     "farthest_points",
     "layer_depths",
     "leaky_relu",
     "load_encoder",
+    "load_matching_weights_",
     "normalized_adjacency",
     "relu",
     "transform_penalty",

@@ -1,7 +1,18 @@
-"""Optimisers on the orthogonal group, parameter groups for weight decay, and control of weight norms."""
+"""Optimisers on the orthogonal group, parameter groups, control of weight norms, schedules and averages."""
 
+from hypersphere.optim.averaging import MovingAverage
 from hypersphere.optim.groups import param_groups
 from hypersphere.optim.ogd import OGD, OGDAdam
 from hypersphere.optim.projection import WeightedGradients, project_weights_
+from hypersphere.optim.schedules import SCHEDULES, Scheduler
 
-__all__ = ["OGD", "OGDAdam", "WeightedGradients", "param_groups", "project_weights_"]
+__all__ = [
+    "OGD",
+    "SCHEDULES",
+    "MovingAverage",
+    "OGDAdam",
+    "Scheduler",
+    "WeightedGradients",
+    "param_groups",
+    "project_weights_",
+]

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hypersphere.training.batches import Batches
+    from hypersphere.data import Batches
     from hypersphere.training.build import Experiment, build_experiment
     from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint
     from hypersphere.training.config import Component, Config
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hypersphere.training.trainer import Trainer
 
 _MODULES = {
-    "batches": ("Batches",),
     "build": ("Experiment", "build_experiment"),
     "checkpoint": ("Checkpoint", "Checkpoints", "DamagedCheckpoint"),
     "config": ("Component", "Config"),
@@ -64,6 +63,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the module of a public name at its first use."""
+    if name == "Batches":
+        return importlib.import_module("hypersphere.data").Batches
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(f"{__name__}.{module}"), name)

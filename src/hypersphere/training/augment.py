@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypersphere._validation import require
-from hypersphere.training.batches import Batches
+from hypersphere.data.batches import Batches
 
 __all__ = ["Augmented", "moved"]
 

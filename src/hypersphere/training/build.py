@@ -18,15 +18,12 @@ from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_number, require
 from hypersphere.heads._collectives import Processes
 from hypersphere.robustness import ATTACKS, Attack
-from hypersphere.training.activation_checkpointing import checkpoint_activations_
 from hypersphere.training.components import accept_options_of, create
 from hypersphere.training.config import Component, Config
-from hypersphere.training.initial_weights import LoadReport, load_matching_weights_
-from hypersphere.training.loop import MovingAverage, Objective
+from hypersphere.training.loop import Objective
 from hypersphere.training.network import Network, Operator, auto_model, build_body
 from hypersphere.training.optimizers import Optimizers, build_optimizer
 from hypersphere.training.rotations import TrainedRotation
-from hypersphere.training.schedules import Scheduler
 from hypersphere.training.validation import Validator
 
 __all__ = ["ADVERSARIES", "PRECISIONS", "REGULARIZERS", "Experiment", "build", "build_experiment", "resolve"]
@@ -131,9 +128,9 @@ class Experiment:
         head, sharded, sample, self.renormalize = _head(config.head, self.network.feature_dim, split, trust_code)
         modules = nn.ModuleDict({"network": self.network.body, "head": head})
         create_(config.init, "init", modules)
-        self.loaded: LoadReport | None = None
+        self.loaded: models.LoadReport | None = None
         if weights is not None:
-            self.loaded = load_matching_weights_(self.network, head, weights)
+            self.loaded = models.load_matching_weights_(self.network, head, weights)
         self.rotation: TrainedRotation = create_(config.rotation, "rotation", modules)
         regularizers = [_regularizer(one, modules, sharded, create_) for one in config.regularizers]
         with torch.random.fork_rng(devices=[]):  # later random numbers do not depend on the number of processes
@@ -153,7 +150,7 @@ class Experiment:
         )
         self._frozen = _freeze_(self.network, head, config.freeze)
         if config.checkpoint_activations:
-            checkpoint_activations_(self.network.body)
+            models.checkpoint_activations_(self.network.body)
         self.objective.to(device)
         processes = Processes()
         if processes.size > 1:
@@ -177,11 +174,11 @@ class Experiment:
         self._build_optimizer(create_, sample is not None, trust_code)
         self.scaler = torch.amp.GradScaler(self.device.type) if config.precision == "float16" else None
         require(config.clip is None or config.clip > 0, "clip", "null or a positive number", config.clip)
-        self.ema: MovingAverage | None = None
+        self.ema: optim.MovingAverage | None = None
         if config.ema is not None:
             folds = self.rotation.stochastic is not None
             require(not folds, "ema", "unset with the rotation stochastic, which replaces weights", config.ema)
-            self.ema = MovingAverage(self.objective, config.ema)
+            self.ema = optim.MovingAverage(self.objective, config.ema)
         chosen = config.validation
         protocols: dict[str, Any] = {}
         for one in chosen.protocols:
@@ -233,7 +230,7 @@ class Experiment:
         if isinstance(inner, heads.AngularHead):
             inner.advance_with(self.optimizer.optimizers[0])
         schedule = create_(config.schedule, "schedule")
-        self.scheduler = Scheduler(self.optimizer.optimizers, schedule, self.steps, self.steps_per_epoch)
+        self.scheduler = optim.Scheduler(self.optimizer.optimizers, schedule, self.steps, self.steps_per_epoch)
 
     @property
     def device(self) -> torch.device:

@@ -113,7 +113,7 @@ MENUS: dict[str, Menu] = {
             "rotation_decay": 0.0,
         },
     ),
-    "schedule": Menu("hypersphere.training.schedules:SCHEDULES"),
+    "schedule": Menu("hypersphere.optim:SCHEDULES"),
     "validation": Menu("hypersphere.training.validation:PROTOCOLS"),
     "tracker": Menu("hypersphere.training.trackers:TRACKERS"),
 }

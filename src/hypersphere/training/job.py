@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from hypersphere import energy, heads, optim
 from hypersphere._validation import require
+from hypersphere.data.batches import Batches
 from hypersphere.heads._collectives import Processes
 from hypersphere.training.augment import Augmented
-from hypersphere.training.batches import Batches
 from hypersphere.training.job_network import OPERATORS, Network, build_network, initialize_
 from hypersphere.training.job_optimizers import Together, build_optimizer
 from hypersphere.training.job_rotating import Turning, turn_

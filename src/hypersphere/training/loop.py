@@ -6,7 +6,6 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +18,7 @@ from hypersphere._validation import require
 from hypersphere.heads import NonFiniteScoresError
 from hypersphere.robustness import Attack, adversarial_loss
 
-__all__ = ["Epoch", "MovingAverage", "Objective", "Progress", "Steppable", "embed", "fit", "minimize", "predict"]
+__all__ = ["Epoch", "Objective", "Progress", "Steppable", "embed", "fit", "minimize", "predict"]
 
 ADVICE = "a smaller learning rate may help"
 
@@ -336,67 +335,6 @@ def _step(optimizer: Any, clip: float | None, scaler: torch.amp.GradScaler | Non
 def _wide(loss: float | Tensor) -> float | Tensor:
     """Return a loss in float64, in which the losses of an epoch are summed."""
     return loss.double() if isinstance(loss, Tensor) and loss.device.type != "mps" else loss
-
-
-class MovingAverage:
-    """The exponential moving average of the weights of a module: a ← decay·a + (1 − decay)·w after each step.
-
-    Buffers, such as the statistics of BatchNorm, are those of the module.
-
-    Args:
-        module: the module.
-        decay: in [0, 1).
-
-    Example:
-        >>> layer = nn.Linear(1, 1, bias=False)
-        >>> nn.init.zeros_(layer.weight), (average := MovingAverage(layer, 0.75))
-        (Parameter containing: tensor([[0.]], requires_grad=True), MovingAverage(decay=0.75))
-        >>> nn.init.ones_(layer.weight), average.update()
-        (Parameter containing: tensor([[1.]], requires_grad=True), None)
-        >>> with average.applied():
-        ...     print(layer.weight.item())
-        0.25
-    """
-
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        require(0 <= decay < 1, "ema", "a number in [0, 1)", decay)
-        self.module, self.decay = module, decay
-        self.averages = {name: p.detach().clone() for name, p in module.named_parameters()}
-
-    def __repr__(self) -> str:
-        return f"MovingAverage(decay={self.decay})"
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Include the current weights."""
-        weights = [p.detach() for p in self.module.parameters()]
-        torch._foreach_lerp_(list(self.averages.values()), weights, 1 - self.decay)
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Replace the weights of the module by their averages within the context."""
-        self._exchange()
-        try:
-            yield
-        finally:
-            self._exchange()
-
-    @torch.no_grad()
-    def _exchange(self) -> None:
-        for name, parameter in self.module.named_parameters():
-            weight = parameter.detach().clone()
-            parameter.copy_(self.averages[name])
-            self.averages[name].copy_(weight)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the module with averaged weights."""
-        return {**self.module.state_dict(), **self.averages}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the averages."""
-        for name, average in self.averages.items():
-            average.copy_(state[name])
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hypersphere._validation import require
 from hypersphere.heads._collectives import Processes
+from hypersphere.optim.schedules import is_better
 from hypersphere.training.build import Experiment
 from hypersphere.training.checkpoint import Checkpoint
 from hypersphere.training.components import create
@@ -20,7 +21,6 @@ from hypersphere.training.distributed import Parallel, local_tensor
 from hypersphere.training.loop import ADVICE, Epoch, Progress, minimize
 from hypersphere.training.random_state import RandomState
 from hypersphere.training.run import Run
-from hypersphere.training.schedules import is_better
 from hypersphere.training.trackers import Tracker
 
 __all__ = ["Trainer"]

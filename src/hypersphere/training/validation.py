@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hypersphere import data, sphere
+from hypersphere import data
 from hypersphere._layer_selection import layers_of
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require
 from hypersphere.data.loading import batch_sizes, rows_of_rank
 from hypersphere.energy import hyperspherical_energy
-from hypersphere.evaluation import first_of_each, identify, verify
+from hypersphere.evaluation import first_of_each, identify, retrieve, verify
 from hypersphere.heads import NonFiniteScoresError, ShardedHead
 from hypersphere.heads._collectives import Processes
 from hypersphere.training.loop import Objective
@@ -148,31 +148,12 @@ class IdentificationProtocol:
 
 @dataclass(frozen=True)
 class RetrievalProtocol:
-    """Retrieval: every example is a query among all others.
-
-    `recall1` is the fraction of queries whose nearest neighbour has their class; `map_at_r` is the mean over queries of
-    the average precision among the R nearest, where R is the number of other examples of the class.
-    """
+    """Retrieval: every example is a query among all others (`hypersphere.evaluation.retrieve`)."""
 
     def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> dict[str, float]:
         """Return recall at 1 and mean average precision at R."""
-        directions = sphere.normalize(features.float())
-        counts = torch.bincount(labels)[labels] - 1
-        queries = int((counts > 0).sum())
-        require(
-            queries > 0, "validation.protocols", "without retrieval, because no class has two examples", "retrieval"
-        )
-        recall, precision = torch.zeros(()), torch.zeros(())
-        for rows in torch.arange(len(labels))[counts > 0].split(512):
-            cosines = directions[rows] @ directions.mT
-            cosines[torch.arange(len(rows)), rows] = -torch.inf
-            depth = int(counts[rows].max())
-            hits = labels[cosines.topk(depth).indices] == labels[rows].unsqueeze(1)
-            hits &= torch.arange(depth) < counts[rows].unsqueeze(1)
-            at_rank = hits.cumsum(1) / torch.arange(1, depth + 1)
-            recall += hits[:, 0].sum()
-            precision += ((at_rank * hits).sum(1) / counts[rows]).sum()
-        return {"recall1": float(recall) / queries, "map_at_r": float(precision) / queries}
+        result = retrieve(features, labels)
+        return {"recall1": result.recall_at_1, "map_at_r": result.map_at_r}
 
 
 PROTOCOLS: dict[str, Callable[..., Any]] = {

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from hypersphere.heads import a_softmax, softmax
-from hypersphere.training.initial_weights import load_matching_weights_
+from hypersphere.models.weights import load_matching_weights_
 
 
 def parts(seed, classes=3):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from hypersphere.training.schedules import SCHEDULES, Constant, Cosine, OneCycle, Plateau, Scheduler, Steps, is_better
+from hypersphere.optim.schedules import SCHEDULES, Constant, Cosine, OneCycle, Plateau, Scheduler, Steps, is_better
 
 TOTAL = 40
 
