@@ -77,6 +77,9 @@ def test_shard_source_reads_labels_from_json_and_names_from_a_list(tmp_path):
     (tmp_path / "classes.txt").write_text("bird\ndog\n")
     with pytest.raises(DamagedData, match="not 'cat'"):
         ShardSource(tmp_path)
+    (tmp_path / "classes.txt").write_bytes(b"bird\n\xff\n")
+    with pytest.raises(DamagedData, match=r"classes\.txt line 2 must be UTF-8"):
+        ShardSource(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,17 @@ def read_content(path: Path, limit: int | None = None) -> bytes:
     return bytes(content)
 
 
+def read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file, with or without a byte order mark."""
+    try:
+        return read_content(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = error.object.count(b"\n", 0, error.start) + 1
+        raise DamagedData(
+            f"{path} line {number} must be UTF-8 text, not {error.object[error.start : error.end]!r}"
+        ) from error
+
+
 def verify_sha256(content: bytes, expected: str | None, path: Path) -> None:
     """Raise DamagedData unless the (decompressed) content has the expected SHA-256. None accepts any content."""
     if expected is not None and (actual := hashlib.sha256(content).hexdigest()) != expected:

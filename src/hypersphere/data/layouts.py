@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hypersphere._validation import is_integer, require
-from hypersphere.data._files import DamagedData, MissingData, data_root, read_content
+from hypersphere.data._files import DamagedData, MissingData, data_root, read_content, read_text
 from hypersphere.data.images import BrokenSample, Size
 from hypersphere.data.lfw import find_images, lfw_pairs
 from hypersphere.data.lists import LabelCodes, ListSource, read_rows
@@ -138,7 +138,7 @@ def modelnet40(root: Path | None, *, points: int = 1024) -> DataSplit:
     base = data_root(root)
     resampled, meshes = base / "modelnet40_normal_resampled", base / "ModelNet40"
     if resampled.is_dir():
-        classes = read_content(resampled / "modelnet40_shape_names.txt").decode("utf-8").split()
+        classes = read_text(resampled / "modelnet40_shape_names.txt").split()
         train, test = (_resampled(resampled, part, classes, points) for part in ("train", "test"))
     elif meshes.is_dir():
         classes = [folder.name for folder in class_folders(meshes, None)]
@@ -186,7 +186,7 @@ class PointFileSource:
 
 def _resampled(folder: Path, part: str, classes: Sequence[str], points: int) -> PointFileSource:
     listed = folder / f"modelnet40_{part}.txt"
-    shapes = read_content(listed).decode("utf-8").split()
+    shapes = read_text(listed).split()
     position = {name: label for label, name in enumerate(classes)}
     labels = []
     for shape in shapes:

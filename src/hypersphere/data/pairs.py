@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
 from hypersphere._validation import require
-from hypersphere.data._files import DamagedData, MissingData, read_content
+from hypersphere.data._files import DamagedData, MissingData, read_text
 from hypersphere.data.containers import Indices, require_tensor, to_positions
 
 MAX_FOLD_DIGITS = 6  # folds are counted up to the largest number, so it is bounded
@@ -100,7 +100,7 @@ def read_pairs(file: str | Path, names: Sequence[str]) -> Pairs:
     path = Path(file).expanduser()
     if not path.is_file():
         raise MissingData(f"{path} not found. Give a text file with lines of: name name 0|1")
-    lines = [(number, line.strip()) for number, line in enumerate(_read_text(path).splitlines(), start=1)]
+    lines = [(number, line.strip()) for number, line in enumerate(read_text(path).splitlines(), start=1)]
     lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
     # Only the list of LFW begins with a line of one or two numbers.
     if lines and len(lines[0][1].split()) <= 2 and all(map(_is_number, lines[0][1].split())):
@@ -158,17 +158,6 @@ def lfw_pairs_from_lines(lines: Sequence[tuple[int, str]], names: Sequence[str],
 def _is_number(text: str) -> bool:
     # Bounded, because `int` rejects more than 4,300 digits with an error that does not name the file.
     return text.isdecimal() and len(text) < 10
-
-
-def _read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file, with or without a byte order mark."""
-    try:
-        return read_content(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        number = error.object.count(b"\n", 0, error.start) + 1
-        raise DamagedData(
-            f"{path} line {number} must be UTF-8 text, not {error.object[error.start : error.end]!r}"
-        ) from error
 
 
 def draw_pairs(labels: Int[Tensor, " items"], *, folds: int = 10, per_fold: int = 300, seed: int = 0) -> Pairs:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hypersphere._files import make_folder, replacing
 from hypersphere._validation import is_integer, require
-from hypersphere.data._files import DamagedData, MissingData, read_arrays, read_content
+from hypersphere.data._files import DamagedData, MissingData, read_arrays, read_text
 from hypersphere.data.folder import StrictHeader
 from hypersphere.data.images import IMAGE_SUFFIXES, MAX_IMAGE_BYTES, BrokenSample, Size
 from hypersphere.data.lists import LabelCodes
@@ -77,7 +77,7 @@ class ShardSource(ImageSource):
     def __init__(self, path: str | Path, *, size: Size = None, grey: bool | None = None, fit: str = "stretch") -> None:
         files = find_shards(Path(path).expanduser())
         listed = files[0].parent / CLASSES_FILE
-        known = read_content(listed).decode("utf-8").splitlines() if listed.is_file() else None
+        known = read_text(listed).splitlines() if listed.is_file() else None
         self.names, self.spans, codes = _stored_index(files) or _scan(files)
         try:
             labels, classes = codes.labels(known)
