@@ -197,12 +197,12 @@ def _image_folder(
     if split == "folders":
         require(held_out is None, "data.held_out", "unset with split=folders", held_out)
         train = frequent_classes(ImageFolderSource(place / "train", **options), at_least)
-        found = [name for name in VALIDATION_FOLDERS if (place / name).is_dir()]
-        if not found:
+        present = [name for name in VALIDATION_FOLDERS if (place / name).is_dir()]
+        if not present:
             raise MissingData(f"{place} must contain one of the folders {', '.join(VALIDATION_FOLDERS)} next to train")
         # Both parts have the same number of channels, that of the training images.
         options["grey"] = first_sample(train).shape[0] == 1
-        data = join_sources(train, ImageFolderSource(place / found[0], **options))
+        data = join_sources(train, ImageFolderSource(place / present[0], **options))
     else:
         data = split_source(frequent_classes(_folder_source(place, **options), at_least), split, held_out, seed)
     return with_pairs(data, _optional(root, pairs))

@@ -51,8 +51,8 @@ def standardize(
     given_mean, given_std = _per_channel("mean", mean, shape), _per_channel("std", std, shape)
     if given_mean is not None and given_std is not None:
         return given_mean, given_std
-    found_mean, found_std = _statistics(source, samples)
-    return found_mean if given_mean is None else given_mean, found_std if given_std is None else given_std
+    data_mean, data_std = _statistics(source, samples)
+    return data_mean if given_mean is None else given_mean, data_std if given_std is None else given_std
 
 
 def centered(source: Source) -> Statistics:
@@ -99,15 +99,15 @@ def _statistics(source: Source, samples: int) -> Statistics:
 
 def _samples(source: Source, most: int) -> Iterator[Tensor]:
     """Yield evenly spaced samples, without those that cannot be decoded."""
-    found = 0
+    readable = 0
     for index in spaced_positions(len(source), most):
         try:
             sample = source[index]
         except BrokenSample:
             continue  # reported when it is loaded
-        found += 1
+        readable += 1
         yield sample
-    require(found > 0, "data", "a source with a readable sample", "none")
+    require(readable > 0, "data", "a source with a readable sample", "none")
 
 
 def _scale(source: Source) -> float:

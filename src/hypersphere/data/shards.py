@@ -77,10 +77,10 @@ class ShardSource(ImageSource):
     def __init__(self, path: str | Path, *, size: Size = None, grey: bool | None = None, fit: str = "stretch") -> None:
         files = find_shards(Path(path).expanduser())
         listed = files[0].parent / CLASSES_FILE
-        known = read_text(listed).splitlines() if listed.is_file() else None
+        listed_classes = read_text(listed).splitlines() if listed.is_file() else None
         self.names, self.spans, codes = _stored_index(files) or _scan(files)
         try:
-            labels, classes = codes.labels(known)
+            labels, classes = codes.labels(listed_classes)
         except DamagedData as error:
             raise DamagedData(f"{files[0].parent}: {error}") from error
         super().__init__(labels, classes, size=size, grey=grey, fit=fit)

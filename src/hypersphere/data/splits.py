@@ -115,8 +115,8 @@ def split_by_sample(source: Source, held_out: int | float = 1) -> DataSplit:
     require(bool(source.classes), "data", "at least one class with enough samples", "none")
     order = torch.argsort(source.labels, stable=True)
     counts = torch.bincount(source.labels, minlength=len(source.classes))
-    wanted = (counts * held_out).round().long().clamp(min=1) if held_out < 1 else torch.full_like(counts, held_out)
-    held_per_class = torch.minimum(wanted, (counts - 1).clamp(min=0))
+    requested = (counts * held_out).round().long().clamp(min=1) if held_out < 1 else torch.full_like(counts, held_out)
+    held_per_class = torch.minimum(requested, (counts - 1).clamp(min=0))
     require(bool(held_per_class.any()), "data", "at least two samples of some class, for training and testing", "one")
     # The rank of each sample within its class, in the order of the source.
     rank = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
