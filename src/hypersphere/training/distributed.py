@@ -134,6 +134,7 @@ class _SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         self.weight, self.bias = layer.weight, layer.bias
         self.running_mean, self.running_var = layer.running_mean, layer.running_var
         self.num_batches_tracked = layer.num_batches_tracked
+        self.variance_floor = layer.eps  # the setting of the replaced layer
         self.processes = Processes()
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -152,7 +153,7 @@ class _SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         centred = values - mean.view(shape)
         variance = self._sum(centred.square().sum(others)) / count
         self._update(mean.detach(), variance.detach() * count / (count - 1).clamp_min(1))
-        result = centred * (variance + self.eps).rsqrt().view(shape)
+        result = centred * (variance + self.variance_floor).rsqrt().view(shape)
         if self.affine:
             result = result * self.weight.view(shape) + self.bias.view(shape)
         return result.to(input.dtype)

@@ -1,0 +1,107 @@
+"""One YAML file: a Hugging Face encoder, Kornia augmentations, half precision, accumulation, open-set validation, W&B.
+
+The job is killed twice while workers decode images, and must end with the same bits as without a kill.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("kornia")
+pytest.importorskip("wandb")
+pytest.importorskip("torchdata")
+Image = pytest.importorskip("PIL.Image")
+
+from hypersphere.training import Run  # noqa: E402
+
+CONFIG = """
+data: {{name: image_folder, path: {photos}, split: class, held_out: 4, size: 16}}
+model: {{name: "hf:vit", hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32,
+        patch_size: 4}}
+embedding: {{dim: 8, pool: first, neck: linear_batch_norm}}
+augment: [{{name: crop, scale: [0.7, 1.0]}}, flip, {{name: colour, brightness: 0.2}}]
+head: {{name: arcface, s: 16}}
+optimizer: {{name: adamw, lr: 0.001, layer_decay: 0.8}}
+precision: {precision}
+accumulate: 4
+ema: 0.9
+batch_size: 8
+workers: 2
+steps: 9
+save_every: 0.0
+log_every: 1
+validation: {{protocols: [verification], best: verification.accuracy}}
+trackers: [{{name: wandb, mode: offline}}]
+"""
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch, yaml
+from hypersphere.training import Config, Run, Trainer
+from hypersphere.training.build import build
+
+torch.set_num_threads(1)
+folder = Path(sys.argv[2])
+experiment = build(Config.of(yaml.safe_load(Path(sys.argv[1]).read_text())))
+run = Run.open(folder) if (folder / "config.json").exists() else Run.of(folder, experiment)
+trainer = Trainer(experiment, run, on_step=lambda trainer: print(trainer.progress.step, flush=True))
+trainer.resume()
+trainer.train()
+"""
+
+
+def write_photos(folder):
+    generator = torch.Generator().manual_seed(0)
+    for label in range(12):
+        (folder / f"person-{label}").mkdir(parents=True)
+        colour = torch.rand(3, 1, 1, generator=generator)
+        for number in range(8):
+            pixels = (colour + 0.2 * torch.rand(3, 20, 20, generator=generator)).clamp(0, 1)
+            image = Image.fromarray((255 * pixels).to(torch.uint8).permute(1, 2, 0).numpy())
+            image.save(folder / f"person-{label}" / f"{number}.jpg")
+
+
+def train(config, folder, kill_after=None):
+    """Train in another process; kill it and its workers after a step if asked to."""
+    environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    command = [sys.executable, "-c", SCRIPT, str(config), str(folder)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=config.parent, start_new_session=True
+    )
+    for line in process.stdout:
+        if kill_after is not None and int(line) >= kill_after:
+            os.killpg(process.pid, signal.SIGKILL)
+            break
+    process.stdout.close()
+    return process.wait()
+
+
+@pytest.mark.parametrize(("precision", "kills"), [("bfloat16", [2, 5]), ("float16", [4])])
+def test_foreign_job_resumes_bit_identically_after_kills(tmp_path, precision, kills):
+    write_photos(tmp_path / "photos")
+    config = tmp_path / "job.yaml"
+    config.write_text(CONFIG.format(photos=tmp_path / "photos", precision=precision))
+    assert train(config, tmp_path / "whole") == 0
+    for step in kills:
+        assert train(config, tmp_path / "killed", step) == -signal.SIGKILL
+    assert train(config, tmp_path / "killed") == 0
+    runs = [Run.open(tmp_path / name) for name in ("whole", "killed")]
+    weights = [run.checkpoint().weights() for run in runs]
+    assert weights[0].keys() == weights[1].keys() >= {"objective", "ema"}
+    for module, tensors in weights[0].items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, weights[1][module][name]), (module, name)
+    lines = [
+        [{key: value for key, value in line.items() if key not in ("seconds", "examples_per_second")} for line in lines]
+        for lines in (run.metrics() for run in runs)
+    ]
+    assert lines[0] == lines[1]
+    assert any("verification.accuracy" in line for line in lines[0])
+    assert list(Path(tmp_path).rglob("run-*.wandb"))
