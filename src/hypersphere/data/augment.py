@@ -48,6 +48,26 @@ class Shift:
         return padded.gather(2, places.unsqueeze(1).expand(-1, padded.shape[1], -1)).view_as(images)
 
 
+class Roll:
+    """Shift all images of a batch cyclically by the same random amount of up to `pixels` in each direction.
+
+    >>> images = torch.arange(4.0).view(1, 1, 2, 2)
+    >>> Roll(1)(images, torch.Generator().manual_seed(0)).sum().item()
+    6.0
+    """
+
+    def __init__(self, pixels: int = 2) -> None:
+        require(is_integer(pixels, 0), "augment.pixels", "an integer >= 0", pixels)
+        self.pixels = int(pixels)
+
+    def __call__(self, images: Images, generator: torch.Generator) -> Images:
+        """Return shifted images."""
+        _require_images(images)
+        # One shift per batch, because `roll` is then a single copy.
+        down, right = torch.randint(-self.pixels, self.pixels + 1, (2,), generator=generator).tolist()
+        return torch.roll(images, (down, right), (2, 3))
+
+
 class Mirror:
     """Mirror each image horizontally with probability 1/2."""
 
@@ -179,6 +199,7 @@ def _require_range(name: str, limits: Sequence[float], high: float = float("inf"
 
 AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
     "shift": Shift,
+    "roll": Roll,
     "mirror": Mirror,
     "crop": crop,
     "flip": flip,

@@ -17,6 +17,7 @@ from hypersphere.data._files import MissingData
 from hypersphere.data.cifar import cifar10, cifar100, cifar100_fifth
 from hypersphere.data.containers import Graph
 from hypersphere.data.folder import ARCHIVE_SUFFIXES, image_folder, image_names
+from hypersphere.data.generated import generated
 from hypersphere.data.hugging_face import HuggingFaceSource
 from hypersphere.data.images import Size
 from hypersphere.data.layouts import casia_webface, imagenet, mini_imagenet, modelnet40, with_verification
@@ -106,12 +107,17 @@ def _shares(classes: tuple[str, ...], keep: Mapping[str, float], rising: bool) -
     return shares
 
 
-def _omniglot(root: Path | None, *, size: int = 28, held_out: int = 4) -> DataSplit:
-    """Drawings of 964 characters; the last `held_out` drawings of each are used for validation.
+def _omniglot(root: Path | None, *, split: str = "sample", size: int = 28, held_out: int = 4) -> DataSplit:
+    """Drawings of 964 characters.
 
-    `size` is their height and width.
+    `split` "sample" uses the last `held_out` drawings of each character for validation; "class" validates on 659
+    characters of other alphabets (open set). `size` is the height and width of the images.
     """
-    return split_by_sample(TensorSource.of(omniglot("background", root, size=size)), held_out)
+    require(split in ("sample", "class"), "data.split", "'sample' or 'class'", split)
+    drawings = TensorSource.of(omniglot("background", root, size=size))
+    if split == "sample":
+        return split_by_sample(drawings, held_out)
+    return DataSplit(drawings, TensorSource.of(omniglot("evaluation", root, size=size)), open_set=True)
 
 
 def _lfw(
@@ -403,4 +409,5 @@ DATA: dict[str, Callable[..., DataSplit]] = {
     "cora": _graph(cora),
     "citeseer": _graph(citeseer),
     "pubmed": _graph(pubmed),
+    "generated": generated,
 }

@@ -1,29 +1,31 @@
-"""Every table of the sources as one command: rows as data, one JSON record per row and seed."""
+"""Every table of the sources as one command: rows and scales as data, one JSON record per row and seed."""
 
+from hypersphere._validation import nearest_name
 from hypersphere.recipes import (
     attacks,
     digits,
     energy_networks,
     graphs,
     imbalance,
-    lfw,
-    omniglot,
+    open_set,
     opt_networks,
     opt_studies,
     sphere_networks,
 )
-from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
-from hypersphere.recipes.record import Record, execute, read_records, read_tensors, run_name
+from hypersphere.recipes.execution import execute
+from hypersphere.recipes.recipe import SCALES, Metric, Outcome, Recipe, Row
+from hypersphere.recipes.record import Record, read_records, read_tensors, run_name
 
 __all__ = [
     "RECIPES",
+    "SCALES",
     "Metric",
     "Outcome",
     "Recipe",
     "Record",
     "Row",
-    "Trial",
     "execute",
+    "find_recipe",
     "read_records",
     "read_tensors",
     "run_name",
@@ -33,8 +35,8 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         digits.RECIPE,
-        omniglot.RECIPE,
-        lfw.RECIPE,
+        open_set.OMNIGLOT,
+        open_set.LFW,
         sphere_networks.CONVERGENCE,
         sphere_networks.OPERATORS,
         sphere_networks.NORMS,
@@ -57,3 +59,21 @@ RECIPES: dict[str, Recipe] = {
         opt_studies.LANDSCAPE,
     )
 }
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return a recipe by its name, or by a table or figure that it covers, such as "T6.1".
+
+    >>> find_recipe("T6.1").name
+    'energy-cnn'
+    """
+    if name in RECIPES:
+        return RECIPES[name]
+    for recipe in RECIPES.values():
+        if name.lower() in (one.lower() for one in recipe.covers):
+            return recipe
+    covered = sorted({one for recipe in RECIPES.values() for one in recipe.covers})
+    near = nearest_name(name, [*RECIPES, *covered])
+    raise ValueError(
+        f"name must be one of {', '.join(RECIPES)}, or a table that one of them covers, not {name!r}{near}"
+    )

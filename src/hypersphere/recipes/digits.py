@@ -2,83 +2,61 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from hypersphere import data, energy, evaluation, heads, models, training
-from hypersphere._validation import require
-from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
+from hypersphere import energy, evaluation
+from hypersphere.recipes.parts import separation
+from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row
+from hypersphere.training import Experiment, Run
 
 __all__ = ["RECIPE"]
 
 
-def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
-    """Train one row and measure its features on the test digits."""
-    train, test = data.digits("train"), data.digits("test")
-    dim, classes = settings["feature_dim"], len(train.classes)
-    model = models.ToyCNN(1, 8, dim, tuple(settings["widths"]))
-    # A margin of m = 4 is hard to train from the first step, so it is annealed (thesis, A.7).
-    if settings["head"] == "a_softmax":
-        annealing = heads.Annealing(gamma=settings["annealing_gamma"], end=settings["annealing_end"])
-        head = heads.a_softmax(dim, classes, settings["m"], annealing=annealing)
-    else:
-        require(settings["head"] in heads.PRESETS, "head", f"one of {', '.join(heads.PRESETS)}", settings["head"])
-        head = heads.PRESETS[settings["head"]](dim, classes)
-    order = torch.Generator().manual_seed(trial.seed)
-    batches = training.Batches(train.images, train.labels, settings["batch_size"], order)
-    epochs, rate = settings["epochs"], settings["learning_rate"]
-    optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=rate, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * len(batches))
-    # The energy of the class vectors only: they repel each other on the sphere.
-    repulsion = [lambda: settings["energy_weight"] * energy.hyperspherical_energy(head.weight)]
-    history = training.fit(
-        model,
-        head,
-        batches,
-        epochs=epochs,
-        optimizer=optimizer,
-        scheduler=schedule,
-        regularizers=repulsion if settings["energy_weight"] else (),
-        on_epoch=lambda epoch: trial.tell(epoch.number / epochs),
-    )
-    features, labels = training.embed(model, training.Batches(test.images, test.labels, 500))
-    hits = training.predict(head, features) == labels
+def measure(experiment: Experiment, run: Run) -> Outcome:
+    """Measure the features of the test images and the class vectors."""
+    features, labels = experiment.embed()
+    head: Any = experiment.head
+    vectors = head.weight.detach()
     return Outcome(
-        metrics={
-            "accuracy": 100 * float(hits.double().mean()),
+        {
             "fisher": evaluation.angular_fisher_score(features, labels),
-            "separation": math.degrees(evaluation.smallest_angle(head.weight)),
-            "energy": float(energy.hyperspherical_energy(head.weight.detach())),
-            "seconds": sum(epoch.seconds for epoch in history),
+            "separation": separation(experiment),
+            "energy": float(energy.hyperspherical_energy(vectors)),
         },
-        curves={"loss": [epoch.loss for epoch in history]},
-        tensors={"features": features, "labels": labels, "class_vectors": head.weight.detach()},
+        tensors={"features": features, "labels": labels, "class_vectors": vectors},
     )
 
+
+# A margin of m = 4 is hard to train from the first step, so it is annealed (thesis, A.7).
+_A_SOFTMAX = {"name": "a_softmax", "m": 4.0, "annealing": {"gamma": 0.5, "end": 1.0}}
+# The energy of the class vectors only: they repel each other on the sphere.
+_REPULSION = {"name": "mhe", "hidden": 0.0, "output": 1.0, "half_space": False}
 
 RECIPE = Recipe(
     name="digits",
     title="Digits on the unit sphere",
     reference="after figure 2.10 of the thesis (3-d features of faces)",
-    settings={
-        "feature_dim": 3,
-        "widths": [32, 64],
-        "epochs": 30,
+    base={
+        "model": {"name": "toy_cnn", "feature_dim": 3, "widths": [32, 64]},
+        "optimizer": {"name": "adamw", "lr": 3e-3, "weight_decay": 1e-4, "decay_everything": True},
+        "normalize": "none",
         "batch_size": 64,
-        "learning_rate": 3e-3,
-        "head": "softmax",
-        "m": 4.0,
-        "annealing_gamma": 0.5,
-        "annealing_end": 1.0,
-        "energy_weight": 0.0,
+    },
+    scales={
+        # The six people with most photographs in LFW, because the identities of the source are not printed.
+        "paper": {
+            "data": {"name": "lfw", "at_least": 77, "held_out": 0.2},
+            "model": {"name": "sphereface20", "feature_dim": 3},
+            "normalize": "centered",
+            "epochs": 100,
+        },
+        "cpu": {"data": "digits", "epochs": 30},
+        "smoke": {"data": {"name": "digits", "limit": 100}, "model": {"widths": [4, 4]}, "epochs": 1},
     },
     rows=(
-        Row("Softmax", {}),
-        Row("A-Softmax (m=4)", {"head": "a_softmax"}),
-        Row("A-Softmax + energy", {"head": "a_softmax", "energy_weight": 1.0}),
+        Row("Softmax"),
+        Row("A-Softmax (m=4)", {"head": _A_SOFTMAX}),
+        Row("A-Softmax + energy", {"head": _A_SOFTMAX, "regularizers": [_REPULSION]}),
     ),
     seeds=(0,),
     metrics=(
@@ -88,7 +66,9 @@ RECIPE = Recipe(
         Metric("energy", "energy", ".4f", False),
         Metric("seconds", "seconds", ".1f", None),
     ),
-    run=run,
+    covers=("F2.10",),
+    cost={"paper": 10, "cpu": 0.02, "smoke": 0.001},
+    measure=measure,
     note="Trained on 1,297 digits of 8×8 pixels, tested on 500. The Fisher score is the angular Fisher score of "
     "the test features; lower is better. The smallest angle and the energy (s = 2, mean over pairs) are those "
     "of the ten class vectors. The training loss of the last row includes the energy. "

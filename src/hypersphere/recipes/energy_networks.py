@@ -5,39 +5,52 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hypersphere.recipes.classification import ENERGY, ERROR, IMAGES, SECONDS, run, settings_of
+from hypersphere.recipes.parts import CIFAR, ENERGY, ERROR, SECONDS, SMOKE, sgd
 from hypersphere.recipes.recipe import Recipe, Row
 
-__all__ = ["CNN", "DEPTH", "MLP", "SPHERENET", "WIDTH"]
+__all__ = ["CNN", "DEPTH", "FULL", "HALF", "MLP", "SPHERENET", "WIDTH", "penalty"]
 
-# A quarter of the width of the thesis, for networks that two cores train in a minute.
-_NARROW = {"name": "mhe_cnn9", "widths": [16, 32, 64], "feature_dim": 64}
-_HALF = {"name": "mhe"}  # half space is the default
-_FULL = {"name": "mhe", "half_space": False, "hidden": 10.0}
-
-
-def _projected(name: str, **options: Any) -> dict[str, Any]:
-    return {"regularizer": {"name": "comhe", "projection": {"name": name, **options}}}
+FULL = {"regularizers": [{"name": "mhe", "half_space": False, "hidden": 10.0}]}
+HALF = {"regularizers": [{"name": "mhe"}]}  # half space is the default
+_RANDOM = {"regularizers": [{"name": "comhe", "projection": {"name": "random"}}]}
 
 
-def regularizers(rate: float, printed: Mapping[str, float]) -> tuple[Row, ...]:
-    """Return one row per regulariser, with its printed error. All rows except "none" use weight decay."""
-    settings: dict[str, dict[str, Any]] = {
-        "none": {"optimizer": {"name": "sgd", "lr": rate, "momentum": 0.9, "weight_decay": 0.0}},
-        "weight decay": {},
-        "orthogonal": {"regularizer": {"name": "orthogonal", "weight": 1e-4}},
-        "orthonormal": {"regularizer": {"name": "orthonormal", "weight": 1e-4}},
-        "SRIP": {"regularizer": {"name": "srip", "weight": 1e-3}},
-        "MHE": {"regularizer": _FULL},
-        "half-space MHE": {"regularizer": _HALF},
-        "half-space A-MHE": {"regularizer": {"name": "mhe", "distance": "angular"}},
-        "RP-CoMHE": _projected("random"),
-        "AP-CoMHE": _projected("angle_preserving"),
-        "adversarial CoMHE": _projected("adversarial"),
-        "group CoMHE": _projected("group"),
+def _scales(model: str, **options: Any) -> dict[str, dict[str, Any]]:
+    """Return the scales of a network on CIFAR: at full width, at a quarter of it, and tiny."""
+    return {
+        "paper": {**CIFAR["paper"], "model": {"name": model, **options}},
+        "cpu": {**CIFAR["cpu"], "model": {"name": model, "widths": [16, 32, 64], "feature_dim": 64, **options}},
+        "smoke": {**SMOKE, "model": {"name": model, "widths": [4, 4, 4], "feature_dim": 8, **options}},
     }
+
+
+def penalty(name: str, weight: float, paper: float = 1e-5) -> dict[str, Any]:
+    """Return the patches of a row with a penalty, whose weight in the source differs from that in small networks."""
+    return {
+        "patch": {"regularizers": [{"name": name, "weight": weight}]},
+        "at": {"paper": {"regularizers": [{"name": name, "weight": paper}]}},
+    }
+
+
+def _regularizers(printed: Mapping[str, float]) -> tuple[Row, ...]:
+    """Return one row per regulariser, with its printed error. All rows except "none" use weight decay."""
+    projections = {"RP-CoMHE": "random", "AP-CoMHE": "angle_preserving"}
+    projections |= {"adversarial CoMHE": "adversarial", "group CoMHE": "group"}
+    rows: dict[str, dict[str, Any]] = {
+        "none": {"patch": {"optimizer": {"weight_decay": 0.0}}},
+        "weight decay": {},
+        "orthogonal": penalty("orthogonal", 1e-4),
+        "orthonormal": penalty("orthonormal", 1e-4),
+        "SRIP": penalty("srip", 1e-3, 1e-3),
+        "MHE": {"patch": FULL},
+        "half-space MHE": {"patch": HALF},
+        "half-space A-MHE": {"patch": {"regularizers": [{"name": "mhe", "distance": "angular"}]}},
+    }
+    for title, name in projections.items():
+        rows[title] = {"patch": {"regularizers": [{"name": "comhe", "projection": {"name": name}}]}}
     return tuple(
-        Row(name, changes, {"error": printed[name]} if name in printed else {}) for name, changes in settings.items()
+        Row(name, printed={"error": printed[name]} if name in printed else {}, **patches)
+        for name, patches in rows.items()
     )
 
 
@@ -45,17 +58,16 @@ MLP = Recipe(
     name="energy-mlp",
     title="Regularisers of a multilayer perceptron on MNIST",
     reference="after table 6.1 of the thesis, which has a CNN on CIFAR-100",
-    settings=settings_of(
-        data={"name": "mnist"},
-        model={"name": "mlp"},
-        optimizer={"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4},
-        batch_size=128,
-        epochs=3,
-    ),
-    rows=regularizers(0.05, {}),
+    base={"model": "mlp", "optimizer": sgd(0.05), "batch_size": 128},
+    scales={
+        "paper": {"data": "mnist", "epochs": 100},
+        "cpu": {"data": "mnist", "epochs": 3},
+        "smoke": {**SMOKE, "model": {"widths": [16, 16]}},
+    },
+    rows=_regularizers({}),
     seeds=(0, 1, 2),
     metrics=(ERROR, ENERGY, SECONDS),
-    run=run,
+    cost={"paper": 12, "cpu": 0.4, "smoke": 0.01},
     note="784-256-256-10 on all 60,000 digits, 3 epochs of SGD with a one-cycle learning rate. Hidden energy: half "
     "space, s = 2, mean over pairs and layers.",
 )
@@ -64,9 +76,9 @@ CNN = Recipe(
     name="energy-cnn",
     title="Regularisers of CNN-9 on a fifth of CIFAR-100",
     reference="tables 5.1 and 6.1 of the thesis, CNN-9 with four times the width on all of CIFAR-100",
-    settings=settings_of(**IMAGES, model=_NARROW),
-    rows=regularizers(
-        0.1,
+    base=CIFAR["base"],
+    scales=_scales("mhe_cnn9"),
+    rows=_regularizers(
         {
             "weight decay": 28.03,
             "orthogonal": 27.01,
@@ -82,70 +94,75 @@ CNN = Recipe(
     ),
     seeds=(0, 1, 2),
     metrics=(ERROR, ENERGY, SECONDS),
-    run=run,
+    covers=("T5.1", "T6.1", "F6.2", "F-E.6"),
+    cost={"paper": 3000, "cpu": 0.6, "smoke": 0.02},
     figures=("error", "energy"),
     note="CNN-9 with 16, 32 and 64 filters (the source: 64, 128 and 256) on 10,000 images of 16×16 pixels, 6 "
     "epochs. Errors are far above those of the source, so only differences between rows can be compared.",
 )
 
-_WIDE = {"name": "mhe_cnn9", "widths": [32, 64, 128], "feature_dim": 64}
+
+def _width_rows(t: int, *errors: float) -> list[Row]:
+    sizes = {"model": {"widths": [16 * t, 32 * t, 64 * t]}}
+    variants = {"": {}, ", half-space MHE": HALF, ", RP-CoMHE": _RANDOM}
+    return [
+        Row(f"t = {t}{name}", {**sizes, **patch}, {"error": error}, {"smoke": {"model": {"widths": [4 * t] * 3}}})
+        for (name, patch), error in zip(variants.items(), errors, strict=True)
+    ]
+
+
 WIDTH = Recipe(
     name="energy-width",
     title="Energy and the width of CNN-9, on a fifth of CIFAR-100",
     reference="table 6.4 of the thesis",
-    settings=settings_of(**IMAGES, model=_NARROW),
-    rows=(
-        Row("t = 1", {"model": _NARROW}, {"error": 47.72}),
-        Row("t = 1, half-space MHE", {"model": _NARROW, "regularizer": _HALF}, {"error": 35.16}),
-        Row("t = 1, RP-CoMHE", {"model": _NARROW, **_projected("random")}, {"error": 34.73}),
-        Row("t = 2", {"model": _WIDE}, {"error": 38.64}),
-        Row("t = 2, half-space MHE", {"model": _WIDE, "regularizer": _HALF}, {"error": 29.33}),
-        Row("t = 2, RP-CoMHE", {"model": _WIDE, **_projected("random")}, {"error": 28.92}),
-    ),
+    base=CIFAR["base"],
+    scales=_scales("mhe_cnn9"),
+    rows=(*_width_rows(1, 47.72, 35.16, 34.73), *_width_rows(2, 38.64, 29.33, 28.92)),
     seeds=(0,),
     metrics=(ERROR, ENERGY, SECONDS),
-    run=run,
+    covers=("T6.4", "T5.2"),
+    cost={"paper": 60, "cpu": 0.15, "smoke": 0.01},
     figures=("error", "energy"),
     note="16t, 32t and 64t filters; 10,000 images of 16×16 pixels; 6 epochs.",
 )
 
-_DEEP = {"name": "mhe_cnn15", "widths": [16, 32, 64], "feature_dim": 64}
+_BARE = {"model": {"norm": "none"}}
 DEPTH = Recipe(
     name="energy-depth",
     title="Energy and the depth of a plain CNN, on a fifth of CIFAR-100",
     reference="table 6.5 of the thesis, whose CNN-15 does not converge without energy (N/C)",
-    settings=settings_of(**IMAGES, model=_DEEP),
+    base=CIFAR["base"],
+    scales=_scales("mhe_cnn15"),
     rows=(
-        Row("CNN-15", {"model": _DEEP}),
-        Row("CNN-15, half-space MHE", {"model": _DEEP, "regularizer": _HALF}, {"error": 25.84}),
-        Row("CNN-15 without BatchNorm", {"model": {**_DEEP, "norm": "none"}}),
-        Row(
-            "CNN-15 without BatchNorm, half-space MHE",
-            {"model": {**_DEEP, "norm": "none"}, "regularizer": _HALF},
-        ),
+        Row("CNN-15"),
+        Row("CNN-15, half-space MHE", HALF, {"error": 25.84}),
+        Row("CNN-15 without BatchNorm", _BARE),
+        Row("CNN-15 without BatchNorm, half-space MHE", {**_BARE, **HALF}),
     ),
     seeds=(0,),
     metrics=(ERROR, ENERGY, SECONDS),
-    run=run,
+    covers=("T6.5", "T5.3"),
+    cost={"paper": 200, "cpu": 0.1, "smoke": 0.01},
     figures=("error", "energy"),
     note="16, 32 and 64 filters, 10,000 images of 16×16 pixels, 6 epochs. An error of 99 % is chance.",
 )
 
-_SPHERE = {"name": "sphere", "angular": "cosine"}
 SPHERENET = Recipe(
     name="energy-spherenet",
     title="SphereNet-9 with energy, on a fifth of CIFAR-100",
     reference="table D.3 of the thesis",
-    settings=settings_of(**IMAGES, model=_NARROW, operator=_SPHERE),
+    base={**CIFAR["base"], "operator": {"name": "sphere", "angular": "cosine"}},
+    scales=_scales("mhe_cnn9"),
     rows=(
-        Row("SphereNet", {}, {"error": 28.10}),
-        Row("orthonormal", {"regularizer": {"name": "orthonormal", "weight": 1e-4}}, {"error": 27.95}),
-        Row("MHE", {"regularizer": _FULL}, {"error": 27.28}),
-        Row("half-space MHE", {"regularizer": _HALF}, {"error": 27.17}),
+        Row("SphereNet", printed={"error": 28.10}),
+        Row("orthonormal", printed={"error": 27.95}, **penalty("orthonormal", 1e-4)),
+        Row("MHE", FULL, {"error": 27.28}),
+        Row("half-space MHE", HALF, {"error": 27.17}),
     ),
     seeds=(0, 1),
     metrics=(ERROR, ENERGY, SECONDS),
-    run=run,
+    covers=("T-D.3",),
+    cost={"paper": 900, "cpu": 0.25, "smoke": 0.01},
     figures=("error", "energy"),
     note="CNN-9 of cosine SphereConv with 16, 32 and 64 filters, 10,000 images of 16×16 pixels, 6 epochs.",
 )

@@ -2,66 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from hypersphere import training
-from hypersphere.recipes.classification import ERROR, assemble, classify, settings_of
-from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
+from hypersphere.recipes.energy_networks import FULL, HALF, penalty
+from hypersphere.recipes.parts import CIFAR, ERROR, SMOKE, sgd, stepwise
+from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row
+from hypersphere.training import Experiment, Run, predict
 
 __all__ = ["MANY", "TOY"]
 
 _NUM_PICTURED = 2000  # enough for a picture
 
 
-def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
-    """Train on imbalanced digits; measure the error on all test digits and on the zeros, and store 2-d features."""
-    assembly = assemble(settings, trial)
-
-    def embed_test_images() -> tuple[torch.Tensor, torch.Tensor]:
-        return training.embed(assembly.network, assembly.test_batches())
-
-    def more() -> dict[str, float]:
-        features, labels = embed_test_images()
-        rare = labels == 0  # the class whose training examples are removed
-        hits = training.predict(assembly.head, features)[rare] == labels[rare]
-        return {"rare_error": 100 * float((~hits).double().mean())}
-
-    def tensors() -> dict[str, torch.Tensor]:
-        if assembly.network.feature_dim != 2:
-            return {}
-        features, labels = embed_test_images()
-        vectors = assembly.head.weight.detach()
-        return {"features": features[:_NUM_PICTURED], "labels": labels[:_NUM_PICTURED], "class_vectors": vectors}
-
-    return classify(assembly, trial, more=more, tensors=tensors)
+def measure(experiment: Experiment, run: Run) -> Outcome:
+    """Measure the error of the rare class, and store 2-d features."""
+    features, labels = experiment.embed()
+    rare = labels == 0  # the class whose training examples are removed
+    head: Any = experiment.head
+    hits = predict(head, features[rare].to(experiment.device)).cpu() == labels[rare]
+    metrics = {"rare_error": 100 * float((~hits).double().mean())}
+    if experiment.network.feature_dim != 2:
+        return Outcome(metrics)
+    pictured = {"features": features[:_NUM_PICTURED], "labels": labels[:_NUM_PICTURED]}
+    return Outcome(metrics, tensors={**pictured, "class_vectors": head.weight.detach()})
 
 
 _RARE = Metric("rare_error", "error % of digit 0", ".2f", False)
-_OPTIMIZER = {"name": "sgd", "lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4, "clip": 5.0}
 
 TOY = Recipe(
     name="imbalance-picture",
     title="Digit 0 with 2 % of its examples, and a 2-d feature",
     reference="figure 5.4 of the thesis",
-    settings=settings_of(
-        data={"name": "mnist", "keep": {"0": 0.02}, "pool": 2},
-        model={"name": "mnist_cnn6", "widths": [8, 16, 32], "norm": "batch"},
-        head={"name": "modified_softmax"},
-        optimizer={**_OPTIMIZER, "lr": 0.1},
-        batch_size=128,
-        epochs=4,
-    ),
+    base={
+        "model": {"name": "mnist_cnn6", "norm": "batch"},
+        "head": "modified_softmax",
+        "optimizer": sgd(0.1),
+        "clip": 5.0,
+        "batch_size": 128,
+    },
+    scales={
+        # The schedule of the 2-d features of chapter 2; that of this figure is not printed.
+        "paper": {"data": {"name": "mnist", "keep": {"0": 0.02}}, **stepwise(18_000, [12_000, 15_000])},
+        "cpu": {
+            "data": {"name": "mnist", "keep": {"0": 0.02}, "pool": 2},
+            "model": {"widths": [8, 16, 32]},
+            "epochs": 4,
+        },
+        "smoke": {**SMOKE, "model": {"widths": [4, 4, 4]}},
+    },
     rows=(
-        Row("no energy", {}),
-        Row("MHE on the output", {"regularizer": {"name": "mhe", "hidden": 0.0, "half_space": False, "output": 1.0}}),
-        Row("half-space MHE, and on the output", {"regularizer": {"name": "mhe"}}),
+        Row("no energy"),
+        Row(
+            "MHE on the output", {"regularizers": [{"name": "mhe", "hidden": 0.0, "half_space": False, "output": 1.0}]}
+        ),
+        Row("half-space MHE, and on the output", HALF),
     ),
     seeds=(0, 1, 2),
     metrics=(ERROR, _RARE),
-    run=run,
+    covers=("F5.4", "F-D.4"),
+    cost={"paper": 100, "cpu": 0.25, "smoke": 0.005},
+    measure=measure,
     note="All digits of MNIST at 14×14 pixels except for 98 % of the zeros; CNN-6 with 8, 16 and 32 filters of 5×5 "
     "and a 2-d feature, unit class vectors, 4 epochs. Gradients are clipped to norm 5, because class vectors "
     "that start close together repel each other strongly. Settings were chosen on 10,000 held-out training "
@@ -69,32 +69,56 @@ TOY = Recipe(
     "in 3 epochs, with energy or without. The pictures show the first 2,000 test digits.",
 )
 
-_ONE = {"data": {"name": "mnist", "keep": {"0": 0.02}, "limit": 5000}}
-_RISING = {"data": {"name": "mnist", "rising": True, "limit": 5000}}
+
+def _rows(title: str, few: dict[str, Any], in_source: dict[str, Any], *errors: float) -> list[Row]:
+    variants: dict[str, dict[str, Any]] = {
+        "no energy": {},
+        "orthonormal": penalty("orthonormal", 1e-3),
+        "MHE": {"patch": FULL},
+        "half-space MHE": {"patch": HALF},
+    }
+    return [
+        Row(
+            f"{title}, {name}",
+            {"data": few, **patches.get("patch", {})},
+            {"error": error},
+            {"paper": {"data": in_source, **patches.get("at", {}).get("paper", {})}},
+        )
+        for (name, patches), error in zip(variants.items(), errors, strict=True)
+    ]
+
+
 MANY = Recipe(
     name="imbalance",
     title="A rare class, and classes of linearly rising size",
     reference="table 5.7 of the thesis, on CIFAR-10",
-    settings=settings_of(
-        data={"name": "mnist"},
-        model={"name": "opt_cnn6", "widths": [8, 16, 32], "feature_dim": 64},
-        optimizer=_OPTIMIZER,
-        batch_size=64,
-        epochs=4,
-    ),
-    rows=tuple(
-        Row(f"{title}, {name}", {**data, "regularizer": regularizer}, {"error": printed[column]})
-        for column, (title, data) in enumerate((("single", _ONE), ("rising", _RISING)))
-        for name, regularizer, printed in (
-            ("no energy", {"name": "none"}, (9.80, 12.00)),
-            ("orthonormal", {"name": "orthonormal", "weight": 1e-3}, (8.34, 10.80)),
-            ("MHE", {"name": "mhe", "half_space": False, "hidden": 10.0}, (7.98, 10.25)),
-            ("half-space MHE", {"name": "mhe"}, (7.90, 9.59)),
-        )
+    base={},
+    scales={
+        "paper": {**CIFAR["base"], **CIFAR["paper"], "data": "cifar10", "model": "mhe_cnn9"}
+        | {"optimizer": sgd(0.1, weight_decay=1e-4)},
+        "cpu": {
+            "data": {"name": "mnist", "limit": 5000},
+            "model": {"name": "opt_cnn6", "widths": [8, 16, 32], "feature_dim": 64},
+            "optimizer": sgd(0.02),
+            "clip": 5.0,
+            "batch_size": 64,
+            "epochs": 4,
+        },
+        "smoke": {
+            **SMOKE,
+            "model": {"name": "opt_cnn6", "widths": [4, 4, 4], "feature_dim": 8},
+            "optimizer": sgd(0.02),
+        },
+    },
+    rows=(
+        *_rows("single", {"keep": {"0": 0.02}}, {"keep": {"0": 0.1}}, 9.80, 8.34, 7.98, 7.90),
+        *_rows("rising", {"rising": True}, {}, 12.00, 10.80, 10.25, 9.59),
     ),
     seeds=(0, 1),
     metrics=(ERROR, _RARE),
-    run=run,
+    covers=("T5.7",),
+    cost={"paper": 1600, "cpu": 0.2, "smoke": 0.01},
+    measure=measure,
     note="5,000 digits: 2 % of the zeros (single), or a fraction (i+1)/10 of digit i (rising); CNN-6 with 8, 16 "
     "and 32 filters, 4 epochs. The numbers of the source are for CIFAR-10 with 10 % of one class, so only the "
     "order of rows can be compared.",

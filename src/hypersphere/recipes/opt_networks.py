@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from hypersphere import rotation
-from hypersphere.recipes.classification import ENERGY, ERROR, IMAGES, SECONDS, assemble, classify, settings_of
-from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row, Trial
+from hypersphere.recipes.energy_networks import HALF
+from hypersphere.recipes.parts import CIFAR, ENERGY, ERROR, SECONDS, SMOKE, stepwise
+from hypersphere.recipes.recipe import Metric, Outcome, Recipe, Row
+from hypersphere.training import Experiment, Run
 
-__all__ = ["CNN", "CNN6", "MLP", "POINTNET", "decaying_sgd"]
+__all__ = ["CNN", "CNN6_BASE", "CNN6_SCALES", "MLP", "POINTNET", "rotated"]
 
 _TRAINED_NUMBERS = Metric("parameters", "trained numbers", ".0f", None)
 _METHODS: dict[str, dict[str, Any]] = {
@@ -23,23 +25,18 @@ _METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(settings: Mapping[str, Any], trial: Trial) -> Outcome:
-    """Train, with or without rotation; measure error, accuracy, energy and the number of degrees of freedom."""
-    assembly = assemble(settings, trial)
-    degrees_of_freedom = rotation.degrees_of_freedom(assembly.objective, on_group=assembly.turning.on_group)
-    outcome = classify(assembly, trial)
-    more = {"accuracy": 100 - outcome.metrics["error"], "parameters": float(degrees_of_freedom)}
-    return Outcome({**outcome.metrics, **more}, outcome.curves, outcome.tensors)
+def _degrees_of_freedom(experiment: Experiment, run: Run) -> Outcome:
+    """Count the trained numbers: d(d−1)/2 for a rotation."""
+    count = rotation.degrees_of_freedom(experiment.objective, on_group=experiment.rotation.on_group)
+    return Outcome({"parameters": float(count)})
 
 
-def _sgd(rate: float, rotation_rate: float | None = None, **options: Any) -> dict[str, Any]:
-    rotation_options = {} if rotation_rate is None else {"rotation_lr": rotation_rate}
-    return {"name": "sgd", "lr": rate, "momentum": 0.9, **rotation_options, **options}
-
-
-def decaying_sgd(rate: float, rotation_rate: float | None = None) -> dict[str, Any]:
-    """Return settings of SGD with momentum, weight decay 5e-4 and a separate learning rate for rotations."""
-    return _sgd(rate, rotation_rate, weight_decay=5e-4)
+def rotated(method: Mapping[str, Any], rate: float, **optimizer: Any) -> dict[str, Any]:
+    """Return the patches of a row with a rotation and its learning rate, which in the source is that of SGD."""
+    return {
+        "patch": {"rotation": dict(method), "optimizer": {"rotation_lr": rate, **optimizer}},
+        "at": {"paper": {"optimizer": {"rotation_lr": None}}},
+    }
 
 
 # By initialisation and method: the learning rate of rotations, chosen on held-out digits, and the error of table 7.3.
@@ -66,48 +63,57 @@ _DIGITS: dict[str, dict[str, tuple[float, float | None]]] = {
 }
 _DIGIT_RATES = {"normal": 1e-3, "xavier": 0.1}
 _DIGIT_METHODS = {**_METHODS, "S-OPT (CP)": {"name": "stochastic", "every": 100}}
+_SOURCE_RATE = {"paper": {"optimizer": {"lr": 0.01, "rotation_lr": None}}}  # one rate for all parameters
 
 
 def _digit_rows(init: str, plain: float) -> list[Row]:
-    model, rate = {"name": "mlp", "init": init}, _DIGIT_RATES[init]
-    rows = [Row(f"{init}, baseline", {"model": model, "optimizer": _sgd(rate)}, {"error": plain})]
+    rate = _DIGIT_RATES[init]
+    rows = [Row(f"{init}, baseline", {"init": init, "optimizer": {"lr": rate}}, {"error": plain}, _SOURCE_RATE)]
     for name, (rotation_rate, error) in _DIGITS[init].items():
-        changes = {"model": model, "optimizer": _sgd(rate, rotation_rate), "rotation": _DIGIT_METHODS[name]}
-        rows.append(Row(f"{init}, {name}", changes, {} if error is None else {"error": error}))
+        optimizer = {"lr": rate, "rotation_lr": rotation_rate}
+        patch = {"init": init, "optimizer": optimizer, "rotation": _DIGIT_METHODS[name]}
+        rows.append(Row(f"{init}, {name}", patch, {} if error is None else {"error": error}, _SOURCE_RATE))
     return rows
 
 
 # Neurons from N(0, 1), scaled to norm 1.
 _UNIT = {
-    "model": {"name": "mlp", "init": "normal"},
-    "optimizer": _sgd(0.1, 0.01),
+    "init": "normal",
+    "optimizer": {"lr": 0.1, "rotation_lr": 0.01},
     "rotation": {"name": "cayley", "normalize": True},
 }
-# The learning rate of the source for all parameters, instead of rates chosen on held-out digits.
-_ROWS_AT_SOURCE_RATE = (
-    Row("xavier, baseline at 0.01", {"optimizer": _sgd(0.01)}, {"error": 2.14}),
-    Row("xavier, OPT (CP) at 0.01", {"optimizer": _sgd(0.01, 0.01), "rotation": _METHODS["OPT (CP)"]}, {"error": 1.49}),
-)
 MLP = Recipe(
     name="opt-mlp",
     title="A multilayer perceptron on MNIST, trained by rotation",
     reference="table 7.3 of the thesis, table 6 of the OPT paper",
-    settings=settings_of(
-        data={"name": "mnist", "pool": 2},
-        model={"name": "mlp", "init": "xavier"},
-        optimizer=_sgd(0.1),
-        batch_size=100,
-        epochs=4,
-    ),
+    base={
+        "model": "mlp",
+        "init": "xavier",
+        "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+        "batch_size": 100,
+    },
+    scales={
+        "paper": {"data": "mnist", "schedule": "constant", "epochs": 100},
+        "cpu": {"data": {"name": "mnist", "pool": 2}, "epochs": 4},
+        "smoke": {**SMOKE, "model": {"widths": [16, 16]}},
+    },
     rows=(
         *_digit_rows("normal", 6.05),
-        Row("normal, OPT (CP), unit neurons", _UNIT),
+        Row("normal, OPT (CP), unit neurons", _UNIT, at=_SOURCE_RATE),
         *_digit_rows("xavier", 2.14),
-        *_ROWS_AT_SOURCE_RATE,
+        # The learning rate of the source for all parameters, instead of rates chosen on held-out digits.
+        Row("xavier, baseline at 0.01", {"optimizer": {"lr": 0.01}}, {"error": 2.14}),
+        Row(
+            "xavier, OPT (CP) at 0.01",
+            {"optimizer": {"lr": 0.01, "rotation_lr": 0.01}, "rotation": _METHODS["OPT (CP)"]},
+            {"error": 1.49},
+        ),
     ),
     seeds=(0, 1, 2, 3, 4),
     metrics=(ERROR, ENERGY, _TRAINED_NUMBERS, SECONDS),
-    run=run,
+    covers=("T7.3",),
+    cost={"paper": 150, "cpu": 0.9, "smoke": 0.02},
+    measure=_degrees_of_freedom,
     figures=("error", "energy"),
     note="196-256-256-10 on all 60,000 digits at 14×14 pixels, 4 epochs of SGD with batches of 100 and a one-cycle "
     "learning rate (the source: 28×28 pixels, 100 epochs). Learning rates were chosen on 10,000 digits held "
@@ -119,55 +125,59 @@ MLP = Recipe(
     "learning rate of the source, 0.01, for all parameters. Trained numbers: d(d−1)/2 for a rotation.",
 )
 
-CNN6 = {"name": "opt_cnn6", "widths": [32, 32, 32], "feature_dim": 64, "norm": "batch"}
-_BARE = {**CNN6, "norm": "none"}
-_RATE = 0.1  # of all parameters except rotations, with BatchNorm
+CNN6_BASE: dict[str, Any] = {**CIFAR["base"], "model": {"name": "opt_cnn6", "norm": "batch"}}
+CNN6_SCALES: dict[str, dict[str, Any]] = {
+    "paper": {
+        **CIFAR["paper"],
+        "init": "he",
+        "optimizer": {"weight_decay": 5e-4},
+        **stepwise(75_000, [30_000, 50_000, 64_000]),
+    },
+    "cpu": {**CIFAR["cpu"], "model": {"widths": [32, 32, 32], "feature_dim": 64}},
+    "smoke": {**SMOKE, "model": {"widths": [4, 4, 4], "feature_dim": 8}},
+}
+_BARE = {"model": {"norm": "none"}}
 
 
-def _rotated(rotation_rate: float, method: Mapping[str, Any]) -> dict[str, Any]:
-    return {"rotation": dict(method), "optimizer": decaying_sgd(_RATE, rotation_rate)}
+def _row(name: str, error: float, method: Mapping[str, Any], rate: float) -> Row:
+    return Row(name, printed={"error": error}, **rotated(method, rate))
 
 
-# Rates without BatchNorm, chosen on held-out images: 0.1 for plain training, 0.03 in addition to that of a rotation.
-def _bare(rotation_rate: float | None = None, method: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    if method is None:
-        return {"model": _BARE, "optimizer": decaying_sgd(0.1)}
-    return {"model": _BARE, "optimizer": decaying_sgd(0.03, rotation_rate), "rotation": dict(method)}
+def _bare_row(name: str, error: float, rate: float) -> Row:
+    # Without BatchNorm, rates were chosen again: 0.03 for all other parameters.
+    patches = rotated(_METHODS[name], rate, lr=0.03)
+    in_source = {"paper": {"optimizer": {"lr": 0.1, "rotation_lr": None}}}
+    return Row(f"no BatchNorm, {name}", {**patches["patch"], **_BARE}, {"error": error}, in_source)
 
 
 CNN = Recipe(
     name="opt-cnn",
     title="CNN-6 on a fifth of CIFAR-100, trained by rotation",
     reference="tables 7.1, 7.4 and 7.5 of the thesis; tables 10 and 20 of the OPT paper",
-    settings=settings_of(**IMAGES, model=CNN6),
+    base=CNN6_BASE,
+    scales=CNN6_SCALES,
     rows=(
-        Row("baseline", {}, {"error": 37.59}),
-        Row("HS-MHE", {"regularizer": {"name": "mhe"}}, {"error": 34.97}),
-        Row("OPT (GS)", _rotated(0.3, _METHODS["OPT (GS)"]), {"error": 33.02}),
-        Row("OPT (CP)", _rotated(0.3, _METHODS["OPT (CP)"]), {"error": 33.53}),
-        Row("OPT (OGD)", _rotated(0.1, _METHODS["OPT (OGD)"]), {"error": 33.33}),
-        Row("OPT (OR)", _rotated(0.1, _METHODS["OPT (OR)"]), {"error": 34.70}),
-        Row("UPT", _rotated(0.03, {"name": "free"}), {"error": 42.61}),
-        Row(
-            "S-OPT (GS), p = d/4",
-            _rotated(0.3, {"name": "stochastic", "method": "gram_schmidt", "every": 40}),
-            {"error": 33.70},
-        ),
-        Row(
-            "PE-OPT (CP), k = 2", _rotated(0.3, {"name": "cayley", "blocks": 2, "whole_first": True}), {"error": 33.54}
-        ),
-        Row(
-            "PE-OPT (CP), k = 4", _rotated(0.3, {"name": "cayley", "blocks": 4, "whole_first": True}), {"error": 34.77}
-        ),
-        Row("no BatchNorm, baseline", _bare(), {"error": 38.95}),
-        Row("no BatchNorm, HS-MHE", {**_bare(), "regularizer": {"name": "mhe"}}, {"error": 36.90}),
-        Row("no BatchNorm, OPT (GS)", _bare(1.0, _METHODS["OPT (GS)"]), {"error": 35.61}),
-        Row("no BatchNorm, OPT (CP)", _bare(0.3, _METHODS["OPT (CP)"]), {"error": 34.88}),
-        Row("no BatchNorm, OPT (OGD)", _bare(0.1, _METHODS["OPT (OGD)"]), {"error": 35.38}),
+        Row("baseline", printed={"error": 37.59}),
+        Row("HS-MHE", HALF, {"error": 34.97}),
+        _row("OPT (GS)", 33.02, _METHODS["OPT (GS)"], 0.3),
+        _row("OPT (CP)", 33.53, _METHODS["OPT (CP)"], 0.3),
+        _row("OPT (OGD)", 33.33, _METHODS["OPT (OGD)"], 0.1),
+        _row("OPT (OR)", 34.70, _METHODS["OPT (OR)"], 0.1),
+        _row("UPT", 42.61, {"name": "free"}, 0.03),
+        _row("S-OPT (GS), p = d/4", 33.70, {"name": "stochastic", "method": "gram_schmidt", "every": 40}, 0.3),
+        _row("PE-OPT (CP), k = 2", 33.54, {"name": "cayley", "blocks": 2, "whole_first": True}, 0.3),
+        _row("PE-OPT (CP), k = 4", 34.77, {"name": "cayley", "blocks": 4, "whole_first": True}, 0.3),
+        Row("no BatchNorm, baseline", _BARE, {"error": 38.95}),
+        Row("no BatchNorm, HS-MHE", {**_BARE, **HALF}, {"error": 36.90}),
+        _bare_row("OPT (GS)", 35.61, 1.0),
+        _bare_row("OPT (CP)", 34.88, 0.3),
+        _bare_row("OPT (OGD)", 35.38, 0.1),
     ),
     seeds=(0, 1),
     metrics=(ERROR, ENERGY, _TRAINED_NUMBERS, SECONDS),
-    run=run,
+    covers=("T7.1", "T7.4", "T7.5", "O-T6", "O-T10", "T-F.5", "F7.3"),
+    cost={"paper": 1500, "cpu": 0.5, "smoke": 0.02},
+    measure=_degrees_of_freedom,
     figures=("error", "energy"),
     note="CNN-6 with 32 filters per layer (the source: 64) on 10,000 images of 16×16 pixels, 6 epochs. Errors are "
     "far above those of the source, so only differences between rows can be compared. Learning rates were "
@@ -180,27 +190,40 @@ CNN = Recipe(
     "single block. Trained numbers: d(d−1)/2 for a rotation.",
 )
 
-_ADAM = {"name": "adam", "lr": 3e-3}
-_ROTATION_ADAM = {**_ADAM, "rotation_lr": 0.01}
 POINTNET = Recipe(
     name="opt-pointnet",
     title="PointNet on ModelNet10, trained by rotation",
     reference="table 7.12 of the thesis and table 9 of the OPT paper, on ModelNet40",
-    settings=settings_of(
-        data={"name": "modelnet10"},
-        model={"name": "pointnet", "per_point": [32, 32, 64, 128], "hidden": [64, 64]},
-        optimizer=_ADAM,
-        batch_size=32,
-        epochs=6,
-    ),
+    base={"model": "pointnet", "optimizer": {"name": "adam", "lr": 3e-3}, "batch_size": 32},
+    scales={
+        "paper": {
+            "data": "modelnet40",
+            "optimizer": {"lr": 1e-3},
+            # The source multiplies by 0.7 every 200,000 examples.
+            "schedule": {"name": "steps", "at": [6250 * k for k in range(1, 13)], "factor": 0.7, "unit": "steps"},
+            "epochs": 250,
+        },
+        "cpu": {
+            "data": "modelnet10",
+            "model": {"per_point": [32, 32, 64, 128], "hidden": [64, 64]},
+            "epochs": 6,
+        },
+        "smoke": {
+            "data": {"name": "generated", "kind": "points", "size": 20},
+            "model": {"per_point": [4, 8], "hidden": [8]},
+            "epochs": 1,
+        },
+    },
     rows=(
-        Row("baseline", {}, {"accuracy": 87.1}),
-        Row("OPT (GS)", {"rotation": _METHODS["OPT (GS)"], "optimizer": _ROTATION_ADAM}, {"accuracy": 87.23}),
-        Row("OPT (CP)", {"rotation": _METHODS["OPT (CP)"], "optimizer": _ROTATION_ADAM}, {"accuracy": 87.81}),
+        Row("baseline", printed={"accuracy": 87.1}),
+        Row("OPT (GS)", printed={"accuracy": 87.23}, **rotated(_METHODS["OPT (GS)"], 0.01)),
+        Row("OPT (CP)", printed={"accuracy": 87.81}, **rotated(_METHODS["OPT (CP)"], 0.01)),
     ),
     seeds=(0, 1),
     metrics=(Metric("accuracy", "test accuracy %", ".2f", True), ENERGY, _TRAINED_NUMBERS, SECONDS),
-    run=run,
+    covers=("O-T9",),
+    cost={"paper": 2000, "cpu": 0.5, "smoke": 0.005},
+    measure=_degrees_of_freedom,
     note="PointNet without transforms and with narrow layers on the 10 classes of ModelNet10; 6 epochs of Adam "
     "with batches of 32. Learning rates were chosen on 800 shapes held out from training, after 2 epochs on "
     "1,500 others, with one seed: from three values for plain training (0.003), from four for the rotations "

@@ -1,4 +1,4 @@
-"""Records: one JSON file per row and seed, written atomically. A row that has a record is not run again."""
+"""Records: one JSON file per row and seed with settings, environment and results, written atomically."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import hashlib
 import json
 import math
 import reprlib
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -21,22 +18,29 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hypersphere._files import replacing
-from hypersphere._validation import require
 from hypersphere.data import DamagedData
-from hypersphere.recipes.recipe import Outcome, Recipe, Row, Trial
-from hypersphere.training.origin import made_with
 
-__all__ = ["Record", "execute", "read_records", "read_tensors", "record_path", "run_name"]
+__all__ = ["Record", "read_records", "read_tensors", "record_path", "run_name", "short_hash", "write_tensors"]
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run of one row: its settings, environment and results. None stands for a number that is not finite."""
+    """One run of one row: its settings, environment and results. None stands for a number that is not finite.
+
+    Attributes:
+        recipe, row, seed, scale: what was run.
+        config: all settings, with the options of the measurement as "measure"; None in records of version 0.1.
+        metrics, curves: the results.
+        seconds: duration of the run.
+        commit, versions, machine, threads: with what it was run.
+        overrides: settings that the user changed.
+    """
 
     recipe: str
     row: str
     seed: int
-    settings: dict[str, Any]
+    scale: str
+    config: dict[str, Any] | None
     metrics: dict[str, float | None]
     seconds: float
     curves: dict[str, list[float | None]] = field(default_factory=dict)
@@ -53,9 +57,14 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read a record; raise `DamagedData` if the file is not one."""
+        """Read a record, also one of version 0.1; raise `DamagedData` if the file is not one."""
         try:
-            record = cls(**json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None))
+            content = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
+            if isinstance(content, dict) and isinstance(content.get("settings"), dict):
+                # Version 0.1 had one scale, and settings in another form.
+                del content["settings"]
+                content |= {"scale": "cpu", "config": None}
+            record = cls(**content)
             # JSON knows the fields but not their types, so these are compared with the annotations.
             for name, kind in get_type_hints(cls).items():
                 if not _has_type(getattr(record, name), kind):
@@ -65,155 +74,61 @@ class Record:
         return record
 
 
-def execute(
-    recipe: Recipe,
-    out: Path,
-    *,
-    seeds: Sequence[int] | None = None,
-    rows: Sequence[str] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    data_root: Path | None = None,
-    on_progress: Callable[[Row, int, float], None] | None = None,
-) -> list[Record]:
-    """Run every row with every seed for which there is no record yet; return the records of all rows and seeds.
+def run_name(recipe: str, overrides: Mapping[str, Any] | None = None, scale: str = "cpu") -> str:
+    """Return the folder of the records of a recipe, with the scale unless it is "cpu", and a hash of the overrides.
 
-    Args:
-        recipe: the table.
-        out: folder of the records, `out/NAME/ROW/seed-K.json`, with tensors next to them as safetensors.
-        seeds: seeds to run; by default those of the recipe.
-        rows: names of the rows to run; all if None.
-        overrides: settings that replace those of the recipe, for a smaller or larger scale, but none that rows set.
-            They become part of the record, and the records are stored separately, in `out/NAME@HASH/`.
-        data_root: folder of the data sets; None uses the environment variable HYPERSPHERE_DATA.
-        on_progress: called with the row, the seed and the fraction done, which is 1 at the end and for old records.
+    >>> run_name("digits"), run_name("digits", {"epochs": 1}), run_name("digits", {"epochs": 1}, "paper")
+    ('digits', 'digits@f75a221d', 'digits@paper-f75a221d')
     """
-    changes = dict(overrides or {})
-    names = [row.name for row in recipe.rows]
-    require(set(rows or names) <= set(names), "rows", f"names among {', '.join(names)}", rows)
-    chosen = [row for row in recipe.rows if rows is None or row.name in rows]
-    # All settings are checked before the first run, which may take hours.
-    planned = [(row, recipe.settings_of(row, changes)) for row in chosen]
-    environment, records = made_with(), []
-    for row, settings in planned:
-        for seed in map(int, recipe.seeds if seeds is None else seeds):
-            request: dict[str, Any] = {"recipe": recipe.name, "row": row.name, "seed": seed, "settings": settings}
-            request["overrides"] = {key: settings[key] for key in changes}
-            path = record_path(out, recipe.name, row.name, seed, request["overrides"])
-            record = _read_finished(path, request)
-            if record is None:
-                trial = Trial(seed, partial(_report_progress, on_progress, row, seed), data_root)
-                record = _run(recipe, request, trial, path, environment)
-            records.append(record)
-            if on_progress is not None:
-                on_progress(row, seed, 1.0)
-    return records
+    parts = [*([] if scale == "cpu" else [scale]), *([short_hash(dict(overrides))] if overrides else [])]
+    return _file_name(recipe) + ("@" + "-".join(parts) if parts else "")
 
 
-def run_name(recipe: str, overrides: Mapping[str, Any]) -> str:
-    """Return the folder of a run: the name of the recipe, and a hash of the overrides if there are any.
-
-    >>> run_name("digits", {}), run_name("digits", {"epochs": 1})
-    ('digits', 'digits@f75a221d')
-    """
-    return _file_name(recipe) + (f"@{_short_hash(dict(overrides))}" if overrides else "")
-
-
-def record_path(out: Path, recipe: str, row: str, seed: int, overrides: Mapping[str, Any] | None = None) -> Path:
+def record_path(
+    out: Path, recipe: str, row: str, seed: int, overrides: Mapping[str, Any] | None = None, scale: str = "cpu"
+) -> Path:
     """Return the path of the record of a row and seed."""
-    return out / run_name(recipe, overrides or {}) / _file_name(row) / f"seed-{seed}.json"
+    return out / run_name(recipe, overrides, scale) / _file_name(row) / f"seed-{seed}.json"
 
 
 def read_records(out: Path, run: str) -> list[Record]:
-    """Read all records of a run, `NAME` or `NAME@HASH` (see `run_name`), by row and seed."""
+    """Read all records of a run, such as `NAME` or `NAME@HASH` (see `run_name`), by row and seed."""
     records = [Record.read(path) for path in (out / run).glob("*/seed-*.json")]
     return sorted(records, key=lambda record: (record.row, record.seed))
 
 
 def read_tensors(out: Path, record: Record) -> dict[str, Tensor]:
     """Read the tensors that a run stored for pictures; empty if it stored none."""
-    path = record_path(out, record.recipe, record.row, record.seed, record.overrides).with_suffix(".safetensors")
+    path = record_path(out, record.recipe, record.row, record.seed, record.overrides, record.scale)
+    path = path.with_suffix(".safetensors")
     try:
         return load_file(path) if path.exists() else {}
     except SafetensorError as error:
         raise DamagedData(f"{path} is not a file of tensors: {error}") from None
 
 
-def _report_progress(
-    on_progress: Callable[[Row, int, float], None] | None, row: Row, seed: int, fraction: float
-) -> None:
-    if on_progress is not None and fraction < 1:  # the end is reported when the record has been written
-        on_progress(row, seed, fraction)
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors atomically."""
+    # safetensors rejects tensors that share memory or are not contiguous.
+    separate = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    with replacing(path) as draft:
+        save_file(separate, draft)
 
 
-def _read_finished(path: Path, request: Mapping[str, Any]) -> Record | None:
-    """Return the record at a path, or None if there is none or it belongs to other settings."""
-    if not path.exists():
-        return None
-    record = Record.read(path)
-    # Compared as text, because 1, 1.0 and True are equal in Python but different settings.
-    recorded = {key: getattr(record, key) for key in request}
-    return record if _canonical_json(recorded) == _canonical_json(request) else None
-
-
-def _run(
-    recipe: Recipe, request: Mapping[str, Any], trial: Trial, path: Path, environment: Mapping[str, Any]
-) -> Record:
-    _require_writable(path.parent)  # before training, not after it
-    tensor_path = path.with_suffix(".safetensors")
-    # Files of other settings are removed, the record first: a record without its tensors must not exist.
-    for old in (path, tensor_path):
-        old.unlink(missing_ok=True)
-    trial.tell(0.0)
-    torch.manual_seed(trial.seed)
-    began = time.perf_counter()
-    try:
-        outcome = recipe.run(request["settings"], trial)
-    except FloatingPointError:
-        outcome = Outcome({"diverged": 1.0})
-    record = Record(
-        **request,
-        metrics={key: _finite_or_none(value) for key, value in outcome.metrics.items()},
-        seconds=round(time.perf_counter() - began, 3),
-        # Six digits are enough for figures and keep records small.
-        curves={key: [_finite_or_none(f"{value:.6g}") for value in values] for key, values in outcome.curves.items()},
-        commit=environment["commit"],
-        versions={name: environment[name] for name in ("hypersphere", "python", "torch", "numpy")},
-        machine=environment["machine"],
-        threads=environment["threads"],
-    )
-    if outcome.tensors:
-        # safetensors rejects tensors that share memory or are not contiguous.
-        tensors = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in outcome.tensors.items()}
-        with replacing(tensor_path) as draft:
-            save_file(tensors, draft)
-    record.write(path)  # last, so that a record implies that its tensors exist
-    return record
-
-
-def _require_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ValueError(f"out must be a writable folder, not {folder}: {error.strerror}") from None
-
-
-def _finite_or_none(value: float | str) -> float | None:
+def finite_or_none(value: float | str) -> float | None:
+    """Return a number, or None if it is not finite, which JSON cannot store."""
     return float(value) if math.isfinite(float(value)) else None
+
+
+def short_hash(value: Any) -> str:
+    """Return eight hexadecimal digits that identify plain data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _file_name(name: str) -> str:
     """Return a file name that is valid on every system; a hash keeps names distinct that become equal."""
     safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_=.") else "_" for letter in name)
-    return name if safe[:80] == name and name.strip(".") else f"{safe[:80]}-{_short_hash(name)}"
-
-
-def _short_hash(value: Any) -> str:
-    return hashlib.sha256(_canonical_json(value).encode()).hexdigest()[:8]
-
-
-def _canonical_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+    return name if safe[:80] == name and name.strip(".") else f"{safe[:80]}-{short_hash(name)}"
 
 
 def _has_type(value: Any, kind: Any) -> bool:

@@ -1,0 +1,63 @@
+"""Generated data: patterns with noise in the form of a data set, for trials that need no files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hypersphere._validation import is_integer, require
+from hypersphere.data.containers import Graph
+from hypersphere.data.sources import TensorSource
+from hypersphere.data.splits import DataSplit, split_by_class, split_by_sample
+
+KINDS = ("images", "points", "graph")
+NOISE = 0.25  # relative to the pattern
+
+
+def generated(
+    root: Path | None,
+    *,
+    kind: str = "images",
+    size: int = 8,
+    channels: int = 1,
+    classes: int = 4,
+    per_class: int = 16,
+    open_set: bool = False,
+    seed: int = 0,
+) -> DataSplit:
+    """Random patterns with noise, one per class; no files are read.
+
+    `kind` is "images" (`channels` × `size` × `size`), "points" (clouds of `size` points) or "graph" (nodes with `size`
+    features, in cliques of one class). A quarter of the `per_class` samples of each of the `classes`, or with
+    `open_set` a quarter of the classes, is used for validation. `seed` selects the patterns.
+    """
+    require(kind in KINDS, "data.kind", f"one of {', '.join(KINDS)}", kind)
+    for name, value, least in (("size", size, 1), ("channels", channels, 1), ("classes", classes, 2)):
+        require(is_integer(value, least), f"data.{name}", f"an integer >= {least}", value)
+    require(is_integer(per_class, 4), "data.per_class", "an integer >= 4", per_class)
+    require(not open_set or kind != "graph", "data.open_set", "false for a graph", open_set)
+    generator = torch.Generator().manual_seed(seed)
+    shape = {"images": (channels, size, size), "points": (size, 3), "graph": (size,)}[kind]
+    labels = torch.arange(classes).repeat(per_class)
+    patterns = torch.rand(classes, *shape, generator=generator)[labels]
+    samples = (1 - NOISE) * patterns + NOISE * torch.rand(len(labels), *shape, generator=generator)
+    names = tuple(f"class {label}" for label in range(classes))
+    if kind == "graph":
+        return _graph(samples, labels, names)
+    inputs = (255 * samples).round().to(torch.uint8) if kind == "images" else 2 * samples - 1
+    source = TensorSource(inputs, labels, names)
+    return split_by_class(source, 0.25, seed) if open_set else split_by_sample(source, 0.25)
+
+
+def _graph(features: Tensor, labels: Tensor, names: tuple[str, ...]) -> DataSplit:
+    """Return a graph that joins all nodes of a class; half of the nodes are for training, a quarter for validation."""
+    same = labels[:, None] == labels
+    edges = same.fill_diagonal_(False).nonzero().T.contiguous()
+    nodes = torch.arange(len(labels))
+    part = nodes // len(names) % 4  # samples of a class are `len(names)` apart
+    masks = part <= 1, part == 2, part == 3
+    graph = Graph(features, labels, edges, *masks, names)
+    train, test = (TensorSource(nodes[mask], labels[mask], names) for mask in (masks[0], masks[2]))
+    return DataSplit(train, test, graph=graph)

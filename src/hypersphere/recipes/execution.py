@@ -1,0 +1,252 @@
+"""Run a recipe: train each row with each seed, measure, and write one record per row and seed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hypersphere.heads._collectives import Processes
+from hypersphere.recipes.recipe import Outcome, Recipe, Row
+from hypersphere.recipes.record import Record, finite_or_none, record_path, write_tensors
+from hypersphere.training import Config, DamagedCheckpoint, Experiment, Run, Trainer, build_experiment
+from hypersphere.training.origin import made_with
+from hypersphere.training.validation import mean_energy
+
+__all__ = ["execute", "outcome_of_lines"]
+
+
+def execute(
+    recipe: Recipe,
+    out: Path,
+    *,
+    scale: str = "cpu",
+    rows: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    device: torch.device | str | None = None,
+    data_root: Path | None = None,
+    on_progress: Callable[[Row, int, float], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda message: None,
+) -> list[Record]:
+    """Run every row with every seed for which there is no record yet; return the records of all rows and seeds.
+
+    A run that is interrupted continues from its last checkpoint, in the folder next to the place of its record. In a
+    process group, all processes call this function and share the work; the first one writes the files.
+
+    Args:
+        recipe: the table.
+        out: folder of the records, `out/NAME/ROW/seed-K.json`, with tensors next to them as safetensors.
+        scale: "paper", "cpu" or "smoke". Records of scales other than "cpu" are stored in `out/NAME@SCALE/`.
+        rows: names of the rows to run; all if None.
+        seeds: seeds to run; by default those of the recipe.
+        overrides: settings that are changed in all rows, by dotted path, see `Recipe.settings`. They become part of the
+            record, and the records are stored separately, in `out/NAME@HASH/`.
+        device: device for training.
+        data_root: folder of the data sets; None uses the environment variable HYPERSPHERE_DATA.
+        on_progress: called with the row, the seed and the fraction done, which is 1 at the end and for old records.
+        stop: called after each step; if it returns True, the state is saved and the finished records are returned.
+        say: called with messages for the user, such as damaged checkpoints.
+    """
+    changes = json.loads(json.dumps(dict(overrides or {})))
+    chosen = list(recipe.rows) if rows is None else [recipe.row(name) for name in dict.fromkeys(rows)]
+    numbers = [int(seed) for seed in (recipe.seeds if seeds is None else seeds)]
+    # All settings are checked before the first run, which may take hours.
+    jobs = [_Job(recipe, row, seed, scale, changes, out) for row in chosen for seed in numbers]
+    environment, records = made_with(), []
+    for job in jobs:
+
+        def report(fraction: float, job: _Job = job) -> None:
+            if on_progress is not None:
+                on_progress(job.row, job.seed, fraction)
+
+        record = job.finished_record()
+        if record is None:
+            report(0.0)
+            record = job.run(environment, device=device, data_root=data_root, report=report, stop=stop, say=say)
+        if record is None:
+            break
+        records.append(record)
+        report(1.0)
+    return records
+
+
+class _Job:
+    """One row with one seed: its settings and the places of its files."""
+
+    def __init__(
+        self, recipe: Recipe, row: Row, seed: int, scale: str, overrides: Mapping[str, Any], out: Path
+    ) -> None:
+        self.recipe, self.row, self.seed, self.scale = recipe, row, seed, scale
+        self.settings = recipe.settings(row, scale, overrides, seed)
+        self.options = self.settings.get("measure", {})
+        self.config = Config.of({key: value for key, value in self.settings.items() if key != "measure"})
+        self.overrides = dict(overrides)
+        self.path = record_path(out, recipe.name, row.name, seed, overrides, scale)
+        self.folder = self.path.with_suffix("")  # of the run, until its record is written
+        self.processes = Processes()
+
+    def finished_record(self) -> Record | None:
+        """Return the record, or None if there is none or it belongs to other settings."""
+        if not self.path.exists():
+            return None
+        record = Record.read(self.path)
+        request = {"recipe": self.recipe.name, "row": self.row.name, "seed": self.seed, "scale": self.scale}
+        # The settings of a record of version 0.1 cannot be compared; its overrides are part of its path.
+        request["config"] = None if record.config is None else self.settings
+        # Compared as text, because 1, 1.0 and True are equal in Python but different settings.
+        recorded = {key: getattr(record, key) for key in request}
+        return record if json.dumps(recorded, sort_keys=True) == json.dumps(request, sort_keys=True) else None
+
+    def run(
+        self,
+        environment: Mapping[str, Any],
+        *,
+        device: torch.device | str | None,
+        data_root: Path | None,
+        report: Callable[[float], None],
+        stop: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> Record | None:
+        """Train and measure; return the record, which the first process also writes, or None if stopped."""
+        experiment = build_experiment(self.config, data_root=data_root, device=device)
+        run = self._open(experiment)
+
+        def on_step(trainer: Trainer) -> None:
+            report(min(trainer.progress.step / trainer.steps, 0.999))
+
+        trainer = Trainer(experiment, run, stop=stop, on_step=on_step, say=say)
+        trainer.resume()
+        outcome = Outcome()
+        try:
+            if trainer.progress.step == 0:
+                self._log_start(experiment, run)
+            if not trainer.train():
+                return None
+            if self.recipe.measure is not None:
+                known = inspect.signature(self.recipe.measure).parameters
+                root = {"data_root": data_root} if "data_root" in known else {}
+                experiment.objective.eval()
+                outcome = self.recipe.measure(experiment, run, **self.options, **root)
+            metrics = {"diverged": 0.0, **outcome_of_lines(run.metrics()).metrics, **outcome.metrics}
+        except FloatingPointError as error:
+            say(str(error))
+            metrics = {"diverged": 1.0}
+        metrics = {"seconds": trainer.seconds, **metrics}
+        curves = {**outcome_of_lines(run.metrics()).curves, **outcome.curves}
+        record = Record(
+            recipe=self.recipe.name,
+            row=self.row.name,
+            seed=self.seed,
+            scale=self.scale,
+            config=self.settings,
+            metrics={key: finite_or_none(value) for key, value in metrics.items()},
+            seconds=round(trainer.seconds, 3),
+            # Six digits are enough for figures and keep records small.
+            curves={key: [finite_or_none(f"{value:.6g}") for value in values] for key, values in curves.items()},
+            commit=environment["commit"],
+            versions={name: environment[name] for name in ("hypersphere", "python", "torch", "numpy")},
+            machine=_machine(environment["machine"], experiment.device, self.processes.size),
+            threads=environment["threads"],
+            overrides=self.overrides,
+        )
+        self._wait()
+        if self.processes.rank == 0:
+            if outcome.tensors:
+                write_tensors(outcome.tensors, self.path.with_suffix(".safetensors"))
+            record.write(self.path)  # after the tensors, so that a record implies that they exist
+            shutil.rmtree(self.folder)
+        self._wait()
+        return record
+
+    def _open(self, experiment: Experiment) -> Run:
+        """Return the run of an earlier, interrupted attempt, or a new one."""
+        if self.processes.rank == 0:
+            _require_writable(self.path.parent)  # before training, not after it
+            # Files of other settings are removed, the record first: a record without its tensors must not exist.
+            for old in (self.path, self.path.with_suffix(".safetensors")):
+                old.unlink(missing_ok=True)
+            if not self._is_resumable(experiment):
+                shutil.rmtree(self.folder, ignore_errors=True)
+                Run.of(self.folder, experiment)
+        self._wait()
+        return Run.open(self.folder)
+
+    def _is_resumable(self, experiment: Experiment) -> bool:
+        try:
+            run = Run.open(self.folder)
+            run.require_same_data(experiment.data)
+        except (ValueError, DamagedCheckpoint):
+            return False
+        return run.config == experiment.config
+
+    def _log_start(self, experiment: Experiment, run: Run) -> None:
+        """Log the metrics before training, the first point of every curve."""
+        line = {"kind": "validation", "epoch": 0, "step": 0, **experiment.validation(experiment.objective)}
+        if self.processes.rank == 0 and not any(old.get("step") == 0 for old in run.metrics()):
+            run.log(line)
+        self._wait()
+
+    def _wait(self) -> None:
+        if self.processes.size > 1:
+            torch.distributed.barrier()
+
+
+def outcome_of_lines(lines: Iterable[Mapping[str, Any]]) -> Outcome:
+    """Return metrics and curves of the logged lines of a run.
+
+    Curves have one value per validation, and one before training except for the loss: `loss`, `error` (100 minus the
+    accuracy), `energy` (mean over the hidden layers) and the metrics of other protocols, such as
+    `verification.accuracy`. All fractions are in per cent. The metrics are the last values of the curves, and
+    `accuracy`.
+
+    >>> line = {"kind": "epoch", "epoch": 1, "loss": 0.5, "accuracy": 0.75}
+    >>> outcome_of_lines([line]).metrics
+    {'error': 25.0, 'accuracy': 75.0}
+    """
+    validated = [line for line in lines if line.get("kind") in ("epoch", "validation") and _metrics_of(line)]
+    curves: dict[str, list[float]] = {"loss": [_number(line["loss"]) for line in validated if "loss" in line]}
+    for key in _metrics_of(validated[-1]) if validated else ():
+        values = [line.get(key) for line in validated]
+        if key == "accuracy":
+            curves["error"] = [100 * (1 - _number(value)) for value in values]
+        elif key == "energy":
+            curves["energy"] = [mean_energy(value) if value and None not in value.values() else nan for value in values]
+        else:
+            curves[key] = [100 * _number(value) for value in values]
+    metrics = {key: values[-1] for key, values in curves.items() if key != "loss"}
+    if "error" in metrics:
+        metrics["accuracy"] = 100 - metrics["error"]
+    return Outcome(metrics, curves)
+
+
+def _metrics_of(line: Mapping[str, Any]) -> list[str]:
+    """Return the names of the metrics of validation in a line; there are none after an epoch without validation."""
+    return [key for key, value in line.items() if key == "accuracy" or "." in key or (key == "energy" and value)]
+
+
+def _number(value: float | None) -> float:
+    return nan if value is None else float(value)
+
+
+def _require_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"out must be a writable folder, not {folder}: {error.strerror}") from None
+
+
+def _machine(name: str, device: torch.device, processes: int) -> str:
+    parts = [name] if device.type == "cpu" else [name, str(device.type)]
+    if device.type == "cuda":
+        parts[1] = torch.cuda.get_device_name(device)
+    return ", ".join([*parts, f"{processes} processes"] if processes > 1 else parts)
