@@ -22,18 +22,19 @@ def cells(html, section=1):
 
 
 def toy(rows=("a", "b"), **options):
-    def run(settings, trial):
-        error = [90.0, 50.0 + trial.seed, 20.0 - 2 * trial.seed]
-        grid = torch.linspace(1, 3, 9).view(3, 3) + settings["shift"]
+    def compute(seed, shift, epochs):
+        error = [90.0, 50.0 + seed, 20.0 - 2 * seed]
+        grid = torch.linspace(1, 3, 9).view(3, 3) + shift
         tensors = {"k": torch.rand(20), "landscape_loss": grid, "coordinates": torch.linspace(-1, 1, 3)}
         curves = {"loss": [2.0, 1.0], "error": error, "energy": [0.6, 0.55, 0.5]}
         return Outcome({"error": error[-1]}, curves, tensors)
 
     metrics = (Metric("error", "test error %", ".1f", False),)
-    made = tuple(Row(name, {"shift": float(place)}) for place, name in enumerate(rows))
-    return Recipe("toy", "A toy", "nowhere", {"shift": 0.0, "epochs": 2}, made, (0, 1), metrics, run, **options)
+    made = tuple(Row(name, {"measure": {"shift": float(place)}}) for place, name in enumerate(rows))
+    base = {"measure": {"shift": 0.0, "epochs": 2}}
+    return Recipe("toy", "A toy", "nowhere", base, {"cpu": {}}, made, (0, 1), metrics, compute=compute, **options)
 
 
 def made(row, seed, *, diverged=False, **curves):
     metrics = {"error": None if diverged else 10.0 + seed, "diverged": float(diverged)}
-    return Record("toy", row, seed, {"shift": 0.0, "epochs": 4}, metrics, 1.0, curves=curves)
+    return Record("toy", row, seed, "cpu", {"shift": 0.0, "epochs": 4}, metrics, 1.0, curves=curves)

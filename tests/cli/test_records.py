@@ -30,7 +30,7 @@ def test_report_of_one_row_keeps_the_other_rows(tmp_path):
 def test_report_ignores_records_with_other_settings(tmp_path):
     recipe = toy(("a", "b", "c"))
     execute(recipe, tmp_path)
-    changed = replace(recipe, rows=(recipe.rows[0], replace(recipe.rows[1], settings={"shift": 9.0})))
+    changed = replace(recipe, rows=(recipe.rows[0], replace(recipe.rows[1], patch={"measure": {"shift": 9.0}})))
     records = read_records(tmp_path, "toy")
     assert {record.row for record in current_records(changed, records)} == {"a"}
     html = write_report(changed, records[:1], tmp_path).read_text(encoding="utf-8")
@@ -43,10 +43,10 @@ def fresh(tmp_path, monkeypatch, **options):
     recipe = toy(figures=("error", "energy"), **options)
     execute(recipe, tmp_path)
 
-    def refuse(settings, trial):
+    def refuse(seed, **options):
         raise AssertionError("a row was run again")
 
-    monkeypatch.setitem(RECIPES, "toy", replace(recipe, run=refuse))
+    monkeypatch.setitem(RECIPES, "toy", replace(recipe, compute=refuse))
     return recipe
 
 
@@ -71,12 +71,12 @@ def test_report_with_out_writes_only_that_file(tmp_path, monkeypatch, succeeds):
 
 def test_report_names_ignored_records(tmp_path, monkeypatch, command):
     recipe = fresh(tmp_path, monkeypatch)
-    other = replace(recipe.rows[1], settings={"shift": 9.0})
+    other = replace(recipe.rows[1], patch={"measure": {"shift": 9.0}})
     monkeypatch.setitem(RECIPES, "toy", replace(recipe, rows=(recipe.rows[0], other)))
     code, _, errors = command("report", tmp_path / "toy")
     assert code == 0
     assert errors.endswith("toy: ignoring records whose settings differ from the current ones of toy: b\n")
-    monkeypatch.setitem(RECIPES, "toy", replace(recipe, settings={"shift": 0.0, "epochs": 3}))
+    monkeypatch.setitem(RECIPES, "toy", replace(recipe, base={"measure": {"shift": 0.0, "epochs": 3}}))
     code, _, errors = command("report", tmp_path / "toy")
     assert errors.endswith("toy was made with settings that differ from the current ones of toy\n")
     assert [row[0] for row in cells((tmp_path / "toy" / "report.html").read_text(encoding="utf-8"))] == ["a", "b"]

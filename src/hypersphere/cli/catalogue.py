@@ -170,7 +170,7 @@ def _print_entry(console: Console, title: str, name: str) -> None:
             console.print(f"  {part}".rstrip(), markup=False)
     if isinstance(made, Recipe):
         console.print("rows", style="bold")
-        _print_pairs(console, {row.name: words_of(row.settings) for row in made.rows})
+        _print_pairs(console, {row.name: words_of(row.patch) for row in made.rows})
     if options:
         form = "--set {}=" if title == "recipes" else f"--{menu.option}.{{}}" if menu.option else "{}"
         console.print("options and their defaults", style="bold")
@@ -186,7 +186,7 @@ def options_of(title: str, name: str) -> dict[str, Any]:
     menu = MENUS[title]
     made = menu.entries[name]
     if isinstance(made, Recipe):
-        return dict(made.settings)
+        return made.settings(made.rows[0])
     options = _defaults(made) if callable(made) else {}
     return {key: default for key, default in {**options, **menu.more(name)}.items() if key not in menu.given}
 

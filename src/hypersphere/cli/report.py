@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from collections.abc import Sequence
@@ -73,7 +72,7 @@ def write_report(recipe: Recipe, records: Sequence[Record], out: Path) -> Path:
     The page covers all records in the folder, including rows and seeds that are not among the given ones.
     """
     require(bool(records), "records", "at least one record", list(records))
-    folder = out / run_name(recipe.name, records[0].overrides)
+    folder = out / run_name(recipe.name, records[0].overrides, records[0].scale)
     stored = current_records(recipe, read_records(out, folder.name))
     by_row_and_seed = {(record.row, record.seed): record for record in [*stored, *records]}
     shown = [by_row_and_seed[key] for key in sorted(by_row_and_seed)]
@@ -88,7 +87,7 @@ def results_of(recipe: Recipe, records: Sequence[Record], out: Path) -> pages.Re
         {metric.key: pages.Column(metric.heading, metric.higher_is_better, metric.format) for metric in recipe.metrics},
         [row.name for row in recipe.rows],
         [asdict(record) for record in records],
-        {row.name: row.paper for row in recipe.rows},
+        recipe.printed,
         recipe.figures,
         lambda record: read_tensors(out, Record(**record)),
     )
@@ -96,16 +95,7 @@ def results_of(recipe: Recipe, records: Sequence[Record], out: Path) -> pages.Re
 
 def current_records(recipe: Recipe, records: Sequence[Record]) -> list[Record]:
     """Return the records that still match the recipe: it has their row, with the same settings."""
-    rows = {row.name: row for row in recipe.rows}
-
-    def is_current(record: Record) -> bool:
-        try:
-            settings = recipe.settings_of(rows[record.row], record.overrides)
-        except (KeyError, ValueError):
-            return False
-        return json.dumps(settings, sort_keys=True) == json.dumps(record.settings, sort_keys=True)
-
-    return [record for record in records if is_current(record)]
+    return [record for record in records if record.is_current(recipe)]
 
 
 def _usable_records(folder: Path) -> pages.RecipeResults:
@@ -151,7 +141,7 @@ def result_of(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about layers with one neuron, which have no pairs
         layers = energy.inspect(nn.ModuleDict({"network": assembly.network.body, "head": assembly.head}), probes=256)
-    learned = dict(zip(("k", "radius_factor"), learned_parameters(assembly), strict=True))
+    learned = dict(zip(("k", "radius_factor"), learned_parameters(assembly.network), strict=True))
     return pages.RunResult(
         run.folder.resolve().name,
         run.job.settings(),

@@ -30,7 +30,7 @@ def measure(experiment: Experiment, run: Run, *, epsilon: float, attacked: int, 
     source = build_experiment(config.patched(plain, never), split=experiment.data, device=experiment.device)
     Trainer(source).train()
     source.objective.eval()
-    victim, transferred = (Classifier(one.network, one.head) for one in (experiment, source))  # type: ignore[arg-type]
+    victim, transferred = (Classifier(one.network, one.head) for one in (experiment, source))
     tested = experiment.data.validation
     assert tested is not None
     part = data.subset(tested, range(min(attacked, len(tested))))

@@ -104,7 +104,7 @@ CNN = Recipe(
 
 def _width_rows(t: int, *errors: float) -> list[Row]:
     sizes = {"model": {"widths": [16 * t, 32 * t, 64 * t]}}
-    variants = {"": {}, ", half-space MHE": HALF, ", RP-CoMHE": _RANDOM}
+    variants: dict[str, dict[str, Any]] = {"": {}, ", half-space MHE": HALF, ", RP-CoMHE": _RANDOM}
     return [
         Row(f"t = {t}{name}", {**sizes, **patch}, {"error": error}, {"smoke": {"model": {"widths": [4 * t] * 3}}})
         for (name, patch), error in zip(variants.items(), errors, strict=True)

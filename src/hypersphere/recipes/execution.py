@@ -6,6 +6,7 @@ import inspect
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import nan
 from pathlib import Path
@@ -22,6 +23,8 @@ from hypersphere.training.validation import mean_energy
 
 __all__ = ["execute", "outcome_of_lines"]
 
+Device = torch.device | str | None
+
 
 def execute(
     recipe: Recipe,
@@ -31,7 +34,7 @@ def execute(
     rows: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     overrides: Mapping[str, Any] | None = None,
-    device: torch.device | str | None = None,
+    device: Device = None,
     data_root: Path | None = None,
     on_progress: Callable[[Row, int, float], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -71,7 +74,7 @@ def execute(
         record = job.finished_record()
         if record is None:
             report(0.0)
-            record = job.run(environment, device=device, data_root=data_root, report=report, stop=stop, say=say)
+            record = job.run(environment, device, data_root=data_root, report=report, stop=stop, say=say)
         if record is None:
             break
         records.append(record)
@@ -82,14 +85,10 @@ def execute(
 class _Job:
     """One row with one seed: its settings and the places of its files."""
 
-    def __init__(
-        self, recipe: Recipe, row: Row, seed: int, scale: str, overrides: Mapping[str, Any], out: Path
-    ) -> None:
-        self.recipe, self.row, self.seed, self.scale = recipe, row, seed, scale
+    def __init__(self, recipe: Recipe, row: Row, seed: int, scale: str, overrides: dict[str, Any], out: Path) -> None:
+        self.recipe, self.row, self.seed, self.scale, self.overrides = recipe, row, seed, scale, overrides
         self.settings = recipe.settings(row, scale, overrides, seed)
         self.options = self.settings.get("measure", {})
-        self.config = Config.of({key: value for key, value in self.settings.items() if key != "measure"})
-        self.overrides = dict(overrides)
         self.path = record_path(out, recipe.name, row.name, seed, overrides, scale)
         self.folder = self.path.with_suffix("")  # of the run, until its record is written
         self.processes = Processes()
@@ -99,62 +98,38 @@ class _Job:
         if not self.path.exists():
             return None
         record = Record.read(self.path)
-        request = {"recipe": self.recipe.name, "row": self.row.name, "seed": self.seed, "scale": self.scale}
-        # The settings of a record of version 0.1 cannot be compared; its overrides are part of its path.
-        request["config"] = None if record.config is None else self.settings
-        # Compared as text, because 1, 1.0 and True are equal in Python but different settings.
-        recorded = {key: getattr(record, key) for key in request}
-        return record if json.dumps(recorded, sort_keys=True) == json.dumps(request, sort_keys=True) else None
+        is_same = (record.recipe, record.row, record.seed) == (self.recipe.name, self.row.name, self.seed)
+        return record if is_same and record.scale == self.scale and record.is_current(self.recipe) else None
 
-    def run(
-        self,
-        environment: Mapping[str, Any],
-        *,
-        device: torch.device | str | None,
-        data_root: Path | None,
-        report: Callable[[float], None],
-        stop: Callable[[], bool],
-        say: Callable[[str], None],
-    ) -> Record | None:
+    def run(self, environment: Mapping[str, Any], device: Device, **options: Any) -> Record | None:
         """Train and measure; return the record, which the first process also writes, or None if stopped."""
-        experiment = build_experiment(self.config, data_root=data_root, device=device)
-        run = self._open(experiment)
-
-        def on_step(trainer: Trainer) -> None:
-            report(min(trainer.progress.step / trainer.steps, 0.999))
-
-        trainer = Trainer(experiment, run, stop=stop, on_step=on_step, say=say)
-        trainer.resume()
-        outcome = Outcome()
-        try:
-            if trainer.progress.step == 0:
-                self._log_start(experiment, run)
-            if not trainer.train():
-                return None
-            if self.recipe.measure is not None:
-                known = inspect.signature(self.recipe.measure).parameters
-                root = {"data_root": data_root} if "data_root" in known else {}
-                experiment.objective.eval()
-                outcome = self.recipe.measure(experiment, run, **self.options, **root)
-            metrics = {"diverged": 0.0, **outcome_of_lines(run.metrics()).metrics, **outcome.metrics}
-        except FloatingPointError as error:
-            say(str(error))
-            metrics = {"diverged": 1.0}
-        metrics = {"seconds": trainer.seconds, **metrics}
-        curves = {**outcome_of_lines(run.metrics()).curves, **outcome.curves}
+        if self.processes.rank == 0:
+            _require_writable(self.path.parent)  # before training, not after it
+            # Files of other settings are removed, the record first: a record without its tensors must not exist.
+            for old in (self.path, self.path.with_suffix(".safetensors")):
+                old.unlink(missing_ok=True)
+        began = time.perf_counter()
+        torch.manual_seed(self.seed)
+        if self.recipe.compute is not None:
+            outcome: Outcome | None = self.recipe.compute(self.settings["seed"], **self.options)
+        else:
+            outcome = self._train(device=device, **options)
+        if outcome is None:
+            return None
+        seconds = time.perf_counter() - began
         record = Record(
             recipe=self.recipe.name,
             row=self.row.name,
             seed=self.seed,
             scale=self.scale,
             config=self.settings,
-            metrics={key: finite_or_none(value) for key, value in metrics.items()},
-            seconds=round(trainer.seconds, 3),
+            metrics={key: finite_or_none(value) for key, value in outcome.metrics.items()},
+            seconds=round(outcome.metrics.get("seconds", seconds), 3),
             # Six digits are enough for figures and keep records small.
-            curves={key: [finite_or_none(f"{value:.6g}") for value in values] for key, values in curves.items()},
+            curves={key: [finite_or_none(f"{v:.6g}") for v in values] for key, values in outcome.curves.items()},
             commit=environment["commit"],
             versions={name: environment[name] for name in ("hypersphere", "python", "torch", "numpy")},
-            machine=_machine(environment["machine"], experiment.device, self.processes.size),
+            machine=_machine(environment["machine"], device, self.processes.size),
             threads=environment["threads"],
             overrides=self.overrides,
         )
@@ -163,20 +138,54 @@ class _Job:
             if outcome.tensors:
                 write_tensors(outcome.tensors, self.path.with_suffix(".safetensors"))
             record.write(self.path)  # after the tensors, so that a record implies that they exist
-            shutil.rmtree(self.folder)
+            shutil.rmtree(self.folder, ignore_errors=True)
         self._wait()
         return record
 
+    def _train(
+        self,
+        *,
+        device: Device,
+        data_root: Path | None,
+        report: Callable[[float], None],
+        stop: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> Outcome | None:
+        """Train from the last checkpoint to the end and measure; return None if stopped."""
+        config = Config.of({key: value for key, value in self.settings.items() if key != "measure"})
+        experiment = build_experiment(config, data_root=data_root, device=device)
+        run = self._open(experiment)
+
+        def on_step(trainer: Trainer) -> None:
+            report(min(trainer.progress.step / trainer.steps, 0.999))
+
+        trainer = Trainer(experiment, run, stop=stop, on_step=on_step, say=say)
+        trainer.resume()
+        measured, diverged = Outcome(), False
+        try:
+            if trainer.progress.step == 0:
+                self._log_start(experiment, run)
+            if not trainer.train():
+                return None
+            if self.recipe.measure is not None:
+                experiment.objective.eval()
+                accepts_root = "data_root" in inspect.signature(self.recipe.measure).parameters
+                root = {"data_root": data_root} if accepts_root else {}
+                measured = self.recipe.measure(experiment, run, **self.options, **root)
+        except FloatingPointError as error:
+            say(f"{self.row.name}, seed {self.seed}: {error}")
+            diverged = True
+        trained = outcome_of_lines(run.metrics())
+        metrics = {"seconds": trainer.seconds, "diverged": float(diverged)}
+        if not diverged:
+            metrics |= {**trained.metrics, **measured.metrics}
+        return Outcome(metrics, {**trained.curves, **measured.curves}, measured.tensors)
+
     def _open(self, experiment: Experiment) -> Run:
         """Return the run of an earlier, interrupted attempt, or a new one."""
-        if self.processes.rank == 0:
-            _require_writable(self.path.parent)  # before training, not after it
-            # Files of other settings are removed, the record first: a record without its tensors must not exist.
-            for old in (self.path, self.path.with_suffix(".safetensors")):
-                old.unlink(missing_ok=True)
-            if not self._is_resumable(experiment):
-                shutil.rmtree(self.folder, ignore_errors=True)
-                Run.of(self.folder, experiment)
+        if self.processes.rank == 0 and not self._is_resumable(experiment):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            Run.of(self.folder, experiment)
         self._wait()
         return Run.open(self.folder)
 
@@ -193,7 +202,6 @@ class _Job:
         line = {"kind": "validation", "epoch": 0, "step": 0, **experiment.validation(experiment.objective)}
         if self.processes.rank == 0 and not any(old.get("step") == 0 for old in run.metrics()):
             run.log(line)
-        self._wait()
 
     def _wait(self) -> None:
         if self.processes.size > 1:
@@ -245,8 +253,12 @@ def _require_writable(folder: Path) -> None:
         raise ValueError(f"out must be a writable folder, not {folder}: {error.strerror}") from None
 
 
-def _machine(name: str, device: torch.device, processes: int) -> str:
-    parts = [name] if device.type == "cpu" else [name, str(device.type)]
-    if device.type == "cuda":
-        parts[1] = torch.cuda.get_device_name(device)
-    return ", ".join([*parts, f"{processes} processes"] if processes > 1 else parts)
+def _machine(name: str, device: Device, processes: int) -> str:
+    place = torch.device("cpu" if device is None else device)
+    accelerator = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
+    parts = [
+        name,
+        *([] if place.type == "cpu" else [accelerator]),
+        *([f"{processes} processes"] if processes > 1 else []),
+    ]
+    return ", ".join(parts)

@@ -210,7 +210,7 @@ POINTNET = Recipe(
         },
         "smoke": {
             "data": {"name": "generated", "kind": "points", "size": 20},
-            "model": {"per_point": [4, 8], "hidden": [8]},
+            "model": {"per_point": [4, 4, 8], "hidden": [8]},
             "epochs": 1,
         },
     },

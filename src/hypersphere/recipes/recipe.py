@@ -80,6 +80,7 @@ class Recipe:
         figures: curves that are drawn next to the table, such as ("error", "energy").
         measure: called after training as `measure(experiment, run, **options)`; its outcome is added to that of
             training. A parameter `data_root` gets the folder of the data sets.
+        compute: for a table that trains no network: called as `compute(seed, **options)` instead of training.
         seeded: dotted paths of the settings that are set to the seed, apart from those that a scale does not have.
 
     Example:
@@ -101,6 +102,7 @@ class Recipe:
     note: str = ""
     figures: tuple[str, ...] = ()
     measure: Callable[..., Outcome] | None = None
+    compute: Callable[..., Outcome] | None = None
     seeded: tuple[str, ...] = ("seed",)
 
     def __post_init__(self) -> None:
@@ -131,7 +133,8 @@ class Recipe:
         """
         one = self.row(row) if isinstance(row, str) else row
         require(scale in self.scales, "scale", f"one of {', '.join(self.scales)}", scale)
-        settings = merge(Config().settings(), self.base, self.scales[scale], one.patch, one.at.get(scale, {}))
+        defaults = Config().settings() if self.compute is None else {"seed": 0}
+        settings = merge(defaults, self.base, self.scales[scale], one.patch, one.at.get(scale, {}))
         options = settings.get("measure", {})
         for path in self.seeded:
             if _has(settings, path):
@@ -146,8 +149,13 @@ class Recipe:
         unknown = [key for key in measured if key not in options]
         if unknown:
             raise ValueError(f"measure.{unknown[0]} is not a setting of {self.name}{nearest_name(unknown[0], options)}")
-        complete = Config.of(settings).settings()
-        return {**complete, "measure": measured} if measured else complete
+        if self.compute is None:
+            settings = Config.of(settings).settings()
+        else:
+            require(
+                set(settings) <= {"seed"}, "settings", "among seed and measure, because nothing is trained", settings
+            )
+        return {**settings, "measure": measured} if measured else settings
 
     def config(
         self, row: str | Row, scale: str = "cpu", overrides: Patch | None = None, seed: int | None = None

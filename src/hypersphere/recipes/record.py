@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hypersphere._files import replacing
 from hypersphere.data import DamagedData
+from hypersphere.recipes.recipe import Recipe
 
 __all__ = ["Record", "read_records", "read_tensors", "record_path", "run_name", "short_hash", "write_tensors"]
 
@@ -54,6 +55,18 @@ class Record:
         """Write the record as JSON, atomically."""
         with replacing(path) as draft:
             draft.write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+    def is_current(self, recipe: Recipe) -> bool:
+        """Return True if the record has the present settings of a recipe.
+
+        Settings of version 0.1 cannot be compared: such a record is current as long as the recipe has its row.
+        """
+        try:
+            settings = recipe.settings(self.row, self.scale, {} if self.config is None else self.overrides, self.seed)
+        except ValueError:
+            return False
+        # Compared as text, because 1, 1.0 and True are equal in Python but different settings.
+        return self.config is None or json.dumps(settings, sort_keys=True) == json.dumps(self.config, sort_keys=True)
 
     @classmethod
     def read(cls, path: Path) -> Record:

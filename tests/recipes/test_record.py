@@ -14,8 +14,8 @@ from hypersphere.recipes import (
     Recipe,
     Record,
     Row,
-    Trial,
     execute,
+    execution,
     read_records,
     read_tensors,
     record,
@@ -24,28 +24,29 @@ from hypersphere.recipes import (
 from hypersphere.training.origin import commit_of, made_with
 
 RUNS = []
+RESULTS = Path(__file__).parents[2] / "results"
+STORED = sorted(path.name for path in RESULTS.iterdir() if path.is_dir())
 
 
-def run(settings, trial):
-    RUNS.append((settings["size"], trial.seed))
-    trial.tell(0.5)
-    trial.tell(1.0)
-    if settings["size"] == 13:
+def compute(seed, size=1, extra=1):
+    RUNS.append((size, seed))
+    if size == 13:
         raise RuntimeError("unlucky")
-    value = settings["size"] + float(torch.rand(()))
+    value = size + float(torch.rand(()))
     return Outcome({"value": value}, {"curve": [1.0, 2.0]}, {"features": torch.ones(2, 3)})
 
 
-def recipe(*sizes, run=run, settings=()):
-    rows = tuple(Row(f"size {size}", {"size": size}, {"value": 0.5}) for size in sizes)
-    settings = {"size": 0, "extra": 1, **dict(settings)}
-    return Recipe("toy", "Toy", "nowhere", settings, rows, (0, 1), (Metric("value", "value"),), run)
-
-
-def named(*names, **more):
+def recipe(*sizes, compute=compute, **options):
+    rows = tuple(Row(f"size {size}", {"measure": {"size": size}}, {"value": 0.5}) for size in sizes)
+    base = {"measure": {"size": 0, "extra": 1, **options}}
     return Recipe(
-        "toy", "Toy", "nowhere", {"size": 1}, tuple(Row(n, {}) for n in names), (0,), (), **{"run": run, **more}
+        "toy", "Toy", "nowhere", base, {"cpu": {}}, rows, (0, 1), (Metric("value", "value"),), compute=compute
     )
+
+
+def named(*names):
+    rows = tuple(Row(name) for name in names)
+    return Recipe("toy", "Toy", "nowhere", {"measure": {"size": 1}}, {"cpu": {}}, rows, compute=compute)
 
 
 def only_record(folder):
@@ -61,10 +62,10 @@ def test_execute_writes_complete_records_and_does_not_repeat_runs(tmp_path):
     )
     assert RUNS == [(1, 0), (1, 1), (2, 0), (2, 1)]
     first = records[0]
-    assert first.settings == {"size": 1, "extra": 1}
+    assert first.config == {"seed": 0, "measure": {"size": 1, "extra": 1}}
     assert first.versions["torch"] == torch.__version__
     assert first.seconds >= 0
-    assert progress[:4] == [("size 1", 0, 0.0), ("size 1", 0, 0.5), ("size 1", 0, 1.0), ("size 1", 1, 0.0)]
+    assert progress[:3] == [("size 1", 0, 0.0), ("size 1", 0, 1.0), ("size 1", 1, 0.0)]
     assert execute(recipe(1, 2), tmp_path) == records == read_records(tmp_path, "toy")
     assert len(RUNS) == 4
     assert torch.equal(read_tensors(tmp_path, first)["features"], torch.ones(2, 3))
@@ -76,32 +77,22 @@ def test_execute_sets_the_seed_and_repeats_runs_with_other_settings(tmp_path):
     b = execute(recipe(1), tmp_path / "b")
     assert [r.metrics for r in a] == [r.metrics for r in b]
     assert a[0].metrics != a[1].metrics
-    execute(recipe(1, settings={"extra": 7}), tmp_path / "a")
+    execute(recipe(1, extra=7), tmp_path / "a")
     assert len(RUNS) == 6
-    execute(recipe(1, settings={"extra": 7.0}), tmp_path / "a")  # equal to Python, another setting to JSON
+    execute(recipe(1, extra=7.0), tmp_path / "a")  # equal to Python, another setting to JSON
     assert len(RUNS) == 8
-
-
-def test_settings_of_rows_replace_those_of_the_recipe_and_cannot_be_overridden(tmp_path):
-    (first, *_) = execute(recipe(5), tmp_path, overrides={"extra": 6})
-    assert first.settings == {"size": 5, "extra": 6}
-    assert first.overrides == {"extra": 6}
-    with pytest.raises(
-        ValueError, match="overrides must be settings that row 'size 5' does not set itself, not 'size'"
-    ):
-        execute(recipe(5), tmp_path, overrides={"size": 6})
 
 
 def test_execute_stores_runs_with_overrides_separately(tmp_path):
     RUNS.clear()
     full = execute(recipe(1), tmp_path)
-    small, other = (execute(recipe(1), tmp_path, overrides={"extra": n}) for n in (7, 8))
+    small, other = (execute(recipe(1), tmp_path, overrides={"measure.extra": n}) for n in (7, 8))
     assert read_records(tmp_path, "toy") == full
-    assert read_records(tmp_path, run_name("toy", {"extra": 7})) == small
-    assert read_records(tmp_path, run_name("toy", {"extra": 8})) == other
+    assert read_records(tmp_path, run_name("toy", {"measure.extra": 7})) == small
+    assert read_records(tmp_path, run_name("toy", {"measure.extra": 8})) == other
     for records in (full, small, other):
         assert read_tensors(tmp_path, records[0])
-    assert execute(recipe(1), tmp_path, overrides={"extra": 7}) == small
+    assert execute(recipe(1), tmp_path, overrides={"measure.extra": 7}) == small
     assert len(RUNS) == 6
 
 
@@ -115,17 +106,17 @@ def test_execute_keeps_finished_rows_if_another_row_fails(tmp_path):
 def test_interrupted_run_leaves_no_old_record(tmp_path):
     execute(recipe(1), tmp_path, seeds=[0])
 
-    def die(settings, trial):
+    def die(seed, **options):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(recipe(1, run=die, settings={"extra": 2}), tmp_path, seeds=[0])
+        execute(recipe(1, compute=die, extra=2), tmp_path, seeds=[0])
     assert not list(tmp_path.rglob("seed-*"))
 
 
 def test_tensors_of_an_older_run_are_removed(tmp_path):
     execute(recipe(1), tmp_path, seeds=[0])
-    bare = recipe(1, run=lambda settings, trial: Outcome({"value": 1.0}), settings={"extra": 2})
+    bare = recipe(1, compute=lambda seed, **options: Outcome({"value": 1.0}), extra=2)
     (record,) = execute(bare, tmp_path, seeds=[0])
     assert read_tensors(tmp_path, record) == {}
 
@@ -133,17 +124,17 @@ def test_tensors_of_an_older_run_are_removed(tmp_path):
 def test_tensors_with_shared_storage_are_stored(tmp_path):
     base = torch.arange(6.0)
     tensors = {"a": base, "b": base[:3], "c": base.view(2, 3).T}
-    shared = recipe(1, run=lambda settings, trial: Outcome({}, {}, tensors))
+    shared = recipe(1, compute=lambda seed, **options: Outcome({}, {}, tensors))
     (record,) = execute(shared, tmp_path, seeds=[0])
     for name, tensor in read_tensors(tmp_path, record).items():
         assert torch.equal(tensor, tensors[name])
 
 
 def test_record_can_be_written_by_several_threads(tmp_path):
-    result = Record("toy", "row", 0, {}, {}, 1.0)
+    result = Record("toy", "row", 0, "cpu", {}, {}, 1.0)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: result.write(tmp_path / "seed-0.json"), range(200)))
-        list(pool.map(lambda _: record._require_writable(tmp_path), range(200)))
+        list(pool.map(lambda _: execution._require_writable(tmp_path), range(200)))
     assert Record.read(tmp_path / "seed-0.json") == result
     assert [path.name for path in tmp_path.iterdir()] == ["seed-0.json"]
 
@@ -155,9 +146,6 @@ def test_different_row_names_have_different_files(tmp_path):
     assert len(paths) == len(names)
     assert all(path.parent.parent == tmp_path / "toy" for path in paths)
     assert {one.row for one in read_records(tmp_path, "toy")} == set(names)
-    for name in ("", ".", "..", " "):
-        with pytest.raises(ValueError, match="name must be text other than dots and spaces"):
-            Row(name, {})
     assert record.record_path(tmp_path, "toy", "..", 0).resolve().parent.parent == tmp_path / "toy"
 
 
@@ -173,44 +161,23 @@ def test_record_of_another_run_is_not_reused(tmp_path, change):
 
 def test_execute_checks_all_settings_before_the_first_run(tmp_path):
     RUNS.clear()
-    for value in ({1}, math.nan):
-        with pytest.raises(ValueError, match="settings of 'size 1' must be JSON values"):
-            execute(recipe(1, settings={"extra": value}), tmp_path)
-    last = Row("last", {"extra": "words"})
-    with pytest.raises(ValueError, match="extra must be a value like 1, not 'words'"):
-        execute(Recipe("toy", "", "", {"size": 1, "extra": 1}, (Row("first", {}), last), (0,), (), run), tmp_path)
+    entry = Recipe("toy", "", "", {"epochs": 1}, {"cpu": {}}, (Row("first"), Row("last", {"epochs": "words"})))
+    with pytest.raises(ValueError, match="epochs must be an integer"):
+        execute(entry, tmp_path)
+    with pytest.raises(ValueError, match="settings must consist of numbers, text, lists and mappings"):
+        execute(recipe(1, extra={1}), tmp_path)
+    with pytest.raises(ValueError, match="settings must be among seed and measure"):
+        execute(recipe(1), tmp_path, overrides={"epochs": 2})
     assert RUNS == []
-    (first,) = execute(recipe(1, settings={"extra": (1, 2)}), tmp_path, seeds=[0])
-    assert first.settings["extra"] == [1, 2]
+    assert not list(tmp_path.iterdir())
+    (first,) = execute(recipe(1, extra=(1, 2)), tmp_path, seeds=[0])
+    assert first.config["measure"]["extra"] == [1, 2]
     assert read_records(tmp_path, "toy") == [first]
-
-
-@pytest.mark.parametrize(
-    ("default", "given", "expected"),
-    [(1.5, 2, 2.0), (1.5, 2.5, 2.5), ([1, 2], [], []), ([1, 2], [3], [3]), ([0.5], [1], [1.0]), (None, "x", "x"), (
-        True, False, False), ("a", "b", "b"), ([1, "a"], ["b", 2], ["b", 2]), ({"a": 1}, {"b": "c"}, {"b": "c"})],
-)  # fmt: skip
-def test_overrides_are_converted_to_the_type_of_the_default(default, given, expected):
-    entry = recipe(1, settings={"extra": default})
-    value = entry.settings_of(entry.rows[0], {"extra": given})["extra"]
-    assert value == expected
-    assert type(value) is type(expected)
-
-
-@pytest.mark.parametrize(
-    ("default", "given"),
-    [(1, 1.5), (1, True), (1, "1"), (1, None), (1.5, "x"), (1.5, True), (1.5, math.nan), (1.5, 10**400), (True, 1),
-     ("a", 1), ([1], 1), ([1], "1"), ([1], ["a"]), ([[1]], [1]), ({"a": 1}, [1])],
-)  # fmt: skip
-def test_overrides_of_another_type_are_rejected(default, given):
-    entry = recipe(1, settings={"extra": default})
-    with pytest.raises(ValueError, match=r"^extra must be a value like "):
-        entry.settings_of(entry.rows[0], {"extra": given})
 
 
 def test_record_stores_non_finite_numbers_as_null(tmp_path):
     wild = Outcome({"value": math.nan, "other": math.inf, "good": 1.0}, {"curve": [1.0, math.nan, -math.inf]})
-    (first,) = execute(recipe(1, run=lambda settings, trial: wild), tmp_path, seeds=[0])
+    (first,) = execute(recipe(1, compute=lambda seed, **options: wild), tmp_path, seeds=[0])
     assert first.metrics == {"value": None, "other": None, "good": 1.0}
     assert first.curves == {"curve": [1.0, None, None]}
     text = only_record(tmp_path).read_text()
@@ -231,7 +198,7 @@ def test_record_stores_non_finite_numbers_as_null(tmp_path):
         lambda good: json.dumps({**good, "curves": {"loss": 1.0}}),
         lambda good: json.dumps({**good, "seed": "0"}),
         lambda good: json.dumps({**good, "seconds": None}),
-        lambda good: json.dumps({**good, "settings": []}),
+        lambda good: json.dumps({**good, "config": []}),
         lambda good: json.dumps({**good, "more": 1}),
         lambda good: json.dumps({key: good[key] for key in good if key != "row"}),
     ],
@@ -254,10 +221,12 @@ def test_damaged_tensors_are_named(tmp_path):
 
 
 def test_execute_rejects_invalid_arguments(tmp_path):
-    with pytest.raises(ValueError, match="rows must be names among size 1"):
+    with pytest.raises(ValueError, match="row must be one of size 1"):
         execute(recipe(1), tmp_path, rows=["size 9"])
-    with pytest.raises(ValueError, match="overrides must be settings of toy: size, extra, not 'sise'"):
-        execute(recipe(1), tmp_path, overrides={"sise": 9})
+    with pytest.raises(ValueError, match=r"measure.sise is not a setting of toy; did you mean size"):
+        execute(recipe(1), tmp_path, overrides={"measure.sise": 9})
+    with pytest.raises(ValueError, match="scale must be one of cpu"):
+        execute(recipe(1), tmp_path, scale="paper")
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="out must be a writable folder"):
         execute(recipe(1), tmp_path / "file")
@@ -281,59 +250,66 @@ def test_commit_is_that_of_the_library_or_none(tmp_path, monkeypatch):
     (tmp_path / "package" / "other.py").touch()
     assert commit_of(file).endswith("+changes")
     asked = []
-    monkeypatch.setattr(record, "made_with", lambda: asked.append(1) or made_with())
+    monkeypatch.setattr(execution, "made_with", lambda: asked.append(1) or made_with())
     execute(recipe(1, 2), tmp_path / "out")
     assert len(asked) == 1
 
 
-def test_trial_receives_the_data_root(tmp_path):
-    seen = []
-    watch = recipe(1, run=lambda settings, trial: seen.append(trial.data_root) or Outcome({}))
-    execute(watch, tmp_path, seeds=[0], data_root=Path("there"))
-    assert seen == [Path("there")]
+def test_records_of_version_0_1_are_readable_and_not_run_again(tmp_path):
+    RUNS.clear()
+    entry = recipe(1)
+    (first,) = execute(entry, tmp_path, seeds=[0])
+    path = only_record(tmp_path)
+    content = json.loads(path.read_text())
+    old = {key: value for key, value in content.items() if key not in ("config", "scale")}
+    path.write_text(json.dumps({**old, "settings": {"size": 1, "extra": 5}}))
+    (read,) = execute(entry, tmp_path, seeds=[0])
+    assert (read.scale, read.config, read.metrics) == ("cpu", None, first.metrics)
+    assert len(RUNS) == 1
+    assert read.is_current(entry)
+    assert not read.is_current(recipe(2))
 
 
-def test_every_recipe_is_complete():
-    for name, entry in RECIPES.items():
-        assert entry.name == name
-        assert entry.title
-        assert entry.reference
-        assert entry.seeds
-        keys = {metric.key for metric in entry.metrics}
-        assert len({row.name for row in entry.rows}) == len(entry.rows)
-        for row in entry.rows:
-            assert set(row.paper) <= keys
-            entry.settings_of(row, {})
+def test_scales_have_separate_folders(tmp_path):
+    assert record.record_path(tmp_path, "toy", "a", 0, {}, "paper").parts[-3] == "toy@paper"
+    assert record.record_path(tmp_path, "toy", "a", 0, {"epochs": 1}, "smoke").parts[-3] == "toy@smoke-f75a221d"
 
 
-SMALL = {"epochs": 2, "widths": [8, 8]}
-
-
-def test_digits_recipe_runs_at_a_small_scale(tmp_path):
-    records = execute(RECIPES["digits"], tmp_path, overrides=SMALL)
-    assert [one.row for one in records] == ["Softmax", "A-Softmax (m=4)", "A-Softmax + energy"]
+@pytest.mark.parametrize("name", STORED)
+def test_stored_records_belong_to_rows_and_metrics_of_the_recipes(name):
+    recipe = RECIPES[name.partition("@")[0]]
+    records = read_records(RESULTS, name)
+    assert records
+    keys = {metric.key for metric in recipe.metrics}
     for one in records:
-        assert set(one.metrics) == {metric.key for metric in RECIPES["digits"].metrics}
-        tensors = read_tensors(tmp_path, one)
-        assert tensors["features"].shape == (500, 3)
-        assert tensors["class_vectors"].shape == (10, 3)
-        assert len(one.curves["loss"]) == 2
+        assert one.is_current(recipe), one.row
+        assert keys & set(one.metrics), one.row
 
 
-def test_digits_energy_row_is_trained_with_energy():
-    entry = RECIPES["digits"]
-    outcomes = []
-    for weight in (0.0, 10.0):
-        torch.manual_seed(0)
-        settings = {**entry.settings_of(entry.rows[-1], {**SMALL, "epochs": 1}), "energy_weight": weight}
-        outcomes.append(entry.run(settings, Trial(seed=0)))
-    plain, repelled = outcomes
-    assert repelled.metrics["energy"] < plain.metrics["energy"]
-    assert repelled.curves["loss"][0] > plain.curves["loss"][0] + 1
-    assert entry.settings_of(entry.rows[-1], {})["energy_weight"] > 0
+@pytest.mark.parametrize("name", STORED)
+def test_stored_tables_have_the_notes_and_references_of_the_recipes(name):
+    recipe = RECIPES[name.partition("@")[0]]
+    table = (RESULTS / name / "table.md").read_text(encoding="utf-8")
+    assert f"{recipe.note} ({recipe.reference[:1].upper()}{recipe.reference[1:]}.)" in table
 
 
-def test_unknown_head_lists_the_choices():
-    settings = {**RECIPES["digits"].settings, "head": "nonsense"}
-    with pytest.raises(ValueError, match=r"head must be one of softmax, .*arcface.*, not 'nonsense'"):
-        RECIPES["digits"].run(settings, Trial(seed=0))
+@pytest.mark.parametrize("name", STORED)
+def test_stored_tables_have_the_printed_numbers_of_the_recipes(name):
+    recipe = RECIPES[name.partition("@")[0]]
+    lines = (RESULTS / name / "table.md").read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    for cell_row in cells:
+        if cell_row[0] not in recipe.printed:  # the heading, or the table of settings
+            continue
+        in_table = dict(zip(cells[0], cell_row, strict=True))
+        for metric in recipe.metrics:
+            value = recipe.printed[cell_row[0]].get(metric.key)
+            cell = in_table.get(f"{metric.heading}, source", "–")  # no row has a number if there is no such column
+            assert cell == ("–" if value is None else format(value, metric.format)), cell_row[0]
+
+
+def test_references_name_the_figures_of_the_thesis():
+    assert "figures 3.3 and 3.5" in RECIPES["spherenet-convergence"].reference
+    assert "figure 3.4" in RECIPES["learned-parameters"].reference
+    readme = (RESULTS / "README.md").read_text(encoding="utf-8")
+    assert "CNN-69" not in readme  # there is no record of CNN-69
