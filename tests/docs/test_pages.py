@@ -31,25 +31,6 @@ CODE = re.compile(
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 FIGURE = re.compile(r"!\[[^\]]*\]\((?:\.\./)*figures/([\w.-]+)\)")
 
-# Figures are drawn for light and dark pages: no background, grey text.
-GREY = "#7d8590"
-FIGURE_STYLE = {
-    "savefig.transparent": True,
-    "savefig.bbox": "tight",
-    "svg.hashsalt": "hypersphere",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "text.color": GREY,
-    "axes.labelcolor": GREY,
-    "axes.edgecolor": GREY,
-    "axes.titlecolor": GREY,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "legend.frameon": False,
-}
-
 
 def code_blocks(page):
     """Return the Python blocks of a page, each moved down to its line there so that errors name the right one."""
@@ -170,16 +151,8 @@ def test_page_runs_and_shows_what_it_prints(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HYPERSPHERE_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")  # no time stamps in figures
     torch.manual_seed(0)
-    if "matplotlib" in text or FIGURE.search(text):
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        with mpl.rc_context(FIGURE_STYLE):
-            namespace, printed = run_page(page)
-    else:
-        namespace, printed = run_page(page)
+    namespace, printed = run_page(page)
 
     for figure in FIGURE.findall(text):
         assert (tmp_path / figure).exists(), f"the page shows {figure}, but its code does not write it"
