@@ -14,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypersphere.report import Images, Series, figure_svg
+from hypersphere.report._vega import chart_spec
 from hypersphere.report.charts import (
     MOST_POINTS,
-    MOST_SIDE,
     bars,
-    chart_spec,
-    contour,
     heat_map,
     histogram,
     landscape,
@@ -28,6 +26,7 @@ from hypersphere.report.charts import (
     scatter,
 )
 from hypersphere.report.images import images_html, png_uri
+from hypersphere.report.maps import MOST_SIDE, contour
 from hypersphere.report.palette import SCALE, ordered_colors
 
 
@@ -83,7 +82,7 @@ def test_lines_break_at_gaps_and_report_them() -> None:
 
 def test_lines_without_finite_values_are_an_empty_chart() -> None:
     chart = lines([Series("a", [math.nan, None])])
-    assert chart.description == "An empty chart: no value is finite."
+    assert chart.description.startswith("1 curve of values over epoch: no value is finite.")
     assert about(chart)["legend"][0]["detail"] == "no values"
 
 
@@ -121,8 +120,9 @@ def test_lines_of_long_series_are_small() -> None:
 
 def test_lines_alt_text_names_ends_and_best() -> None:
     chart = lines([Series("a", [3.0, 1.0, 2.0])], y_name="loss", format=".1f", higher_is_better=False)
-    assert chart.description == "1 curve of loss over epoch from 1 to 3. a: 3.0 to 2.0, best 1.0 at epoch 2."
-    assert chart.title == "loss ↓"
+    words = "a: points 3, first 3.0, last 2.0, lowest 1.0, highest 3.0."
+    assert chart.description == f"1 curve of loss over epoch from 1 to 3. {words}"
+    assert chart_spec(chart)["title"] == "loss ↓"
     many = lines([Series(str(number), [1.0]) for number in range(10)])
     assert many.description.endswith("And 2 more.")
 
@@ -211,9 +211,8 @@ def test_heat_map_draws_cells_and_leaves_gaps_blank() -> None:
     scale = encodings(chart, "color")[0]["scale"]
     assert scale["domain"] == [0, 10]
     assert scale["range"] == list(SCALE)
-    assert (
-        chart.description == "Heat map of angle, 2 rows by 2 columns: lowest 1 at a, c; highest 4 at b, d; mean 2.67."
-    )
+    words = "lowest: angle 1, row a, column c. highest: angle 4, row b, column d."
+    assert chart.description == f"Heat map of angle, 2 × 2. {words}"
     blank = np.ones((3, 3))
     np.fill_diagonal(blank, math.nan)
     assert about(heat_map(blank))["notes"] == []
@@ -225,7 +224,7 @@ def test_heat_map_of_a_large_matrix_shows_block_means() -> None:
     size = math.ceil(400 / MOST_SIDE)
     means = [row["y"] for row in rows_of(chart) if row["column"] == 0]
     assert means[0] == pytest.approx(values[:size].mean())
-    assert about(chart)["rows"][:2] == [f"0 – {size - 1}", f"{size} – {2 * size - 1}"]
+    assert about(chart)["row_names"][:2] == [f"0 – {size - 1}", f"{size} – {2 * size - 1}"]
     assert f"mean of up to {size} × 1 of the 1,200 values" in about(chart)["notes"][0]
 
 
@@ -265,7 +264,7 @@ def test_scatter_shows_raw_features_with_their_norms() -> None:
     points = torch.tensor([[3.0, 4.0], [0.0, 2.0], [-6.0, 8.0]])
     chart = scatter(points, [0, 1, 1], vectors=torch.eye(2), classes=["a", "b"])
     spec = chart_spec(chart)
-    features = next(layer for layer in spec["layer"] if layer["mark"]["type"] == "circle")["data"]["values"]
+    features = spec["data"]["values"]
     assert [(row["x"], row["y"]) for row in features] == [(3, 4), (0, 2), (-6, 8)]  # not normalised
     assert "Norms from 2 to 10, median 5." in chart.description
     assert about(chart)["numbers"]["rows"] == [["a", 1, 5, 5, 5], ["b", 2, 6, 2, 10]]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hypersphere.report import Column, RecipeResults, page_html, recipe_page, summary_table, write_recipe_page
-from hypersphere.report.charts import chart_spec
+from hypersphere.report._vega import chart_spec
 from hypersphere.report.recipes import MOST_ROWS, group_rows
 
 from .document import Checker

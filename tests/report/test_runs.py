@@ -14,7 +14,7 @@ import torch
 
 from hypersphere import energy, evaluation
 from hypersphere.report import Page, RunResult, Text, join_pages, page_html, project, run_page
-from hypersphere.report.charts import chart_spec
+from hypersphere.report._vega import chart_spec
 from hypersphere.report.runs import _energies, _excess, grouped, run_table, shared_name, shown_classes
 
 from .document import Checker
@@ -82,7 +82,7 @@ def test_page_of_one_run_has_all_tabs(complete: str) -> None:
 def test_two_dimensional_features_are_also_shown_with_norms() -> None:
     html = page_html(run_page([made(dim=2)]))
     assert "Features with norms" in html
-    assert "Scatter plot of 60 features of 4 classes in two dimensions." in html
+    assert "Scatter plot of 60 features of 4 classes." in html
     assert "Features with norms" not in page_html(run_page([made(dim=3)]))
 
 
@@ -148,7 +148,7 @@ def test_page_with_many_classes_and_layers() -> None:
     deep = replace(made(), metrics=[{"kind": "epoch", "epoch": epoch, "energy": energies} for epoch in (1, 2)])
     chart = _energies(grouped([deep])[0], alone=True)
     assert chart is not None
-    assert chart.chart.description.startswith("Heat map of energy, 30 rows by 2 columns")
+    assert chart.chart.description.startswith("Heat map of energy, 30 × 2.")
 
 
 def test_sphere_angles_are_computed_in_all_dimensions(complete: str) -> None:

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 from hypersphere._files import replacing
 from hypersphere._validation import require, require_package
 from hypersphere.report._notebook import Displayable
+from hypersphere.report._vega import THEME, chart_spec
 from hypersphere.report._words import joined_facts
-from hypersphere.report.charts import THEME, chart_spec
 from hypersphere.report.images import Images, images_html
 from hypersphere.report.spheres import Spheres, spheres_html
 from hypersphere.report.tables import Column, Table, table_html, unbroken

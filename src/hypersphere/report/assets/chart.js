@@ -166,12 +166,12 @@ class CellChart extends Chart {
   first() { return [0, 0]; }
 
   limit(row, column) {
-    const { rows, columns } = this.about;
+    const { row_names: rows, column_names: columns } = this.about;
     return [Math.max(0, Math.min(rows.length - 1, row)), Math.max(0, Math.min(columns.length - 1, column))];
   }
 
   under(x, y) {
-    const { rows, columns } = this.about;
+    const { row_names: rows, column_names: columns } = this.about;
     const [width, height] = ["width", "height"].map((name) => this.vega.signal(name));
     return this.limit(Math.floor((y / height) * rows.length), Math.floor((x / width) * columns.length));
   }
@@ -188,7 +188,7 @@ class CellChart extends Chart {
   show(place) {
     this.hide();
     this.place = place;
-    const [row, column] = place, { rows, columns, name } = this.about;
+    const [row, column] = place, { row_names: rows, column_names: columns, name } = this.about;
     const [left, top] = this.vega.origin(), x = this.vega.scale("x"), y = this.vega.scale("y");
     const frame = this.add("frame");
     Object.assign(frame.style, {
