@@ -170,7 +170,8 @@ def lines(
     span = f" from {places[0]:.4g} to {places[-1]:.4g}." if len(places) else ": no value is finite."
     heads = [Column(word, None, format) for word in ("first", "last", "lowest", "highest")]
     table = Table("", [Column("curve"), Column("points", None, ",.0f"), *heads], summary)
-    last = [column.show(row[3]) if row[1] else "no values" for row in summary]
+    # The last value says what training reached; a ROC or DET curve ends at the same place for all.
+    last = ["" if log_x else column.show(row[3]) if row[1] else "no values" for row in summary]
     return make_chart(
         points,
         [*layers, *[dots] * any("dot" in row for row in points)],
@@ -248,9 +249,9 @@ def histogram(
     for name, place in (marks or {}).items():
         marked += f" A line at {show(place)}: {name}."
         row, at_left = [{"x": float(place), "label": f"{name} {show(place)}"}], place < (bins[0] + bins[-1]) / 2
-        text = {"x": quantity("x"), "y": {"value": 0}, "text": {"field": "label", "type": "nominal"}}
+        text = {"x": encoding["x"], "y": {"value": 0}, "text": {"field": "label", "type": "nominal"}}
         side = {"align": "left", "dx": 6} if at_left else {"align": "right", "dx": -6}
-        layers.append(layer("rule", {"x": quantity("x")}, row, strokeDash=[5, 4], stroke="#777f8c"))
+        layers.append(layer("rule", {"x": encoding["x"]}, row, strokeDash=[5, 4], stroke="#777f8c"))
         layers.append(layer("text", text, row, baseline="top", fontSize=11, fill="#59616e", **side))
     heads = [Column(word, None, format) for word in ("mean", "s.d.", "smallest", "largest")]
     what = f"Histograms of {len(samples)} distributions" if len(samples) > 1 else "Histogram"
