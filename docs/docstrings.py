@@ -45,7 +45,7 @@ FIRST = {
     ),
     "models": ("EmbeddingCNN", "PlainCNN", "ResNet", "SphereFaceNet"),
     "optim": ("param_groups", "project_weights_", "OGD"),
-    "recipes": ("RECIPES", "execute", "read_records"),
+    "recipes": ("RECIPES", "execute", "find_recipe", "read_records"),
     "report": ("write_page", "Page"),
     "robustness": (
         "accuracy_under",

@@ -177,3 +177,20 @@ def test_augmentation_rejects_invalid_options(name, options):
 def test_augmentation_needs_four_dimensions(name):
     with pytest.raises(ValueError, match="images must be a tensor with four dimensions"):
         AUGMENTATIONS[name]()(torch.zeros(2, 3), seeded())
+
+
+def test_roll_moves_a_batch_cyclically_by_one_amount():
+    images = torch.rand(3, 1, 5, 5)
+    generator = torch.Generator().manual_seed(0)
+    moves = set()
+    for _ in range(200):
+        rolled = AUGMENTATIONS["roll"](1)(images, generator)
+        matches = [
+            (down, right)
+            for down in (-1, 0, 1)
+            for right in (-1, 0, 1)
+            if torch.equal(rolled, torch.roll(images, (down, right), (2, 3)))
+        ]
+        assert len(matches) == 1
+        moves |= set(matches)
+    assert len(moves) == 9

@@ -265,3 +265,19 @@ def test_open_set_validation_feeds_a_verification_protocol(photos):
     assert int(pairs.second.max()) < len(data.validation)
     loader = make_loader(data.validation, batch_size=4, sampler=SAMPLERS["sequential"](data.validation.labels, 0))
     assert sum(len(labels) for _, labels in loader) == len(data.validation)
+
+
+def test_omniglot_validates_on_other_drawings_or_on_other_characters(monkeypatch):
+    def characters(split, root, *, size):
+        count = {"background": 4, "evaluation": 3}[split]
+        names = tuple(f"{split} {number}" for number in range(count))
+        labels = torch.arange(count).repeat_interleave(5)
+        return LabelledImages(torch.zeros(len(labels), 1, size, size, dtype=torch.uint8), labels, names)
+
+    monkeypatch.setattr(menu, "omniglot", characters)
+    closed, opened = (DATA["omniglot"](None, split=split, held_out=2) for split in ("sample", "class"))
+    assert (len(closed.train), len(closed.validation), closed.open_set) == (12, 8, False)
+    assert (len(opened.train), len(opened.validation), opened.open_set) == (20, 15, True)
+    assert opened.validation.classes == ("evaluation 0", "evaluation 1", "evaluation 2")
+    with pytest.raises(ValueError, match=r"data.split must be 'sample' or 'class', not 'fold'"):
+        DATA["omniglot"](None, split="fold")

@@ -1,19 +1,34 @@
 """Training the rows of recipes: every recipe at the smallest scale, resuming, divergence, measurements."""
 
 import math
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 
 from hypersphere.evaluation import Landscape
-from hypersphere.recipes import RECIPES, SCALES, Outcome, attacks, execute, open_set, opt_studies, read_tensors
+from hypersphere.recipes import (
+    RECIPES,
+    SCALES,
+    Outcome,
+    attacks,
+    execute,
+    open_set,
+    opt_studies,
+    read_records,
+    read_tensors,
+    run_name,
+)
 from hypersphere.recipes.execution import outcome_of_lines
 from hypersphere.recipes.parts import compare_unseen
 from hypersphere.robustness import accuracy_under
 from hypersphere.training import Run, build_experiment
-from hypersphere.training.config import Component
+from hypersphere.training.components import MENUS
+from hypersphere.training.config import Component, menus_of
 
 IDS = (Path(__file__).parent / "ids.txt").read_text().split()
 # Metrics of other rows of the recipe.
@@ -55,6 +70,18 @@ def test_every_recipe_is_complete(name):
             assert (config.epochs is None) != (config.steps is None)
 
 
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_components_and_options_of_every_row_exist(name, scale):
+    for row in RECIPES[name].rows:
+        config = RECIPES[name].config(row, scale)
+        for setting, menu in menus_of(type(config)).items():
+            value = getattr(config, setting)
+            for one in value if isinstance(value, tuple) else (value,):
+                known = MENUS[menu].options(one.name)
+                assert set(one.options) <= set(known), (row.name, setting)
+
+
 def tiny(**options):
     """Return a recipe of one row that trains for two epochs."""
     recipe = RECIPES["digits"]
@@ -93,6 +120,27 @@ def test_run_of_other_settings_is_not_resumed(tmp_path):
     (record,) = execute(changed, tmp_path)
     assert record.config["batch_size"] == 50
     assert record.metrics["diverged"] == 0
+
+
+def work(rank, port, out):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    records = execute(tiny(), out, overrides={"epochs": 2})
+    assert execute(tiny(), out, overrides={"epochs": 2}) == records
+    dist.destroy_process_group()
+
+
+def test_two_processes_write_one_record_that_agrees_with_one_process(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.set_forkserver_preload(["hypersphere.recipes", "sklearn.datasets"])
+    mp.start_processes(work, (port, tmp_path / "two"), nprocs=2, start_method="forkserver")
+    (one,) = execute(tiny(), tmp_path / "one", overrides={"epochs": 2})
+    (two,) = read_records(tmp_path / "two", run_name("digits", {"epochs": 2}))
+    assert two.machine == f"{one.machine}, 2 processes"
+    assert two.curves["loss"] == pytest.approx(one.curves["loss"], rel=1e-3)
+    assert two.metrics["energy"] == pytest.approx(one.metrics["energy"], rel=1e-3)
+    assert read_tensors(tmp_path / "two", two)["features"].shape == (500, 3)
 
 
 def test_diverged_row_is_marked_and_has_no_error(tmp_path):

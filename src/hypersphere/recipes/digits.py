@@ -58,7 +58,6 @@ RECIPE = Recipe(
         Row("A-Softmax (m=4)", {"head": _A_SOFTMAX}),
         Row("A-Softmax + energy", {"head": _A_SOFTMAX, "regularizers": [_REPULSION]}),
     ),
-    seeds=(0,),
     metrics=(
         Metric("accuracy", "accuracy %", ".2f", True),
         Metric("fisher", "Fisher score", ".4f", False),

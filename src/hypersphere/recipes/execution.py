@@ -103,6 +103,7 @@ class _Job:
 
     def run(self, environment: Mapping[str, Any], device: Device, **options: Any) -> Record | None:
         """Train and measure; return the record, which the first process also writes, or None if stopped."""
+        self._wait()  # until all processes have looked for the record
         if self.processes.rank == 0:
             _require_writable(self.path.parent)  # before training, not after it
             # Files of other settings are removed, the record first: a record without its tensors must not exist.
@@ -140,7 +141,7 @@ class _Job:
             record.write(self.path)  # after the tensors, so that a record implies that they exist
             shutil.rmtree(self.folder, ignore_errors=True)
         self._wait()
-        return record
+        return record if self.processes.rank == 0 else Record.read(self.path)  # the same in all processes
 
     def _train(
         self,

@@ -203,11 +203,7 @@ POINTNET = Recipe(
             "schedule": {"name": "steps", "at": [6250 * k for k in range(1, 13)], "factor": 0.7, "unit": "steps"},
             "epochs": 250,
         },
-        "cpu": {
-            "data": "modelnet10",
-            "model": {"per_point": [32, 32, 64, 128], "hidden": [64, 64]},
-            "epochs": 6,
-        },
+        "cpu": {"data": "modelnet10", "model": {"per_point": [32, 32, 64, 128], "hidden": [64, 64]}, "epochs": 6},
         "smoke": {
             "data": {"name": "generated", "kind": "points", "size": 20},
             "model": {"per_point": [4, 4, 8], "hidden": [8]},

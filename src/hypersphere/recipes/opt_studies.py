@@ -23,13 +23,7 @@ __all__ = ["INITIAL_ENERGY", "LANDSCAPE", "OMNIGLOT"]
 
 
 def measure_unseen(
-    experiment: Experiment,
-    run: Run,
-    *,
-    unseen: Mapping[str, Any],
-    folds: int,
-    per_fold: int,
-    data_root: Path | None,
+    experiment: Experiment, run: Run, *, unseen: Mapping[str, Any], folds: int, per_fold: int, data_root: Path | None
 ) -> Outcome:
     """Verify pairs of the characters of another, open-set split (`unseen`), and identify each of their drawings."""
     options = {key: value for key, value in unseen.items() if key != "name"}
@@ -219,7 +213,6 @@ LANDSCAPE = Recipe(
         "smoke": {**_SHORTER["smoke"], "measure": {"points": 7, "images": 20}},
     },
     rows=(Row("plain"), Row("OPT (CP)", **rotated({"name": "cayley"}, 0.3))),
-    seeds=(0,),
     metrics=(
         ERROR,
         Metric("loss_at_centre", "loss", ".3f", False),

@@ -193,7 +193,6 @@ LEARNED = Recipe(
         Row("TanhConv, ρ = 1", {"operator": {"name": "tanh"}}),
         Row("TanhConv, a ρ for each filter", {"operator": {"name": "tanh", "learn_radius": "filter"}}),
     ),
-    seeds=(0,),
     metrics=(
         ERROR,
         Metric("k_mean", "mean k", ".3f", None),
