@@ -59,9 +59,17 @@ class Processes:
         """Return the global sum of the parts of all processes."""
         return _SumParts.apply(part, self)
 
-    def stack_parts(self, part: Tensor) -> Tensor:
-        """Return the global tensor (R, …) of the parts of all R processes."""
-        return _StackParts.apply(part, self)
+    def reduce_terms(
+        self, terms: Tensor, across: Callable[[Tensor], Tensor], share: Callable[[Tensor, Tensor], Tensor] | None
+    ) -> Tensor:
+        """Return global terms (B, T) from the terms of all processes, one row per sample.
+
+        Args:
+            terms: (B, T) the terms of this process for the samples of all processes.
+            across: reduces the first term over processes, (n, R) → (n,). The other terms are summed.
+            share: the derivative of the reduced first term by that of one process, given both; None if it is 1.
+        """
+        return _ReduceTerms.apply(terms, self, across, share)
 
     def share(self, *tensors: Tensor | None) -> list[Tensor | None]:
         """Return global tensors for use in a part; their gradients are summed over processes."""
@@ -188,15 +196,31 @@ class _SumParts(torch.autograd.Function):
         return grad, None
 
 
-class _StackParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, processes: Processes) -> Tensor:
-        ctx.rank = processes.rank
-        return torch.stack(processes.all_gather(part))
+class _ReduceTerms(torch.autograd.Function):
+    """Each process reduces the terms of some samples, and the results are gathered.
+
+    A process receives B·T numbers twice. If it received the terms of all R processes for all samples, it would receive
+    R·B·T numbers, which exceeds the features if there are more processes than feature dimensions.
+    """
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad[ctx.rank], None
+    def forward(ctx: Any, terms: Tensor, processes: Processes, across: Any, share: Any) -> Tensor:
+        (batch, width), size = terms.shape, processes.size
+        counts = [batch // size + (rank < batch % size) for rank in range(size)]
+        received = processes.exchange_columns(terms, counts, [width] * size).view(-1, size, width)
+        reduced = torch.cat([across(received[..., 0]).unsqueeze(1), received[..., 1:].sum(1)], 1)
+        total = processes.concatenate_rows(reduced, counts)
+        ctx.share = share
+        ctx.save_for_backward(terms[:, 0], total[:, 0])
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        if ctx.share is not None:
+            grad = grad.clone()
+            grad[:, 0] *= ctx.share(*ctx.saved_tensors)
+        return grad, None, None, None
 
 
 class _Share(torch.autograd.Function):

@@ -365,16 +365,20 @@ class _ShardedClassTerms:
         )
         # Each process decides about the range of its class vectors.
         part = class_terms(local_inputs, dataclasses.replace(rule, targets_present=False), check_range=True)
-        # All terms with one number per sample travel in one collective. Feature norms come from the first process.
+        # All terms with one number per sample travel together. Feature norms come from the first process.
         feature_norm = part.feature_norm
         if feature_norm is not None and self.processes.rank > 0:
             feature_norm = torch.zeros_like(feature_norm)
         per_sample = (part.others, part.weighted_sum, part.target, feature_norm, part.target_norm, part.target_bias)
-        stacked = self.processes.stack_parts(torch.stack([term for term in per_sample if term is not None]))
+        local_terms = torch.stack([term for term in per_sample if term is not None], 1)
         # The derivative of logsumexp is undefined if no process has another class, so −∞ becomes a finite number.
-        others = rule.reduction.across(stacked[:, 0].mT.clamp_min(torch.finfo(x.dtype).min))
+        lowest = torch.finfo(x.dtype).min
+        terms = self.processes.reduce_terms(
+            local_terms, lambda parts: rule.reduction.across(parts.clamp_min(lowest)), rule.reduction.share
+        )
         # The other terms are zero except in the process that holds the target, or sums over classes.
-        sums = iter(stacked[:, 1:].sum(0))
+        others, *rest = terms.unbind(1)
+        sums = iter(rest)
         weighted_sum, target, feature_norm, target_norm, target_bias = (
             None if t is None else next(sums) for t in per_sample[1:]
         )
