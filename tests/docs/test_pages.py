@@ -107,6 +107,11 @@ def lemma_2(page):
     assert condition_number(page["plain"], 8 * U, V / 8) > 8**2 * condition_number(page["plain"], U, V)
 
 
+def scaling(page):
+    assert all(sum(job.memory.values()) < 4e9 for job in page["jobs"].values())
+    assert page["jobs"]["a tenth, SGD"].checkpoint == 4 * 512 * 10**8 / 1024
+
+
 CLAIMS = {
     "tutorials/objectives.md": objectives,
     "tutorials/architectures.md": architectures,
@@ -116,6 +121,7 @@ CLAIMS = {
     "how-to/transformer.md": lambda page: page["accuracy"] > 0.85,
     "how-to/many-classes.md": lambda page: page["accuracy"] > 0.9,
     "math.md": lemma_2,
+    "scaling.md": scaling,
 }
 
 
