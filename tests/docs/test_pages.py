@@ -1,7 +1,9 @@
 """Run the Python blocks of every page, compare what they print with the page, and check what the text claims.
 
 The blocks of a page run from top to bottom in one namespace. What a block prints is shown in an ``output`` fence under
-it, and a figure that a block writes is shown from ``docs/figures``. To rewrite both from what the code gives:
+it, and a figure that a block writes is shown from ``docs/figures``. Blocks with a title are also written as files of
+that name. The commands in ``sh`` blocks run if the head of the page says ``commands: run``. To rewrite outputs and
+figures from what the code gives:
 
     HYPERSPHERE_UPDATE_DOCS=1 pytest tests/docs/test_pages.py
 """
@@ -11,6 +13,7 @@ import importlib.util
 import io
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -28,6 +31,8 @@ UPDATE = os.environ.get("HYPERSPHERE_UPDATE_DOCS") == "1"
 CODE = re.compile(
     r'^```python(?: title="[^"\n]*")?\n(?P<code>.*?)^```\n(?:\n```output\n(?P<output>.*?)^```\n)?', re.S | re.M
 )
+FILE = re.compile(r'^```(?:python|yaml) title="(?P<name>[^"\n]+)"\n(?P<content>.*?)^```$', re.S | re.M)
+SHELL = re.compile(r"^```sh\n(?P<lines>.*?)^```$", re.S | re.M)
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 FIGURE = re.compile(r"!\[[^\]]*\]\((?:\.\./)*figures/([\w.-]+)\)")
 
@@ -38,10 +43,15 @@ def code_blocks(page):
     return ["\n" * text.count("\n", 0, match.start("code")) + match["code"] for match in CODE.finditer(text)]
 
 
+def page_head(page):
+    """Return the settings in the head of a page."""
+    match = re.match(r"---\n(.*?)^---\n", page.read_text(encoding="utf-8"), re.S | re.M)
+    return dict(re.findall(r"^(\w+): (.*)$", match[1], re.M)) if match else {}
+
+
 def required_packages(page):
     """Return the packages that the head of a page names beyond those of the tests."""
-    match = re.match(r"---\nneeds: (.*)\n---\n", page.read_text(encoding="utf-8"))
-    return match[1].split(", ") if match else []
+    return [name for name in page_head(page).get("needs", "").split(", ") if name]
 
 
 def same_output(expected, printed):
@@ -127,12 +137,39 @@ CLAIMS = {
 
 def run_page(page):
     """Run the blocks of a page; return its namespace and what each block printed."""
-    namespace, printed = {"__name__": "__main__"}, []
-    for block in code_blocks(page):
+    text, namespace, printed = page.read_text(encoding="utf-8"), {"__name__": "__main__"}, []
+    write_files(text)
+    code = [(match.start(), block) for match, block in zip(CODE.finditer(text), code_blocks(page), strict=True)]
+    runs_commands = page_head(page).get("commands") == "run"
+    commands = [(match.start(), match) for match in SHELL.finditer(text) if runs_commands]
+    for _, block in sorted([*code, *commands], key=lambda item: item[0]):
+        if isinstance(block, re.Match):
+            run_commands(block["lines"])
+            continue
         with contextlib.redirect_stdout(io.StringIO()) as stream:
             exec(compile(block, page, "exec"), namespace)
         printed.append(stream.getvalue())
     return namespace, printed
+
+
+def write_files(text):
+    """Write the titled blocks of a page to the current folder; blocks with the same title are parts of one file."""
+    contents = {}
+    for match in FILE.finditer(text):
+        contents[match["name"]] = contents.get(match["name"], "") + match["content"]
+    for name, content in contents.items():
+        Path(name).write_text(content, encoding="utf-8")
+
+
+def run_commands(lines):
+    """Run the commands of this library in a block of a shell."""
+    from typer.testing import CliRunner
+
+    from hypersphere.cli.commands import app
+
+    for line in re.findall(r"^hypersphere (.*)", lines, re.M):
+        result = CliRunner().invoke(app, shlex.split(line, comments=True))
+        assert result.exit_code == 0, f"hypersphere {line}\n{result.output}\n{result.exception!r}"
 
 
 def with_outputs(text, printed):
