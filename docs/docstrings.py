@@ -43,7 +43,7 @@ FIRST = {
         "SphereNorm",
         "sphere_conv2d",
     ),
-    "models": ("EmbeddingCNN", "PlainCNN", "ResNet", "SphereFaceNet"),
+    "models": ("EmbeddingCNN", "Embedder", "PlainCNN", "ResNet", "SphereFaceNet"),
     "optim": ("param_groups", "project_weights_", "OGD"),
     "recipes": ("RECIPES", "execute", "find_recipe", "read_records"),
     "report": ("write_page", "Page"),
@@ -63,7 +63,16 @@ FIRST = {
         "orthogonality_error",
     ),
     "sphere": ("normalize", "norm", "cosine", "cosines", "angle", "polar"),
-    "training": ("fit", "embed", "predict", "Batches"),
+    "training": (
+        "Config",
+        "build_experiment",
+        "Experiment",
+        "Trainer",
+        "Run",
+        "fit",
+        "embed",
+        "predict",
+    ),
     "_layer_selection": ("layers_of", "LayerSelection", "NeuronLayer", "SkippedLayer"),
 }
 

@@ -47,7 +47,7 @@ def train_and_embed(
     torch.manual_seed(0)
     model = hs.models.ToyCNN(1, 8, feature_dim=3, widths=(32, 64))
     head.reset_parameters()
-    batches = hs.training.Batches(
+    batches = hs.data.Batches(
         train.images, train.labels, 64, torch.Generator().manual_seed(0)
     )
     optimizer = torch.optim.AdamW(
@@ -60,7 +60,7 @@ def train_and_embed(
         model, head, batches, epochs=epochs, optimizer=optimizer, scheduler=schedule
     )
     features, labels = hs.training.embed(
-        model, hs.training.Batches(test.images, test.labels, 500)
+        model, hs.data.Batches(test.images, test.labels, 500)
     )
     accuracy = (hs.training.predict(head, features) == labels).float().mean().item()
     return features, labels, accuracy

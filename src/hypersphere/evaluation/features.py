@@ -56,7 +56,7 @@ def mirrored_features(
     Args:
         model: maps images (N, channels, height, width) to features (N, d).
         images: mirrored along their last dimension. Images of dtype uint8 are scaled to [0, 1], as by
-            `training.Batches`; others are passed to the model unchanged.
+            `data.Batches`; others are passed to the model unchanged.
         unit: normalise the features of each view first, so that both views have the same weight in the cosine.
         batch: number of images per call of the model.
 
