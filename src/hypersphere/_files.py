@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["creating", "flush", "make_folder", "replacing"]
+__all__ = ["MARK", "creating", "flush", "make_folder", "replacing"]
+
+MARK = "written by hypersphere"  # in files that commands write, so that they replace no others
 
 
 @contextmanager

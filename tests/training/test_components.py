@@ -133,7 +133,9 @@ def test_every_printed_default_is_accepted_again(menu):
     for name in MENUS[menu]:
         for option, default in MENUS[menu].options(name).items():
             parameter = _parameters(MENUS[menu][name]).get(option)
-            if parameter is None or default is inspect.Parameter.empty or callable(default) or option == "levels":
+            if parameter is None or default in (inspect.Parameter.empty, "from the data") or callable(default):
+                continue
+            if option == "levels":  # objects, which have no plain form
                 continue
             printed = default if isinstance(default, str) else json.dumps(default)
             value = _value(f"{menu}.{option}", option, parse_value(printed), parameter.annotation)

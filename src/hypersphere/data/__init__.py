@@ -13,7 +13,7 @@ from hypersphere.data.augment import AUGMENTATIONS
 from hypersphere.data.batches import Batches
 from hypersphere.data.cifar import cifar10, cifar100, cifar100_fifth
 from hypersphere.data.containers import Graph, LabelledImages, PointClouds
-from hypersphere.data.folder import image_folder, image_names
+from hypersphere.data.folder import image_folder, image_names, open_images
 from hypersphere.data.hugging_face import HuggingFaceSource
 from hypersphere.data.images import BrokenSample
 from hypersphere.data.lfw import lfw, lfw_pairs, lfw_people
@@ -24,12 +24,19 @@ from hypersphere.data.mnist import digits, fashion_mnist, mnist
 from hypersphere.data.modelnet import modelnet10
 from hypersphere.data.normalize import NORMALIZATIONS
 from hypersphere.data.omniglot import omniglot
-from hypersphere.data.pairs import Pairs, draw_pairs, read_pairs
+from hypersphere.data.pairs import NoPairsError, Pairs, draw_all_class_pairs, draw_pairs, read_pairs
 from hypersphere.data.planetoid import citeseer, cora, planetoid, pubmed
 from hypersphere.data.recordio import BinSource, RecordSource
 from hypersphere.data.samplers import SAMPLERS, Sampler
 from hypersphere.data.shards import ShardSource, pack
-from hypersphere.data.sources import ImageFolderSource, Source, TensorSource, of_classes, subset
+from hypersphere.data.sources import (
+    ImageFolderSource,
+    Mirrored,
+    Source,
+    TensorSource,
+    of_classes,
+    subset,
+)
 from hypersphere.data.splits import DataSplit, fingerprint_difference
 
 DATASETS: dict[str, Callable[..., Any]] = {
@@ -66,7 +73,9 @@ __all__ = [
     "LabelledImages",
     "ListSource",
     "Loader",
+    "Mirrored",
     "MissingData",
+    "NoPairsError",
     "Pairs",
     "PointClouds",
     "RecordSource",
@@ -81,6 +90,7 @@ __all__ = [
     "cora",
     "data_root",
     "digits",
+    "draw_all_class_pairs",
     "draw_pairs",
     "fashion_mnist",
     "fingerprint_difference",
@@ -94,6 +104,7 @@ __all__ = [
     "modelnet10",
     "of_classes",
     "omniglot",
+    "open_images",
     "pack",
     "planetoid",
     "pubmed",

@@ -26,6 +26,7 @@ from hypersphere.data.images import (
 from hypersphere.data.images import (
     is_image as is_image,  # also a name of this module in version 0.1
 )
+from hypersphere.data.sources import FileSource, ImageFolderSource, Names, TensorSource
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2")
 
@@ -209,3 +210,38 @@ def _stack(images: list[Tensor], names: Sequence[str]) -> Tensor:
             sizes = f"{height}x{width} ({names[0]}) and {image.shape[1]}x{image.shape[2]} ({name})"
             raise ValueError(f"images must have the same size, not {sizes}; pass size=(height, width) to resize them")
     return torch.stack([image.expand(channels, height, width) for image in images])
+
+
+def open_images(
+    paths: Sequence[str | Path], *, size: Size = None, grey: bool | None = None
+) -> tuple[FileSource | TensorSource, bool]:
+    """Return a source of images, and whether their folders are classes.
+
+    Args:
+        paths: image files; or one folder of images; or one folder or archive with one folder per class.
+        size, grey: see `image_folder`.
+    """
+    places = [Path(path).expanduser() for path in paths]
+    missing = next((place for place in places if not place.exists()), None)
+    if missing is not None:
+        raise MissingData(f"{missing} not found")
+    if all(place.is_file() and is_image(place) for place in places):
+        return _unlabelled(Path(), list(map(str, places)), size, grey), False
+    require(len(places) == 1, "images", "image files, or a single folder", list(map(str, paths)))
+    (folder,) = places
+    if not folder.is_dir():
+        return TensorSource.of(image_folder(folder, size=size, grey=grey)), True
+    if folder.resolve().name.startswith("."):
+        raise MissingData(f"{folder} is a hidden folder; hidden folders are not read")
+    inside = sorted(folder.iterdir())
+    files = [path.name for path in inside if path.is_file() and is_image(path)]
+    if not files:
+        return ImageFolderSource(folder, size=size, grey=grey), True
+    mixed = next((path.name for path in inside if path.is_dir() and any(map(is_image, path.iterdir()))), None)
+    require(mixed is None, str(folder), "either images or folders of images", mixed)
+    return _unlabelled(folder, files, size, grey), False
+
+
+def _unlabelled(folder: Path, names: Sequence[str], size: Size, grey: bool | None) -> FileSource:
+    labels = torch.zeros(len(names), dtype=torch.int64)
+    return FileSource(folder, Names(names), labels, ("",), size=size, grey=grey)

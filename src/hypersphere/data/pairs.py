@@ -15,6 +15,7 @@ from hypersphere.data._files import DamagedData, MissingData, read_text
 from hypersphere.data.containers import Indices, require_tensor, to_positions
 
 MAX_FOLD_DIGITS = 6  # folds are counted up to the largest number, so it is bounded
+LFW_PAIRS = 3000  # pairs of each kind in View 2 of LFW
 MAX_ITEMS_TO_ENUMERATE = 2000  # draw_pairs lists all pairs of up to this number of items: 2 million
 
 
@@ -200,6 +201,34 @@ def draw_pairs(labels: Int[Tensor, " items"], *, folds: int = 10, per_fold: int 
             drawn = _draw_distinct(items, fold_labels, same, per_fold, generator)
             rows.extend((first, second, same, fold) for first, second in drawn)
     return pairs_from_rows(rows)
+
+
+class NoPairsError(ValueError):
+    """No class has two items, so there are no pairs of the same class."""
+
+
+def draw_all_class_pairs(labels: Int[Tensor, " items"], count: int | None = None, *, seed: int = 0) -> Pairs:
+    """Draw equally many pairs of both kinds from all classes, in one fold.
+
+    Args:
+        labels: integers (N,).
+        count: number of pairs of each kind; by default 3,000, as in View 2 of LFW, or as many as there are.
+        seed: seed of the random draw.
+
+    Example:
+        >>> draw_all_class_pairs(torch.tensor([0, 0, 1, 1]))
+        Pairs(4 pairs, 2 of them same, 1 folds)
+    """
+    counts = labels.unique(return_counts=True)[1]
+    same = int((counts * (counts - 1) // 2).sum())
+    different = len(labels) * (len(labels) - 1) // 2 - same
+    if not same:
+        raise NoPairsError("verification and identification need a class with two samples; every class has one")
+    require(different > 0, "labels", "labels of at least two classes", len(counts))
+    most = min(same, different)
+    accepted = f"a list, or a number from 1 to {most}: there are {same} same and {different} different pairs"
+    require(count is None or 1 <= count <= most, "pairs", accepted, count)
+    return draw_pairs(labels, folds=1, per_fold=min(LFW_PAIRS, most) if count is None else count, seed=seed)
 
 
 def _draw_distinct(

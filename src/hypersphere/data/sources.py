@@ -440,3 +440,17 @@ def report_classes(root: Path, present: Sequence[str], empty: Sequence[str], cla
         listed = ", ".join(printable(name) for name in empty[:10]) + (", …" if len(empty) > 10 else "")
         message = f"{root}: {len(empty)} class folders without images are ignored: {listed}"
         warnings.warn(message, UserWarning, stacklevel=3)
+
+
+class Mirrored:
+    """A source of images, mirrored."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.labels, self.classes = source, source.labels, source.classes
+        self.name, self.fingerprint = source.name, source.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.source[index].flip(-1)

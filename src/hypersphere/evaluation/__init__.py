@@ -19,6 +19,7 @@ from hypersphere.evaluation.identification import Identification, OpenSet, first
 from hypersphere.evaluation.landscape import Landscape, landscape
 from hypersphere.evaluation.retrieval import Retrieval, retrieve
 from hypersphere.evaluation.roc import FARS, OperatingPoint, Roc, roc
+from hypersphere.evaluation.summary import summarize_identification, summarize_verification
 from hypersphere.evaluation.verification import (
     Interval,
     Verification,
@@ -64,6 +65,8 @@ __all__ = [
     "roc",
     "smallest_angle",
     "smallest_margin",
+    "summarize_identification",
+    "summarize_verification",
     "verify",
     "verify_scores",
 ]

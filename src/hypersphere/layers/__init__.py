@@ -17,6 +17,7 @@ from hypersphere.layers.decoupled import (
     sphere_conv2d,
     tanh_conv2d,
 )
+from hypersphere.layers.fold import fold_operator_, plain_weight
 from hypersphere.layers.norm import SphereNorm
 
 __all__ = [
@@ -31,9 +32,11 @@ __all__ = [
     "ball_conv2d",
     "conversion_plan",
     "convert_",
+    "fold_operator_",
     "linear_conv2d",
     "log_conv2d",
     "mix_conv2d",
+    "plain_weight",
     "revert_",
     "seg_conv2d",
     "shared_k",

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hypersphere._files import replacing
+from hypersphere._files import MARK, replacing
 from hypersphere._validation import require, require_package
 from hypersphere.report._notebook import Displayable
 from hypersphere.report._vega import THEME, chart_spec
@@ -156,6 +156,7 @@ def page_html(page: Page) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         "<meta name='color-scheme' content='light dark'>"
+        f"<meta name='generator' content='{MARK}'>"
         f"<link rel='icon' href='data:,'><title>{escape(page.title)}</title>\n"
         f"<style>\n{styles}</style>\n<script>\n{_asset('theme.js')}</script></head>\n"
         f"<body{'' if page.title else ' class=bare'}><header><div class='brand'>{LOGO}<span>hypersphere</span></div>"

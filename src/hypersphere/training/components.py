@@ -12,10 +12,12 @@ import inspect
 import json
 import os
 import sys
+import types
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from inspect import Parameter
-from typing import Any
+from typing import Any, Union, get_args, get_origin
 
 from hypersphere._validation import nearest_name, require
 from hypersphere.training.config import LIBRARIES, Component, Config, Validation, components_of, menus_of
@@ -23,6 +25,7 @@ from hypersphere.training.config import LIBRARIES, Component, Config, Validation
 __all__ = ["MENUS", "Menu", "accept_options_of", "complete_settings", "create", "find_factory", "foreign_code"]
 
 Factory = Callable[..., Any]
+FROM_DATA = "from the data"  # shown as the default of a size
 
 
 class Menu(Mapping[str, Factory]):
@@ -31,6 +34,7 @@ class Menu(Mapping[str, Factory]):
     Args:
         sources: import paths of dictionaries, or of single callables, which get their name in lower case.
         passed: parameters that the library passes to the factories; users cannot set them.
+        sizes: parameters that follow from the data unless the user sets them.
         handled: options that the library handles before it calls the factory, with their defaults.
         synonyms: entries by names that are common elsewhere, used in error messages.
         library: import path of a function that loads `timm:NAME` and similar names.
@@ -45,21 +49,19 @@ class Menu(Mapping[str, Factory]):
         self,
         *sources: str,
         passed: Iterable[str] = (),
+        sizes: Iterable[str] = (),
         handled: Mapping[str, Any] | None = None,
         synonyms: str | None = None,
         library: str | None = None,
     ) -> None:
-        self.sources, self.passed, self.handled = sources, tuple(passed), dict(handled or {})
+        self.sources, self.passed, self.sizes, self.handled = sources, tuple(passed), tuple(sizes), dict(handled or {})
         self.library, self._synonyms = library, synonyms
 
     @cached_property
-    def entries(self) -> dict[str, Factory]:
-        """The factories by name."""
-        entries: dict[str, Factory] = {}
-        for source in self.sources:
-            value = _load(source)
-            entries |= value if isinstance(value, Mapping) else {value.__name__.lower(): value}
-        return entries
+    def entries(self) -> Mapping[str, Factory]:
+        """The factories by name: the dictionaries themselves, so that later entries are seen."""
+        sources = map(_load, self.sources)
+        return ChainMap(*(one if isinstance(one, dict) else {one.__name__.lower(): one} for one in sources))
 
     @property
     def synonyms(self) -> Mapping[str, str]:
@@ -69,7 +71,8 @@ class Menu(Mapping[str, Factory]):
     def options(self, name: str) -> dict[str, Any]:
         """Return the options of an entry with their defaults, `inspect.Parameter.empty` where there is none."""
         options = {key: one.default for key, one in _parameters(self[name]).items() if key not in self.passed}
-        return {**options, **self.handled}
+        from_data = dict.fromkeys((key for key in self.sizes if key in options), FROM_DATA)
+        return {**options, **from_data, **self.handled}
 
     def __getitem__(self, name: str) -> Factory:
         return self.entries[name]
@@ -89,6 +92,7 @@ MENUS: dict[str, Menu] = {
     "model": Menu(
         "hypersphere.training.network:NETWORKS",
         passed=["conv", "linear", "num_classes"],
+        sizes=["in_channels", "image_size", "in_features"],
         library="hypersphere.models:load_encoder",
     ),
     "init": Menu("hypersphere.training.network:INITIALIZATIONS", passed=["modules"]),
@@ -227,9 +231,9 @@ def foreign_code(config: Config) -> list[str]:
 def complete_settings(config: Config) -> dict[str, Any]:
     """Return the settings of a config, with the defaults of all options of its components filled in.
 
-    >>> settings = complete_settings(Config.of({"schedule": {"name": "steps", "factor": 0.5}}))  # doctest: +SKIP
-    >>> settings["schedule"]  # doctest: +SKIP
-    {'name': 'steps', 'warmup': 0.0, 'at': [0.5, 0.75], 'factor': 0.5}
+    >>> settings = complete_settings(Config.of({"schedule": {"name": "steps", "factor": 0.5}}))
+    >>> settings["schedule"]["factor"], settings["schedule"]["warmup"]
+    (0.5, 0.0)
     """
 
     def complete(value: Any, menu: str) -> Any:
@@ -238,7 +242,7 @@ def complete_settings(config: Config) -> dict[str, Any]:
         if value["name"] not in MENUS[menu]:
             return value  # foreign code and other libraries' models are not imported to look at their defaults
         options = MENUS[menu].options(value["name"])
-        defaults = {key: default for key, default in options.items() if default is not Parameter.empty}
+        defaults = {key: one for key, one in options.items() if one is not Parameter.empty and one != FROM_DATA}
         return {"name": value["name"], **json.loads(json.dumps(defaults, default=_text_of)), **value}
 
     settings = config.settings()
@@ -314,28 +318,38 @@ def _value(setting: str, option: str, value: Any, annotation: Any) -> Any:
         name = value.get("name", next(iter(menu)) if len(menu) == 1 else None)
         require(isinstance(name, str), setting, "a mapping with a name and options", value)
         return create(Component(name, {key: one for key, one in value.items() if key != "name"}), menu, setting=setting)
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    kinds = [part.strip() for part in text.split("|")]
-    if "Tensor" in kinds and isinstance(value, (list, str)):
-        return _tensor(setting, value)
-    if all(kind in _PLAIN for kind in kinds):
+    kinds = _kinds(annotation)
+    if "Tensor" in kinds and (isinstance(value, list) or kinds <= {"Tensor", "None"}):
+        return None if value is None else _tensor(setting, value)
+    plain = [kind for kind in _PLAIN if kind in kinds]
+    if kinds and kinds <= {*_PLAIN, "Tensor"}:
         if isinstance(value, bool) and "bool" not in kinds and "str" in kinds:
             return json.dumps(value)  # a text such as gradient: true, which YAML and JSON read as a boolean
         fits = type(value).__name__ in kinds or (value is None and "None" in kinds)
         fits |= type(value) is int and "float" in kinds
-        accepted = " or ".join(_PLAIN[kind] for kind in kinds)
-        require(fits, setting, accepted, value)
+        require(fits, setting, " or ".join(_PLAIN[kind] for kind in plain), value)
         too_large = type(value) is int and abs(value) >= 2**63
         require(not too_large, setting, "an integer of at most 64 bits", value)
     return tuple(value) if isinstance(value, list) else value
 
 
+def _kinds(annotation: Any) -> set[str]:
+    """Return the names of the types in an annotation, which may be text.
+
+    >>> sorted(_kinds("float | None")), _kinds(int), sorted(_kinds(str | None))
+    (['None', 'float'], {'int'}, ['None', 'str'])
+    """
+    if isinstance(annotation, str):
+        return {part.strip() for part in annotation.split("|")}
+    parts = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return {"None" if part is type(None) else getattr(part, "__name__", str(part)) for part in parts}
+
+
 def _tensor(setting: str, value: Any) -> Any:
     import torch
 
-    accepted = "a list of numbers"
     numbers = isinstance(value, list) and all(type(one) in (int, float) for one in value)
-    require(numbers, setting, accepted, value)
+    require(numbers, setting, "a list of numbers", value)
     return torch.tensor(value, dtype=torch.float32)
 
 

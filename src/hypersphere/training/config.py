@@ -258,9 +258,10 @@ def merge(base: Mapping[str, Any], *patches: Mapping[str, Any]) -> dict[str, Any
 def set_path(settings: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     """Return the settings with one changed, addressed by a dotted path.
 
-    List items are addressed by their position; the position after the last one adds an item.
+    Items of a list are addressed by their position or by the name of a component; a name that is not in the list and
+    the position after the last one add an item.
 
-    >>> set_path({"regularizers": [{"name": "mhe"}]}, "regularizers.0.power", 1)
+    >>> set_path({"regularizers": [{"name": "mhe"}]}, "regularizers.mhe.power", 1)
     {'regularizers': [{'name': 'mhe', 'power': 1}]}
     """
     keys = path.split(".")
@@ -274,11 +275,13 @@ def _set(place: Any, keys: Sequence[str], value: Any, path: str) -> Any:
         return _merge(place, value)
     key, *rest = keys
     if isinstance(place, list):
-        in_range = key.isdecimal() and int(key) <= len(place)
-        require(in_range, path, f"a path with a position of at most {len(place)} in the list", key)
-        at = int(key)
-        inner = place[at] if at < len(place) else {}
-        return [*place[:at], _set(inner, rest, value, path), *place[at + 1 :]]
+        names = [item.get("name") if isinstance(item, dict) else item for item in place]
+        at = int(key) if key.isdecimal() else names.index(key) if key in names else len(place)
+        require(at <= len(place), path, f"a path with a position of at most {len(place)} in the list", key)
+        inner = place[at] if at < len(place) else {} if key.isdecimal() else {"name": key}
+        # `augment.mirror` without a value, which means true, adds the component.
+        changed = inner if value is True and not rest else _set(inner, rest, value, path)
+        return [*place[:at], changed, *place[at + 1 :]]
     # A component may be given by its name; anything else that has no parts is replaced.
     mapping = {"name": place} if isinstance(place, str) else place if isinstance(place, dict) else {}
     return {**mapping, key: _set(mapping.get(key), rest, value, path)}

@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from hypersphere._files import replacing
+from hypersphere._files import MARK, replacing
 from hypersphere._validation import require
-from hypersphere.data import DamagedData, MissingData
+from hypersphere.data._files import DamagedData, MissingData
 
 __all__ = ["SUFFIXES", "Embeddings", "read_array", "read_embeddings", "write_embeddings"]
 
@@ -38,7 +38,7 @@ def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
     """Write the matrix, and a .json file with the same name; return the path of the latter."""
     description = path.with_suffix(".json")
     labels = None if embeddings.labels is None else embeddings.labels.tolist()
-    content = {"names": embeddings.names, "labels": labels, "classes": embeddings.classes}
+    content = {"note": MARK, "names": embeddings.names, "labels": labels, "classes": embeddings.classes}
     features = embeddings.features.detach().cpu().contiguous()
     with replacing(path) as draft, replacing(description) as draft_description:
         with draft.open("wb") as file:

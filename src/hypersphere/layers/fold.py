@@ -1,0 +1,52 @@
+"""Replace decoupled layers by plain ones with the same response, where there are such."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hypersphere.functions.angular import Cosine
+from hypersphere.functions.magnitude import InnerProduct, Linear
+from hypersphere.layers.convert import revert_
+from hypersphere.layers.decoupled import DecoupledLayer
+from hypersphere.sphere import normalize
+
+__all__ = ["fold_operator_", "plain_weight"]
+
+
+def fold_operator_(model: nn.Module) -> int:
+    """Replace all decoupled layers by plain ones in place if each is an inner product; return their number, or 0.
+
+    The responses of `inner_product`, and of `linear` with or without weighting, with the cosine, are inner products.
+    All others depend on the norm of each patch, which a plain layer does not compute.
+    """
+    weights = {module: plain_weight(module) for module in model.modules() if isinstance(module, DecoupledLayer)}
+    if not weights or any(weight is None for weight in weights.values()):
+        return 0
+    for module, weight in weights.items():
+        assert weight is not None
+        with torch.no_grad():
+            module.weight.copy_(weight)
+    revert_(model)
+    return len(weights)
+
+
+def plain_weight(layer: DecoupledLayer) -> Float[Tensor, "..."] | None:
+    """Return the weight of the plain layer with the same response, or None if there is no such layer.
+
+    >>> from hypersphere.layers import DecoupledLinear
+    >>> layer = DecoupledLinear(2, 1, magnitude="linear")
+    >>> _ = layer.weight.data.copy_(torch.tensor([[3.0, 4.0]]))
+    >>> plain_weight(layer), plain_weight(DecoupledLinear(2, 1, magnitude="tanh"))
+    (tensor([[0.6000, 0.8000]]), None)
+    """
+    weight, magnitude = layer.weight.detach(), layer.magnitude
+    if not isinstance(layer.angular, Cosine):
+        return None
+    if isinstance(magnitude, InnerProduct):
+        return weight
+    if isinstance(magnitude, Linear):
+        directions = normalize(weight.flatten(1)).view_as(weight)
+        return magnitude.alpha * (weight if layer.weighting == "linear" else directions)
+    return None

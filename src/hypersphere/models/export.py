@@ -1,0 +1,128 @@
+"""Write a module as ONNX or as a torch.export program with a variable batch size, and check what was written."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere._files import replacing
+from hypersphere._validation import require, require_package
+
+__all__ = ["SUFFIXES", "export_module", "largest_difference"]
+
+Outputs = Sequence[Tensor]
+SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
+
+
+def export_module(
+    model: nn.Module,
+    batches: Sequence[Tensor],
+    path: Path,
+    *,
+    form: str,
+    outputs: Sequence[str],
+    expected: Sequence[Outputs] | None = None,
+    tolerance: float = 1e-4,
+) -> float:
+    """Write a module and return the largest difference between its outputs and those of the written file.
+
+    Args:
+        model: a module with one input (N, …) and a tuple of outputs, in evaluation mode.
+        batches: inputs for the comparison; they may have different N, and the first is used for tracing.
+        path: file to write; it is not written if the outputs differ.
+        form: "onnx" or "torch".
+        outputs: names of the outputs.
+        expected: outputs for each batch; by default those of the model.
+        tolerance: accepted difference, relative to the largest entry of each output.
+
+    Raises:
+        ValueError: if the model cannot be exported, or the outputs differ by more than the tolerance.
+    """
+    require(form in SUFFIXES, "form", f"one of {', '.join(SUFFIXES)}", form)
+    if form == "onnx":
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            require_package(package, package, "onnx")
+    if expected is None:
+        with torch.no_grad():
+            expected = [model(batch) for batch in batches]
+    with replacing(path) as draft:
+        try:
+            with _quiet():
+                (_write_onnx if form == "onnx" else _write_program)(model, batches[0], draft, outputs)
+                run = (_onnx_reader if form == "onnx" else _program_reader)(draft, outputs)
+                difference = largest_difference(expected, [run(batch) for batch in batches])
+        except OSError:
+            raise
+        except Exception as error:  # exporters raise many kinds of errors
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ValueError(f"the model cannot be exported to {form}: {reason}") from error
+        accepted = f"within {tolerance:g} of those of the model"
+        require(difference <= tolerance, "exported outputs", accepted, difference)
+    return difference
+
+
+def largest_difference(ones: Sequence[Outputs], others: Sequence[Outputs]) -> float:
+    """Return the largest difference between two lists of outputs, relative to the largest entry of each output.
+
+    >>> largest_difference([[torch.tensor([100.0])]], [[torch.tensor([101.0])]])
+    0.01
+    """
+    worst = 0.0
+    for one, other in zip(ones, others, strict=True):
+        for a, b in zip(one, other, strict=True):
+            scale = float(a.abs().max()) or 1.0
+            difference = float((a - b).abs().max()) / scale
+            worst = difference if not difference <= worst else worst  # NaN counts as the largest difference
+    return worst
+
+
+def _write_onnx(model: nn.Module, example: Tensor, path: Path, outputs: Sequence[str]) -> None:
+    program = torch.onnx.export(
+        model,
+        (example,),
+        dynamo=True,
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        input_names=["inputs"],
+        output_names=list(outputs),
+        verbose=False,
+    )
+    assert program is not None
+    program.save(path, external_data=False)
+
+
+def _onnx_reader(path: Path, outputs: Sequence[str]) -> Callable[[Tensor], Outputs]:
+    runtime = require_package("onnxruntime", "onnxruntime", "onnx")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda batch: tuple(map(torch.from_numpy, session.run(list(outputs), {"inputs": batch.numpy()})))
+
+
+def _write_program(model: nn.Module, example: Tensor, path: Path, outputs: Sequence[str]) -> None:
+    with torch.no_grad():
+        program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    path.write_bytes(content.getvalue())
+
+
+def _program_reader(path: Path, outputs: Sequence[str]) -> Callable[[Tensor], Outputs]:
+    return torch.export.load(io.BytesIO(path.read_bytes())).module()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the logs and warnings of the exporters; errors are still raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
