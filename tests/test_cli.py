@@ -11,13 +11,15 @@ import pytest
 from rich.console import Console
 
 import hypersphere as hs
-from hypersphere.cli import commands, reproduce, summary
+from hypersphere import recipes, report
+from hypersphere.cli import commands, reproduce
+from hypersphere.cli.recipe_results import write_report
 from hypersphere.data import DamagedData, ForbiddenGlobal, MissingData
-from hypersphere.recipes import Metric, Outcome, Recipe, Record, Row, execute, read_records
+from hypersphere.recipes import Metric, Outcome, Recipe, Row, execute, read_records
 
 COMMAND = [sys.executable, "-m", "hypersphere"]
 ENVIRONMENT = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
-SMALL = ["--set", "epochs=1", "--set", "widths=[4,4]"]
+SMALL = ["--set", "epochs=1", "--set", "model.widths=[4,4]"]
 
 
 def hypersphere(*words, environment=(), **more):
@@ -40,12 +42,18 @@ def run_main(monkeypatch, capsys):
     return run
 
 
+def toy(row):
+    """Return a recipe with one row that computes nothing."""
+    rows = (Row(row),)
+    return Recipe("toy", "Toy", "nowhere", {}, {"cpu": {}}, rows, compute=lambda seed: Outcome({}))
+
+
 def test_reproduce_prints_a_table_and_the_path_of_its_report(tmp_path):
     done = hypersphere("reproduce", "digits", "--out", tmp_path, *SMALL)
     assert done.returncode == 0, done.stderr
     for word in ("accuracy", "Fisher", "angle", "energy", "seconds", "A-Softmax (m=4)", "A-Softmax + energy"):
         assert word in done.stdout
-    assert "One seed." in done.stdout
+    assert "One seed, so the noise is not known" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr  # no colours and no progress bars
     assert "…" not in done.stdout
     assert "[3/3]" in done.stderr
@@ -59,7 +67,7 @@ def test_reproduce_prints_a_table_and_the_path_of_its_report(tmp_path):
     )
     assert again.returncode == 0, again.stderr
     assert "+/-" in again.stdout
-    assert "2 seeds, mean +/- s.d.\n" in again.stdout
+    assert "2 seeds" in again.stdout
     assert len(list(tmp_path.rglob("seed-*.json"))) == 6
 
 
@@ -81,15 +89,12 @@ def test_version(run_main):
     [
         (["nonsense"], "hypersphere: name must be one of digits"),
         (["digits", "--set", "epochs"], "hypersphere: --set must be KEY=VALUE, not 'epochs'"),
-        (["digits", "--set", "epoch=2"], "hypersphere: overrides must be settings of digits"),
-        (["digits", "--set", "epochs=many"], "hypersphere: epochs must be a value like 30, not 'many'"),
-        (["digits", "--set", "widths=[1.5]"], "hypersphere: widths must be a value like [32, 64], not [1.5]"),
-        (["digits", "--set", "widths=[0]"], "hypersphere: widths must be a sequence of 1 or more integers >= 1"),
-        (
-            ["digits", "--set", "head=softmax"],
-            "hypersphere: overrides must be settings that row 'A-Softmax (m=4)' does",
-        ),
-        (["digits", "--row", "x"], "hypersphere: rows must be names among"),
+        (["digits", "--set", "epoch=2"], "hypersphere: epoch is not a setting; did you mean epochs?"),
+        (["digits", "--set", "epochs=many"], "hypersphere: epochs must be an integer >= 1, or null, not 'many'"),
+        (["digits", "--set", "measure.nothing=1"], "hypersphere: measure.nothing is not a setting of digits"),
+        (["digits", "--scale", "huge"], "hypersphere: scale must be one of paper, cpu, smoke, not 'huge'"),
+        (["digits", "--row", "x"], "hypersphere: row must be one of Softmax, "),
+        (["digits", "--device", "toaster"], "hypersphere: --device toaster cannot be used"),
         (["digits", "--out", "/proc/nowhere"], "hypersphere: out must be a writable folder"),
     ],
 )
@@ -125,7 +130,7 @@ def test_errors_are_one_line_with_their_exit_code(error, code, run_main, monkeyp
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(reproduce, "reproduce", fail)
+    monkeypatch.setattr(recipes, "execute", fail)
     ended, out, errors = run_main("reproduce")
     assert ended == code
     assert out == ""
@@ -134,9 +139,32 @@ def test_errors_are_one_line_with_their_exit_code(error, code, run_main, monkeyp
 
 
 def test_reproduce_reports_diverged_rows_below_the_table(tmp_path, run_main):
-    code, words, _ = run_main("reproduce", "--out", tmp_path, "--row", "Softmax", *SMALL, "--set", "learning_rate=1e30")
+    code, words, _ = run_main("reproduce", "--out", tmp_path, "--row", "Softmax", *SMALL, "--set", "optimizer.lr=1e30")
     assert code == 0
     assert "Diverged: Softmax (1 of 1)." in words
+
+
+def test_reproduce_dry_run_prints_the_settings_and_runs_nothing(tmp_path, run_main, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, errors = run_main(
+        "reproduce", "F2.10", "--scale", "paper", "--dry-run", "--set", "head.s=3", "--seeds", "2"
+    )
+    assert (code, errors) == (0, "")
+    plan = json.loads(out)
+    assert (plan["recipe"], plan["scale"], plan["seeds"]) == ("digits", "paper", [0, 1])
+    assert list(plan["rows"]) == [row.name for row in recipes.RECIPES["digits"].rows]
+    assert all(settings["head"]["s"] == 3 for settings in plan["rows"].values())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_list_recipes_prints_json(run_main, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results" / "digits" / "Softmax").mkdir(parents=True)
+    (tmp_path / "results" / "digits" / "Softmax" / "seed-0.json").write_text("{}")
+    listed = json.loads(run_main("list", "recipes", "--json")[1])
+    assert [one["name"] for one in listed] == list(recipes.RECIPES)
+    assert all({"name", "covers", "scales", "cost", "records"} <= one.keys() for one in listed)
+    assert listed[0]["records"] == ["results/digits/Softmax/seed-0.json"]
 
 
 def test_reproduce_interrupt_says_that_rows_are_kept(tmp_path):
@@ -169,75 +197,53 @@ def test_closed_output_pipe_is_silent():
 def test_reproduce_passes_the_data_root_without_changing_the_environment(tmp_path, monkeypatch, capsys):
     seen = []
 
-    def run(settings, trial):
-        seen.append((trial.data_root, os.environ.get("HYPERSPHERE_DATA")))
-        return Outcome({})
+    def execute(recipe, out, *, data_root, **more):
+        seen.append((data_root, os.environ.get("HYPERSPHERE_DATA")))
+        return run_rows(recipe, out, data_root=data_root, **more)
 
-    toy = Recipe("toy", "Toy", "nowhere", {}, (Row("[bold]row[/bold]", {}),), (0,), (), run)
-    monkeypatch.setattr(reproduce, "RECIPES", {"toy": toy})
+    run_rows = recipes.execute
+    monkeypatch.setattr(recipes, "execute", execute)
+    monkeypatch.setitem(recipes.RECIPES, "toy", toy("[bold]row[/bold]"))
     monkeypatch.delenv("HYPERSPHERE_DATA", raising=False)
     out = tmp_path / "[red]"
-    reproduce.reproduce("toy", out, seeds=None, rows=None, assignments=[], threads=None, data_root=tmp_path)
+    reproduce.reproduce("toy", out=out, data_root=tmp_path)
     assert seen == [(tmp_path, None)]
     assert str(out / "toy" / "report.html") in capsys.readouterr().out
 
 
 def test_bar_does_not_interpret_markup_in_names():
-    toy = Recipe("toy", "Toy", "nowhere", {}, (Row("[bold]row[/bold]", {}),), (0,), (), lambda settings, trial: None)
+    recipe = toy("[bold]row[/bold]")
     out = io.StringIO()
-    with reproduce._Bar(Console(file=out, force_terminal=True, width=100), toy, (0,), None) as bar:
-        bar(toy.rows[0], 0, 0.5)
+    with reproduce._Bar(Console(file=out, force_terminal=True, width=100), recipe, (0,), None) as bar:
+        bar(recipe.rows[0], 0, 0.5)
     assert "[bold]row[/bold], seed 0" in out.getvalue()
 
 
 def test_reproduce_writes_the_page_before_printing(tmp_path, monkeypatch):
-    toy = Recipe("toy", "Toy", "nowhere", {}, (Row("row", {}),), (0,), (), lambda settings, trial: Outcome({}))
-    monkeypatch.setattr(reproduce, "RECIPES", {"toy": toy})
+    monkeypatch.setitem(recipes.RECIPES, "toy", toy("row"))
 
     def fail(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr(reproduce.report, "print_table", fail)
+    monkeypatch.setattr(report, "print_table", fail)
     with pytest.raises(BrokenPipeError):
-        reproduce.reproduce("toy", tmp_path, seeds=None, rows=None, assignments=[], threads=None, data_root=None)
+        reproduce.reproduce("toy", out=tmp_path)
     assert (tmp_path / "toy" / "report.html").exists()
-
-
-def values(*numbers):
-    return [Record("toy", "row", seed, {}, {"value": number}, 1.0) for seed, number in enumerate(numbers)]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "cell", "caption"),
-    [
-        ((1.0,), 1.0, "One seed."),
-        ((1.0, 3.0), (2.0, 2**0.5), "2 seeds, mean ± s.d."),
-        ((1.0, None, 3.0), (2.0, 2**0.5), "3 seeds, mean ± s.d."),
-        ((1.0, None), 1.0, "2 seeds, mean ± s.d."),
-        ((None,), None, "One seed."),
-    ],
-)
-def test_summary_table_averages_finite_values(numbers, cell, caption):
-    metrics = (Metric("value", "value"), Metric("other", "other"))
-    toy = Recipe("toy", "", "", {}, (Row("row", {}, {"value": 0.5}), Row("not run", {})), (0,), metrics, None)
-    table = summary.summary_table(toy, values(*numbers))
-    assert [column.name for column in table.columns] == ["method", "value", "value, source", "other"]
-    assert table.rows == [["row", pytest.approx(cell) if cell else cell, 0.5, None]]
-    assert table.caption == caption
 
 
 def test_write_report_needs_only_records(tmp_path):
     import torch
 
-    def run(settings, trial):
-        shape = (4, settings["dim"])
-        return Outcome({"value": float("nan")}, {}, {"features": torch.rand(shape), "labels": torch.arange(4)})
+    def compute(seed, dim):
+        return Outcome({"value": float("nan")}, {}, {"features": torch.rand(4, dim), "labels": torch.arange(4)})
 
-    rows = (Row("z", {}), Row("a", {}), Row("thin", {"dim": 1}), Row("deep", {"dim": 9}))
-    toy = Recipe("toy", "Toy", "nowhere", {"dim": 3}, rows, (0, 1), (Metric("value", "value"),), run)
-    execute(toy, tmp_path)
-    page = summary.write_report(toy, read_records(tmp_path, "toy"), tmp_path).read_text(encoding="utf-8")
-    assert re.findall("<h3>(.*?)</h3>", page) == ["z", "a"]
+    dims = {"z": 3, "a": 3, "thin": 1, "deep": 9}
+    rows = tuple(Row(name, {"measure": {"dim": dim}}) for name, dim in dims.items())
+    base, metrics = {"measure": {"dim": 3}}, (Metric("value", "value"),)
+    recipe = Recipe("toy", "Toy", "nowhere", base, {"cpu": {}}, rows, (0, 1), metrics, compute=compute)
+    execute(recipe, tmp_path)
+    page = write_report(recipe, read_records(tmp_path, "toy"), tmp_path).read_text(encoding="utf-8")
+    assert re.findall("<h3>(.*?)</h3>", page)[:2] == ["z", "a"]
     with pytest.raises(ValueError, match="records must be at least one record"):
-        summary.write_report(toy, [], tmp_path)
+        write_report(recipe, [], tmp_path)
     assert json.loads(next(tmp_path.rglob("seed-0.json")).read_text())["metrics"] == {"value": None}

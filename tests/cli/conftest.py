@@ -2,12 +2,10 @@ import sys
 
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from hypersphere.cli import commands
-from hypersphere.cli import report as reporting
-from hypersphere.cli.train import train as train_by_command
-from hypersphere.training import Job, minimize
-from hypersphere.training.job_run import Run
+from hypersphere.training import Config, Run, Trainer, build_experiment
 
 SETTINGS = {
     "data": {"name": "digits", "limit": 600},
@@ -16,26 +14,26 @@ SETTINGS = {
     "epochs": 8,
 }
 
-SMALL = {"epochs": 4, "batch_size": 50}
-WORDS = ("--data.limit=300", "--model.widths=[4,4]", "--optimizer.lr=0.02")
-SIGMOID = ("--operator.angular=sigmoid", "--operator.learn_k=filter", "--model.feature_dim=5")
+SMALL = [
+    "--epochs=4", "--batch-size=50", "--data.limit=300", "--model=toy_cnn", "--model.widths=[4,4]",
+    "--optimizer.lr=0.02", "--log-every=2",
+]  # fmt: skip
+SIGMOID = ["--operator=sphere", "--operator.angular=sigmoid", "--operator.learn_k=filter", "--model.feature_dim=5"]
 
 
 def train(folder, **settings):
     """Train a small run through the Python API."""
-    job = Job.of(SETTINGS | settings)
-    assembly = job.build()
-    minimize(
-        assembly.objective.train(),
-        assembly.batches,
-        epochs=job.epochs,
-        optimizer=assembly.optimizer,
-        scheduler=assembly.scheduler,
-        on_step=lambda progress: assembly.after_step(progress.step),
-    )
-    run = Run.create(folder, job, outline=assembly.task.outline())
-    run.checkpoints().save(assembly.scheduler.done, {"objective": assembly.objective})
+    experiment = build_experiment(Config.of(SETTINGS | settings))
+    run = Run.of(folder, experiment)
+    assert Trainer(experiment, run).train()
     return run
+
+
+def invoke(*words):
+    """Run the command in this process, for fixtures that all tests share."""
+    done = CliRunner().invoke(commands.app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +53,7 @@ def rotated(tmp_path_factory):
         tmp_path_factory.mktemp("runs") / "rotated",
         rotation="cayley",
         head={"name": "a_softmax", "m": 2},
-        regularizer="mhe",
+        regularizers="mhe",
         epochs=1,
     )
 
@@ -116,22 +114,24 @@ def draw_images():
 def runs(tmp_path_factory):
     """Runs of `hypersphere train`: two that differ in their seed, one with another operator, and one in bfloat16."""
     root = tmp_path_factory.mktemp("runs")
-    for name, options, words in (
-        ("softmax-0", {}, ()),
-        ("softmax-1", {"seed": 1}, ()),
-        ("sigmoid", {"operator": "sphere"}, SIGMOID),
-        ("half", {"precision": "bfloat16"}, ("--model.feature_dim=8",)),
+    for name, words in (
+        ("softmax-0", []),
+        ("softmax-1", ["--seed=1"]),
+        ("sigmoid", SIGMOID),
+        ("half", ["--precision=bfloat16", "--model.feature_dim=8"]),
     ):
-        assert train_by_command(root / name, options=SMALL | options, words=[*WORDS, *words], log_every=2) == 0
+        invoke("train", "--out", root / name, *SMALL, *words)
     return root
 
 
 @pytest.fixture(scope="session")
 def page(runs):
-    return reporting.report([runs / "sigmoid"], landscape=True)
+    invoke("report", runs / "sigmoid", "--landscape")
+    return runs / "sigmoid" / "report.html"
 
 
 @pytest.fixture(scope="session")
 def comparison(runs, tmp_path_factory):
-    folders = [runs / name for name in ("softmax-0", "softmax-1", "sigmoid")]
-    return reporting.report(folders, tmp_path_factory.mktemp("pages") / "all.html")
+    page = tmp_path_factory.mktemp("pages") / "all.html"
+    invoke("report", *(runs / name for name in ("softmax-0", "softmax-1", "sigmoid")), "--out", page)
+    return page

@@ -5,12 +5,12 @@ import re
 import torch
 
 from hypersphere.recipes import Metric, Outcome, Recipe, Record, Row
-from hypersphere.training.job_run import Run
+from hypersphere.training import Run
 
 
 def logged(runs, name):
     """Return the last logged test accuracy in per cent."""
-    return 100 * [line for line in Run.open(runs / name).metrics() if line["kind"] == "epoch"][-1]["test_accuracy"]
+    return 100 * [line for line in Run.open(runs / name).metrics() if line["kind"] == "epoch"][-1]["accuracy"]
 
 
 def cells(html, section=1):

@@ -3,15 +3,16 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from .conftest import train
 
 
 def accuracy(run, source, epsilon, count):
     """Return the accuracy of a run on images moved by ε along the gradient sign of the cross entropy of `source`."""
-    victim, model = source.assembly(), run.assembly()
-    x = (victim.task.test_inputs[:count].float() / 255).requires_grad_()
-    y = victim.task.test_labels[:count]
+    victim, model = source.experiment(), run.experiment()
+    x = (victim.data.validation.inputs[:count].float() / 255).requires_grad_()
+    y = victim.data.validation.labels[:count]
     (slope,) = torch.autograd.grad(F.cross_entropy(victim.head.scores(victim.network(x)), y), x)
     moved = (x + epsilon * slope.sign()).clamp(0, 1)
     with torch.no_grad():
@@ -27,7 +28,8 @@ def test_attack_fgsm_matches_its_definition_white_box_and_transferred(plain, tan
     assert found["accuracies"] == pytest.approx([accuracy(plain, plain, e, 60) for e in (2 / 255, 0.1)])
     assert found["accuracies"][1] < found["clean"]
     assert "60 test images; attacks crafted on the" in out
-    assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.text["Software"] == "written by hypersphere"
     succeeds("attack", plain.folder, "--source", tanh.folder, *words)
     moved = json.loads((tmp_path / "a.json").read_text())
     assert moved["transferred"]

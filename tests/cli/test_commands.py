@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from hypersphere.cli import evaluate, export, inspect, reproduce
+from hypersphere import recipes
+from hypersphere.cli import opening
 from hypersphere.cli.commands import app
 
 COMMANDS = typer.main.get_command(app).commands
@@ -83,21 +84,21 @@ def fail_with(error):
 
 
 @pytest.mark.parametrize(
-    ("module", "line"),
+    ("name", "line"),
     [
-        (evaluate, "interrupted"),
-        (export, "interrupted"),
-        (inspect, "interrupted"),
-        (reproduce, "interrupted; finished rows are kept"),
+        ("evaluate", "interrupted"),
+        ("export", "interrupted"),
+        ("inspect", "interrupted"),
+        ("reproduce", "interrupted; finished rows are kept"),
     ],
 )
-def test_interrupt_message_mentions_kept_rows_only_for_reproduce(module, line, fails, monkeypatch):
-    name = module.__name__.rpartition(".")[2]
-    monkeypatch.setattr(module, name, fail_with(KeyboardInterrupt()))
-    assert fails(130, name, "digits") == f"hypersphere: {line}\n"
+def test_interrupt_message_mentions_kept_rows_only_for_reproduce(name, line, plain, fails, monkeypatch):
+    monkeypatch.setattr(opening, "open_run", fail_with(KeyboardInterrupt()))
+    monkeypatch.setattr(recipes, "execute", fail_with(KeyboardInterrupt()))
+    assert fails(130, name, "digits" if name == "reproduce" else plain.folder) == f"hypersphere: {line}\n"
 
 
-@pytest.mark.parametrize(("module", "line"), [("typer", ["--version"]), ("torch", ["evaluate", "run"])])
+@pytest.mark.parametrize(("module", "line"), [("typer", ["--version"]), ("torch", ["evaluate", "."])])
 def test_interrupt_during_import_is_one_line(module, line, tmp_path):
     (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt")
     done = subprocess.run(
@@ -129,24 +130,30 @@ FULL = (
         ),
     ],
 )
-def test_out_of_memory_is_one_line_with_advice(error, line, fails, monkeypatch):
-    monkeypatch.setattr(evaluate, "evaluate", fail_with(error))
-    assert fails(1, "evaluate", "run") == f"hypersphere: {line}\n"
-    monkeypatch.setattr(reproduce, "reproduce", fail_with(error))
+def test_out_of_memory_is_one_line_with_advice(error, line, fails, monkeypatch, tmp_path):
+    monkeypatch.setattr(opening, "open_run", fail_with(error))
+    assert fails(1, "evaluate", tmp_path) == f"hypersphere: {line}\n"
+    monkeypatch.setattr(recipes, "execute", fail_with(error))
     assert fails(1, "reproduce").endswith("; try a machine with more memory\n")
 
 
-def test_out_of_memory_of_torch_is_recognised(fails, monkeypatch):
+def test_out_of_memory_of_torch_is_recognised(fails, monkeypatch, tmp_path):
     import torch
 
-    monkeypatch.setattr(evaluate, "evaluate", lambda *_, **__: torch.empty(2**60, dtype=torch.uint8))
-    assert "out of memory" in fails(1, "evaluate", "run")
+    monkeypatch.setattr(opening, "open_run", lambda *_, **__: torch.empty(2**60, dtype=torch.uint8))
+    assert "out of memory" in fails(1, "evaluate", tmp_path)
 
 
-def test_unexpected_errors_are_raised(command, monkeypatch):
-    monkeypatch.setattr(evaluate, "evaluate", fail_with(RuntimeError("a mistake")))
+def test_unexpected_errors_are_raised(command, monkeypatch, tmp_path):
+    monkeypatch.setattr(opening, "open_run", fail_with(RuntimeError("a mistake")))
     with pytest.raises(RuntimeError, match="a mistake"):
-        command("evaluate", "run")
+        command("evaluate", tmp_path)
+
+
+def test_control_characters_in_names_are_escaped(fails, tmp_path):
+    line = fails(2, "evaluate", tmp_path / "evil\x1b[31m\x07.npy")
+    assert "\x1b" not in line
+    assert "evil\\x1b[31m\\x07.npy not found" in line
 
 
 def test_missing_data_message_names_the_command_line_option(fails, monkeypatch, tmp_path):

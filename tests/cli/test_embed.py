@@ -7,30 +7,34 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from hypersphere.cli import embeddings
 from hypersphere.cli.opening import Opened
+from hypersphere.data import embeddings
+from hypersphere.training import Config
 
 
 def features(run, pixels):
     """Return the features of images in [0, 1]."""
     with torch.no_grad():
-        return run.assembly().network(torch.as_tensor(pixels, dtype=torch.float32)).numpy()
+        return run.experiment().network(torch.as_tensor(pixels, dtype=torch.float32)).numpy()
 
 
 def test_embed_writes_the_test_data_of_a_run(plain, succeeds):
     out = succeeds("embed", plain.folder)
     assert "500 embeddings with 6 dimensions" in out
     found = load_file(plain.folder / "embeddings.safetensors")
-    task = plain.assembly().task
-    np.testing.assert_allclose(found["features"], features(plain, task.test_inputs / 255), rtol=1e-4, atol=1e-5)
-    assert torch.equal(found["labels"], task.test_labels)
+    data = plain.experiment().data.validation
+    np.testing.assert_allclose(found["features"], features(plain, data.inputs / 255), rtol=1e-4, atol=1e-5)
+    assert torch.equal(found["labels"], data.labels)
     words = json.loads((plain.folder / "embeddings.json").read_text())
-    assert words == {"names": None, "labels": task.test_labels.tolist(), "classes": list(task.classes)}
+    assert words.pop("note") == "written by hypersphere"
+    names = [str(place) for place in range(500)]
+    assert words == {"names": names, "labels": data.labels.tolist(), "classes": list(data.classes)}
+    succeeds("embed", plain.folder)  # its own files are replaced
 
 
 def test_embed_appends_features_of_mirrored_images(plain, succeeds, tmp_path):
     succeeds("embed", plain.folder, "--mirror", "--out", tmp_path / "e.npy", "--batch", "64")
-    pixels = plain.assembly().task.test_inputs.numpy() / 255
+    pixels = plain.experiment().data.validation.inputs.numpy() / 255
     both = np.concatenate([features(plain, pixels), features(plain, pixels[..., ::-1].copy())], axis=1)
     np.testing.assert_allclose(np.load(tmp_path / "e.npy"), both, rtol=1e-4, atol=1e-5)
 
@@ -55,7 +59,7 @@ def test_embed_rejects_invalid_input_without_writing(plain, draw_images, fails, 
     images = draw_images(tmp_path / "images", {"0.png": 1, "a/1.png": 2})
     out = tmp_path / "e.npy"
     for words, message in [
-        ([plain.folder, images], "a folder of images needs --out"),
+        ([plain.folder, images / "0.png", tmp_path], "images must be image files, or a single folder"),
         ([plain.folder, images, "--out", out], "must be either images or folders of images, not 'a'"),
         ([plain.folder, tmp_path / "none", "--out", out], "not found"),
         ([plain.folder, "--out", tmp_path / "e.csv"], "--out must be a file with suffix .npy or .safetensors"),
@@ -77,14 +81,43 @@ def test_embed_leaves_no_files_if_the_disk_is_full(plain, fails, monkeypatch, tm
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(embeddings.json, "dumps", full)  # after the matrix was written
+    monkeypatch.setattr(embeddings, "json", SimpleNamespace(dumps=full))  # after the matrix was written
     assert "No space left on device" in fails(1, "embed", plain.folder, "--out", tmp_path / "e.npy")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_features_of_points_reject_mirror():
-    job = SimpleNamespace(data={"name": "modelnet10"})
-    task = SimpleNamespace(inputs=torch.zeros(2, 1024, 3), graph=None)
-    opened = Opened(SimpleNamespace(job=job), SimpleNamespace(task=task), 1, torch.device("cpu"))
+    run = SimpleNamespace(config=Config.of({"data": "modelnet10"}))
+    split = SimpleNamespace(train=torch.zeros(2, 1024, 3), graph=None)
+    opened = Opened(run, SimpleNamespace(data=split, embed=lambda *_, **__: (None, None)), 1)
     with pytest.raises(ValueError, match="--mirror needs a run on images, not on modelnet10"):
-        opened.features(task.inputs, mirror=True)
+        opened.embed(split.train, mirror=True)
+
+
+def test_embed_single_images_writes_to_the_current_folder(plain, draw_images, succeeds, monkeypatch, tmp_path):
+    draw_images(tmp_path, {"photo.png": 90, "other.jpg": 30})
+    monkeypatch.chdir(tmp_path)
+    out = succeeds("embed", plain.folder, "photo.png", "other.jpg")
+    assert "2 embeddings with 6 dimensions: embeddings.safetensors" in out
+    words = json.loads((tmp_path / "embeddings.json").read_text())
+    assert (words["names"], words["labels"]) == (["photo.png", "other.jpg"], None)
+
+
+def test_embed_does_not_replace_files_of_others(plain, fails, tmp_path):
+    for name in ("e.npy", "e.json"):
+        (tmp_path / name).write_text("mine")
+        line = fails(2, "embed", plain.folder, "--out", tmp_path / "e.npy")
+        assert f"{tmp_path / name} exists and was not written by this command" in line
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).unlink()
+    before = (plain.folder / "config.json").read_bytes()
+    assert "exists" in fails(2, "embed", plain.folder, "--out", plain.folder / "config.npy")
+    assert (plain.folder / "config.json").read_bytes() == before
+
+
+def test_embed_reads_only_the_given_folder(plain, draw_images, succeeds, tmp_path):
+    images = draw_images(tmp_path / "images", {"0.png": 1})
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "0.png").write_text("no image")
+    (tmp_path / "locked").mkdir(mode=0)
+    succeeds("embed", plain.folder, images, "--out", tmp_path / "out" / "e.npy")

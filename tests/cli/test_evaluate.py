@@ -10,9 +10,9 @@ from rich.console import Console
 from safetensors.torch import save_file
 from sklearn.metrics import roc_auc_score
 
-from hypersphere.cli import evaluate
-from hypersphere.cli.evaluate import drawn_pairs
 from hypersphere.cli.evaluation_table import evaluation_table
+from hypersphere.data import draw_all_class_pairs
+from hypersphere.evaluation import summary
 from hypersphere.report import print_table
 
 from .conftest import train
@@ -57,15 +57,16 @@ def test_evaluate_run_matches_the_definitions(plain, succeeds, tmp_path):
     assert "3,000 same and 3,000 different, drawn, in 10 folds" in out
     assert "`report` computes its rates from all pairs of up to 1,500 test samples, so they differ." in out
     assert "draws of the pairs" in out  # because training has seen these classes
-    assembly = plain.assembly()
-    labels = assembly.task.test_labels.numpy()
+    experiment = plain.experiment()
+    data = experiment.data.validation
+    labels = data.labels.numpy()
     with torch.no_grad():
-        features = assembly.network(assembly.task.test_inputs.float() / 255).double().numpy()
-    w = assembly.head.weight.detach().double().numpy()
+        features = experiment.network(data.inputs.float() / 255).double().numpy()
+    w = experiment.head.weight.detach().double().numpy()
     assert found["classification"]["accuracy"] == pytest.approx(((features @ w.T).argmax(1) == labels).mean())
     assert found["classification"]["accuracy"] > 0.3  # there are ten classes
     assert found["identification"]["rank"]["1"] == pytest.approx(rank_one(features, labels), abs=0.01)
-    pairs = drawn_pairs(torch.from_numpy(labels), None, 0)
+    pairs = draw_all_class_pairs(torch.from_numpy(labels), None, seed=0)
     assert found["verification"]["auc"] == pytest.approx(area(features, labels, pairs), abs=1e-4)
     assert (found["verification"]["same"], found["verification"]["different"]) == (3000, 3000)
     angles = np.arccos(np.clip(unit(features) @ unit(w).T, -1, 1))
@@ -83,7 +84,7 @@ def test_evaluate_embeddings_with_labels(faces, succeeds):
     assert "Not resolved: 40 different pairs are too few for this FAR." in out
     assert "classification" not in out
     assert found["verification"]["auc"] == pytest.approx(
-        area(features, labels, drawn_pairs(torch.from_numpy(labels), 40, 3))
+        area(features, labels, draw_all_class_pairs(torch.from_numpy(labels), 40, seed=3))
     )
     assert [point["far"] for point in found["verification"]["tar"]] == [0.1, 0.001]
     assert found["identification"]["rank"]["1"] == pytest.approx(rank_one(features, labels))
@@ -112,7 +113,7 @@ def test_intervals_of_embeddings_resample_people(faces, succeeds):
     for key, (low, high) in found["intervals"].items():
         assert low <= found[key] <= high
         assert low < high
-    expected = resampled_people(features, labels, drawn_pairs(torch.from_numpy(labels), 60, 0), 1000)
+    expected = resampled_people(features, labels, draw_all_class_pairs(torch.from_numpy(labels), 60, seed=0), 1000)
     assert found["intervals"]["auc"] == pytest.approx(expected, abs=0.02)
     tenth = found["tar"][0]
     assert tenth["interval"][0] <= tenth["tar"] <= tenth["interval"][1]
@@ -142,7 +143,7 @@ def test_evaluation_table_fits_a_terminal(plain, succeeds, tmp_path):
 
 def test_intervals_of_many_pairs_must_be_requested(faces, succeeds, monkeypatch):
     folder, *_ = faces
-    monkeypatch.setattr(evaluate, "MOST_RESAMPLED", 50)
+    monkeypatch.setattr(summary, "MAX_RESAMPLED_PAIRS", 50)
     words = [folder / "features.npy", folder / "labels.npy", "--pairs", "30"]
     assert "95 %" not in succeeds("evaluate", *words)
     assert "95 %" in succeeds("evaluate", *words, "--bootstrap", "20")
@@ -181,6 +182,53 @@ def test_evaluate_listed_pairs_by_name_and_by_index(faces, succeeds):
         assert [x.split("|")[2] for x in out.splitlines() if line in x] == [
             x.split("|")[2] for x in by_number.splitlines() if line in x
         ]
+
+
+def test_evaluate_reads_the_pairs_of_lfw(faces, succeeds):
+    folder, features, labels = faces
+    names = [f"p{label}/p{label}_{n % EACH + 1:04d}.png" for n, label in enumerate(labels)]
+    (folder / "features.json").write_text(json.dumps({"names": names, "labels": None, "classes": None}))
+    same = [f"p{person}\t{i}\t{j}" for person in range(6) for i, j in ((1, 2), (3, 4))]
+    different = [f"p{person}\t1\tp{person + 1}\t2" for person in range(6) for _ in range(2)]
+    folds = [[*same[6 * fold : 6 * fold + 6], *different[6 * fold : 6 * fold + 6]] for fold in range(2)]
+    (folder / "pairs.txt").write_text("\n".join(["2\t6", *folds[0], *folds[1]]))
+    words = ["evaluate", folder / "features.npy", "--pairs", folder / "pairs.txt", "--json", folder / "found.json"]
+    assert "12 same and 12 different, listed, in 2 folds" in succeeds(*words)
+    position = {name: place for place, name in enumerate(names)}
+    pairs = [line.split("\t") for fold in folds for line in fold]
+    ends = [(f[0], f[1], f[0], f[2]) if len(f) == 3 else tuple(f) for f in pairs]
+    places = [[position[f"{a}/{a}_{int(i):04d}.png"], position[f"{b}/{b}_{int(j):04d}.png"]] for a, i, b, j in ends]
+    one, two = np.array(places).T
+    scores = (unit(features[one]) * unit(features[two])).sum(1)
+    expected = roc_auc_score([len(fields) == 3 for fields in pairs], scores)
+    assert json.loads((folder / "found.json").read_text())["verification"]["auc"] == pytest.approx(expected)
+
+
+def test_evaluate_subtracts_means_and_projects(faces, succeeds):
+    folder, features, labels = faces
+    words = ["evaluate", folder / "features.npy", folder / "labels.npy", "--json", folder / "found.json"]
+    found = []
+    for more in ([], ["--subtract-mean"], ["--pca", "3"], ["--pca", "8"]):
+        succeeds(*words, *more, "--bootstrap", 0, "--pairs", 60)
+        found.append(json.loads((folder / "found.json").read_text()))
+    accuracies = [one["verification"]["auc"] for one in found]
+    assert len(set(accuracies)) >= 3
+    centred = features - features.mean(0)
+    vectors = np.linalg.svd(centred, full_matrices=False)[2][:3]
+    pairs = draw_all_class_pairs(torch.from_numpy(labels), 60, seed=0)
+    assert accuracies[2] == pytest.approx(area(centred @ vectors.T, labels, pairs))
+    assert accuracies[3] == pytest.approx(area(centred, labels, pairs))  # all components: only the mean is removed
+
+
+def test_evaluate_open_set_run_measures_unseen_classes(draw_images, succeeds, tmp_path):
+    names = {f"{kind}/{n}.png": 40 * kind + 5 * n for kind in range(5) for n in range(4)}
+    draw_images(tmp_path / "images", names)
+    data = {"name": "image_folder", "path": str(tmp_path / "images"), "size": 8, "split": "class", "held_out": 2}
+    run = train(tmp_path / "run", data=data, epochs=1)
+    out = succeeds("evaluate", run.folder)
+    assert "classification accuracy" not in out
+    assert "verification accuracy" in out
+    assert "draws of the classes" in out
 
 
 def test_evaluate_reads_the_files_of_embed(plain, succeeds, tmp_path):
@@ -269,8 +317,8 @@ def test_evaluate_reports_damaged_files_and_never_unpickles(faces, fails, monkey
 
 def test_evaluate_reports_a_damaged_or_unfinished_run(plain, fails, tmp_path):
     broken = shutil.copytree(plain.folder, tmp_path / "broken")
-    weights = next(broken.rglob("weights.safetensors"))
-    weights.write_bytes(weights.read_bytes()[:-1])
+    for weights in broken.rglob("weights.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:-1])
     assert "no intact checkpoint" in fails(3, "evaluate", broken)
     shutil.rmtree(broken / "checkpoints")
     assert "has no checkpoint yet" in fails(2, "evaluate", broken)

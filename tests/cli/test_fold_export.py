@@ -1,3 +1,4 @@
+import json
 import sys
 
 import numpy as np
@@ -5,27 +6,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hypersphere.cli import export as exporting
-from hypersphere.cli.fold import plain_weight
-from hypersphere.layers import DecoupledLinear
-from hypersphere.training.job_run import Run
+from hypersphere.layers import DecoupledLinear, plain_weight
+from hypersphere.models import export as exporting
+from hypersphere.training import Run
 
 from .conftest import train
 
 
 def outputs(run):
-    assembly = run.assembly()
-    x = assembly.task.test_inputs[:40].float() / 255
+    experiment = run.experiment()
+    x = experiment.data.validation.inputs[:40].float() / 255
     with torch.no_grad():
-        features = assembly.network(x)
-        return x.numpy(), features.numpy(), assembly.head.scores(features).numpy()
+        features = experiment.network(x)
+        return x.numpy(), features.numpy(), experiment.head.scores(features).numpy()
 
 
 def test_fold_makes_a_rotated_run_plain(rotated, succeeds, tmp_path):
     out = succeeds("fold", rotated.folder, "--out", tmp_path / "plain")
     folded = Run.open(tmp_path / "plain")
-    assert folded.job.rotation == {"name": "none"}
-    assert folded.job.head == rotated.job.head
+    assert folded.config.rotation.name == "none"
+    assert folded.config.head == rotated.config.head
     for before, after in zip(outputs(rotated), outputs(folded), strict=True):
         np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
     weights = load_file(tmp_path / "plain" / "model.safetensors")
@@ -45,7 +45,7 @@ def test_fold_replaces_linear_operators_by_convolutions(weighting, succeeds, tmp
     run = train(tmp_path / "run", operator=operator, rotation="householder", epochs=1)
     assert "folded 5 rotated and 4 decoupled layers" in succeeds("fold", run.folder)
     folded = Run.open(run.folder / "folded")
-    assert type(folded.assembly().network.body.stages[0]) is torch.nn.Conv2d
+    assert type(folded.experiment().network.body.stages[0]) is torch.nn.Conv2d
     for before, after in zip(outputs(run), outputs(folded), strict=True):
         np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
     if weighting is None:
@@ -59,7 +59,7 @@ def test_fold_keeps_operators_that_depend_on_patch_norms(fails, succeeds, tanh, 
     both = train(tmp_path / "both", operator="sphere_norm", rotation="cayley", epochs=1)
     assert "not folded: 4 layers with the operator 'sphere_norm'" in succeeds("fold", both.folder)
     folded = Run.open(both.folder / "folded")
-    assert folded.job.operator == {"name": "sphere_norm"}
+    assert folded.config.operator.name == "sphere_norm"
     for before, after in zip(outputs(both), outputs(folded), strict=True):
         np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
 
@@ -87,6 +87,30 @@ def test_export_to_torch_computes_the_same_outputs(name, request, succeeds, tmp_
         found = torch.export.load(tmp_path / "m.pt2").module()(torch.from_numpy(x))
     np.testing.assert_allclose(found[0], features, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(found[1], scores, rtol=1e-3, atol=1e-4)
+    card = json.loads((tmp_path / "m.pt2.json").read_text())
+    assert card["input"]["shape"] == ["N", 1, 8, 8]
+    assert (card["input"]["dtype"], card["input"]["range"], card["input"]["channels"]) == ("float32", [0, 1], "grey")
+    assert card["outputs"][0]["shape"] == ["N", 6]
+    assert card["classes"] == [str(digit) for digit in range(10)]
+    succeeds("export", run.folder, "--to", "torch", "--out", tmp_path / "m.pt2")  # its own files are replaced
+
+
+def test_export_reads_pixels_as_bytes(plain, succeeds, tmp_path):
+    succeeds("export", plain.folder, "--to", "torch", "--out", tmp_path / "m.pt2", "--input", "uint8")
+    _, features, _ = outputs(plain)
+    with torch.no_grad():
+        found = torch.export.load(tmp_path / "m.pt2").module()(plain.experiment().data.validation.inputs[:40])
+    np.testing.assert_allclose(found[0], features, rtol=1e-3, atol=1e-4)
+    assert json.loads((tmp_path / "m.pt2.json").read_text())["input"]["range"] == [0, 255]
+
+
+def test_export_does_not_replace_files_of_others(plain, fails, tmp_path):
+    for name in ("m.pt2", "m.pt2.json"):
+        (tmp_path / name).write_text("mine")
+        line = fails(2, "export", plain.folder, "--to", "torch", "--out", tmp_path / "m.pt2")
+        assert f"{tmp_path / name} exists and was not written by this command" in line
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -102,11 +126,11 @@ def test_export_to_onnx_computes_the_same_outputs(rotated, succeeds):
 
 
 def test_export_writes_no_file_if_outputs_differ(plain, fails, monkeypatch, tmp_path):
-    suffix, write, read = exporting.FORMS["torch"]
-    wrong = (suffix, write, lambda path: lambda x: [1.01 * part for part in read(path)(x)])
-    monkeypatch.setitem(exporting.FORMS, "torch", wrong)
+    read = exporting._program_reader
+    wrong = lambda path, names: lambda x: [1.01 * part for part in read(path, names)(x)]  # noqa: E731
+    monkeypatch.setattr(exporting, "_program_reader", wrong)
     line = fails(2, "export", plain.folder, "--to", "torch", "--out", tmp_path / "m.pt2")
-    assert "exported outputs must be within 0.0001 of those of the run" in line
+    assert "exported outputs must be within 0.0001 of those of the model" in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -114,7 +138,7 @@ def test_export_reports_a_failing_exporter_in_one_line(plain, fails, monkeypatch
     def fail(*_):
         raise RuntimeError("no such operator\nand much more")
 
-    monkeypatch.setitem(exporting.FORMS, "torch", (".pt2", fail, fail))
+    monkeypatch.setattr(exporting, "_write_program", fail)
     line = fails(2, "export", plain.folder, "--to", "torch", "--out", tmp_path / "m.pt2")
     assert line.endswith("cannot be exported to torch: no such operator\n")
     assert list(tmp_path.iterdir()) == []

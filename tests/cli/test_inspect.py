@@ -77,8 +77,8 @@ def test_inspect_run_shows_its_rotated_weights(rotated, succeeds, tmp_path):
     out = succeeds("inspect", rotated.folder, "--json", tmp_path / "r.json")
     assert "parametrizations" not in out
     found = {layer["name"]: layer for layer in json.loads((tmp_path / "r.json").read_text())["layers"]}
-    assembly = rotated.assembly()
-    modules = nn.ModuleDict({"network": assembly.network.body, "head": assembly.head})
+    experiment = rotated.experiment()
+    modules = nn.ModuleDict({"network": experiment.network.body, "head": experiment.head})
     turned = {name: module for name, module in modules.named_modules() if hasattr(module, "parametrizations")}
     assert set(found) == {*turned, "head"}
     for name, module in turned.items():
@@ -134,6 +134,19 @@ def test_inspect_reports_damage_in_a_later_tensor(weights, fails, monkeypatch, t
 
     monkeypatch.setattr(_weight_files, "_read_safetensors", broken)
     assert "cannot be opened" in fails(3, "inspect", tmp_path / "w.safetensors")
+
+
+def test_inspect_reads_the_folder_of_another_library(weights, succeeds, tmp_path):
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    assert re.search(r"wide.weight +\| 6×5", succeeds("inspect", tmp_path))
+
+
+def test_inspect_escapes_control_characters_in_names(succeeds, tmp_path):
+    save_file({"evil\x1b[2Jname": torch.eye(4)}, tmp_path / "w.safetensors")
+    out = succeeds("inspect", tmp_path / "w.safetensors")
+    assert "\x1b" not in out
+    assert "evil" in out
 
 
 class Evil:

@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from hypersphere.cli import fold as folding
+from hypersphere import data
+from hypersphere.cli import probe
 from hypersphere.cli.opening import Opened, open_run
-from hypersphere.cli.report import result_of
+from hypersphere.cli.run_result import run_result
 from hypersphere.data import MissingData
-from hypersphere.training import job
-from hypersphere.training.job_run import Run
+from hypersphere.training import Run
 
 from .conftest import train
 from .pages import cells, logged
@@ -24,14 +24,14 @@ from .pages import cells, logged
 def half(runs):
     """A run in bfloat16, its components, and the features of the test data in bfloat16."""
     run = Run.open(runs / "half")
-    assembly = run.assembly()
-    x = assembly.task.test_inputs.float() / 255
+    experiment = run.experiment()
+    x = experiment.data.validation.inputs.float() / 255
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        rounded = assembly.network(x).float()
+        rounded = experiment.network(x).float()
     with torch.no_grad():
-        exact = assembly.network(x)
+        exact = experiment.network(x)
     assert not torch.equal(rounded, exact)
-    return run, assembly, rounded
+    return run, experiment, rounded
 
 
 def test_commands_evaluate_a_bfloat16_run_in_bfloat16(half, runs, succeeds, tmp_path):
@@ -47,18 +47,19 @@ def test_commands_evaluate_a_bfloat16_run_in_bfloat16(half, runs, succeeds, tmp_
     assert cells((tmp_path / "r.html").read_text(encoding="utf-8"))[0][1] == f"{expected:.2f}"
     succeeds("embed", run.folder, "--out", tmp_path / "e.safetensors")
     assert torch.equal(load_file(tmp_path / "e.safetensors")["features"], features)
-    assert torch.equal(result_of(run).features, features)
+    result = run_result(run.folder, None, landscape=False, device="cpu", trust_code=False)
+    assert torch.equal(result.features, features)
 
 
 def test_attack_on_a_bfloat16_run_uses_bfloat16_gradients(half, succeeds, tmp_path):
-    run, assembly, _ = half
-    x = (assembly.task.test_inputs.float() / 255).requires_grad_()
-    y = assembly.task.test_labels
+    run, experiment, _ = half
+    x = (experiment.data.validation.inputs.float() / 255).requires_grad_()
+    y = experiment.data.validation.labels
 
     def scores(inputs):
         with torch.autocast("cpu", torch.bfloat16):
-            features = assembly.network(inputs).float()
-        return assembly.head.scores(features)
+            features = experiment.network(inputs).float()
+        return experiment.head.scores(features)
 
     (slope,) = torch.autograd.grad(torch.nn.functional.cross_entropy(scores(x), y), x)
     with torch.no_grad():
@@ -70,10 +71,10 @@ def test_attack_on_a_bfloat16_run_uses_bfloat16_gradients(half, succeeds, tmp_pa
 
 def test_export_and_fold_compare_a_bfloat16_run_in_float32(runs, succeeds, tmp_path):
     out = succeeds("export", runs / "half", "--to", "torch", "--out", tmp_path / "m.pt2")
-    assert out.endswith(", in float32\n")
+    assert ", in float32; described in m.pt2.json" in out
     turned = train(tmp_path / "turned", rotation="cayley", precision="bfloat16", epochs=1)
     assert "5 rotated" in succeeds("fold", turned.folder)
-    assert Run.open(turned.folder / "folded").job.precision == "bfloat16"
+    assert Run.open(turned.folder / "folded").config.precision == "bfloat16"
 
 
 @pytest.fixture
@@ -81,12 +82,15 @@ def twice(plain, tmp_path):
     """A run with two checkpoints that have different weights."""
     folder = shutil.copytree(plain.folder, tmp_path / "twice")
     run = Run.open(folder)
-    assembly = run.assembly()
-    (first,) = run.checkpoints().steps()
+    experiment = run.experiment()
+    first = run.checkpoints().steps()[-1]
+    for path in (folder / "checkpoints").iterdir():
+        if path.name != f"step-{first:08d}":
+            shutil.rmtree(path)
     with torch.no_grad():
-        for parameter in assembly.objective.parameters():
+        for parameter in experiment.objective.parameters():
             parameter.mul_(-1)
-    run.checkpoints().save(first + 5, {"objective": assembly.objective})
+    run.checkpoints().save(first + 5, {"objective": experiment.objective})
     return run, first, first + 5
 
 
@@ -107,7 +111,7 @@ def test_step_selects_a_checkpoint(twice, plain, succeeds, fails, tmp_path):
         assert (tmp_path / f"{None}{form}").stat().st_size == (tmp_path / f"{last}{form}").stat().st_size
     assert (tmp_path / "None.npy").read_bytes() == (tmp_path / f"{last}.npy").read_bytes()
     assert (tmp_path / "None.npy").read_bytes() != (tmp_path / f"{first}.npy").read_bytes()
-    assert f"--step must be one of {first}, {last}, not 7" in fails(2, "evaluate", run.folder, "--step", 7)
+    assert f"step must be one of {first}, {last}, not 7" in fails(2, "evaluate", run.folder, "--step", 7)
 
 
 def test_step_reports_a_damaged_checkpoint(twice, fails, tmp_path):
@@ -130,34 +134,30 @@ def test_open_run_uses_the_last_intact_checkpoint_of_a_step(twice):
 
 def test_fold_keeps_the_step_of_the_weights(rotated, succeeds, monkeypatch, tmp_path):
     run = Run.open(shutil.copytree(rotated.folder, tmp_path / "run"))
-    (step,) = run.checkpoints().steps()
+    step = run.checkpoints().steps()[-1]
+    inputs = probe.probe_inputs
 
-    class Later(folding.Probe):
-        @classmethod
-        def of(cls, assembly):
-            run.checkpoints().save(step + 9, {"objective": assembly.objective})  # training continues in the meantime
-            return super().of(assembly)
+    def later(experiment):
+        run.checkpoints().save(step + 9, {"objective": experiment.objective})  # training continues in the meantime
+        return inputs(experiment)
 
-    monkeypatch.setattr(folding, "Probe", Later)
+    monkeypatch.setattr(probe, "probe_inputs", later)
     succeeds("fold", run.folder, "--out", tmp_path / "plain")
     assert Run.open(tmp_path / "plain").checkpoints().steps() == [step]
     succeeds("fold", run.folder, "--out", tmp_path / "later", "--step", step + 9)
     assert Run.open(tmp_path / "later").checkpoints().steps() == [step + 9]
 
 
-def test_features_are_computed_on_the_device_and_returned_on_the_cpu():
-    seen = []
+def test_embed_appends_the_features_of_mirrored_images():
+    source = data.TensorSource(torch.rand(9, 1, 2, 2), torch.zeros(9, dtype=torch.int64), ("a",))
 
-    def features(x):
-        seen.append(x.device.type)
-        return torch.zeros(len(x), 3)
+    def embed(images, batch_size):
+        assert batch_size == 4
+        return torch.stack([images[index].flatten() for index in range(len(images))]), images.labels
 
-    task = SimpleNamespace(inputs=torch.zeros(9, 1, 2, 2), graph=None)
-    assembly = SimpleNamespace(task=task, objective=SimpleNamespace(features=features))
-    opened = Opened(SimpleNamespace(), assembly, 1, torch.device("meta"))
-    assert opened.features(task.inputs, batch=4).device.type == "cpu"
-    assert opened.features(task.inputs, mirror=True, batch=4).shape == (9, 6)
-    assert set(seen) == {"meta"}
+    experiment = SimpleNamespace(embed=embed, data=data.DataSplit(source))
+    features, _ = Opened(SimpleNamespace(), experiment, 1).embed(source, mirror=True, batch=4)
+    assert torch.equal(features, torch.cat([source.inputs.flatten(1), source.inputs.flip(3).flatten(1)], dim=1))
 
 
 @pytest.mark.parametrize("name", ["evaluate", "embed", "attack", "report", "inspect"])
@@ -174,7 +174,7 @@ def test_commands_on_the_network_work_without_the_data(rotated, succeeds, comman
     def gone(*_):
         raise MissingData("digits not found")
 
-    monkeypatch.setattr(job, "load_task", gone)
+    monkeypatch.setitem(data.DATA, "digits", gone)
     assert command("evaluate", rotated.folder)[0] == 2
     succeeds("inspect", rotated.folder)
     succeeds("fold", rotated.folder, "--out", tmp_path / "folded")

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 from report.document import Checker
 
-from hypersphere.cli.report import current_records, write_report
+from hypersphere.cli.recipe_results import current_records, write_report
 from hypersphere.recipes import RECIPES, execute, read_records
 
 from .pages import cells, toy

@@ -1,11 +1,12 @@
 """`hypersphere report` for runs: values and texts of the page."""
 
 import re
+import shutil
 import statistics
 
 from report.document import Checker
 
-from hypersphere.training.job_run import Run
+from hypersphere.training import Run
 
 from .pages import cells, logged
 
@@ -55,12 +56,15 @@ def test_report_shows_settings_in_a_table(runs, page):
     (title,) = Checker(html).texts["h1"]
     assert "(" not in title
     settings = dict(cells(html, 3))
-    assert settings["epochs"] == str(Run.open(runs / "sigmoid").job.epochs)
+    assert settings["epochs"] == str(Run.open(runs / "sigmoid").config.epochs)
     assert settings["seed"] == "0"
 
 
 def test_report_of_runs_without_logged_metrics(plain, rotated, succeeds, tmp_path):
-    out = succeeds("report", plain.folder, rotated.folder, "--out", tmp_path / "both.html")
+    folders = [shutil.copytree(run.folder, tmp_path / name) for name, run in (("one", plain), ("two", rotated))]
+    for folder in folders:
+        (folder / "metrics.jsonl").unlink()
+    out = succeeds("report", *folders, "--out", tmp_path / "both.html")
     assert out.endswith(f"Report: {tmp_path / 'both.html'}\n")
     html = (tmp_path / "both.html").read_text(encoding="utf-8")
     assert "Training loss" not in html

@@ -9,12 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from hypersphere.cli import config, progress
-from hypersphere.training import Job
-from hypersphere.training.job_run import Run
-from hypersphere.training.session import Session
+from hypersphere.cli import progress
+from hypersphere.cli.settings import changed_settings
+from hypersphere.training import Config, Run, Trainer, build_experiment
 
-from .trained import SMALL, SMALL_JOB, numbers, steps_in
+from .trained import SMALL, SMALL_CONFIG, numbers, steps_in
 
 
 @pytest.fixture
@@ -30,41 +29,65 @@ def train(command):
 def test_train_writes_settings_metrics_and_checkpoints(tmp_path, train):
     code, out, errors = train("--out", tmp_path / "run", *SMALL, "--head", "a_softmax", "--head.m=3", "--log-every=3")
     assert (code, errors) == (0, "")
-    first, *_, last, end = out.splitlines()
+    about, first, *_, last, end, advice = out.splitlines()
+    assert about == "mlp with 8 features and 520 parameters, a_softmax, 70 examples of 10 classes, 10 steps on cpu"
     assert first.startswith("epoch 1/2  step 1/10  loss ")
     assert last.startswith("epoch 2/2 done  step 10/10  loss ")
     for word in ("accuracy 0.", "energy 0.", "examples/s", "ETA 0:00:0"):
         assert word in last
     assert end == f"Run: {tmp_path / 'run'}"
+    assert f"hypersphere evaluate {tmp_path / 'run'}" in advice
     run = Run.open(tmp_path / "run")
-    assert run.job.head == {"name": "a_softmax", "m": 3}
-    assert run.job.settings() == {**SMALL_JOB.settings(), "head": run.job.head}
-    assert {path.name for path in run.folder.iterdir()} == {"config.json", "metrics.jsonl", "checkpoints"}
+    assert run.config.head.options == {"m": 3}
+    patch = {"head": {"name": "a_softmax", "m": 3}, "log_every": 3, "validation": {"protocols": ["accuracy"]}}
+    assert run.config == SMALL_CONFIG.patched(patch)
+    visible = {path.name for path in run.folder.iterdir() if not path.name.startswith(".")}
+    assert visible == {"config.json", "metrics.jsonl", "checkpoints"}
     assert steps_in(run.folder)[-1] == 10
     steps = [line for line in run.metrics() if line["kind"] == "step"]
     assert [line["step"] for line in steps] == [1, 3, 6, 9]
     assert set(steps[0]) == {"kind", "step", "epoch", "seconds", "loss", "rate", "examples_per_second"}
     epochs = [line for line in run.metrics() if line["kind"] == "epoch"]
-    assert set(epochs[0]) == {"kind", "epoch", "step", "loss", "test_accuracy", "energy", "seconds"}
+    assert set(epochs[0]) == {"kind", "epoch", "step", "loss", "accuracy", "top5", "energy", "seconds"}
     assert set(epochs[0]["energy"]) == {"layers.0", "head"}
     code, _, errors = train("--out", tmp_path / "run", *SMALL)
     assert code == 2
     assert "already holds a run; continue it with --resume auto" in errors
     code, out, errors = train("--out", tmp_path / "run", "--resume=auto")  # the run is finished
     assert (code, errors) == (0, "")
-    assert out.splitlines() == ["resuming from step 10 of 10", f"Run: {tmp_path / 'run'}"]
+    assert out.splitlines()[1:3] == ["resuming from step 10 of 10", f"Run: {tmp_path / 'run'}"]
     code, _, errors = train("--out", tmp_path / "run", "--resume=auto", "--head.m=4", "--seed", 1)
     assert code == 2
     assert "holds a run with different settings: head was {'name': 'a_softmax', 'm': 3} and is" in errors
     assert "seed was 0 and is 1" in errors
 
 
+def test_train_extends_a_finished_run(tmp_path, train):
+    assert train("--out", tmp_path / "run", *SMALL)[0] == 0
+    code, out, errors = train("--out", tmp_path / "run", "--resume=auto", "--epochs=3", "--keep=5")
+    assert (code, errors) == (0, "")
+    assert "resuming from step 10 of 15" in out
+    assert steps_in(tmp_path / "run")[-1] == 15
+    run = Run.open(tmp_path / "run")
+    assert (run.config.epochs, run.config.keep) == (3, 5)
+    assert [line["epoch"] for line in run.metrics() if line["kind"] == "epoch"] == [1, 2, 3]
+
+
+def test_train_by_steps(tmp_path, train):
+    words = [word for word in SMALL if not word.startswith("--epochs")]
+    code, out, errors = train("--out", tmp_path / "run", *words, "--steps=7", "--accumulate=2")
+    assert (code, errors) == (0, "")
+    assert "step 7/7" in out
+    assert steps_in(tmp_path / "run")[-1] == 7
+
+
 def test_view_shows_a_live_bar_on_a_terminal(tmp_path):
     out = io.StringIO()
-    run = Run.create(tmp_path, SMALL_JOB)
+    experiment = build_experiment(SMALL_CONFIG.patched({"log_every": 1}))
+    run = Run.of(tmp_path, experiment)
     with progress.View(Console(file=out, force_terminal=True, width=140)) as view:
         view.every = 0
-        Session(run, run.job.build(), log_every=1, on_step=view).train()
+        Trainer(experiment, run, on_step=view).train()
     shown = out.getvalue()
     for word in ("epoch 2/2", "100%", "loss ", "accuracy 0.", "energy 0.", "examples/s", "ETA 0:00:00", "\x1b["):
         assert word in shown
@@ -72,10 +95,11 @@ def test_view_shows_a_live_bar_on_a_terminal(tmp_path):
 
 def test_view_on_a_narrow_terminal_is_not_truncated(tmp_path):
     out = io.StringIO()
-    run = Run.create(tmp_path, SMALL_JOB)
+    experiment = build_experiment(SMALL_CONFIG.patched({"log_every": 1}))
+    run = Run.of(tmp_path, experiment)
     with progress.View(Console(file=out, force_terminal=True, width=72, color_system=None)) as view:
         view.every = 0
-        Session(run, run.job.build(), log_every=1, on_step=view).train()
+        Trainer(experiment, run, on_step=view).train()
     lines = re.split(r"[\r\n]|\x1b\[[0-9]*[A-Za-z]", out.getvalue())
     assert "…" not in out.getvalue()
     last = run.metrics()[-1]
@@ -86,10 +110,10 @@ def test_view_on_a_narrow_terminal_is_not_truncated(tmp_path):
 def test_train_records_all_defaults_and_the_data(tmp_path, train):
     assert train("--out", tmp_path, *SMALL)[0] == 0
     written = json.loads((tmp_path / "config.json").read_text())
-    assert written["resolved"]["optimizer"]["rotation_lr"] is None
-    assert written["resolved"]["head"].keys() > {"name", "label_smoothing"}
-    assert written["data"]["shape"] == [1, 8, 8]
-    assert written["settings"] == SMALL_JOB.settings()
+    assert written["complete"]["optimizer"]["rotation_lr"] is None
+    assert written["complete"]["head"].keys() > {"name", "label_smoothing"}
+    assert written["data"]["outline"]["shape"] == [1, 8, 8]
+    assert written["config"] == SMALL_CONFIG.patched({"validation": {"protocols": ["accuracy"]}}).settings()
 
 
 def test_tensorboard_events_equal_the_metrics(tmp_path, train, monkeypatch):
@@ -98,8 +122,8 @@ def test_tensorboard_events_equal_the_metrics(tmp_path, train, monkeypatch):
 
     assert train("--out", tmp_path, *SMALL, "--tensorboard")[0] == 0
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    found = [event.value for event in events.Scalars("epoch/test_accuracy")]
-    assert found == pytest.approx([line[0] for line in numbers(tmp_path, "test_accuracy")])
+    found = [event.value for event in events.Scalars("epoch/accuracy")]
+    assert found == pytest.approx([line[0] for line in numbers(tmp_path, "accuracy")])
     assert [event.step for event in events.Scalars("epoch/energy/head")] == [5, 10]
 
 
@@ -115,17 +139,17 @@ def test_tensorboard_missing_names_its_extra(tmp_path, train, monkeypatch):
 
 def test_train_settings_precedence_is_file_then_options_then_arguments(tmp_path, train):
     (tmp_path / "job.yaml").write_text(
-        "head: {name: arcface, s: 20}\nmodel: mlp\noptimizer: {lr: 1e-2}\nepochs: 3\nregularizer: none\n"
+        "head: {name: arcface, s: 20}\nmodel: mlp\noptimizer: {lr: 1e-2}\nepochs: 3\nregularizers: []\n"
     )
     words = ["--config", tmp_path / "job.yaml", "--epochs=1", "--data.limit", "40", "--head.m", "0.2", "--seed=5"]
-    assert train("--out", tmp_path / "run", *words)[0] == 0
-    job = Run.open(tmp_path / "run").job
-    assert job.head == {"name": "arcface", "s": 20, "m": 0.2}
-    assert job.optimizer == {**Job().optimizer, "lr": 0.01}
-    assert (job.epochs, job.seed, job.regularizer) == (1, 5, {"name": "none"})
+    assert train("--out", tmp_path / "run", *words, "--set", "batch_size=20", "--set", "head.m=0.3")[0] == 0
+    config = Run.open(tmp_path / "run").config
+    assert config.head.options == {"s": 20, "m": 0.3}
+    assert config.optimizer.options == {**Config().optimizer.options, "lr": 0.01}
+    assert (config.epochs, config.seed, config.regularizers, config.batch_size) == (1, 5, (), 20)
     again = tmp_path / "run" / "config.json"  # the settings of a run are also a settings file
     assert train("--out", tmp_path / "again", "--config", again, "--head", "softmax")[0] == 0
-    assert Run.open(tmp_path / "again").job.settings() == {**job.settings(), "head": {"name": "softmax"}}
+    assert Run.open(tmp_path / "again").config == config.patched({"head": "softmax"})
 
 
 def test_docs_example_settings_file_is_valid(tmp_path, train):
@@ -137,21 +161,30 @@ def test_docs_example_settings_file_is_valid(tmp_path, train):
     assert "# 1,000 training examples of shape 1×8×8, 200 test examples, 10 classes" in out
 
 
-def test_resolve_sets_nested_options():
+def changed(options, words=(), base=None):
+    return changed_settings((base or Config()).settings(), None, options, words)
+
+
+def test_changed_settings_sets_nested_options():
     words = [
         "--head.annealing.start=5",
         "--operator.angular=sigmoid",
         "--operator.angular.k",
         "0.3",
         "--data.keep.3=0.5",
+        "--validation.every=2",
+        "--regularizers.mhe.power=1",
+        "--augment.mirror",
     ]
-    found = config.resolve(
-        Job().settings(), {}, {"head": "a_softmax", "operator": "ball"}, config.dotted_words(words, [])
-    )
-    assert found["head"] == {"name": "a_softmax", "annealing": {"start": 5}}
-    assert found["operator"] == {"name": "ball", "angular": {"name": "sigmoid", "k": 0.3}}
-    assert found["data"] == {"name": "digits", "keep": {"3": 0.5}}
-    same = config.resolve({**Job().settings(), "head": {"name": "arcface", "m": 0.3}}, {}, {"head": "arcface"}, [])
+    settings = changed({"head": "a_softmax", "operator": "ball", "trackers": "tensorboard,wandb"}, words)
+    assert settings["head"] == {"name": "a_softmax", "annealing": {"start": 5}}
+    assert settings["operator"] == {"name": "ball", "angular": {"name": "sigmoid", "k": 0.3}}
+    assert settings["data"] == {"name": "digits", "keep": {"3": 0.5}}
+    assert settings["validation"]["every"] == 2
+    assert settings["regularizers"] == [{"name": "mhe", "power": 1}]
+    assert settings["augment"] == [{"name": "mirror"}]
+    assert settings["trackers"] == ["tensorboard", "wandb"]
+    same = changed({"head": "arcface"}, base=Config.of({"head": {"name": "arcface", "m": 0.3}}))
     assert same["head"] == {"name": "arcface", "m": 0.3}  # the same name keeps its options
 
 
@@ -159,34 +192,43 @@ def test_resolve_sets_nested_options():
     ("words", "message"),
     [
         (["--epoch", "3"], "--epoch is not an option; did you mean --epochs?"),
-        (["--epochs", "many"], "Invalid value for '--epochs'"),
-        (["--epochs=0"], "epochs must be an integer >= 1, not 0"),
+        (["--epochs", "many"], "epochs must be an integer >= 1, or null, not 'many'"),
+        (["--epochs=0"], "epochs must be an integer >= 1, or null, not 0"),
         (["--lr=0.1"], "--lr is not an option; did you mean --optimizer.lr?"),
         (["--weight-decay", "1"], "--weight-decay is not an option; did you mean --optimizer.weight_decay?"),
         (["stray"], "stray is not an option"),
         (["--hed.m=4"], "--hed.m is not an option; did you mean --head.m?"),
-        (["--head."], "--head. is not an option"),
+        (["--head."], "path must be at most 8 names separated by dots, not 'head.'"),
         (["--head=asoftmax"], "head.name must be one of softmax,"),
         (["--head=a_softmax", "--head.M=3"], "head.M is not an option of a_softmax; did you mean m?"),
-        (["--model.widths=abc"], "model 'toy_cnn' does not accept"),
-        (["--model.in_channels=3"], "the model toy_cnn does not fit inputs of shape (1, 8, 8): "),
-        (["--data.pool=16"], "the job cannot be built"),
-        (["--optimizer.lr=fast"], "optimizer 'adamw' does not accept {'lr': 'fast'}"),
-        (["--augment.shfit=1"], "augment.shfit is not an option of augment; did you mean shift?"),
+        (["--model=toy_cnn", "--model.widths=abc"], "widths must be a sequence of 1 or more integers >= 1, not 'abc'"),
+        (["--model=toy_cnn", "--model.in_channels=3"], "the model toy_cnn does not fit inputs of shape (1, 8, 8): "),
+        (["--data.pool=16"], "the experiment cannot be built"),
+        (["--optimizer.lr=fast"], "optimizer.lr must be a number >= 0, not 'fast'"),
+        (["--augment=shfit"], "augment.name must be one of "),
         (["--data=mnist"], "no data folder"),
         (["--data=image_folder", "--data.path=/nowhere"], "/nowhere not found"),
         (["--model=gcn"], "model.name must be 'gcn' on a graph"),
         (["--device=nothing"], "--device nothing cannot be used"),
         (["--resume=perhaps"], "--resume must be one of never, auto, not 'perhaps'"),
-        (["--log-every=0"], "--log-every must be a number >= 1"),
-        (["--save-every=-1"], "--save-every must be a number >= 0"),
+        (["--log-every=0"], "log_every must be an integer >= 1, not 0"),
+        (["--save-every=-1"], "save_every must be a number >= 0, not -1"),
         (["--config=nothing.json"], "--config nothing.json cannot be read: No such file"),
         (["--config=settings.txt"], "--config must be a file with suffix .json, .yaml, .yml"),
         (["--config=list.json"], "--config must be a mapping of settings"),
         (["--config=broken.json"], "--config broken.json cannot be read: Expecting"),
         (["--config=broken.yaml"], "--config broken.yaml cannot be read: "),
-        (["--config=unknown.yaml"], "epoch is not a setting of a job; did you mean epochs?"),
+        (["--config=unknown.yaml"], "epoch is not a setting; did you mean epochs?"),
         (["--config=date.yaml"], "settings must consist of numbers"),
+        (["--config=loop.yaml"], "settings must consist of numbers, text, lists and mappings: Circular"),
+        (["--wandb"], "--wandb is not an option; did you mean --trackers wandb?"),
+        (["--nonsense"], "--nonsense is not an option\n"),
+        (["--head." + ".".join("x" * 2000) + "=1"], "path must be at most 8 names separated by dots"),
+        (["--seed=1180591620717411303424"], "seed must be an integer >= 0, not 1180591620717411303424"),
+        (["--head.class_weights=heavy"], "head.class_weights must be a list of numbers, not 'heavy'"),
+        (["--steps=3"], "steps must be unset if epochs is set, not 3"),
+        (["--set", "epochs"], "--set must be KEY=VALUE, not 'epochs'"),
+        (["--model=nowhere:Net"], "model 'nowhere:Net' cannot be imported: No module named 'nowhere'; run the command"),
         (["--out=/proc/nowhere"], "/proc/nowhere must be a writable folder"),
         (["--out=list.json"], "list.json must be a writable folder"),
     ],
@@ -201,6 +243,7 @@ def test_train_rejects_invalid_input_in_one_line_without_writing(words, message,
         "broken.yaml": "head: {name",
         "unknown.yaml": "epoch: 3",
         "date.yaml": "head: {name: arcface, s: 2020-01-01}",
+        "loop.yaml": "head: &again {name: arcface, again: *again}",
     }
     for name, text in files.items():
         Path(name).write_text(text)

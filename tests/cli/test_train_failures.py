@@ -10,11 +10,8 @@ import pytest
 import torch
 
 from hypersphere import data
-from hypersphere.cli import interrupts, processes
-from hypersphere.cli import train as module
-from hypersphere.training import Job, checkpoint
-from hypersphere.training.job_run import Run
-from hypersphere.training.session import Session
+from hypersphere.cli import plan, processes, signals
+from hypersphere.training import Config, Run, Trainer, build_experiment, checkpoint
 
 from .trained import SMALL, numbers, steps_in, weights
 
@@ -34,15 +31,15 @@ def test_train_divergence_is_one_line_and_code_1(tmp_path, train):
 
 
 def test_train_full_disk_keeps_earlier_checkpoints(tmp_path, train, monkeypatch):
-    monkeypatch.setattr(Session, "_is_due", lambda self, patience=0: self.progress.step == 3)
-    save, limits = Session._save, resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(Trainer, "_is_due", lambda self, patience=0: self.progress.step == 3)
+    save, limits = Trainer._save, resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def limited(session):
-        if session.progress.step > 3:
+    def limited(trainer, **more):
+        if trainer.progress.step > 3:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
-        save(session)
+        save(trainer, **more)
 
-    monkeypatch.setattr(Session, "_save", limited)
+    monkeypatch.setattr(Trainer, "_save", limited)
     try:
         code, _, errors = train("--out", tmp_path, *SMALL)
     finally:
@@ -59,7 +56,7 @@ def test_train_resumes_from_the_last_intact_checkpoint(tmp_path, train):
     assert train("--out", whole, *SMALL)[0] == 0
     assert train("--out", broken, *SMALL, "--save-every=0")[0] == 0
     assert steps_in(broken) == [8, 9, 10]
-    for step, name in ((10, "weights.safetensors"), (9, "state.pt")):
+    for step, name in ((10, "weights.safetensors"), (9, "state.safetensors")):
         file = broken / "checkpoints" / f"step-{step:08d}" / name
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
@@ -67,11 +64,11 @@ def test_train_resumes_from_the_last_intact_checkpoint(tmp_path, train):
     code, out, errors = train("--out", broken, "--resume=auto")
     assert code == 0
     assert "step-00000010 is damaged: the SHA-256 of weights.safetensors is" in errors
-    assert "step-00000009 is damaged: the size of state.pt is" in errors
+    assert "step-00000009 is damaged: the size of state.safetensors is" in errors
     assert errors.count("; using step-00000008 instead\n") == 2
-    assert out.startswith("resuming from step 8 of 10\n")
+    assert "\nresuming from step 8 of 10\n" in out
     assert all(torch.equal(value, weights(broken)[key]) for key, value in weights(whole).items())
-    assert numbers(broken, "loss", "test_accuracy") == numbers(whole, "loss", "test_accuracy")
+    assert numbers(broken, "loss", "accuracy") == numbers(whole, "loss", "accuracy")
     for path in (broken / "checkpoints").glob("*/manifest.json"):
         path.write_text("{}")
     code, _, errors = train("--out", broken, "--resume=auto")
@@ -90,21 +87,21 @@ def test_train_resume_reports_another_number_of_threads(tmp_path, train):
 
 
 def test_train_interrupt_before_the_first_step(tmp_path, train, monkeypatch):
-    monkeypatch.setattr(module, "_built", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(plan, "checked_experiment", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code, out, errors = train("--out", tmp_path / "run", *SMALL)
     assert (code, out) == (130, "")
     assert errors == f"hypersphere: interrupted; nothing new was saved in {tmp_path / 'run'}\n"
 
 
 def test_train_second_interrupt_names_the_last_saved_step(tmp_path, train, monkeypatch):
-    after_epoch = Session._after_epoch
+    after_epoch = Trainer._after_epoch
 
-    def ended(session, epoch):
-        after_epoch(session, epoch)
+    def ended(trainer, epoch):
+        after_epoch(trainer, epoch)
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Session, "_after_epoch", ended)
+    monkeypatch.setattr(Trainer, "_after_epoch", ended)
     code, _, errors = train("--out", tmp_path / "run", *SMALL)
     words = f"step 5 is saved in {tmp_path / 'run'}; run the same command with --resume auto to continue"
     assert (code, errors) == (130, f"hypersphere: interrupted; {words}\n")
@@ -113,8 +110,8 @@ def test_train_second_interrupt_names_the_last_saved_step(tmp_path, train, monke
 
 def test_interrupts_ignore_the_forwarded_signal_of_the_launcher(monkeypatch):
     now = [10.0]
-    monkeypatch.setattr(interrupts.time, "monotonic", lambda: now[0])
-    alone, launched = interrupts.Interrupts(), interrupts.Interrupts(echo=5.0)
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    alone, launched = signals.Interrupts(), signals.Interrupts(echo=5.0)
     for one in (alone, launched):
         with pytest.raises(KeyboardInterrupt):
             one(signal.SIGTERM, None)  # nothing can be saved yet
@@ -131,8 +128,11 @@ def test_interrupts_ignore_the_forwarded_signal_of_the_launcher(monkeypatch):
         launched(signal.SIGTERM, None)
 
 
-def test_train_cannot_resume_from_weights_only(plain, fails):
-    error = fails(2, "train", "--out", plain.folder, "--resume=auto")
+def test_train_cannot_resume_from_weights_only(tmp_path, train):
+    assert train("--out", tmp_path, *SMALL)[0] == 0
+    Run.open(tmp_path).checkpoints().save(20, {"objective": build_experiment(Run.open(tmp_path).config).objective})
+    code, _, error = train("--out", tmp_path, "--resume=auto")
+    assert code == 2
     assert "holds weights only, so training cannot resume from it; start a new run from them" in error
 
 
@@ -161,13 +161,14 @@ def test_train_locks_the_folder(tmp_path, train):
 
 
 def test_train_rejects_a_run_created_in_the_meantime(tmp_path, train, monkeypatch):
-    built = module._built
+    checked = plan.checked_experiment
 
-    def slowly(job, *more):
-        Run.create(tmp_path / "run", Job.of({**job.settings(), "seed": 3}))
-        return built(job, *more)
+    def slowly(config, *more):
+        experiment = checked(config, *more)
+        Run.create(tmp_path / "run", experiment.config.patched({"seed": 3}))
+        return experiment
 
-    monkeypatch.setattr(module, "_built", slowly)
+    monkeypatch.setattr(plan, "checked_experiment", slowly)
     for words, message in (
         (["--resume=auto"], "holds a run with different settings: seed was 3 and is 0"),
         ([], "already holds a run"),
@@ -175,7 +176,8 @@ def test_train_rejects_a_run_created_in_the_meantime(tmp_path, train, monkeypatc
         code, out, errors = train("--out", tmp_path / "run", *SMALL, *words)
         assert (code, out, errors.count("\n")) == (2, "", 1)
         assert message in errors
-        assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
+        names = {path.name for path in (tmp_path / "run").iterdir()} - {".lock"}
+        assert names == {"config.json"}
         (tmp_path / "run" / "config.json").unlink()
 
 
@@ -216,22 +218,103 @@ class Two:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("settings", "message"),
     [
-        ({"data": {"name": "digits", "limit": 20}, "model": "mlp", "optimizer": {"name": "sgd", "clip": 1.0}}, "clip"),
-        ({"regularizer": "mhe"}, "regularizer mhe needs all class vectors in one process"),
-        ({"data": "cora", "model": "gcn"}, "data cora is a single graph, which cannot be divided among processes"),
+        (
+            {"data": {"name": "digits", "limit": 20}, "model": "mlp", "clip": 1.0},
+            "clip must be unset with head.sharded",
+        ),
+        ({"data": "cora"}, "data cora is a single graph, which cannot be divided among processes"),
     ],
 )
-def test_train_rejects_what_processes_cannot_divide(words, message, monkeypatch):
-    monkeypatch.setattr(module, "Processes", Two)
-    if "regularizer" in words:
-        monkeypatch.setattr(sys.modules[Job.__module__], "Processes", Two)
+def test_train_rejects_what_processes_cannot_divide(settings, message, monkeypatch):
+    monkeypatch.setattr(plan, "Processes", Two)
     nodes = torch.arange(6)
     edges = torch.stack([nodes, nodes.roll(1)])
     masks = [nodes % 3 == part for part in range(3)]
     graph = data.Graph(torch.rand(6, 3), nodes % 2, edges, *masks, ("a", "b"))
-    monkeypatch.setitem(data.DATASETS, "cora", lambda root: graph)
-    job = Job.of({**words, "head": {"name": "softmax", "sharded": "data" not in words or words["data"] != "cora"}})
+    train, test = (data.TensorSource(nodes[mask], graph.labels[mask], graph.classes) for mask in masks[:2])
+    monkeypatch.setitem(data.DATA, "cora", lambda root: data.DataSplit(train, test, graph=graph))
+    config = Config.of({**settings, "head": {"name": "softmax", "sharded": settings["data"] != "cora"}})
     with pytest.raises(ValueError, match=message):
-        module._built(job, None, torch.get_default_device())
+        plan.checked_experiment(config, None, torch.get_default_device(), None, print)
+
+
+def test_train_warns_about_bfloat16_without_instructions(tmp_path, train, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    code, _, errors = train("--out", tmp_path, *SMALL, "--precision=bfloat16", "--dry-run", "--device=cpu")
+    assert code == 0
+    assert errors == "hypersphere: this processor has no bfloat16 instructions; float32 is probably faster\n"
+
+
+# --- foreign code and changed data
+
+
+MODULE = """
+import torch
+
+print("imported")
+
+
+class Net(torch.nn.Sequential):
+    def __init__(self, in_channels: int = 1, width: int = 8) -> None:
+        pool = torch.nn.AdaptiveAvgPool2d(1)
+        super().__init__(torch.nn.Conv2d(in_channels, width, 3), torch.nn.ReLU(), pool, torch.nn.Flatten())
+        self.feature_dim = width
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch, train, capsys):
+    """A run with a model of the user's, in the folder of its module."""
+    (tmp_path / "my_net.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    words = ["--data.limit=70", "--model=my_net:Net", "--model.width=4", "--batch-size=16", "--epochs=1"]
+    code, out, errors = train("--out", "run", *words)
+    assert (code, errors) == (0, "")
+    assert "my_net:Net with 4 features" in out
+    sys.modules.pop("my_net")
+    yield words
+    sys.modules.pop("my_net", None)
+
+
+@pytest.mark.parametrize("name", ["evaluate", "embed", "inspect", "fold", "export", "attack", "report"])
+def test_commands_import_foreign_code_only_if_trusted(name, foreign, fails, command):
+    error = fails(2, name, "run")
+    assert "(model my_net:Net), which is imported only with --trust-code" in error
+    assert "my_net" not in sys.modules
+    code, out, errors = command(name, "run", "--trust-code", *(["--to=torch"] if name == "export" else []))
+    assert "imported" in out
+    expected = (2, "hypersphere: run has nothing to fold: all its layers are plain\n") if name == "fold" else (0, "")
+    assert (code, errors) == expected
+
+
+def test_train_resume_trusts_only_code_that_the_user_named(foreign, fails, train):
+    error = fails(2, "train", "--out", "run", "--resume=auto")
+    assert "the settings name code outside hypersphere (model my_net:Net), which needs --trust-code" in error
+    error = fails(2, "train", "--out", "new", "--config", "run/config.json")
+    assert "which needs --trust-code" in error
+    assert "my_net" not in sys.modules
+    assert train("--out", "run", "--resume=auto", "--epochs=2", "--trust-code")[0] == 0
+    assert train("--out", "run", "--resume=auto", *foreign[:-1], "--epochs=3")[0] == 0
+
+
+def test_train_names_the_wrong_option_of_foreign_code(foreign, command):
+    code, _, error = command("train", "--out", "new", "--model=my_net:Net", "--model.widht=3")
+    assert code == 2
+    assert "model.widht is not an option of my_net:Net; did you mean width?" in error
+
+
+def test_commands_notice_changed_data(tmp_path, draw_images, train, fails):
+    greys = {f"photos/{kind}/{n}.png": 60 * kind + 10 * n for kind in (1, 2) for n in range(9)}
+    draw_images(tmp_path, greys, size=(8, 8))
+    words = ["--data=image_folder", f"--data.path={tmp_path / 'photos'}", *SMALL[1:]]
+    code, _, errors = train("--out", tmp_path / "run", *words)
+    assert (code, errors) == (0, "")
+    (tmp_path / "photos" / "1").rename(tmp_path / "photos" / "3")
+    message = f"the data have changed since {tmp_path / 'run'} was created: class '1' is now '2'"
+    assert message in fails(2, "evaluate", tmp_path / "run")
+    code, _, errors = train("--out", tmp_path / "run", "--resume=auto", "--epochs=3")
+    assert code == 2
+    assert message in errors

@@ -4,10 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hypersphere.training.job_run import Run
-from hypersphere.training.session import Session
+from hypersphere.training import Run, Trainer
 
-from .trained import SMALL, SMALL_JOB, steps_in, weights
+from .trained import SMALL, SMALL_CONFIG, steps_in, weights
 
 
 @pytest.fixture
@@ -30,12 +29,12 @@ def first_weights(train, monkeypatch, *words):
     """Return the weights of a run before its first step, and its output."""
     seen = {}
 
-    def look(session):
-        seen.update({name: value.clone() for name, value in session.assembly.objective.state_dict().items()})
-        session.finished = True
+    def look(trainer):
+        seen.update({name: value.clone() for name, value in trainer.experiment.objective.state_dict().items()})
+        trainer.finished = True
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "train", look)
+        patch.setattr(Trainer, "train", look)
         code, out, errors = train(*words)
     assert code == 0, errors
     return seen, out
@@ -50,7 +49,7 @@ def test_train_from_loads_the_weights_of_a_run(tmp_path, train, monkeypatch):
     assert all(torch.equal(begun[name], value) for name, value in trained.items())
     assert out.startswith(f"from {tmp_path / 'first'}: loaded 5 tensors (network.mean, ")
     assert "randomly initialised" not in out
-    assert Run.open(tmp_path / "second").start == str(tmp_path / "first")
+    assert Run.open(tmp_path / "second").weights == str(tmp_path / "first")
 
 
 def test_train_resume_reads_initial_weights_only_without_a_checkpoint(tmp_path, train, monkeypatch):
@@ -62,12 +61,12 @@ def test_train_resume_reads_initial_weights_only_without_a_checkpoint(tmp_path, 
     assert out.startswith(f"from {tmp_path / 'first'}: loaded ")
     code, _, errors = train(*words, "--from", tmp_path / "other")
     assert code == 2
-    assert f"--from was '{tmp_path / 'first'}' and is '{tmp_path / 'other'}'" in errors
+    assert f"--from was {tmp_path / 'first'} and is {tmp_path / 'other'}" in errors
     assert train(*words)[0] == 0
     (tmp_path / "first").rename(tmp_path / "away")
     code, out, _ = train(*words)
     assert code == 0
-    assert out.startswith("resuming from step 10 of 10")
+    assert "resuming from step 10 of 10" in out
 
 
 def test_train_from_file_with_and_without_rotation(tmp_path, train, monkeypatch, succeeds):
@@ -103,7 +102,7 @@ def test_train_from_rejects_invalid_sources(tmp_path, fails, train):
 
     assert "--from must be the folder of a run or a .safetensors file" in refuse(2, tmp_path)
     assert "--from must be the folder of a run or an existing .safetensors file" in refuse(2, tmp_path / "nowhere")
-    Run.create(tmp_path / "empty", SMALL_JOB)
+    Run.create(tmp_path / "empty", SMALL_CONFIG)
     assert "has no checkpoint yet" in refuse(2, tmp_path / "empty")
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     assert "is not a valid safetensors file" in refuse(3, tmp_path / "broken.safetensors")
@@ -131,7 +130,7 @@ def test_dry_run_writes_nothing_and_prints_valid_settings(tmp_path, train, monke
     (tmp_path / "job.yaml").write_text(out)
     assert train("--out=run", *words)[0] == 0
     assert train("--out=again", "--config=job.yaml")[0] == 0
-    assert Run.open("again").job == Run.open("run").job
+    assert Run.open("again").config == Run.open("run").config
     assert train("--out=run", *words, "--dry-run")[0] == 2
     _, out, _ = train("--out=run", "--resume=auto", "--dry-run")
     assert out.splitlines()[-1] == "# run: would continue from step 10"
@@ -140,7 +139,7 @@ def test_dry_run_writes_nothing_and_prints_valid_settings(tmp_path, train, monke
 def test_train_keeps_the_last_checkpoints(tmp_path, train, fails):
     assert train("--out", tmp_path / "run", *SMALL, "--save-every=0", "--keep=2")[0] == 0
     assert steps_in(tmp_path / "run") == [9, 10]
-    assert "--keep must be a number >= 1" in fails(2, "train", "--out", tmp_path / "other", "--keep=0")
+    assert "keep must be an integer >= 1, not 0" in fails(2, "train", "--out", tmp_path / "other", "--keep=0")
 
 
 # --- a folder of images
@@ -153,7 +152,7 @@ def test_train_on_images_works_from_any_directory(root, tmp_path, train, succeed
     monkeypatch.chdir(tmp_path / "elsewhere" if root else tmp_path)
     code, _, errors = train("--out", tmp_path / "run", *two_classes, "--epochs=1", *below)
     assert code == 0, errors
-    assert Run.open(tmp_path / "run").job.data["path"] == ("photos" if root else str(tmp_path / "photos"))
+    assert Run.open(tmp_path / "run").config.data.options["path"] == ("photos" if root else str(tmp_path / "photos"))
     assert train("--out", tmp_path / "run", "--resume=auto", *two_classes, "--epochs=1", *below)[0] == 0
     monkeypatch.chdir("/")
     succeeds("evaluate", tmp_path / "run", *below)

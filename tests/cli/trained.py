@@ -6,14 +6,13 @@ import time
 
 import pytest
 
-from hypersphere.training import Job
-from hypersphere.training.job_run import Run
+from hypersphere.training import Config, Run
 
 COMMAND = [sys.executable, "-m", "hypersphere", "train"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENVIRONMENT = os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
 SMALL = ["--data.limit=70", "--model=mlp", "--model.widths=[8]", "--batch-size=16", "--epochs=2"]
-SMALL_JOB = Job.of(
+SMALL_CONFIG = Config.of(
     {
         "data": {"name": "digits", "limit": 70},
         "model": {"name": "mlp", "widths": [8]},

@@ -1,23 +1,65 @@
-"""The application `hypersphere`: `train`, `reproduce`, `list` and the commands of `run_commands`.
+"""The application `hypersphere`: its commands, exit codes and error messages.
 
-Commands import torch when they run, so that `--help` answers quickly.
+A command that fails prints one line on stderr. The exit code is 2 for invalid input, 3 for damaged data or checkpoints,
+1 for a run that fails (divergence, full disk, out of memory) and 130 for an interrupt. Commands import torch when they
+run, so that `--help` answers quickly.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import sys
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from hypersphere.cli import run_commands
-from hypersphere.cli.ending import Commands, end_with
-from hypersphere.cli.options import DataRoot, Device, Threads
+from hypersphere.cli.attack import attack
+from hypersphere.cli.cite import cite
+from hypersphere.cli.embed import embed
+from hypersphere.cli.evaluate import evaluate
+from hypersphere.cli.export import export
+from hypersphere.cli.fold import fold
+from hypersphere.cli.inspect import inspect
+from hypersphere.cli.list import list_menus
+from hypersphere.cli.output import warn
+from hypersphere.cli.pack import pack
+from hypersphere.cli.report import report
+from hypersphere.cli.reproduce import reproduce
+from hypersphere.cli.train import train
 
 __all__ = ["app", "main"]
+
+INTERRUPTED = {"reproduce": "interrupted; finished rows are kept"}
+SMALLER = {  # the option that lowers the memory use of a command
+    "train": "--batch-size",
+    "evaluate": "number of --pairs",
+    "embed": "--batch",
+    "inspect": "--most",
+    "attack": "--limit",
+}
+
+
+class Commands(TyperGroup):
+    """The group of commands. It prints its own messages for errors that typer would print differently or not at all."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the requested command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            end(INTERRUPTED.get(ctx.invoked_subcommand, "interrupted"), 130)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            end(_about_memory(error, SMALLER.get(ctx.invoked_subcommand)), 1)
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # only usage errors of typer and click have this method
+                raise
+            end(error.format_message(), 2)
+
 
 app = typer.Typer(
     name="hypersphere",
@@ -28,6 +70,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
+app.command("list")(list_menus)
+for command in (reproduce, evaluate, embed, inspect, fold, export, attack, report, pack, cite):
+    app.command()(command)
 
 
 def _version(requested: bool) -> None:
@@ -47,124 +93,6 @@ def _options(
     pass
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def train(
-    ctx: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="Read settings from this .yaml or .json file.")] = None,
-    data: Annotated[str | None, typer.Option(help="Data set: digits, mnist, cifar10, image_folder…")] = None,
-    model: Annotated[str | None, typer.Option(help="Network: toy_cnn, opt_cnn6, sphereface20…")] = None,
-    operator: Annotated[str | None, typer.Option(help="Operator of its layers: none, sphere, ball, tanh…")] = None,
-    head: Annotated[str | None, typer.Option(help="Head with the loss: softmax, a_softmax, arcface…")] = None,
-    regularizer: Annotated[str | None, typer.Option(help="Regulariser: none, mhe, comhe, orthonormal…")] = None,
-    rotation: Annotated[str | None, typer.Option(help="Rotation: none, cayley, gram_schmidt, stochastic…")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="Optimiser: sgd, adam or adamw.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="Learning-rate schedule: one_cycle, cosine, steps…")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Number of passes over the data (10).")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples per step, summed over processes (64).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed for all random number generators (0).")] = None,
-    precision: Annotated[str | None, typer.Option(help="Precision of the network: float32 or bfloat16.")] = None,
-    compile: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Compile the network with torch.compile.")
-    ] = None,
-    start: Annotated[
-        Path | None, typer.Option("--from", help="Start from the weights of this run or .safetensors file.")
-    ] = None,
-    resume: Annotated[str, typer.Option(help="never, or auto: continue from the last checkpoint, if any.")] = ("never"),
-    out: Annotated[Path, typer.Option(help="Folder to write the run to.")] = Path("runs/train"),
-    data_root: DataRoot = None,
-    device: Device = None,
-    threads: Threads = None,
-    save_every: Annotated[float, typer.Option(help="Seconds between checkpoints within an epoch.")] = 60.0,
-    keep: Annotated[int, typer.Option(help="Number of checkpoints to keep; older ones are deleted.")] = 3,
-    log_every: Annotated[int, typer.Option(help="Steps between two lines in metrics.jsonl.")] = 10,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print settings and sizes without training.")] = False,
-) -> None:
-    """Train a network. Options of a component take dots: --head.m=4, --optimizer.lr=0.1, --data.limit=500.
-
-    With N processes: `torchrun --nproc-per-node N -m hypersphere train …`.
-    --head.sharded then divides the classes among them.
-    """
-    from hypersphere.cli.train import train as run
-
-    settings = {
-        "data": data,
-        "model": model,
-        "operator": operator,
-        "head": head,
-        "regularizer": regularizer,
-        "rotation": rotation,
-        "optimizer": optimizer,
-        "schedule": schedule,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "seed": seed,
-        "precision": precision,
-        "compile": compile,
-    }
-    code = run(
-        out,
-        config=config,
-        options=settings,
-        words=ctx.args,
-        names=[name for parameter in ctx.command.params for name in parameter.opts],
-        start=start,
-        resume=resume,
-        data_root=data_root,
-        device=device,
-        threads=threads,
-        save_every=save_every,
-        keep=keep,
-        log_every=log_every,
-        tensorboard=tensorboard,
-        dry_run=dry_run,
-    )
-    if code:
-        raise typer.Exit(code)
-
-
-@app.command()
-def reproduce(
-    name: Annotated[str, typer.Argument(help="Name of a recipe; `hypersphere list recipes` shows them.")] = "digits",
-    out: Annotated[Path, typer.Option(help="Folder to write records and report to.")] = Path("runs"),
-    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: that of the recipe.")] = None,
-    rows: Annotated[list[str] | None, typer.Option("--row", help="Run only this row; can be repeated.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting of the recipe: KEY=VALUE; can be repeated.")
-    ] = None,
-    threads: Threads = None,
-    data_root: DataRoot = None,
-) -> None:
-    """Reproduce a table or figure of the sources, row by row; rows that already have a record are not run again."""
-    from hypersphere.cli.reproduce import reproduce as run
-
-    run(name, out, seeds=seeds, rows=rows or None, assignments=set_ or [], threads=threads, data_root=data_root)
-
-
-for command in (
-    run_commands.evaluate,
-    run_commands.embed,
-    run_commands.inspect,
-    run_commands.fold,
-    run_commands.export,
-    run_commands.attack,
-    run_commands.report,
-    run_commands.cite,
-):
-    app.command()(command)
-
-
-@app.command("list")
-def list_(
-    menu: Annotated[str | None, typer.Argument(help="Show only this menu, for example heads or data-sets.")] = None,
-    entry: Annotated[str | None, typer.Argument(help="Show only this entry of the menu, with its options.")] = None,
-) -> None:
-    """List the available heads, networks, data sets, recipes and so on, or show one entry with its options."""
-    from hypersphere.cli.catalogue import print_catalogue
-
-    print_catalogue(menu, entry)
-
-
 def main() -> None:
     """Run the command line. An error becomes one line on stderr; a closed output pipe exits silently with code 1."""
     for stream in (sys.stdout, sys.stderr):
@@ -180,3 +108,35 @@ def main() -> None:
         sys.exit(1)
     except Exception as error:
         end_with(error)
+
+
+def end_with(error: Exception) -> NoReturn:
+    """Exit with the message and code of an error. An unexpected error, which is a bug, is raised again."""
+    if isinstance(error, ValueError):
+        from hypersphere.data import DamagedData
+        from hypersphere.training import DamagedCheckpoint
+
+        end(error, 3 if isinstance(error, DamagedData | DamagedCheckpoint) else 2)
+    if isinstance(error, FileNotFoundError | PermissionError | ImportError):
+        # `root` is the name of the argument in Python
+        end(str(error).replace("pass root= or", "pass --data-root or"), 2)
+    if isinstance(error, OSError | FloatingPointError):
+        end(error, 1)
+    raise error
+
+
+def end(reason: object, code: int) -> NoReturn:
+    """Print the reason in one line and exit with the code."""
+    warn(reason)
+    sys.exit(code)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    words = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in words or "can't allocate memory" in words
+
+
+def _about_memory(error: Exception, option: str | None) -> str:
+    size = re.search(r"allocate ([\d.]+ ?\w*)", str(error))
+    request = f" (could not allocate {size[1]})" if size else ""
+    return f"out of memory{request}; {f'try a smaller {option}' if option else 'try a machine with more memory'}"

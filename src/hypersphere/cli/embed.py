@@ -3,59 +3,56 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from hypersphere._validation import require
-from hypersphere.cli.embeddings import SUFFIXES, Embeddings, write_embeddings
-from hypersphere.cli.opening import device_of, open_run
-from hypersphere.cli.target import check_target
-from hypersphere.data import LabelledImages, MissingData, image_folder
-from hypersphere.data.folder import is_image
+import typer
 
-__all__ = ["embed", "read_images"]
+from hypersphere.cli.options import DataRoot, Device, RunFolder, Step, Threads, TrustCode
+from hypersphere.cli.output import check_target, print_line
+
+__all__ = ["embed"]
 
 
 def embed(
-    folder: Path,
-    images: Path | None,
-    *,
-    out: Path | None,
-    mirror: bool,
-    batch: int,
-    step: int | None,
-    device: str | None,
-    data_root: Path | None,
+    folder: RunFolder,
+    images: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Images, a folder of images, or a folder of one folder per class; default: the test data of the run."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write, .npy or .safetensors; default: embeddings.safetensors, in RUN for its test data."
+        ),
+    ] = None,
+    mirror: Annotated[bool, typer.Option("--mirror", help="Append the features of the mirrored image.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 500,
+    step: Step = None,
+    device: Device = None,
+    threads: Threads = None,
+    data_root: DataRoot = None,
+    trust_code: TrustCode = False,
 ) -> None:
-    """Write the embeddings of a folder of images, or of the test data of the run, and print the names of the files."""
-    if images is not None and out is None:
-        raise ValueError("a folder of images needs --out, a .npy or .safetensors file to write")
-    target = out or folder / "embeddings.safetensors"
-    check_target("--out", target, SUFFIXES)
-    opened = open_run(folder, data_root, step=step, device=device_of(device), data=images is None)
-    task = opened.assembly.task
-    if images is None:
-        features = opened.features(task.test_inputs, mirror=mirror, batch=batch)
-        embeddings = Embeddings(features, task.test_labels, task.test_names, task.classes)
+    """Compute the embeddings of images and write them to a file, with names and labels in a JSON file next to it."""
+    from hypersphere.cli.opening import open_run
+    from hypersphere.data import Source, open_images
+    from hypersphere.data.embeddings import SUFFIXES, Embeddings, write_embeddings
+
+    target = out or (Path() if images else folder) / "embeddings.safetensors"
+    check_target("--out", target, SUFFIXES, companion=target.with_suffix(".json"))
+    opened = open_run(folder, data_root, step=step, device=device, with_data=not images, trust_code=trust_code)
+    source: Source
+    if images:
+        opened.require_images("embed with images")
+        channels, height, width = opened.shape
+        source, labelled = open_images(images, size=(height, width), grey=channels == 1)
     else:
-        opened.require_images("a folder of images")
-        channels, height, width = task.inputs.shape[1:]
-        read, flat = read_images(images, (height, width), grey=channels == 1)
-        features = opened.features(read.images, mirror=mirror, batch=batch)
-        embeddings = Embeddings(features, None if flat else read.labels, read.names, None if flat else read.classes)
-    description = write_embeddings(target, embeddings)
+        source, labelled = opened.held_out, True
+    features, labels = opened.embed(source, mirror=mirror, batch=batch)
+    names = tuple(source.name(index) for index in range(len(source)))
+    labelling = (labels, names, source.classes) if labelled else (None, names, None)
+    description = write_embeddings(target, Embeddings(features, *labelling))
     count, size = features.shape
-    print(f"{count} embeddings with {size} dimensions: {target}; names and labels: {description.name}")
-
-
-def read_images(folder: Path, size: tuple[int, int], *, grey: bool) -> tuple[LabelledImages, bool]:
-    """Read a folder of images, or a folder or archive with one folder per class; return True for a flat folder."""
-    inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    if not any(is_image(path) and path.is_file() for path in inside):
-        return image_folder(folder, size=size, grey=grey), False
-    mixed = next((path.name for path in inside if path.is_dir() and any(map(is_image, path.iterdir()))), None)
-    require(mixed is None, str(folder), "either images or folders of images", mixed)
-    place = folder.resolve()
-    if place.name.startswith("."):
-        raise MissingData(f"{folder} is a hidden folder; hidden folders are not read")
-    pictures = image_folder(place.parent, size=size, grey=grey, classes=[place.name])
-    names = tuple(name.split("/", 1)[1] for name in pictures.names)
-    return LabelledImages(pictures.images, pictures.labels, pictures.classes, names), True
+    print_line(f"{count} embeddings with {size} dimensions: {target}; names and labels: {description.name}")

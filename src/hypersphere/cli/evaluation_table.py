@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hypersphere import report
-from hypersphere.report.runs import MOST_COMPARED
 
 __all__ = ["evaluation_table"]
 
 SHARE, NUMBER = report.Column("", format=".2%"), report.Column("", format=".4f")
+MOST_COMPARED = 1500  # test samples of which `report` compares all pairs
 Line = tuple[str, str, Sequence[float] | None, str]  # metric, value, interval, what it was computed from
 
 
@@ -43,11 +43,12 @@ def _verification(results: Mapping[str, Any]) -> Iterator[Line]:
         ends, of = part.get("intervals", {}), f"{part['same'] + part['different']:,} pairs"
         accuracy = SHARE.show((part["accuracy"], part["standard_error"]))
         yield "verification accuracy", accuracy, ends.get("accuracy"), of
-        yield "accuracy with the best threshold", SHARE.show(part["best_accuracy"]), None, of
+        at = f"cosine ≥ {part['best_threshold']:.3f}"
+        yield "accuracy with the best threshold", SHARE.show(part["best_accuracy"]), None, at
         yield "equal error rate", SHARE.show(part["eer"]), ends.get("eer"), of
         yield "area under the ROC curve", NUMBER.show(part["auc"]), ends.get("auc"), of
         for point in part["tar"]:
-            origin = of if point["resolved"] else "not resolved"
+            origin = f"cosine ≥ {point['threshold']:.3f}" if point["resolved"] else "not resolved"
             yield f"TAR at FAR {point['far']:g}", SHARE.show(point["tar"]), point.get("interval"), origin
 
 

@@ -3,78 +3,105 @@
 from __future__ import annotations
 
 import dataclasses
+import json as json_module
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from torch import nn
+import typer
 
-from hypersphere import report
 from hypersphere._validation import require
-from hypersphere.cli.opening import device_of, open_run
-from hypersphere.cli.target import check_target, write_json
-from hypersphere.data import DamagedData, MissingData
-from hypersphere.energy.inspect import Inspection, UnreadableWeights
-from hypersphere.energy.inspect import inspect as inspect_neurons
-from hypersphere.training.job_run import CONFIG
+from hypersphere.cli.options import DataRoot, Device, Threads, TrustCode
+from hypersphere.cli.output import check_target, print_line, write_json
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hypersphere.energy.inspect import Inspection
 
 __all__ = ["inspect"]
 
 
 def inspect(
-    source: Path,
-    *,
-    pairs: int,
-    most: int,
-    seed: int,
-    html: Path | None,
-    json_file: Path | None,
-    device: str | None,
-    data_root: Path | None,
+    source: Annotated[
+        Path,
+        typer.Argument(help="Run, .safetensors file or folder of them (also of Hugging Face), or file of torch.save."),
+    ],
+    html: Annotated[Path | None, typer.Option(help="Write a report with histograms to this .html file.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write all numbers to this .json file.")] = None,
+    pairs: Annotated[int, typer.Option(min=1, help="Number of closest and most opposite pairs to list per layer.")] = 5,
+    most: Annotated[int, typer.Option(min=2, help="Sample this number of neurons from larger layers.")] = 2048,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for sampling.")] = 0,
+    device: Device = None,
+    threads: Threads = None,
+    data_root: DataRoot = None,
+    trust_code: TrustCode = False,
 ) -> None:
-    """Inspect a run, a file of weights or a folder of them; print one line per layer and write the requested files."""
+    """Show how redundant the neurons of each layer are compared with random ones."""
+    from hypersphere import report
+
     check_target("--html", html, [".html"])
-    check_target("--json", json_file, [".json"])
-    inspection = _inspection(_opened(source, device, data_root), pairs=pairs, most=most, seed=seed)
-    if json_file is not None:
-        write_json(json_file, _plain(inspection, source))
+    check_target("--json", json, [".json"])
+    model = _model(source, device, data_root, trust_code)
+    inspection = _inspection(model, pairs=pairs, most=most, seed=seed)
+    if json is not None:
+        write_json(json, _plain(inspection, source))
     if html is not None:
         report.write_page(html, report.inspection_page(inspection, source.name or str(source)))
     report.print_table(report.layer_table(inspection))
     if html is not None:
-        print(f"\nReport: {html}")
+        print_line(f"\nReport: {html}")
 
 
-def _opened(source: Path, device: str | None, data_root: Path | None) -> nn.Module | Path:
+def _model(source: Path, device: str | None, data_root: Path | None, trust_code: bool) -> nn.Module | Path:
     """Return the network and head of a run, or the path itself if it is not a run."""
+    from torch import nn
+
+    from hypersphere.cli.opening import open_run
+    from hypersphere.data import MissingData
+
     if not source.exists():
         raise MissingData(f"{source} not found")
-    if not (source / CONFIG).is_file():
+    if not _is_run(source):
         require(device is None, "--device", "omitted unless the source is a run", device)
         return source
-    assembly = open_run(source, data_root, device=device_of(device), data=False).assembly
-    return nn.ModuleDict({"network": assembly.network.body, "head": assembly.head})
+    opened = open_run(source, data_root, device=device, with_data=False, trust_code=trust_code)
+    return nn.ModuleDict({"network": opened.experiment.network.body, "head": opened.experiment.head})
+
+
+def _is_run(folder: Path) -> bool:
+    """Return True for a run, also a damaged one. The config.json of other libraries has no format number."""
+    from hypersphere.training.run import CONFIG
+
+    try:
+        content = json_module.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return True
+    except OSError:
+        return False
+    return not isinstance(content, dict) or "format" in content
 
 
 def _inspection(model: nn.Module | Path, *, pairs: int, most: int, seed: int) -> Inspection:
+    from hypersphere.data import DamagedData
+    from hypersphere.energy.inspect import UnreadableWeights, inspect
+
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            inspection = inspect_neurons(model, pairs=pairs, most=most, seed=seed)
+            inspection = inspect(model, pairs=pairs, most=most, seed=seed)
     except UnreadableWeights as error:
         raise DamagedData(str(error)) from None
     return dataclasses.replace(inspection, skipped=(*inspection.skipped, *(str(warning.message) for warning in caught)))
 
 
-def _plain(inspection: Inspection, source: Path) -> Mapping[str, Any]:
+def _plain(inspection: Inspection, source: Path) -> dict[str, Any]:
     """Return the inspection in the form of the JSON file."""
     layers = []
     for layer in inspection.layers:
-        content = dataclasses.asdict(layer)
-        content["energies"] = [
+        energies = [
             {"power": power, "distance": distance, "half_space": half, **dataclasses.asdict(energy)}
             for (power, distance, half), energy in layer.energies.items()
         ]
-        layers.append(content)
+        layers.append({**dataclasses.asdict(layer), "energies": energies})
     return {"source": str(source), "layers": layers, "skipped": inspection.skipped}

@@ -1,98 +1,97 @@
-"""Open a run: rebuild its components with the weights of one checkpoint, on one device, in the precision of the run."""
+"""Open a run: rebuild its experiment with the weights of one checkpoint, on one device, in the precision of the run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hypersphere._validation import require
-from hypersphere.evaluation import mirrored_features
-from hypersphere.training import Assembly, Batches, Checkpoint, DamagedCheckpoint, Objective
-from hypersphere.training.checkpoint import read_checkpoint
-from hypersphere.training.job_run import CHECKPOINTS, Run
+from hypersphere.cli.output import warn
+from hypersphere.data import Mirrored, Source
+from hypersphere.training import Experiment, Run
 
-__all__ = ["Opened", "RunNetwork", "device_of", "open_run"]
+__all__ = ["Opened", "device_of", "open_run"]
 
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A run, its components in evaluation mode, the step of their weights, and their device."""
+    """A run, its experiment in evaluation mode, and the step of the weights."""
 
     run: Run
-    assembly: Assembly
+    experiment: Experiment
     step: int
-    device: torch.device
 
-    @torch.no_grad()
-    def features(self, inputs: Tensor, *, mirror: bool = False, batch: int = 500) -> Tensor:
-        """Return the features (N, d) of inputs of the task, or (N, 2d) with those of the mirrored images.
+    @property
+    def held_out(self) -> Source:
+        """The held-out data of the run."""
+        source = self.experiment.data.validation
+        if source is None:
+            raise ValueError(f"{self.run.folder} has no held-out data")
+        return source
 
-        They are computed in the precision of the run, as in training, and returned on the CPU.
-        """
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.experiment.data.train[0].shape)
+
+    def embed(self, source: Source, *, mirror: bool = False, batch: int = 500) -> tuple[Tensor, Tensor]:
+        """Return features (N, d), or (N, 2d) with those of the mirrored images, and labels (N,)."""
+        features, labels = self.experiment.embed(source, batch_size=batch)
         if mirror:
             self.require_images("--mirror")
-            return mirrored_features(self._features, inputs, batch=batch)
-        size = len(inputs) if self.assembly.task.graph is not None else batch
-        return torch.cat([self._features(x) for x, _ in Batches(inputs, torch.zeros(len(inputs)), size)])
+            mirrored, _ = self.experiment.embed(Mirrored(source), batch_size=batch)
+            features = torch.cat([features, mirrored], dim=1)
+        return features, labels
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
         """Return the class with the largest score (without margin) for each feature."""
-        scores: Tensor = self.assembly.objective.head.scores(features.to(self.device))  # type: ignore[operator]
-        return scores.argmax(1).cpu()
+        head: Any = self.experiment.head
+        return head.scores(features.to(self.experiment.device)).argmax(1).cpu()
 
     @property
     def class_vectors(self) -> Tensor:
         """The class vectors (C, d) of the head."""
-        return self.assembly.head.weight.detach().cpu()
+        head: Any = self.experiment.head
+        return head.weight.detach().cpu()
 
     def require_images(self, what: str) -> None:
         """Raise a `ValueError` that names `what` if the run was trained on points or on nodes of a graph."""
-        if self.assembly.task.inputs.ndim != 4:
-            raise ValueError(f"{what} needs a run on images, not on {self.run.job.data['name']}")
-
-    def _features(self, x: Tensor) -> Tensor:
-        return self.assembly.objective.features(x.to(self.device)).cpu()
-
-
-class RunNetwork(nn.Module):
-    """The map from inputs to features as one module, in the precision of the run."""
-
-    def __init__(self, objective: Objective) -> None:
-        super().__init__()
-        self.objective = objective
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return features (B, d)."""
-        return self.objective.features(inputs)
+        if self.experiment.data.graph is not None or len(self.shape) != 3:
+            raise ValueError(f"{what} needs a run on images, not on {self.run.config.data.name}")
 
 
 def open_run(
     folder: Path,
     data_root: Path | None = None,
     *,
-    step: int | None = None,
-    device: torch.device | None = None,
-    data: bool = True,
+    step: int | str | None = None,
+    device: str | None = None,
+    with_data: bool = True,
+    trust_code: bool = False,
 ) -> Opened:
-    """Build the job of a run and load a checkpoint: that of `step`, or the last intact one.
+    """Build the experiment of a run and load a checkpoint: that of `step`, the "best", or the last intact one.
 
-    With `data=False` the data of the run are not read and may be missing.
+    With `with_data=False` the data of the run are not read and may be missing.
 
     Raises:
-        ValueError: if there is no run or no such checkpoint.
+        ValueError: if there is no run or no such checkpoint, its data have changed, or it names code that is not
+            trusted.
         DamagedCheckpoint: if the requested checkpoint, or every checkpoint, is damaged.
     """
     run = Run.open(folder)
-    checkpoint = _last(run) if step is None else _of_step(run, step)
-    assembly = run.build(data_root, data=data)
-    checkpoint.restore_({"objective": assembly.objective})
-    where = device or torch.get_default_device()
-    assembly.objective.eval().to(where)
-    return Opened(run, assembly, checkpoint.step, where)
+    where = device_of(device)
+    if not run.checkpoints().steps():
+        raise ValueError(f"{folder} has no checkpoint yet")
+    checkpoint = run.checkpoint(step, on_damage=warn)
+    experiment = run.build(data_root, with_data=with_data, device=where, trust_code=trust_code)
+    # Averaged weights are those that were validated.
+    checkpoint.restore_({"objective" if experiment.ema is None else "ema": experiment.objective})
+    experiment.objective.eval()
+    return Opened(run, experiment, checkpoint.step)
 
 
 def device_of(name: str | None) -> torch.device:
@@ -112,26 +111,3 @@ def device_of(name: str | None) -> torch.device:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"--device {name} cannot be used: {reason}") from None
     return chosen
-
-
-def _last(run: Run) -> Checkpoint:
-    checkpoint = run.checkpoints().latest()
-    if checkpoint is None:
-        raise ValueError(f"{run.folder} has no checkpoint yet")
-    return checkpoint
-
-
-def _of_step(run: Run, step: int) -> Checkpoint:
-    """Return the checkpoint of a step; if the step was saved several times, the last intact one."""
-    steps = run.checkpoints().steps()
-    if not steps:
-        raise ValueError(f"{run.folder} has no checkpoint yet")
-    require(step in steps, "--step", f"one of {', '.join(map(str, dict.fromkeys(steps)))}", step)
-    name, damage = f"step-{step:08d}", ""
-    saved = [path for path in (run.folder / CHECKPOINTS).glob(f"{name}*") if path.stem == name]
-    for path in sorted(saved, key=lambda path: int(path.suffix[1:] or 0), reverse=True):
-        try:
-            return read_checkpoint(path, step)
-        except DamagedCheckpoint as error:
-            damage = damage or f"{path} is damaged: {error}"
-    raise DamagedCheckpoint(damage)

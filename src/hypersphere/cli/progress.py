@@ -1,27 +1,29 @@
-"""Show the progress of training: a live bar on a terminal, plain lines elsewhere."""
+"""Show progress: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import math
 import time
-from types import TracebackType
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from hypersphere.training.measure import mean_energy
-from hypersphere.training.session import Session
+from hypersphere.training import Trainer
+from hypersphere.training.validation import mean_energy
 
 __all__ = ["View"]
 
 WIDE = 78  # minimum width of a terminal, in columns, for the bar to include the speed
+NOT_METRICS = ("kind", "epoch", "step", "loss", "seconds", "energy")
 
 
 class View:
-    """Shows loss, accuracy, energy, examples per second and remaining time. Call it after each step and each epoch.
+    """Shows loss, metrics, energy, examples per second and remaining time. Call it after each step and each epoch.
 
     Args:
-        console: gets one line after each epoch. In addition, a terminal shows a bar, and other outputs get a line
+        console: gets one line after each validation. In addition, a terminal shows a bar, and other outputs get a line
             every few seconds.
         every: seconds between those lines.
     """
@@ -30,7 +32,7 @@ class View:
         self.console = console
         self.every = 0.2 if console.is_terminal else every
         self.bar = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
+            TextColumn("{task.fields[epoch]}"),
             BarColumn(bar_width=16),
             TaskProgressColumn(),
             TextColumn("{task.fields[numbers]}", markup=False),
@@ -39,7 +41,7 @@ class View:
         )
         self.began, self.due = time.perf_counter(), 0.0
         self.first: int | None = None  # the step of the first call
-        self.shown_epoch: int | None = None
+        self.shown: int | None = None  # the step of the last validation that was shown
 
     def __enter__(self) -> View:
         if self.console.is_terminal:
@@ -47,58 +49,64 @@ class View:
             self.task = self.bar.add_task("", total=None, epoch="", numbers="")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self.bar.stop()
 
-    def __call__(self, session: Session) -> None:
-        """Show the progress of a session if an update is due."""
-        now = time.perf_counter()
+    def __call__(self, trainer: Trainer) -> None:
+        """Show the progress of a trainer if an update is due."""
+        now, progress, line = time.perf_counter(), trainer.progress, trainer.metrics
         if self.first is None:
-            self.began, self.first = now, session.progress.step
-        ended = session.measured.get("epoch", 0)
-        new_epoch = self.shown_epoch is not None and self.shown_epoch < ended
-        if now < self.due and not new_epoch:
+            self.began, self.first, self.shown = now, progress.step, line.get("step", 0)
+        validated = line.get("step", 0) != self.shown
+        if now < self.due and not validated:
             return
-        self.due, self.shown_epoch = now + self.every, ended
-        progress, epochs = session.progress, session.run.job.epochs
-        if new_epoch:
-            parts = [f"epoch {ended}/{epochs} done", f"step {progress.step}/{session.steps}"]
-            pace = [] if self.console.is_terminal else self.pace(session)  # on a terminal the bar shows it
-            self._line([*parts, *self.measured(session), *pace])
-        epoch = f"{min(progress.epoch + 1, epochs)}/{epochs}"
+        self.due, self.shown = now + self.every, line.get("step", 0)
+        step = f"step {progress.step}/{trainer.steps}"
+        if validated:
+            epoch = f"{_epoch(trainer, line['epoch'])} done" if line["kind"] == "epoch" else "validation"
+            pace = [] if self.console.is_terminal else self.pace(trainer)  # on a terminal the bar shows it
+            self._line([epoch, step, *measured(line), *pace])
+        epoch, loss = _epoch(trainer, progress.epoch + 1), f"loss {float(progress.loss):.4f}"
         if self.console.is_terminal:
-            numbers = [f"loss {progress.loss:.4f}", *self.pace(session)[-2 if self.console.width >= WIDE else -1 :]]
+            numbers = [loss, *self.pace(trainer)[-2 if self.console.width >= WIDE else -1 :]]
             self.bar.update(
-                self.task, total=session.steps, completed=progress.step, epoch=epoch, numbers="  ".join(numbers)
+                self.task, total=trainer.steps, completed=progress.step, epoch=epoch, numbers="  ".join(numbers)
             )
-        elif not new_epoch:
-            parts = [f"epoch {epoch}", f"step {progress.step}/{session.steps}", f"loss {progress.loss:.4f}"]
-            self._line([*parts, *self.measured(session)[1:], *self.pace(session)])
+        elif not validated:
+            self._line([epoch, step, loss, *measured(line)[1:], *self.pace(trainer)])
 
-    def measured(self, session: Session) -> list[str]:
-        """Return the metrics of the last epoch: mean loss with regularisers, accuracy, energy of the hidden layers."""
-        line = session.measured
-        if not line:
-            return []
-        energy = mean_energy(line["energy"])
-        return [f"loss {line['loss']:.4f}", f"accuracy {line['test_accuracy']:.4f}", f"energy {energy:.4f}"]
-
-    def pace(self, session: Session) -> list[str]:
+    def pace(self, trainer: Trainer) -> list[str]:
         """Return the speed and the estimated remaining time."""
-        parts = [f"{session.speed:,.0f} examples/s"] if math.isfinite(session.speed) else []
-        done = session.progress.step - (self.first or 0)
+        parts = [f"{trainer.speed:,.0f} examples/s"] if math.isfinite(trainer.speed) else []
+        done = trainer.progress.step - (self.first or 0)
         if done > 0:
-            left = (time.perf_counter() - self.began) / done * (session.steps - session.progress.step)
+            left = (time.perf_counter() - self.began) / done * (trainer.steps - trainer.progress.step)
             parts.append(f"ETA {_clock(left)}")
         return parts
 
-    def _line(self, parts: list[str]) -> None:
+    def _line(self, parts: Sequence[str]) -> None:
         words = "  ".join(parts)
         if self.console.is_terminal:
             self.bar.console.print(words, markup=False, highlight=False)
         else:
             print(words, flush=True)
+
+
+def measured(line: Any) -> list[str]:
+    """Return the numbers of a validation: mean loss with regularisers, metrics, energy of the hidden layers.
+
+    >>> measured({"kind": "epoch", "epoch": 1, "step": 9, "loss": 2.0, "accuracy": 0.5, "energy": {"head": 1.0}})
+    ['loss 2.0000', 'accuracy 0.5000', 'energy 1.0000']
+    """
+    parts = [f"loss {line['loss']:.4f}"] if line.get("loss") is not None else []
+    parts += [f"{key} {value:.4f}" for key, value in line.items() if key not in NOT_METRICS and value is not None]
+    return [*parts, f"energy {mean_energy(line['energy']):.4f}"] if line.get("energy") else parts
+
+
+def _epoch(trainer: Trainer, number: int) -> str:
+    epochs = trainer.config.epochs
+    return f"epoch {number}" if epochs is None else f"epoch {min(number, epochs)}/{epochs}"
 
 
 def _clock(seconds: float) -> str:

@@ -2,64 +2,98 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+import typer
 
-from hypersphere import report
-from hypersphere.cli.config import json_or_text
-from hypersphere.cli.report import results_of, write_report
-from hypersphere.recipes import RECIPES, Recipe, Row, execute
-from hypersphere.training.parts import nearest
+from hypersphere.cli.options import DataRoot, Device, Threads
+from hypersphere.cli.output import print_line, warn
+from hypersphere.cli.settings import assignment
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hypersphere.recipes import Recipe, Row
 
 __all__ = ["reproduce"]
 
 
 def reproduce(
-    name: str,
-    out: Path,
-    *,
-    seeds: int | None,
-    rows: list[str] | None,
-    assignments: Sequence[str],
-    threads: int | None,
-    data_root: Path | None,
+    name: Annotated[
+        str, typer.Argument(help="A recipe, see `hypersphere list recipes`, or a table that it covers, such as T6.1.")
+    ] = "digits",
+    scale: Annotated[str, typer.Option(help="Size of the experiment: paper, cpu or smoke.")] = "cpu",
+    out: Annotated[Path, typer.Option(help="Folder to write records and report to.")] = Path("runs"),
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: that of the recipe.")] = None,
+    rows: Annotated[list[str] | None, typer.Option("--row", help="Run only this row; can be repeated.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting in all rows: KEY=VALUE, for example epochs=5.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings of the rows and run nothing.")] = False,
+    device: Device = None,
+    threads: Threads = None,
+    data_root: DataRoot = None,
 ) -> None:
-    """Run the recipe, print its table, write its report and print the name of the report."""
-    if name not in RECIPES:
-        message = f"name must be one of {', '.join(RECIPES)}, not {name!r}{nearest(name, RECIPES)}"
-        raise ValueError(message.removesuffix("."))
-    recipe = RECIPES[name]
-    if threads:
-        torch.set_num_threads(threads)
+    """Reproduce a table or figure of the sources, row by row; rows that already have a record are not run again."""
+    from rich.console import Console
+
+    from hypersphere import recipes, report
+
+    recipe = recipes.find_recipe(name)
     chosen = tuple(range(seeds)) if seeds else recipe.seeds
-    overrides = dict(_assignment(text) for text in assignments)
+    overrides = dict(map(assignment, assignments or []))
+    if dry_run:
+        print(json.dumps(_plan(recipe, scale, rows or [row.name for row in recipe.rows], chosen, overrides), indent=1))
+        return
+
+    from hypersphere.cli.processes import process_group
+    from hypersphere.cli.recipe_results import results_of, write_report
+    from hypersphere.cli.signals import interrupts
+
     console = Console()
-    with _Bar(console, recipe, chosen, rows) as bar:
-        records = execute(
-            recipe, out, seeds=chosen, rows=rows, overrides=overrides, data_root=data_root, on_progress=bar
+    with interrupts() as signals, process_group(device) as where, _Bar(console, recipe, chosen, rows or None) as bar:
+        signals.deferred = recipe.compute is None  # training stops after a step; other computations stop at once
+        records = recipes.execute(
+            recipe,
+            out,
+            scale=scale,
+            rows=rows or None,
+            seeds=chosen,
+            overrides=overrides,
+            device=where,
+            data_root=data_root,
+            on_progress=bar,
+            stop=lambda: signals.came,
+            say=warn,
         )
-    page = write_report(recipe, records, out)  # before printing, so that a closed pipe cannot prevent it
-    report.print_table(report.summary_table(results_of(recipe, records, out)), console)
-    console.print(f"\nReport: {page}", highlight=False, markup=False, soft_wrap=True)
+        if signals.came:
+            raise KeyboardInterrupt
+    if int(os.environ.get("RANK", 0)) == 0:
+        page = write_report(recipe, records, out)  # before printing, so that a closed pipe cannot prevent it
+        report.print_table(report.summary_table(results_of(recipe, records, out)), console)
+        print_line(f"\nReport: {page}")
 
 
-def _assignment(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"--set must be KEY=VALUE, not {text!r}")
-    return key, json_or_text(value)
+def _plan(
+    recipe: Recipe, scale: str, rows: Sequence[str], seeds: Sequence[int], overrides: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what would be run, as plain data."""
+    settings = {row: recipe.settings(row, scale, overrides, seeds[0]) for row in rows}
+    cost = {"core_hours_of_all_rows": recipe.cost.get(scale)}
+    return {"recipe": recipe.name, "scale": scale, "seeds": list(seeds), **cost, "rows": settings}
 
 
 class _Bar:
     """A live progress bar on a terminal; elsewhere one plain line per finished row."""
 
     def __init__(self, console: Console, recipe: Recipe, seeds: Sequence[int], rows: list[str] | None) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
         self.live = console.is_terminal
         self.total = len(seeds) * (len(set(rows)) if rows else len(recipe.rows))
         self.done = 0

@@ -10,13 +10,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from hypersphere._validation import require
-from hypersphere.training import DamagedCheckpoint
-from hypersphere.training.job_run import CONFIG, Run
+from hypersphere.training import DamagedCheckpoint, Run
+from hypersphere.training.run import CONFIG
 
-__all__ = ["read_start"]
+__all__ = ["read_weights"]
 
 
-def read_start(source: Path, on_damage: Callable[[str], None]) -> dict[str, Any]:
+def read_weights(source: Path, on_damage: Callable[[str], None]) -> dict[str, Any]:
     """Return tensors by name, from the last intact checkpoint of a run or from a file.
 
     Raises:

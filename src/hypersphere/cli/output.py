@@ -1,0 +1,96 @@
+"""What commands write: lines on the terminal, and files that replace only what a command wrote before."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hypersphere._files import MARK, replacing
+from hypersphere._validation import require
+
+__all__ = ["check_target", "mark_png", "print_line", "printable", "warn", "write_json"]
+
+SEARCHED = 1 << 16  # bytes at the beginning and at the end of a file in which the mark is looked for
+
+
+def printable(text: object) -> str:
+    r"""Return text with control characters written as escapes, so that names cannot change the terminal.
+
+    >>> printable("a\x1b[31m b")
+    'a\\x1b[31m b'
+    """
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def print_line(*lines: object) -> None:
+    """Print lines that may contain names of files, classes or tensors."""
+    for line in lines:
+        print(printable(line), flush=True)
+
+
+def warn(message: object) -> None:
+    """Print a message on stderr."""
+    print(f"hypersphere: {printable(' '.join(str(message).splitlines()))}", file=sys.stderr, flush=True)
+
+
+def check_target(option: str, path: Path | None, suffixes: Sequence[str], companion: Path | None = None) -> None:
+    """Raise a `ValueError` that names the option if a file cannot be written, or exists and is not ours.
+
+    Args:
+        option: the option that names the file.
+        path: the file, or None.
+        suffixes: accepted suffixes.
+        companion: a file that is written next to it. It carries the mark for formats that have no place for it.
+    """
+    if path is None:
+        return
+    require(path.suffix in suffixes, option, f"a file with suffix {' or '.join(suffixes)}", str(path))
+    require(not path.is_dir(), option, "a file", f"the folder {path}")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    require(writable, option, "a file in a writable folder", str(path))
+    for target in (path,) if companion is None else (path, companion):
+        ours = not target.exists() or _is_marked(target) or (companion is not None and _is_marked(companion))
+        if not ours:
+            raise ValueError(
+                f"{option}: {target} exists and was not written by this command; remove it or choose another name"
+            )
+
+
+def _is_marked(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        start = file.read(SEARCHED)
+        file.seek(max(0, path.stat().st_size - SEARCHED))
+        return MARK.encode() in start or MARK.encode() in file.read(SEARCHED)
+
+
+def mark_png(path: Path) -> None:
+    """Add the mark to a PNG file, as text after its header."""
+    content, text = path.read_bytes(), b"tEXtSoftware\0" + MARK.encode()
+    header = 8 + 25  # the signature, and the header chunk
+    chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
+    path.write_bytes(content[:header] + chunk + content[header:])
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write strict JSON with the mark; non-finite numbers become null."""
+    text = json.dumps({"note": MARK, **_finite(content)}, indent=1, allow_nan=False)
+    with replacing(path) as draft:
+        draft.write_text(text + "\n", encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,195 @@
+"""Settings from the command line: options derived from the fields of `Config`, settings files, dotted arguments.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hypersphere._validation import nearest_name, require
+from hypersphere.training.config import Config, Embedding, Validation, merge, parse_value, set_path
+
+__all__ = ["assignment", "changed_settings", "read_settings", "with_settings"]
+
+Word = tuple[str, Any]  # a dotted path and a value
+GROUPS = {"Embedding": Embedding, "Validation": Validation}  # settings that are groups of settings
+PANELS = {"data": "Data", "model": "Model", "optimizer": "Training", "validation": "Measurements and files"}
+KINDS = {"int": "INTEGER", "float": "NUMBER", "bool": None, "str": "TEXT", "Component": "NAME"}
+ELSEWHERE = {  # options of components under names that are common elsewhere
+    "lr": "optimizer.lr",
+    "learning_rate": "optimizer.lr",
+    "weight_decay": "optimizer.weight_decay",
+    "momentum": "optimizer.momentum",
+    "margin": "head.m",
+    "m": "head.m",
+    "s": "head.s",
+    "scale": "head.s",
+    "feature_dim": "embedding.dim",
+    "embedding_size": "embedding.dim",
+    "wandb": "trackers wandb",
+    "fp16": "precision float16",
+    "bf16": "precision bfloat16",
+    "early_stopping": "validation.patience",
+}
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Add one option per setting to a command that takes `**settings`, for typer."""
+    signature = inspect.signature(command, eval_str=True)
+    declared = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    command.__signature__ = signature.replace(parameters=[*declared, *_options()])  # type: ignore[attr-defined]
+    return command
+
+
+def _options() -> Iterable[inspect.Parameter]:
+    panel = ""
+    for one in fields(Config):
+        panel = PANELS.get(one.name, panel)
+        group = GROUPS.get(str(one.type))
+        for part in (one,) if group is None else fields(group):
+            yield _option(part, part.name if group is None else f"{one.name}.{part.name}", panel)
+
+
+def _option(one: Field[Any], path: str, panel: str) -> inspect.Parameter:
+    kind = next(kind for kind in KINDS if kind in str(one.type))
+    name = f"--{path.replace('_', '-')}"
+    choices = one.metadata["choices"]
+    option = typer.Option(
+        f"{name}/--no-{path.replace('_', '-')}" if kind == "bool" else name,
+        help=one.metadata["help"].replace("[", r"\["),
+        metavar="|".join(choices) if choices else KINDS[kind],
+        rich_help_panel=panel,
+        show_default=False,
+    )
+    annotation: Any = Annotated[bool | None, option] if kind == "bool" else Annotated[str | None, option]
+    return inspect.Parameter(
+        path.replace(".", "__"), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def changed_settings(
+    base: Mapping[str, Any],
+    file: Path | None,
+    options: Mapping[str, Any],
+    arguments: Sequence[str] = (),
+    assignments: Sequence[str] = (),
+    known: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Return settings changed by a file, options, dotted arguments and `--set`, in this order.
+
+    Components are named first, because another name drops the options of the old component.
+
+    Args:
+        base: complete settings.
+        file: a YAML or JSON file.
+        options: values of the options of `with_settings`, None where an option was not given.
+        arguments: the remaining arguments of the command line, such as `--head.m=4`.
+        assignments: the values of `--set`, such as `head.m=4`.
+        known: the options of the command, to suggest a correction for a misspelt one.
+
+    Example:
+        >>> base = {"head": {"name": "arcface", "m": 0.5}, "epochs": None}
+        >>> changed_settings(base, None, {"head": "a_softmax", "epochs": "3"}, ["--head.m=4"])
+        {'head': {'name': 'a_softmax', 'm': 4}, 'epochs': 3}
+    """
+    settings = merge(base, read_settings(file)) if file is not None else dict(base)
+    given = {key.replace("__", "."): value for key, value in options.items() if value is not None}
+    words = [(path, _option_value(path, value)) for path, value in given.items()]
+    words += sorted([*_dotted(arguments, known), *map(assignment, assignments)], key=lambda word: "." in word[0])
+    for path, value in words:
+        settings = set_path(settings, path, value)
+    return settings
+
+
+def _option_value(path: str, value: Any) -> Any:
+    """Return the value of an option; items of a list may be separated by commas."""
+    parsed = parse_value(value) if isinstance(value, str) else value
+    group, _, name = path.rpartition(".")
+    declared = {one.name: str(one.type) for one in fields(GROUPS.get(group.capitalize(), Config))}
+    return parsed.split(",") if isinstance(parsed, str) and declared[name].startswith("tuple") else parsed
+
+
+def assignment(text: str) -> Word:
+    """Return the path and value of `KEY=VALUE`."""
+    key, equals, value = text.partition("=")
+    require(bool(equals and key), "--set", "KEY=VALUE", text)
+    return key, parse_value(value)
+
+
+def _dotted(arguments: Sequence[str], known: Iterable[str]) -> Iterable[Word]:
+    """Yield the paths and values of `--a.b=value` and `--a.b value`; `--a.b` without a value means true.
+
+    >>> list(_dotted(["--head.m=4", "--model.widths", "[8, 8]", "--head.sharded"], []))
+    [('head.m', 4), ('model.widths', [8, 8]), ('head.sharded', True)]
+    >>> list(_dotted(["--epoch", "3"], ["--epochs"]))
+    Traceback (most recent call last):
+    ValueError: --epoch is not an option; did you mean --epochs?
+    """
+    settings = [one.name for one in fields(Config)]
+    left = list(arguments)
+    while left:
+        key, equals, value = left.pop(0).partition("=")
+        path = key.removeprefix("--")
+        first, dot, rest = path.partition(".")
+        if not (key.startswith("--") and dot and first.replace("-", "_") in settings):
+            raise ValueError(f"{key[:80]} is not an option{_suggestion(path, rest, settings, known)}")
+        if not equals:
+            value = left.pop(0) if left and not left[0].startswith("--") else "true"
+        yield f"{first.replace('-', '_')}.{rest}", parse_value(value)
+
+
+def _suggestion(path: str, rest: str, settings: Sequence[str], known: Iterable[str]) -> str:
+    elsewhere = ELSEWHERE.get(path.replace("-", "_"))
+    if elsewhere:
+        return f"; did you mean --{elsewhere}?"
+    # Dashes are left out of the comparison: they would make every pair of options similar.
+    names = [f"{name}.{rest}" for name in settings] if rest else [name.removeprefix("--") for name in known]
+    return nearest_name(path, names).replace("mean ", "mean --")
+
+
+def read_settings(path: Path, *, whole: bool = False) -> dict[str, Any]:
+    """Return the settings in a YAML or JSON file, chosen by its suffix. The `config.json` of a run is accepted too.
+
+    With `whole`, the content of a `config.json` is returned as it is.
+
+    Raises:
+        ValueError: if the file cannot be read or does not contain settings.
+        ImportError: if it is YAML and PyYAML is not installed.
+    """
+    kinds: dict[str, Callable[[str], Any]] = {".json": json.loads, ".yaml": _yaml, ".yml": _yaml}
+    require(path.suffix in kinds, "--config", f"a file with suffix {', '.join(kinds)}", str(path))
+    try:
+        content = kinds[path.suffix](path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise ValueError(f"--config {path} cannot be read: {reason}") from None
+    require(isinstance(content, dict), "--config", "a mapping of settings", content)
+    require(all(isinstance(key, str) for key in content), "--config", "a mapping with text keys", list(content))
+    return content["config"] if {"format", "config"} <= content.keys() and not whole else content
+
+
+def _yaml(text: str) -> Any:
+    try:
+        yaml: Any = importlib.import_module("yaml")
+    except ImportError:
+        raise ImportError("a YAML file needs PyYAML (pip install pyyaml); or write the settings as JSON") from None
+
+    class Loader(yaml.SafeLoader):
+        """Reads 1e-3 as a number; YAML 1.1 would read it as text."""
+
+    number = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    try:
+        return yaml.load(text, Loader) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
