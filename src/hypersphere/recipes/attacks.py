@@ -114,8 +114,7 @@ RECIPE = Recipe(
     covers=("T4.7", "T4.8"),
     cost={"paper": 2500, "cpu": 0.7, "smoke": 0.02},
     measure=measure,
-    note="CNN-9 with 8, 16 and 32 filters and BatchNorm, 6,000 digits, 4 epochs; attacked with ε = 0.1 (BIM: 20 "
-    "steps of 0.025) on 500 test digits. Transferred attacks are computed on a plain, naturally trained "
-    "network with another seed. The numbers of the source are for CIFAR-10, so only the order of rows can be "
-    "compared.",
+    note="CNN-9 with 8, 16 and 32 filters and BatchNorm, 6,000 digits, 4 epochs; attacked with ε = 0.1 (BIM: 20 steps "
+    "of 0.025) on 500 test digits. Transferred attacks are computed on a plain, naturally trained network with another "
+    "seed. The numbers of the source are for CIFAR-10, so only the order of rows can be compared.",
 )

@@ -21,16 +21,20 @@ _GENERATED = {"smoke": {"data": {"name": "generated", "kind": "graph", "size": 3
 _METRICS = (Metric("accuracy", "test accuracy %", ".2f", True), ENERGY)
 
 
-def _energies(name: str, plain: float, half: float, projected: float) -> list[Row]:
-    variants: tuple[tuple[str, dict[str, Any], float], ...] = (
-        ("", {}, plain),
-        (", half-space MHE", {"regularizers": [{"name": "mhe", "output": 0.0}]}, half),
-        (", RP-CoMHE", {"regularizers": [{"name": "comhe", "output": 0.0}]}, projected),
-    )
+def _rows(name: str, *variants: tuple[str, dict[str, Any], float]) -> list[Row]:
     return [
         Row(f"{name.capitalize()}{title}", {"data": name, **patch}, {"accuracy": accuracy}, _GENERATED)
         for title, patch, accuracy in variants
     ]
+
+
+def _energies(name: str, plain: float, half: float, projected: float) -> list[Row]:
+    return _rows(
+        name,
+        ("", {}, plain),
+        (", half-space MHE", {"regularizers": [{"name": "mhe", "output": 0.0}]}, half),
+        (", RP-CoMHE", {"regularizers": [{"name": "comhe", "output": 0.0}]}, projected),
+    )
 
 
 ENERGIES = Recipe(
@@ -57,15 +61,12 @@ def _rotations(name: str, plain: float, cayley: float, descent: float, cayley_ra
     def rotated(method: str, rate: float) -> dict[str, Any]:
         return {"init": "normal", "rotation": method, "optimizer": {"rotation_lr": rate}}
 
-    variants: tuple[tuple[str, dict[str, Any], float], ...] = (
+    return _rows(
+        name,
         ("", {}, plain),
         (", OPT (CP)", rotated("cayley", cayley_rate), cayley),
         (", OPT (OGD)", rotated("descent", 0.03), descent),
     )
-    return [
-        Row(f"{name.capitalize()}{title}", {"data": name, **patch}, {"accuracy": accuracy}, _GENERATED)
-        for title, patch, accuracy in variants
-    ]
 
 
 ROTATIONS = Recipe(
@@ -81,10 +82,9 @@ ROTATIONS = Recipe(
     covers=("O-T9",),
     cost={"paper": 0.5, "cpu": 0.5, "smoke": 0.002},
     note="As in the recipe energy-gcn, but the 16 hidden neurons are drawn from N(0, 1), fixed, and rotated in all "
-    "1,433 (Cora) or 500 (Pubmed) dimensions. The rows of the input sum to one, and plain training increases "
-    "the norm of its neurons from 1.4 by a factor of six; rotated neurons keep their norm, and with 1.4 they "
-    "reach 75 to 78 % on the validation nodes of Cora, where plain training reaches 79 %. Chosen on the "
-    "validation nodes: the learning rate of plain training (from two values), those of the rotations with CP "
-    "and OGD (from two each), and for CP on Cora the norm of the neurons (from two) and the learning rate of "
-    "the classifier (from two more).",
+    "1,433 (Cora) or 500 (Pubmed) dimensions. The rows of the input sum to one, and plain training increases the norm "
+    "of its neurons from 1.4 by a factor of six; rotated neurons keep their norm, and with 1.4 they reach 75 to 78 % "
+    "on the validation nodes of Cora, where plain training reaches 79 %. Chosen on the validation nodes: the learning "
+    "rate of plain training (from two values), those of the rotations with CP and OGD (from two each), and for CP on "
+    "Cora the norm of the neurons (from two) and the learning rate of the classifier (from two more).",
 )

@@ -62,11 +62,11 @@ TOY = Recipe(
     covers=("F5.4", "F-D.4"),
     cost={"paper": 100, "cpu": 0.25, "smoke": 0.005},
     measure=measure,
-    note="All digits of MNIST at 14×14 pixels except for 98 % of the zeros; CNN-6 with 8, 16 and 32 filters of 5×5 "
-    "and a 2-d feature, unit class vectors, 4 epochs. Gradients are clipped to norm 5, because class vectors "
-    "that start close together repel each other strongly. Settings were chosen on 10,000 held-out training "
-    "digits: with a plain softmax, which learns the norms of the class vectors, digit 0 was never recognised "
-    "in 3 epochs, with energy or without. The pictures show the first 2,000 test digits.",
+    note="All digits of MNIST at 14×14 pixels except for 98 % of the zeros; CNN-6 with 8, 16 and 32 filters of 5×5 and "
+    "a 2-d feature, unit class vectors, 4 epochs. Gradients are clipped to norm 5, because class vectors that start "
+    "close together repel each other strongly. Settings were chosen on 10,000 held-out training digits: with a plain "
+    "softmax, which learns the norms of the class vectors, digit 0 was never recognised in 3 epochs, with energy or "
+    "without. The pictures show the first 2,000 test digits.",
 )
 
 
@@ -119,7 +119,7 @@ MANY = Recipe(
     covers=("T5.7",),
     cost={"paper": 1600, "cpu": 0.2, "smoke": 0.01},
     measure=measure,
-    note="5,000 digits: 2 % of the zeros (single), or a fraction (i+1)/10 of digit i (rising); CNN-6 with 8, 16 "
-    "and 32 filters, 4 epochs. The numbers of the source are for CIFAR-10 with 10 % of one class, so only the "
-    "order of rows can be compared.",
+    note="5,000 digits: 2 % of the zeros (single), or a fraction (i+1)/10 of digit i (rising); CNN-6 with 8, 16 and 32 "
+    "filters, 4 epochs. The numbers of the source are for CIFAR-10 with 10 % of one class, so only the order of rows "
+    "can be compared.",
 )

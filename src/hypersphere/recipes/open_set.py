@@ -96,13 +96,12 @@ OMNIGLOT = Recipe(
     ),
     cost={"paper": 100, "cpu": 0.8, "smoke": 0.01},
     measure=measure_unseen,
-    note="Trained on 964 characters with 20 drawings each for 5 epochs; three stages of 32, 64 and 64 channels, "
-    "64-d features; each batch is shifted cyclically by up to two pixels. Verification: 6,000 pairs of 659 "
-    "unseen characters in ten folds; the threshold is chosen on the other nine folds. Identification: 659 "
-    "drawings are the gallery, the other 12,521 the probes. The Fisher score is that of the features of "
-    "unseen characters; the smallest angle is that of the class vectors. Multiplicative margins use the "
-    "annealing schedule of SphereFace; after the 755 steps here λ is 11, so the margin has a weight of one "
-    "twelfth in the target's score.",
+    note="Trained on 964 characters with 20 drawings each for 5 epochs; three stages of 32, 64 and 64 channels, 64-d "
+    "features; each batch is shifted cyclically by up to two pixels. Verification: 6,000 pairs of 659 unseen "
+    "characters in ten folds; the threshold is chosen on the other nine folds. Identification: 659 drawings are the "
+    "gallery, the other 12,521 the probes. The Fisher score is that of the features of unseen characters; the smallest "
+    "angle is that of the class vectors. Multiplicative margins use the annealing schedule of SphereFace; after the "
+    "755 steps here λ is 11, so the margin has a weight of one twelfth in the target's score.",
 )
 
 
@@ -183,12 +182,12 @@ LFW = Recipe(
     cost={"paper": 20000, "cpu": 1.2, "smoke": 0.01},
     measure=measure_faces,
     seeded=("seed", "data.fold"),
-    note="View 2: trained for 10 epochs on the people of nine folds with at least 3 images (about 800 people and "
-    "6,800 grey faces of 56×48 pixels; each batch is shifted cyclically by up to two pixels), tested on the "
-    "600 pairs of the remaining fold. Seed k leaves out fold k, so most of the deviation is between folds. "
-    "Features of the image and its mirror image are concatenated; scores are cosines. The threshold is chosen "
-    "on pairs of the training people, which makes it pessimistic; the best threshold is chosen on the test "
-    "pairs themselves. The Fisher score is that of the images of the test pairs. The thesis trains on 0.49 "
-    "million faces, so only the order of methods can be compared. Multiplicative margins are annealed faster "
-    "than in SphereFace: λ reaches 5, a weight of one sixth for the margin, at step 190 of 540.",
+    note="View 2: trained for 10 epochs on the people of nine folds with at least 3 images (about 800 people and 6,800 "
+    "grey faces of 56×48 pixels; each batch is shifted cyclically by up to two pixels), tested on the 600 pairs of the "
+    "remaining fold. Seed k leaves out fold k, so most of the deviation is between folds. Features of the image and "
+    "its mirror image are concatenated; scores are cosines. The threshold is chosen on pairs of the training people, "
+    "which makes it pessimistic; the best threshold is chosen on the test pairs themselves. The Fisher score is that "
+    "of the images of the test pairs. The thesis trains on 0.49 million faces, so only the order of methods can be "
+    "compared. Multiplicative margins are annealed faster than in SphereFace: λ reaches 5, a weight of one sixth for "
+    "the margin, at step 190 of 540.",
 )

@@ -116,13 +116,13 @@ MLP = Recipe(
     measure=_degrees_of_freedom,
     figures=("error", "energy"),
     note="196-256-256-10 on all 60,000 digits at 14×14 pixels, 4 epochs of SGD with batches of 100 and a one-cycle "
-    "learning rate (the source: 28×28 pixels, 100 epochs). Learning rates were chosen on 10,000 digits held "
-    "out from training, after 3 epochs on 20,000 others, with one seed: from four values for plain training "
-    "and for the rotations of CP, from two or three for the other rotations; all other parameters have the "
-    "rate of plain training. With unit neurons the other parameters have 0.1, and the rate of the rotation "
-    "was chosen from three. HR has the rate of GS, to which it is equal except for rounding and signs. S-OPT "
-    "rotates a quarter of the dimensions, which are redrawn every 100 steps. The last two rows have the "
-    "learning rate of the source, 0.01, for all parameters. Trained numbers: d(d−1)/2 for a rotation.",
+    "learning rate (the source: 28×28 pixels, 100 epochs). Learning rates were chosen on 10,000 digits held out from "
+    "training, after 3 epochs on 20,000 others, with one seed: from four values for plain training and for the "
+    "rotations of CP, from two or three for the other rotations; all other parameters have the rate of plain training. "
+    "With unit neurons the other parameters have 0.1, and the rate of the rotation was chosen from three. HR has the "
+    "rate of GS, to which it is equal except for rounding and signs. S-OPT rotates a quarter of the dimensions, which "
+    "are redrawn every 100 steps. The last two rows have the learning rate of the source, 0.01, for all parameters. "
+    "Trained numbers: d(d−1)/2 for a rotation.",
 )
 
 CNN6_BASE: dict[str, Any] = {**CIFAR["base"], "model": {"name": "opt_cnn6", "norm": "batch"}}
@@ -179,15 +179,14 @@ CNN = Recipe(
     cost={"paper": 1500, "cpu": 0.5, "smoke": 0.02},
     measure=_degrees_of_freedom,
     figures=("error", "energy"),
-    note="CNN-6 with 32 filters per layer (the source: 64) on 10,000 images of 16×16 pixels, 6 epochs. Errors are "
-    "far above those of the source, so only differences between rows can be compared. Learning rates were "
-    "chosen on 2,000 images held out from training, after 4 epochs, with one seed: from three values for "
-    "plain training and for the rotations of CP, from two for those of GS, OR, UPT and S-OPT, from four for "
-    "OGD; all other parameters have the rate of plain training, and PE-OPT has the rate of CP. Without "
-    "BatchNorm: from two for plain training (0.1), and from two or three for the rotations of CP, GS and OGD, "
-    "with 0.03 for all other parameters. Weight decay applies to everything except rotations. S-OPT rotates a "
-    "quarter of the dimensions, which are redrawn every 40 steps; PE-OPT rotates the first layer with a "
-    "single block. Trained numbers: d(d−1)/2 for a rotation.",
+    note="CNN-6 with 32 filters per layer (the source: 64) on 10,000 images of 16×16 pixels, 6 epochs. Errors are far "
+    "above those of the source, so only differences between rows can be compared. Learning rates were chosen on 2,000 "
+    "images held out from training, after 4 epochs, with one seed: from three values for plain training and for the "
+    "rotations of CP, from two for those of GS, OR, UPT and S-OPT, from four for OGD; all other parameters have the "
+    "rate of plain training, and PE-OPT has the rate of CP. Without BatchNorm: from two for plain training (0.1), and "
+    "from two or three for the rotations of CP, GS and OGD, with 0.03 for all other parameters. Weight decay applies "
+    "to everything except rotations. S-OPT rotates a quarter of the dimensions, which are redrawn every 40 steps; "
+    "PE-OPT rotates the first layer with a single block. Trained numbers: d(d−1)/2 for a rotation.",
 )
 
 POINTNET = Recipe(
@@ -220,10 +219,9 @@ POINTNET = Recipe(
     covers=("O-T9",),
     cost={"paper": 2000, "cpu": 0.5, "smoke": 0.005},
     measure=_degrees_of_freedom,
-    note="PointNet without transforms and with narrow layers on the 10 classes of ModelNet10; 6 epochs of Adam "
-    "with batches of 32. Learning rates were chosen on 800 shapes held out from training, after 2 epochs on "
-    "1,500 others, with one seed: from three values for plain training (0.003), from four for the rotations "
-    "of CP and from three for GS (0.01), with 0.003 for all other parameters. The source uses 0.001 for all "
-    "parameters. Its numbers are for ModelNet40; the thesis prints 87.86 for CP, which the paper prints for "
-    "OGD.",
+    note="PointNet without transforms and with narrow layers on the 10 classes of ModelNet10; 6 epochs of Adam with "
+    "batches of 32. Learning rates were chosen on 800 shapes held out from training, after 2 epochs on 1,500 others, "
+    "with one seed: from three values for plain training (0.003), from four for the rotations of CP and from three for "
+    "GS (0.01), with 0.003 for all other parameters. The source uses 0.001 for all parameters. Its numbers are for "
+    "ModelNet40; the thesis prints 87.86 for CP, which the paper prints for OGD.",
 )

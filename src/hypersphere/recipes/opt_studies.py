@@ -85,12 +85,12 @@ OMNIGLOT = Recipe(
     cost={"paper": 100, "cpu": 0.4, "smoke": 0.005},
     measure=measure_unseen,
     note="The network of the recipe omniglot with a softmax: 964 characters with 19 drawings each for training, 8 "
-    "epochs, 64-d features; the error is that on the twentieth drawing of each character. CLS-OPT: the class "
-    "vectors are random unit vectors, fixed, and rotated together by one rotation of the 64 dimensions; all "
-    "other layers are trained plainly. Chosen on four held-out drawings of each character: the learning rate "
-    "of plain training, from two values after 1 epoch (0.3), and that of the rotation, from two after 1 and 4 "
-    "epochs (1; 0.1 is no better), with 0.3 for all other parameters. Verification and identification of 659 "
-    "unseen characters as in omniglot. The numbers of the source are for 512-d features of faces.",
+    "epochs, 64-d features; the error is that on the twentieth drawing of each character. CLS-OPT: the class vectors "
+    "are random unit vectors, fixed, and rotated together by one rotation of the 64 dimensions; all other layers are "
+    "trained plainly. Chosen on four held-out drawings of each character: the learning rate of plain training, from "
+    "two values after 1 epoch (0.3), and that of the rotation, from two after 1 and 4 epochs (1; 0.1 is no better), "
+    "with 0.3 for all other parameters. Verification and identification of 659 unseen characters as in omniglot. The "
+    "numbers of the source are for 512-d features of faces.",
 )
 
 
@@ -149,13 +149,12 @@ INITIAL_ENERGY = Recipe(
     cost={"paper": 900, "cpu": 0.4, "smoke": 0.01},
     measure=measure_start,
     figures=("error", "energy"),
-    note="The mean is added to weights drawn with He initialisation. The initial energy of CNN-6 is computed at "
-    "the size of the source, 64 filters and images of 32×32: half space, s = 2, mean over pairs and sum over "
-    "seven layers, which reproduces the numbers of the source. The trained network is that of the recipe "
-    "opt-cnn with half the width; its neurons have fewer dimensions, so the mean changes them less; 5 epochs. "
-    "The errors of the source are those of OPT (CP) with unit neurons (its error at mean 0 is that of table "
-    "7.7), so they are printed next to these rows; the source reports no convergence at means of 0.03 and "
-    "0.05.",
+    note="The mean is added to weights drawn with He initialisation. The initial energy of CNN-6 is computed at the "
+    "size of the source, 64 filters and images of 32×32: half space, s = 2, mean over pairs and sum over seven layers, "
+    "which reproduces the numbers of the source. The trained network is that of the recipe opt-cnn with half the "
+    "width; its neurons have fewer dimensions, so the mean changes them less; 5 epochs. The errors of the source are "
+    "those of OPT (CP) with unit neurons (its error at mean 0 is that of table 7.7), so they are printed next to these "
+    "rows; the source reports no convergence at means of 0.03 and 0.05.",
 )
 
 
@@ -224,8 +223,8 @@ LANDSCAPE = Recipe(
     covers=("O-F9", "O-F10"),
     cost={"paper": 300, "cpu": 0.06, "smoke": 0.005},
     measure=measure_landscape,
-    note="The network of the recipe opt-cnn after 5 epochs. The hidden layers are moved along two random "
-    "directions up to ±1.5; each filter of a direction has the norm of the filter that it moves (for a "
-    "rotation: the norm of R). The head is not moved. Loss and error of the first 500 test images at 15×15 "
-    "points; a rise is the mean at that distance from the centre minus the value at the centre.",
+    note="The network of the recipe opt-cnn after 5 epochs. The hidden layers are moved along two random directions up "
+    "to ±1.5; each filter of a direction has the norm of the filter that it moves (for a rotation: the norm of R). The "
+    "head is not moved. Loss and error of the first 500 test images at 15×15 points; a rise is the mean at that "
+    "distance from the centre minus the value at the centre.",
 )

@@ -48,12 +48,10 @@ def _with_early(experiment: Experiment, run: Run) -> Outcome:
 
 
 _BARE = {"model": {"norm": "none"}}
-_SMALL_BATCH: dict[str, Any] = {"batch_size": 4}
-_AT_SMALL_BATCH = {"cpu": {"epochs": 1, "optimizer": sgd(0.01)}}
 
 
 def _small_batch_row(name: str, patch: dict[str, Any]) -> Row:
-    return Row(f"{name}, batch 4", {**patch, **_SMALL_BATCH}, at=_AT_SMALL_BATCH)
+    return Row(f"{name}, batch 4", {**patch, "batch_size": 4}, at={"cpu": {"epochs": 1, "optimizer": sgd(0.01)}})
 
 
 CONVERGENCE = Recipe(
