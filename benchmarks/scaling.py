@@ -298,8 +298,8 @@ def measure(job: Job) -> dict[str, float]:
 # The table -----------------------------------------------------------------------------------------------------------
 
 HEADER = (
-    "| classes × dim | ranks | batch | sample | optimiser | MB: model | measured | glibc | KB sent: model | measured "
-    "| ms: model | measured | ratio |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    "| ranks | classes × dim, batch | sample | optimiser | MB: model, measured, glibc | KB sent: model, measured "
+    "| ms: model, measured | ratio |\n|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -307,10 +307,11 @@ def table_row(job: Job, measured: dict[str, float]) -> str:
     """Return one row of the Markdown table."""
     seconds, predicted = measured["seconds"], measured["predicted"]
     return (
-        f"| {job.classes:,} × {job.dim} | {job.ranks} | {job.batch} | {job.sample or 'all'} "
-        f"| {job.optimizer.replace('_', ' ')} | {sum(job.memory.values()) / 1e6:.0f} | {measured['memory'] / 1e6:.0f} "
-        f"| {measured['resident'] / 1e6:.0f} | {job.traffic / 1e3:.0f} | {measured['sent'] / 1e3:.0f} "
-        f"| {1e3 * predicted:.0f} | {1e3 * seconds:.0f} | {seconds / predicted:.2f} |"
+        f"| {job.ranks} | {job.classes:,} × {job.dim}, {job.batch} | {job.sample or 'all'} "
+        f"| {job.optimizer.replace('_', ' ')} "
+        f"| {sum(job.memory.values()) / 1e6:.0f}, {measured['memory'] / 1e6:.0f}, {measured['resident'] / 1e6:.0f} "
+        f"| {job.traffic / 1e3:.0f}, {measured['sent'] / 1e3:.0f} "
+        f"| {1e3 * predicted:.0f}, {1e3 * seconds:.0f} | {seconds / predicted:.2f} |"
     )
 
 
