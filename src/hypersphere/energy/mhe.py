@@ -56,9 +56,9 @@ class WeightedSums:
     factors: list[Tensor | float] = field(default_factory=list)
     updates: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(self, one: PairSum, factor: Tensor | float) -> None:
+    def add(self, pair_sum: PairSum, factor: Tensor | float) -> None:
         """Add one stack."""
-        self.sums.append(one)
+        self.sums.append(pair_sum)
         self.factors.append(factor)
 
 
