@@ -274,11 +274,11 @@ def test_map_uses_every_field(method, field, value):
     [
         (lambda: orthogonal.GramSchmidt("fast"), "form must be 'classical', 'modified' or 'iterative', not 'fast'"),
         (lambda: orthogonal.Cayley(bound=0), "bound must be None or a positive number"),
-        (lambda: orthogonal.Neumann(terms=0), "terms must be a whole number >= 1"),
-        (lambda: transform.Banded(width=-1), "width must be a whole number >= 0"),
+        (lambda: orthogonal.Neumann(terms=0), "terms must be an integer >= 1"),
+        (lambda: transform.Banded(width=-1), "width must be an integer >= 0"),
         (lambda: orthogonal.Cayley(bound="a"), "bound must be None or a positive number, not 'a'"),
-        (lambda: orthogonal.Neumann(terms=1.5), "terms must be a whole number >= 1, not 1.5"),
-        (lambda: transform.Banded(width=1.5), "width must be a whole number >= 0, not 1.5"),
+        (lambda: orthogonal.Neumann(terms=1.5), "terms must be an integer >= 1, not 1.5"),
+        (lambda: transform.Banded(width=1.5), "width must be an integer >= 0, not 1.5"),
         (lambda: choose(MENU, "nonsense", "method"), "method must be one of 'gram_schmidt'"),
     ],
 )

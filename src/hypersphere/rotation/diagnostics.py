@@ -19,7 +19,7 @@ from hypersphere.rotation.activations import InputRotation
 from hypersphere.rotation.parametrization import Rotation
 from hypersphere.rotation.rotate import neurons_of, rotated_layers
 
-__all__ = ["RotationPenalty", "RotationState", "degrees_of_freedom", "measure", "orthogonality_error"]
+__all__ = ["RotationPenalty", "RotationState", "degrees_of_freedom", "orthogonality_error", "rotation_states"]
 
 # The cost of the energy is quadratic in the number of rows, so only the first rows of a large layer are compared.
 _MAX_ENERGY_ROWS = 1024
@@ -43,11 +43,11 @@ class RotationState:
 
 
 @torch.no_grad()
-def measure(model: nn.Module) -> dict[str, RotationState]:
+def rotation_states(model: nn.Module) -> dict[str, RotationState]:
     """Return the state of every rotated layer and of every `InputRotation`, by name.
 
     >>> from hypersphere.rotation import rotate_
-    >>> measure(rotate_(nn.Linear(6, 4)))[""].degrees_of_freedom
+    >>> rotation_states(rotate_(nn.Linear(6, 4)))[""].degrees_of_freedom
     15
     """
     states = {}

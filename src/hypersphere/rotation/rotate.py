@@ -21,7 +21,7 @@ from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.rotation.activations import InputRotation
-from hypersphere.rotation.parametrization import Layout, Rotation, WeightState
+from hypersphere.rotation.parametrization import BlockLayout, Rotation, WeightState
 from hypersphere.rotation.refine import refine_neurons, require_energy
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "rotated_layers",
     "rotation_parameters",
     "select",
-    "use",
+    "use_rotation_set",
 ]
 
 METHODS: dict[str, type[RowMap]] = {**ORTHOGONALS, **TRANSFORMS}
@@ -101,9 +101,9 @@ def rotate_(
     flags = {"shared": shared, "learn_neurons": learn_neurons, "normalize": normalize, "report": report}
     for name, flag in flags.items():
         require(isinstance(flag, bool), name, "a bool", flag)
-    require(is_integer(blocks, 1), "blocks", "a whole number >= 1", blocks)
-    require(is_integer(factors, 1), "factors", "a whole number >= 1", factors)
-    require(is_integer(refine_steps, 1), "refine_steps", "a whole number >= 1", refine_steps)
+    require(is_integer(blocks, 1), "blocks", "an integer >= 1", blocks)
+    require(is_integer(factors, 1), "factors", "an integer >= 1", factors)
+    require(is_integer(refine_steps, 1), "refine_steps", "an integer >= 1", refine_steps)
     require(is_number(refine_rate, 0) and refine_rate > 0, "refine_rate", "a positive number", refine_rate)
     if refine is not None:
         require_energy("refine", refine)
@@ -124,7 +124,7 @@ def rotate_(
             require(weight.shape[1] % blocks == 0, "blocks", accepted, blocks)
         parametrization: Rotation | CustomTransform
         if isinstance(method, RowMap):
-            parametrization = Rotation(method, Layout(rows.shape[1], blocks, shared, factors), like=rows)
+            parametrization = Rotation(method, BlockLayout(rows.shape[1], blocks, shared, factors), like=rows)
             if spread:
                 nn.init.normal_(parametrization.parameter, std=spread)
         else:
@@ -227,8 +227,10 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
 
 def _detach(module: nn.Module, rotation: Rotation | CustomTransform) -> None:
     """Replace the parametrisation of a layer by its current weight."""
-    # Deep copies of a parametrised module share one generated class, and torch removes the property `weight` from that
-    # class. Give the module a class that no copy shares.
+    # `copy.deepcopy` of a parametrised module makes a second instance of the class that torch generated for it, and
+    # `remove_parametrizations` deletes the property `weight` from this class, which would break the other instance.
+    # Give the module a class that no copy shares. Not needed any more once torch removes the property only from a class
+    # without other instances.
     shared_class = type(module)
     attributes = {name: value for name, value in vars(shared_class).items() if name not in ("__dict__", "__weakref__")}
     module.__class__ = type(shared_class.__name__, shared_class.__bases__, attributes)
@@ -356,16 +358,16 @@ def rotation_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [p for module in model.modules() if isinstance(module, Rotation) for p in module.free.values()]
 
 
-def use(model: nn.Module, name: str) -> None:
+def use_rotation_set(model: nn.Module, name: str) -> None:
     """Make `name` the active parameter set of every rotation of `model`. A new name adds a set that starts at R = I.
 
-    The state dict stores which set is active. Before loading it, call `use` once with every name, in any order. All
-    sets are trained unless they are frozen: give new parameters to the optimiser, and set `requires_grad_(False)` on
-    the inactive ones, which get no gradient. With `DistributedDataParallel`, do this before wrapping the model. An
+    The state dict stores which set is active. Before loading it, call this function once with every name, in any order.
+    All sets are trained unless they are frozen: give new parameters to the optimiser, and set `requires_grad_(False)`
+    on the inactive ones, which get no gradient. With `DistributedDataParallel`, do this before wrapping the model. An
     `InputRotation` has a single set, which is used under every name.
 
     >>> layer = rotate_(nn.Linear(4, 3))
-    >>> use(layer, "second_task")
+    >>> use_rotation_set(layer, "second_task")
     >>> sorted(layer.parametrizations.weight[0].free)
     ['main', 'second_task']
     """
