@@ -135,8 +135,8 @@ def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
 
     Reading a value makes the host wait for the device. Computed one at a time, every sum reads values; together they
     do so once, or once per `_PAIRS_AT_ONCE` pairs. The flag is True if all norms are ordinary, no pair is close and the
-    kernels are `bounded_by_power`. Then every φ is below 10⁻⁴ of the largest number of the dtype, as is their mean (see
-    `_numerics.close_pair_threshold`).
+    kernels are `bounded_by_power`. Then every φ, and their mean, is smaller than the largest number of the dtype by the
+    factor `_numerics.ENERGY_HEADROOM` (see `_numerics.close_pair_threshold`).
 
     >>> pair_energies([PairSum(torch.eye(3), PairPotential()), PairSum(torch.eye(2), PairPotential())])
     ([tensor(3.), tensor(1.)], True)

@@ -7,7 +7,6 @@ features and never to the class vectors (CLS-OPT).
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hypersphere import _numerics
-from hypersphere._validation import choose, is_integer, require
+from hypersphere._validation import choose, is_integer, require, warn_user
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.rotation.parametrization import BlockLayout, Rotation, WeightState
@@ -87,7 +86,7 @@ class InputRotation(nn.Module):
 
     def turn(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Return `rotate(x)`. Deprecated."""
-        warnings.warn("InputRotation.turn is deprecated, use InputRotation.rotate", DeprecationWarning, stacklevel=2)
+        warn_user("InputRotation.turn is deprecated, use InputRotation.rotate", DeprecationWarning)
         return self.rotate(x)
 
     def forward(self, x: Float[Tensor, "*batch d"], labels: Tensor | None = None) -> Float[Tensor, "..."]:

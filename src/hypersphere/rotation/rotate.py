@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
@@ -16,7 +14,7 @@ from torch.nn.utils import parametrize
 from hypersphere import _numerics, sphere
 from hypersphere._layer_selection import LayerSelection, NeuronLayer, layers_of
 from hypersphere._modes import evaluation_mode
-from hypersphere._validation import choose, is_integer, is_number, require
+from hypersphere._validation import choose, is_integer, is_number, require, warn_user
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.transform import TRANSFORMS
@@ -263,12 +261,9 @@ def rotatable_layers(
     """
     require(isinstance(model, nn.Module), "model", "a module", type(model).__name__)
     require(isinstance(output, bool), "output", "a bool (output_layer names the layer)", output)
-    try:
-        layers = layers_of(model, output=output_layer, where=where)
-    except ValueError as error:  # `layers_of` calls the argument `output`
-        raise ValueError(re.sub("^output must", "output_layer must", str(error))) from None
+    layers = layers_of(model, output=output_layer, where=where, output_argument="output_layer")
     if where is None and not output:
-        layers.warn_if_output_is_unknown(stacklevel=4)
+        layers.warn_if_output_is_unknown()
     # Prefixes of the names of layers inside an InputRotation.
     inputs_rotated = tuple(
         f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, InputRotation)
@@ -299,14 +294,13 @@ def rotatable_layers(
     if unsupported:
         subject = "1 layer is" if len(unsupported) == 1 else f"{len(unsupported)} layers are"
         names = ", ".join([*unsupported[:3], *(["…"] if len(unsupported) > 3 else [])])
-        message = f"{subject} not rotated ({names}); rotate_(..., report=True) prints the reason"
-        warnings.warn(message, stacklevel=3)  # the caller of rotate_ or Stochastic
+        warn_user(f"{subject} not rotated ({names}); rotate_(..., report=True) prints the reason")
     return selection
 
 
 def select(model: nn.Module, where: Where | None = None, *, output: bool = False) -> list[tuple[str, nn.Module]]:
     """Return names and modules of `rotatable_layers`. Deprecated."""
-    warnings.warn("rotation.select is deprecated, use rotation.rotatable_layers", DeprecationWarning, stacklevel=2)
+    warn_user("rotation.select is deprecated, use rotation.rotatable_layers", DeprecationWarning)
     layers = rotatable_layers(model, where, output=output)
     return [(layer.module_name, cast(nn.Module, layer.module)) for layer in layers]
 
