@@ -139,9 +139,9 @@ class EnergyRegularizer(NeuronRegularizer):
         weighted = self.weighted_sums(layers, step, call)
         energies, is_finite = pair_energies(weighted.sums)
         terms += [(factor * self.reduce(e)).sum() for factor, e in zip(weighted.factors, energies, strict=True)]
-        # Energies that are known to be finite are smaller than the largest number by ENERGY_HEADROOM. Factors λ that are
-        # smaller in total cannot make the sum overflow, so the base class need not read it. A layer has at most two
-        # stacks.
+        # Energies that are known to be finite are smaller than the largest number by ENERGY_HEADROOM. If the factors λ
+        # are smaller than it in total, the sum cannot overflow, and the base class need not read it. A layer has at
+        # most two stacks.
         is_bounded = labels is None and 2 * sum(map(self.factor, layers)) < _numerics.ENERGY_HEADROOM
         total = add_terms(terms, self.selection[0].anchor)
         return StepResult(total, weighted.updates, is_finite and is_bounded)
