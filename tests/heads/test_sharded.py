@@ -124,7 +124,7 @@ def test_sharded_head_does_not_change_the_given_head():
         head.weight.zero_()
     assert plain.weight.any()
     assert twin.weight.any()
-    assert twin.head.class_terms is twin._terms
+    assert twin.head.compute_terms is twin._terms
 
 
 @pytest.mark.parametrize(

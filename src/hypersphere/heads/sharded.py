@@ -1,7 +1,7 @@
 r"""A head whose class vectors are distributed over the processes of a `torch.distributed` group.
 
-`ShardedHead` keeps a copy of the head that owns the class vectors of this process, and replaces its `class_terms` by
-`_ShardedClassTerms`, which computes the terms of the local classes and combines them over processes. Everything else
+`ShardedHead` keeps a copy of the head that owns the class vectors of this process, and replaces its `compute_terms`
+by `_ShardedClassTerms`, which computes the terms of the local classes and combines them over processes. Everything else
 (margins, schedules, losses, penalties) is the unchanged code of the head.
 """
 
@@ -233,7 +233,7 @@ class ShardedHead(nn.Module):
             rows = torch.empty_like(rows, device=device) if rows.is_meta else rows.clone()
             memo[key] = nn.Parameter(rows, requires_grad=parameter.requires_grad)
         local = copy.deepcopy(head, memo)
-        local.class_terms = self._terms
+        local.compute_terms = self._terms
         if head.weight.is_meta:
             self._initialize(local, seed)
         return local
@@ -355,13 +355,13 @@ class _ShardedClassTerms:
         features, shared_bias, energy_rows = self.processes.share(x, shared_bias, energy_rows)
         assert features is not None
         local_inputs = ClassInputs(
-            features,
-            weight,
-            local_labels,
-            shared_bias if rule.shared_bias or bias is None else self._sampled_rows(bias),
-            None if class_weights is None else self._sampled_rows(class_weights[self.classes]),
-            counted,
-            energy_rows,
+            x=features,
+            w=weight,
+            labels=local_labels,
+            bias=shared_bias if rule.shared_bias or bias is None else self._sampled_rows(bias),
+            class_weights=None if class_weights is None else self._sampled_rows(class_weights[self.classes]),
+            counted=counted,
+            energy_rows=energy_rows,
         )
         # Each process decides about the range of its class vectors.
         part = class_terms(local_inputs, dataclasses.replace(rule, targets_present=False), check_range=True)
@@ -381,15 +381,15 @@ class _ShardedClassTerms:
         assert target is not None
         direction, energy = part.target_direction, part.energy
         return ClassTerms(
-            others,
-            weighted_sum,
-            target,
-            feature_norm,
-            target_norm,
-            None if energy is None else self.processes.sum_parts(energy) * self._energy_scale(w),
-            torch.ones((), dtype=torch.bool, device=x.device),
-            target_bias,
-            None if direction is None else self.processes.sum_parts(direction),
+            others=others,
+            weighted_sum=weighted_sum,
+            target=target,
+            feature_norm=feature_norm,
+            target_norm=target_norm,
+            energy=None if energy is None else self.processes.sum_parts(energy) * self._energy_scale(w),
+            in_range=torch.ones((), dtype=torch.bool, device=x.device),
+            target_bias=target_bias,
+            target_direction=None if direction is None else self.processes.sum_parts(direction),
         )
 
     def _energy_scale(self, w: Tensor) -> float:
