@@ -72,7 +72,8 @@ def _of_heads(name: str) -> dict[str, Any]:
 def _conversion(name: str) -> dict[str, Any]:
     if name not in MAGNITUDES:
         return {}
-    options = _defaults(layers.convert_, ("angular", "weighting", "learn_k", "learn_radius", "momentum"))
+    names = ("angular", "weighting", "learn_k", "learn_radius", "momentum")
+    options = {option: value for option, value in layers.DEFAULT_OPTIONS.items() if option in names}
     return {**options, "layers": "convolutions", "project_every": None, "weighted_gradients": False}
 
 

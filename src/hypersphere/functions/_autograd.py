@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.jit._trace import is_tracing
 
 from hypersphere import _numerics
 
@@ -21,7 +22,7 @@ def only_reverse_mode(*tensors: Tensor) -> bool:
     It may in ordinary eager mode. Compilation, export, `torch.jit.trace`, `torch.func` transforms and forward-mode
     differentiation need ordinary operations, and tensors on the meta device have no values to choose an algorithm by.
     """
-    if torch.jit.is_tracing() or forward_ad._current_level >= 0:  # type: ignore[no-untyped-call]
+    if is_tracing() or forward_ad._current_level >= 0:
         return False
     return _numerics.values_readable(*tensors)
 

@@ -436,7 +436,7 @@ class _Saved(NamedTuple):
         inputs = ClassInputs._make(islice(remaining, len(ClassInputs._fields)))
         rows = _Rows._make(islice(remaining, len(_Rows._fields)))
         single = islice(remaining, len(cls._fields) - 3)  # the fields between `rows` and `products`
-        return cls(inputs, rows, *single, products=tuple(remaining))
+        return cls._make((inputs, rows, *single, tuple(remaining)))
 
 
 class _FusedTerms(torch.autograd.Function):

@@ -83,13 +83,13 @@ class _ExplicitScore(torch.autograd.Function):
         ctx.score = score
         ctx.number = None if isinstance(magnitude, Tensor) else magnitude
         if not isinstance(magnitude, Tensor):
-            psi, slope = score.value_and_slope(product / magnitude)
-            ctx.save_for_backward(product, None, _slope_tensor(slope, psi), None)
+            psi, known_slope = score.value_and_slope(product / magnitude)
+            ctx.save_for_backward(product, None, _slope_tensor(known_slope, psi), None)
             return psi * magnitude
         is_zero = magnitude == 0
         c = product / magnitude.masked_fill(is_zero, 1.0)
-        psi, number_or_slope = score.value_and_slope(c)
-        slope = _slope_tensor(number_or_slope, psi)
+        psi, known_slope = score.value_and_slope(c)
+        slope = _slope_tensor(known_slope, psi)
         if slope is not None:
             slope = slope.masked_fill(is_zero, 1.0)
         magnitude_slope = psi - c if slope is None else torch.addcmul(psi, slope, c, value=-1)

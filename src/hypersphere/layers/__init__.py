@@ -2,12 +2,14 @@
 
 from hypersphere.layers.convert import ConversionPlan, conversion_plan, convert_, revert_
 from hypersphere.layers.decoupled import (
+    DEFAULT_OPTIONS,
     PRESETS,
     DecoupledConv1d,
     DecoupledConv2d,
     DecoupledConv3d,
     DecoupledLayer,
     DecoupledLinear,
+    OperatorOptions,
     ball_conv2d,
     linear_conv2d,
     log_conv2d,
@@ -20,6 +22,7 @@ from hypersphere.layers.decoupled import (
 from hypersphere.layers.norm import SphereNorm
 
 __all__ = [
+    "DEFAULT_OPTIONS",
     "PRESETS",
     "ConversionPlan",
     "DecoupledConv1d",
@@ -27,6 +30,7 @@ __all__ = [
     "DecoupledConv3d",
     "DecoupledLayer",
     "DecoupledLinear",
+    "OperatorOptions",
     "SphereNorm",
     "ball_conv2d",
     "conversion_plan",

@@ -38,9 +38,9 @@ from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from hypersphere import _numerics, sphere
+from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
 from hypersphere.functions.angular import ANGULARS, Angular, Cosine, Sigmoid
 from hypersphere.functions.angular import Linear as LinearAngle
 from hypersphere.functions.magnitude import MAGNITUDES, Radial, Seg, Sphere, Tanh
@@ -65,15 +65,12 @@ ELEMENT_BLOCK = 2**18
 def use_custom_op(*tensors: Tensor) -> bool:
     """Return True if the custom operator should be used.
 
-    Tracing, export, `torch.func` transforms, forward-mode differentiation and empty batches need plain operations
-    instead. Compilation for an accelerator uses them too, because its compiler fuses them better.
+    It is used where `only_reverse_mode` allows an explicit backward pass, except for empty tensors, and it can also be
+    compiled. Compilation for an accelerator uses plain operations, because its compiler fuses them better.
     """
-    if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined]
-        return False
-    if torch.compiler.is_compiling():
-        return not on_accelerator(tensors[0])
-    has_values = all(t.numel() > 0 for t in tensors)
-    return has_values and not any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        return not torch._C._are_functorch_transforms_active() and not on_accelerator(tensors[0])
+    return only_reverse_mode(*tensors) and all(t.numel() > 0 for t in tensors)
 
 
 # The operator --------------------------------------------------------------------------------------------------------
@@ -261,6 +258,9 @@ class _Arguments(NamedTuple):
 
 TENSOR_COUNT = _Arguments._fields.index("geometry")
 SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", list[int]: "int[]", list[float]: "float[]", str: "str"}
+# Tensor x, Tensor weight, Tensor? input_scale, Tensor? output_scale, Tensor? k, Tensor norm, Tensor reciprocal,
+# Tensor scale, int[] geometry, str magnitude, float[] magnitude_numbers, str angular, float[] angular_numbers,
+# str storage
 SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(_Arguments).items())
 
 
@@ -421,14 +421,18 @@ _decoupled.register_autograd(_differentiate, setup_context=_save_for_backward)
 
 def _differentiable_gradients(arguments: _Arguments, gradient: Tensor, needed: list[bool]) -> list[Tensor | None]:
     """Return the gradients of x, weight, a, s and k with a graph, from plain operations on the saved inputs."""
-    convolution, response = arguments.convolution, arguments.response
-    scaled, norms = plain_patch_norms(arguments.x, convolution)
-    # The factor norm·reciprocal is 1, except for float16 inputs, whose norms are those before `limit_float16`.
-    norms = norms._replace(norm=norms.norm * (arguments.norm * arguments.reciprocal))
-    y = plain_response(scaled, arguments.weight, convolution, norms, response.h, response.angular)
-    inputs = [t for t, need in zip(arguments.differentiated, needed, strict=True) if t is not None and need]
-    grads = iter(torch.autograd.grad(y, inputs, gradient, create_graph=True, allow_unused=True))
-    return [next(grads) if need else None for need in needed]
+
+    def plain(
+        x: Tensor, weight: Tensor, input_scale: Tensor | None, output_scale: Tensor | None, k: Tensor | None
+    ) -> Tensor:
+        learned = arguments._replace(input_scale=input_scale, output_scale=output_scale, k=k)
+        convolution, response = learned.convolution, learned.response
+        scaled, norms = plain_patch_norms(x, convolution)
+        # The factor norm·reciprocal is 1, except for float16 inputs, whose norms are those before `limit_float16`.
+        norms = norms._replace(norm=norms.norm * (arguments.norm * arguments.reciprocal))
+        return plain_response(scaled, weight, convolution, norms, response.h, response.angular)
+
+    return differentiable_gradients(plain, arguments.differentiated, needed, gradient)
 
 
 # Element-wise derivatives --------------------------------------------------------------------------------------------
@@ -656,7 +660,6 @@ def filter_polar(weight: Tensor) -> tuple[Tensor, Tensor]:
             [0.0000, 0.0000]]))
     """
     rows = weight.flatten(1)
-    # A compiler fuses the plain operations itself.
-    use_function = not torch.compiler.is_compiling() and rows.shape[1] > 0 and use_custom_op(weight)
+    use_function = only_reverse_mode(weight) and weight.numel() > 0
     norm, unit = _FilterPolar.apply(rows) if use_function else sphere.polar(rows)
     return norm.flatten(), unit.to(weight.dtype).view_as(weight)
