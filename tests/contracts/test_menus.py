@@ -338,7 +338,9 @@ def test_kernel_accepts_old_names():
         assert torch.equal(kernel.Riesz().at_square(u), 1 / u)
     with pytest.warns(DeprecationWarning, match="use Riesz.floored_value_at_square"):
         assert torch.equal(kernel.Riesz().of_square(u), 1 / u)
-    with pytest.warns(DeprecationWarning, match="Inverse.at_square is deprecated, define value_at_square instead"):
+    with pytest.warns(
+        DeprecationWarning, match="Inverse.at_square is deprecated, define value_at_square instead"
+    ) as caught:
 
         @dataclasses.dataclass(frozen=True)
         class Inverse(kernel.Kernel):
@@ -347,4 +349,5 @@ def test_kernel_accepts_old_names():
             def at_square(self, u):
                 return u.rsqrt()
 
+    assert caught[0].filename == __file__
     torch.testing.assert_close(Inverse()(torch.tensor(0.5)), torch.tensor(2.0))

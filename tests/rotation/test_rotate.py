@@ -525,8 +525,9 @@ def test_rotate_reports_layers_that_it_leaves_unchanged(capsys):
     torch.manual_seed(0)
     model, tokens = Tagger(), torch.randint(20, (3, 5))
     before = model(tokens)
-    with pytest.warns(UserWarning, match="layers are not rotated"):
+    with pytest.warns(UserWarning, match="layers are not rotated") as caught:
         rotate_(model, report=True)
+    assert caught[0].filename == __file__
     report = capsys.readouterr().out
     assert [name for name, _, _ in rotated_layers(model)] == [
         "encoder.self_attn.out_proj",
@@ -553,8 +554,9 @@ def test_rotate_needs_the_name_of_an_output_layer_that_cannot_be_recognised():
             self.answer = nn.ModuleDict({"last": nn.Linear(6, 3)})
             self.body = nn.ModuleDict({"first": nn.Linear(4, 6)})
 
-    with pytest.warns(UserWarning, match="no output layer was recognised in Net"):
+    with pytest.warns(UserWarning, match="no output layer was recognised in Net") as caught:
         rotate_(Net())
+    assert caught[0].filename == __file__
     model = rotate_(Net(), output_layer="answer.last")
     assert [name for name, _, _ in rotated_layers(model)] == ["body.first"]
     with pytest.raises(ValueError, match="output_layer must be 'auto', None or one of"):

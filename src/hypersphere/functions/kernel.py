@@ -15,7 +15,6 @@ To add a kernel:
 from __future__ import annotations
 
 import abc
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import _numerics
-from hypersphere._deprecation import deprecated_attribute
+from hypersphere._deprecation import accept_old_methods, deprecated_attribute
 from hypersphere._validation import choose, is_number, require
 from hypersphere.functions._autograd import inner_graph
 
@@ -48,11 +47,7 @@ class Kernel(abc.ABC):
         """Accept a subclass that defines methods under their old names."""
         super().__init_subclass__()
         renamed = {"at_square": "value_at_square", "of_scaled_square": "floored_value_at_scaled_square"}
-        for old, new in renamed.items():
-            if old in vars(cls) and new not in vars(cls):
-                message = f"{cls.__name__}.{old} is deprecated, define {new} instead"
-                warnings.warn(message, DeprecationWarning, stacklevel=2)
-                setattr(cls, new, vars(cls)[old])
+        accept_old_methods(cls, renamed)
 
     @abc.abstractmethod
     def value_at_square(self, u: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ __all__ = ["REFINEMENTS", "CompressiveEnergy", "refine_neurons", "require_energy
 
 Energy = Callable[[Tensor], Tensor]
 
-half_space_energy = partial(hyperspherical_energy, half_space=True)
+_half_space_energy = partial(hyperspherical_energy, half_space=True)
 
 
 def _energy_without_antipodal_minimum(rows: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class CompressiveEnergy:
 
     Example:
         >>> energy = CompressiveEnergy(dim=3, views=2, generator=torch.Generator().manual_seed(0))
-        >>> bool(energy(torch.eye(6)) > half_space_energy(torch.eye(6)))  # fewer dimensions, more crowded
+        >>> bool(energy(torch.eye(6)) > hyperspherical_energy(torch.eye(6), half_space=True))
         True
     """
 
@@ -63,12 +63,12 @@ class CompressiveEnergy:
         bases = [
             torch.randn(shape, dtype=rows.dtype, device=device, generator=self.generator) for _ in range(self.views)
         ]
-        return torch.stack([half_space_energy(rows @ basis.to(rows.device)) for basis in bases]).mean()
+        return torch.stack([_half_space_energy(rows @ basis.to(rows.device)) for basis in bases]).mean()
 
 
 REFINEMENTS: dict[str, Energy] = {
     "mhe": _energy_without_antipodal_minimum,
-    "half_space_mhe": half_space_energy,
+    "half_space_mhe": _half_space_energy,
     "comhe": CompressiveEnergy(),
 }
 
@@ -117,7 +117,7 @@ def refine_neurons(
     is_known = isinstance(energy, (str, CompressiveEnergy))
     require(not is_known or len(rows) >= 2, "rows", "at least two neurons", len(rows))
     # Values of the compressive energy are random, so its iterates are compared by the half-space energy.
-    criterion = half_space_energy if isinstance(function, CompressiveEnergy) else None
+    criterion = _half_space_energy if isinstance(function, CompressiveEnergy) else None
     norms, start = sphere.polar(rows.detach())
     current = best = start
     best_value = torch.full((), torch.inf)
@@ -138,6 +138,6 @@ def refine_neurons(
         angle = rate * (1 - step / steps)
         current = sphere.normalize(current - angle / longest.masked_fill(longest == 0, 1.0) * tangent)
     # The full-space energy can fall while the half-space energy rises, for example from orthogonal rows.
-    if is_known and half_space_energy(best) > half_space_energy(start):
+    if is_known and _half_space_energy(best) > _half_space_energy(start):
         return rows.detach().clone()
     return _numerics.narrow(norms * best, rows.dtype)

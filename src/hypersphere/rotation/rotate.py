@@ -75,8 +75,9 @@ def rotate_(
         learn_neurons: train V, too.
         normalize: scale the neurons to norm 1 first. Rotations cannot change norms, and torch initialises layers with
             much shorter neurons, so without it such layers learn slowly.
-        refine: lower the energy of V first: "mhe", "half_space_mhe", "comhe", or a function from rows to an energy.
-        refine_steps: the number of descent steps of the refinement, see `refine_neurons`.
+        refine: lower the energy of V first: "mhe", "half_space_mhe", "comhe", or a function from rows to an energy,
+            such as `CompressiveEnergy`, see `refine_neurons`.
+        refine_steps: the number of descent steps of the refinement.
         refine_rate: the length of its first step in radians.
         output: rotate the output layer, too (CLS-OPT).
         output_layer: the name of the output layer, or several names. "auto" recognises heads, classifiers with a usual
