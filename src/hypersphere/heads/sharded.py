@@ -19,6 +19,7 @@ import torch.distributed as dist
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics
 from hypersphere._validation import is_number, require
@@ -54,6 +55,9 @@ class ShardedHead(nn.Module):
     use nothing but the gradient: `torch.optim.SGD` without momentum and weight decay, and `torch.optim.SparseAdam`. SGD
     with momentum also moves rows that were sampled in earlier steps. Most other optimizers reject sparse gradients.
 
+    There is no `logits`: another loss would need the scores of all classes with their gradients in every process, which
+    is what this class avoids. Use `forward`, or `scores` without gradients.
+
     `full_state_dict` and `load_full_state_dict` create checkpoints that fit any number of processes. `state_dict`
     describes the part of this process only, and so does the state of an optimizer.
 
@@ -76,6 +80,7 @@ class ShardedHead(nn.Module):
     """
 
     sampling: Tensor
+    """The state of the sampling of classes, [seed, step] in int64; a buffer that exists only with `sample`."""
 
     def __init__(
         self,
@@ -153,6 +158,10 @@ class ShardedHead(nn.Module):
         if self.sample is not None and self.training:
             self.sampling[1] += 1
         return self.processes.local_rows(loss, counts) if self.head.reduction == "none" else loss
+
+    def advance_with(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
+        """Let the schedules count the steps of `optimizer`, as `AngularHead.advance_with` does, in every process."""
+        return self.head.advance_with(optimizer)
 
     @torch.no_grad()
     def scores(self, x: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
@@ -239,7 +248,7 @@ class ShardedHead(nn.Module):
         return local
 
     def _initialize(self, local: AngularHead, seed: int) -> None:
-        """Initialise class vectors with the head's own method, in blocks of the logical weight with one seed each."""
+        """Initialise class vectors with `reset_parameters`, in blocks of the logical weight with one seed each."""
         weight, cpu = local.weight, torch.default_generator.device
         local._apply(lambda t: torch.empty_like(t, device=weight.device) if t.is_meta else t)
         # `reset_parameters` initialises `local.weight`, so let it be one block after the other.

@@ -1,4 +1,7 @@
-"""Decoupled and sphere layers: convolutions and linear layers that respond by magnitude and angle."""
+"""Decoupled and sphere layers: convolutions and linear layers that respond by magnitude and angle.
+
+Numbers of equations and sections refer to Weiyang Liu's thesis, *Deep Representation Learning on Hypersphere*.
+"""
 
 from hypersphere.layers.convert import ConversionPlan, conversion_plan, convert_, revert_
 from hypersphere.layers.decoupled import (

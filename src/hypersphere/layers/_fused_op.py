@@ -41,7 +41,7 @@ from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
-from hypersphere.functions.angular import ANGULARS, Angular, Cosine, Sigmoid
+from hypersphere.functions.angular import ANGULARS, Cosine, Sigmoid
 from hypersphere.functions.angular import Linear as LinearAngle
 from hypersphere.functions.magnitude import MAGNITUDES, Radial, Seg, Sphere, Tanh
 from hypersphere.layers._geometry import (
@@ -98,11 +98,9 @@ class Response:
         return self.angular.k if isinstance(self.angular, Sigmoid) and isinstance(self.angular.k, Tensor) else None
 
     @functools.cached_property
-    def sigmoid_factors(self) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
-        """1/k, 2/T and 2/(kT) of g = (2σ(e/k) − 1)/T with T = tanh(π/4k), computed once for all blocks."""
-        assert isinstance(self.angular, Sigmoid)
-        k, height = self.angular.k, self.angular.height
-        return 1 / k, 2 / height, 2 / (k * height)
+    def kernel(self) -> _AngularKernel:
+        """g in the form that computes blocks, the same for all of them."""
+        return _KERNELS.get(type(self.angular), _AngularKernel)(self.angular)
 
     @property
     def has_unit_magnitude(self) -> bool:
@@ -299,7 +297,7 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
             c = torch.mul(p, r, out=out) if out.dtype == r.dtype else p.to(r.dtype).mul_(r)
             if saves_cotangents:
                 saved.copy_(_numerics.cotangent(c))
-            value = _angular_value_(response, c)
+            value = response.kernel.value_(c)
             _, _, h = _magnitude_terms(response, n)
             if h is not None:
                 value.mul_(h)
@@ -453,20 +451,6 @@ def _magnitude_terms(response: Response, n: Tensor) -> tuple[Tensor, Tensor, Ten
     return argument, phi, phi if response.output_scale is None else phi * response.output_scale
 
 
-def _angular_value_(response: Response, c: Tensor) -> Tensor:
-    """Return g(c). Functions of the elevation e = π/2 − θ = arcsin c overwrite `c`."""
-    angular = response.angular
-    if isinstance(angular, Cosine):
-        return c
-    if isinstance(angular, LinearAngle):
-        return _numerics.arcsin(c, out=c).mul_(-angular.angle_slope())
-    if isinstance(angular, Sigmoid):
-        # tanh(e/2k) = 2σ(e/k) − 1, and σ is several times faster.
-        inverse_k, two_over_height, _ = response.sigmoid_factors
-        return _numerics.arcsin(c, out=c).mul_(inverse_k).sigmoid_().sub_(0.5).mul_(two_over_height)
-    return angular(c)
-
-
 class _ParameterGradients:
     """Gradients of a, s and k, summed over blocks.
 
@@ -543,7 +527,7 @@ def _element_gradients(
         torch.mul(gradient, h_r, out=out)
     else:
         c = torch.mul(products, r) if c is None else c
-        grad_slope, grad_value = _angular_gradient(response, gradient, c, h, parameters)  # G·g′ and G·g
+        grad_slope, grad_value = response.kernel.gradients(gradient, c, h, parameters)  # G·g′ and G·g
         torch.mul(grad_slope, h_r, out=out)
         radial = per_patch(grad_slope.mul_(c))
         values = None if grad_value is None else per_patch(grad_value)
@@ -566,34 +550,71 @@ def _element_gradients(
     return grad_norm.add_(values.sum(2, keepdim=True) * (n * r))
 
 
-def _angular_gradient(
-    response: Response, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
-) -> tuple[Tensor, Tensor | None]:
-    """Return G·g′(c), and G·g(c) if the magnitude needs it; add to the gradient of k. Both results are new tensors."""
-    angular, needs_value = response.angular, parameters.needs_magnitude
-    if isinstance(angular, LinearAngle):
-        # g = (2/π)·e with e = arcsin c, and de/dc = 1/sin θ.
-        slope = -angular.angle_slope()
-        value = _numerics.arcsin(c).mul_(slope).mul_(gradient) if needs_value else None
+class _AngularKernel:
+    """g and its derivative for blocks of cosines. A subclass of this one is a faster form for one g."""
+
+    def __init__(self, angular: Any) -> None:
+        self.angular = angular
+
+    def value_(self, c: Tensor) -> Tensor:
+        """Return g(c). `c` may be overwritten."""
+        value: Tensor = self.angular(c)
+        return value
+
+    def gradients(
+        self, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return G·g′(c), and G·g(c) if the magnitude needs it; add to the gradient of k. Both are new tensors."""
+        value = self.angular(c)
+        return self.angular.slope(c, value) * gradient, value * gradient
+
+
+class _LinearKernel(_AngularKernel):
+    """g = (2/π)·e with the elevation e = π/2 − θ = arcsin c, and de/dc = 1/sin θ."""
+
+    def value_(self, c: Tensor) -> Tensor:
+        return _numerics.arcsin(c, out=c).mul_(-self.angular.angle_slope())
+
+    def gradients(
+        self, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
+    ) -> tuple[Tensor, Tensor | None]:
+        slope = -self.angular.angle_slope()
+        value = _numerics.arcsin(c).mul_(slope).mul_(gradient) if parameters.needs_magnitude else None
         return _numerics.cosecant(c).mul_(slope).mul_(gradient), value
-    if not isinstance(angular, Sigmoid):
-        assert isinstance(angular, Angular)
-        value = angular(c)
-        return angular.slope(c, value) * gradient, value * gradient
-    # g = (2σ(e/k) − 1)/T with T = tanh(π/4k), so dg/de = 2σ(1 − σ)/(kT).
-    inverse_k, two_over_height, slope_factor = response.sigmoid_factors
-    elevation = _numerics.arcsin(c)
-    rise = torch.mul(elevation, inverse_k).sigmoid_()
-    to_angle = torch.ops.aten.sigmoid_backward(gradient, rise)  # G·σ(1 − σ)
-    value = None
-    if needs_value or parameters.value_sum is not None:
-        value = rise.sub_(0.5).mul_(two_over_height).mul_(gradient)
-    if parameters.sigmoid_sum is not None and parameters.value_sum is not None and value is not None:
-        # The two sums of ∂k. Neither elevations nor, if h = 1, values are used afterwards.
-        elevation.mul_(to_angle)
-        _add_sum_(parameters.sigmoid_sum, elevation if h is None else elevation.mul_(h))
-        _add_sum_(parameters.value_sum, value if h is None else value * h)
-    return to_angle.mul_(slope_factor).mul_(_numerics.cosecant(c)), value
+
+
+class _SigmoidKernel(_AngularKernel):
+    """g = tanh(e/2k)/T = (2σ(e/k) − 1)/T with T = tanh(π/4k), so dg/de = 2σ(1 − σ)/(kT). σ is faster than tanh."""
+
+    def __init__(self, angular: Sigmoid) -> None:
+        super().__init__(angular)
+        k, height = angular.k, angular.height
+        # Computed once for all blocks.
+        self.inverse_k, self.two_over_height, self.slope_factor = 1 / k, 2 / height, 2 / (k * height)
+
+    def value_(self, c: Tensor) -> Tensor:
+        return _numerics.arcsin(c, out=c).mul_(self.inverse_k).sigmoid_().sub_(0.5).mul_(self.two_over_height)
+
+    def gradients(
+        self, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
+    ) -> tuple[Tensor, Tensor | None]:
+        elevation = _numerics.arcsin(c)
+        rise = torch.mul(elevation, self.inverse_k).sigmoid_()
+        to_angle = torch.ops.aten.sigmoid_backward(gradient, rise)  # G·σ(1 − σ)
+        value = None
+        if parameters.needs_magnitude or parameters.value_sum is not None:
+            value = rise.sub_(0.5).mul_(self.two_over_height).mul_(gradient)
+        if parameters.sigmoid_sum is not None and parameters.value_sum is not None and value is not None:
+            # The two sums of ∂k. Neither elevations nor, if h = 1, values are used afterwards.
+            elevation.mul_(to_angle)
+            _add_sum_(parameters.sigmoid_sum, elevation if h is None else elevation.mul_(h))
+            _add_sum_(parameters.value_sum, value if h is None else value * h)
+        return to_angle.mul_(self.slope_factor).mul_(_numerics.cosecant(c)), value
+
+
+# To add a faster form of another g, write a kernel and list it here. `_element_gradients` has a separate
+# branch for the cosine, whose derivative is 1.
+_KERNELS: dict[type, type[_AngularKernel]] = {LinearAngle: _LinearKernel, Sigmoid: _SigmoidKernel}
 
 
 def _cosines_from_cotangents(t: Tensor) -> Tensor:
