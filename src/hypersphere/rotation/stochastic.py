@@ -136,7 +136,8 @@ class Stochastic:
 
 def _draw_dimensions(seed: int, folds: int, size: int, count: int) -> Int[Tensor, " count"]:
     """Return `count` of `size` dimensions in ascending order, as a function of the seed and the number of folds."""
-    # Consecutive seeds give independent streams, because torch's Mersenne twister scrambles the seed.
+    # Consecutive seeds give independent streams, because torch's Mersenne twister scrambles the seed. Another function
+    # of the two numbers would change how saved runs continue.
     generator = torch.Generator().manual_seed(seed + folds)
     return torch.randperm(size, generator=generator)[:count].sort().values
 
