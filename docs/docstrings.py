@@ -107,13 +107,19 @@ def _classes(module: griffe.Module) -> Iterator[griffe.Class]:
 
 
 def _resolve_constructor(owner: griffe.Class) -> None:
-    """Show the signature of a constructor that is assigned, as in `__init__ = _shared_init`."""
-    constructor = owner.members.get("__init__")
-    if isinstance(constructor, griffe.Attribute):
-        function = owner.module.members.get(str(constructor.value))
-        if isinstance(function, griffe.Function):
+    """Show the signature of a constructor that is inherited from a private class of the same module."""
+    if "__init__" in owner.members:
+        return
+    for name in map(str, owner.bases):
+        base = owner.module.members.get(name)
+        if (
+            name.startswith("_")
+            and isinstance(base, griffe.Class)
+            and "__init__" in base.members
+        ):
+            parameters = base.members["__init__"].parameters
             owner.members["__init__"] = griffe.Function(
-                "__init__", parameters=function.parameters, parent=owner
+                "__init__", parameters=parameters, parent=owner
             )
 
 

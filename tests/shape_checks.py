@@ -20,11 +20,17 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 
+import jaxtyping
 import torch
 from beartype.door import is_bearable
-from jaxtyping import AbstractArray, jaxtyped
+from jaxtyping import AbstractArray, AbstractDtype, jaxtyped
 
 import hypersphere
+
+# All array annotations of jaxtyping, such as Float, Integer and Shaped.
+ARRAY_KINDS = [
+    kind.__name__ for kind in vars(jaxtyping).values() if isinstance(kind, type) and issubclass(kind, AbstractDtype)
+]
 
 
 class ShapeError(AssertionError):
@@ -87,7 +93,7 @@ def _array_hints(function: Callable) -> dict[str, object]:
     hints = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
         if isinstance(annotation, str):
-            if not any(f"{kind}[" in annotation for kind in ("Float", "Int", "Bool", "Shaped", "Num", "Complex")):
+            if not any(f"{kind}[" in annotation for kind in ARRAY_KINDS):
                 continue
             annotation = eval(annotation, {}, names)
         if _mentions_array(annotation):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from shape_checks import ShapeError, check_shapes
 from torch import Tensor
 
@@ -60,3 +60,11 @@ def test_checked_functions_compile_in_one_graph():
     x = torch.randn(4, 3)
     compiled = torch.compile(hs.sphere.normalize, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x), hs.sphere.normalize(x))
+
+
+def test_a_wrong_shape_of_integers_of_any_size_is_an_error():
+    def first(labels: "Integer[Tensor, ' batch']"):
+        return labels
+
+    with pytest.raises(ShapeError, match="labels is"):
+        check_shapes(first)(torch.zeros(2, 2, dtype=torch.int32))

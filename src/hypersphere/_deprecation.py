@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["deprecated_argument", "deprecated_attribute", "deprecated_names"]
+__all__ = ["accept_old_methods", "deprecated_argument", "deprecated_attribute", "deprecated_names"]
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -99,3 +99,18 @@ def deprecated_attribute(old: str, new: str) -> Any:
         return getattr(instance, new)
 
     return property(read, doc=f"Deprecated name of `{new}`.")
+
+
+def accept_old_methods(cls: type, renamed: Mapping[str, str]) -> None:
+    """Let a subclass of an abstract class define methods under their old names, with a warning.
+
+    Args:
+        cls: the new subclass. Call this function in `__init_subclass__`.
+        renamed: for each old name, the new one.
+    """
+    for old, new in renamed.items():
+        if old in vars(cls) and new not in vars(cls):
+            message = f"{cls.__name__}.{old} is deprecated, define {new} instead"
+            # The frames between this one and the class statement: `__init_subclass__` and `ABCMeta.__new__`.
+            warnings.warn(message, DeprecationWarning, stacklevel=4)
+            setattr(cls, new, vars(cls)[old])

@@ -10,7 +10,6 @@ returns `_Slice` objects: which parameter holds neurons, which part of it, and h
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast, overload
@@ -22,7 +21,7 @@ from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
 from hypersphere._modes import evaluation_mode
-from hypersphere._validation import require
+from hypersphere._validation import require, warn_user
 
 __all__ = ["LayerSelection", "LayerSource", "NeuronLayer", "SkippedLayer", "layers_of"]
 
@@ -238,10 +237,10 @@ class LayerSelection(Sequence[NeuronLayer]):
             skipped=(*self.skipped, *skipped),
         )
 
-    def warn_if_output_is_unknown(self, stacklevel: int = 3) -> None:
+    def warn_if_output_is_unknown(self) -> None:
         """Warn if the output layer was to be recognised (`output="auto"`) and could not be."""
         if self.note is not None:
-            warnings.warn(self.note, stacklevel=stacklevel)
+            warn_user(self.note)
 
     def report(self) -> str:
         """Return a table of the selected layers, followed by the skipped weights with the reason."""
@@ -486,6 +485,7 @@ def layers_of(
     where: Callable[[str, nn.Module], bool] | None = None,
     per_head: bool = False,
     local_classes: bool = False,
+    output_argument: str = "output",
 ) -> LayerSelection:
     """List the weights of a model that hold neurons, with the role of each, and the weights that were skipped.
 
@@ -505,6 +505,7 @@ def layers_of(
         local_classes: include heads whose class vectors are distributed over processes, with the class vectors of this
             process. By default they are skipped, because an energy or a rotation of a part would be wrong. What treats
             each neuron separately, such as a projection to norm 1, can use them.
+        output_argument: what errors call the argument `output`, for callers with another name for it.
 
     Returns:
         A sequence of `NeuronLayer` with the attributes `skipped` and `note`.
@@ -526,7 +527,7 @@ def layers_of(
         layers, skipped = _layers_of_module(model, where, per_head, local_classes)
     note = None
     if output != "auto":
-        outputs = _named_outputs(output, layers)
+        outputs = _named_outputs(output, layers, output_argument)
     elif isinstance(model, nn.Module):
         outputs, note = _recognize_outputs(model, layers)
     else:
@@ -541,14 +542,14 @@ def _with_role(layer: NeuronLayer, outputs: set[str], output: object) -> NeuronL
     return replace(layer, role="hidden") if layer.role == "output" and output is None else layer
 
 
-def _named_outputs(output: str | Sequence[str] | None, layers: Sequence[NeuronLayer]) -> set[str]:
+def _named_outputs(output: str | Sequence[str] | None, layers: Sequence[NeuronLayer], argument: str) -> set[str]:
     is_known = output is None or isinstance(output, (str, Iterable))
-    require(is_known, "output", "'auto', None, a name or several names", output)
+    require(is_known, argument, "'auto', None, a name or several names", output)
     names = set() if output is None else {output} if isinstance(output, str) else set(output)
     accepted = ", ".join(repr(layer.name) for layer in layers)
     for name in names:
         is_listed = any(name in (layer.name, *layer.aliases) for layer in layers)
-        require(is_listed, "output", f"'auto', None or one of {accepted}", name)
+        require(is_listed, argument, f"'auto', None or one of {accepted}", name)
     return {layer.name for layer in layers if names & {layer.name, *layer.aliases}}
 
 

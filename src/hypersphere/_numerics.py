@@ -1,6 +1,7 @@
 r"""Numerical functions shared by all packages: dtype conversion, tolerances, scaling against overflow.
 
-Every tolerance of the library is defined here, as a function of the dtype, together with the reason for its size.
+Tolerances that depend on the dtype are defined here, together with the reason for their size. Constants of a single
+algorithm, such as the number of its steps, are next to the algorithm.
 Half precision (float16 and bfloat16) is always computed in float32, so most tolerances treat it as float32.
 """
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "ENERGY_HEADROOM",
     "SAFE_PARAMETER_RANGE",
     "angle_derivative",
     "arcsin",
@@ -49,6 +51,9 @@ _HALF = (torch.float16, torch.bfloat16)
 
 SAFE_PARAMETER_RANGE = (1e-6, 1e6)
 """Accepted range of steepness and radius parameters. Outside it, sums with 1 lose all digits in float32."""
+
+ENERGY_HEADROOM = 1e4
+"""Energies of pairs that are not close stay below the largest number of the dtype by this factor."""
 
 
 # Conversion between dtypes -------------------------------------------------------------------------------------------
@@ -198,14 +203,15 @@ def distance_floor() -> float:
 def squared_distance_floor(dtype: torch.dtype, power: float = 0.0) -> float:
     r"""Return the square of the smallest distance z at which z^−s is evaluated for results in `dtype`.
 
-    It is `distance_floor`, raised for large powers s so that z^−s and its derivative s·z^(−s−1) stay below 10⁻⁴ of the
-    largest number of the dtype. In float32 the raised floor applies from s = 4 on; it is 0.23 at s = 50.
+    It is `distance_floor`, raised for large powers s so that z^−s and its derivative s·z^(−s−1) stay below the largest
+    number of the dtype by the factor `ENERGY_HEADROOM`. In float32 the raised floor applies from s = 4 on; it is 0.23
+    at s = 50.
     """
     s = max(power, 1.0)
-    # Solve s·z^(−s−1) = 10⁻⁴·max for z. This also bounds z^−s, because z < 1.
-    result = (torch.finfo(_compute_dtype(dtype)).max / (1e4 * s)) ** (-1 / (power + 1))
+    # Solve s·z^(−s−1) = max/ENERGY_HEADROOM for z. This also bounds z^−s, because z < 1.
+    result = (torch.finfo(_compute_dtype(dtype)).max / (ENERGY_HEADROOM * s)) ** (-1 / (power + 1))
     # The second derivative with respect to u = z² is computed in float64 and is of the order s²·z^(−s−4).
-    intermediate = (torch.finfo(torch.float64).max / (1e4 * s**2)) ** (-1 / (power + 4))
+    intermediate = (torch.finfo(torch.float64).max / (ENERGY_HEADROOM * s**2)) ** (-1 / (power + 4))
     return max(distance_floor(), float(result), float(intermediate)) ** 2
 
 
@@ -217,7 +223,7 @@ def close_pair_threshold(dtype: torch.dtype, power: float = 0.0) -> float:
     derivative of u^(−s/2), of the order s²·u^(−s/2−2), cannot overflow above it.
     """
     info = torch.finfo(_compute_dtype(dtype))
-    headroom = info.max / (1e4 * max(power, 1.0) ** 2)
+    headroom = info.max / (ENERGY_HEADROOM * max(power, 1.0) ** 2)
     return max(float(info.eps) ** 0.25, float(headroom ** (-2 / (power + 4))))
 
 

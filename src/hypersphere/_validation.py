@@ -1,4 +1,7 @@
-"""Argument checks. A failed check raises a one-sentence `ValueError` that names the argument and its value."""
+"""Argument checks. A failed check raises a one-sentence `ValueError` that names the argument and its value.
+
+`warn_user` gives warnings that point to the line of the user.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ import importlib
 import math
 import numbers
 import operator
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
-__all__ = ["choose", "is_integer", "is_number", "nearest_name", "require", "require_package"]
+__all__ = ["choose", "is_integer", "is_number", "nearest_name", "require", "require_package", "warn_user"]
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
@@ -106,3 +111,11 @@ def require_package(module: str, package: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(f"this needs {package}: pip install 'torch-hypersphere[{extra}]'") from error
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Give a warning that points to the first line of the call stack outside of this library and of torch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("hypersphere.", "torch.")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level + 1)

@@ -23,6 +23,13 @@ MENUS = {
     "margin": margin.MARGINS,
     "kernel": kernel.KERNELS,
 }
+ORACLES = {
+    "angular": oracle.ANGULARS,
+    "magnitude": oracle.MAGNITUDES,
+    "weighting": oracle.WEIGHTINGS,
+    "margin": oracle.MARGINS,
+    "kernel": oracle.KERNELS,
+}
 MODULES = {
     "angular": angular,
     "magnitude": magnitude,
@@ -90,21 +97,14 @@ def test_entry_computes_half_precision_in_float32(menu, name):
 
 @everywhere
 def test_entry_matches_the_oracle(menu, name):
+    formulas = ORACLES[menu]
+    assert name in formulas, f"add the formula of the {menu} {name!r} to tests/oracle.py"
     tensors = inputs(menu)
-    value = build(menu, name)(*tensors).tolist()
-    if menu == "angular":
-        expected = [oracle.ANGULARS[name](math.acos(c)) for c in tensors[0].tolist()]
-    elif menu == "magnitude":
-        expected = [oracle.MAGNITUDES[name](w, x) for w, x in zip(*(t.tolist() for t in tensors), strict=True)]
-    elif menu == "weighting":
-        entry = MENUS[menu][name](magnitude.Tanh())
-        value = entry(*tensors).tolist()
-        expected = [oracle.WEIGHTINGS[name](w, x) for w, x in zip(*(t.tolist() for t in tensors), strict=True)]
-    elif menu == "margin":
-        expected = [oracle.MARGINS[name](math.acos(c)) for c in tensors[0].tolist()]
-    else:
-        expected = [oracle.KERNELS[name](z) for z in tensors[0].tolist()]
-    assert value == pytest.approx(expected, abs=1e-10)
+    entry = MENUS[menu][name](magnitude.Tanh()) if menu == "weighting" else build(menu, name)
+    # The oracle takes angles where an entry takes cosines.
+    numbers = [[math.acos(c) for c in tensors[0]]] if menu in ("angular", "margin") else [t.tolist() for t in tensors]
+    expected = [formulas[name](*arguments) for arguments in zip(*numbers, strict=True)]
+    assert entry(*tensors).tolist() == pytest.approx(expected, abs=1e-10)
 
 
 @everywhere
@@ -330,3 +330,24 @@ def test_weighted_linear_with_cosine_is_the_inner_product():
 
 def test_functions_package_lists_its_menus():
     assert {"angular", "magnitude", "margin", "kernel"} <= set(functions.__all__)
+
+
+def test_kernel_accepts_old_names():
+    u = torch.tensor([0.25, 1.0])
+    with pytest.warns(DeprecationWarning, match="Riesz.at_square is deprecated, use Riesz.value_at_square"):
+        assert torch.equal(kernel.Riesz().at_square(u), 1 / u)
+    with pytest.warns(DeprecationWarning, match="use Riesz.floored_value_at_square"):
+        assert torch.equal(kernel.Riesz().of_square(u), 1 / u)
+    with pytest.warns(
+        DeprecationWarning, match="Inverse.at_square is deprecated, define value_at_square instead"
+    ) as caught:
+
+        @dataclasses.dataclass(frozen=True)
+        class Inverse(kernel.Kernel):
+            power = 1.0
+
+            def at_square(self, u):
+                return u.rsqrt()
+
+    assert caught[0].filename == __file__
+    torch.testing.assert_close(Inverse()(torch.tensor(0.5)), torch.tensor(2.0))

@@ -108,7 +108,7 @@ def test_search_works_from_disk(site, tmp_path):
     assert int(match[1]) >= 1
 
 
-def test_api_shows_the_signature_of_an_assigned_constructor(site):
+def test_api_shows_the_signature_of_an_inherited_constructor(site):
     text = (site / "api" / "layers.html").read_text(encoding="utf-8")
     section = text[text.index('id="hypersphere.layers.DecoupledConv2d"') :][:4000]
     assert "in_channels" in html.unescape(re.sub(r"<[^>]+>", "", section))

@@ -95,9 +95,9 @@ def test_comhe_unrolled_differentiates_through_the_step():
 
 def test_comhe_bases_are_shared_by_length_and_redrawn():
     net = network()
-    shared, own = (CoMHE(net, projection=AnglePreserving(dim=4), shared=s) for s in (True, False))
+    shared, separate = (CoMHE(net, projection=AnglePreserving(dim=4), shared=s) for s in (True, False))
     assert [k for k in shared.state_dict() if k.startswith("basis")] == ["basis_36", "basis_24", "basis_12"]
-    assert "basis_4" in own.state_dict()
+    assert "basis_4" in separate.state_dict()
     rare = CoMHE(net, projection=Random(dim=4, every=2))
     values = [rare().item() for _ in range(4)]
     assert values[0] == values[1] != values[2] == values[3]
@@ -107,8 +107,9 @@ def test_comhe_bases_are_shared_by_length_and_redrawn():
 
 def test_comhe_does_not_project_short_neurons():
     net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 2))
-    with pytest.warns(UserWarning, match="not projected, because the layers are smaller than the projection: 0"):
+    with pytest.warns(UserWarning, match="not projected, because the layers are smaller .*: 0$") as caught:
         regulariser = CoMHE(net, projection=Random(dim=5), output=0)
+    assert caught[0].filename == __file__  # the caller, through all constructors
     with_short = regulariser().item()
     alone = CoMHE({"1": net[1].weight}, projection=Random(dim=5))().item()
     first = oracle.energy(net[0].weight.detach().numpy(), 2, half_space=True)
@@ -118,21 +119,21 @@ def test_comhe_does_not_project_short_neurons():
 def test_low_rank_neurons_have_the_rank_and_formula():
     net = low_rank_(network(), rank=4)
     assert torch.linalg.matrix_rank(net[3].weight).item() == 4
-    found = factors(net)
-    assert {name: tuple(y.shape) for name, y in found.items()}["3.first"] == (12, 4)
-    p1, (y1, y2) = net[3].parametrizations.weight[0].left, (found["3.first"], found["3.second"])
+    low_rank_factors = factors(net)
+    assert {name: tuple(y.shape) for name, y in low_rank_factors.items()}["3.first"] == (12, 4)
+    p1, (y1, y2) = net[3].parametrizations.weight[0].left, (low_rank_factors["3.first"], low_rank_factors["3.second"])
     expected = (y2.T @ torch.linalg.inv(p1 @ y2.T) @ y1.T).T  # (E.23), columns are neurons
     torch.testing.assert_close(net[3].weight, expected, atol=1e-4, rtol=1e-3)
-    MHE(found)().backward()
-    assert all(y.grad.abs().sum() > 0 for y in found.values())
+    MHE(low_rank_factors)().backward()
+    assert all(y.grad.abs().sum() > 0 for y in low_rank_factors.values())
     with pytest.raises(ValueError, match=r"rank must be an integer from 1 to 6, .* in 0"):
         low_rank_(network(), rank=7)
 
 
 def test_low_rank_starts_at_the_best_approximation_and_changes_all_or_nothing():
-    net, wanted = pyramid(), pyramid()
+    net, full_rank = pyramid(), pyramid()
     low_rank_(net, 6)
-    left, values, right = torch.linalg.svd(wanted[0].weight.detach(), full_matrices=False)
+    left, values, right = torch.linalg.svd(full_rank[0].weight.detach(), full_matrices=False)
     best = left[:, :6] * values[:6] @ right[:6]
     torch.testing.assert_close(net[0].weight, best, atol=1e-5, rtol=1e-4)
     with pytest.raises(ValueError, match="0 must be a layer whose weight has no parametrisation yet"):

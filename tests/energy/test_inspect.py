@@ -27,10 +27,10 @@ def test_inspect_agrees_with_numpy():
     (layer,) = inspect({"layer": w}, pairs=2, bins=18).layers
     for power in (0, 1, 2):
         for half_space in (False, True):
-            found = layer.energy(power, "euclidean", half_space)
+            energy = layer.energy(power, "euclidean", half_space)
             exact = oracle.energy(w.numpy(), power, half_space=half_space)
-            assert found.value == pytest.approx(exact, rel=1e-2, abs=1e-5)  # float32 of a near pair
-            assert found.random_mean == random_energy(12, 6, power, "euclidean", half_space)[0]
+            assert energy.value == pytest.approx(exact, rel=1e-2, abs=1e-5)  # float32 of a near pair
+            assert energy.random_mean == random_energy(12, 6, power, "euclidean", half_space)[0]
     assert layer.energy(0, "angular").value == pytest.approx(oracle.energy(w.numpy(), 0, "angular"), rel=1e-3)
     assert layer.energy().excess > 1
     assert (layer.nearest[0].first, layer.nearest[0].second) == (3, 7)
@@ -69,32 +69,34 @@ def test_inspect_reads_models_state_dicts_and_files_alike(tmp_path):
 
 def test_inspect_reads_other_frameworks_and_dtypes():
     kernel = np.random.default_rng(0).normal(size=(3, 3, 4, 8)).astype(np.float32)
-    found = inspect({"Conv_0": {"kernel": kernel, "bias": np.zeros(8)}, "half": torch.randn(4, 5).half()})
-    assert [(layer.name, layer.neurons, layer.length) for layer in found.layers] == [
+    inspection = inspect({"Conv_0": {"kernel": kernel, "bias": np.zeros(8)}, "half": torch.randn(4, 5).half()})
+    assert [(layer.name, layer.neurons, layer.length) for layer in inspection.layers] == [
         ("Conv_0.kernel", 8, 36),
         ("half", 4, 5),
     ]
     rows = kernel.reshape(-1, 8).T
-    assert found.layers[0].energy().value == pytest.approx(oracle.energy(rows, 2), rel=1e-5)
+    assert inspection.layers[0].energy().value == pytest.approx(oracle.energy(rows, 2), rel=1e-5)
 
 
 def test_inspect_samples_large_layers_and_lists_defects():
-    found = inspect({"w": torch.randn(500, 8), "bad": torch.full((3, 3), math.nan), "one": torch.ones(1, 3)}, most=100)
-    (layer,) = found.layers
+    inspection = inspect(
+        {"w": torch.randn(500, 8), "bad": torch.full((3, 3), math.nan), "one": torch.ones(1, 3)}, most=100
+    )
+    (layer,) = inspection.layers
     assert (layer.neurons, layer.sampled, sum(layer.angle_counts)) == (500, 100, 4950)
-    assert found.skipped == ("bad: not finite", "one: only 1 x 3: at least two neurons of two numbers are needed")
+    assert inspection.skipped == ("bad: not finite", "one: only 1 x 3: at least two neurons of two numbers are needed")
 
 
 def test_inspection_prints_a_table_and_plots(tmp_path):
-    found = inspect({"first": weights(), "second": torch.randn(5, 2)})
+    inspection = inspect({"first": weights(), "second": torch.randn(5, 2)})
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(found)
+    console.print(inspection)
     text = console.export_text()
     assert "first" in text
     assert "12 x 6" in text
     assert "∞" in text
     pytest.importorskip("altair", reason="altair (extra 'report') is not installed")
-    chart = found.plot(tmp_path / "angles.png")
+    chart = inspection.plot(tmp_path / "angles.png")
     assert (tmp_path / "angles.png").stat().st_size > 5000
     assert [panel["title"]["text"] for panel in chart.to_dict()["concat"]] == ["first", "second"]
     assert "vega" in str(chart._repr_mimebundle_())  # a notebook displays the chart, not a repr
@@ -135,8 +137,8 @@ def test_inspect_handles_extreme_scales(scale):
         (one,) = inspect({"w": weights()}).layers
         assert layer.effective_rank == pytest.approx(one.effective_rank, rel=1e-3)
         norms = weights().double().norm(dim=1)
-        found = layer.norms.mean, layer.norms.least, layer.norms.largest
-        assert found == pytest.approx([scale * float(v) for v in (norms.mean(), norms.min(), norms.max())], rel=1e-5)
+        measured = layer.norms.mean, layer.norms.least, layer.norms.largest
+        assert measured == pytest.approx([scale * float(v) for v in (norms.mean(), norms.min(), norms.max())], rel=1e-5)
     else:
         assert (layer.effective_rank, layer.zero_neurons, layer.norms.largest) == (0, 12, 0)
 
@@ -161,7 +163,7 @@ def test_inspect_lists_what_is_skipped(tmp_path):
     optimiser = torch.optim.Adam(linear.parameters())
     linear(w).sum().backward()
     optimiser.step()
-    found = inspect(
+    inspection = inspect(
         {
             "w": w,
             "optimizer": optimiser.state_dict(),
@@ -171,8 +173,8 @@ def test_inspect_lists_what_is_skipped(tmp_path):
             "nowhere": w.to("meta"),
         }
     )
-    assert [layer.name for layer in found.layers] == ["w"]
-    assert [line.split(":")[0] for line in found.skipped] == ["optimizer", "words", "things", "thin", "nowhere"]
+    assert [layer.name for layer in inspection.layers] == ["w"]
+    assert [line.split(":")[0] for line in inspection.skipped] == ["optimizer", "words", "things", "thin", "nowhere"]
     assert inspect(nn.Sequential(linear, nn.Linear(4, 1))).skipped == ("1: one neuron per set",)
     torch.save({"w": w}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     assert inspect(tmp_path / "old.pt").layers[0].neurons == 4
@@ -191,9 +193,9 @@ def test_inspect_handles_recursive_dictionaries_and_8_bit_floats(tmp_path):
     w = torch.randn(6, 5)
     endless = {"a": {"weight": w}}
     endless["a"]["again"] = endless
-    found = inspect(endless)
-    assert [layer.name for layer in found.layers] == ["a.weight"]
-    assert "a.again.: a dictionary that contains itself" in found.skipped
+    inspection = inspect(endless)
+    assert [layer.name for layer in inspection.layers] == ["a.weight"]
+    assert "a.again.: a dictionary that contains itself" in inspection.skipped
     deep = {"weight": w}
     for _ in range(500):
         deep = {"a": deep}

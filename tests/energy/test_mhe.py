@@ -84,9 +84,9 @@ def test_mhe_labels_select_the_data_dependent_energy():
 
 def test_mhe_random_batches_are_unbiased_and_resume():
     net = network()
-    whole, drawn = MHE(net, output=0), MHE(net, output=0, batch=4)
+    all_neurons, drawn = MHE(net, output=0), MHE(net, output=0, batch=4)
     values = [drawn().item() for _ in range(300)]
-    assert np.mean(values) == pytest.approx(whole().item(), abs=4 * np.std(values) / 300**0.5)
+    assert np.mean(values) == pytest.approx(all_neurons().item(), abs=4 * np.std(values) / 300**0.5)
     torch.manual_seed(99)  # the global seed has no say
     again = MHE(net, output=0, batch=4)
     assert [again().item() for _ in range(3)] == values[:3]

@@ -60,8 +60,8 @@ def test_minimize_gives_simplex_and_polygon(power):
 def test_minimize_in_half_space():
     points, energy = minimize(6, 3, half_space=True)  # the six axes of the icosahedron
     assert energy == pytest.approx(reference.THOMSON[12], rel=1e-9)
-    whole = hyperspherical_energy(points, power=1, half_space=True, reduction="sum").item()
-    assert 2 * energy == pytest.approx(whole)
+    ordered_pairs = hyperspherical_energy(points, power=1, half_space=True, reduction="sum").item()
+    assert 2 * energy == pytest.approx(ordered_pairs)
     basis = minimize(4, 5, half_space=True, power=2)
     torch.testing.assert_close(basis.points @ basis.points.T, torch.eye(4, dtype=torch.float64))
     assert minimize(1, 3, half_space=True, power=2).energy == pytest.approx(0.25)

@@ -19,6 +19,7 @@ from hypersphere.energy import (
     NeuronRegularizer,
     Orthogonal,
     Orthonormal,
+    StepResult,
     Warmup,
     data_dependent_energy,
     hyperspherical_energy,
@@ -31,14 +32,22 @@ from hypersphere.functions.projection import Adversarial, AnglePreserving, Rando
 from .networks import network, pyramid
 
 
-def test_regularizers_work_compiled_and_data_parallel():
+def test_mhe_works_compiled():
     net = network()
-    compiled_mhe = torch.compile(MHE(net), backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled_mhe(), MHE(net)())
+    compiled = torch.compile(MHE(net), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(), MHE(net)())
+
+
+def test_comhe_draws_the_same_projections_compiled():
+    net = network()
     projected = CoMHE(net, projection=Random(dim=4))
     expected = [projected().item() for _ in range(2)]
     compiled = torch.compile(CoMHE(net, projection=Random(dim=4)), backend="aot_eager")
     assert [compiled().item() for _ in range(2)] == pytest.approx(expected, rel=1e-4)
+
+
+def test_comhe_regularizes_a_data_parallel_model():
+    net = network()
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         parallel = nn.parallel.DistributedDataParallel(net)
@@ -394,8 +403,15 @@ def test_signature_lists_the_shared_options(kind):
     shared = {"layer_weights", "schedule", "every", "output_layer", "where", "auto_advance", "report", "output"}
     assert shared < set(parameters)
     assert not {"options", "roles", "shortest", "needs_counter", "draws"} & set(parameters)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'shcedule'"):
+
+
+@pytest.mark.parametrize("kind", [MHE, CoMHE, Orthonormal, Orthogonal, SRIP])
+def test_regularizers_name_themselves_and_the_nearest_argument_for_an_unknown_one(kind):
+    message = f"^{kind.__name__} got an unexpected keyword argument 'shcedule'; did you mean 'schedule'\\?$"
+    with pytest.raises(TypeError, match=message):
         kind(pyramid(), shcedule=None)
+    with pytest.raises(TypeError, match=f"^{kind.__name__} got an unexpected keyword argument 'qqq'$"):
+        kind(pyramid(), qqq=1.0)
 
 
 def test_a_new_regularizer_needs_a_factor_and_a_sum():
@@ -407,7 +423,7 @@ def test_a_new_regularizer_needs_a_factor_and_a_sum():
             return self.layer_weights.get(layer.name, 1.0)
 
         def compute(self, labels, step, call):
-            return sum(self.factor(layer) * layer.rows().square().sum() for layer in self.selection), {}
+            return StepResult(sum(self.factor(layer) * layer.rows().square().sum() for layer in self.selection))
 
     net = pyramid()
     first, second = (net[k].weight.square().sum() for k in (0, 1))

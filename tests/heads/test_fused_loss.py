@@ -31,8 +31,8 @@ RULES = {
     "response without derivative": ScoreRule(True, None, hs.angular.SquareCosine(), feature_norm=True),
     "detached": ScoreRule(True, 2.0, hs.angular.Sigmoid(), detached=True),
     "binary": ScoreRule(True, 2.0, hs.angular.PowerCosine(), reduction=SOFTPLUS_SUM),
-    "energy": ScoreRule(True, energy=True),
-    "energy and response": ScoreRule(True, None, hs.angular.PowerCosine(), energy=True),
+    "energy": ScoreRule(True, energy=True, targets_present=True),
+    "energy and response": ScoreRule(True, None, hs.angular.PowerCosine(), energy=True, targets_present=True),
 }
 FIELDS = ("others", "weighted_sum", "target", "feature_norm", "target_norm", "target_bias", "energy")
 
@@ -98,6 +98,12 @@ def test_class_terms_differentiate_twice(form, blocks):
     inputs = [t.requires_grad_() for t in (x, w, bias)]
     assert gradcheck(loss, inputs, fast_mode=True)
     assert gradgradcheck(loss, inputs, atol=1e-4, fast_mode=True)
+    # One input may be computed from another. Then no path may count twice.
+    for dependent in (lambda w: loss(w[:4] ** 2, w, bias), lambda w: loss(w[:4], w.exp(), bias)):
+        (first,) = torch.autograd.grad(dependent(w), w)
+        (twice_differentiable,) = torch.autograd.grad(dependent(w), w, create_graph=True)
+        torch.testing.assert_close(twice_differentiable, first)
+        assert gradgradcheck(dependent, w, atol=1e-4, fast_mode=True)
 
 
 def test_class_terms_backward_twice_through_one_graph(blocks):

@@ -442,8 +442,8 @@ def test_head_accepts_numpy_numbers():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, y: (x, y + 3), r"y must lie in \[0, 4\), but row \d+ is"),
-        (lambda x, y: (x, y - 9), r"y must lie in \[0, 4\), but row 0 is -"),
+        (lambda x, y: (x, y + 3), r"y must be in \[0, 4\), but row \d+ is"),
+        (lambda x, y: (x, y - 9), r"y must be in \[0, 4\), but row 0 is -"),
         (lambda x, y: (x, y.double()), "y must be 6 integer labels"),
         (lambda x, y: (x, y[:-1]), "y must be 6 integer labels"),
         (lambda x, y: (x[:, :-1], y), r"x must be dense floating-point features of shape \(B, 5\)"),
@@ -698,3 +698,19 @@ def test_head_counts_labels_that_equal_the_ignored_one_only_in_a_narrow_dtype(dt
     head, x, y = AngularHead(4, 200, radius=8.0, reduction="none"), torch.randn(2, 4), torch.tensor([156, 3])
     assert torch.equal(head(x, y.to(dtype)), head(x, y))
     assert torch.equal(head.logits(x, y.to(dtype)), head.logits(x, y))
+
+
+@pytest.mark.parametrize("name", ["weight_norm", "bias"])
+def test_head_requires_booleans(name):
+    with pytest.raises(ValueError, match=f"{name} must be True or False"):
+        AngularHead(4, 3, **{name: "no"})
+
+
+def test_head_logits_accept_a_feature_that_is_not_finite_with_an_ignored_label():
+    head = hs.heads.arcface(4, 3)
+    x, y = torch.randn(3, 4), torch.tensor([0, -100, 2])
+    x[1] = float("nan")
+    loss = torch.nn.functional.cross_entropy(head.logits(x, y), y)
+    torch.testing.assert_close(loss, head(x, y))
+    loss.backward()
+    assert torch.isfinite(head.weight.grad).all()

@@ -119,10 +119,15 @@ def test_presets_have_distinct_reprs():
 
 
 @pytest.mark.parametrize(
-    ("name", "preset"), [("cosface", "am_softmax"), ("SphereFace", "a_softmax"), ("ArcFace", "arcface")]
+    ("name", "preset"), [("CosFace", "am_softmax"), ("SphereFace", "a_softmax"), ("ArcFace", "arcface")]
 )
-def test_heads_suggest_the_preset_for_a_name_of_the_literature(name, preset):
+def test_heads_suggest_the_preset_for_a_name_in_another_case(name, preset):
     with pytest.raises(AttributeError, match=f"has no attribute '{name}'; did you mean {preset}\\?"):
         getattr(hs.heads, name)
     with pytest.raises(AttributeError, match=r"has no attribute 'hat'$"):
         hs.heads.hat  # noqa: B018
+
+
+def test_cosface_and_sphereface_are_names_of_presets():
+    assert repr(hs.heads.cosface(4, 3)) == repr(hs.heads.am_softmax(4, 3))
+    assert repr(hs.heads.sphereface(4, 3)) == repr(hs.heads.a_softmax(4, 3))

@@ -13,7 +13,7 @@ from hypersphere import angular, margin
 from hypersphere.energy import data_dependent_energy
 from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, Riesz
-from hypersphere.heads import PRESETS, AngularHead, Annealing, arcface
+from hypersphere.heads import PRESETS, AngularHead, Annealing, Ramp, arcface
 from hypersphere.heads.sharded import ShardedHead, differences, fingerprint
 
 WORKER = ["-m", "heads.sharded.worker"]
@@ -124,7 +124,7 @@ def test_sharded_head_does_not_change_the_given_head():
         head.weight.zero_()
     assert plain.weight.any()
     assert twin.weight.any()
-    assert twin.head.class_terms is twin._terms
+    assert twin.head.compute_terms is twin._terms
 
 
 @pytest.mark.parametrize(
@@ -232,3 +232,13 @@ def test_pair_energies_of_parts_sums_to_the_data_dependent_energy(counted):
     assert gradcheck(lambda r: energy(r, w.detach()), (rows,))
     with torch.no_grad():
         torch.testing.assert_close(energy(rows, w), torch.func.vmap(energy, (None, 0))(rows, w[None])[0])
+
+
+def test_sharded_head_advances_with_an_optimizer():
+    head = ShardedHead(arcface(4, 3, ramp=Ramp(10)))
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.advance_with(optimizer)
+    for _ in range(3):
+        head(torch.randn(2, 4), torch.tensor([0, 2])).backward()
+    optimizer.step()
+    assert head.head.steps == 1

@@ -6,7 +6,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import hypersphere as hs
 from hypersphere.functions.margin import Combined, FamilyMargin, Multiplicative, NormAdaptive
-from hypersphere.heads.target_score import explicit_score
+from hypersphere.heads.target_score import TargetScore
 
 QUALITY = torch.linspace(-1, 1, 41, dtype=torch.float64)
 FAMILY = {
@@ -60,14 +60,36 @@ def test_target_score_differentiates_twice(preset):
 
 
 def test_explicit_score_of_zero_magnitude_has_the_gradient_of_a_linear_layer():
-    psi = Multiplicative(4)
+    score_of = TargetScore(Multiplicative(4), hs.angular.Cosine(), explicit=True)
     product = torch.tensor([0.0, 0.5], requires_grad=True)
     magnitude = torch.tensor([0.0, 1.0], requires_grad=True)
-    score = explicit_score(product, magnitude, psi.value_and_slope, lambda z, h: h * psi(z / h))
+    score = score_of(product, magnitude)
     assert score[0] == 0
     (grad,) = torch.autograd.grad(score.sum(), product)
     assert grad[0] == 1
     assert torch.isfinite(grad).all()
+
+
+class Doubled(FamilyMargin):
+    """ψ = 2c, whose slope is a number other than 1."""
+
+    _parts = (1, 0, 0)
+
+    def __call__(self, c, angular=None, strength=1.0):
+        return 2 * c
+
+    def value_and_slope(self, c, strength=1.0):
+        return 2 * c, 2.0
+
+
+@pytest.mark.parametrize("magnitude", [3.0, torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)])
+def test_target_score_uses_a_constant_slope(magnitude):
+    product = torch.tensor([0.25, 0.5], dtype=torch.float64, requires_grad=True)
+    inputs = [product, *([magnitude] if isinstance(magnitude, torch.Tensor) else [])]
+    score_of = TargetScore(Doubled(), hs.angular.Cosine(), explicit=True)
+    ours = torch.autograd.grad(score_of(product, magnitude).sum(), inputs)
+    expected = torch.autograd.grad(score_of.plain(product, magnitude).sum(), inputs)
+    torch.testing.assert_close(ours, expected)
 
 
 def test_head_clamps_float16_gradients_of_class_vectors():

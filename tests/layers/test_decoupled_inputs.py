@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from hypersphere.functions.angular import Linear, Sigmoid
-from hypersphere.layers import DecoupledConv2d, DecoupledLinear
+from hypersphere.layers import DecoupledConv1d, DecoupledConv2d, DecoupledLinear
 
 from .cases import conv, every_kind, images, run
 
@@ -123,7 +123,7 @@ def test_decoupled_refuses_integers_and_promotes_dtypes():
         DecoupledConv2d(1, 2, 3)(torch.randint(0, 255, (1, 1, 4, 4), dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"x must be a tensor of a floating-point dtype, not <class 'list'>"):
         DecoupledLinear(1, 2)([[1.0]])
-    with pytest.raises(ValueError, match=r"x must be a tensor with 3 or 4 dimensions, not \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"x must be a tensor with 3 or 4 dimensions and 1 channels, not \(2, 1\)"):
         DecoupledConv2d(1, 2, 3)(torch.rand(2, 1))
     for magnitude in ("sphere", "linear", "inner_product", "tanh"):
         layer = DecoupledLinear(3, 2, magnitude=magnitude, dtype=torch.float64)
@@ -175,3 +175,19 @@ def test_decoupled_input_gradient_of_large_float16_inputs_is_finite(magnitude, a
     (grad,) = torch.autograd.grad(layer(x), x, torch.ones(2, 6, 3, 3, dtype=torch.float16))
     (expected,) = torch.autograd.grad(wide(x_wide).sum(), x_wide)
     torch.testing.assert_close(grad.double(), expected, rtol=0.02, atol=0.02)
+
+
+def test_decoupled_names_the_expected_shape():
+    with pytest.raises(
+        ValueError, match=r"x must be a tensor with 3 or 4 dimensions and 4 channels, not \(2, 5, 6, 6\)"
+    ):
+        DecoupledConv2d(4, 6, 3)(torch.randn(2, 5, 6, 6))
+    with pytest.raises(ValueError, match="with 3 or 4 dimensions and 4 channels"):
+        DecoupledConv2d(4, 6, 3, groups=2, magnitude="linear")(torch.randn(4, 6))
+    with pytest.raises(ValueError, match=r"x must be a tensor whose last dimension has 4 entries, not \(2, 5\)"):
+        DecoupledLinear(4, 6)(torch.randn(2, 5))
+
+
+def test_decoupled_names_the_class_for_an_unknown_option():
+    with pytest.raises(TypeError, match="DecoupledConv1d got an unexpected keyword argument 'magnitud'"):
+        DecoupledConv1d(4, 6, 3, magnitud="ball")

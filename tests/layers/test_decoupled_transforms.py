@@ -7,9 +7,10 @@ import torch
 from benchmarks.host_syncs import count, layer_steps
 from benchmarks.layers import OPERATORS
 from torch import nn
+from torch.autograd import gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
-from hypersphere.layers import SphereNorm
+from hypersphere.layers import DecoupledLinear, SphereNorm
 
 from .cases import conv, every_kind, images, run
 
@@ -120,3 +121,19 @@ def test_decoupled_step_does_not_synchronise_with_the_host(name, monkeypatch):
     for method in ("item", "tolist", "nonzero", "__bool__", "__float__", "__int__", "__index__"):
         monkeypatch.setattr(torch.Tensor, method, fail)
     step()
+
+
+@pytest.mark.parametrize("magnitude", ["tanh", "seg"])
+def test_decoupled_counts_each_path_once_when_one_input_depends_on_another(magnitude):
+    options = {"magnitude": magnitude, "learn_radius": "filter", "angular": "sigmoid", "learn_k": "layer"}
+    layer = DecoupledLinear(4, 6, dtype=torch.float64, radius_norm="batch", **options)
+
+    def loss(weight):
+        # The radius depends on the mean norm of the batch, and the batch on the filters.
+        return torch.func.functional_call(layer, {"weight": weight}, (weight**2,)).square().sum()
+
+    weight = layer.weight.detach().requires_grad_()
+    (first,) = torch.autograd.grad(loss(weight), weight)
+    (twice_differentiable,) = torch.autograd.grad(loss(weight), weight, create_graph=True)
+    torch.testing.assert_close(twice_differentiable, first)
+    assert gradgradcheck(loss, weight, atol=1e-4, fast_mode=True)

@@ -34,3 +34,24 @@ def test_sphere_norm_reports_the_rescaling_it_applies(rescale):
     assert ("beta" in dict(norm.named_parameters())) == (rescale == "learned")
     with pytest.raises(AttributeError):
         norm.rescale = None
+
+
+class Shifted(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (torch.nn.utils.weight_norm(nn.Linear(4, 3)), "does not own its weight"),
+        (torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), "is parametrised"),
+        (Shifted(4, 3), "is a Shifted that overrides forward"),
+        (nn.LazyLinear(3), "has no weight yet"),
+    ],
+    ids=["hook", "parametrised", "own forward", "lazy"],
+)
+def test_sphere_norm_refuses_a_layer_that_cannot_be_converted(layer, message):
+    with pytest.raises(ValueError, match=f"layer must be a layer that can be converted, but it {message}"):
+        SphereNorm(layer)
+    assert not hasattr(layer, "magnitude")

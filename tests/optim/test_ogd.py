@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hypersphere.optim import OGD, OGDAdam
-from hypersphere.rotation import fold_, measure, orthogonality_error, rotate_, rotation_parameters
+from hypersphere.rotation import fold_, orthogonality_error, rotate_, rotation_parameters, rotation_states
 
 
 def rotation(d, seed=0, dtype=torch.float32):
@@ -87,7 +87,7 @@ def test_ogd_keeps_the_energy_while_the_loss_diverges():
         optimizer.zero_grad()
         model(x).sum().backward()
         optimizer.step()
-        assert all(state.energy_drift < 1e-5 for state in measure(model).values())
+        assert all(state.energy_drift < 1e-5 for state in rotation_states(model).values())
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -195,7 +195,7 @@ def test_ogd_calls_closures_and_rejects_invalid_input():
         (lambda: OGDAdam([u], lr=0.1, betas=0.9), "betas must be two numbers"),
         (lambda: OGDAdam([u], lr=0.1, betas=(0.9, 0.9, 0.9)), "betas must be two numbers"),
         (lambda: OGD([u], lr=None), "lr must be a positive number, not None"),
-        (lambda: OGD([u], lr=0.1, restore_every=2.5), "restore_every must be None or a whole number >= 1, not 2.5"),
+        (lambda: OGD([u], lr=0.1, restore_every=2.5), "restore_every must be None or an integer >= 1, not 2.5"),
         (lambda: OGD([nn.Parameter(torch.ones(3, 3))], lr=0.1), r"params must be orthogonal matrices, but max .* is 3"),
         (lambda: OGD([u], lr=0.1).add_param_group({"params": nn.Parameter(torch.ones(2, 3))}), "params must be square"),
     ):

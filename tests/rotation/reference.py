@@ -56,7 +56,27 @@ MAPS = {
 }
 
 
-def rotation(name, method, free):
-    """Return R of the map `name` for float64 parameters. The generator of a skew map is that of the object `method`."""
-    square = method.generator(free) if hasattr(method, "generator") else free
-    return MAPS[name](square.numpy())
+def generator(free, bound=None):
+    """Return the skew S of d(d−1)/2 entries, scaled down to ‖S‖_F = bound.
+
+    The entries fill a rectangle of d//2 columns, of which the part below its diagonal is the left half of the lower
+    triangle of S, and the rest is the right half, transposed.
+    """
+    d = round((1 + np.sqrt(1 + 8 * len(free))) / 2)
+    half, odd = d // 2, d % 2
+    s = np.zeros((d, d))
+    for k, entry in enumerate(free):
+        row, column = divmod(k, half)
+        i, j = row + 1 - odd, column
+        if j >= i:
+            i, j = half + odd + column, half + row
+        s[i, j], s[j, i] = entry, -entry
+    norm = np.linalg.norm(s)
+    return s if bound is None or norm <= bound else s * (bound / norm)
+
+
+def rotation(name, free, bound=None):
+    """Return R of the map `name` for float64 parameters. A vector holds the entries of a skew generator."""
+    assert name in MAPS, f"add the formula of the map {name!r} to tests/rotation/reference.py"
+    free = free.numpy()
+    return MAPS[name](generator(free, bound) if free.ndim == 1 else free)

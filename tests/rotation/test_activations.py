@@ -127,5 +127,5 @@ def test_input_rotation_rejects_what_it_cannot_fold():
         head.free.fill_(float("nan"))
     with pytest.raises(ValueError, match="must be finite"):
         fold_(nn.Sequential(head))
-    with pytest.raises(ValueError, match="seed must be None or a whole number, not 'a'"):
+    with pytest.raises(ValueError, match="seed must be None or an integer, not 'a'"):
         InputRotation(nn.Linear(8, 5), seed="a")

@@ -10,10 +10,10 @@ from hypersphere.rotation import (
     Stochastic,
     degrees_of_freedom,
     fold_,
-    measure,
     orthogonality_error,
     rotate_,
     rotation_parameters,
+    rotation_states,
 )
 
 from .test_rotate import cnn6, mlp, perturb_
@@ -44,7 +44,7 @@ def test_measure_computes_half_precision_in_float32(method, dtype):
     if method != "free":
         perturb_(model)
     assert orthogonality_error(model) < 1e-5
-    state = measure(model)["0"]
+    state = rotation_states(model)["0"]
     assert state.orthogonality_error < 1e-5
     assert (state.generator_norm is None) == (method in ("lowdin", "free"))
     if method == "free":
@@ -64,7 +64,7 @@ def test_degrees_of_freedom_count_trained_rotations_only():
     model = nn.Sequential(rotate_(nn.Linear(6, 4, bias=False)), InputRotation(nn.Linear(4, 5, bias=False)))
     perturb_(model)
     assert degrees_of_freedom(model) == 15 + 6
-    states = measure(model)
+    states = rotation_states(model)
     assert list(states) == ["0", "1"]
     assert states["1"].energy_drift < 1e-5
     assert states["1"].degrees_of_freedom == 6

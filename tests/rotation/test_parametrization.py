@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hypersphere.functions.orthogonal import ORTHOGONALS, Cayley
 from hypersphere.functions.transform import TRANSFORMS
-from hypersphere.rotation import Stochastic, fold_, orthogonality_error, rotate_, rotation_parameters, use
+from hypersphere.rotation import Stochastic, fold_, orthogonality_error, rotate_, rotation_parameters, use_rotation_set
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Counting(Cayley):
         self.tally["forward"] += 1
         return super().forward_kernel(free, v)
 
-    def backward_kernel(self, residuals, grad, *, rows=True):
+    def backward_kernel(self, residuals, grad, *, needs_rows=True):
         self.tally["backward"] += 1
-        return super().backward_kernel(residuals, grad, rows=rows)
+        return super().backward_kernel(residuals, grad, needs_rows=needs_rows)
 
 
 @pytest.fixture
@@ -281,10 +281,10 @@ def test_use_is_seen_by_a_compiled_model():
     model, twin, x = rotated_pair(rotate_)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for m in (model, twin):
-        use(m, "other")
+        use_rotation_set(m, "other")
     torch.testing.assert_close(compiled(x), twin(x), atol=1e-5, rtol=1e-5)
     for m in (model, twin):
-        use(m, "main")
+        use_rotation_set(m, "main")
     torch.testing.assert_close(compiled(x), twin(x), atol=1e-5, rtol=1e-5)
 
 

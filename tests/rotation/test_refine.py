@@ -5,19 +5,46 @@ import torch
 from torch import nn
 
 import oracle
+from hypersphere.energy import hyperspherical_energy
 from hypersphere.rotation import refine_neurons, rotate_
-from hypersphere.rotation.refine import half_space_energy, mean_energy
+from hypersphere.rotation.refine import CompressiveEnergy
 
 
 def gaussian_rows(n, d, seed=0):
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
 
 
-def test_energies_agree_with_the_definition():
-    rows = gaussian_rows(9, 4).double()
-    assert mean_energy(rows).item() == pytest.approx(oracle.energy(rows.numpy(), 2))
-    both = torch.cat([rows, -rows])
-    assert half_space_energy(rows).item() == pytest.approx(oracle.energy(both.numpy(), 2))
+def half_space_energy(rows):
+    return hyperspherical_energy(rows, half_space=True)
+
+
+def test_compressive_energy_is_the_mean_over_projections():
+    rows = gaussian_rows(9, 6).double()
+    energy = CompressiveEnergy(dim=4, views=3, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    projected = [rows @ torch.randn(6, 4, dtype=rows.dtype, generator=generator) for _ in range(3)]
+    expected = [oracle.energy(torch.cat([w, -w]).numpy(), 2) for w in projected]
+    assert energy(rows).item() == pytest.approx(sum(expected) / 3)
+    with pytest.raises(ValueError, match="dim must be an integer >= 2, not 1"):
+        CompressiveEnergy(dim=1)
+    with pytest.raises(ValueError, match="views must be an integer >= 1, not 0"):
+        CompressiveEnergy(views=0)
+
+
+def test_refine_with_random_projections_is_reproducible_with_a_generator():
+    rows = gaussian_rows(12, 5)
+    first, second = (
+        refine_neurons(rows, "comhe", steps=5, generator=torch.Generator().manual_seed(3)) for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    chosen = CompressiveEnergy(generator=torch.Generator().manual_seed(3))
+    assert torch.equal(refine_neurons(rows, chosen, steps=5), first)
+    assert not torch.equal(refine_neurons(rows, "comhe", steps=5), first)
+
+
+def test_refine_rejects_a_single_neuron():
+    with pytest.raises(ValueError, match="rows must be at least two neurons, not 1"):
+        refine_neurons(gaussian_rows(1, 4), steps=2)
 
 
 @pytest.mark.parametrize("energy", ["mhe", "half_space_mhe", "comhe"])
@@ -47,7 +74,7 @@ def test_refine_makes_no_antipodal_pairs_in_the_first_layer_of_cnn6(energy):
 def test_refine_in_full_space_lowers_the_full_energy_if_neurons_are_few():
     rows = gaussian_rows(10, 40)
     refined = refine_neurons(rows, "mhe", steps=200)
-    assert mean_energy(refined) < mean_energy(rows)
+    assert hyperspherical_energy(refined) < hyperspherical_energy(rows)
     cosines = nn.functional.normalize(refined) @ nn.functional.normalize(refined).mT
     assert cosines.fill_diagonal_(0).mean() < 0  # towards the simplex
 

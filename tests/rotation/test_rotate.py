@@ -1,4 +1,4 @@
-"""`rotate_`, `fold_` and `use`: selection of layers, weights and outputs, state dicts."""
+"""`rotate_`, `fold_` and `use_rotation_set`: selection of layers, weights and outputs, state dicts."""
 
 import copy
 import subprocess
@@ -10,21 +10,22 @@ import pytest
 import torch
 from torch import nn
 
+import hypersphere as hs
 import oracle
 from hypersphere.functions.orthogonal import ORTHOGONALS, Cayley, GramSchmidt
 from hypersphere.heads import AngularHead
 from hypersphere.rotation import (
+    BlockLayout,
     InputRotation,
-    Layout,
     Stochastic,
     degrees_of_freedom,
     fold_,
-    measure,
     orthogonality_error,
     rotate_,
     rotated_layers,
     rotation_parameters,
-    use,
+    rotation_states,
+    use_rotation_set,
 )
 
 from . import reference
@@ -84,7 +85,7 @@ def test_rotate_multiplies_each_neuron_and_fold_keeps_the_output(kind, method):
     torch.testing.assert_close(layer(x), before, atol=1e-6, rtol=0)
     perturb_(layer)
     ((_, _, rotation),) = rotated_layers(layer)
-    r = reference.rotation(method, rotation.method, rotation.parameter.detach().double())
+    r = reference.rotation(method, rotation.parameter.detach().double())
     expected = np.stack([r @ row for row in v.flatten(1).double().numpy()]).reshape(v.shape)
     np.testing.assert_allclose(layer.weight.detach().numpy(), expected, atol=2e-5)
     rotated = layer(x)
@@ -115,7 +116,7 @@ def test_rotate_trains_only_the_rotation_and_keeps_the_energy(method):
     assert losses[-1] < 0.9 * losses[0]
     assert all(torch.equal(a, b) for a, b in zip(frozen, copies, strict=True))
     drift = abs(oracle.energy(model[0].weight.detach().double().numpy(), 2) / start - 1)
-    assert measure(model)["0"].energy_drift == pytest.approx(drift, abs=1e-6)
+    assert rotation_states(model)["0"].energy_drift == pytest.approx(drift, abs=1e-6)
     if method == "free":
         assert drift > 1e-3
         assert orthogonality_error(model) > 1e-3
@@ -144,10 +145,10 @@ def test_rotate_skips_the_output_layer_by_default():
     [
         (lambda m: rotate_(rotate_(m)), "layer '0' must have a plain weight, but it is parametrised already"),
         (lambda m: rotate_(m, blocks=3), "blocks must be a divisor of 10"),
-        (lambda m: rotate_(m, blocks=0), "blocks must be a whole number >= 1, not 0"),
-        (lambda m: rotate_(m, blocks=2.0), "blocks must be a whole number >= 1, not 2.0"),
-        (lambda m: rotate_(m, blocks="2"), "blocks must be a whole number >= 1, not '2'"),
-        (lambda m: rotate_(m, factors=1.0), "factors must be a whole number >= 1, not 1.0"),
+        (lambda m: rotate_(m, blocks=0), "blocks must be an integer >= 1, not 0"),
+        (lambda m: rotate_(m, blocks=2.0), "blocks must be an integer >= 1, not 2.0"),
+        (lambda m: rotate_(m, blocks="2"), "blocks must be an integer >= 1, not '2'"),
+        (lambda m: rotate_(m, factors=1.0), "factors must be an integer >= 1, not 1.0"),
         (lambda m: rotate_(m, spread="a"), "spread must be None or a number >= 0, not 'a'"),
         (lambda m: rotate_(m, where="0"), "where must be None or a function of a name and a module, not '0'"),
         (lambda m: rotate_(m, Cayley), "method must be one of 'gram_schmidt'"),
@@ -157,10 +158,10 @@ def test_rotate_skips_the_output_layer_by_default():
             lambda m: rotate_(m, lambda d: nn.Linear(d, d), blocks=2),
             "method must be a name or a RowMap if blocks, shared, factors or spread",
         ),
-        (lambda m: rotate_(m, refine="mhe", refine_steps=0), "refine_steps must be a whole number >= 1, not 0"),
+        (lambda m: rotate_(m, refine="mhe", refine_steps=0), "refine_steps must be an integer >= 1, not 0"),
         (lambda m: rotate_(m, refine="mhe", refine_rate="fast"), "refine_rate must be a positive number, not 'fast'"),
         (lambda m: Stochastic(m, 1), r"fraction must be .* a share of them as a float in \(0, 1\], not 1"),
-        (lambda m: Stochastic(m, every=2.5), "every must be a whole number >= 1, not 2.5"),
+        (lambda m: Stochastic(m, every=2.5), "every must be an integer >= 1, not 2.5"),
         (lambda m: Stochastic(m, {"0": 0.5, "2": 0.5, "x": 2}), r"fraction must be a mapping from names .*not \['x'\]"),
         (lambda m: Stochastic(m, method=lambda d: nn.Linear(d, d)), "method must be a name or an object"),
         (lambda m: rotate_(m, blocks=5, factors=2), "factors must be"),
@@ -174,7 +175,7 @@ def test_rotate_skips_the_output_layer_by_default():
         (lambda m: Stochastic(m, fraction={"0": 0.5}), "fraction must be a mapping with an entry for every layer"),
         (lambda m: Stochastic(m, every=0), "every must be"),
         (lambda m: fold_(m, keep=3), "keep must be a bool, not 3"),
-        (lambda m: use(m, "x"), "model must be a rotated model"),
+        (lambda m: use_rotation_set(m, "x"), "model must be a rotated model"),
         (lambda m: orthogonality_error(m), "model must be a rotated model"),
         (lambda m: InputRotation(m), "module must be a layer with a plain weight"),
     ],
@@ -356,7 +357,7 @@ def test_use_rejects_invalid_names(name):
     model = rotate_(mlp())
     before = list(model.state_dict())
     with pytest.raises(ValueError, match="name must be an identifier that is not yet in use"):
-        use(model, name)
+        use_rotation_set(model, name)
     assert list(model.state_dict()) == before
     assert model(torch.randn(2, 10)).shape == (2, 3)
 
@@ -380,22 +381,22 @@ def test_fold_with_keep_preserves_outputs_and_parameters():
     fold_(model, keep=True)
     torch.testing.assert_close(model(x), y, atol=1e-6, rtol=0)
     assert all(a is b for a, b in zip(parameters, rotation_parameters(model), strict=True))
-    assert measure(model)["0"].energy_drift == 0
+    assert rotation_states(model)["0"].energy_drift == 0
     assert torch.equal(parameters[0].detach(), torch.eye(10))
 
 
 def test_use_switches_between_parameter_sets():
     model, x = rotate_(mlp()), torch.randn(4, 10)
     start = model(x)
-    use(model, "other")
+    use_rotation_set(model, "other")
     torch.testing.assert_close(model(x), start)
     with torch.no_grad():
         model[0].parametrizations.weight[0].parameter.add_(0.3)
     rotated = model(x)
     assert (rotated - start).abs().max() > 1e-3
-    use(model, "main")
+    use_rotation_set(model, "main")
     assert torch.equal(model(x), start)
-    use(model, "other")
+    use_rotation_set(model, "other")
     with pytest.raises(ValueError, match="keep must be False where there are several sets"):
         fold_(model, keep=True)
     torch.testing.assert_close(fold_(model)(x), rotated, atol=1e-6, rtol=0)
@@ -404,24 +405,26 @@ def test_use_switches_between_parameter_sets():
 def test_use_is_stored_in_the_state_dict():
     model, x = rotate_(mlp()), torch.randn(4, 10)
     assert not any("active" in key for key in model.state_dict())  # one set needs no name
-    use(model, "other")
+    use_rotation_set(model, "other")
     perturb_(model)
     rotated, state = model(x), model.state_dict()
     assert all(isinstance(value, torch.Tensor) for value in state.values())
-    use(model, "main")
+    use_rotation_set(model, "main")
     assert (model(x) - rotated).abs().max() > 1e-3
     model.load_state_dict(state)
     assert torch.equal(model(x), rotated)
     assert torch.equal(copy.deepcopy(model)(x), rotated)
     fresh = rotate_(mlp())
     for strict in (True, False):
-        with pytest.raises(RuntimeError, match=r"'other' in use, but there is only 'main': call use\(model, 'other'\)"):
+        with pytest.raises(
+            RuntimeError, match=r"'other' in use, but there is only 'main': call use_rotation_set\(model, 'other'\)"
+        ):
             fresh.load_state_dict(state, strict=strict)
-    use(fresh, "other")
-    use(fresh, "main")
+    use_rotation_set(fresh, "other")
+    use_rotation_set(fresh, "main")
     fresh.load_state_dict(state)
     assert torch.equal(fresh(x), rotated)
-    use(model, "main")
+    use_rotation_set(model, "main")
     rest = rotate_(mlp()).load_state_dict(model.state_dict(), strict=False)
     assert [key.rsplit(".", 1)[1] for key in rest.unexpected_keys] == ["other", "other"]
 
@@ -433,7 +436,7 @@ def test_fold_and_measure_use_the_cpu_if_a_device_has_no_float64(monkeypatch):
         rotate_(m[4], "lowdin")
         perturb_(m)
     fold_(expected, keep=True)
-    errors = measure(expected)
+    errors = rotation_states(expected)
     double, host, hosted = torch.Tensor.double, torch.Tensor.cpu, []
 
     def without_float64(tensor):
@@ -449,7 +452,7 @@ def test_fold_and_measure_use_the_cpu_if_a_device_has_no_float64(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cpu", to_host)
     fold_(model, keep=True)
     assert hosted
-    assert measure(model) == errors
+    assert rotation_states(model) == errors
     monkeypatch.undo()
     torch.testing.assert_close(model(x), expected(x), atol=0, rtol=0)
 
@@ -458,12 +461,12 @@ LOAD_IN_NEW_PROCESS = """
 import sys, torch
 sys.path.insert(0, sys.argv[2])
 from rotation.test_rotate import mlp
-from hypersphere.rotation import Stochastic, fold_, rotate_, use
+from hypersphere.rotation import Stochastic, fold_, rotate_, use_rotation_set
 
 def several(model):
     rotate_(model)
     for name in ("third", "second", "main"):
-        use(model, name)
+        use_rotation_set(model, name)
 
 saved = torch.load(sys.argv[1])
 makers = {"full": lambda m: rotate_(m, "gram_schmidt"), "partial": lambda m: Stochastic(m, 0.5, 3), "several": several}
@@ -482,7 +485,7 @@ def test_rotated_models_can_be_loaded_in_another_process_and_folded(tmp_path):
     full, partial, several = rotate_(mlp(), "gram_schmidt"), mlp(), rotate_(mlp())
     stochastic = Stochastic(partial, 0.5, 3)
     for name in ("second", "third", "second"):  # the state dict also stores the name of the active set
-        use(several, name)
+        use_rotation_set(several, name)
     for key, model in (("full", full), ("partial", partial), ("several", several)):
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
         for _ in range(7):
@@ -522,8 +525,9 @@ def test_rotate_reports_layers_that_it_leaves_unchanged(capsys):
     torch.manual_seed(0)
     model, tokens = Tagger(), torch.randint(20, (3, 5))
     before = model(tokens)
-    with pytest.warns(UserWarning, match="layers are not rotated"):
+    with pytest.warns(UserWarning, match="layers are not rotated") as caught:
         rotate_(model, report=True)
+    assert caught[0].filename == __file__
     report = capsys.readouterr().out
     assert [name for name, _, _ in rotated_layers(model)] == [
         "encoder.self_attn.out_proj",
@@ -550,8 +554,9 @@ def test_rotate_needs_the_name_of_an_output_layer_that_cannot_be_recognised():
             self.answer = nn.ModuleDict({"last": nn.Linear(6, 3)})
             self.body = nn.ModuleDict({"first": nn.Linear(4, 6)})
 
-    with pytest.warns(UserWarning, match="no output layer was recognised in Net"):
+    with pytest.warns(UserWarning, match="no output layer was recognised in Net") as caught:
         rotate_(Net())
+    assert caught[0].filename == __file__
     model = rotate_(Net(), output_layer="answer.last")
     assert [name for name, _, _ in rotated_layers(model)] == ["body.first"]
     with pytest.raises(ValueError, match="output_layer must be 'auto', None or one of"):
@@ -595,9 +600,17 @@ def test_rotate_requires_bools_and_leaves_the_model_unchanged(convert, name):
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
-def test_layout_accepts_old_names():
-    layout = Layout(size=12, blocks=4, factors=1)
-    with pytest.warns(DeprecationWarning, match="use Layout.block_size"):
+def test_block_layout_accepts_old_names():
+    layout = BlockLayout(size=12, blocks=4, factors=1)
+    with pytest.warns(DeprecationWarning, match="use BlockLayout.block_size"):
         assert layout.block == layout.block_size == 3
-    with pytest.warns(DeprecationWarning, match="use Layout.matrix_count"):
+    with pytest.warns(DeprecationWarning, match="use BlockLayout.matrix_count"):
         assert layout.matrices == layout.matrix_count == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("Layout", BlockLayout), ("measure", rotation_states), ("use", use_rotation_set)]
+)
+def test_rotation_accepts_old_names(old, new):
+    with pytest.warns(DeprecationWarning, match=f"use hypersphere.rotation.{new.__name__}"):
+        assert getattr(hs.rotation, old) is new

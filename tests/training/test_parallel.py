@@ -77,7 +77,7 @@ def test_minimize_reports_non_finite_features_as_divergence(wrap, alone):
     with torch.no_grad():
         for parameter in objective.parameters():
             parameter.fill_(0.5)
-    with pytest.raises(ValueError, match="y must lie in"):
+    with pytest.raises(ValueError, match="y must be in"):
         minimize(objective, wrong, epochs=1, optimizer=optimizer)
 
 

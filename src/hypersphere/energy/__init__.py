@@ -1,6 +1,6 @@
 """Hyperspherical energy: how evenly neurons cover the sphere."""
 
-from hypersphere.energy._regularizer import NeuronRegularizer, Warmup
+from hypersphere.energy._regularizer import NeuronRegularizer, StepResult, Warmup
 from hypersphere.energy.comhe import CoMHE, LowRank, factors, low_rank_
 from hypersphere.energy.energy import (
     data_dependent_energy,
@@ -25,6 +25,7 @@ __all__ = [
     "NeuronRegularizer",
     "Orthogonal",
     "Orthonormal",
+    "StepResult",
     "Warmup",
     "data_dependent_energy",
     "factors",

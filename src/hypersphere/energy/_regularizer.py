@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import abc
+import difflib
 import fnmatch
 import functools
 import inspect
 import math
-import re
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, NoReturn, ParamSpec, TypedDict, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -22,14 +21,14 @@ from torch.nn.utils import parametrize
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_attribute
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer, SkippedLayer, layers_of
-from hypersphere._validation import is_integer, is_number, require
+from hypersphere._validation import is_integer, is_number, require, warn_user
 from hypersphere.functions.orthogonal import ORTHOGONALS
 
 __all__ = [
-    "Call",
+    "CallKind",
     "NeuronRegularizer",
-    "Outcome",
     "RegularizerOptions",
+    "StepResult",
     "Warmup",
     "add_terms",
     "check_factor",
@@ -44,11 +43,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-Call = Literal["new", "repeat", "read"]
+CallKind = Literal["new", "repeat", "read"]
 """What a call is for: it starts a step, repeats the last one with gradients, or only reads the value."""
 
 
-class Outcome(NamedTuple):
+class StepResult(NamedTuple):
     """What `NeuronRegularizer.compute` returns.
 
     Attributes:
@@ -58,7 +57,7 @@ class Outcome(NamedTuple):
     """
 
     total: Tensor
-    updates: dict[str, Tensor]
+    updates: Mapping[str, Tensor] = MappingProxyType({})
     is_finite: bool = False
 
 
@@ -153,8 +152,11 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         where: Callable[[str, nn.Module], bool] | None = None,
         auto_advance: bool = True,
         report: bool = False,
+        **unknown: object,
     ) -> None:
         super().__init__()
+        if unknown:
+            _raise_unknown_argument(type(self), next(iter(unknown)))
         require(schedule is None or callable(schedule), "schedule", "None or a callable of the step", schedule)
         require(is_integer(every, 1), "every", "an integer >= 1", every)
         for name, flag in (("auto_advance", auto_advance), ("report", report)):
@@ -196,10 +198,8 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         """Return λ of a layer: that of `layer_weights`, or the default."""
 
     @abc.abstractmethod
-    def compute(self, labels: Tensor | None, step: int, call: Call) -> Outcome | tuple[Tensor, dict[str, Tensor]]:
+    def compute(self, labels: Tensor | None, step: int, call: CallKind) -> StepResult:
         """Return the regulariser, and new values of buffers that are stored if this call starts a step.
-
-        Both are the first two fields of an `Outcome`; a pair of them is accepted too.
 
         Args:
             labels: the labels of a batch, or None.
@@ -219,17 +219,17 @@ class NeuronRegularizer(nn.Module, abc.ABC):
             kind = type(self).__name__
             require(len(positional) == 1 and labels is None, "labels", "the only argument", f"{len(positional)} more")
             message = f"{kind} takes no inputs of the model, only labels: pass {kind}(...)(labels=labels)"
-            warnings.warn(message, DeprecationWarning, stacklevel=_user_stacklevel())
+            warn_user(message, DeprecationWarning)
             (labels,) = positional
         call = self._kind_of_call()
         step = self._step_index(call) if self._counts else 0
         anchor = self.selection[0].anchor
         factor = 1.0 if self.schedule is None else self._scheduled_factor(step)
-        updates: dict[str, Tensor] = {}
+        updates: Mapping[str, Tensor] = {}
         if factor and step % self.every == 0:
             # Energies of 16-bit products would be noise for close neurons.
             with _numerics.autocast_disabled(anchor):
-                total, updates, is_finite = Outcome(*self.compute(labels, step, call))
+                total, updates, is_finite = self.compute(labels, step, call)
                 total = total if self.schedule is None else factor * total
             # Reading the total makes the host wait for the device. A factor above 1 could make it overflow.
             if not is_finite or factor > 1:
@@ -247,7 +247,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         if self._counts:
             self.steps += 1
 
-    def initial_value(self, name: str, call: Call) -> Tensor:
+    def initial_value(self, name: str, call: CallKind) -> Tensor:
         """Return a buffer as it was at the start of the step: before the last update if the call repeats it."""
         value = self._replaced.get(name) if call == "repeat" else None
         return self.get_buffer(name) if value is None else value
@@ -256,7 +256,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
     def _counts(self) -> bool:
         return "steps" in self._buffers
 
-    def _kind_of_call(self) -> Call:
+    def _kind_of_call(self) -> CallKind:
         """Return what this call is for, from the mode of the module and what autograd is doing."""
         if not self.training or not torch.is_grad_enabled():
             return "read"
@@ -269,14 +269,14 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         return "repeat" if is_counted else "new"
 
     @run_uncompiled
-    def _step_index(self, call: Call) -> int:
+    def _step_index(self, call: CallKind) -> int:
         """Return the index of the current step, or of the last one if the call does not start a step."""
         steps = int(self.steps)
         # The counter is already one ahead after a counted call, so reads and repeats go back to that call.
         return steps if call == "new" or not self.auto_advance else max(steps - 1, 0)
 
     @run_uncompiled
-    def _store(self, updates: dict[str, Tensor], step: int) -> None:
+    def _store(self, updates: Mapping[str, Tensor], step: int) -> None:
         """Store new buffers and count the step. The replaced buffers are kept, in case the call is repeated."""
         self._replaced = {name: self.get_buffer(name) for name in updates}
         for name, value in updates.items():
@@ -301,6 +301,13 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         largest = max(self.selection, key=lambda layer: float(layer.rows().detach().abs().amax()))
         reason = f"although all weights are finite: those of {largest.name} are too large"
         raise ValueError(f"the regulariser must be finite, but is {total.item()} {reason}")
+
+
+def _raise_unknown_argument(kind: type[NeuronRegularizer], name: str) -> NoReturn:
+    """Raise a `TypeError` that names the regulariser and its argument with the most similar name."""
+    similar = difflib.get_close_matches(name, inspect.signature(kind).parameters, n=1)
+    hint = f"; did you mean {similar[0]!r}?" if similar else ""
+    raise TypeError(f"{kind.__name__} got an unexpected keyword argument {name!r}{hint}")
 
 
 def _forget_last_call(regularizer: NeuronRegularizer, incompatible_keys: object) -> None:
@@ -333,28 +340,16 @@ def _select_layers(
         return f"neurons of {layer.length} number" if layer.length < shortest else None
 
     if output_layer == "last":
-        message = "output_layer='last' is deprecated, use 'auto' instead"
-        warnings.warn(message, DeprecationWarning, stacklevel=_user_stacklevel())
+        warn_user("output_layer='last' is deprecated, use 'auto' instead", DeprecationWarning)
         output_layer = "auto"
-    try:
-        candidates = layers_of(model, output=output_layer, where=where)
-    except ValueError as error:  # `layers_of` calls the argument `output`
-        raise ValueError(re.sub("^output must", "output_layer must", str(error))) from None
-    candidates.warn_if_output_is_unknown(stacklevel=_user_stacklevel() + 1)
+    candidates = layers_of(model, output=output_layer, where=where, output_argument="output_layer")
+    candidates.warn_if_output_is_unknown()
     selection = candidates.without(reject)
     if len(selection) == 0:
         reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped)
         reason = f"every layer is skipped ({reasons})" if reasons else "it has no layers"
         raise ValueError(f"model must have a layer of two or more neurons, but {reason}")
     return selection
-
-
-def _user_stacklevel() -> int:
-    """Return the `stacklevel` with which a warning of the caller points to the first frame outside of this library."""
-    level, frame = 0, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("hypersphere.", "torch.")):
-        level, frame = level + 1, frame.f_back
-    return level + 1
 
 
 def resolve_patterns(argument: str, patterns: Mapping[str, T] | None, layers: Iterable[NeuronLayer]) -> dict[str, T]:
@@ -389,10 +384,8 @@ def _warn_about_rotated_layers(selection: LayerSelection) -> None:
         if is_rotation and isinstance(original, Tensor) and not original.requires_grad:
             fixed.append(layer.name)
     if fixed:
-        warnings.warn(
-            f"rotations do not change the angles between neurons, so the regulariser is constant in {', '.join(fixed)}",
-            stacklevel=_user_stacklevel(),
-        )
+        names = ", ".join(fixed)
+        warn_user(f"rotations do not change the angles between neurons, so the regulariser is constant in {names}")
 
 
 def stack_equal_shapes(sets: Iterable[tuple[Tensor, float]]) -> list[tuple[Tensor, Tensor]]:

@@ -2,7 +2,6 @@ r"""CoMHE: the energy of projected neurons as a regulariser, and its low-rank fo
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,8 @@ from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
 from hypersphere._layer_selection import LayerSource, NeuronLayer, layers_of
-from hypersphere._validation import is_integer, require
-from hypersphere.energy._regularizer import Call, check_factor, run_uncompiled, seeded_generator, stack_equal_shapes
+from hypersphere._validation import is_integer, require, warn_user
+from hypersphere.energy._regularizer import CallKind, check_factor, run_uncompiled, seeded_generator, stack_equal_shapes
 from hypersphere.energy.mhe import EnergyOptions, EnergyRegularizer, WeightedSums
 from hypersphere.functions._pairwise import PairSum
 from hypersphere.functions.kernel import PairPotential, kernel_of
@@ -103,10 +102,10 @@ class CoMHE(EnergyRegularizer):
         small = tuple(layer for layer in layers if not fits[layer.name])
         if small:
             names = ", ".join(layer.name for layer in small)
-            warnings.warn(f"not projected, because the layers are smaller than the projection: {names}", stacklevel=3)
+            warn_user(f"not projected, because the layers are smaller than the projection: {names}")
         return tuple(layer for layer in layers if fits[layer.name]), small
 
-    def weighted_sums(self, layers: list[NeuronLayer], step: int, call: Call) -> WeightedSums:
+    def weighted_sums(self, layers: list[NeuronLayer], step: int, call: CallKind) -> WeightedSums:
         """Return the output layers as they are and views (views, sets, N, r) of the others."""
         # Read the rows once: the bases are learned from them, and a parametrised weight is computed at every access.
         rows = {layer.name: layer.row_sets() for layer in self.projected}
@@ -162,7 +161,7 @@ class CoMHE(EnergyRegularizer):
         return bases
 
     @run_uncompiled
-    def _bases(self, rows: dict[str, Tensor], step: int, call: Call) -> dict[str, Tensor]:
+    def _bases(self, rows: dict[str, Tensor], step: int, call: CallKind) -> dict[str, Tensor]:
         """Return the basis of every key at a step: drawn, or learned."""
         if isinstance(self.projection, Learned):
             return self._learn_bases(self.projection, rows, step, call)
@@ -173,7 +172,9 @@ class CoMHE(EnergyRegularizer):
             self._drawn = draw, self._draw_bases(*draw)
         return self._drawn[1]
 
-    def _learn_bases(self, projection: Learned, rows: dict[str, Tensor], step: int, call: Call) -> dict[str, Tensor]:
+    def _learn_bases(
+        self, projection: Learned, rows: dict[str, Tensor], step: int, call: CallKind
+    ) -> dict[str, Tensor]:
         """Return learned bases, after gradient steps on their objective if this step has any."""
         moves = call != "read" and (projection.unrolled or step % projection.every == 0)
         redraws = (

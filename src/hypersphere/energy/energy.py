@@ -237,7 +237,9 @@ def random_energy(
         # Each unordered pair of directions gives 4 unordered pairs of signed directions, two at z and two at z′, the
         # distance to the opposite. There are also n pairs of a direction and its opposite.
         opposite = float(
-            kernel.of_square(torch.tensor(math.pi**2 if distance == "angular" else 4.0, dtype=torch.float64))
+            kernel.floored_value_at_square(
+                torch.tensor(math.pi**2 if distance == "angular" else 4.0, dtype=torch.float64)
+            )
         )
         signed_pairs = n * (2 * n - 1)
         mean = (4 * pairs * mean if pairs else 0.0) / signed_pairs + n * opposite / signed_pairs
@@ -253,7 +255,7 @@ def _pair_moments(kernel: Kernel, d: int, distance: str) -> tuple[float, float, 
         return float((share * values).sum())
 
     def evaluate(angles: Tensor, form: str) -> Tensor:
-        return kernel.at_square(angles.square() if form == "angular" else 4 * (angles / 2).sin().square())
+        return kernel.value_at_square(angles.square() if form == "angular" else 4 * (angles / 2).sin().square())
 
     if not isinstance(kernel, (Riesz, Logarithmic)):
         f, g = evaluate(theta, distance), evaluate(opposite, distance)

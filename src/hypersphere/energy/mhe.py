@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hypersphere import _numerics
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.energy._regularizer import (
-    Call,
+    CallKind,
     NeuronRegularizer,
-    Outcome,
     RegularizerOptions,
+    StepResult,
     add_terms,
     check_factor,
     check_seed,
@@ -56,9 +57,9 @@ class WeightedSums:
     factors: list[Tensor | float] = field(default_factory=list)
     updates: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(self, one: PairSum, factor: Tensor | float) -> None:
+    def add(self, pair_sum: PairSum, factor: Tensor | float) -> None:
         """Add one stack."""
-        self.sums.append(one)
+        self.sums.append(pair_sum)
         self.factors.append(factor)
 
 
@@ -106,7 +107,7 @@ class EnergyRegularizer(NeuronRegularizer):
             self.register_buffer("seed", torch.tensor(seed))
 
     @abc.abstractmethod
-    def weighted_sums(self, layers: list[NeuronLayer], step: int, call: Call) -> WeightedSums:
+    def weighted_sums(self, layers: list[NeuronLayer], step: int, call: CallKind) -> WeightedSums:
         """Return the energies of layers; `step` and `call` are those of `compute`."""
 
     def is_half_space(self, layer: NeuronLayer) -> bool:
@@ -121,7 +122,7 @@ class EnergyRegularizer(NeuronRegularizer):
         factor = self.layer_weights.get(layer.name, by_role.get(layer.role, default))
         return factor / len(self.selection.hidden) if self.average and layer.role == "hidden" else factor
 
-    def compute(self, labels: Tensor | None, step: int, call: Call) -> Outcome:
+    def compute(self, labels: Tensor | None, step: int, call: CallKind) -> StepResult:
         """Return the weighted sum of energies. With `labels`, the energy of the output is the data-dependent one."""
         # Layers with λ = 0 cost nothing.
         layers = [layer for layer in self.selection if self.factor(layer)]
@@ -138,11 +139,12 @@ class EnergyRegularizer(NeuronRegularizer):
         weighted = self.weighted_sums(layers, step, call)
         energies, is_finite = pair_energies(weighted.sums)
         terms += [(factor * self.reduce(e)).sum() for factor, e in zip(weighted.factors, energies, strict=True)]
-        # Energies that are known to be finite are below 10⁻⁴ of the largest number, so factors λ of less than 10⁴ in
-        # total cannot make the sum overflow, and the base class need not read it. A layer has at most two stacks.
-        is_bounded = labels is None and 2 * sum(map(self.factor, layers)) < 1e4
+        # Energies that are known to be finite are smaller than the largest number by ENERGY_HEADROOM. If the factors λ
+        # are smaller than it in total, the sum cannot overflow, and the base class need not read it. A layer has at
+        # most two stacks.
+        is_bounded = labels is None and 2 * sum(map(self.factor, layers)) < _numerics.ENERGY_HEADROOM
         total = add_terms(terms, self.selection[0].anchor)
-        return Outcome(total, weighted.updates, is_finite and is_bounded)
+        return StepResult(total, weighted.updates, is_finite and is_bounded)
 
     def reduce(self, energies: Tensor) -> Tensor:
         """Return one energy per layer: the mean over its groups."""
@@ -217,7 +219,7 @@ class MHE(EnergyRegularizer):
         """Return True if the layer is in half space."""
         return layer.name in self.mirrored
 
-    def weighted_sums(self, layers: list[NeuronLayer], step: int, call: Call) -> WeightedSums:
+    def weighted_sums(self, layers: list[NeuronLayer], step: int, call: CallKind) -> WeightedSums:
         """Return the neurons of layers as stacks (layers, groups, N, d), with the factors λ of their layers."""
         sampled = [layer for layer in layers if self.batch is not None and layer.shape[1] > self.batch]
         indices = self._draw(step, sampled) if sampled else {}

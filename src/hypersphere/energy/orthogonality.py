@@ -13,9 +13,10 @@ from hypersphere import _numerics, sphere
 from hypersphere._layer_selection import LayerSource, NeuronLayer
 from hypersphere._validation import is_integer, require
 from hypersphere.energy._regularizer import (
-    Call,
+    CallKind,
     NeuronRegularizer,
     RegularizerOptions,
+    StepResult,
     add_terms,
     check_factor,
     check_seed,
@@ -81,14 +82,14 @@ class Orthonormal(_GramRegularizer):
         tensor(18.)
     """
 
-    def compute(self, labels: Tensor | None, step: int, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute(self, labels: Tensor | None, step: int, call: CallKind) -> StepResult:
         """Return λ·Σ‖WWᵀ − I‖²."""
 
         def squared_error(w: Tensor) -> Tensor:
             identity = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
             return (w @ w.mT - identity).square().sum((-3, -2, -1))
 
-        return self.sum_over_layers(squared_error), {}
+        return StepResult(self.sum_over_layers(squared_error))
 
 
 class Orthogonal(_GramRegularizer):
@@ -118,7 +119,7 @@ class Orthogonal(_GramRegularizer):
         super().__init__(model, weight, **options)
         self.uses_cosines = normalize
 
-    def compute(self, labels: Tensor | None, step: int, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute(self, labels: Tensor | None, step: int, call: CallKind) -> StepResult:
         """Return λ times the sum of squares off the diagonal of the Gram matrices."""
 
         def squares_off_diagonal(w: Tensor) -> Tensor:
@@ -127,7 +128,7 @@ class Orthogonal(_GramRegularizer):
             no_pair = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
             return (rows @ rows.mT).masked_fill(no_pair, 0.0).square().sum((-3, -2, -1))
 
-        return self.sum_over_layers(squares_off_diagonal), {}
+        return StepResult(self.sum_over_layers(squares_off_diagonal))
 
 
 class SRIP(_GramRegularizer):
@@ -171,7 +172,7 @@ class SRIP(_GramRegularizer):
             placed = vector if anchor.is_meta else vector.to(anchor.device, _numerics.widen(anchor[:0]).dtype)
             self.register_buffer(f"vector_{index}", placed)
 
-    def compute(self, labels: Tensor | None, step: int, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+    def compute(self, labels: Tensor | None, step: int, call: CallKind) -> StepResult:
         """Return the weighted sum over layers, and the vectors from which the next step continues."""
         terms, vectors = [], {}
         for index, layer in enumerate(self.selection):
@@ -181,7 +182,7 @@ class SRIP(_GramRegularizer):
             # ‖(WWᵀ − I)v‖ of a unit v converges to the largest |eigenvalue|, also if that is negative.
             terms.append(self.factor(layer) * sphere.norm(_excess(w, v), dim=-2).sum())
             vectors[name] = v
-        return add_terms(terms, self.selection[0].anchor), vectors
+        return StepResult(add_terms(terms, self.selection[0].anchor), vectors)
 
     def _iterate(self, w: Tensor, v: Tensor) -> Tensor:
         """Return v after differentiable power iterations; where WWᵀ − I maps it to zero, v stays as it is."""

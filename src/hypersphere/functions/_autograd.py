@@ -1,17 +1,30 @@
-"""Parts of autograd functions that compute gradients in their forward pass and can be differentiated twice."""
+"""When an explicit backward pass may be used, and how it is differentiated again."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.jit._trace import is_tracing
 
 from hypersphere import _numerics
 
 __all__ = ["differentiable_gradients", "inner_graph", "only_reverse_mode"]
+
+
+def only_reverse_mode(*tensors: Tensor) -> bool:
+    """Return True if an explicit backward pass may replace ordinary operations on these tensors.
+
+    It may in ordinary eager mode. Compilation, export, `torch.jit.trace`, `torch.func` transforms and forward-mode
+    differentiation need ordinary operations, and tensors on the meta device have no values to choose an algorithm by.
+    """
+    if is_tracing() or forward_ad._current_level >= 0:
+        return False
+    return _numerics.values_readable(*tensors)
 
 
 @contextlib.contextmanager
@@ -26,24 +39,28 @@ def inner_graph() -> Iterator[None]:
 
 
 def differentiable_gradients(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], needs: Sequence[bool], grad: Tensor
+    function: Callable[..., Any], inputs: Sequence[Tensor | None], needs: Sequence[bool], *grads: Tensor | None
 ) -> list[Tensor | None]:
-    """Return the gradients of `function(*inputs)` as differentiable functions of the inputs and of `grad`."""
+    """Return the gradients of `function(*inputs)` as differentiable functions of the inputs and of `grads`.
+
+    Args:
+        function: the same values as the forward pass in ordinary operations: a tensor, or several tensors or None.
+        inputs: its arguments. One that is None has no gradient.
+        needs: which inputs need a gradient.
+        grads: the gradient of each output, None for an output that is not used.
+    """
     with torch.enable_grad():
         # Views separate the inputs from their history: a gradient with respect to one input must not include a path
         # through another input that was computed from it.
-        views = [x.view_as(x) for x in inputs]
-        output = function(*views)
-        selected = [view for view, needed in zip(views, needs, strict=True) if needed]
-        grads = iter(torch.autograd.grad(output, selected, grad, create_graph=True, materialize_grads=True))
-    return [next(grads) if needed else None for needed in needs]
-
-
-def only_reverse_mode(*tensors: Tensor) -> bool:
-    """Return True in eager mode, where values can be read, if no tensor has a tangent of forward-mode differentiation.
-
-    Only then may an autograd function replace ordinary operations.
-    """
-    if not _numerics.values_readable(*tensors):
-        return False
-    return all(forward_ad.unpack_dual(x).tangent is None for x in tensors)
+        views = [None if x is None else x.view_as(x) for x in inputs]
+        outputs = function(*views)
+        outputs = [outputs] if isinstance(outputs, Tensor) else outputs
+        used = [(y, grad) for y, grad in zip(outputs, grads, strict=True) if y is not None and grad is not None]
+        used_outputs, used_grads = [y for y, _ in used], [grad for _, grad in used]
+        selected = [view for view, needed in zip(views, needs, strict=True) if needed and view is not None]
+        if not used or not selected:
+            return [None] * len(inputs)
+        results = iter(
+            torch.autograd.grad(used_outputs, selected, used_grads, create_graph=True, materialize_grads=True)
+        )
+    return [next(results) if needed and x is not None else None for x, needed in zip(inputs, needs, strict=True)]

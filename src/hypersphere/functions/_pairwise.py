@@ -115,7 +115,7 @@ class _Result(NamedTuple):
     is_finite: bool = False
 
 
-def pair_energy(one: PairSum) -> Tensor:
+def pair_energy(pair_sum: PairSum) -> Tensor:
     """Return a sum or mean of φ over pairs: one number per set of a stack, or one for a batch against all rows.
 
     Memory does not grow with the number of pairs beyond a few million. For backward a mutual sum keeps N·min(N, d)
@@ -127,7 +127,7 @@ def pair_energy(one: PairSum) -> Tensor:
     >>> pair_energy(PairSum(w, potential, labels=torch.tensor([0])))
     tensor(1.)
     """
-    return pair_energies([one])[0][0]
+    return pair_energies([pair_sum])[0][0]
 
 
 def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
@@ -135,8 +135,8 @@ def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
 
     Reading a value makes the host wait for the device. Computed one at a time, every sum reads values; together they
     do so once, or once per `_PAIRS_AT_ONCE` pairs. The flag is True if all norms are ordinary, no pair is close and the
-    kernels are `bounded_by_power`. Then every φ is below 10⁻⁴ of the largest number of the dtype, as is their mean (see
-    `_numerics.close_pair_threshold`).
+    kernels are `bounded_by_power`. Then every φ, and their mean, is smaller than the largest number of the dtype by the
+    factor `_numerics.ENERGY_HEADROOM` (see `_numerics.close_pair_threshold`).
 
     >>> pair_energies([PairSum(torch.eye(3), PairPotential()), PairSum(torch.eye(2), PairPotential())])
     ([tensor(3.), tensor(1.)], True)
@@ -145,12 +145,12 @@ def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
     totals: list[list[Tensor]] = [[] for _ in sums]
     fused: list[tuple[int, PairSum]] = []
     is_finite = True
-    for k, one in enumerate(sums):
-        if one.is_fusable:
-            fused += [(k, part) for part in one.split()]
+    for k, pair_sum in enumerate(sums):
+        if pair_sum.is_fusable:
+            fused += [(k, part) for part in pair_sum.split()]
         else:
-            with _numerics.autocast_disabled(one.w):
-                totals[k].append(_plain_sum(one))
+            with _numerics.autocast_disabled(pair_sum.w):
+                totals[k].append(_plain_sum(pair_sum))
             is_finite = False
     for batch in _batches(fused):
         parts = [part for _, part in batch]
@@ -164,25 +164,25 @@ def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
             has_gradient = result.grad_w is not None
             totals[k].append(_Differentiable.apply(part, result, part.w, part.rows) if has_gradient else result.total)
     energies = []
-    for one, part_totals in zip(sums, totals, strict=True):
+    for pair_sum, part_totals in zip(sums, totals, strict=True):
         total = part_totals[0] if len(part_totals) == 1 else torch.cat(part_totals)
-        total = total.reshape(one.w.shape[:-2])
-        energies.append(_mean(one, total) if one.mean else total)
-        is_finite = is_finite and one.w.shape[-2] > 1
+        total = total.reshape(pair_sum.w.shape[:-2])
+        energies.append(_mean(pair_sum, total) if pair_sum.mean else total)
+        is_finite = is_finite and pair_sum.w.shape[-2] > 1
     return energies, is_finite
 
 
-def _mean(one: PairSum, total: Tensor) -> Tensor:
+def _mean(pair_sum: PairSum, total: Tensor) -> Tensor:
     """Return the mean over ordered pairs, given the sum over the pairs of one set or of each set of a stack."""
-    w, potential, n = one.w, one.potential, one.w.shape[-2]
-    count = n if one.sampled_from is None else one.sampled_from
+    w, potential, n = pair_sum.w, pair_sum.potential, pair_sum.w.shape[-2]
+    count = n if pair_sum.sampled_from is None else pair_sum.sampled_from
     # Extrapolate the sum of a sample to all pairs. All pairs are equally likely in it, so this is unbiased. A single
     # neuron has no pairs, but its sum must be connected to the graph, and not finite if the neuron is not.
     total = total * (count * (count - 1) / (n * (n - 1))) if n > 1 else w.sum((-2, -1)) * 0
     if not potential.half_space:
         return total / (count * (count - 1))
     # Each of the `count` vectors is also paired with its mirror image, at the squared chord 4.
-    betas = None if one.weights is None else (one.weights, one.weights)
+    betas = None if pair_sum.weights is None else (pair_sum.weights, pair_sum.weights)
     antipodal = PairPotential(potential.kernel, potential.distance)(w.new_full((), 4.0), w.new_zeros(()), betas)
     # Of the four signed copies of a pair, two are at the distance of ŵⱼ and two at that of −ŵⱼ.
     total = 2 * (total + (count * antipodal if betas is None else antipodal.sum(-1)))
@@ -210,9 +210,11 @@ class _Differentiable(torch.autograd.Function):
     """Attach its gradients to a sum that has been computed already."""
 
     @staticmethod
-    def forward(ctx: Any, one: PairSum, result: _Result, w: Tensor, rows: Tensor | None) -> Tensor:
-        ctx.potential, ctx.is_factor = one.potential, result.is_factor
-        ctx.save_for_backward(w, rows, one.weights, one.labels, one.counted, result.grad_w, result.grad_rows)
+    def forward(ctx: Any, pair_sum: PairSum, result: _Result, w: Tensor, rows: Tensor | None) -> Tensor:
+        ctx.potential, ctx.is_factor = pair_sum.potential, result.is_factor
+        ctx.save_for_backward(
+            w, rows, pair_sum.weights, pair_sum.labels, pair_sum.counted, result.grad_w, result.grad_rows
+        )
         return result.total
 
     @staticmethod
@@ -237,28 +239,30 @@ class _Differentiable(torch.autograd.Function):
 # Plain ---------------------------------------------------------------------------------------------------------------
 
 
-def _plain_sum(one: PairSum) -> Tensor:
+def _plain_sum(pair_sum: PairSum) -> Tensor:
     """Return a sum in differentiable operations, from float64 cosines."""
-    w, weights = one.w, one.weights
+    w, weights = pair_sum.w, pair_sum.weights
     columns = sphere.polar(_numerics.to_float64(w))[1]
-    if one.labels is None:
+    if pair_sum.labels is None:
         rows, no_pair = columns, torch.eye(w.shape[-2], dtype=torch.bool, device=columns.device)
     else:
-        rows = columns[one.labels] if one.rows is None else sphere.polar(_numerics.to_float64(one.rows))[1]
-        no_pair = _no_pair(one, slice(None), slice(0, len(w))).to(columns.device)
+        rows = (
+            columns[pair_sum.labels] if pair_sum.rows is None else sphere.polar(_numerics.to_float64(pair_sum.rows))[1]
+        )
+        no_pair = _no_pair(pair_sum, slice(None), slice(0, len(w))).to(columns.device)
     # Mask before and after φ: the cosine 1 of a row with itself would have an infinite derivative, and a masked value
     # alone would turn it into 0·∞ = NaN in backward.
     c = (rows @ columns.mT).masked_fill(no_pair, 0.0)
     betas = None if weights is None else (weights.unsqueeze(-1), weights.unsqueeze(-2))
-    values = one.potential(2 - 2 * c, 2 + 2 * c, betas, w.dtype)
+    values = pair_sum.potential(2 - 2 * c, 2 + 2 * c, betas, w.dtype)
     return _saturate(values.masked_fill(no_pair, 0.0).sum((-2, -1)), w.dtype).to(w.device)
 
 
-def _no_pair(one: PairSum, rows: slice, columns: slice) -> Tensor:
+def _no_pair(pair_sum: PairSum, rows: slice, columns: slice) -> Tensor:
     """Return True for entries of a cross sum that do not count: a row with itself, and rows that do not count."""
-    assert one.labels is not None
-    is_itself = one.labels[rows, None] == torch.arange(columns.start, columns.stop, device=one.labels.device)
-    return is_itself if one.counted is None else is_itself | ~one.counted[rows, None]
+    assert pair_sum.labels is not None
+    is_itself = pair_sum.labels[rows, None] == torch.arange(columns.start, columns.stop, device=pair_sum.labels.device)
+    return is_itself if pair_sum.counted is None else is_itself | ~pair_sum.counted[rows, None]
 
 
 # At once -------------------------------------------------------------------------------------------------------------
@@ -310,16 +314,16 @@ def _gram(w: Tensor) -> Tensor:
     return c
 
 
-def _sum_at_once(one: PairSum, cosines: _Cosines, extremes: list[float], with_gradient: bool) -> _Result:
+def _sum_at_once(pair_sum: PairSum, cosines: _Cosines, extremes: list[float], with_gradient: bool) -> _Result:
     """Return the totals of sets (S, N, d) and their gradient.
 
     Args:
-        one: the sets.
+        pair_sum: the sets.
         cosines: their cosines, which are only valid if the norms are ordinary, and only accurate without close pairs.
         extremes: the values of `cosines.extremes`.
         with_gradient: whether the gradient is needed.
     """
-    w, potential, weights = one.w, one.potential, one.weights
+    w, potential, weights = pair_sum.w, pair_sum.potential, pair_sum.weights
     c, inverse_norms, _ = cosines
     least_norm, largest_norm, bottom, top = extremes
     low, high = _numerics.safe_square_range(w.dtype)
@@ -410,13 +414,15 @@ def _saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
 # In blocks -----------------------------------------------------------------------------------------------------------
 
 
-def _sum_in_blocks(one: PairSum, with_gradient: bool) -> _Result:
+def _sum_in_blocks(pair_sum: PairSum, with_gradient: bool) -> _Result:
     """Return a cross sum, or the mutual sum of one large set (1, N, d), with gradients."""
-    is_mutual = one.labels is None
-    w = one.w.flatten(0, -2)
-    weights = None if one.weights is None else one.weights.flatten()
-    rows = w if is_mutual else w[one.labels] if one.rows is None else one.rows
+    is_mutual = pair_sum.labels is None
+    w = pair_sum.w.flatten(0, -2)
+    weights = None if pair_sum.weights is None else pair_sum.weights.flatten()
+    rows = w if is_mutual else w[pair_sum.labels] if pair_sum.rows is None else pair_sum.rows
     height = max(min(len(rows), math.isqrt(_PAIRS_IN_CACHE)), 1)
+    # Blocks of a mutual sum are square, so that a row meets itself only in blocks on the diagonal, where i == j.
+    width = height if is_mutual else _PAIRS_IN_CACHE // height
     total = torch.zeros((), dtype=torch.float64, device=w.device)
     inverse_norms = w.new_zeros(len(w), 1)
     row_inverse_norms = inverse_norms if is_mutual else w.new_zeros(len(rows), 1)
@@ -426,32 +432,32 @@ def _sum_in_blocks(one: PairSum, with_gradient: bool) -> _Result:
         row_lengths, unit_rows = sphere.row_polar(rows[i])
         row_inverse_norms[i] = _inverse(row_lengths)
         # The mutual sum is symmetric: blocks on and above the diagonal are sufficient.
-        for j in _slices(len(w), _PAIRS_IN_CACHE // height, start=i.start if is_mutual else 0):
+        for j in _slices(len(w), width, start=i.start if is_mutual else 0):
             on_diagonal = is_mutual and i == j
             lengths, unit = (row_lengths, unit_rows) if on_diagonal else sphere.row_polar(w[j])
             inverse_norms[j] = _inverse(lengths)
-            no_pair = None if is_mutual else _no_pair(one, i, j)
+            no_pair = None if is_mutual else _no_pair(pair_sum, i, j)
             if on_diagonal:
                 no_pair = torch.eye(len(unit), dtype=torch.bool, device=w.device)
             block = _Block((rows[i], w[j]), (unit_rows, unit), no_pair, is_symmetric=on_diagonal)
             betas = None if weights is None else (weights[i, None], weights[None, j])
-            value, block_grad_rows, block_grad_columns = block.sum(one.potential, betas, with_gradient)
+            value, block_grad_rows, block_grad_columns = block.sum(pair_sum.potential, betas, with_gradient)
             # A block above the diagonal stands for its mirror image too.
             copies = 2 if is_mutual and not on_diagonal else 1
             total += copies * value
             if grad_w is not None and grad_rows is not None:
                 grad_rows[i].add_(block_grad_rows, alpha=copies)
                 grad_w[j].add_(block_grad_columns, alpha=copies)
-    total = _saturate(total, w.dtype).reshape(one.w.shape[:-2])
+    total = _saturate(total, w.dtype).reshape(pair_sum.w.shape[:-2])
     if grad_w is None or grad_rows is None:
         return _Result(total)
     # The factor 1/‖rᵢ‖ of the gradient. It comes last, because it is the same for all blocks of a row.
     grad_w = _saturate(grad_w.mul_(inverse_norms), w.dtype)
-    if one.labels is None:
-        return _Result(total, grad_w.view_as(one.w))
+    if pair_sum.labels is None:
+        return _Result(total, grad_w.view_as(pair_sum.w))
     grad_rows = _saturate(grad_rows.mul_(row_inverse_norms), w.dtype)
-    if one.rows is None:
-        return _Result(total, grad_w.index_add_(0, one.labels, grad_rows))
+    if pair_sum.rows is None:
+        return _Result(total, grad_w.index_add_(0, pair_sum.labels, grad_rows))
     return _Result(total, grad_w, grad_rows)
 
 

@@ -22,10 +22,13 @@ from torch.jit._trace import is_tracing
 from hypersphere import _numerics
 from hypersphere.functions._autograd import differentiable_gradients, inner_graph, only_reverse_mode
 
-__all__ = ["Residuals", "RowMap", "kernels_usable", "norms_preserved"]
+__all__ = ["Gradients", "Residuals", "RowMap", "kernels_usable", "norms_preserved"]
 
-Residuals = tuple[Any, ...]
-"""What a backward kernel needs from its forward kernel."""
+Residuals = Any
+"""What a backward kernel needs from its forward kernel: a tuple, which each map defines."""
+
+Gradients = tuple[Tensor, Tensor | None]
+"""The gradients of the free parameters and of the rows."""
 
 
 class RowMap(abc.ABC):
@@ -56,15 +59,15 @@ class RowMap(abc.ABC):
             w = self.expression(*leaves)
         return w.detach(), (leaves, w)
 
-    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True) -> Gradients:
         """Return the gradients of the free parameters and of V, given the gradient of V·Rᵀ.
 
-        If `rows` is False, the gradient of V is not needed. Return None for it, unless it is a by-product.
+        If `needs_rows` is False, the gradient of V is not needed. Return None for it, unless it is a by-product.
         """
         leaves, w = residuals
         # The graph is retained because one weight may be differentiated by several backward passes.
-        grads = torch.autograd.grad(w, leaves if rows else leaves[:1], grad, retain_graph=True)
-        return grads[0], grads[1] if rows else None
+        grads = torch.autograd.grad(w, leaves if needs_rows else leaves[:1], grad, retain_graph=True)
+        return grads[0], grads[1] if needs_rows else None
 
     def size(self, free: Float[Tensor, "..."]) -> int:
         """Return d, the size of R."""
@@ -111,7 +114,7 @@ class _KernelFunction(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
             return None, *differentiable_gradients(ctx.method._wide_expression, (free, v), needs, grad)
         with _numerics.autocast_disabled(grad):
-            grad_free, grad_v = ctx.method.backward_kernel(ctx.residuals, _numerics.widen(grad), rows=needs[1])
+            grad_free, grad_v = ctx.method.backward_kernel(ctx.residuals, _numerics.widen(grad), needs_rows=needs[1])
         return (
             None,
             _numerics.narrow(grad_free, free.dtype),

@@ -1,8 +1,15 @@
 r"""Energy kernels f_s: how strongly two vectors on the sphere repel each other at a given distance.
 
 Distances are raised to a floor (`_numerics.squared_distance_floor`, 4.2e-8 for small powers), so coincident vectors
-have a finite energy and a zero gradient. To add a kernel, write a frozen dataclass with `power` and `at_square`, and
-list it in KERNELS. `PairPotential` combines a kernel with a distance, and with the mirror images of half space.
+have a finite energy and a zero gradient. `PairPotential` combines a kernel with a distance, and with the mirror images
+of half space.
+
+To add a kernel:
+
+1. Write a frozen dataclass with `power` and `value_at_square`, and set `bounded_by_power` if it holds: without it,
+   regularisers read their value once per step to check that it is finite. `derivative_at_square` is optional and saves
+   time.
+2. List it in KERNELS. Add the formula to `tests/oracle.py` under the same name.
 """
 
 from __future__ import annotations
@@ -16,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hypersphere import _numerics
+from hypersphere._deprecation import accept_old_methods, deprecated_attribute
 from hypersphere._validation import choose, is_number, require
 from hypersphere.functions._autograd import inner_graph
 
@@ -31,31 +39,41 @@ class Kernel(abc.ABC):
     bounded_by_power: ClassVar[bool] = False
     """True if f grows no faster than z^−s, so that energies without close pairs are known to be finite."""
 
+    at_square = deprecated_attribute("at_square", "value_at_square")
+    of_square = deprecated_attribute("of_square", "floored_value_at_square")
+    of_scaled_square = deprecated_attribute("of_scaled_square", "floored_value_at_scaled_square")
+
+    def __init_subclass__(cls) -> None:
+        """Accept a subclass that defines methods under their old names."""
+        super().__init_subclass__()
+        renamed = {"at_square": "value_at_square", "of_scaled_square": "floored_value_at_scaled_square"}
+        accept_old_methods(cls, renamed)
+
     @abc.abstractmethod
-    def at_square(self, u: Tensor) -> Tensor:
+    def value_at_square(self, u: Tensor) -> Tensor:
         """Return f(√u) for squared distances `u` at or above the floor."""
 
     def derivative_at_square(self, u: Tensor, value: Tensor) -> Tensor:
         """Return df/du as a new tensor without a graph, given f(√u) too. The default is slower than a formula."""
         with inner_graph():
             leaf = u.detach().requires_grad_()
-            return torch.autograd.grad(self.at_square(leaf).sum(), leaf)[0]
+            return torch.autograd.grad(self.value_at_square(leaf).sum(), leaf)[0]
 
-    def of_square(self, u: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return f(√u) for any squared distances: raise them to the floor, then call `at_square`.
+    def floored_value_at_square(self, u: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return f(√u) for any squared distances: raise them to the floor, then call `value_at_square`.
 
         The floor is that of `dtype`, the dtype of the final result; None for the dtype of `u`.
         """
-        return self.at_square(u.clamp_min(_numerics.squared_distance_floor(dtype or u.dtype, self.power)))
+        return self.value_at_square(u.clamp_min(_numerics.squared_distance_floor(dtype or u.dtype, self.power)))
 
-    def of_scaled_square(self, u: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    def floored_value_at_scaled_square(self, u: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
         """Return f(√(u·a·b)), where only `u` is raised to the floor. Roots come first, because a·b could overflow."""
         floored = u.clamp_min(_numerics.squared_distance_floor(dtype, self.power))
         return self(floored.sqrt() * a.sqrt() * b.sqrt())
 
     def __call__(self, distance: Tensor) -> Tensor:
         """Return f(z) for distances z."""
-        return _numerics.narrow(self.of_square(_numerics.widen(distance).square()), distance.dtype)
+        return _numerics.narrow(self.floored_value_at_square(_numerics.widen(distance).square()), distance.dtype)
 
 
 @dataclass(frozen=True)
@@ -75,7 +93,7 @@ class Riesz(Kernel):
         positive = is_number(self.power, 0) and self.power > 0
         require(positive, "power", "a positive number (0 is the logarithmic kernel)", self.power)
 
-    def at_square(self, u: Tensor) -> Tensor:
+    def value_at_square(self, u: Tensor) -> Tensor:
         """Return u^(−s/2)."""
         # The usual powers have instructions that are several times faster than `pow`.
         if self.power == 2:
@@ -86,10 +104,10 @@ class Riesz(Kernel):
         """Return −(s/2)·f/u."""
         return (value * (-self.power / 2)).div_(u)
 
-    def of_scaled_square(self, u: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    def floored_value_at_scaled_square(self, u: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
         """Return f(√u)·a^(−s/2)·b^(−s/2)."""
         half = -self.power / 2
-        return self.of_square(u, dtype) * a.pow(half) * b.pow(half)
+        return self.floored_value_at_square(u, dtype) * a.pow(half) * b.pow(half)
 
 
 @dataclass(frozen=True)
@@ -104,7 +122,7 @@ class Logarithmic(Kernel):
     power: ClassVar[float] = 0.0  # type: ignore[misc]  # the logarithm grows more slowly than any power
     bounded_by_power = True
 
-    def at_square(self, u: Tensor) -> Tensor:
+    def value_at_square(self, u: Tensor) -> Tensor:
         """Return −½·log u."""
         return -0.5 * u.log()
 
@@ -112,9 +130,9 @@ class Logarithmic(Kernel):
         """Return −1/(2u)."""
         return -0.5 / u
 
-    def of_scaled_square(self, u: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    def floored_value_at_scaled_square(self, u: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
         """Return f(√u) − ½·log a − ½·log b."""
-        return self.of_square(u, dtype) - (a.log() + b.log()) / 2
+        return self.floored_value_at_square(u, dtype) - (a.log() + b.log()) / 2
 
 
 @dataclass(frozen=True)
@@ -146,22 +164,22 @@ class Capped(Kernel):
         positive = is_number(self.min_distance, 0) and self.min_distance > 0
         require(positive, "min_distance", "a positive number", self.min_distance)
 
-    def at_square(self, u: Tensor) -> Tensor:
+    def value_at_square(self, u: Tensor) -> Tensor:
         """Return f(√u), linear in √u below the square of `min_distance`."""
         # Distances are raised to z₀ in the kernel itself, so that neither it nor its derivative can overflow.
-        value = self.kernel.at_square(u.clamp_min(self.min_distance**2))
+        value = self.kernel.value_at_square(u.clamp_min(self.min_distance**2))
         return value + self._slope(u) * (u.sqrt() - self.min_distance).clamp_max(0.0)
 
     def derivative_at_square(self, u: Tensor, value: Tensor) -> Tensor:
         """Return df/du of the kernel, and f′(z₀)/(2√u) below z₀."""
         above = u.clamp_min(self.min_distance**2)
-        derivative = self.kernel.derivative_at_square(above, self.kernel.at_square(above))
+        derivative = self.kernel.derivative_at_square(above, self.kernel.value_at_square(above))
         return torch.where(u < self.min_distance**2, self._slope(u) / (2 * u.sqrt()), derivative)
 
     def _slope(self, u: Tensor) -> Tensor:
         """Return f′(z₀) = 2·z₀·df/du as a scalar tensor with the dtype and device of `u`."""
         nearest = u.new_full((), self.min_distance**2)
-        return 2 * self.min_distance * self.kernel.derivative_at_square(nearest, self.kernel.at_square(nearest))
+        return 2 * self.min_distance * self.kernel.derivative_at_square(nearest, self.kernel.value_at_square(nearest))
 
 
 @dataclass(frozen=True)
@@ -176,7 +194,7 @@ class CallableKernel(Kernel):
     function: Callable[[Tensor], Tensor]
     power: ClassVar[float] = 4.0  # type: ignore[misc]
 
-    def at_square(self, u: Tensor) -> Tensor:
+    def value_at_square(self, u: Tensor) -> Tensor:
         """Return the function of √u."""
         return self.function(u.sqrt())
 
@@ -263,11 +281,11 @@ class PairPotential:
             value = torch.addcmul(torch.ones_like(c), c, c, value=-1).reciprocal_()
             return value, (value * value).mul_(c).mul_(2)
         u = torch.rsub(c, 2, alpha=2)
-        value = self.kernel.at_square(u)
+        value = self.kernel.value_at_square(u)
         derivative = self.kernel.derivative_at_square(u, value).mul_(-2)
         if self.half_space:
             v = torch.rsub(c, 2, alpha=-2)
-            mirrored = self.kernel.at_square(v)
+            mirrored = self.kernel.value_at_square(v)
             derivative.add_(self.kernel.derivative_at_square(v, mirrored), alpha=2)
             value = value + mirrored
         return value, derivative
@@ -278,12 +296,12 @@ class PairPotential:
             # θ = 2·atan2(√u, √v) is accurate at both ends. At θ = π the clamp of v removes the infinite derivative.
             floor = _numerics.squared_distance_floor(dtype, self.kernel.power)
             theta = 2 * torch.atan2(u.clamp_min(floor).sqrt(), v.clamp_min(torch.finfo(v.dtype).tiny).sqrt())
-            return self.kernel.of_square(theta.square(), dtype)
+            return self.kernel.floored_value_at_square(theta.square(), dtype)
         if weights is None:
-            return self.kernel.of_square(u, dtype)
+            return self.kernel.floored_value_at_square(u, dtype)
         # ‖βᵢŵᵢ − βⱼŵⱼ‖² = βᵢβⱼ·((√(βᵢ/βⱼ) − √(βⱼ/βᵢ))² + u). Only the second factor has a floor.
         ratio = (weights[0] / weights[1]).sqrt()
-        return self.kernel.of_scaled_square((ratio - 1 / ratio).square() + u, *weights, dtype)
+        return self.kernel.floored_value_at_scaled_square((ratio - 1 / ratio).square() + u, *weights, dtype)
 
     def _one_sided_with_derivative(
         self, u: Tensor, v: Tensor, weights: tuple[Tensor, Tensor] | None, dtype: torch.dtype
@@ -292,7 +310,7 @@ class PairPotential:
         if weights is None and self.distance == "euclidean":
             floor = _numerics.squared_distance_floor(dtype, self.kernel.power)
             floored = u.clamp_min(floor)
-            value = self.kernel.at_square(floored)
+            value = self.kernel.value_at_square(floored)
             return value, self.kernel.derivative_at_square(floored, value).mul_(u >= floor)
         with inner_graph():
             leaf = u.detach().requires_grad_()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -24,7 +24,7 @@ from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.functions import _expm
 from hypersphere.functions import _factorizations as factorizations
-from hypersphere.functions._rowmap import Residuals, RowMap, norms_preserved
+from hypersphere.functions._rowmap import Gradients, Residuals, RowMap, norms_preserved
 
 __all__ = [
     "ORTHOGONALS",
@@ -96,7 +96,7 @@ class GramSchmidt(_TriangularMap):
             w = v @ q.mT
         return w, (q, triangle, v)
 
-    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True) -> Gradients:
         """Return Q·tril(A − Aᵀ, −1)·T⁻ᵀ with A = QᵀGᵀV, and G·Q."""
         q, triangle, v = residuals
         grad_rotated = grad @ q  # the gradient of V, which that of P needs in any case
@@ -124,7 +124,7 @@ class Householder(_TriangularMap):
         w = torch.ormqr(reflectors, tau, v * signs.unsqueeze(-2), left=False, transpose=True)
         return w, (reflectors, tau, signs, v)
 
-    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True) -> Gradients:
         """Return Q·tril(A − Aᵀ, −1)·T⁻ᵀ with A = QᵀGᵀV, and G·Q."""
         reflectors, tau, signs, v = residuals
         grad_rotated = torch.ormqr(reflectors, tau, grad, left=False) * signs.unsqueeze(-2)
@@ -132,6 +132,25 @@ class Householder(_TriangularMap):
         triangle = reflectors.triu() * signs.unsqueeze(-1)
         coordinates = factorizations.q_gradient_coordinates(grad_rotated, v, triangle)
         return torch.ormqr(reflectors, tau, coordinates * signs.unsqueeze(-1)), grad_rotated
+
+
+class _EigenResiduals(NamedTuple):
+    """P = U·H by the eigenvectors B of PᵀP: U·B is P·B·diag(1/σ)."""
+
+    free: Tensor  # P
+    basis: Tensor  # B
+    sigma: Tensor
+    inverse_sigma: Tensor  # (…, 1, d)
+    v_in_basis: Tensor  # V·B
+
+
+class _SvdResiduals(NamedTuple):
+    """P = U·H by the singular vectors of P: U·B is the left ones, and B the right ones."""
+
+    left: Tensor  # U·B
+    basis: Tensor  # B
+    sigma: Tensor
+    v_in_basis: Tensor  # V·B
 
 
 @dataclass(frozen=True)
@@ -177,21 +196,26 @@ class Lowdin(RowMap):
         v_in_basis = v @ basis
         w = ((v_in_basis * inverse) @ basis.mT) @ free.mT
         if norms_preserved(w, v):
-            return w, (free, basis, sigma, inverse, v_in_basis)
+            return w, _EigenResiduals(free, basis, sigma, inverse, v_in_basis)
         # Small σ are lost in σ². The SVD does not square them, but takes several times as long.
         left, sigma, right_t = torch.linalg.svd(free)
         sigma = sigma.masked_fill(sigma == 0, 1.0)
         v_in_basis = v @ right_t.mT
-        return v_in_basis @ left.mT, (left, right_t.mT, sigma, None, v_in_basis)
+        return v_in_basis @ left.mT, _SvdResiduals(left, right_t.mT, sigma, v_in_basis)
 
-    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True) -> Gradients:
         """Return U·X and G·U, computed in the basis B, where U·B is P·B·diag(1/σ) or the left singular vectors."""
-        left, basis, sigma, inverse, v_in_basis = residuals  # without `inverse`, `left` is U·B, else it is P
-        grad_in_basis = grad @ left if inverse is None else ((grad @ left) @ basis) * inverse  # G·U·B
-        a = grad_in_basis.mT @ v_in_basis
+        basis, sigma = residuals.basis, residuals.sigma
+        if isinstance(residuals, _SvdResiduals):
+            u_in_basis = residuals.left
+            grad_in_basis = grad @ u_in_basis  # G·U·B
+        else:
+            u_in_basis = residuals.free @ (basis * residuals.inverse_sigma)
+            grad_in_basis = ((grad @ residuals.free) @ basis) * residuals.inverse_sigma  # G·U·B
+        a = grad_in_basis.mT @ residuals.v_in_basis
         x = (a - a.mT).div_(sigma.unsqueeze(-1) + sigma.unsqueeze(-2)) @ basis.mT  # Bᵀ·X
-        grad_free = left @ x if inverse is None else (left @ (basis * inverse)) @ x
-        return grad_free, grad_in_basis @ basis.mT if rows else None
+        grad_free = u_in_basis @ x
+        return grad_free, grad_in_basis @ basis.mT if needs_rows else None
 
 
 # Maps of a skew matrix S ---------------------------------------------------------------------------------------------
@@ -211,6 +235,15 @@ class SkewMap(RowMap):
     def generator(self, free: Float[Tensor, "*batch m"]) -> Float[Tensor, "*batch d d"]:
         """Return S."""
         return factorizations.unpack_skew(free)
+
+
+class _CayleyResiduals(NamedTuple):
+    """The factorisation of I+S and the solution Z of Z(I+S) = V."""
+
+    free: Tensor
+    lu: Tensor
+    pivots: Tensor
+    z: Tensor
 
 
 class _CayleyMap(SkewMap):
@@ -284,9 +317,9 @@ class Cayley(_CayleyMap):
         shifted.diagonal(dim1=-2, dim2=-1).add_(1)
         lu, pivots = torch.linalg.lu_factor(shifted)
         z = torch.linalg.lu_solve(lu, pivots, v, left=False)
-        return 2 * z - v, (free, lu, pivots, z)
+        return 2 * z - v, _CayleyResiduals(free, lu, pivots, z)
 
-    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True) -> Gradients:
         """Return the skew part of −ZᵀH, and H − G, where H(I+S)ᵀ = 2G."""
         free, lu, pivots, z = residuals
         wide_grad = grad.to(lu)  # the factorisation may be in float64
@@ -298,6 +331,14 @@ class Cayley(_CayleyMap):
                 leaf = free.detach().requires_grad_()
                 (grad_free,) = torch.autograd.grad(self._bounded(leaf), leaf, grad_free)
         return grad_free.to(grad), (h - wide_grad).to(grad)
+
+
+class _SeriesResiduals(NamedTuple):
+    """S and the solution Z of Z(I+S) = V by the series."""
+
+    free: Tensor
+    s: Tensor
+    z: Tensor
 
 
 @dataclass(frozen=True)
@@ -317,23 +358,21 @@ class Neumann(_CayleyMap):
 
     def __post_init__(self) -> None:
         """Check the number of terms."""
-        require(is_integer(self.terms, 1), "terms", "a whole number >= 1", self.terms)
+        require(is_integer(self.terms, 1), "terms", "an integer >= 1", self.terms)
 
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return 2Z − V."""
         s = factorizations.unpack_skew(free)
         z, converged = self._series(v, s)
         if not converged:
-            w, residuals = Cayley().forward_kernel(free, v)
-            return w, (None, residuals)
-        return 2 * z - v, (s, (free, z))
+            return Cayley().forward_kernel(free, v)
+        return 2 * z - v, _SeriesResiduals(free, s, z)
 
-    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True) -> Gradients:
         """Return the gradients of `Cayley`, with the series of Sᵀ = −S."""
-        s, saved = residuals
-        if s is None:  # the forward pass used the exact solution
-            return Cayley().backward_kernel(saved, grad)
-        free, z = saved
+        if isinstance(residuals, _CayleyResiduals):  # the forward pass used the exact solution
+            return Cayley().backward_kernel(residuals, grad)
+        free, s, z = residuals
         h, converged = self._series(2 * grad, -s)
         if not converged:
             # Convergence is checked per row, so the series may suffice for V but not for G. Here V = Z(I+S).
@@ -348,6 +387,20 @@ class Neumann(_CayleyMap):
         last_term = torch.linalg.vector_norm(total - previous, dim=-1)
         tolerance = _numerics.rotation_tolerance(rows.dtype)
         return total, bool((last_term <= tolerance * torch.linalg.vector_norm(rows, dim=-1)).all())
+
+
+class _ActionResiduals(NamedTuple):
+    """The terms of the series for V·exp(−S)."""
+
+    series: _expm.SeriesResiduals
+
+
+class _SquaringResiduals(NamedTuple):
+    """V, the powers E, E², E⁴, … of E = exp(−S/2^k), and the terms of the series for E."""
+
+    v: Tensor
+    powers: list[Tensor]
+    series: _expm.SeriesResiduals
 
 
 @dataclass(frozen=True)
@@ -387,7 +440,7 @@ class Exponential(SkewMap):
         # A term of the series costs n·d² for n rows, so with n ≤ d the action is cheaper than the exponential.
         if v.shape[-2] <= s.shape[-1] and not halvings:
             w, series = _expm.exponential_series(v, -s, radius)
-            return w, (None, [], series), norms_preserved(w, v)
+            return w, _ActionResiduals(series), norms_preserved(w, v)
         # Squarings need the matrix. The error of the series shows in the root, before squarings restore orthogonality.
         eye = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device).expand_as(s)
         scale = 2.0**halvings
@@ -397,14 +450,14 @@ class Exponential(SkewMap):
             square = powers[-1] @ powers[-1]
             # Squaring doubles rounding errors. One Newton–Schulz step makes the result orthogonal again.
             powers.append(factorizations.newton_schulz_step(square))
-        return v @ powers[-1], (v, powers, series), norms_preserved(root, eye)
+        return v @ powers[-1], _SquaringResiduals(v, powers, series), norms_preserved(root, eye)
 
-    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True) -> Gradients:
         """Return the gradients of the series, after those of the squarings if there are any."""
-        v, powers, series = residuals
-        if v is None:
-            grad_v, grad_s = _expm.exponential_series_gradient(series, grad)
+        if isinstance(residuals, _ActionResiduals):
+            grad_v, grad_s = _expm.exponential_series_gradient(residuals.series, grad)
             return factorizations.pack_skew(-grad_s), grad_v
+        v, powers, series = residuals
         grad_v, grad = grad @ powers[-1].mT, v.mT @ grad  # of W = V·E: G·Eᵀ and VᵀG
         for power in reversed(powers[:-1]):
             # d(E·E) = dE·E + E·dE; the factor ½ turns gradients of S/2^k into gradients of S along the way.
@@ -465,10 +518,10 @@ class Free(RowMap):
         """Return V·Rᵀ."""
         return v @ free.mT, (free, v)
 
-    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, rows: bool = True) -> tuple[Tensor, Tensor | None]:
+    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True) -> Gradients:
         """Return GᵀV and G·R."""
         free, v = residuals
-        return grad.mT @ v, grad @ free if rows else None
+        return grad.mT @ v, grad @ free if needs_rows else None
 
 
 ORTHOGONALS: dict[str, type[RowMap]] = {

@@ -8,14 +8,13 @@ to w itself: P ŵ/‖P ŵ‖ = P w/‖P w‖. To add a projection, write a froze
 from __future__ import annotations
 
 import abc
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
-from hypersphere._deprecation import deprecated_attribute
+from hypersphere._deprecation import accept_old_methods, deprecated_attribute
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.functions._autograd import inner_graph
 from hypersphere.functions._pairwise import PairSum, pair_energy
@@ -85,11 +84,7 @@ class Learned(Projection):
     def __init_subclass__(cls) -> None:
         """Accept a subclass that defines `gradient` under its old name `slope`."""
         super().__init_subclass__()
-        if "slope" in vars(cls) and "gradient" not in vars(cls):
-            warnings.warn(
-                f"{cls.__name__}.slope is deprecated, define gradient instead", DeprecationWarning, stacklevel=2
-            )
-            cls.gradient = vars(cls)["slope"]  # type: ignore[method-assign]
+        accept_old_methods(cls, {"slope": "gradient"})
 
     def __post_init__(self) -> None:
         """Check shapes and steps."""

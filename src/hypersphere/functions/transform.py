@@ -87,7 +87,7 @@ class Banded(Transform):
 
     def __post_init__(self) -> None:
         """Check the width."""
-        require(is_integer(self.width, 0), "width", "a whole number >= 0", self.width)
+        require(is_integer(self.width, 0), "width", "an integer >= 0", self.width)
 
     def degrees_of_freedom(self, d: int) -> int:
         """Return the number of entries in the band."""

@@ -1,4 +1,7 @@
-"""Classifier heads: modules whose forward pass is the loss."""
+"""Classifier heads: modules whose forward pass is the loss.
+
+Numbers of equations and sections refer to Weiyang Liu's thesis, *Deep Representation Learning on Hypersphere*.
+"""
 
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,11 +16,13 @@ from hypersphere.heads.presets import (
     am_softmax,
     arcface,
     combined_margin,
+    cosface,
     ga_softmax,
     l_softmax,
     modified_softmax,
     s_softmax,
     softmax,
+    sphereface,
     sphereface2,
     sphereface_plus,
     sphereface_r,
@@ -40,11 +45,13 @@ __all__ = [
     "am_softmax",
     "arcface",
     "combined_margin",
+    "cosface",
     "ga_softmax",
     "l_softmax",
     "modified_softmax",
     "s_softmax",
     "softmax",
+    "sphereface",
     "sphereface2",
     "sphereface_plus",
     "sphereface_r",
@@ -55,7 +62,7 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> NoReturn:
-        """Suggest the preset for a name of the literature (`cosface`) or of another case (`ArcFace`)."""
+        """Suggest the preset for a name in another case, such as `CosFace` or `ArcFace`."""
         preset = LITERATURE_NAMES.get(name.lower(), name.lower())
         suggestion = f"; did you mean {preset}?" if preset in PRESETS else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{suggestion}")

@@ -97,8 +97,8 @@ class BinaryHead(AngularHead):
         if self.margin is None:
             target = radius * float(self.angular(right_angle))
         else:
-            margin = self._sample_margin(right_angle + radius, self._norm_statistics())
-            target = radius * float(self._target_response(margin, right_angle, 1.0))
+            score_of = self._target_score_of(1.0, right_angle + radius, self._norm_statistics())
+            target = radius * float(score_of.psi(right_angle))
         others = radius * float(self._other_response(right_angle, 1.0))
         odds = self.balance / ((1 - self.balance) * (self.num_classes - 1))
         root = math.sqrt((1 - odds) ** 2 + 4 * odds * math.exp(target - others))

@@ -40,16 +40,17 @@ is why steps that do nothing for a single block (slices, masks, sums over blocks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from hypersphere import _numerics, sphere
+from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
 from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, Riesz
 
@@ -61,8 +62,6 @@ __all__ = [
     "ClassTerms",
     "ScoreRule",
     "class_terms",
-    "explicit_derivatives_allowed",
-    "graph_gradients",
     "plain_terms",
     "reduce_rows",
     "row_losses",
@@ -131,7 +130,8 @@ class ScoreRule:
         feature_norm: whether ‖x‖ is needed.
         target_norm: whether ‖w_y‖ is needed.
         target_direction: whether ŵ_y is needed, without gradient.
-        energy: whether the energy of the class vectors of the batch is needed.
+        energy: whether the energy of the class vectors of the batch is needed. The fused pass computes it only if
+            `targets_present`, because it takes the class vectors of the labels from `w`.
         targets_present: whether every label is one of the classes. False if some labels may be −1.
     """
 
@@ -229,24 +229,6 @@ def straight_through(plain: Tensor, value: Tensor) -> Tensor:
     return plain + (value - plain).detach()
 
 
-def explicit_derivatives_allowed(*tensors: Tensor) -> bool:
-    """Return False while tracing, in torch.func and in forward-mode differentiation, which need plain operations."""
-    return _numerics.values_readable(*tensors) and forward_ad._current_level < 0
-
-
-def graph_gradients(
-    outputs: Sequence[Tensor],
-    output_grads: Sequence[Tensor],
-    variables: Sequence[Tensor | None],
-    needs_grad: Sequence[bool],
-) -> list[Tensor | None]:
-    """Return the gradients of `outputs` as a differentiable graph; None for variables that need none."""
-    needed = [t is not None and need for t, need in zip(variables, needs_grad, strict=True)]
-    inputs = [t for t, need in zip(variables, needed, strict=True) if need and t is not None]
-    results = iter(torch.autograd.grad(outputs, inputs, output_grads, create_graph=True, allow_unused=True))
-    return [next(results) if need else None for need in needed]
-
-
 def class_terms(inputs: ClassInputs, rule: ScoreRule, *, check_range: bool = False) -> ClassTerms:
     """Return the terms that `rule` asks for, by the fused pass where possible.
 
@@ -254,15 +236,15 @@ def class_terms(inputs: ClassInputs, rule: ScoreRule, *, check_range: bool = Fal
     """
     fusable = not rule.learned and (rule.response is None or rule.unit_rows) and len(inputs.x) > 0
     with _numerics.autocast_disabled(inputs.x):
-        if not fusable or not explicit_derivatives_allowed(inputs.x, inputs.w, inputs.labels):
+        if not fusable or not only_reverse_mode(inputs.x, inputs.w, inputs.labels):
             return plain_terms(inputs, rule)
-        fused_rule = replace(rule, energy=False) if check_range else rule
-        terms = ClassTerms(*_FusedTerms.apply(*inputs[:6], fused_rule))
-        if check_range:
-            if not bool(terms.in_range):
-                return plain_terms(inputs, rule)
-            if rule.energy:
-                terms = terms._replace(energy=inputs.energy())
+        # The fused energy is less accurate for class vectors that nearly coincide, so a careful pass does not use it.
+        fuse_energy = rule.energy and rule.targets_present and not check_range
+        terms = ClassTerms(*_FusedTerms.apply(replace(rule, energy=fuse_energy), *inputs))
+        if check_range and not bool(terms.in_range):
+            return plain_terms(inputs, rule)
+        if rule.energy and not fuse_energy:
+            terms = terms._replace(energy=inputs.energy())
         return _with_target_terms(terms, inputs, rule)
 
 
@@ -375,6 +357,7 @@ class _Rows(NamedTuple):
 
 
 def _stacked_rows(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> _Rows:
+    """Return the rows to multiply with class vectors, and their norms."""
     feature_norm, inverse_norm, energy_norms = None, None, None
     if rule.feature_norm or rule.row_length is not None:
         norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
@@ -382,10 +365,11 @@ def _stacked_rows(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> _Row
         if rule.row_length is not None:
             x = x * (inverse_norm if rule.row_length == 1 else inverse_norm * rule.row_length)
     if rule.energy:
-        w_target = w.index_select(0, labels)  # copies whole rows, unlike indexing
+        assert rule.targets_present  # a label of −1 has no class vector
+        w_target = w.index_select(0, labels)  # faster than indexing, because it copies contiguous rows
         energy_norms = torch.linalg.vector_norm(w_target, dim=1, keepdim=True)
         x = torch.cat([x, w_target.div_(energy_norms)])
-    return _Rows(x, feature_norm, inverse_norm, energy_norms)
+    return _Rows(stacked=x, feature_norm=feature_norm, inverse_norm=inverse_norm, energy_norms=energy_norms)
 
 
 def _products(rows: Tensor, w: Tensor, norms: Tensor | None, block: _Block) -> Tensor:
@@ -430,17 +414,9 @@ def _in_range(x: Tensor, norms: Tensor | None, w_target: Tensor | None, half_squ
 class _Saved(NamedTuple):
     """The tensors saved for the backward pass."""
 
-    x: Tensor  # the fields of `ClassInputs` except the last
-    w: Tensor
-    labels: Tensor
-    bias: Tensor | None
-    class_weights: Tensor | None
-    counted: Tensor | None
+    inputs: ClassInputs
+    rows: _Rows
     others: Tensor
-    rows: Tensor  # the fields of `_Rows`
-    feature_norm: Tensor | None
-    inverse_norm: Tensor | None
-    energy_norms: Tensor | None
     norms: Tensor | None  # (C,) ‖w_j‖
     w_target: Tensor | None
     target_norm: Tensor | None
@@ -448,11 +424,19 @@ class _Saved(NamedTuple):
     repulsion: Tensor | None  # 1/(1 − c), if there is one block
     products: tuple[Tensor, ...]  # one matrix per block, or none
 
+    def flattened(self) -> tuple[Tensor | None, ...]:
+        """Return all tensors, in the form that `save_for_backward` accepts."""
+        inputs, rows, *single, products = self
+        return (*inputs, *rows, *single, *products)
+
     @classmethod
-    def from_tensors(cls, tensors: tuple[Any, ...]) -> _Saved:
-        """Restore the fields from what `save_for_backward` was given: all fields, then the products."""
-        count = len(cls._fields) - 1
-        return cls._make((*tensors[:count], tensors[count:]))
+    def unflatten(cls, tensors: tuple[Any, ...]) -> _Saved:
+        """Invert `flattened`."""
+        remaining = iter(tensors)
+        inputs = ClassInputs._make(islice(remaining, len(ClassInputs._fields)))
+        rows = _Rows._make(islice(remaining, len(_Rows._fields)))
+        single = islice(remaining, len(cls._fields) - 3)  # the fields between `rows` and `products`
+        return cls._make((inputs, rows, *single, tuple(remaining)))
 
 
 class _FusedTerms(torch.autograd.Function):
@@ -461,14 +445,16 @@ class _FusedTerms(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        rule: ScoreRule,
         x: Tensor,
         w: Tensor,
         labels: Tensor,
         bias: Tensor | None,
         class_weights: Tensor | None,
         counted: Tensor | None,
-        rule: ScoreRule,
+        energy_rows: Tensor | None,
     ) -> Any:
+        inputs = ClassInputs(x, w, labels, bias, class_weights, counted, energy_rows)
         batch, rows = len(x), _stacked_rows(x, w, labels, rule)
         blocks = _blocks(labels, w, len(rows.stacked), rule)
         save_products = len(rows.stacked) * len(w) <= _SAVED_PRODUCTS
@@ -515,12 +501,21 @@ class _FusedTerms(torch.autograd.Function):
         # For more classes it is cheaper to compute them again than to write them to memory and read them back.
         if not save_products or len(blocks) > 1:
             slopes, repulsion = None, None
-        inputs = (x, w, labels, bias, class_weights, counted)
-        saved = _Saved(*inputs, others, *rows, norms, w_target, target_norm, slopes, repulsion, tuple(products))
+        saved = _Saved(
+            inputs=inputs,
+            rows=rows,
+            others=others,
+            norms=norms,
+            w_target=w_target,
+            target_norm=target_norm,
+            slopes=slopes,
+            repulsion=repulsion,
+            products=tuple(products),
+        )
         ctx.rule = rule
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(in_range)
-        ctx.save_for_backward(*saved[:-1], *saved.products)
+        ctx.save_for_backward(*saved.flattened())
         target = target.squeeze(1)
         feature_norm = rows.feature_norm if rule.feature_norm else None
         return others, weighted_sum, target, feature_norm, target_norm, energy, in_range
@@ -528,12 +523,12 @@ class _FusedTerms(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         # Read the saved tensors once: checkpointing computes them again, and does not permit a second access.
-        saved = _Saved.from_tensors(ctx.saved_tensors)
-        with _numerics.autocast_disabled(saved.x):
+        saved = _Saved.unflatten(ctx.saved_tensors)
+        with _numerics.autocast_disabled(saved.inputs.x):
             backward = _differentiable_backward if torch.is_grad_enabled() else _blocked_backward
-            needs_x, needs_w, _, needs_bias = ctx.needs_input_grad[:4]
+            _, needs_x, needs_w, _, needs_bias, *_ = ctx.needs_input_grad
             grad_x, grad_w, grad_bias = backward(ctx.rule, saved, (needs_x, needs_w, needs_bias), ClassTerms(*grads))
-        return grad_x, grad_w, None, grad_bias, None, None, None
+        return None, grad_x, grad_w, None, grad_bias, None, None, None
 
 
 def _target_norm(w: Tensor, labels: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
@@ -549,10 +544,12 @@ def _differentiable_backward(
     rule: ScoreRule, saved: _Saved, needs_grad: tuple[bool, ...], grads: ClassTerms
 ) -> list[Tensor | None]:
     """Return the gradients as a differentiable graph, for `create_graph=True`."""
-    terms = plain_terms(ClassInputs(*saved[:6]), rule)
-    pairs = [(term, grad) for term, grad in zip(terms, grads, strict=True) if term is not None and grad is not None]
-    outputs, output_grads = zip(*pairs, strict=True)
-    return graph_gradients(outputs, output_grads, (saved.x, saved.w, saved.bias), needs_grad)
+
+    def terms(x: Tensor, w: Tensor, bias: Tensor | None) -> ClassTerms:
+        return plain_terms(saved.inputs._replace(x=x, w=w, bias=bias), rule)
+
+    x, w, _, bias, *_ = saved.inputs
+    return differentiable_gradients(terms, (x, w, bias), needs_grad, *grads)
 
 
 # The backward pass in blocks: one method per term of the derivation --------------------------------------------------
@@ -563,14 +560,16 @@ def _blocked_backward(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients with respect to x, w and β; see the top of this file."""
     needs_x, needs_w, needs_bias = needs_grad
-    terms, batch, w, grad_norm = _BackwardTerms(rule, saved, grads), len(saved.x), saved.w, grads.feature_norm
+    x, w, labels, bias, *_ = saved.inputs
+    rows, batch = saved.rows.stacked, len(x)
+    terms, grad_norm = _BackwardTerms(rule, saved, grads), grads.feature_norm
     grad_w = torch.empty_like(w) if needs_w else None
-    grad_bias = torch.zeros_like(saved.bias) if needs_bias and saved.bias is not None else None
+    grad_bias = torch.zeros_like(bias) if needs_bias and bias is not None else None
     grad_rows: Tensor | None = None  # Σ_j (D/‖w‖)·w for features and energy rows
     energy_factor = terms.energy_factor() if rule.energy else None
     energy_radial: Tensor | float = 0.0  # Σ_j D·c of the energy's rows
-    for number, block in enumerate(_blocks(saved.labels, w, len(saved.rows), rule)):
-        stacked = saved.products[number] if saved.products else _products(saved.rows, w, saved.norms, block)
+    for number, block in enumerate(_blocks(labels, w, len(rows), rule)):
+        stacked = saved.products[number] if saved.products else _products(rows, w, saved.norms, block)
         grad_stacked = torch.empty_like(stacked)  # P, then D, then D/‖w‖
         z, grad_z = (stacked[:batch], grad_stacked[:batch]) if rule.energy else (stacked, grad_stacked)
         response, leaf = terms.response(z)
@@ -586,7 +585,7 @@ def _blocked_backward(
         w_block = block.select(w)
         if saved.norms is None:
             if grad_w is not None:  # Σ_b D·x
-                torch.mm(grad_stacked.mT, saved.rows, out=block.select(grad_w))
+                torch.mm(grad_stacked.mT, rows, out=block.select(grad_w))
         else:
             radial = grad_stacked * stacked  # D·z, whose sum over the batch is a
             if rule.energy:
@@ -595,7 +594,7 @@ def _blocked_backward(
             grad_stacked.mul_(inverse)
             if grad_w is not None:  # (Σ_b D·x − a·ŵ)/‖w‖
                 along = radial.sum(0).mul_(inverse).mul_(inverse).neg_().unsqueeze(1)
-                torch.mul(w_block, along, out=block.select(grad_w)).addmm_(grad_stacked.mT, saved.rows)
+                torch.mul(w_block, along, out=block.select(grad_w)).addmm_(grad_stacked.mT, rows)
             del radial  # free its memory before the next block needs as much
         if needs_x or rule.energy:
             grad_rows = grad_stacked @ w_block if grad_rows is None else grad_rows.addmm_(grad_stacked, w_block)
@@ -635,14 +634,14 @@ class _BackwardTerms(NamedTuple):
             factor, slopes = grads.others, saved.slopes
             if slopes is None:
                 # `grad_z` holds a copy of the products, because saved tensors must not be written to.
-                scores = grad_z.copy_(z) if response is None else rule.rho(saved.feature_norm) * response.detach()
-                bias = _block_bias(saved.bias, rule, block)
+                scores = grad_z.copy_(z) if response is None else rule.rho(saved.rows.feature_norm) * response.detach()
+                bias = _block_bias(saved.inputs.bias, rule, block)
                 scores = scores if bias is None else scores + bias
                 part, slopes = block.reduce_others(scores, block.at_targets(scores), rule.reduction)
                 factor = factor if rule.reduction.share is None else factor * rule.reduction.share(part, saved.others)
             torch.mul(slopes, factor.unsqueeze(1), out=grad_z)
         if grads.weighted_sum is not None:
-            grad_z.addcmul_(grads.weighted_sum.unsqueeze(1), block.select(saved.class_weights))
+            grad_z.addcmul_(grads.weighted_sum.unsqueeze(1), block.select(saved.inputs.class_weights))
             block.fill_targets_(grad_z, 0.0)
 
     def add_bias_gradient_(self, grad_bias: Tensor, grad_scores: Tensor, block: _Block) -> None:
@@ -658,7 +657,7 @@ class _BackwardTerms(NamedTuple):
         """Turn P in `grad_z` into D = P·ρ·r′(z), and H at the target."""
         rule, saved, grads = self
         if response is not None:
-            grad_z.mul_(rule.rho(saved.feature_norm))
+            grad_z.mul_(rule.rho(saved.rows.feature_norm))
             if leaf is not None:
                 grad_z.copy_(torch.autograd.grad(response, leaf, grad_z)[0])
             elif rule.derivative is not None and not rule.detached:
@@ -668,7 +667,7 @@ class _BackwardTerms(NamedTuple):
 
     def energy_factor(self) -> Tensor:
         """Return the factor of 1/(1−c)² in each energy row, (B, 1): half the incoming gradient, 0 if not counted."""
-        x, counted = self.saved.x, self.saved.counted
+        x, counted = self.saved.inputs.x, self.saved.inputs.counted
         factor = x.new_zeros(()) if self.grads.energy is None else self.grads.energy / 2
         return factor * (x.new_ones(len(x), 1) if counted is None else counted.to(x.dtype).unsqueeze(1))
 
@@ -683,25 +682,25 @@ class _BackwardTerms(NamedTuple):
         """Add the gradient through ‖w_y‖: ∂‖w_y‖/∂w_y = ŵ_y, and zero for a zero class vector."""
         norms = self.saved.target_norm
         factor = self.grads.target_norm / norms.masked_fill(norms == 0, torch.inf)
-        grad_w.index_add_(0, self.saved.labels.clamp_min(0), self.saved.w_target * factor.unsqueeze(1))
+        grad_w.index_add_(0, self.saved.inputs.labels.clamp_min(0), self.saved.w_target * factor.unsqueeze(1))
 
     def add_energy_row_gradient_(self, grad_w: Tensor, grad_rows: Tensor, radial: Any) -> None:
         """Add the gradient through the rows ŵ_y, projected: ∂w_y += (Σ_j D·ŵ_j − (Σ_j D·c)·ŵ_y)/‖w_y‖."""
-        w_hat = self.saved.rows[len(grad_rows) :]
-        grad_w.index_add_(
-            0, self.saved.labels, grad_rows.addcmul_(radial, w_hat, value=-1).div_(self.saved.energy_norms)
-        )
+        rows = self.saved.rows
+        w_hat = rows.stacked[len(grad_rows) :]
+        grad_target = grad_rows.addcmul_(radial, w_hat, value=-1).div_(rows.energy_norms)
+        grad_w.index_add_(0, self.saved.inputs.labels, grad_target)
 
     def feature_gradient_(self, grad_x: Tensor, grad_norm: Tensor | None) -> Tensor:
         """Return ∂x from the gradient g with respect to the rescaled features, and from the gradient of ‖x‖."""
-        length, inverse = self.rule.row_length, self.saved.inverse_norm
+        length, inverse = self.rule.row_length, self.saved.rows.inverse_norm
         if length is not None:
             # Features of length s: ∂x = (s/‖x‖)·(g − (g·x̂)x̂)
-            features = self.saved.rows[: len(grad_x)]
+            features = self.saved.rows.stacked[: len(grad_x)]
             along = torch.linalg.vecdot(grad_x, features, dim=1).unsqueeze(1)
             grad_x = grad_x.addcmul_(along, features, value=-1 / length**2).mul_(inverse * length)
         if grad_norm is not None:
-            grad_x = grad_x.addcmul_(grad_norm.unsqueeze(1) * inverse, self.saved.x)  # ∂‖x‖/∂x = x̂
+            grad_x = grad_x.addcmul_(grad_norm.unsqueeze(1) * inverse, self.saved.inputs.x)  # ∂‖x‖/∂x = x̂
         return grad_x
 
 

@@ -1,8 +1,8 @@
 r"""The angular head: scores h(‖w‖, ‖x‖)·g(θ) with a margin ψ on the target class, and their cross entropy.
 
 The forward pass has four steps, in this order: the terms of all classes (`fused_loss`), the target score with margin
-and schedules (`target_score`), the loss per sample, and penalties. `BinaryHead` replaces the third step, `ShardedHead`
-the function that computes the first.
+and schedules (`target_score`), the loss per sample, and penalties. `BinaryHead` replaces the third step; `ShardedHead`
+replaces `compute_terms`, the function that computes the first.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from hypersphere.heads.fused_loss import (
     ClassTerms,
     ScoreRule,
     class_terms,
-    explicit_derivatives_allowed,
     reduce_rows,
     row_losses,
     straight_through,
 )
 from hypersphere.heads.schedules import Annealing, Ramp
-from hypersphere.heads.target_score import explicit_score, normalized_gradient_term
+from hypersphere.heads.target_score import TargetScore, normalized_gradient_term
 
 __all__ = ["AngularHead", "NonFiniteScoresError", "check_features", "check_labels", "require_labels"]
 
@@ -125,6 +124,8 @@ class AngularHead(nn.Module):
         super().__init__()
         require(is_integer(in_features, 1), "in_features", "an integer >= 1", in_features)
         require(is_integer(num_classes, 2), "num_classes", "an integer >= 2", num_classes)
+        require(isinstance(weight_norm, bool), "weight_norm", "True or False", weight_norm)
+        require(isinstance(bias, bool), "bias", "True or False", bias)
         _check_loss_options(gradient, reduction, label_smoothing, ignore_index)
         _check_schedules(margin, annealing, ramp)
         _check_penalties(energy_weight, norm_weight, norm_target, reduction)
@@ -145,7 +146,7 @@ class AngularHead(nn.Module):
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.decay_free_parameters = ("weight",) if weight_norm else ()
-        self.class_terms: Callable[..., ClassTerms] = class_terms  # replaced by `ShardedHead`
+        self.compute_terms: Callable[..., ClassTerms] = class_terms
         self._counts_calls = True  # until `advance_with`
         self._margin_on_others = isinstance(self._margin, Margin) and self._margin.touches_others
         # The normalized gradient is a formula for ‖x‖·ψ(θ) and for no other score.
@@ -215,12 +216,12 @@ class AngularHead(nn.Module):
         with _numerics.autocast_disabled(x):
             # Compute first and check afterwards: all checks are combined into `is_valid`, the only value that the host
             # has to wait for. A batch that fails is examined and, if it is legal, computed again with safe scaling.
-            careful = len(x) == 0 or not _numerics.values_readable(x, y, self.weight)
-            loss, statistics, is_valid = self._loss(x, y, step, careful=careful)
-            if not careful and not bool(is_valid):
+            check_range = len(x) == 0 or not _numerics.values_readable(x, y, self.weight)
+            loss, statistics, is_valid = self._loss(x, y, step, check_range=check_range)
+            if not check_range and not bool(is_valid):
                 require_labels(y, self.num_classes, self.ignore_index)
                 _numerics.require_finite_rows("x", self._without_ignored(x, y))
-                loss, statistics, _ = self._loss(x, y, step, careful=True)
+                loss, statistics, _ = self._loss(x, y, step, check_range=True)
                 self._require_finite(loss, self._without_ignored(x, y))
         self._update_state(statistics, x)
         return self._narrow(loss, x)
@@ -247,11 +248,13 @@ class AngularHead(nn.Module):
     def logits(self, x: Float[Tensor, "batch dim"], y: Integer[Tensor, " batch"]) -> Float[Tensor, "batch classes"]:
         """Return the scores with the margin on each target, for use with another loss.
 
-        Schedules do not advance here. Call `advance` once per step, or use `advance_with`.
+        Rows with an ignored label contain the scores of a zero feature. Schedules do not advance here: call `advance`
+        once per step, or use `advance_with`.
         """
         check_features(x, self.in_features)
         y = check_labels(y, len(x))
         require_labels(y, self.num_classes, self.ignore_index)
+        x = self._without_ignored(x, y)
         step = self._schedule_step()
         column = y.clamp(0, self.num_classes - 1).unsqueeze(1)  # ignored labels get any class; their rows do not count
         with _numerics.autocast_disabled(x):
@@ -311,7 +314,7 @@ class AngularHead(nn.Module):
     # The forward pass, step by step ----------------------------------------------------------------------------------
 
     def _loss(
-        self, x: Tensor, y: Tensor, step: Tensor | None, *, careful: bool
+        self, x: Tensor, y: Tensor, step: Tensor | None, *, check_range: bool
     ) -> tuple[Tensor, _NormStatistics | None, Tensor]:
         """Return the loss, the new statistics of feature norms, and whether all inputs and results are valid.
 
@@ -319,15 +322,15 @@ class AngularHead(nn.Module):
             x: features.
             y: labels.
             step: the step that the schedules use.
-            careful: whether to scale features and class vectors so that no square overflows, and to remove the features
+            check_range: whether to scale features and class vectors if a square overflows, and to remove the features
                 of ignored samples, which may be NaN.
         """
         counted = y != self.ignore_index
         labels = y.clamp(0, self.num_classes - 1)  # a bad label is reported after the computation
-        labels_valid = ((labels == y) >= counted).all()  # every counted label is unchanged
-        x = self._without_ignored(x, y) if careful else x
+        labels_valid = (~counted | (labels == y)).all()
+        x = self._without_ignored(x, y) if check_range else x
         x = x.to(self._wide_dtype(x))
-        terms = self._terms_of_classes(x, labels, counted, step, check_range=careful)
+        terms = self._terms_of_classes(x, labels, counted, step, check_range=check_range)
         statistics = self._updated_statistics(terms.feature_norm, counted)
         score = self._target_score(
             terms.target, x, terms.feature_norm, terms.target_norm, terms.target_direction, step, statistics
@@ -369,14 +372,14 @@ class AngularHead(nn.Module):
             weights = self.class_weights
             smoothing_weights = x.new_ones(self.num_classes) if weights is None else weights.to(x.dtype)
         inputs = ClassInputs(
-            x,
-            _numerics.widen_parameter(self.weight).to(x.dtype),
-            labels,
-            None if self.bias is None else self.bias.to(x.dtype),
-            smoothing_weights,
-            counted,
+            x=x,
+            w=_numerics.widen_parameter(self.weight).to(x.dtype),
+            labels=labels,
+            bias=None if self.bias is None else self.bias.to(x.dtype),
+            class_weights=smoothing_weights,
+            counted=counted,
         )
-        return self.class_terms(inputs, rule, check_range=check_range)
+        return self.compute_terms(inputs, rule, check_range=check_range)
 
     def _target_score(
         self,
@@ -408,36 +411,20 @@ class AngularHead(nn.Module):
             plain = magnitude * self._apply_gradient_mode(target, self.angular(target))
         if self._margin is None:
             return plain
-        margin, strength = self._sample_margin(x_norm, statistics), self._strength(step, target)
-        psi = lambda c: self._target_response(margin, c, strength)  # noqa: E731
-        score_of = lambda target, magnitude: self._margin_score(target, magnitude, psi)  # noqa: E731
-        if self._has_explicit_slope and explicit_derivatives_allowed(target):
-            value_and_slope = lambda c: self._value_and_slope(margin, c, strength)  # noqa: E731
-            score = explicit_score(target, magnitude, value_and_slope, score_of)
-        else:
-            score = score_of(target, magnitude)
+        score_of = self._target_score_of(self._strength(step, target), x_norm, statistics)
+        score = score_of(target, magnitude)
         if self.gradient == "normalized":
             assert x_norm is not None
             assert w_hat is not None
             score = straight_through(plain, score)
             # The correction changes only gradients, and an exported program has none.
             if torch.is_grad_enabled() and not torch.compiler.is_exporting():
-                c = (target / _nonzero(magnitude)).detach()
-                score = score + normalized_gradient_term(psi, c, x, x_norm.detach(), w_hat)
+                score = score + normalized_gradient_term(score_of, target, x, x_norm, w_hat)
         # Annealing: (λ·plain + margin)/(1 + λ)
         if self.annealing is not None and step is not None:
             plain_weight = self.annealing(step.to(target.dtype))  # λ
             score = (plain_weight * plain + score) / (1 + plain_weight)
         return score
-
-    def _margin_score(self, target: Tensor, magnitude: Tensor | float, psi: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return h·ψ(c) by automatic differentiation; `target` is h·c if scores are products, else c."""
-        if not self._scores_are_products:
-            return magnitude * self._apply_gradient_mode(target, psi(target))
-        c = target / _nonzero(magnitude)
-        score = magnitude * self._apply_gradient_mode(c, psi(c))
-        # Where h is zero there is no angle. The score then has the gradient of a linear layer.
-        return torch.where(magnitude == 0, target, score) if isinstance(magnitude, Tensor) else score
 
     def _row_losses(self, terms: ClassTerms, score: Tensor, labels: Tensor) -> Tensor:
         """Step 3: the loss of each sample."""
@@ -495,30 +482,26 @@ class AngularHead(nn.Module):
             return margin.others(c, self.angular, strength)
         return self.angular(c)
 
-    def _sample_margin(self, x_norm: Tensor | None, statistics: _NormStatistics | None) -> Any:
-        """Return ψ, for a margin that depends on feature norms the one of this batch."""
+    def _target_score_of(
+        self, strength: float | Tensor, x_norm: Tensor | None, statistics: _NormStatistics | None
+    ) -> TargetScore:
+        """Return the target score with the margin of this batch; some margins depend on feature norms."""
         margin = self.margin
-        if not isinstance(margin, NormAdaptive):
-            return margin
-        assert x_norm is not None
-        assert statistics is not None
-        # The norm decides how large the margin is, but no gradient flows through this choice.
-        mean, std = (t.to(x_norm.dtype) for t in statistics)
-        return margin.for_quality(margin.quality(x_norm.detach(), mean, std))
-
-    def _target_response(self, margin: Any, c: Tensor, strength: float | Tensor) -> Tensor:
-        """Return ψ(c)."""
-        if isinstance(margin, Margin):
-            return margin(c, self.angular, strength)
-        # A plain callable takes no strength, so a ramp interpolates between g and ψ.
-        g, psi = self.angular(c), margin(c)
-        return psi if self.ramp is None else g + strength * (psi - g)
-
-    def _value_and_slope(self, margin: Any, c: Tensor, strength: float | Tensor) -> tuple[Tensor, Tensor | float]:
-        """Return ψ(c) and dψ/dc, which is 1 if the gradient is detached; see `_has_explicit_slope`."""
-        if self.gradient == "detached":
-            return self._target_response(margin, c, strength), 1.0
-        return margin.value_and_slope(c, strength)
+        if isinstance(margin, NormAdaptive):
+            assert x_norm is not None
+            assert statistics is not None
+            # The norm decides how large the margin is, but no gradient flows through this choice.
+            mean, std = (t.to(x_norm.dtype) for t in statistics)
+            margin = margin.for_quality(margin.quality(x_norm.detach(), mean, std))
+        return TargetScore(
+            margin,
+            self.angular,
+            strength,
+            interpolates=self.ramp is not None,
+            of_products=self._scores_are_products,
+            detached=self.gradient == "detached",
+            explicit=self._has_explicit_slope,
+        )
 
     @property
     def _has_explicit_slope(self) -> bool:
@@ -643,7 +626,7 @@ def require_labels(y: Tensor, num_classes: int, ignore_index: int) -> None:
     is_bad = (y != ignore_index) & ((y < 0) | (y >= num_classes))
     if bool(is_bad.any()):
         row = int(is_bad.nonzero()[0])
-        raise ValueError(f"y must lie in [0, {num_classes}), but row {row} is {int(y[row])}")
+        raise ValueError(f"y must be in [0, {num_classes}), but row {row} is {int(y[row])}")
 
 
 # Checks and meaning of settings --------------------------------------------------------------------------------------
@@ -703,12 +686,7 @@ def _tensor_fields(owner: str, entry: object) -> tuple[str, ...]:
     return tuple(fields)
 
 
-def _nonzero(magnitude: Tensor | float) -> Tensor | float:
-    """Return the magnitude with ∞ in place of 0, so that a product divided by it becomes 0."""
-    return magnitude.masked_fill(magnitude == 0, torch.inf) if isinstance(magnitude, Tensor) else magnitude
-
-
-# Statistics of feature norms, and the normalized gradient ------------------------------------------------------------
+# Statistics of feature norms -----------------------------------------------------------------------------------------
 
 
 def _update_statistics(statistics: _NormStatistics, norms: Tensor, counted: Tensor, momentum: float) -> _NormStatistics:

@@ -40,11 +40,13 @@ __all__ = [
     "am_softmax",
     "arcface",
     "combined_margin",
+    "cosface",
     "ga_softmax",
     "l_softmax",
     "modified_softmax",
     "s_softmax",
     "softmax",
+    "sphereface",
     "sphereface2",
     "sphereface_plus",
     "sphereface_r",
@@ -252,5 +254,7 @@ PRESETS: dict[str, Callable[..., AngularHead]] = {
     "sphereface2": sphereface2,
 }
 
-# Names of the literature for presets that have another name here. Messages about unknown names suggest the preset.
+# Names of the literature for two presets. Messages about unknown names in configs suggest the preset.
+cosface = am_softmax
+sphereface = a_softmax
 LITERATURE_NAMES = {"cosface": "am_softmax", "sphereface": "a_softmax"}

@@ -1,7 +1,7 @@
 r"""A head whose class vectors are distributed over the processes of a `torch.distributed` group.
 
-`ShardedHead` keeps a copy of the head that owns the class vectors of this process, and replaces its `class_terms` by
-`_ShardedClassTerms`, which computes the terms of the local classes and combines them over processes. Everything else
+`ShardedHead` keeps a copy of the head that owns the class vectors of this process, and replaces its `compute_terms`
+by `_ShardedClassTerms`, which computes the terms of the local classes and combines them over processes. Everything else
 (margins, schedules, losses, penalties) is the unchanged code of the head.
 """
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics
 from hypersphere._validation import is_number, require
@@ -54,6 +55,9 @@ class ShardedHead(nn.Module):
     use nothing but the gradient: `torch.optim.SGD` without momentum and weight decay, and `torch.optim.SparseAdam`. SGD
     with momentum also moves rows that were sampled in earlier steps. Most other optimizers reject sparse gradients.
 
+    There is no `logits`: another loss would need the scores of all classes with their gradients in every process, which
+    is what this class avoids. Use `forward`, or `scores` without gradients.
+
     `full_state_dict` and `load_full_state_dict` create checkpoints that fit any number of processes. `state_dict`
     describes the part of this process only, and so does the state of an optimizer.
 
@@ -76,6 +80,7 @@ class ShardedHead(nn.Module):
     """
 
     sampling: Tensor
+    """The state of the sampling of classes, [seed, step] in int64; a buffer that exists only with `sample`."""
 
     def __init__(
         self,
@@ -153,6 +158,10 @@ class ShardedHead(nn.Module):
         if self.sample is not None and self.training:
             self.sampling[1] += 1
         return self.processes.local_rows(loss, counts) if self.head.reduction == "none" else loss
+
+    def advance_with(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
+        """Let the schedules count the steps of `optimizer`, as `AngularHead.advance_with` does, in every process."""
+        return self.head.advance_with(optimizer)
 
     @torch.no_grad()
     def scores(self, x: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
@@ -233,13 +242,13 @@ class ShardedHead(nn.Module):
             rows = torch.empty_like(rows, device=device) if rows.is_meta else rows.clone()
             memo[key] = nn.Parameter(rows, requires_grad=parameter.requires_grad)
         local = copy.deepcopy(head, memo)
-        local.class_terms = self._terms
+        local.compute_terms = self._terms
         if head.weight.is_meta:
             self._initialize(local, seed)
         return local
 
     def _initialize(self, local: AngularHead, seed: int) -> None:
-        """Initialise class vectors with the head's own method, in blocks of the logical weight with one seed each."""
+        """Initialise class vectors with `reset_parameters`, in blocks of the logical weight with one seed each."""
         weight, cpu = local.weight, torch.default_generator.device
         local._apply(lambda t: torch.empty_like(t, device=weight.device) if t.is_meta else t)
         # `reset_parameters` initialises `local.weight`, so let it be one block after the other.
@@ -355,13 +364,13 @@ class _ShardedClassTerms:
         features, shared_bias, energy_rows = self.processes.share(x, shared_bias, energy_rows)
         assert features is not None
         local_inputs = ClassInputs(
-            features,
-            weight,
-            local_labels,
-            shared_bias if rule.shared_bias or bias is None else self._sampled_rows(bias),
-            None if class_weights is None else self._sampled_rows(class_weights[self.classes]),
-            counted,
-            energy_rows,
+            x=features,
+            w=weight,
+            labels=local_labels,
+            bias=shared_bias if rule.shared_bias or bias is None else self._sampled_rows(bias),
+            class_weights=None if class_weights is None else self._sampled_rows(class_weights[self.classes]),
+            counted=counted,
+            energy_rows=energy_rows,
         )
         # Each process decides about the range of its class vectors.
         part = class_terms(local_inputs, dataclasses.replace(rule, targets_present=False), check_range=True)
@@ -385,15 +394,15 @@ class _ShardedClassTerms:
         assert target is not None
         direction, energy = part.target_direction, part.energy
         return ClassTerms(
-            others,
-            weighted_sum,
-            target,
-            feature_norm,
-            target_norm,
-            None if energy is None else self.processes.sum_parts(energy) * self._energy_scale(w),
-            torch.ones((), dtype=torch.bool, device=x.device),
-            target_bias,
-            None if direction is None else self.processes.sum_parts(direction),
+            others=others,
+            weighted_sum=weighted_sum,
+            target=target,
+            feature_norm=feature_norm,
+            target_norm=target_norm,
+            energy=None if energy is None else self.processes.sum_parts(energy) * self._energy_scale(w),
+            in_range=torch.ones((), dtype=torch.bool, device=x.device),
+            target_bias=target_bias,
+            target_direction=None if direction is None else self.processes.sum_parts(direction),
         )
 
     def _energy_scale(self, w: Tensor) -> float:

@@ -3,71 +3,128 @@ r"""The target score f_y = h·ψ(θ) with an explicit derivative, and the gradie
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hypersphere.heads.fused_loss import graph_gradients
+from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
+from hypersphere.functions.margin import Margin
+from hypersphere.heads.fused_loss import straight_through
 
-__all__ = ["explicit_score", "normalized_gradient_term"]
+__all__ = ["TargetScore", "normalized_gradient_term"]
 
 
-def explicit_score(
-    product: Tensor,
-    magnitude: Tensor | float,
-    value_and_slope: Callable[[Tensor], tuple[Tensor, Tensor | float]],
-    score: Callable[[Tensor, Tensor | float], Tensor],
-) -> Tensor:
-    r"""Return f = h·ψ(z/h) with the derivatives ∂f/∂z = ψ′ and ∂f/∂h = ψ − ψ′c, where c = z/h is the target cosine.
+@dataclass(frozen=True, eq=False)
+class TargetScore:
+    r"""The score f = h·ψ(c) of the target class, c the cosine of the target angle, for one call of a head.
 
-    This takes half as many small operations as automatic differentiation. Where h is zero there is no angle, and the
-    score has the gradient of a linear layer, ψ′ = 1.
+    Where h is zero there is no angle, and a score of products has the gradient of a linear layer, as if ψ(c) were c.
 
     Args:
-        product: (B,) z, inner products with the target class vectors.
-        magnitude: (B,) h, or one number for all samples.
-        value_and_slope: ψ and ψ′ as functions of c.
-        score: the same f as a function of z and h by automatic differentiation, for second derivatives.
+        margin: ψ, one of the library's margins or any callable of the cosine.
+        angular: g.
+        strength: the strength of the margin in this call.
+        interpolates: whether a margin that takes no strength is interpolated: g + strength·(ψ − g).
+        of_products: whether the score is computed from products h·c instead of cosines c.
+        detached: whether the response passes its gradient on as the bare cosine would.
+        explicit: whether ψ′ is known in closed form, so that automatic differentiation is not needed.
     """
-    return _ExplicitScore.apply(product, magnitude, value_and_slope, score)
+
+    margin: Any
+    angular: Callable[[Tensor], Tensor]
+    strength: float | Tensor = 1.0
+    interpolates: bool = False
+    of_products: bool = True
+    detached: bool = False
+    explicit: bool = False
+
+    def __call__(self, target: Tensor, magnitude: Tensor | float) -> Tensor:
+        """Return h·ψ(c).
+
+        Args:
+            target: (B,) products h·c, or cosines c.
+            magnitude: (B,) h, or one number for all samples.
+        """
+        if self.explicit and only_reverse_mode(target):
+            return _ExplicitScore.apply(self, target, magnitude)
+        return self.plain(target, magnitude)
+
+    def plain(self, target: Tensor, magnitude: Tensor | float) -> Tensor:
+        """Return the same by automatic differentiation."""
+        c = target / _nonzero(magnitude) if self.of_products else target
+        psi = self.psi(c)
+        score = magnitude * (straight_through(c, psi) if self.detached else psi)
+        if self.of_products and isinstance(magnitude, Tensor):
+            return torch.where(magnitude == 0, target, score)
+        return score
+
+    def psi(self, c: Tensor) -> Tensor:
+        """Return ψ(c)."""
+        if isinstance(self.margin, Margin):
+            return self.margin(c, self.angular, self.strength)
+        psi = self.margin(c)
+        if not self.interpolates:
+            return psi
+        g = self.angular(c)
+        return g + self.strength * (psi - g)
+
+    def value_and_slope(self, c: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return ψ(c) and ψ′(c) for an explicit score. A detached response has the slope 1."""
+        return (self.psi(c), 1.0) if self.detached else self.margin.value_and_slope(c, self.strength)
 
 
 class _ExplicitScore(torch.autograd.Function):
+    r"""f = h·ψ(z/h) with ∂f/∂z = ψ′ and ∂f/∂h = ψ − ψ′c: half as many operations as automatic differentiation."""
+
     @staticmethod
-    def forward(
-        ctx: Any, product: Tensor, magnitude: Tensor | float, value_and_slope: Callable[..., Any], score: Any
-    ) -> Tensor:
+    def forward(ctx: Any, score: TargetScore, product: Tensor, magnitude: Tensor | float) -> Tensor:
         ctx.score = score
+        ctx.number = None if isinstance(magnitude, Tensor) else magnitude
         if not isinstance(magnitude, Tensor):
-            ctx.score = lambda product, _: score(product, magnitude)
-            psi, slope = value_and_slope(product / magnitude)
-            ctx.save_for_backward(product, None, slope if isinstance(slope, Tensor) else None, None)
+            psi, known_slope = score.value_and_slope(product / magnitude)
+            ctx.save_for_backward(product, None, _slope_tensor(known_slope, psi), None)
             return psi * magnitude
         is_zero = magnitude == 0
         c = product / magnitude.masked_fill(is_zero, 1.0)
-        psi, slope = value_and_slope(c)
-        if isinstance(slope, Tensor):
+        psi, known_slope = score.value_and_slope(c)
+        slope = _slope_tensor(known_slope, psi)
+        if slope is not None:
             slope = slope.masked_fill(is_zero, 1.0)
-            ctx.save_for_backward(product, magnitude, slope, torch.addcmul(psi, slope, c, value=-1))
-        else:
-            ctx.save_for_backward(product, magnitude, None, psi - slope * c)
+        magnitude_slope = psi - c if slope is None else torch.addcmul(psi, slope, c, value=-1)
+        ctx.save_for_backward(product, magnitude, slope, magnitude_slope)
         return psi * magnitude
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         product, magnitude, slope, magnitude_slope = ctx.saved_tensors
-        needs_grad = ctx.needs_input_grad[:2]
-        if torch.is_grad_enabled():  # create_graph=True
-            score = ctx.score(product, magnitude)
-            return (*graph_gradients([score], [grad], [product, magnitude], needs_grad), None, None)
-        grad_product = grad if slope is None else grad * slope  # only a slope of 1 is not a tensor
-        return grad_product, grad * magnitude_slope if needs_grad[1] else None, None, None
+        _, *needs = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
+
+            def plain(product: Tensor, magnitude: Tensor | None) -> Tensor:
+                return ctx.score.plain(product, ctx.number if magnitude is None else magnitude)
+
+            return None, *differentiable_gradients(plain, (product, magnitude), needs, grad)
+        return None, grad if slope is None else grad * slope, grad * magnitude_slope if needs[1] else None
 
 
-def normalized_gradient_term(
-    psi: Callable[[Tensor], Tensor], c: Tensor, x: Tensor, x_norm: Tensor, w_hat: Tensor
-) -> Tensor:
+def _slope_tensor(slope: Tensor | float, like: Tensor) -> Tensor | None:
+    """Return a slope as a tensor, or None if it is the number 1, which saves a multiplication."""
+    if isinstance(slope, Tensor):
+        return slope
+    return None if slope == 1 else torch.full_like(like, slope)
+
+
+def _nonzero(magnitude: Tensor | float) -> Tensor | float:
+    """Return the magnitude with ∞ in place of 0, so that a product divided by it becomes 0."""
+    return magnitude.masked_fill(magnitude == 0, torch.inf) if isinstance(magnitude, Tensor) else magnitude
+
+
+# The normalized gradient ---------------------------------------------------------------------------------------------
+
+
+def normalized_gradient_term(score: TargetScore, target: Tensor, x: Tensor, x_norm: Tensor, w_hat: Tensor) -> Tensor:
     r"""Return zeros whose gradient turns the plain gradient of the target score into that of the original SphereFace.
 
     The plain gradient is ∂f_y/∂x = ŵ. The original code has
@@ -77,13 +134,15 @@ def normalized_gradient_term(
     whose length is bounded for any margin, while ∂f_y/∂w is the one without margin.
 
     Args:
-        psi: the margin as a function of the target cosines.
-        c: (B,) target cosines, detached.
+        score: the target score, of products with unit class vectors.
+        target: (B,) products ‖x‖·c.
         x: (B, d) features.
-        x_norm: (B,) feature norms, detached.
+        x_norm: (B,) feature norms.
         w_hat: (B, d) directions of the target class vectors, detached.
     """
-    value, slope = psi(c).detach(), _derivative(psi, c)
+    x_norm = x_norm.detach()
+    c = target.detach() / _nonzero(x_norm)
+    value, slope = score.psi(c).detach(), _derivative(score.psi, c)
     with torch.no_grad():
         inverse_norm = 1 / x_norm.masked_fill(x_norm == 0, torch.inf)
         along_x = value - slope * c

@@ -1,13 +1,18 @@
-"""Decoupled and sphere layers: convolutions and linear layers that respond by magnitude and angle."""
+"""Decoupled and sphere layers: convolutions and linear layers that respond by magnitude and angle.
+
+Numbers of equations and sections refer to Weiyang Liu's thesis, *Deep Representation Learning on Hypersphere*.
+"""
 
 from hypersphere.layers.convert import ConversionPlan, conversion_plan, convert_, revert_
 from hypersphere.layers.decoupled import (
+    DEFAULT_OPTIONS,
     PRESETS,
     DecoupledConv1d,
     DecoupledConv2d,
     DecoupledConv3d,
     DecoupledLayer,
     DecoupledLinear,
+    OperatorOptions,
     ball_conv2d,
     linear_conv2d,
     log_conv2d,
@@ -21,6 +26,7 @@ from hypersphere.layers.fold import fold_operator_, plain_weight
 from hypersphere.layers.norm import SphereNorm
 
 __all__ = [
+    "DEFAULT_OPTIONS",
     "PRESETS",
     "ConversionPlan",
     "DecoupledConv1d",
@@ -28,6 +34,7 @@ __all__ = [
     "DecoupledConv3d",
     "DecoupledLayer",
     "DecoupledLinear",
+    "OperatorOptions",
     "SphereNorm",
     "ball_conv2d",
     "conversion_plan",

@@ -38,10 +38,10 @@ from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from hypersphere import _numerics, sphere
-from hypersphere.functions.angular import ANGULARS, Angular, Cosine, Sigmoid
+from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
+from hypersphere.functions.angular import ANGULARS, Cosine, Sigmoid
 from hypersphere.functions.angular import Linear as LinearAngle
 from hypersphere.functions.magnitude import MAGNITUDES, Radial, Seg, Sphere, Tanh
 from hypersphere.layers._geometry import (
@@ -65,15 +65,12 @@ ELEMENT_BLOCK = 2**18
 def use_custom_op(*tensors: Tensor) -> bool:
     """Return True if the custom operator should be used.
 
-    Tracing, export, `torch.func` transforms, forward-mode differentiation and empty batches need plain operations
-    instead. Compilation for an accelerator uses them too, because its compiler fuses them better.
+    It is used where `only_reverse_mode` allows an explicit backward pass, except for empty tensors, and it can also be
+    compiled. Compilation for an accelerator uses plain operations, because its compiler fuses them better.
     """
-    if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined]
-        return False
-    if torch.compiler.is_compiling():
-        return not on_accelerator(tensors[0])
-    has_values = all(t.numel() > 0 for t in tensors)
-    return has_values and not any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        return not torch._C._are_functorch_transforms_active() and not on_accelerator(tensors[0])
+    return only_reverse_mode(*tensors) and all(t.numel() > 0 for t in tensors)
 
 
 # The operator --------------------------------------------------------------------------------------------------------
@@ -101,11 +98,9 @@ class Response:
         return self.angular.k if isinstance(self.angular, Sigmoid) and isinstance(self.angular.k, Tensor) else None
 
     @functools.cached_property
-    def sigmoid_factors(self) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
-        """1/k, 2/T and 2/(kT) of g = (2σ(e/k) − 1)/T with T = tanh(π/4k), computed once for all blocks."""
-        assert isinstance(self.angular, Sigmoid)
-        k, height = self.angular.k, self.angular.height
-        return 1 / k, 2 / height, 2 / (k * height)
+    def kernel(self) -> _AngularKernel:
+        """g in the form that computes blocks, the same for all of them."""
+        return _KERNELS.get(type(self.angular), _AngularKernel)(self.angular)
 
     @property
     def has_unit_magnitude(self) -> bool:
@@ -261,6 +256,9 @@ class _Arguments(NamedTuple):
 
 TENSOR_COUNT = _Arguments._fields.index("geometry")
 SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", list[int]: "int[]", list[float]: "float[]", str: "str"}
+# Tensor x, Tensor weight, Tensor? input_scale, Tensor? output_scale, Tensor? k, Tensor norm, Tensor reciprocal,
+# Tensor scale, int[] geometry, str magnitude, float[] magnitude_numbers, str angular, float[] angular_numbers,
+# str storage
 SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(_Arguments).items())
 
 
@@ -299,7 +297,7 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
             c = torch.mul(p, r, out=out) if out.dtype == r.dtype else p.to(r.dtype).mul_(r)
             if saves_cotangents:
                 saved.copy_(_numerics.cotangent(c))
-            value = _angular_value_(response, c)
+            value = response.kernel.value_(c)
             _, _, h = _magnitude_terms(response, n)
             if h is not None:
                 value.mul_(h)
@@ -421,14 +419,18 @@ _decoupled.register_autograd(_differentiate, setup_context=_save_for_backward)
 
 def _differentiable_gradients(arguments: _Arguments, gradient: Tensor, needed: list[bool]) -> list[Tensor | None]:
     """Return the gradients of x, weight, a, s and k with a graph, from plain operations on the saved inputs."""
-    convolution, response = arguments.convolution, arguments.response
-    scaled, norms = plain_patch_norms(arguments.x, convolution)
-    # The factor norm·reciprocal is 1, except for float16 inputs, whose norms are those before `limit_float16`.
-    norms = norms._replace(norm=norms.norm * (arguments.norm * arguments.reciprocal))
-    y = plain_response(scaled, arguments.weight, convolution, norms, response.h, response.angular)
-    inputs = [t for t, need in zip(arguments.differentiated, needed, strict=True) if t is not None and need]
-    grads = iter(torch.autograd.grad(y, inputs, gradient, create_graph=True, allow_unused=True))
-    return [next(grads) if need else None for need in needed]
+
+    def plain(
+        x: Tensor, weight: Tensor, input_scale: Tensor | None, output_scale: Tensor | None, k: Tensor | None
+    ) -> Tensor:
+        learned = arguments._replace(input_scale=input_scale, output_scale=output_scale, k=k)
+        convolution, response = learned.convolution, learned.response
+        scaled, norms = plain_patch_norms(x, convolution)
+        # The factor norm·reciprocal is 1, except for float16 inputs, whose norms are those before `limit_float16`.
+        norms = norms._replace(norm=norms.norm * (arguments.norm * arguments.reciprocal))
+        return plain_response(scaled, weight, convolution, norms, response.h, response.angular)
+
+    return differentiable_gradients(plain, arguments.differentiated, needed, gradient)
 
 
 # Element-wise derivatives --------------------------------------------------------------------------------------------
@@ -447,20 +449,6 @@ def _magnitude_terms(response: Response, n: Tensor) -> tuple[Tensor, Tensor, Ten
     else:
         phi = response.magnitude(argument, argument)
     return argument, phi, phi if response.output_scale is None else phi * response.output_scale
-
-
-def _angular_value_(response: Response, c: Tensor) -> Tensor:
-    """Return g(c). Functions of the elevation e = π/2 − θ = arcsin c overwrite `c`."""
-    angular = response.angular
-    if isinstance(angular, Cosine):
-        return c
-    if isinstance(angular, LinearAngle):
-        return _numerics.arcsin(c, out=c).mul_(-angular.angle_slope())
-    if isinstance(angular, Sigmoid):
-        # tanh(e/2k) = 2σ(e/k) − 1, and σ is several times faster.
-        inverse_k, two_over_height, _ = response.sigmoid_factors
-        return _numerics.arcsin(c, out=c).mul_(inverse_k).sigmoid_().sub_(0.5).mul_(two_over_height)
-    return angular(c)
 
 
 class _ParameterGradients:
@@ -539,7 +527,7 @@ def _element_gradients(
         torch.mul(gradient, h_r, out=out)
     else:
         c = torch.mul(products, r) if c is None else c
-        grad_slope, grad_value = _angular_gradient(response, gradient, c, h, parameters)  # G·g′ and G·g
+        grad_slope, grad_value = response.kernel.gradients(gradient, c, h, parameters)  # G·g′ and G·g
         torch.mul(grad_slope, h_r, out=out)
         radial = per_patch(grad_slope.mul_(c))
         values = None if grad_value is None else per_patch(grad_value)
@@ -562,34 +550,71 @@ def _element_gradients(
     return grad_norm.add_(values.sum(2, keepdim=True) * (n * r))
 
 
-def _angular_gradient(
-    response: Response, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
-) -> tuple[Tensor, Tensor | None]:
-    """Return G·g′(c), and G·g(c) if the magnitude needs it; add to the gradient of k. Both results are new tensors."""
-    angular, needs_value = response.angular, parameters.needs_magnitude
-    if isinstance(angular, LinearAngle):
-        # g = (2/π)·e with e = arcsin c, and de/dc = 1/sin θ.
-        slope = -angular.angle_slope()
-        value = _numerics.arcsin(c).mul_(slope).mul_(gradient) if needs_value else None
+class _AngularKernel:
+    """g and its derivative for blocks of cosines. A subclass of this one is a faster form for one g."""
+
+    def __init__(self, angular: Any) -> None:
+        self.angular = angular
+
+    def value_(self, c: Tensor) -> Tensor:
+        """Return g(c). `c` may be overwritten."""
+        value: Tensor = self.angular(c)
+        return value
+
+    def gradients(
+        self, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return G·g′(c), and G·g(c) if the magnitude needs it; add to the gradient of k. Both are new tensors."""
+        value = self.angular(c)
+        return self.angular.slope(c, value) * gradient, value * gradient
+
+
+class _LinearKernel(_AngularKernel):
+    """g = (2/π)·e with the elevation e = π/2 − θ = arcsin c, and de/dc = 1/sin θ."""
+
+    def value_(self, c: Tensor) -> Tensor:
+        return _numerics.arcsin(c, out=c).mul_(-self.angular.angle_slope())
+
+    def gradients(
+        self, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
+    ) -> tuple[Tensor, Tensor | None]:
+        slope = -self.angular.angle_slope()
+        value = _numerics.arcsin(c).mul_(slope).mul_(gradient) if parameters.needs_magnitude else None
         return _numerics.cosecant(c).mul_(slope).mul_(gradient), value
-    if not isinstance(angular, Sigmoid):
-        assert isinstance(angular, Angular)
-        value = angular(c)
-        return angular.slope(c, value) * gradient, value * gradient
-    # g = (2σ(e/k) − 1)/T with T = tanh(π/4k), so dg/de = 2σ(1 − σ)/(kT).
-    inverse_k, two_over_height, slope_factor = response.sigmoid_factors
-    elevation = _numerics.arcsin(c)
-    rise = torch.mul(elevation, inverse_k).sigmoid_()
-    to_angle = torch.ops.aten.sigmoid_backward(gradient, rise)  # G·σ(1 − σ)
-    value = None
-    if needs_value or parameters.value_sum is not None:
-        value = rise.sub_(0.5).mul_(two_over_height).mul_(gradient)
-    if parameters.sigmoid_sum is not None and parameters.value_sum is not None and value is not None:
-        # The two sums of ∂k. Neither elevations nor, if h = 1, values are used afterwards.
-        elevation.mul_(to_angle)
-        _add_sum_(parameters.sigmoid_sum, elevation if h is None else elevation.mul_(h))
-        _add_sum_(parameters.value_sum, value if h is None else value * h)
-    return to_angle.mul_(slope_factor).mul_(_numerics.cosecant(c)), value
+
+
+class _SigmoidKernel(_AngularKernel):
+    """g = tanh(e/2k)/T = (2σ(e/k) − 1)/T with T = tanh(π/4k), so dg/de = 2σ(1 − σ)/(kT). σ is faster than tanh."""
+
+    def __init__(self, angular: Sigmoid) -> None:
+        super().__init__(angular)
+        k, height = angular.k, angular.height
+        # Computed once for all blocks.
+        self.inverse_k, self.two_over_height, self.slope_factor = 1 / k, 2 / height, 2 / (k * height)
+
+    def value_(self, c: Tensor) -> Tensor:
+        return _numerics.arcsin(c, out=c).mul_(self.inverse_k).sigmoid_().sub_(0.5).mul_(self.two_over_height)
+
+    def gradients(
+        self, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
+    ) -> tuple[Tensor, Tensor | None]:
+        elevation = _numerics.arcsin(c)
+        rise = torch.mul(elevation, self.inverse_k).sigmoid_()
+        to_angle = torch.ops.aten.sigmoid_backward(gradient, rise)  # G·σ(1 − σ)
+        value = None
+        if parameters.needs_magnitude or parameters.value_sum is not None:
+            value = rise.sub_(0.5).mul_(self.two_over_height).mul_(gradient)
+        if parameters.sigmoid_sum is not None and parameters.value_sum is not None and value is not None:
+            # The two sums of ∂k. Neither elevations nor, if h = 1, values are used afterwards.
+            elevation.mul_(to_angle)
+            _add_sum_(parameters.sigmoid_sum, elevation if h is None else elevation.mul_(h))
+            _add_sum_(parameters.value_sum, value if h is None else value * h)
+        return to_angle.mul_(self.slope_factor).mul_(_numerics.cosecant(c)), value
+
+
+# To add a faster form of another g, write a kernel and list it here. `_element_gradients` has a separate
+# branch for the cosine, whose derivative is 1.
+_KERNELS: dict[type, type[_AngularKernel]] = {LinearAngle: _LinearKernel, Sigmoid: _SigmoidKernel}
 
 
 def _cosines_from_cotangents(t: Tensor) -> Tensor:
@@ -656,7 +681,6 @@ def filter_polar(weight: Tensor) -> tuple[Tensor, Tensor]:
             [0.0000, 0.0000]]))
     """
     rows = weight.flatten(1)
-    # A compiler fuses the plain operations itself.
-    use_function = not torch.compiler.is_compiling() and rows.shape[1] > 0 and use_custom_op(weight)
+    use_function = only_reverse_mode(weight) and weight.numel() > 0
     norm, unit = _FilterPolar.apply(rows) if use_function else sphere.polar(rows)
     return norm.flatten(), unit.to(weight.dtype).view_as(weight)

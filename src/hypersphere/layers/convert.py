@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,45 +20,34 @@ from torch.nn.utils import parametrize
 from hypersphere._layer_selection import SkippedLayer, layers_of
 from hypersphere._modes import evaluation_mode, training_mode
 from hypersphere._validation import require
-from hypersphere.layers.decoupled import (
-    AngularFunction,
-    DecoupledConv1d,
-    DecoupledConv2d,
-    DecoupledConv3d,
-    DecoupledLayer,
-    DecoupledLinear,
-    MagnitudeFunction,
-    OperatorSettings,
+from hypersphere.layers._convert_layer import (
+    DECOUPLED_CLASSES,
+    conversion_obstacle,
+    convert_layer_,
+    has_custom_forward,
+    plain_class,
+    revert_layer_,
 )
+from hypersphere.layers.decoupled import DecoupledLayer, OperatorOptions
+from hypersphere.layers.norm import SphereNorm
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["ConversionPlan", "conversion_plan", "convert_", "revert_"]
 
 Model = TypeVar("Model", bound=nn.Module)
 Predicate = Callable[[str, nn.Module], bool]
 
-DECOUPLED_CLASSES: dict[type[nn.Module], type[DecoupledLayer]] = {
-    nn.Conv1d: DecoupledConv1d,
-    nn.Conv2d: DecoupledConv2d,
-    nn.Conv3d: DecoupledConv3d,
-    nn.Linear: DecoupledLinear,
-}
-
 
 def convert_(
     model: Model,
     *,
-    magnitude: str | MagnitudeFunction = "sphere",
-    angular: str | AngularFunction = "cosine",
-    weighting: str | None = None,
-    learn_k: str | nn.Parameter | None = None,
-    learn_radius: str | None = None,
-    radius_norm: str = "running",
-    momentum: float = 0.1,
-    storage: str = "full",
     scale: str | None = None,
     calibration: Float[Tensor, "..."] | tuple[Any, ...] | None = None,
     where: Predicate | None = None,
     report: bool = False,
+    **options: Unpack[OperatorOptions],
 ) -> Model:
     r"""Convert convolutions and linear layers of a model to decoupled layers, in place, keeping weights and biases.
 
@@ -74,19 +63,13 @@ def convert_(
     Args:
         model: any module. Layers that can be converted are torch's Conv1d, Conv2d, Conv3d and Linear, and linear layers
             of other libraries that have a weight (out, in), a bias, `in_channels` and `out_channels`.
-        magnitude: h. This argument and those down to `storage` are described in `DecoupledConv2d`.
-        angular: g.
-        weighting: how ‖w‖ enters.
-        learn_k: None, "layer", "filter" or a shared parameter.
-        learn_radius: None, "layer" or "filter".
-        radius_norm: "running" or "batch".
-        momentum: of the running mean of the patch norm.
-        storage: "full" or "half".
         scale: None to leave the scale of outputs to the magnitude, or "keep".
         calibration: with scale="keep", an input of the model, or a tuple of positional arguments.
         where: which of these layers, by name and module. None for all except the output layer (see `layers_of`; if it
             is not recognised, the last linear layer) and layers that `conversion_plan` lists as skipped.
         report: whether to print the converted and the skipped layers.
+        **options: `magnitude`, `angular`, `weighting`, `learn_k`, `learn_radius`, `radius_norm`, `momentum` and
+            `storage`, with the meaning and the defaults that they have in `DecoupledConv2d`.
 
     Returns:
         The model.
@@ -109,23 +92,22 @@ def convert_(
     modules = {name: model.get_submodule(name) for name in plan.converted}
     bypassed = _bypassed_modules(model)
     for name, module in modules.items():
-        reason = _obstacle(module, bypassed)
+        reason = conversion_obstacle(module, bypassed)
         if reason is not None:
             raise ValueError(f"where must exclude {name or type(module).__name__!r}, which {reason}")
     if not modules:
         raise ValueError(f"model must have a layer to convert, but {_why_nothing_is_chosen(model)}")
     observed = {} if calibration is None else _observe(model, modules, calibration)
-    settings = OperatorSettings(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
     converted: list[nn.Module] = []
     try:
         for name, module in modules.items():
             converted.append(module)
-            convert_layer_(module, settings)
+            convert_layer_(module, options)
             if scale == "keep":
                 _keep_scale_(module, observed.get(name))
     except Exception:
         for module in converted:
-            _revert_layer_(module)
+            revert_layer_(module)
         raise
     if report:
         print(plan)
@@ -147,14 +129,18 @@ def revert_(model: Model) -> Model:
         )
     """
     require(isinstance(model, nn.Module), "model", "a module", model)
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, DecoupledLayer)}
-    decoupled = {name: module for name, module in modules.items() if not hasattr(module, "_belongs_to_norm")}
+    inside_norms = {module.layer for module in model.modules() if isinstance(module, SphereNorm)}
+    decoupled = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, DecoupledLayer) and module not in inside_norms
+    }
     for name, module in decoupled.items():
         if parametrize.is_parametrized(module):
             advice = "fold it (hypersphere.rotation.fold_) or remove its parametrisation first"
             raise ValueError(f"model must have plain decoupled layers, but {name!r} is parametrised: {advice}")
     for module in decoupled.values():
-        _revert_layer_(module)
+        revert_layer_(module)
     return model
 
 
@@ -193,11 +179,15 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
     """
     require(where is None or callable(where), "where", "None or a function of a name and a module", where)
     selection = layers_of(model)
-    candidates = {name: module for name, module in model.named_modules() if _is_candidate(module)}
+    candidates = {
+        name: module
+        for name, module in model.named_modules()
+        if _may_be_plain(module) and (isinstance(module, tuple(DECOUPLED_CLASSES)) or _probe_linear(module))
+    }
     bypassed = _bypassed_modules(model)
     outputs = {name for layer in selection.outputs for name in (layer.name, *layer.aliases)}
     if not outputs:
-        linear = [name for name, m in candidates.items() if _plain_class(m) is nn.Linear and m not in bypassed]
+        linear = [name for name, m in candidates.items() if plain_class(m) is nn.Linear and m not in bypassed]
         outputs = set(linear[-1:])
 
     def reason_to_skip(name: str, module: nn.Module) -> str | None:
@@ -207,7 +197,7 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
             return "it is the output layer"
         if module in bypassed:
             return "its parent reads its weight without calling it"
-        if _has_custom_forward(module):
+        if has_custom_forward(module):
             return f"{type(module).__name__} overrides forward, which would be lost"
         return None
 
@@ -225,43 +215,29 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
     return ConversionPlan(tuple(name for name, reason in reasons.items() if reason is None), tuple(skipped))
 
 
-def _is_candidate(module: nn.Module) -> bool:
-    is_torch_layer = isinstance(module, tuple(DECOUPLED_CLASSES))
-    return not isinstance(module, DecoupledLayer) and (is_torch_layer or _is_foreign_linear(module))
-
-
-def _is_foreign_linear(module: nn.Module) -> bool:
-    """Return True if another library's module is a linear layer judging by its attributes, as torch_geometric's is."""
+def _may_be_plain(module: nn.Module) -> bool:
+    """Return True for torch's layers, and for modules of other libraries that have the attributes of a linear layer."""
+    if isinstance(module, DecoupledLayer):
+        return False
+    if isinstance(module, tuple(DECOUPLED_CLASSES)):
+        return True
     weight = module._parameters.get("weight")
     if weight is None or isinstance(weight, UninitializedParameter) or "bias" not in module._parameters:
         return False
     sizes = (getattr(module, "out_channels", None), getattr(module, "in_channels", None))
-    return weight.ndim == 2 and tuple(weight.shape) == sizes and not module._modules and _computes_linear(module)
+    return weight.ndim == 2 and tuple(weight.shape) == sizes and not module._modules
 
 
 @torch.no_grad()
-def _computes_linear(module: nn.Module) -> bool:
-    """Return True if a module computes W·x + b with its weight and bias, tried on one row."""
+def _probe_linear(module: nn.Module) -> bool:
+    """Run another library's module on one row, without its hooks; return True if it computes W·x + b."""
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     assert weight is not None
     row = torch.linspace(-1, 1, weight.shape[1], dtype=weight.dtype, device=weight.device).unsqueeze(0)
     try:
-        return bool(torch.allclose(module(row), F.linear(row, weight, bias), rtol=1e-2, atol=1e-3))
+        return bool(torch.allclose(module.forward(row), F.linear(row, weight, bias), rtol=1e-2, atol=1e-3))
     except Exception:  # whatever a foreign module raises on a row, it is not a linear layer
         return False
-
-
-def _plain_class(module: nn.Module) -> type[nn.Module]:
-    return next((plain for plain in DECOUPLED_CLASSES if isinstance(module, plain)), nn.Linear)
-
-
-def _has_custom_forward(module: nn.Module) -> bool:
-    """Return True if a subclass overrides the forward pass, which a conversion would lose."""
-    plain = _plain_class(module)
-    if not isinstance(module, plain) or parametrize.is_parametrized(module):
-        return False
-    methods = ("forward", "_conv_forward")
-    return any(getattr(type(module), name, None) is not getattr(plain, name, None) for name in methods)
 
 
 def _bypassed_modules(model: nn.Module) -> set[nn.Module]:
@@ -270,49 +246,13 @@ def _bypassed_modules(model: nn.Module) -> set[nn.Module]:
     return {child for parent in parents for child in parent.modules()} - set(parents)
 
 
-def _obstacle(module: nn.Module, bypassed: set[nn.Module]) -> str | None:
-    """Return why a layer cannot be converted, or None."""
-    weight = module._parameters.get("weight")
-    if parametrize.is_parametrized(module):
-        return "is parametrised: remove the parametrisation first (torch.nn.utils.parametrize, hypersphere.rotation)"
-    if isinstance(weight, UninitializedParameter):
-        return "has no weight yet: run a batch through the model first"
-    if weight is None:
-        return "does not own its weight: a hook computes it (weight_norm, spectral_norm, pruning)"
-    if _has_custom_forward(module):
-        return f"is a {type(module).__name__} that overrides forward, which would be lost"
-    if module in bypassed:
-        return "is part of an attention or transformer layer of torch that reads its weight without calling it"
-    return None
-
-
 def _why_nothing_is_chosen(model: nn.Module) -> str:
     is_decoupled = any(isinstance(module, DecoupledLayer) for module in model.modules())
-    if is_decoupled and not any(_is_candidate(module) for module in model.modules()):
+    if is_decoupled and not any(_may_be_plain(module) for module in model.modules()):
         return "its layers are decoupled already: call revert_ first"
     if is_decoupled:
         return "none of its plain layers is chosen; call revert_ first to convert decoupled layers again"
     return "none of its convolutions and linear layers is chosen"
-
-
-# One layer -----------------------------------------------------------------------------------------------------------
-
-
-def convert_layer_(module: nn.Module, settings: OperatorSettings) -> None:
-    """Replace the class of one layer."""
-    module._converted_from = type(module)  # type: ignore[assignment]
-    if _plain_class(module) is nn.Linear and not hasattr(module, "in_features"):
-        module.in_features, module.out_features = module.in_channels, module.out_channels
-    module.__class__ = DECOUPLED_CLASSES[_plain_class(module)]
-    assert isinstance(module, DecoupledLayer)
-    module._configure(settings)
-
-
-def _revert_layer_(module: nn.Module) -> None:
-    plain = _plain_class(module)
-    if isinstance(module, DecoupledLayer):
-        module._remove_configuration()
-    object.__setattr__(module, "__class__", module.__dict__.pop("_converted_from", plain))
 
 
 @torch.no_grad()
@@ -369,6 +309,6 @@ def _root_mean_square(module: nn.Module, y: Tensor) -> Tensor:
     bias = module._parameters.get("bias")
     y = y.float()
     if bias is not None:
-        channels_last = isinstance(module, nn.Linear) or _plain_class(module) is nn.Linear
+        channels_last = plain_class(module) is nn.Linear
         y = y - (bias.float() if channels_last else bias.float().reshape(-1, *[1] * (module.weight.ndim - 2)))  # type: ignore[operator]
     return y.square().mean().sqrt()

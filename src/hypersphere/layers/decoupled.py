@@ -3,21 +3,23 @@ r"""Decoupled layers: f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)) instead of the 
 Each layer takes the arguments of torch's layer of the same kind and has the same parameters and state dict. A learned
 k or ρ adds parameters and buffers, so a checkpoint of torch's layer is loaded into such a layer with `strict=False`.
 
-The path of a forward pass: `DecoupledLayer.forward` converts the input to a batch, `_geometry` computes the norms of
-its patches, `_build_response` inserts the learned k and ρ into the operator, and `_fused_op` computes the responses.
+The path of a forward pass: `DecoupledLayer.forward` checks the input, `_respond` of the convolutions or of the linear
+layer makes it a batch, and `_respond_to_batch` computes the responses. There `_geometry` computes the norms of all
+patches, `_build_response` inserts the learned k and ρ into the operator, and `_fused_op` evaluates it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.jit._trace import is_tracing
 
 from hypersphere import _numerics
 from hypersphere._validation import choose, is_number, require
@@ -44,13 +46,18 @@ from hypersphere.layers._fused_op import (
 )
 from hypersphere.layers._geometry import ConvGeometry, PatchNorms, measure_patches
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = [
+    "DEFAULT_OPTIONS",
     "PRESETS",
     "DecoupledConv1d",
     "DecoupledConv2d",
     "DecoupledConv3d",
     "DecoupledLayer",
     "DecoupledLinear",
+    "OperatorOptions",
     "ball_conv2d",
     "linear_conv2d",
     "log_conv2d",
@@ -79,22 +86,36 @@ def shared_k(k: float = 0.5) -> nn.Parameter:
     return nn.Parameter(torch.tensor([float(k)]).log())
 
 
-@dataclass(frozen=True)
-class OperatorSettings:
+class OperatorOptions(TypedDict, total=False):
     """The arguments of a decoupled layer that torch's layer does not have. `DecoupledConv2d` describes them."""
 
-    magnitude: str | MagnitudeFunction = "sphere"
-    angular: str | AngularFunction = "cosine"
-    weighting: str | None = None
-    learn_k: str | nn.Parameter | None = None
-    learn_radius: str | None = None
-    radius_norm: str = "running"
-    momentum: float = 0.1
-    storage: str = "full"
+    magnitude: str | MagnitudeFunction
+    angular: str | AngularFunction
+    weighting: str | None
+    learn_k: str | nn.Parameter | None
+    learn_radius: str | None
+    radius_norm: str
+    momentum: float
+    storage: str
+
+
+DEFAULT_OPTIONS = OperatorOptions(
+    magnitude="sphere",
+    angular="cosine",
+    weighting=None,
+    learn_k=None,
+    learn_radius=None,
+    radius_norm="running",
+    momentum=0.1,
+    storage="full",
+)
 
 
 class DecoupledLayer(nn.Module):
-    r"""Base class of all decoupled layers.
+    r"""Base class of all decoupled layers: the operator, its settings and its learned k and ρ.
+
+    A subclass calls `_configure` at the end of its constructor and defines `_check_shape`, `_inner_product`, `_respond`
+    and `_pad`, the four methods in which convolutions and linear layers differ.
 
     The learned k and ρ are kept positive by learning their logarithms: `log_k` holds log k, and `log_radius` holds the
     logarithm of the factor in ρ = factor·(mean of ‖x‖), thesis (C.1). Both have one entry, or one per filter.
@@ -103,6 +124,9 @@ class DecoupledLayer(nn.Module):
     handled like the statistics of BatchNorm: each training batch moves it by `momentum`, and the first batch in which
     the group has a nonzero patch sets it. It is constant in evaluation mode and part of the state dict. Activation
     checkpointing computes a forward pass twice; the second pass reuses the mean of the first and does not update it.
+    It recognises the first pass by the mean patch norm of its batch, among the last `REMEMBERED_PASSES` passes. If more
+    passes than these precede the backward pass, the second pass uses the current running mean instead, and the
+    gradient belongs to a slightly different ρ than the loss.
     """
 
     weight: Tensor
@@ -122,18 +146,21 @@ class DecoupledLayer(nn.Module):
 
     # Settings --------------------------------------------------------------------------------------------------------
 
-    def _configure(self, settings: OperatorSettings) -> None:
-        """Check all settings, then store them. Nothing is stored if one of them is invalid."""
-        magnitude = choose(MAGNITUDES, settings.magnitude, "magnitude")
-        angular = choose(ANGULARS, settings.angular, "angular")
-        weighted(magnitude, settings.weighting)  # raises an error if the weighting is not defined for the magnitude
-        radius_norm, momentum, storage = settings.radius_norm, settings.momentum, settings.storage
+    def _configure(self, options: OperatorOptions) -> None:
+        """Check all options, then store them. Nothing is stored if one of them is invalid."""
+        for name in options.keys() - DEFAULT_OPTIONS.keys():
+            raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}")
+        settings = OperatorOptions(**{**DEFAULT_OPTIONS, **options})
+        magnitude = choose(MAGNITUDES, settings["magnitude"], "magnitude")
+        angular = choose(ANGULARS, settings["angular"], "angular")
+        weighted(magnitude, settings["weighting"])  # raises an error if the weighting is not defined for the magnitude
+        radius_norm, momentum, storage = settings["radius_norm"], settings["momentum"], settings["storage"]
         require(radius_norm in ("running", "batch"), "radius_norm", "'running' or 'batch'", radius_norm)
         require(is_number(momentum, 0, 1) and momentum > 0, "momentum", "a number in (0, 1]", momentum)
         require(storage in ("full", "half"), "storage", "'full' or 'half'", storage)
-        log_k = self._initial_log_k(angular, settings.learn_k)
-        log_radius = self._initial_log_radius(magnitude, settings.learn_radius)
-        self.magnitude, self.angular, self.weighting = magnitude, angular, settings.weighting
+        log_k = self._initial_log_k(angular, settings["learn_k"])
+        log_radius = self._initial_log_radius(magnitude, settings["learn_radius"])
+        self.magnitude, self.angular, self.weighting = magnitude, angular, settings["weighting"]
         self.radius_norm, self.momentum, self.storage = radius_norm, momentum, storage
         self.log_k, self.log_radius = log_k, log_radius
         if log_radius is not None:
@@ -147,8 +174,7 @@ class DecoupledLayer(nn.Module):
 
     def _remove_configuration(self) -> None:
         """Undo `_configure`."""
-        settings = [field.name for field in fields(OperatorSettings)]
-        for name in (*settings, "log_k", "log_radius", "mean_norm", "batches", "recent_means"):
+        for name in (*DEFAULT_OPTIONS, "log_k", "log_radius", "mean_norm", "batches", "recent_means"):
             if hasattr(self, name):
                 delattr(self, name)
 
@@ -212,13 +238,7 @@ class DecoupledLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """Show torch's arguments and those of the operator that are not at their default."""
-        if isinstance(self, nn.Linear):
-            # The class of another library's linear layer may have been replaced, so sizes are read from the weight.
-            filters, inputs = self.weight.shape
-            parts = [f"in_features={inputs}, out_features={filters}, bias={self.bias is not None}"]
-        else:
-            parts = [super().extra_repr()]
-        parts += [f"magnitude={self.magnitude!r}", f"angular={self.angular!r}"]
+        parts = [super().extra_repr(), f"magnitude={self.magnitude!r}", f"angular={self.angular!r}"]
         if self.weighting is not None:
             parts.append(f"weighting={self.weighting!r}")
         if self.log_k is not None:
@@ -240,43 +260,47 @@ class DecoupledLayer(nn.Module):
         """
         is_real = isinstance(x, Tensor) and x.is_floating_point()
         require(is_real, "x", "a tensor of a floating-point dtype", x.dtype if isinstance(x, Tensor) else type(x))
+        if not is_tracing():  # `torch.jit.trace` warns about comparisons of sizes
+            self._check_shape(x)
         dtype = _product_dtype(x, self.weight)
         x = x.to(dtype)
         with _numerics.autocast_disabled(x):
             weight = self._equivalent_weight()
-            if weight is not None:
-                return self._inner_product(x, weight.to(dtype))
-            if isinstance(self, nn.Linear):
-                y = self._respond(x.reshape(-1, x.shape[-1]))
-                return y.reshape(*x.shape[:-1], y.shape[-1])
-            dims = self.weight.ndim
-            require(x.ndim in (dims - 1, dims), "x", f"a tensor with {dims - 1} or {dims} dimensions", tuple(x.shape))
-            if x.ndim == dims - 1:  # a single sample
-                return self._respond(x.unsqueeze(0)).squeeze(0)
-            return self._respond(x)
+            if weight is None:
+                return self._respond(x)
+            return self._inner_product(x, weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+
+    def _check_shape(self, x: Tensor) -> None:
+        """Raise a `ValueError` unless `x` has the right dimensions and the right number of channels or features."""
+        raise NotImplementedError
+
+    def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return ⟨w, x⟩ + b, computed as torch's layer does."""
+        raise NotImplementedError
+
+    def _respond(self, x: Tensor) -> Tensor:
+        """Return the responses to an input of any accepted shape, with `_respond_to_batch`."""
+        raise NotImplementedError
+
+    def _pad(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        """Return the input and the geometry. Padding that is asymmetric or not with zeros is applied to the input."""
+        raise NotImplementedError
 
     def _equivalent_weight(self) -> Tensor | None:
         """Return the weight of torch's layer with the same responses, or None if there is none."""
-        # α‖x‖·cos θ is the inner product with αŵ.
+        # Types are compared exactly, because a user's subclass may compute something else.
         magnitude = self.magnitude
-        if not isinstance(self.angular, Cosine):
+        if type(self.angular) is not Cosine:
             return None
-        if isinstance(magnitude, InnerProduct):
+        if type(magnitude) is InnerProduct:
             return self.weight
-        if isinstance(magnitude, Linear):
+        if type(magnitude) is Linear:  # α‖x‖·cos θ is the inner product with αŵ
             weight = self.weight if self.weighting == "linear" else filter_polar(self.weight)[1]
             is_one = not isinstance(magnitude.alpha, Tensor) and magnitude.alpha == 1
             return weight if is_one else weight * magnitude.alpha
         return None
 
-    def _inner_product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return ⟨w, x⟩ + b, computed as torch's layer does."""
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        if isinstance(self, nn.Linear):
-            return F.linear(x, weight, bias)
-        return self._conv_forward(x, weight, bias)  # type: ignore[operator]
-
-    def _respond(self, x: Tensor) -> Tensor:
+    def _respond_to_batch(self, x: Tensor) -> Tensor:
         """Return f(w, x) + b (N, filters, *places) for a batch (N, channels, *size)."""
         x, geometry = self._pad(x)
         w_norm, w_hat = filter_polar(self.weight)
@@ -299,19 +323,6 @@ class DecoupledLayer(nn.Module):
 
     def _shaped_bias(self, y: Tensor) -> Tensor:
         return self.bias.to(y.dtype).reshape(-1, *[1] * (y.ndim - 2))
-
-    def _pad(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
-        """Return the input and the geometry. Padding that is asymmetric or not with zeros is applied to the input."""
-        if isinstance(self, nn.Linear):
-            return x, ConvGeometry()
-        conv: Any = self
-        # Pairs (before, after) in reverse order of the dimensions, the order of F.pad.
-        padding = conv._reversed_padding_repeated_twice
-        symmetric = tuple(padding[-2::-2])
-        if conv.padding_mode != "zeros" or padding[::2] != padding[1::2]:
-            x = F.pad(x, padding, mode="constant" if conv.padding_mode == "zeros" else conv.padding_mode)
-            symmetric = (0,) * len(symmetric)
-        return x, ConvGeometry(conv.kernel_size, conv.stride, symmetric, conv.dilation, self.groups)
 
     # The operator with the current k and ρ ---------------------------------------------------------------------------
 
@@ -443,60 +454,68 @@ def _product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
 # The layers ----------------------------------------------------------------------------------------------------------
 
 
-def _init_convolution(
-    self: Any,
-    in_channels: int,
-    out_channels: int,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | str = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    bias: bool = True,
-    *,
-    magnitude: str | MagnitudeFunction = "sphere",
-    angular: str | AngularFunction = "cosine",
-    weighting: str | None = None,
-    learn_k: str | nn.Parameter | None = None,
-    learn_radius: str | None = None,
-    radius_norm: str = "running",
-    momentum: float = 0.1,
-    storage: str = "full",
-    padding_mode: str = "zeros",
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> None:
-    """Initialise torch's convolution, then the operator. All three convolutions use this constructor."""
-    # The next class after DecoupledLayer is nn.Conv1d, nn.Conv2d or nn.Conv3d.
-    super(DecoupledLayer, self).__init__(
-        in_channels,
-        out_channels,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        groups,
-        bias,
-        padding_mode,
-        device=device,
-        dtype=dtype,
-    )
-    self._configure(
-        OperatorSettings(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
-    )
+class _DecoupledConv(DecoupledLayer):
+    """What the three decoupled convolutions share. Each inherits from this class, then from torch's convolution."""
+
+    _conv_forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding_mode: Any
+    _reversed_padding_repeated_twice: list[int]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        *,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[OperatorOptions],
+    ) -> None:
+        shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups)
+        super().__init__(*shape, bias=bias, padding_mode=padding_mode, device=device, dtype=dtype)
+        self._configure(options)
+
+    def _check_shape(self, x: Tensor) -> None:
+        dims, channels = self.weight.ndim, self.weight.shape[1] * self.groups
+        fits = x.ndim in (dims - 1, dims) and x.shape[1 - dims] == channels
+        require(fits, "x", f"a tensor with {dims - 1} or {dims} dimensions and {channels} channels", tuple(x.shape))
+
+    def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._conv_forward(x, weight, bias)
+
+    def _respond(self, x: Tensor) -> Tensor:
+        if x.ndim < self.weight.ndim:  # a single sample
+            return self._respond_to_batch(x.unsqueeze(0)).squeeze(0)
+        return self._respond_to_batch(x)
+
+    def _pad(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        # Pairs (before, after) in reverse order of the dimensions, the order of F.pad.
+        padding = self._reversed_padding_repeated_twice
+        symmetric = tuple(padding[-2::-2])
+        if self.padding_mode != "zeros" or padding[::2] != padding[1::2]:
+            x = F.pad(x, padding, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
+            symmetric = (0,) * len(symmetric)
+        return x, ConvGeometry(self.kernel_size, self.stride, symmetric, self.dilation, self.groups)
 
 
-class DecoupledConv1d(DecoupledLayer, nn.Conv1d):
+class DecoupledConv1d(_DecoupledConv, nn.Conv1d):
     r"""A decoupled convolution over sequences (N, C, L). The arguments are those of `DecoupledConv2d`.
 
     >>> DecoupledConv1d(4, 8, 3)(torch.randn(2, 4, 10)).shape
     torch.Size([2, 8, 8])
     """
 
-    __init__ = _init_convolution
 
-
-class DecoupledConv2d(DecoupledLayer, nn.Conv2d):
+class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
     r"""A convolution whose filters respond by magnitude and angle (thesis, section 4.3; SphereConv is section 3.1).
 
         f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)),   x a patch
@@ -537,17 +556,13 @@ class DecoupledConv2d(DecoupledLayer, nn.Conv2d):
         torch.Size([2, 16, 8, 8])
     """
 
-    __init__ = _init_convolution
 
-
-class DecoupledConv3d(DecoupledLayer, nn.Conv3d):
+class DecoupledConv3d(_DecoupledConv, nn.Conv3d):
     r"""A decoupled convolution over volumes (N, C, D, H, W). The arguments are those of `DecoupledConv2d`.
 
     >>> DecoupledConv3d(2, 4, 3, padding="same")(torch.randn(1, 2, 5, 5, 5)).shape
     torch.Size([1, 4, 5, 5, 5])
     """
-
-    __init__ = _init_convolution
 
 
 class DecoupledLinear(DecoupledLayer, nn.Linear):
@@ -568,21 +583,27 @@ class DecoupledLinear(DecoupledLayer, nn.Linear):
         out_features: int,
         bias: bool = True,
         *,
-        magnitude: str | MagnitudeFunction = "sphere",
-        angular: str | AngularFunction = "cosine",
-        weighting: str | None = None,
-        learn_k: str | nn.Parameter | None = None,
-        learn_radius: str | None = None,
-        radius_norm: str = "running",
-        momentum: float = 0.1,
-        storage: str = "full",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[OperatorOptions],
     ) -> None:
-        super(DecoupledLayer, self).__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        self._configure(
-            OperatorSettings(magnitude, angular, weighting, learn_k, learn_radius, radius_norm, momentum, storage)
-        )
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        self._configure(options)
+
+    def _check_shape(self, x: Tensor) -> None:
+        features = self.weight.shape[1]
+        fits = x.ndim > 0 and x.shape[-1] == features
+        require(fits, "x", f"a tensor whose last dimension has {features} entries", tuple(x.shape))
+
+    def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def _respond(self, x: Tensor) -> Tensor:
+        y = self._respond_to_batch(x.reshape(-1, x.shape[-1]))
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    def _pad(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        return x, ConvGeometry()
 
 
 # The operators of the thesis: `DecoupledConv2d` with a given magnitude and all other arguments free.

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere._validation import is_number, require
-from hypersphere.layers.convert import convert_layer_
-from hypersphere.layers.decoupled import DecoupledLayer, OperatorSettings
+from hypersphere.layers._convert_layer import conversion_obstacle, convert_layer_
+from hypersphere.layers.decoupled import DecoupledLayer, OperatorOptions
 
 __all__ = ["SphereNorm"]
 
@@ -22,7 +22,8 @@ class SphereNorm(nn.Module):
     has no running statistics, and can be used with or without BatchNorm.
 
     Args:
-        layer: a Conv1d, Conv2d, Conv3d or Linear layer. It is converted in place and keeps its parameters.
+        layer: a Conv1d, Conv2d, Conv3d or Linear layer. It is converted in place and keeps its parameters. `revert_`
+            leaves it unchanged.
         angular: g, as in `DecoupledConv2d`.
         rescale: None for f itself, (β, γ) for fixed numbers, or "learned" for β and γ per channel, starting at 1 and 0.
         storage: "full" or "half", as in `DecoupledConv2d`.
@@ -49,14 +50,16 @@ class SphereNorm(nn.Module):
         is_plain = isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))
         is_plain = is_plain and not isinstance(layer, DecoupledLayer)
         require(is_plain, "layer", "a plain Conv1d, Conv2d, Conv3d or Linear layer", type(layer).__name__)
+        reason = conversion_obstacle(layer)
+        if reason is not None:
+            raise ValueError(f"layer must be a layer that can be converted, but it {reason}")
         is_fixed = (
             isinstance(rescale, (tuple, list)) and len(rescale) == 2 and all(is_number(v, -1e30) for v in rescale)
         )
         is_valid = rescale is None or is_fixed or rescale == "learned"
         require(is_valid, "rescale", "None, (beta, gamma) or 'learned'", rescale)
         per_channel = layer.weight.detach().flatten(1)[:, 0]  # type: ignore[operator]
-        convert_layer_(layer, OperatorSettings("sphere", angular, storage=storage))
-        layer._belongs_to_norm = True  # type: ignore[assignment]  # revert_ leaves it unchanged
+        convert_layer_(layer, OperatorOptions(magnitude="sphere", angular=angular, storage=storage))
         self.layer = layer  # type: ignore[assignment]  # convert_layer_ has changed its class
         self._fixed: tuple[float, float] | None = tuple(rescale) if is_fixed else None  # type: ignore[arg-type, assignment]
         learned = rescale == "learned"

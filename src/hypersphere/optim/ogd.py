@@ -35,7 +35,7 @@ class _CayleyDescent(torch.optim.Optimizer, abc.ABC):
         require(is_number(defaults["lr"], 0) and defaults["lr"] > 0, "lr", "a positive number", defaults["lr"])
         guard, every = defaults["guard"], defaults["restore_every"]
         require(is_number(guard, 0, 1) and guard > 0, "guard", "a number in (0, 1]", guard)
-        require(every is None or is_integer(every, 1), "restore_every", "None or a whole number >= 1", every)
+        require(every is None or is_integer(every, 1), "restore_every", "None or an integer >= 1", every)
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -6,11 +6,11 @@ from hypersphere.rotation.diagnostics import (
     RotationPenalty,
     RotationState,
     degrees_of_freedom,
-    measure,
     orthogonality_error,
+    rotation_states,
 )
-from hypersphere.rotation.parametrization import Layout, Rotation
-from hypersphere.rotation.refine import refine_neurons
+from hypersphere.rotation.parametrization import BlockLayout, Rotation
+from hypersphere.rotation.refine import CompressiveEnergy, refine_neurons
 from hypersphere.rotation.rotate import (
     fold_,
     rotatable_layers,
@@ -18,28 +18,37 @@ from hypersphere.rotation.rotate import (
     rotated_layers,
     rotation_parameters,
     select,
-    use,
+    use_rotation_set,
 )
 from hypersphere.rotation.stochastic import Stochastic
 
 __all__ = [
+    "BlockLayout",
+    "CompressiveEnergy",
     "InputRotation",
-    "Layout",
     "Rotation",
     "RotationPenalty",
     "RotationState",
     "Stochastic",
     "degrees_of_freedom",
     "fold_",
-    "measure",
     "orthogonality_error",
     "refine_neurons",
     "rotatable_layers",
     "rotate_",
     "rotated_layers",
     "rotation_parameters",
+    "rotation_states",
     "select",
-    "use",
+    "use_rotation_set",
 ]
 
-__getattr__ = deprecated_names(__name__, {"refined": "hypersphere.rotation:refine_neurons"})
+__getattr__ = deprecated_names(
+    __name__,
+    {
+        "Layout": "hypersphere.rotation:BlockLayout",
+        "measure": "hypersphere.rotation:rotation_states",
+        "refined": "hypersphere.rotation:refine_neurons",
+        "use": "hypersphere.rotation:use_rotation_set",
+    },
+)

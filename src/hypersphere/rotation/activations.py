@@ -7,7 +7,6 @@ features and never to the class vectors (CLS-OPT).
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -16,10 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hypersphere import _numerics
-from hypersphere._validation import choose, is_integer, require
+from hypersphere._validation import choose, is_integer, require, warn_user
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.rotation.parametrization import Layout, Rotation, WeightState
+from hypersphere.rotation.parametrization import BlockLayout, Rotation, WeightState
 
 __all__ = ["InputRotation"]
 
@@ -47,10 +46,10 @@ class InputRotation(nn.Module):
         require(weight is not None and weight.ndim == 2, "module", accepted, type(module).__name__)
         assert weight is not None
         is_seed = seed is None or is_integer(seed, -(2**63), 2**63 - 1)
-        require(is_seed, "seed", "None or a whole number", seed)
+        require(is_seed, "seed", "None or an integer", seed)
         chosen = choose(ORTHOGONALS, method, "method")
         require(isinstance(chosen, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
-        self.rotation = Rotation(chosen, Layout(weight.shape[1]), like=weight)
+        self.rotation = Rotation(chosen, BlockLayout(weight.shape[1]), like=weight)
         self.rotation.original_state = WeightState.of(module)
         self.module = module
         self.seed = seed
@@ -87,12 +86,13 @@ class InputRotation(nn.Module):
 
     def turn(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Return `rotate(x)`. Deprecated."""
-        warnings.warn("InputRotation.turn is deprecated, use InputRotation.rotate", DeprecationWarning, stacklevel=2)
+        warn_user("InputRotation.turn is deprecated, use InputRotation.rotate", DeprecationWarning)
         return self.rotate(x)
 
-    def forward(self, x: Float[Tensor, "*batch d"], *labels: Tensor) -> Float[Tensor, "..."]:
-        """Return the output of the module for x·R."""
-        return self.module(self.rotate(x), *labels)
+    def forward(self, x: Float[Tensor, "*batch d"], labels: Tensor | None = None) -> Float[Tensor, "..."]:
+        """Return the output of the module for x·R, and for the labels of a head if they are given."""
+        rotated = self.rotate(x)
+        return self.module(rotated) if labels is None else self.module(rotated, labels)
 
     def scores(self, x: Float[Tensor, "batch d"]) -> Float[Tensor, "batch n"]:
         """Return the scores of a head without a margin."""

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics
 from hypersphere._validation import is_number, require
+from hypersphere.energy import hyperspherical_energy
 from hypersphere.functions._factorizations import gram_error
 from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.rotation.activations import InputRotation
 from hypersphere.rotation.parametrization import Rotation
-from hypersphere.rotation.refine import mean_energy
 from hypersphere.rotation.rotate import neurons_of, rotated_layers
 
-__all__ = ["RotationPenalty", "RotationState", "degrees_of_freedom", "measure", "orthogonality_error"]
+__all__ = ["RotationPenalty", "RotationState", "degrees_of_freedom", "orthogonality_error", "rotation_states"]
 
 # The cost of the energy is quadratic in the number of rows, so only the first rows of a large layer are compared.
 _MAX_ENERGY_ROWS = 1024
@@ -43,11 +43,11 @@ class RotationState:
 
 
 @torch.no_grad()
-def measure(model: nn.Module) -> dict[str, RotationState]:
+def rotation_states(model: nn.Module) -> dict[str, RotationState]:
     """Return the state of every rotated layer and of every `InputRotation`, by name.
 
     >>> from hypersphere.rotation import rotate_
-    >>> measure(rotate_(nn.Linear(6, 4)))[""].degrees_of_freedom
+    >>> rotation_states(rotate_(nn.Linear(6, 4)))[""].degrees_of_freedom
     15
     """
     states = {}
@@ -68,7 +68,7 @@ def _state(rotation: Rotation, neurons: Tensor, rotated: Tensor) -> RotationStat
     energy_drift = 0.0  # a single neuron has no energy
     if len(neurons) > 1:
         first_rows = (_numerics.to_float64(w.flatten(1)[:_MAX_ENERGY_ROWS]) for w in (neurons, rotated))
-        before, after = (float(mean_energy(rows)) for rows in first_rows)
+        before, after = (float(hyperspherical_energy(rows)) for rows in first_rows)
         energy_drift = abs(after / before - 1)
     return RotationState(_max_error(rotation), energy_drift, generator_norm, rotation.degrees_of_freedom())
 

@@ -7,7 +7,7 @@ r"""The parametrisation of a rotated layer: W = V·Rᵀ with fixed neurons V and
     layer.weight  →  Rotation.forward  →  method.forward_kernel(free, V)
     W.backward    →  _RotatedWeight    →  method.backward_kernel(residuals, G)
 
-`Layout` cuts the rows into the parts that the map acts on. With one block, these are the rows themselves.
+`BlockLayout` cuts the rows into the parts that the map acts on. With one block, these are the rows themselves.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
-from hypersphere._deprecation import deprecated_attribute
+from hypersphere._deprecation import deprecated_attribute, deprecated_names
 from hypersphere._validation import is_integer, require
 from hypersphere.functions._autograd import differentiable_gradients
 from hypersphere.functions._rowmap import Residuals, RowMap, kernels_usable
 from hypersphere.functions.orthogonal import SkewMap
 
-__all__ = ["Layout", "Rotation", "WeightState"]
+__all__ = ["BlockLayout", "Rotation", "WeightState"]
+
+__getattr__ = deprecated_names(__name__, {"Layout": "hypersphere.rotation:BlockLayout"})  # named in saved modules
 
 
 class Rotation(nn.Module):
@@ -62,7 +64,7 @@ class Rotation(nn.Module):
     def __init__(
         self,
         method: RowMap,
-        layout: Layout,
+        layout: BlockLayout,
         *,
         dimensions: Int[Tensor, " p"] | None = None,
         seed: int | None = None,
@@ -209,7 +211,7 @@ class Rotation(nn.Module):
             existing = ", ".join(map(repr, self.free))
             error_messages.append(
                 f"{prefix}: saved with the set of rotations {active!r} in use, but there is only {existing}: "
-                f"call use(model, {active!r}) before loading"
+                f"call use_rotation_set(model, {active!r}) before loading"
             )
         if self.seed is not None:  # version 0.1 did not store the seed
             state_dict.setdefault(prefix + "seed", self.seed)
@@ -264,7 +266,7 @@ class _CachedWeight:
             and all(_same_values(copy, current) for copy, current in zip(self.inputs, inputs, strict=True))
         )
 
-    def connect(self, method: RowMap, layout: Layout, free: Tensor, neurons: Tensor) -> Tensor:
+    def connect(self, method: RowMap, layout: BlockLayout, free: Tensor, neurons: Tensor) -> Tensor:
         """Return the weight as a node of the autograd graph, the same one for every reader."""
         # Gradients must reach the tensors of this call. `functional_call` may have replaced the parameters by others of
         # equal value. The node holds references to its inputs, so their ids cannot be reused while it is cached.
@@ -283,7 +285,7 @@ class _RotatedWeight(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, free: Tensor, neurons: Tensor, method: RowMap, layout: Layout, cached: _CachedWeight
+        ctx: Any, free: Tensor, neurons: Tensor, method: RowMap, layout: BlockLayout, cached: _CachedWeight
     ) -> Tensor:
         ctx.method, ctx.layout, ctx.dimensions, ctx.residuals = method, layout, cached.inputs[2], cached.residuals
         ctx.inputs, ctx.versions = (free, neurons), (free._version, neurons._version)
@@ -309,7 +311,7 @@ class _RotatedWeight(torch.autograd.Function):
 
 
 def _weight_expression(
-    method: RowMap, layout: Layout, dimensions: Tensor | None, free: Tensor, neurons: Tensor
+    method: RowMap, layout: BlockLayout, dimensions: Tensor | None, free: Tensor, neurons: Tensor
 ) -> Tensor:
     """Return the rotated weight in differentiable torch operations, computed in float32 or wider."""
     with _numerics.autocast_disabled(neurons):
@@ -340,7 +342,7 @@ def _same_values(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     r"""How R is composed: R = Diag(R₁…R_k), or a product of `factors` such matrices (butterfly).
 
     The blocks of factor j act on entries that are b^j apart, where b = size/blocks is the block size.
@@ -352,7 +354,7 @@ class Layout:
         factors: the number of factors.
 
     Example:
-        >>> Layout(size=8, blocks=4, factors=3).block_size
+        >>> BlockLayout(size=8, blocks=4, factors=3).block_size
         2
     """
 
@@ -365,7 +367,7 @@ class Layout:
         """Check that the blocks divide the neuron."""
         accepted = f"a divisor of {self.size}, the length of a neuron"
         require(is_integer(self.blocks, 1) and self.size % self.blocks == 0, "blocks", accepted, self.blocks)
-        require(is_integer(self.factors, 1), "factors", "a whole number >= 1", self.factors)
+        require(is_integer(self.factors, 1), "factors", "an integer >= 1", self.factors)
         # The last factor connects entries b^(factors−1) apart, so a neuron must consist of groups of b^factors entries.
         reach = self.block_size**self.factors
         accepted = f"a number >= 1 with (d/blocks)^factors = {self.block_size}^factors dividing d = {self.size}"
@@ -413,7 +415,7 @@ class Layout:
         for j in reversed(range(self.factors)):
             # The gradient of the rows is the input of the previous factor. That of the first factor goes to the caller.
             grad_free, grad_parts = method.backward_kernel(
-                residuals[j], self.split(selected, j), rows=needs_rows or j > 0
+                residuals[j], self.split(selected, j), needs_rows=needs_rows or j > 0
             )
             grads_free.insert(0, grad_free)
             if grad_parts is not None:

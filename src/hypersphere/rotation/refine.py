@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -10,32 +12,13 @@ from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, is_number, require
-from hypersphere.functions._pairwise import PairSum, pair_energy
-from hypersphere.functions.kernel import PairPotential
+from hypersphere.energy import hyperspherical_energy
 
-__all__ = ["REFINEMENTS", "half_space_energy", "mean_energy", "refine_neurons", "require_energy"]
+__all__ = ["REFINEMENTS", "CompressiveEnergy", "refine_neurons", "require_energy"]
 
 Energy = Callable[[Tensor], Tensor]
 
-
-def mean_energy(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
-    r"""Return the mean of ‖ŵᵢ − ŵⱼ‖⁻² over ordered pairs of different rows.
-
-    >>> mean_energy(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
-    tensor(0.2500)
-    """
-    require(len(rows) >= 2, "rows", "at least two neurons", len(rows))
-    return pair_energy(PairSum(_numerics.widen(rows), PairPotential(), mean=True))
-
-
-def half_space_energy(rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
-    r"""Return the mean of the same energy over ordered pairs of the 2n directions ±ŵᵢ.
-
-    >>> half_space_energy(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
-    tensor(0.4167)
-    """
-    require(len(rows) >= 2, "rows", "at least two neurons", len(rows))
-    return pair_energy(PairSum(_numerics.widen(rows), PairPotential(half_space=True), mean=True))
+_half_space_energy = partial(hyperspherical_energy, half_space=True)
 
 
 def _energy_without_antipodal_minimum(rows: Tensor) -> Tensor:
@@ -45,22 +28,48 @@ def _energy_without_antipodal_minimum(rows: Tensor) -> Tensor:
     sphere, but redundant as neurons, since one is the negative of the other.
     """
     n, d = rows.shape
-    return mean_energy(rows) if n <= d else half_space_energy(rows)
+    return hyperspherical_energy(rows, half_space=n > d)
 
 
-def _compressive_energy(rows: Tensor) -> Tensor:
-    """Return the mean half-space energy of five random projections to at most 30 dimensions, new ones in every call
-    (CoMHE).
+@dataclass(frozen=True)
+class CompressiveEnergy:
+    """The mean half-space energy of random projections of the rows, new ones in every call (CoMHE).
+
+    Args:
+        dim: the number of dimensions of a projection; at most that of the rows is used.
+        views: the number of projections.
+        generator: the generator of the projections; the global one if None.
+
+    Example:
+        >>> energy = CompressiveEnergy(dim=3, views=2, generator=torch.Generator().manual_seed(0))
+        >>> bool(energy(torch.eye(6)) > hyperspherical_energy(torch.eye(6), half_space=True))
+        True
     """
-    d = rows.shape[1]
-    projected = [rows @ torch.randn(d, min(30, d), dtype=rows.dtype, device=rows.device) for _ in range(5)]
-    return torch.stack([half_space_energy(w) for w in projected]).mean()
+
+    dim: int = 30
+    views: int = 5
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        """Check the integers."""
+        require(is_integer(self.dim, 2), "dim", "an integer >= 2", self.dim)
+        require(is_integer(self.views, 1), "views", "an integer >= 1", self.views)
+
+    def __call__(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+        """Return the energy."""
+        shape = rows.shape[1], min(self.dim, rows.shape[1])
+        # A generator draws only on its device.
+        device = rows.device if self.generator is None else self.generator.device
+        bases = [
+            torch.randn(shape, dtype=rows.dtype, device=device, generator=self.generator) for _ in range(self.views)
+        ]
+        return torch.stack([_half_space_energy(rows @ basis.to(rows.device)) for basis in bases]).mean()
 
 
 REFINEMENTS: dict[str, Energy] = {
     "mhe": _energy_without_antipodal_minimum,
-    "half_space_mhe": half_space_energy,
-    "comhe": _compressive_energy,
+    "half_space_mhe": _half_space_energy,
+    "comhe": CompressiveEnergy(),
 }
 
 
@@ -72,7 +81,12 @@ def require_energy(argument: str, energy: object) -> None:
 
 
 def refine_neurons(
-    rows: Float[Tensor, "n d"], energy: str | Energy = "mhe", *, steps: int = 5000, rate: float = 0.1
+    rows: Float[Tensor, "n d"],
+    energy: str | Energy = "mhe",
+    *,
+    steps: int = 5000,
+    rate: float = 0.1,
+    generator: torch.Generator | None = None,
 ) -> Float[Tensor, "n d"]:
     r"""Return rows with the same norms and lower energy, by gradient descent on the sphere.
 
@@ -81,23 +95,29 @@ def refine_neurons(
 
     Args:
         rows: the neurons.
-        energy: "mhe" (half-space energy if there are more neurons than dimensions), "half_space_mhe", "comhe", or a
-            differentiable function from rows to a scalar.
+        energy: "mhe" (half-space energy if there are more neurons than dimensions), "half_space_mhe", "comhe" (random
+            projections, see `CompressiveEnergy`), or a differentiable function from rows to a scalar.
         steps: the number of descent steps.
         rate: the length of the first step, in radians for the row that moves most. It falls linearly to zero.
+        generator: the generator of the random projections of "comhe"; the global one if None.
 
     Example:
         >>> rows = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
-        >>> bool(half_space_energy(refine_neurons(rows, steps=50)) < half_space_energy(rows))
+        >>> refined = refine_neurons(rows, steps=50)
+        >>> bool(hyperspherical_energy(refined, half_space=True) < hyperspherical_energy(rows, half_space=True))
         True
     """
     require_energy("energy", energy)
-    is_named = isinstance(energy, str)
-    # Values of the compressive energy are random, so its iterates are compared by the half-space energy.
-    criterion = half_space_energy if energy == "comhe" else None
-    function = REFINEMENTS[energy] if isinstance(energy, str) else energy
-    require(is_integer(steps, 1), "steps", "a whole number >= 1", steps)
+    require(is_integer(steps, 1), "steps", "an integer >= 1", steps)
     require(is_number(rate, 0) and rate > 0, "rate", "a positive number", rate)
+    if energy == "comhe":
+        function: Energy = CompressiveEnergy(generator=generator)
+    else:
+        function = REFINEMENTS[energy] if isinstance(energy, str) else energy
+    is_known = isinstance(energy, (str, CompressiveEnergy))
+    require(not is_known or len(rows) >= 2, "rows", "at least two neurons", len(rows))
+    # Values of the compressive energy are random, so its iterates are compared by the half-space energy.
+    criterion = _half_space_energy if isinstance(function, CompressiveEnergy) else None
     norms, start = sphere.polar(rows.detach())
     current = best = start
     best_value = torch.full((), torch.inf)
@@ -118,6 +138,6 @@ def refine_neurons(
         angle = rate * (1 - step / steps)
         current = sphere.normalize(current - angle / longest.masked_fill(longest == 0, 1.0) * tangent)
     # The full-space energy can fall while the half-space energy rises, for example from orthogonal rows.
-    if is_named and half_space_energy(best) > half_space_energy(start):
+    if is_known and _half_space_energy(best) > _half_space_energy(start):
         return rows.detach().clone()
     return _numerics.narrow(norms * best, rows.dtype)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
@@ -16,12 +14,12 @@ from torch.nn.utils import parametrize
 from hypersphere import _numerics, sphere
 from hypersphere._layer_selection import LayerSelection, NeuronLayer, layers_of
 from hypersphere._modes import evaluation_mode
-from hypersphere._validation import choose, is_integer, is_number, require
+from hypersphere._validation import choose, is_integer, is_number, require, warn_user
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.rotation.activations import InputRotation
-from hypersphere.rotation.parametrization import Layout, Rotation, WeightState
+from hypersphere.rotation.parametrization import BlockLayout, Rotation, WeightState
 from hypersphere.rotation.refine import refine_neurons, require_energy
 
 __all__ = [
@@ -32,7 +30,7 @@ __all__ = [
     "rotated_layers",
     "rotation_parameters",
     "select",
-    "use",
+    "use_rotation_set",
 ]
 
 METHODS: dict[str, type[RowMap]] = {**ORTHOGONALS, **TRANSFORMS}
@@ -77,8 +75,9 @@ def rotate_(
         learn_neurons: train V, too.
         normalize: scale the neurons to norm 1 first. Rotations cannot change norms, and torch initialises layers with
             much shorter neurons, so without it such layers learn slowly.
-        refine: lower the energy of V first: "mhe", "half_space_mhe", "comhe", or a function from rows to an energy.
-        refine_steps: the number of descent steps of the refinement, see `refine_neurons`.
+        refine: lower the energy of V first: "mhe", "half_space_mhe", "comhe", or a function from rows to an energy,
+            such as `CompressiveEnergy`, see `refine_neurons`.
+        refine_steps: the number of descent steps of the refinement.
         refine_rate: the length of its first step in radians.
         output: rotate the output layer, too (CLS-OPT).
         output_layer: the name of the output layer, or several names. "auto" recognises heads, classifiers with a usual
@@ -101,9 +100,9 @@ def rotate_(
     flags = {"shared": shared, "learn_neurons": learn_neurons, "normalize": normalize, "report": report}
     for name, flag in flags.items():
         require(isinstance(flag, bool), name, "a bool", flag)
-    require(is_integer(blocks, 1), "blocks", "a whole number >= 1", blocks)
-    require(is_integer(factors, 1), "factors", "a whole number >= 1", factors)
-    require(is_integer(refine_steps, 1), "refine_steps", "a whole number >= 1", refine_steps)
+    require(is_integer(blocks, 1), "blocks", "an integer >= 1", blocks)
+    require(is_integer(factors, 1), "factors", "an integer >= 1", factors)
+    require(is_integer(refine_steps, 1), "refine_steps", "an integer >= 1", refine_steps)
     require(is_number(refine_rate, 0) and refine_rate > 0, "refine_rate", "a positive number", refine_rate)
     if refine is not None:
         require_energy("refine", refine)
@@ -124,7 +123,7 @@ def rotate_(
             require(weight.shape[1] % blocks == 0, "blocks", accepted, blocks)
         parametrization: Rotation | CustomTransform
         if isinstance(method, RowMap):
-            parametrization = Rotation(method, Layout(rows.shape[1], blocks, shared, factors), like=rows)
+            parametrization = Rotation(method, BlockLayout(rows.shape[1], blocks, shared, factors), like=rows)
             if spread:
                 nn.init.normal_(parametrization.parameter, std=spread)
         else:
@@ -227,8 +226,10 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
 
 def _detach(module: nn.Module, rotation: Rotation | CustomTransform) -> None:
     """Replace the parametrisation of a layer by its current weight."""
-    # Deep copies of a parametrised module share one generated class, and torch removes the property `weight` from that
-    # class. Give the module a class that no copy shares.
+    # `copy.deepcopy` of a parametrised module makes a second instance of the class that torch generated for it, and
+    # `remove_parametrizations` deletes the property `weight` from this class, which would break the other instance.
+    # Give the module a class that no copy shares. Not needed any more once torch removes the property only from a class
+    # without other instances.
     shared_class = type(module)
     attributes = {name: value for name, value in vars(shared_class).items() if name not in ("__dict__", "__weakref__")}
     module.__class__ = type(shared_class.__name__, shared_class.__bases__, attributes)
@@ -261,12 +262,9 @@ def rotatable_layers(
     """
     require(isinstance(model, nn.Module), "model", "a module", type(model).__name__)
     require(isinstance(output, bool), "output", "a bool (output_layer names the layer)", output)
-    try:
-        layers = layers_of(model, output=output_layer, where=where)
-    except ValueError as error:  # `layers_of` calls the argument `output`
-        raise ValueError(re.sub("^output must", "output_layer must", str(error))) from None
+    layers = layers_of(model, output=output_layer, where=where, output_argument="output_layer")
     if where is None and not output:
-        layers.warn_if_output_is_unknown(stacklevel=4)
+        layers.warn_if_output_is_unknown()
     # Prefixes of the names of layers inside an InputRotation.
     inputs_rotated = tuple(
         f"{name}." if name else "" for name, module in model.named_modules() if isinstance(module, InputRotation)
@@ -297,14 +295,13 @@ def rotatable_layers(
     if unsupported:
         subject = "1 layer is" if len(unsupported) == 1 else f"{len(unsupported)} layers are"
         names = ", ".join([*unsupported[:3], *(["…"] if len(unsupported) > 3 else [])])
-        message = f"{subject} not rotated ({names}); rotate_(..., report=True) prints the reason"
-        warnings.warn(message, stacklevel=3)  # the caller of rotate_ or Stochastic
+        warn_user(f"{subject} not rotated ({names}); rotate_(..., report=True) prints the reason")
     return selection
 
 
 def select(model: nn.Module, where: Where | None = None, *, output: bool = False) -> list[tuple[str, nn.Module]]:
     """Return names and modules of `rotatable_layers`. Deprecated."""
-    warnings.warn("rotation.select is deprecated, use rotation.rotatable_layers", DeprecationWarning, stacklevel=2)
+    warn_user("rotation.select is deprecated, use rotation.rotatable_layers", DeprecationWarning)
     layers = rotatable_layers(model, where, output=output)
     return [(layer.module_name, cast(nn.Module, layer.module)) for layer in layers]
 
@@ -356,16 +353,16 @@ def rotation_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [p for module in model.modules() if isinstance(module, Rotation) for p in module.free.values()]
 
 
-def use(model: nn.Module, name: str) -> None:
+def use_rotation_set(model: nn.Module, name: str) -> None:
     """Make `name` the active parameter set of every rotation of `model`. A new name adds a set that starts at R = I.
 
-    The state dict stores which set is active. Before loading it, call `use` once with every name, in any order. All
-    sets are trained unless they are frozen: give new parameters to the optimiser, and set `requires_grad_(False)` on
-    the inactive ones, which get no gradient. With `DistributedDataParallel`, do this before wrapping the model. An
+    The state dict stores which set is active. Before loading it, call this function once with every name, in any order.
+    All sets are trained unless they are frozen: give new parameters to the optimiser, and set `requires_grad_(False)`
+    on the inactive ones, which get no gradient. With `DistributedDataParallel`, do this before wrapping the model. An
     `InputRotation` has a single set, which is used under every name.
 
     >>> layer = rotate_(nn.Linear(4, 3))
-    >>> use(layer, "second_task")
+    >>> use_rotation_set(layer, "second_task")
     >>> sorted(layer.parametrizations.weight[0].free)
     ['main', 'second_task']
     """

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hypersphere._validation import choose, is_integer, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.rotation.parametrization import Layout, Rotation
+from hypersphere.rotation.parametrization import BlockLayout, Rotation
 from hypersphere.rotation.rotate import attach, neurons_of, plain_weight, rotatable_layers, rotated_layers
 
 __all__ = ["Stochastic"]
@@ -64,7 +64,7 @@ class Stochastic:
         generator: torch.Generator | None = None,
         report: bool = False,
     ) -> None:
-        require(is_integer(every, 1), "every", "a whole number >= 1", every)
+        require(is_integer(every, 1), "every", "an integer >= 1", every)
         for name, flag in (("whole_first", whole_first), ("report", report)):
             require(isinstance(flag, bool), name, "a bool", flag)
         chosen = choose(ORTHOGONALS, method, "method")
@@ -86,11 +86,11 @@ class Stochastic:
             size = weight[0].numel()
             count = size if whole_first and i == 0 else _dimension_count(fraction, layer.module_name, size)
             if count == size:
-                rotations.append(Rotation(chosen, Layout(size), like=weight))
+                rotations.append(Rotation(chosen, BlockLayout(size), like=weight))
                 continue
             seed = int(torch.randint(2**62, (), generator=generator))
             dimensions = _draw_dimensions(seed, 0, size, count).to(weight.device)
-            rotations.append(Rotation(chosen, Layout(count), dimensions=dimensions, seed=seed, like=weight))
+            rotations.append(Rotation(chosen, BlockLayout(count), dimensions=dimensions, seed=seed, like=weight))
             self.partial.append((cast(nn.Module, layer.module), rotations[-1]))
         for layer, rotation in zip(selection, rotations, strict=True):
             attach(layer, rotation)
@@ -136,7 +136,8 @@ class Stochastic:
 
 def _draw_dimensions(seed: int, folds: int, size: int, count: int) -> Int[Tensor, " count"]:
     """Return `count` of `size` dimensions in ascending order, as a function of the seed and the number of folds."""
-    # Consecutive seeds give independent streams, because torch's Mersenne twister scrambles the seed.
+    # Consecutive seeds give independent streams, because torch's Mersenne twister scrambles the seed. Another function
+    # of the two numbers would change how saved runs continue.
     generator = torch.Generator().manual_seed(seed + folds)
     return torch.randperm(size, generator=generator)[:count].sort().values
 
