@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hypersphere.cli.list import LISTS, TITLES, _options
+from hypersphere.cli.menus import LISTS, TITLES, entry_options
 from hypersphere.cli.settings import changed_settings
 from hypersphere.heads import PRESETS
 from hypersphere.training import Config, build_experiment
@@ -72,7 +72,7 @@ def test_list_describes_every_entry_with_its_options(title, name, succeeds):
     assert len(first.strip()) > 10
     assert ">>>" not in out
     assert "<" not in out.replace("<=", "").replace("0 < ", "")  # no repr of an object as a default
-    for option in _options(title, name):
+    for option in entry_options(title, name):
         assert option in out
 
 
@@ -101,8 +101,10 @@ def test_printed_defaults_are_accepted_by_train(title, name, succeeds):
             words += [option, value.strip()]
     if title == "networks":
         words = ["--model.widths", "[4, 4]" if name == "toy_cnn" else "[4, 4, 4]"]
-    shown = {key: value for key, value in _options(title, name).items() if value is not inspect.Parameter.empty}
+    shown = {key: value for key, value in entry_options(title, name).items() if value is not inspect.Parameter.empty}
     assert not shown or words or all(value is None or callable(value) for value in shown.values())
+    if name == "t_net":
+        pytest.skip("needs a PointNet")
     settings = changed_settings(Config.of({"data": {"name": "digits", "limit": 40}}).settings(), None, {}, [])
     path = f"{setting}.{name}" if setting in LISTS else setting
     options = {} if setting in LISTS else {setting: name}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hypersphere import data
-from hypersphere.cli import plan, processes, signals
+from hypersphere.cli import plan, processes, signals, training
 from hypersphere.training import Config, Run, Trainer, build_experiment, checkpoint
 
 from .trained import SMALL, numbers, steps_in, weights
@@ -87,7 +87,7 @@ def test_train_resume_reports_another_number_of_threads(tmp_path, train):
 
 
 def test_train_interrupt_before_the_first_step(tmp_path, train, monkeypatch):
-    monkeypatch.setattr(plan, "checked_experiment", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(training, "checked_experiment", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code, out, errors = train("--out", tmp_path / "run", *SMALL)
     assert (code, out) == (130, "")
     assert errors == f"hypersphere: interrupted; nothing new was saved in {tmp_path / 'run'}\n"
@@ -168,7 +168,7 @@ def test_train_rejects_a_run_created_in_the_meantime(tmp_path, train, monkeypatc
         Run.create(tmp_path / "run", experiment.config.patched({"seed": 3}))
         return experiment
 
-    monkeypatch.setattr(plan, "checked_experiment", slowly)
+    monkeypatch.setattr(training, "checked_experiment", slowly)
     for words, message in (
         (["--resume=auto"], "holds a run with different settings: seed was 3 and is 0"),
         ([], "already holds a run"),

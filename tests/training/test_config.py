@@ -134,7 +134,13 @@ def test_set_path_refuses_paths_that_are_none(path):
 
 def test_set_path_refuses_positions_outside_a_list():
     assert "position of at most 0" in message(set_path, {"augment": []}, "augment.1.name", "flip")
-    assert "position of at most 0" in message(set_path, {"augment": []}, "augment.name", "flip")
+
+
+def test_set_path_addresses_items_of_a_list_by_name():
+    settings = {"augment": ["flip", {"name": "crop", "size": 3}]}
+    assert set_path(settings, "augment.crop.size", 4)["augment"] == ["flip", {"name": "crop", "size": 4}]
+    assert set_path(settings, "augment.flip.p", 1)["augment"][0] == {"name": "flip", "p": 1}
+    assert set_path(settings, "augment.mirror", True)["augment"][2:] == [{"name": "mirror"}]
 
 
 def test_components_of_yields_every_component_with_its_path():

@@ -5,10 +5,7 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
@@ -17,9 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from hypersphere._validation import nearest_name, require
+from hypersphere.cli.settings_file import read_settings
 from hypersphere.training.config import Config, Embedding, Validation, merge, parse_value, set_path
 
-__all__ = ["assignment", "changed_settings", "read_settings", "with_settings"]
+__all__ = ["assignment", "changed_settings", "with_settings"]
 
 Word = tuple[str, Any]  # a dotted path and a value
 GROUPS = {"Embedding": Embedding, "Validation": Validation}  # settings that are groups of settings
@@ -89,13 +87,8 @@ def changed_settings(
 
     Components are named first, because another name drops the options of the old component.
 
-    Args:
-        base: complete settings.
-        file: a YAML or JSON file.
-        options: values of the options of `with_settings`, None where an option was not given.
-        arguments: the remaining arguments of the command line, such as `--head.m=4`.
-        assignments: the values of `--set`, such as `head.m=4`.
-        known: the options of the command, to suggest a correction for a misspelt one.
+    `options` are those of `with_settings`, None where one was not given; `arguments` the rest of the command line;
+    `known` the options of the command, to suggest a correction for a misspelt one.
 
     Example:
         >>> base = {"head": {"name": "arcface", "m": 0.5}, "epochs": None}
@@ -155,41 +148,3 @@ def _suggestion(path: str, rest: str, settings: Sequence[str], known: Iterable[s
     # Dashes are left out of the comparison: they would make every pair of options similar.
     names = [f"{name}.{rest}" for name in settings] if rest else [name.removeprefix("--") for name in known]
     return nearest_name(path, names).replace("mean ", "mean --")
-
-
-def read_settings(path: Path, *, whole: bool = False) -> dict[str, Any]:
-    """Return the settings in a YAML or JSON file, chosen by its suffix. The `config.json` of a run is accepted too.
-
-    With `whole`, the content of a `config.json` is returned as it is.
-
-    Raises:
-        ValueError: if the file cannot be read or does not contain settings.
-        ImportError: if it is YAML and PyYAML is not installed.
-    """
-    kinds: dict[str, Callable[[str], Any]] = {".json": json.loads, ".yaml": _yaml, ".yml": _yaml}
-    require(path.suffix in kinds, "--config", f"a file with suffix {', '.join(kinds)}", str(path))
-    try:
-        content = kinds[path.suffix](path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        raise ValueError(f"--config {path} cannot be read: {reason}") from None
-    require(isinstance(content, dict), "--config", "a mapping of settings", content)
-    require(all(isinstance(key, str) for key in content), "--config", "a mapping with text keys", list(content))
-    return content["config"] if {"format", "config"} <= content.keys() and not whole else content
-
-
-def _yaml(text: str) -> Any:
-    try:
-        yaml: Any = importlib.import_module("yaml")
-    except ImportError:
-        raise ImportError("a YAML file needs PyYAML (pip install pyyaml); or write the settings as JSON") from None
-
-    class Loader(yaml.SafeLoader):
-        """Reads 1e-3 as a number; YAML 1.1 would read it as text."""
-
-    number = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
-    try:
-        return yaml.load(text, Loader) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
