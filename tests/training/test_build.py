@@ -9,11 +9,12 @@ from torch import nn
 from hypersphere import data, heads, models
 from hypersphere.data import DataSplit, Graph, LabelledImages, PointClouds, TensorSource
 from hypersphere.energy import Orthonormal
+from hypersphere.models import INITIALIZATIONS
 from hypersphere.optim import SCHEDULES
 from hypersphere.training import Config, Trainer, minimize
 from hypersphere.training.build import ADVERSARIES, REGULARIZERS, build
 from hypersphere.training.components import MENUS, complete_settings
-from hypersphere.training.network import INITIALIZATIONS, NETWORKS, OPERATORS
+from hypersphere.training.network import NETWORKS, OPERATORS
 from hypersphere.training.optimizers import OPTIMIZERS
 from hypersphere.training.rotations import ROTATIONS
 

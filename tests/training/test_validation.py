@@ -5,12 +5,11 @@ import torch
 from torch import nn
 
 from hypersphere.data import DataSplit, TensorSource
-from hypersphere.energy import hyperspherical_energy
+from hypersphere.energy.layers import MOST_NEURONS
 from hypersphere.evaluation import identify, retrieve, verify
 from hypersphere.heads import ShardedHead, softmax
 from hypersphere.training import Objective
 from hypersphere.training.validation import (
-    MOST_NEURONS,
     Accuracy,
     IdentificationProtocol,
     RetrievalProtocol,
@@ -18,7 +17,6 @@ from hypersphere.training.validation import (
     VerificationProtocol,
     class_vectors,
     draw_possible_pairs,
-    layer_energies,
 )
 
 
@@ -141,16 +139,6 @@ def test_accuracy_does_not_depend_on_the_batch_size(size):
     assert found["top3"] == pytest.approx(
         sum(int(y) in row for y, row in zip(labels, scores.topk(3)[1].tolist(), strict=True)) / 40
     )
-
-
-def test_layer_energies_sample_large_layers():
-    body = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3, groups=2), torch.nn.Linear(3, 1))
-    rows = torch.randn(5000, 16)
-    found = layer_energies(body, rows)
-    assert list(found) == ["0", "head"]
-    halves = [hyperspherical_energy(part, half_space=True) for part in body[0].weight.flatten(1).split(3)]
-    assert found["0"] == pytest.approx(sum(halves).item() / 2)
-    assert found["head"] == pytest.approx(hyperspherical_energy(rows).item(), rel=0.02)
 
 
 @pytest.mark.parametrize("classes", [5, MOST_NEURONS, MOST_NEURONS + 1000])

@@ -9,6 +9,7 @@ from hypersphere.energy.energy import (
     random_energy,
 )
 from hypersphere.energy.inspect import Inspection, LayerInspection, inspect
+from hypersphere.energy.layers import layer_energies, mean_energy
 from hypersphere.energy.mhe import MHE
 from hypersphere.energy.minimum import Minimum, minimize
 from hypersphere.energy.orthogonality import SRIP, Orthogonal, Orthonormal
@@ -31,7 +32,9 @@ __all__ = [
     "factors",
     "hyperspherical_energy",
     "inspect",
+    "layer_energies",
     "low_rank_",
+    "mean_energy",
     "minimize",
     "random_batch_energy",
     "random_energy",

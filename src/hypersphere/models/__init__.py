@@ -23,7 +23,9 @@ from hypersphere.models.embedding import EmbeddingCNN
 from hypersphere.models.face import IResNet, MobileFaceNet
 from hypersphere.models.gan import Discriminator, Generator, leaky_relu
 from hypersphere.models.gcn import GCN, normalized_adjacency
+from hypersphere.models.initialization import INITIALIZATIONS
 from hypersphere.models.mlp import MLP
+from hypersphere.models.network import Network, auto_model
 from hypersphere.models.plain import PlainCNN
 from hypersphere.models.pointnet import (
     Level,
@@ -42,6 +44,7 @@ from hypersphere.models.weights import LoadReport, load_matching_weights_
 
 __all__ = [
     "GCN",
+    "INITIALIZATIONS",
     "MLP",
     "MODELS",
     "Autoencoder",
@@ -54,6 +57,7 @@ __all__ = [
     "Level",
     "LoadReport",
     "MobileFaceNet",
+    "Network",
     "PlainCNN",
     "PointNet",
     "PointNet2",
@@ -63,6 +67,7 @@ __all__ = [
     "SphereFaceUnit",
     "ToyCNN",
     "TransformNet",
+    "auto_model",
     "ball_query",
     "checkpoint_activations_",
     "farthest_points",

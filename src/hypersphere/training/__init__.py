@@ -13,29 +13,22 @@ if TYPE_CHECKING:
     from hypersphere.training.build import Experiment, build_experiment
     from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint
     from hypersphere.training.config import Component, Config
-    from hypersphere.training.job import Assembly, Job
     from hypersphere.training.loop import Epoch, Objective, Progress, embed, fit, minimize, predict
     from hypersphere.training.random_state import RandomState
     from hypersphere.training.run import Run
-    from hypersphere.training.session import Session
-    from hypersphere.training.task import Task, load_task
     from hypersphere.training.trainer import Trainer
 
 _MODULES = {
     "build": ("Experiment", "build_experiment"),
     "checkpoint": ("Checkpoint", "Checkpoints", "DamagedCheckpoint"),
     "config": ("Component", "Config"),
-    "job": ("Assembly", "Job"),
     "loop": ("Epoch", "Objective", "Progress", "embed", "fit", "minimize", "predict"),
     "random_state": ("RandomState",),
     "run": ("Run",),
-    "session": ("Session",),
-    "task": ("Task", "load_task"),
     "trainer": ("Trainer",),
 }
 
 __all__ = [
-    "Assembly",
     "Batches",
     "Checkpoint",
     "Checkpoints",
@@ -44,18 +37,14 @@ __all__ = [
     "DamagedCheckpoint",
     "Epoch",
     "Experiment",
-    "Job",
     "Objective",
     "Progress",
     "RandomState",
     "Run",
-    "Session",
-    "Task",
     "Trainer",
     "build_experiment",
     "embed",
     "fit",
-    "load_task",
     "minimize",
     "predict",
 ]
@@ -68,6 +57,9 @@ def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    if name in ("Assembly", "Job", "Session", "Task", "load_task"):
+        use = "Config, build_experiment, Experiment, Trainer and hypersphere.data.DATA"
+        raise AttributeError(f"{__name__}.{name} of version 0.1 was removed; use {use}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -21,7 +21,7 @@ from hypersphere.robustness import ATTACKS, Attack
 from hypersphere.training.components import accept_options_of, create
 from hypersphere.training.config import Component, Config
 from hypersphere.training.loop import Objective
-from hypersphere.training.network import Network, Operator, auto_model, build_body
+from hypersphere.training.network import Operator, build_body
 from hypersphere.training.optimizers import Optimizers, build_optimizer
 from hypersphere.training.rotations import TrainedRotation
 from hypersphere.training.validation import Validator
@@ -45,11 +45,7 @@ def _t_net_penalty(model: nn.ModuleDict, weight: float = 0.001) -> Callable[[], 
 
 REGULARIZERS: dict[str, Callable[..., Any]] = {
     "none": _no_regularizer,
-    "mhe": energy.MHE,
-    "comhe": energy.CoMHE,
-    "orthonormal": energy.Orthonormal,
-    "orthogonal": energy.Orthogonal,
-    "srip": energy.SRIP,
+    **energy.REGULARIZERS,
     "t_net": _t_net_penalty,
 }
 
@@ -124,7 +120,7 @@ class Experiment:
         operator = _operator(config.operator, trust_code)
         body = build_body(config, operator, shape, graph=split.graph, trust_code=trust_code)
         mean, deviation = create_(config.normalize, "normalize", split.train) if split.graph is None else (None, None)
-        self.network = Network(body, mean, deviation, split.graph)
+        self.network = models.Network(body, mean, deviation, split.graph)
         head, sharded, sample, self.renormalize = _head(config.head, self.network.feature_dim, split, trust_code)
         modules = nn.ModuleDict({"network": self.network.body, "head": head})
         create_(config.init, "init", modules)
@@ -331,7 +327,9 @@ def resolve(config: Config, split: data.DataSplit, shape: tuple[int, ...]) -> Co
     """
     if config.model.name == "auto":
         require(not config.model.options, "model", "named if it has options", dict(config.model.options))
-        config = replace(config, model=auto_model(shape, len(split.classes), graph=split.graph is not None))
+        config = replace(
+            config, model=Component(*models.auto_model(shape, len(split.classes), graph=split.graph is not None))
+        )
     if config.epochs is None and config.steps is None:
         config = replace(config, epochs=10)
     protocols = config.validation.protocols

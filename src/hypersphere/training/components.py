@@ -95,7 +95,7 @@ MENUS: dict[str, Menu] = {
         sizes=["in_channels", "image_size", "in_features"],
         library="hypersphere.models:load_encoder",
     ),
-    "init": Menu("hypersphere.training.network:INITIALIZATIONS", passed=["modules"]),
+    "init": Menu("hypersphere.models:INITIALIZATIONS", passed=["modules"]),
     "operator": Menu("hypersphere.training.network:OPERATORS", passed=["body"]),
     "head": Menu(
         "hypersphere.heads:PRESETS",

@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -153,9 +154,10 @@ class Objective(nn.Module):
         counted = labels != getattr(head, "ignore_index", -100)
         return counted.sum() if class_weights is None else class_weights[labels[counted].to(class_weights.device)].sum()
 
-    def _autocast(self, inputs: Tensor) -> torch.autocast:
-        enabled = self.precision != torch.float32
-        return torch.autocast(inputs.device.type, self.precision if enabled else None, enabled=enabled)
+    def _autocast(self, inputs: Tensor) -> AbstractContextManager[Any]:
+        if self.precision == torch.float32:
+            return nullcontext()
+        return torch.autocast(inputs.device.type, self.precision)
 
 
 def fit(

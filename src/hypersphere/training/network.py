@@ -1,4 +1,4 @@
-"""Build the network of an experiment: a model that fits the data, its operator, and normalised inputs."""
+"""Build the model of an experiment for its data, with the operator of its layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hypersphere import data, layers, models
 from hypersphere._validation import is_integer, require
@@ -16,7 +16,7 @@ from hypersphere.functions.magnitude import MAGNITUDES
 from hypersphere.training.components import accept_options_of, create, find_factory
 from hypersphere.training.config import Component, Config, Embedding
 
-__all__ = ["INITIALIZATIONS", "NETWORKS", "OPERATORS", "Network", "Operator", "auto_model", "build_body"]
+__all__ = ["NETWORKS", "OPERATORS", "Operator", "build_body"]
 
 NORMS: dict[str, tuple[Callable[[int], nn.Module] | None, Callable[[int], nn.Module] | None]] = {
     "batch": (nn.BatchNorm1d, nn.BatchNorm2d),
@@ -30,74 +30,6 @@ ACTIVATIONS: dict[str, Callable[[int], nn.Module] | None] = {
     "none": None,
 }
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-class Network(nn.Module):
-    """Map inputs to features: normalise the inputs, (x − mean)/deviation, and apply the body of a model.
-
-    On a graph the inputs are indices of nodes; the body is applied to all nodes and the features of these are returned.
-
-    Args:
-        body: maps normalised inputs to features; has an attribute `feature_dim`.
-        mean, deviation: of the inputs, broadcast to them.
-        graph: the graph, if the inputs are nodes.
-    """
-
-    mean: Tensor
-    deviation: Tensor
-    nodes: Tensor | None
-    adjacency: Tensor | None
-
-    def __init__(
-        self,
-        body: nn.Module,
-        mean: Tensor | None = None,
-        deviation: Tensor | None = None,
-        graph: data.Graph | None = None,
-    ) -> None:
-        super().__init__()
-        self.body = body
-        self.feature_dim = int(body.feature_dim)  # type: ignore[arg-type]
-        self.register_buffer("mean", torch.zeros(()) if mean is None else mean)
-        self.register_buffer("deviation", torch.ones(()) if deviation is None else deviation)
-        nodes = None if graph is None else _rows_of_sum_one(graph.features).to_sparse()
-        adjacency = None if graph is None else models.normalized_adjacency(graph.edge_index, len(graph.features))
-        self.register_buffer("nodes", nodes, persistent=False)
-        self.register_buffer("adjacency", adjacency, persistent=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map inputs to features (B, feature_dim); uint8 images are scaled to [0, 1]."""
-        if self.nodes is not None:
-            return self.body(self.nodes, self.adjacency)[inputs]
-        if inputs.dtype == torch.uint8:
-            inputs = inputs.float() / 255
-        return self.body((inputs - self.mean) / self.deviation)
-
-
-def auto_model(shape: tuple[int, ...], classes: int, *, graph: bool = False) -> Component:
-    """Return a model that suits inputs of a shape and a number of classes.
-
-    Small images get a small convolutional network, photographs a ResNet-18. The dimension of the features grows with
-    the number of classes.
-
-    >>> auto_model((1, 8, 8), 10)
-    Component(name='embedding_cnn', options={'feature_dim': 64, 'widths': [32, 64, 64]})
-    >>> auto_model((3, 112, 112), 1000).name
-    'resnet18'
-    """
-    if graph:
-        return Component("gcn")
-    if len(shape) != 3:
-        return Component("pointnet" if len(shape) == 2 else "mlp")
-    side = min(shape[1:])
-    if side >= 96:
-        return Component("resnet18")
-    dim = 64 if classes <= 100 else 128 if classes <= 1000 else 256
-    # Each stage halves the image, which must not become empty.
-    widths = [32, 64, 64] if side < 24 else [32, 64, 128] if side < 48 else [32, 64, 128, 256]
-    while 2 ** len(widths) > side:
-        widths.pop()
-    return Component("embedding_cnn", {"feature_dim": dim, "widths": widths})
 
 
 def _auto() -> nn.Module:
@@ -202,39 +134,6 @@ OPERATORS: dict[str, Callable[..., Operator]] = {
 }
 
 
-# --- initialisation
-
-
-def _default_init(modules: nn.Module) -> None:
-    """The initialisation of the model."""
-
-
-def _initialization(fill_: Callable[[Tensor], Any], summary: str) -> Callable[..., None]:
-    @torch.no_grad()
-    def initialize_(modules: nn.Module, *, mean: float = 0.0) -> None:
-        for module in modules.modules():
-            if isinstance(module, (*_CONVOLUTIONS, nn.Linear)) or hasattr(module, "num_classes"):
-                weight = module._parameters.get("weight")
-                if weight is not None:
-                    fill_(weight)
-                    weight.add_(mean)
-
-    initialize_.__doc__ = (
-        f"{summary} Applied to the weights of all linear and convolution layers and heads, plus `mean`."
-    )
-    return initialize_
-
-
-INITIALIZATIONS: dict[str, Callable[..., None]] = {
-    "default": _default_init,
-    "normal": _initialization(nn.init.normal_, "Normal distribution with variance 1."),
-    "xavier": _initialization(nn.init.xavier_uniform_, "Xavier: uniform, by the numbers of inputs and outputs."),
-    "he": _initialization(
-        partial(nn.init.kaiming_normal_, nonlinearity="relu"), "He: normal, by the number of inputs."
-    ),
-}
-
-
 # --- the body
 
 
@@ -294,8 +193,3 @@ def _with_layer_factories(component: Component) -> Component:
             require(options[option] in ACTIVATIONS, f"model.{option}", accepted, options[option])
             options[option] = ACTIVATIONS[options[option]]
     return Component(component.name, options)
-
-
-def _rows_of_sum_one(features: Tensor) -> Tensor:
-    sums = features.sum(1, keepdim=True)
-    return features / torch.where(sums > 0, sums, 1)

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hypersphere import data
-from hypersphere._layer_selection import layers_of
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require
 from hypersphere.data.loading import batch_sizes, rows_of_rank
-from hypersphere.energy import hyperspherical_energy
+from hypersphere.energy import layer_energies, mean_energy
+from hypersphere.energy.layers import evenly_spaced
 from hypersphere.evaluation import first_of_each, identify, retrieve, verify
 from hypersphere.heads import NonFiniteScoresError, ShardedHead
 from hypersphere.heads._collectives import Processes
@@ -24,7 +24,6 @@ from hypersphere.training.loop import Objective
 
 __all__ = ["PROTOCOLS", "Validator", "class_vectors", "layer_energies", "mean_energy"]
 
-MOST_NEURONS = 2048
 DIVERGED = "training diverged: the features or scores of validation data are not finite"
 
 
@@ -307,35 +306,7 @@ def _floats(inputs: Tensor) -> Tensor:
     return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
 
 
-# --- energies
-
-
-@torch.no_grad()
-def layer_energies(body: nn.Module, head: Tensor) -> dict[str, float]:
-    """Return the mean energy (s = 2) of each layer: hidden ones in half space, the class vectors in full space.
-
-    Layers with more than 2,048 neurons are sampled at evenly spaced rows; layers with one neuron are skipped.
-
-    >>> energies = layer_energies(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), torch.eye(3))
-    >>> list(energies), energies["head"]
-    (['0', 'head'], 0.5)
-    """
-    energies = {}
-    for layer in layers_of(body, output=None):
-        if layer.role == "hidden" and layer.shape[1] > 1:
-            values = [hyperspherical_energy(_sample(rows), half_space=True) for rows in layer.row_sets()]
-            energies[layer.name] = float(torch.stack(values).mean())
-    return {**energies, "head": float(hyperspherical_energy(_sample(head)))}
-
-
-def mean_energy(energies: Mapping[str, float]) -> float:
-    """Return the mean over the hidden layers, or the energy of the head if there are none.
-
-    >>> mean_energy({"a": 1.0, "b": 2.0, "head": 9.0})
-    1.5
-    """
-    hidden = [value for name, value in energies.items() if name != "head"]
-    return sum(hidden) / len(hidden) if hidden else energies["head"]
+# --- class vectors
 
 
 @torch.no_grad()
@@ -343,18 +314,10 @@ def class_vectors(head: Any) -> Tensor | None:
     """Return the class vectors of a head, or a sample of them; those of a sharded head only in the first process."""
     if not isinstance(head, ShardedHead):
         return head.weight
-    chosen, sizes = _evenly(head.num_classes), head.sizes
+    chosen, sizes = evenly_spaced(head.num_classes), head.sizes
     counts = [len(part) for part in _by_owner(chosen, sizes)]
     mine = _by_owner(chosen, sizes)[head.processes.rank] - head.first
     return head.processes.gather_at_first(head.weight[mine.to(head.weight.device)], counts)
-
-
-def _sample(rows: Tensor) -> Tensor:
-    return rows if len(rows) <= MOST_NEURONS else rows[_evenly(len(rows)).to(rows.device)]
-
-
-def _evenly(count: int) -> Tensor:
-    return torch.linspace(0, count - 1, min(count, MOST_NEURONS)).long()
 
 
 def _by_owner(classes: Tensor, sizes: Sequence[int]) -> list[Tensor]:

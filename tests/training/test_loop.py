@@ -1,9 +1,13 @@
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import hypersphere as hs
-from hypersphere.training import Batches, embed, fit, predict
+from hypersphere.data import Batches
+from hypersphere.heads import ShardedHead, softmax
+from hypersphere.training import Objective, embed, fit, minimize, predict
+from hypersphere.training.distributed import Parallel
 
 
 def blobs(n=60, classes=3, seed=0):
@@ -125,22 +129,107 @@ def test_predict_accepts_any_object_with_scores():
     assert predict(Largest(), torch.eye(3)).tolist() == [0, 1, 2]
 
 
-def test_batches_are_reshuffled_in_every_epoch():
-    x = torch.arange(50)
-    data = Batches(x, -x, 8, torch.Generator().manual_seed(0))
-    orders = [torch.cat([inputs for inputs, _ in data]) for _ in range(2)]
-    assert not torch.equal(orders[0], orders[1])
-    for order in orders:
-        assert not torch.equal(order, x)
-        assert torch.equal(order.sort().values, x)
-    assert all(torch.equal(inputs, -labels) for inputs, labels in data)
-    assert torch.equal(torch.cat([inputs for inputs, _ in Batches(x, x, 8)]), x)
+# --- what users do wrong
 
 
-def test_batches_reject_invalid_arguments():
-    with pytest.raises(ValueError, match="labels must be one label for each of the 3 inputs"):
-        Batches(torch.zeros(3, 1), torch.zeros(2), 1)
-    with pytest.raises(ValueError, match="batch_size must be"):
-        Batches(torch.zeros(3, 1), torch.zeros(3), 0)
-    images = torch.full((2, 1, 2, 2), 255, dtype=torch.uint8)
-    assert next(iter(Batches(images, torch.zeros(2), 2)))[0].max() == 1.0
+def test_fit_needs_the_parameters_of_the_head():
+    model, head = nn.Linear(3, 2), hs.heads.softmax(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"optimizer must be one with the parameters of model and .* without weight"):
+        fit(model, head, Batches(*blobs(), 16), epochs=1, optimizer=optimizer)
+    head.requires_grad_(False)
+    fit(model, head, Batches(*blobs(), 16), epochs=1, optimizer=optimizer)
+
+
+def test_fit_explains_a_model_that_returns_no_tensor():
+    class Output(nn.Linear):
+        def forward(self, x):
+            return {"last_hidden_state": super().forward(x)}
+
+    model, head = Output(3, 2), hs.heads.softmax(2, 3)
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    with pytest.raises(TypeError, match="the model must return a tensor of features, not dict; wrap it in hypersphere"):
+        fit(model, head, Batches(*blobs(), 16), epochs=1, optimizer=optimizer)
+
+
+def test_fit_rejects_losses_and_regularizers_that_are_no_scalars():
+    model, _, _ = parts()
+    head = hs.heads.softmax(2, 3, reduction="none")
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    with pytest.raises(ValueError, match="head must be one that returns a scalar loss, with reduction 'mean' or 'sum'"):
+        fit(model, head, Batches(*blobs(), 16), epochs=1, optimizer=optimizer)
+    model, head, optimizer = parts()
+    with pytest.raises(ValueError, match="regularizers must be functions that return a number, not None"):
+        fit(model, head, Batches(*blobs(), 16), epochs=1, optimizer=optimizer, regularizers=[lambda: None])
+
+
+def test_fit_moves_batches_to_the_device_of_the_model():
+    """On the meta device, where a batch on another device raises an error."""
+    model, head = nn.Linear(3, 2, device="meta"), nn.Module()
+    seen = []
+
+    class Head(nn.Module):
+        def forward(self, features, labels):
+            seen.append((features.device.type, labels.device.type))
+            raise KeyboardInterrupt
+
+    head = Head()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, head, Batches(*blobs(), 16), epochs=1, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    assert seen == [("meta", "meta")]
+
+
+# --- minimize
+
+
+def test_minimize_ends_after_a_number_of_steps():
+    model, head, optimizer = parts()
+    ended = []
+    history = minimize(
+        Objective(model, head),
+        Batches(*blobs(), 16),
+        steps=6,
+        optimizer=optimizer,
+        on_epoch=lambda e: ended.append(e.number),
+    )
+    assert ended == [1, 2]  # four batches per epoch
+    assert len(history) == 2
+
+
+@pytest.fixture
+def alone():
+    """A process group with one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def exploding(wrap):
+    """Return an objective with finite parameters and non-finite features."""
+    network = nn.Linear(2, 3)
+    nn.init.constant_(network.weight, 3e38)
+    return wrap(Objective(network, softmax(3, 2)))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda objective: objective,
+        Parallel,
+        lambda objective: nn.parallel.DistributedDataParallel(objective),
+        lambda objective: Parallel(Objective(objective.network, ShardedHead(objective.head))),
+    ],
+    ids=["plain", "parallel", "ddp", "sharded"],
+)
+def test_minimize_reports_non_finite_features_as_divergence(wrap, alone):
+    objective = exploding(wrap)
+    data = [(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))]
+    optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
+    with pytest.raises(FloatingPointError, match="training diverged in epoch 1"):
+        minimize(objective, data, epochs=1, optimizer=optimizer)
+    wrong = [(torch.ones(4, 2), torch.tensor([0, 1, 0, 9]))]  # invalid labels are still reported as such
+    with torch.no_grad():
+        for parameter in objective.parameters():
+            parameter.fill_(0.5)
+    with pytest.raises(ValueError, match="y must lie in"):
+        minimize(objective, wrong, epochs=1, optimizer=optimizer)
