@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
@@ -29,7 +30,6 @@ from hypersphere.training.validation import Validator
 __all__ = ["ADVERSARIES", "PRECISIONS", "REGULARIZERS", "Experiment", "build", "build_experiment", "resolve"]
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-HEAD_OPTIONS = ("sharded", "sample", "renormalize")
 
 
 def _no_regularizer(model: nn.Module) -> None:
@@ -112,52 +112,64 @@ class Experiment:
         self.data, self.outline = split, split.outline()
         shape = () if self.outline is None else tuple(self.outline["shape"])
         self.config = config = resolve(config, split, shape)
-        create_ = _creator(trust_code)
-        # The order of the random draws below is part of the results: network, head, initialisation, rotation.
+        create_ = partial(create, trust_code=trust_code)
         torch.manual_seed(config.seed)
         random.seed(config.seed)  # used by foreign code only, as is the generator of NumPy
         numpy.random.seed(config.seed % 2**32)  # noqa: NPY002
-        operator = _operator(config.operator, trust_code)
-        body = build_body(config, operator, shape, graph=split.graph, trust_code=trust_code)
+        self._build_objective(create_, shape, weights)
+        self.objective.to(device)
+        if Processes().size > 1:
+            self._distribute_()
+        self._build_loader(create_)
+        self._build_optimizer(create_)
+        self._build_validation(create_)
+
+    def _build_objective(
+        self, create_: Callable[..., Any], shape: tuple[int, ...], weights: Mapping[str, Any] | None
+    ) -> None:
+        """Build network, head and regularisers.
+
+        The order of the random draws is part of the results: network, head, initialisation, rotation, regularisers.
+        """
+        config, split = self.config, self.data
+        operator = _operator(config.operator, create_)
+        body = build_body(config, operator, shape, graph=split.graph, create_=create_)
         mean, deviation = create_(config.normalize, "normalize", split.train) if split.graph is None else (None, None)
         self.network = models.Network(body, mean, deviation, split.graph)
-        head, sharded, sample, self.renormalize = _head(config.head, self.network.feature_dim, split, trust_code)
-        modules = nn.ModuleDict({"network": self.network.body, "head": head})
+        options = dict(config.head.options)
+        chosen = HeadOptions(**{key: options.pop(key) for key in HEAD_OPTIONS if key in options})
+        sizes = self.network.feature_dim, len(split.classes)
+        head: Any = create_(Component(config.head.name, options), "head", *sizes, handled=HEAD_OPTIONS)
+        reduction = getattr(head, "reduction", "mean")
+        require(reduction != "none", "head.reduction", "'mean' or 'sum'", reduction)
+        modules = nn.ModuleDict({"network": body, "head": head})
         create_(config.init, "init", modules)
         self.loaded: models.LoadReport | None = None
         if weights is not None:
             self.loaded = models.load_matching_weights_(self.network, head, weights)
         self.rotation: TrainedRotation = create_(config.rotation, "rotation", modules)
-        regularizers = [_regularizer(one, modules, sharded, create_) for one in config.regularizers]
+        terms = [_regularizer(one, modules, chosen.divides, create_) for one in config.regularizers]
+        terms = [one for one in (*terms, self.rotation.penalty) if one is not None]
         with torch.random.fork_rng(devices=[]):  # later random numbers do not depend on the number of processes
-            self.head: nn.Module = heads.ShardedHead(head, sample=sample) if sharded else head
+            self.head: nn.Module = heads.ShardedHead(head, sample=chosen.sample) if chosen.divides else head
+        self._sampled = cast(nn.Parameter, self.head.weight) if chosen.sample is not None else None
         if operator.weighted_gradients:
             optim.WeightedGradients(self.network)
-        self.project_every = operator.project_every
+        self._project_every, self._renormalize = operator.project_every, chosen.renormalize
         adversary: Adversary = create_(config.adversarial, "adversarial")
-        terms = [one for one in (*regularizers, self.rotation.penalty) if one is not None]
-        self.objective = Objective(
-            self.network,
-            self.head,
-            terms,
-            precision=PRECISIONS[config.precision],
-            attack=adversary.attack,
-            attack_weight=adversary.weight,
-        )
+        attack: dict[str, Any] = {"attack": adversary.attack, "attack_weight": adversary.weight}
+        precision = PRECISIONS[config.precision]
+        self.objective = Objective(self.network, self.head, terms, precision=precision, **attack)
         self._frozen = _freeze_(self.network, head, config.freeze)
         if config.checkpoint_activations:
-            models.checkpoint_activations_(self.network.body)
-        self.objective.to(device)
-        processes = Processes()
-        if processes.size > 1:
-            self._distribute_()
+            models.checkpoint_activations_(body)
 
-        graph_size = len(split.train) if split.graph is not None else None
-        sampler = create_(config.sampler, "sampler", split.train.labels, config.seed)
+    def _build_loader(self, create_: Callable[..., Any]) -> None:
+        config, split, processes = self.config, self.data, Processes()
         self.loader = data.make_loader(
             split.train,
-            batch_size=graph_size or config.batch_size,
-            sampler=sampler,
+            batch_size=config.batch_size if split.graph is None else len(split.train),
+            sampler=create_(config.sampler, "sampler", split.train.labels, config.seed),
             workers=config.workers,
             broken=config.broken_files,
             rank=processes.rank,
@@ -167,29 +179,6 @@ class Experiment:
         self.augment = [create_(one, "augment") for one in config.augment]
         self.steps_per_epoch = -(-len(self.loader) // config.accumulate)
         self.steps: int = config.steps or (config.epochs or 1) * self.steps_per_epoch
-        self._build_optimizer(create_, sample is not None, trust_code)
-        self.scaler = torch.amp.GradScaler(self.device.type) if config.precision == "float16" else None
-        require(config.clip is None or config.clip > 0, "clip", "null or a positive number", config.clip)
-        self.ema: optim.MovingAverage | None = None
-        if config.ema is not None:
-            folds = self.rotation.stochastic is not None
-            require(not folds, "ema", "unset with the rotation stochastic, which replaces weights", config.ema)
-            self.ema = optim.MovingAverage(self.objective, config.ema)
-        chosen = config.validation
-        protocols: dict[str, Any] = {}
-        for one in chosen.protocols:
-            protocol = create_(one, "validation")
-            name = getattr(protocol, "label", one.name.rpartition(":")[2])
-            require(name not in protocols, "validation.protocols", "different from each other", name)
-            protocols[name] = protocol
-        self.validation = Validator(
-            split,
-            protocols,
-            batch_size=chosen.batch_size,
-            broken=config.broken_files,
-            workers=config.workers,
-            energy=chosen.energy,
-        )
 
     def _distribute_(self) -> None:
         """Prepare the network for several processes, before there is an optimiser of its parameters."""
@@ -204,22 +193,16 @@ class Experiment:
             require(config.clip is None, "clip", "null with parallel fsdp", config.clip)
             shard_network_(self.network)
 
-    def _build_optimizer(self, create_: Callable[..., Any], is_sampled: bool, trust_code: bool) -> None:
+    def _build_optimizer(self, create_: Callable[..., Any]) -> None:
         config = self.config
-
-        def depths() -> dict[int, float]:
-            by_name = models.layer_depths(self.network.body)
-            deepest = max(by_name.values(), default=0)
-            return {id(p): deepest + 1 - by_name[name] for name, p in self.network.body.named_parameters()}
-
         self.optimizer: Optimizers = build_optimizer(
             self.objective,
             config.optimizer,
             on_group=self.rotation.on_group,
             group_options=self.rotation.group_options,
-            sampled=self.head.weight if is_sampled else None,  # type: ignore[arg-type]
-            depths=depths,
-            trust_code=trust_code,
+            sampled=self._sampled,
+            layers_to_output=self._layers_to_output,
+            create_=create_,
         )
         # Margins follow optimiser steps, also if a step has several batches or is skipped by loss scaling.
         inner = self.head.head if isinstance(self.head, heads.ShardedHead) else self.head
@@ -227,6 +210,28 @@ class Experiment:
             inner.advance_with(self.optimizer.optimizers[0])
         schedule = create_(config.schedule, "schedule")
         self.scheduler = optim.Scheduler(self.optimizer.optimizers, schedule, self.steps, self.steps_per_epoch)
+        self.scaler = torch.amp.GradScaler(self.device.type) if config.precision == "float16" else None
+        require(config.clip is None or config.clip > 0, "clip", "null or a positive number", config.clip)
+        folds = config.ema is not None and self.rotation.stochastic is not None
+        require(not folds, "ema", "unset with the rotation stochastic, which replaces weights", config.ema)
+        self.ema = None if config.ema is None else optim.MovingAverage(self.objective, config.ema)
+
+    def _layers_to_output(self) -> dict[int, int]:
+        """Return the number of layers from each parameter of the network, by identity, to the head."""
+        depths = models.layer_depths(self.network.body)
+        deepest = max(depths.values(), default=0)
+        return {id(p): deepest + 1 - depths[name] for name, p in self.network.body.named_parameters()}
+
+    def _build_validation(self, create_: Callable[..., Any]) -> None:
+        config, chosen = self.config, self.config.validation
+        protocols: dict[str, Any] = {}
+        for one in chosen.protocols:
+            protocol = create_(one, "validation")
+            name = getattr(protocol, "label", one.name.rpartition(":")[2])
+            require(name not in protocols, "validation.protocols", "different from each other", name)
+            protocols[name] = protocol
+        options: dict[str, Any] = {"broken": config.broken_files, "workers": config.workers, "energy": chosen.energy}
+        self.validation = Validator(self.data, protocols, batch_size=chosen.batch_size, **options)
 
     @property
     def device(self) -> torch.device:
@@ -257,9 +262,9 @@ class Experiment:
         """Run the actions of the experiment that follow each optimiser step."""
         if self.rotation.stochastic is not None:
             self.rotation.stochastic.step(self.optimizer.optimizers[0])
-        if self.project_every is not None and step % self.project_every == 0:
+        if self._project_every is not None and step % self._project_every == 0:
             optim.project_weights_(self.network)
-        if self.renormalize:
+        if self._renormalize:
             optim.project_weights_(self.head)
         if self.ema is not None:
             self.ema.update()
@@ -341,37 +346,41 @@ def resolve(config: Config, split: data.DataSplit, shape: tuple[int, ...]) -> Co
     return replace(config, validation=replace(config.validation, protocols=protocols))
 
 
-def _creator(trust_code: bool) -> Callable[..., Any]:
-    def create_(component: Component, menu: str, *arguments: Any) -> Any:
-        return create(component, menu, *arguments, trust_code=trust_code)
-
-    return create_
-
-
-def _operator(component: Component, trust_code: bool) -> Operator:
+def _operator(component: Component, create_: Callable[..., Any]) -> Operator:
     """Return the operator of a config; an import path names a function that changes a model in place."""
-    if not component.is_import_path:
-        return create(component, "operator")
-    return Operator(convert_=lambda body: create(component, "operator", body, trust_code=trust_code))
+    if component.is_import_path:
+        return Operator(convert_=lambda body: create_(component, "operator", body))
+    return create_(component, "operator")
 
 
-def _head(
-    component: Component, feature_dim: int, split: data.DataSplit, trust_code: bool
-) -> tuple[Any, bool, float | None, bool]:
-    """Return the head, whether its classes are divided among processes, the sampled fraction, and renormalisation."""
-    options = dict(component.options)
-    sharded, sample, renormalize = (options.pop(key, None) for key in HEAD_OPTIONS)
-    for name, value in (("sharded", sharded), ("renormalize", renormalize)):
-        require(isinstance(value, bool | None), f"head.{name}", "true or false", value)
-    is_share = sample is None or (is_number(sample, 0, 1) and sample > 0)
-    require(is_share, "head.sample", "null or a number in (0, 1]", sample)
-    require(sample is None or bool(sharded), "head.sample", "null without head.sharded", sample)
-    sizes = feature_dim, len(split.classes)
-    head = create(Component(component.name, options), "head", *sizes, handled=HEAD_OPTIONS, trust_code=trust_code)
-    reduction = getattr(head, "reduction", "mean")
-    require(reduction != "none", "head.reduction", "'mean' or 'sum'", reduction)
-    divides = bool(sharded) and (Processes().size > 1 or sample is not None)
-    return head, divides, sample, bool(renormalize)
+@dataclass(frozen=True)
+class HeadOptions:
+    """Options of every head that concern its training.
+
+    Attributes:
+        sharded: divide the classes among the processes.
+        sample: fraction of the negative classes that each step trains.
+        renormalize: rescale class vectors to norm 1 after each step.
+    """
+
+    sharded: bool = False
+    sample: float | None = None
+    renormalize: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("sharded", "renormalize"):
+            require(isinstance(getattr(self, name), bool), f"head.{name}", "true or false", getattr(self, name))
+        is_share = self.sample is None or (is_number(self.sample, 0, 1) and self.sample > 0)
+        require(is_share, "head.sample", "null or a number in (0, 1]", self.sample)
+        require(self.sample is None or self.sharded, "head.sample", "null without head.sharded", self.sample)
+
+    @property
+    def divides(self) -> bool:
+        """True if a `ShardedHead` is needed."""
+        return self.sharded and (Processes().size > 1 or self.sample is not None)
+
+
+HEAD_OPTIONS = tuple(one.name for one in fields(HeadOptions))
 
 
 def _regularizer(component: Component, modules: nn.ModuleDict, sharded: bool, create_: Callable[..., Any]) -> Any:

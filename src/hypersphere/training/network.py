@@ -13,7 +13,7 @@ from torch import nn
 from hypersphere import data, layers, models
 from hypersphere._validation import is_integer, require
 from hypersphere.functions.magnitude import MAGNITUDES
-from hypersphere.training.components import accept_options_of, create, find_factory
+from hypersphere.training.components import accept_options_of, find_factory
 from hypersphere.training.config import Component, Config, Embedding
 
 __all__ = ["NETWORKS", "OPERATORS", "Operator", "build_body"]
@@ -138,7 +138,7 @@ OPERATORS: dict[str, Callable[..., Operator]] = {
 
 
 def build_body(
-    config: Config, operator: Operator, shape: tuple[int, ...], *, graph: data.Graph | None, trust_code: bool
+    config: Config, operator: Operator, shape: tuple[int, ...], *, graph: data.Graph | None, create_: Callable[..., Any]
 ) -> nn.Module:
     """Return the model of a config for inputs of a shape, with a known dimension of its features.
 
@@ -165,7 +165,7 @@ def build_body(
         context["conv"] = operator.conv
     if not (component.is_import_path or ":" in name):
         component = _with_layer_factories(component)
-    body: nn.Module = create(component, "model", context=context, trust_code=trust_code)
+    body: nn.Module = create_(component, "model", context=context)
     require(isinstance(body, nn.Module), "model", "the import path of a module or of a function that returns one", body)
     if config.embedding != Embedding() or not isinstance(getattr(body, "feature_dim", None), int):
         require(graph is None, "embedding", "unset on a graph", config.embedding)

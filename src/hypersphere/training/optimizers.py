@@ -83,8 +83,8 @@ def build_optimizer(
     on_group: Sequence[nn.Parameter] = (),
     group_options: Mapping[str, Any] | None = None,
     sampled: nn.Parameter | None = None,
-    depths: Callable[[], Mapping[int, float]] | None = None,
-    trust_code: bool = True,
+    layers_to_output: Callable[[], Mapping[int, int]] = dict,
+    create_: Callable[..., Any] = create,
 ) -> Optimizers:
     """Return an optimiser for all trained parameters.
 
@@ -99,8 +99,8 @@ def build_optimizer(
         group_options: options of that descent; "adam" selects `OGDAdam`.
         sampled: class vectors of which each step trains a sample. They get an optimiser without momentum for rows that
             were not drawn.
-        depths: returns the number of layers between each parameter, by identity, and the output.
-        trust_code: allow an import path as the name.
+        layers_to_output: returns the number of layers from each parameter, by identity, to the output.
+        create_: creates the optimiser, see `hypersphere.training.components.create`.
     """
     options = dict(component.options)
     chosen = {key: options.pop(key, default) for key, default in GROUP_OPTIONS.items()}
@@ -130,14 +130,14 @@ def build_optimizer(
     for group in groups:
         group["params"] = [p for p in group["params"] if id(p) not in apart | turning]
     if layer_decay is not None:
-        groups = _split_by_depth(groups, {} if depths is None else depths(), rate, layer_decay)
+        groups = _split_by_depth(groups, layers_to_output(), rate, layer_decay)
     if rotations:
         groups.append({"params": rotations, "weight_decay": chosen["rotation_decay"], "lr": rotation_rate})
     groups = [group for group in groups if group["params"]]
 
     optimizers: list[torch.optim.Optimizer] = []
     if groups:
-        optimizers.append(create(component, "optimizer", groups, handled=GROUP_OPTIONS, trust_code=trust_code))
+        optimizers.append(create_(component, "optimizer", groups, handled=GROUP_OPTIONS))
     if on_group:
         more = dict(group_options or {})
         kind = OGDAdam if more.pop("adam", False) else OGD
@@ -150,15 +150,15 @@ def build_optimizer(
 
 
 def _split_by_depth(
-    groups: list[dict[str, Any]], depths: Mapping[int, float], rate: float, layer_decay: float
+    groups: list[dict[str, Any]], distances: Mapping[int, int], rate: float, layer_decay: float
 ) -> list[dict[str, Any]]:
     """Split groups by the number of layers up to the output, which lower the learning rate."""
-    split: dict[tuple[int, float], dict[str, Any]] = {}
+    split: dict[tuple[int, int], dict[str, Any]] = {}
     for place, group in enumerate(groups):
         for parameter in group["params"]:
-            depth = depths.get(id(parameter), 0)
-            lower = {**group, "params": [], "lr": rate * layer_decay**depth}
-            split.setdefault((place, depth), lower)["params"].append(parameter)
+            distance = distances.get(id(parameter), 0)
+            lower = {**group, "params": [], "lr": rate * layer_decay**distance}
+            split.setdefault((place, distance), lower)["params"].append(parameter)
     return list(split.values())
 
 
