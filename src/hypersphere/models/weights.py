@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 __all__ = ["LoadReport", "load_matching_weights_"]
 
-# Prefixes of names in files and their replacements, for the weights of an objective, checkpoint, network or body.
-_PREFIXES = (("", ""), ("objective.", ""), ("", "network."), ("", "network.body."))
+# Prefixes of names in files and their replacements: weights of an objective, checkpoint, network, body or backbone.
+_PREFIXES = (("", ""), ("objective.", ""), ("", "network."), ("", "network.body."), ("", "network.body.backbone."))
 _MOST = 6  # names in a message
 
 
@@ -42,7 +42,8 @@ def load_matching_weights_(network: nn.Module, head: nn.Module, weights: Mapping
 
     Args:
         network, head: modules before any rotation.
-        weights: tensors by name, with the names of an objective, a checkpoint, a network or its body.
+        weights: tensors by name, with the names of an objective, a checkpoint, a network, its body, or the backbone of
+            an `Embedder`.
 
     Raises:
         ValueError: if no weight matches.

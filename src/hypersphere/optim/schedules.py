@@ -191,8 +191,8 @@ class Scheduler:
         schedule = self.schedule
         if not isinstance(schedule, Plateau):
             return
-        known = ", ".join(name for name, value in metrics.items() if isinstance(value, float))
-        require(schedule.metric in metrics, "schedule.metric", f"one of {known}", schedule.metric)
+        names = ", ".join(name for name, value in metrics.items() if isinstance(value, float))
+        require(schedule.metric in metrics, "schedule.metric", f"one of {names}", schedule.metric)
         value = metrics[schedule.metric]
         if is_better(schedule.metric, value, self.best, schedule.threshold):
             self.best, self.bad = value, 0

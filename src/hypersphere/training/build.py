@@ -245,7 +245,7 @@ class Experiment:
             inputs = inputs.float() / 255
         generator = self.loader.generator
         if self.augment and Processes().size > 1:
-            # Parts differ in size, so each process draws from its own generator, and the common one stays in step.
+            # Parts differ in size, so each process draws from a separate generator, and the common one stays in step.
             seed = int(torch.randint(2**62, (), generator=generator))
             generator = torch.Generator(generator.device).manual_seed(seed + Processes().rank)
         for augment in self.augment:

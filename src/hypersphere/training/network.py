@@ -142,7 +142,7 @@ def build_body(
 ) -> nn.Module:
     """Return the model of a config for inputs of a shape, with a known dimension of its features.
 
-    Sizes that the config does not set are taken from the data. A model without `feature_dim`, or with settings in
+    Sizes that the config does not set follow from the data. A model without `feature_dim`, or with settings in
     `embedding`, becomes the backbone of an `Embedder`.
     """
     component = config.model

@@ -232,8 +232,8 @@ class Trainer:
                 line |= experiment.validation(experiment.objective)
             experiment.scheduler.observe(line)
             if chosen.best is not None:
-                known = ", ".join(name for name, value in line.items() if isinstance(value, float))
-                require(chosen.best in line, "validation.best", f"one of {known}", chosen.best)
+                names = ", ".join(name for name, value in line.items() if isinstance(value, float))
+                require(chosen.best in line, "validation.best", f"one of {names}", chosen.best)
                 improved = is_better(chosen.best, line[chosen.best], self.best["value"])
                 if improved:
                     self.best = {"value": line[chosen.best], "step": self.progress.step, "bad": 0}

@@ -58,7 +58,7 @@ class VerificationProtocol:
 
     Attributes:
         pairs: a file with pairs of held-out images (LFW's pairs.txt, or names of files), or a .bin file of insightface
-            with its own images.
+            that contains its images.
         folds, per_fold, seed: of drawn pairs; fewer if there are not enough examples.
         subtract_mean: subtract the mean feature of the other folds.
     """
