@@ -106,7 +106,7 @@ def test_fit_distinguishes_divergence_from_invalid_data():
         with pytest.raises(FloatingPointError, match=r"training diverged in epoch 1: \w+ must be finite"):
             fit(*both, Batches(*blobs(), 16), epochs=1, optimizer=optimizer)
     x, y = blobs()
-    for wrong, match in ((Batches(x / 0, y, 16), "x must be finite"), (Batches(x, y + 1, 16), "y must lie")):
+    for wrong, match in ((Batches(x / 0, y, 16), "x must be finite"), (Batches(x, y + 1, 16), "y must be in")):
         model, head, optimizer = parts()
         with pytest.raises(ValueError, match=match):
             fit(model, head, wrong, epochs=1, optimizer=optimizer)
@@ -231,5 +231,5 @@ def test_minimize_reports_non_finite_features_as_divergence(wrap, alone):
     with torch.no_grad():
         for parameter in objective.parameters():
             parameter.fill_(0.5)
-    with pytest.raises(ValueError, match="y must lie in"):
+    with pytest.raises(ValueError, match="y must be in"):
         minimize(objective, wrong, epochs=1, optimizer=optimizer)
