@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -123,6 +124,53 @@ def _resolve_constructor(owner: griffe.Class) -> None:
             )
 
 
+def _add_inherited_options(owner: griffe.Class) -> None:
+    """Show the documented parameters that a constructor with `**options` passes to the one of a base class."""
+    constructor = owner.members.get("__init__")
+    if not isinstance(constructor, griffe.Function) or not owner.docstring:
+        return
+    *shown, last = [*constructor.parameters] or [None]
+    if last is None or last.kind is not griffe.ParameterKind.var_keyword:
+        return
+    documented = re.findall(r"^    (\w+): ", owner.docstring.value, re.M)
+    for base in owner.mro():
+        inherited = base.members.get("__init__")
+        for parameter in getattr(inherited, "parameters", ()):
+            names = {one.name for one in shown}
+            if parameter.name in documented and parameter.name not in names:
+                shown.append(parameter)
+    constructor.parameters = griffe.Parameters(*shown, last)
+
+
+def _show_settings(owner: griffe.Class) -> None:
+    """Show the default and the help text of settings that are declared as `name = _setting(default, help, …)`."""
+    constructor, lines = owner.members.get("__init__"), []
+    for parameter in getattr(constructor, "parameters", ()):
+        declaration = re.match(r"_(?:setting|component)\(", str(parameter.default))
+        if declaration:
+            call = ast.parse(str(parameter.default), mode="eval").body
+            parameter.default = ast.unparse(call.args[0])
+            lines.append(f"    {parameter.name}: {ast.literal_eval(call.args[1])}")
+    if lines and owner.docstring:
+        summary, _, rest = owner.docstring.value.partition("\n")
+        settings = "\n".join(["", "", "Args:", *lines])
+        owner.docstring.value = f"{summary}{settings}\n{rest}"
+
+
+def _function_of(name: str, attribute: griffe.Attribute) -> griffe.Function | None:
+    """Return the function that an attribute is a second name of, as in `build_experiment = build`."""
+    function = attribute.module.members.get(str(attribute.value))
+    if not isinstance(function, griffe.Function):
+        return None
+    return griffe.Function(
+        name,
+        parameters=function.parameters,
+        returns=function.returns,
+        docstring=function.docstring,
+        parent=attribute.module,
+    )
+
+
 def _rewrite(owner: griffe.Module | griffe.Class) -> None:
     """Change the docstrings of all members of a module."""
     for member in owner.members.values():
@@ -147,11 +195,14 @@ class Docstrings(griffe.Extension):
     ) -> None:
         """Choose what is shown, once the whole package is loaded."""
         for owner in _classes(pkg):
+            _show_settings(owner)
             _resolve_constructor(owner)
             for name, member in list(owner.members.items()):
                 if name != "__init__" and (name in NOT_SHOWN or not member.docstring):
                     del owner.members[name]
         loader.resolve_aliases()
+        for owner in _classes(pkg):
+            _add_inherited_options(owner)
         for room in pkg.modules.values():
             if room.is_alias:  # a menu, shown on the page of the functions
                 continue
@@ -162,6 +213,11 @@ class Docstrings(griffe.Extension):
                 first = [name for name in FIRST.get(room.name, ()) if name in names]
                 room.exports = [*first, *(name for name in names if name not in first)]
             for name in map(str, room.exports or ()):
+                member = room.members.get(name)
+                if member is not None and member.is_alias and member.is_attribute:
+                    function = _function_of(name, member.final_target)
+                    if function is not None:
+                        room.members[name] = griffe.Alias(name, function, parent=room)
                 module = room.members.get(name)
                 if module is not None and module.is_module and name in module.members:
                     # An export hides its module of the same name, so `on_object` has not seen what is in there.

@@ -11,6 +11,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples"
 REQUIRED_PACKAGE = {
+    "experiment": "sklearn",
     "own_model": "sklearn",
     "ten_lines": "sklearn",
     "with_accelerate": "accelerate",
