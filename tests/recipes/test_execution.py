@@ -2,6 +2,7 @@
 
 import math
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,6 +156,7 @@ def test_measure_gets_the_trained_experiment_its_options_and_the_data_root(tmp_p
     seen = []
 
     def measure(experiment, run, *, size, data_root):
+        time.sleep(0.5)
         seen.append((size, data_root, experiment.objective.training, run.metrics()[-1]["epoch"]))
         return Outcome({"value": 1.0}, {"c": [math.nan]}, {"t": experiment.head.weight})
 
@@ -163,6 +165,7 @@ def test_measure_gets_the_trained_experiment_its_options_and_the_data_root(tmp_p
     (record,) = execute(recipe, tmp_path, overrides={"measure.size": 3}, data_root=tmp_path)
     assert seen == [(3, tmp_path, False, 1)]
     assert record.metrics["value"] == 1.0
+    assert record.seconds > record.metrics["seconds"] + 0.4  # the record includes the measurement
     assert record.curves["c"] == [None]
     assert record.config["measure"] == {"size": 3}
     assert read_tensors(tmp_path, record)["t"].shape == (10, 3)

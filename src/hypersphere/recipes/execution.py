@@ -125,7 +125,7 @@ class _Job:
             scale=self.scale,
             config=self.settings,
             metrics={key: finite_or_none(value) for key, value in outcome.metrics.items()},
-            seconds=round(outcome.metrics.get("seconds", seconds), 3),
+            seconds=round(seconds, 3),
             # Six digits are enough for figures and keep records small.
             curves={key: [finite_or_none(f"{v:.6g}") for v in values] for key, values in outcome.curves.items()},
             commit=environment["commit"],
@@ -162,12 +162,13 @@ class _Job:
 
         trainer = Trainer(experiment, run, stop=stop, on_step=on_step, say=say)
         trainer.resume()
-        measured, diverged = Outcome(), False
+        measured, diverged, seconds = Outcome(), False, nan
         try:
             if trainer.progress.step == 0:
                 self._log_start(experiment, run)
             if not trainer.train():
                 return None
+            seconds = trainer.seconds  # without the measurement that follows
             if self.recipe.measure is not None:
                 experiment.objective.eval()
                 accepts_root = "data_root" in inspect.signature(self.recipe.measure).parameters
@@ -175,9 +176,9 @@ class _Job:
                 measured = self.recipe.measure(experiment, run, **self.options, **root)
         except FloatingPointError as error:
             say(f"{self.row.name}, seed {self.seed}: {error}")
-            diverged = True
+            diverged, seconds = True, trainer.seconds
         trained = outcome_of_lines(run.metrics())
-        metrics = {"seconds": trainer.seconds, "diverged": float(diverged)}
+        metrics = {"seconds": seconds, "diverged": float(diverged)}
         if not diverged:
             metrics |= {**trained.metrics, **measured.metrics}
         return Outcome(metrics, {**trained.curves, **measured.curves}, measured.tensors)

@@ -32,7 +32,7 @@ class Record:
         recipe, row, seed, scale: what was run.
         config: all settings, with the options of the measurement as "measure"; None in records of version 0.1.
         metrics, curves: the results.
-        seconds: duration of the run.
+        seconds: duration of training and measurement, since the last interruption.
         commit, versions, machine, threads: with what it was run.
         overrides: settings that the user changed.
     """
