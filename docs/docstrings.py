@@ -124,8 +124,13 @@ def _resolve_constructor(owner: griffe.Class) -> None:
             )
 
 
-def _add_inherited_options(owner: griffe.Class) -> None:
-    """Show the documented parameters that a constructor with `**options` passes to the one of a base class."""
+def _add_options(
+    owner: griffe.Class, options: dict[str, list[griffe.Parameter]]
+) -> None:
+    """Show the documented parameters that a constructor takes as `**options`.
+
+    They are declared by the constructor of a base class, or by the `TypedDict` in the annotation of `options`.
+    """
     constructor = owner.members.get("__init__")
     if not isinstance(constructor, griffe.Function) or not owner.docstring:
         return
@@ -133,13 +138,40 @@ def _add_inherited_options(owner: griffe.Class) -> None:
     if last is None or last.kind is not griffe.ParameterKind.var_keyword:
         return
     documented = re.findall(r"^    (\w+): ", owner.docstring.value, re.M)
-    for base in owner.mro():
-        inherited = base.members.get("__init__")
-        for parameter in getattr(inherited, "parameters", ()):
-            names = {one.name for one in shown}
-            if parameter.name in documented and parameter.name not in names:
-                shown.append(parameter)
+    inherited = [
+        parameter
+        for base in owner.mro()
+        for parameter in getattr(base.members.get("__init__"), "parameters", ())
+    ]
+    typed = re.search(r"Unpack\[(\w+)\]", str(last.annotation))
+    for parameter in [*inherited, *options.get(typed[1] if typed else "", [])]:
+        names = {one.name for one in (*shown, last)}
+        if parameter.name in documented and parameter.name not in names:
+            shown.append(parameter)
     constructor.parameters = griffe.Parameters(*shown, last)
+
+
+def _options_of(owner: griffe.Class) -> list[griffe.Parameter]:
+    """Return the keys of a `TypedDict`, with defaults from a dictionary of that type in the same module."""
+    calls = [
+        ast.parse(str(member.value), mode="eval").body
+        for member in owner.module.members.values()
+        if isinstance(member, griffe.Attribute)
+        and str(member.value).startswith(f"{owner.name}(")
+    ]
+    defaults = {
+        one.arg: ast.unparse(one.value) for call in calls for one in call.keywords
+    }
+    return [
+        griffe.Parameter(
+            name,
+            annotation=member.annotation,
+            kind=griffe.ParameterKind.keyword_only,
+            default=defaults.get(name, "..."),
+        )
+        for name, member in owner.members.items()
+        if isinstance(member, griffe.Attribute)
+    ]
 
 
 def _show_settings(owner: griffe.Class) -> None:
@@ -194,6 +226,11 @@ class Docstrings(griffe.Extension):
         self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any
     ) -> None:
         """Choose what is shown, once the whole package is loaded."""
+        options = {
+            owner.name: _options_of(owner)
+            for owner in _classes(pkg)
+            if owner.name.endswith("Options")
+        }
         for owner in _classes(pkg):
             _show_settings(owner)
             _resolve_constructor(owner)
@@ -202,7 +239,7 @@ class Docstrings(griffe.Extension):
                     del owner.members[name]
         loader.resolve_aliases()
         for owner in _classes(pkg):
-            _add_inherited_options(owner)
+            _add_options(owner, options)
         for room in pkg.modules.values():
             if room.is_alias:  # a menu, shown on the page of the functions
                 continue
