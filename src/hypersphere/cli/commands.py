@@ -11,6 +11,7 @@ import io
 import os
 import re
 import sys
+import warnings
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -24,7 +25,7 @@ from hypersphere.cli.export import export
 from hypersphere.cli.fold import fold
 from hypersphere.cli.inspect import inspect
 from hypersphere.cli.list import list_menus
-from hypersphere.cli.output import warn
+from hypersphere.cli.output import printable, warn
 from hypersphere.cli.pack import pack
 from hypersphere.cli.report import report
 from hypersphere.cli.reproduce import reproduce
@@ -98,6 +99,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # print "?" where the terminal cannot show a character such as ±
+    # One line without the place in the code, for example about an empty class folder.
+    warnings.formatwarning = lambda message, *_: f"hypersphere: {printable(' '.join(str(message).split()))}\n"
     try:
         try:
             app()
