@@ -13,6 +13,17 @@ def problem(batch=6, dim=5, classes=4, dtype=torch.float64, seed=0):
     return x.to(dtype), torch.randint(classes, (batch,), generator=generator)
 
 
+def class_problem(batch=9, dim=6, classes=40, seed=0):
+    """Return features, class vectors, labels of which one is −1, and biases."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, dim, generator=generator, dtype=torch.float64)
+    w = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
+    y = torch.randint(-1, classes, (batch,), generator=generator)
+    y[0], y[1], y[2] = -1, 0, classes - 1
+    bias = torch.randn(classes, generator=generator, dtype=torch.float64)
+    return x, w, y, bias
+
+
 def angles(x, w):
     """Return all angles between rows of x and w, computed by the oracle."""
     return np.array([[oracle.angle(a, b) for b in w.detach().numpy()] for a in x.detach().numpy()])

@@ -12,16 +12,7 @@ import hypersphere as hs
 from hypersphere.heads import fused_loss
 from hypersphere.heads.fused_loss import LOG_SUM_EXP, SOFTPLUS_SUM, ClassInputs, ScoreRule, class_terms, plain_terms
 
-
-def problem(batch=9, dim=6, classes=40, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(batch, dim, generator=generator, dtype=torch.float64)
-    w = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
-    y = torch.randint(-1, classes, (batch,), generator=generator)
-    y[0], y[1], y[2] = -1, 0, classes - 1
-    bias = torch.randn(classes, generator=generator, dtype=torch.float64)
-    return x, w, y, bias
-
+from .samples import class_problem
 
 RULES = {
     "unit": ScoreRule(True),
@@ -64,8 +55,8 @@ def evaluate(function, rule, smoothing, counted, x, w, y, bias):
 @pytest.mark.parametrize("form", RULES)
 def test_class_terms_fused_values_and_gradients_equal_plain_ones(form, smoothing, blocks):
     counted = torch.arange(9) != 3
-    ours = evaluate(class_terms, RULES[form], smoothing, counted, *problem())
-    expected = evaluate(plain_terms, RULES[form], smoothing, counted, *problem())
+    ours = evaluate(class_terms, RULES[form], smoothing, counted, *class_problem())
+    expected = evaluate(plain_terms, RULES[form], smoothing, counted, *class_problem())
     for a, b in zip(ours, expected, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
@@ -73,7 +64,7 @@ def test_class_terms_fused_values_and_gradients_equal_plain_ones(form, smoothing
 
 
 def test_class_terms_others_are_the_sum_over_all_classes_except_the_target(blocks):
-    x, w, y, bias = problem()
+    x, w, y, bias = class_problem()
     unit = (w / w.norm(dim=1, keepdim=True)).numpy()
     terms = class_terms(ClassInputs(x, w, y, bias), RULES["unit"])
     for i in range(len(x)):
@@ -87,7 +78,7 @@ def test_class_terms_others_are_the_sum_over_all_classes_except_the_target(block
 
 @pytest.mark.parametrize("form", [form for form in RULES if not RULES[form].detached])
 def test_class_terms_differentiate_twice(form, blocks):
-    x, w, y, bias = problem(4, 3, 40)
+    x, w, y, bias = class_problem(4, 3, 40)
     rule = RULES[form]
     y = y.clamp_min(0) if rule.energy else y
 
@@ -107,7 +98,7 @@ def test_class_terms_differentiate_twice(form, blocks):
 
 
 def test_class_terms_backward_twice_through_one_graph(blocks):
-    x, w, y, _ = problem()
+    x, w, y, _ = class_problem()
     w.requires_grad_()
     loss = class_terms(ClassInputs(x, w, y), RULES["unit"]).others.sum()
     loss.backward(retain_graph=True)
@@ -118,7 +109,7 @@ def test_class_terms_backward_twice_through_one_graph(blocks):
 
 @pytest.mark.parametrize("form", ["unit", "energy", "response"])
 def test_class_terms_float32_gradients_are_as_accurate_as_autograd(form):
-    arguments = problem(batch=64, dim=32, classes=500)
+    arguments = class_problem(batch=64, dim=32, classes=500)
     exact = evaluate(plain_terms, RULES[form], False, None, *arguments)
     ours = evaluate(
         class_terms, RULES[form], False, None, *(t.float() if t.is_floating_point() else t for t in arguments)
@@ -130,7 +121,7 @@ def test_class_terms_float32_gradients_are_as_accurate_as_autograd(form):
 
 
 def test_class_terms_in_range_is_false_for_zero_huge_tiny_and_coincident_class_vectors():
-    x, w, y, _ = problem()
+    x, w, y, _ = class_problem()
     y = y.clamp_min(0)
     assert class_terms(ClassInputs(x, w, y), RULES["energy"]).in_range
     for factor in (0.0, 1e200, 1e-200):

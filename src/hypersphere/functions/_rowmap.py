@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.jit._trace import is_tracing
 
 from hypersphere import _numerics
 from hypersphere.functions._autograd import differentiable_gradients, inner_graph, only_reverse_mode
@@ -124,8 +123,7 @@ class _KernelFunction(torch.autograd.Function):
 
 def kernels_usable(free: Tensor, v: Tensor) -> bool:
     """Return True in ordinary eager mode, where values can be read and only reverse mode differentiates."""
-    # `torch.jit.trace` records what is executed, and would freeze a choice that depends on values.
-    return not is_tracing() and only_reverse_mode(free, v)
+    return only_reverse_mode(free, v)
 
 
 def norms_preserved(w: Tensor, v: Tensor) -> bool:

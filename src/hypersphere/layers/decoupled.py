@@ -523,19 +523,20 @@ class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
     The first eight arguments, `padding_mode`, `device` and `dtype` are those of `torch.nn.Conv2d`, and so are the
     parameters. The bias is added to f. With `InnerProduct` and cosine the layer equals `torch.nn.Conv2d` exactly.
 
-    Args:
-        magnitude: h, a name from `hypersphere.magnitude`, an instance of its classes, or a callable of (‖w‖, ‖x‖).
-        angular: g, a name from `hypersphere.angular`, an instance of its classes, or a callable of the cosine.
-        weighting: how ‖w‖ enters: None (not at all), "linear", or for Tanh "joint" or "separate".
-        learn_k: for a Sigmoid g: None, "layer", "filter", or the parameter returned by `shared_k`.
-        learn_radius: for Ball, Tanh and Seg: None, "layer" or "filter". A learned ρ is the product of a learned factor,
-            which starts at the radius of the magnitude, and the mean patch norm of the group.
-        radius_norm: the mean patch norm used in training: "running" for the running mean, which has no gradient, or
-            "batch" for the mean of the batch with its gradient, as in the code of the thesis' author. Evaluation mode
-            uses the running mean.
-        momentum: weight of a new batch in the running mean.
-        storage: what is saved for backward in addition to the input: "full" for products in full precision, or "half"
-            for 16 bits per response, see below.
+    The options of the operator:
+
+    - `magnitude`: h, a name from `hypersphere.magnitude`, an instance of its classes, or a callable of (‖w‖, ‖x‖).
+    - `angular`: g, a name from `hypersphere.angular`, an instance of its classes, or a callable of the cosine.
+    - `weighting`: how ‖w‖ enters: None (not at all), "linear", or for Tanh "joint" or "separate".
+    - `learn_k`: for a Sigmoid g: None, "layer", "filter", or the parameter returned by `shared_k`.
+    - `learn_radius`: for Ball, Tanh and Seg: None, "layer" or "filter". A learned ρ is the product of a learned factor,
+      which starts at the radius of the magnitude, and the mean patch norm of the group.
+    - `radius_norm`: the mean patch norm used in training: "running" for the running mean, which has no gradient, or
+      "batch" for the mean of the batch with its gradient, as in the code of the thesis' author. Evaluation mode
+      uses the running mean.
+    - `momentum`: weight of a new batch in the running mean.
+    - `storage`: what is saved for backward in addition to the input: "full" for products in full precision, or "half"
+      for 16 bits per response, see below.
 
     A zero patch gives h·g(π/2), with zero gradient through its direction. Products of patches and filters have the
     dtype of the input, so in half precision a cosine is as accurate as that dtype. Norms and angles are computed in
