@@ -109,6 +109,11 @@ class Loader:
             yield self._replaced(inputs, labels, failures)
         self._start, self._done = None, 0
 
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Samples of each batch of an epoch, over all processes."""
+        return list(self._sizes)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the current epoch and the random state; every batch that was yielded counts as done.
 

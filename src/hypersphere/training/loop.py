@@ -220,6 +220,7 @@ def minimize(
     clip: float | None = None,
     scaler: torch.amp.GradScaler | None = None,
     check_every: int = 1,
+    batch_sizes: Sequence[int] | None = None,
     on_step: Callable[[Progress], None] | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
     progress: Progress | None = None,
@@ -239,6 +240,7 @@ def minimize(
         clip: largest norm of the gradient of all parameters.
         scaler: loss scaling for float16. Steps with non-finite gradients are skipped.
         check_every: steps between checks that the loss is finite. Each check waits for the device.
+        batch_sizes: rows of each batch of an epoch over all processes; by default the labels are counted.
         on_step: called with the state of training after each step.
         on_epoch: called after each epoch, and when `steps` ends training within one.
         progress: state from which to continue; the first pass over `data` must then yield the rest of the current
@@ -258,7 +260,8 @@ def minimize(
             _step(optimizer, clip, scaler)
             if scheduler is not None:
                 scheduler.step()
-            rows = sum(len(labels) for _, labels in group)
+            sizes = [len(labels) for _, labels in group] if batch_sizes is None else batch_sizes[at.batches :]
+            rows = sum(sizes[: len(group)])
             at.step, at.batches, at.seen = at.step + 1, at.batches + len(group), at.seen + rows
             at.total = at.total + _wide(at.loss) * rows
             resumed = False

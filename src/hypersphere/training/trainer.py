@@ -146,6 +146,7 @@ class Trainer:
                 clip=config.clip,
                 scaler=experiment.scaler,
                 check_every=config.log_every,
+                batch_sizes=experiment.loader.batch_sizes,
                 on_step=self._after_step,
                 on_epoch=self._after_epoch,
                 progress=self.progress,
