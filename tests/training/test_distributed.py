@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from hypersphere.training import Config, Run, Trainer, build_experiment
+from hypersphere.training import Config, Run, Trainer, build, build_experiment
 
 BASE = {
     "data": {"name": "digits", "limit": 200},
@@ -33,6 +33,8 @@ CASES = {
 
 
 def train(settings, folder, resume):
+    settings = dict(settings)
+    build.LARGE_HEAD = settings.pop("large_head", build.LARGE_HEAD)
     config = Config.of(settings)
     experiment = build_experiment(config)
     if dist.is_initialized() and dist.get_rank() > 0:
@@ -88,4 +90,13 @@ def test_run_resumes_in_another_number_of_processes(tmp_path, case, before, afte
     run(1, settings, tmp_path / "whole")
     run(before, {**settings, "steps": 3}, tmp_path / "run")
     run(after, settings, tmp_path / "run", resume=True)
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=2e-4)
+
+
+def test_large_head_resumes_although_no_process_holds_all_class_vectors(tmp_path):
+    settings = {**BASE, **CASES["sharded"], "large_head": 0}
+    run(2, settings, tmp_path / "whole")
+    run(3, {**settings, "steps": 3}, tmp_path / "run")
+    run(2, settings, tmp_path / "run", resume=True)
+    # The rows are drawn in the same blocks for every number of processes.
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=2e-4)

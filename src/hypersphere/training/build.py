@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import random
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from hypersphere.training.validation import Validator
 
 __all__ = ["ADVERSARIES", "PRECISIONS", "REGULARIZERS", "Experiment", "build", "build_experiment", "resolve"]
 
+LARGE_HEAD = 2**24  # numbers in the class vectors of a divided head beyond which no process holds all of them
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -139,7 +141,12 @@ class Experiment:
         options = dict(config.head.options)
         chosen = HeadOptions(**{key: options.pop(key) for key in HEAD_OPTIONS if key in options})
         sizes = self.network.feature_dim, len(split.classes)
-        head: Any = create_(Component(config.head.name, options), "head", *sizes, handled=HEAD_OPTIONS)
+        # The class vectors of a large divided head are never in one process: each draws its rows from common seeds.
+        # Smaller heads start from the same class vectors as in one process. Given values must be read completely.
+        keeps_values = "class_weights" in options or config.init.name != "default" or weights is not None
+        is_large = chosen.divides and not keeps_values and sizes[0] * sizes[1] > LARGE_HEAD
+        with torch.device("meta") if is_large else nullcontext():
+            head: Any = create_(Component(config.head.name, options), "head", *sizes, handled=HEAD_OPTIONS)
         reduction = getattr(head, "reduction", "mean")
         require(reduction != "none", "head.reduction", "'mean' or 'sum'", reduction)
         modules = nn.ModuleDict({"network": body, "head": head})
@@ -160,7 +167,8 @@ class Experiment:
         attack: dict[str, Any] = {"attack": adversary.attack, "attack_weight": adversary.weight}
         precision = PRECISIONS[config.precision]
         self.objective = Objective(self.network, self.head, terms, precision=precision, **attack)
-        self._frozen = _freeze_(self.network, head, config.freeze)
+        local_head = self.head.head if isinstance(self.head, heads.ShardedHead) else self.head
+        self._frozen = _freeze_(self.network, local_head, config.freeze)
         if config.checkpoint_activations:
             models.checkpoint_activations_(body)
 
