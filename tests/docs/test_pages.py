@@ -228,6 +228,23 @@ def test_with_outputs_adds_replaces_and_removes_blocks():
     assert with_outputs(updated, ["1\n", ""]) == updated
 
 
+def test_write_files_joins_blocks_with_the_same_title(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, second = (f'```python title="a.py"\n{line}\n```\n' for line in ("x = 1", "z = 3"))
+    write_files(f'{first}\n```yaml title="b.yaml"\ny: 2\n```\n\n{second}')
+    assert Path("a.py").read_text() == "x = 1\nz = 3\n"
+    assert Path("b.yaml").read_text() == "y: 2\n"
+
+
+def test_page_head_is_read_only_from_the_beginning(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("---\nneeds: onnx, kornia\ncommands: run\n---\n# Title\n\nneeds: nothing\n")
+    assert required_packages(page) == ["onnx", "kornia"]
+    assert page_head(page)["commands"] == "run"
+    page.write_text("# Title\n\n---\nneeds: onnx\n---\n")
+    assert required_packages(page) == []
+
+
 def test_every_figure_is_shown_by_a_page():
     shown = {name for page in DOCS.rglob("*.md") for name in FIGURE.findall(page.read_text(encoding="utf-8"))}
     assert shown == {path.name for path in FIGURES.glob("*")}
