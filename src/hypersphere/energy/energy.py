@@ -257,7 +257,7 @@ def _pair_moments(kernel: Kernel, d: int, distance: str) -> tuple[float, float, 
     def evaluate(angles: Tensor, form: str) -> Tensor:
         return kernel.value_at_square(angles.square() if form == "angular" else 4 * (angles / 2).sin().square())
 
-    if not isinstance(kernel, (Riesz, Logarithmic)):
+    if type(kernel) not in (Riesz, Logarithmic):
         f, g = evaluate(theta, distance), evaluate(opposite, distance)
         mean = integrate(f)
         return mean, integrate((f - mean).square()), integrate((f - mean) * (g - mean))

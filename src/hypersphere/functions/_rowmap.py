@@ -6,7 +6,7 @@ A map has up to two implementations:
   differentiation and second derivatives use it. It never reads values.
 * `forward_kernel` and `backward_kernel` are a faster pair for eager first-order training. They may read values to
   choose an algorithm, and the backward pass reuses the factorisation of the forward pass. By default they record
-  `expression`.
+  `expression`, also in a subclass that overrides the `expression` of its parent and not the kernels.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere.functions._autograd import differentiable_gradients, inner_graph, only_reverse_mode
+from hypersphere.functions._overrides import reset_closed_forms
 
 __all__ = ["Gradients", "Residuals", "RowMap", "kernels_usable", "norms_preserved"]
 
@@ -40,6 +41,11 @@ class RowMap(abc.ABC):
 
     exact: ClassVar[bool] = True
     """True if R is orthogonal for all values of the parameters."""
+
+    def __init_subclass__(cls) -> None:
+        """Drop the kernels of a parent class if the subclass defines another map and no kernels for it."""
+        super().__init_subclass__()
+        reset_closed_forms(cls, RowMap, ("forward_kernel", "backward_kernel"), "expression", "generator")
 
     def identity(self, d: int) -> Float[Tensor, "..."]:
         """Return the free parameters for which R is the identity of size `d`."""

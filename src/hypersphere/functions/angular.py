@@ -11,18 +11,32 @@ import abc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_number, require
+from hypersphere.functions._overrides import describes
 
 __all__ = ["ANGULARS", "Angular", "Cosine", "Linear", "PowerCosine", "Sigmoid", "SquareCosine", "response"]
 
 
 class Angular(abc.ABC):
     """Interface of the activations in ANGULARS: the response to a cosine, and to an angle."""
+
+    has_angle_form: ClassVar[bool]
+    """True if `at` belongs to `__call__`, False in a subclass that overrides only `__call__`."""
+
+    has_slope: ClassVar[bool]
+    """True if `slope` belongs to `__call__` and `at`, False in a subclass that overrides only those."""
+
+    def __init_subclass__(cls) -> None:
+        """Find out which closed forms describe the function of the subclass."""
+        super().__init_subclass__()
+        cls.has_angle_form = describes(cls, "at", "__call__")
+        cls.has_slope = describes(cls, "slope", "__call__", "at")
 
     @abc.abstractmethod
     def __call__(self, c: Tensor) -> Tensor:
@@ -39,7 +53,9 @@ class Angular(abc.ABC):
 
 def response(angular: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
     """Evaluate g, one of ANGULARS or any callable of the cosine, at an angle."""
-    return angular.at(theta) if isinstance(angular, Angular) else angular(theta.cos())
+    if isinstance(angular, Angular) and angular.has_angle_form:
+        return angular.at(theta)
+    return angular(theta.cos())
 
 
 @dataclass(frozen=True)

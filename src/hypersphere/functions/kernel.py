@@ -26,6 +26,7 @@ from hypersphere import _numerics
 from hypersphere._deprecation import accept_old_methods, deprecated_attribute
 from hypersphere._validation import choose, is_number, require
 from hypersphere.functions._autograd import inner_graph
+from hypersphere.functions._overrides import reset_closed_forms
 
 __all__ = ["KERNELS", "CallableKernel", "Capped", "Kernel", "Logarithmic", "PairPotential", "Riesz", "kernel_of"]
 
@@ -44,10 +45,12 @@ class Kernel(abc.ABC):
     of_scaled_square = deprecated_attribute("of_scaled_square", "floored_value_at_scaled_square")
 
     def __init_subclass__(cls) -> None:
-        """Accept a subclass that defines methods under their old names."""
+        """Accept old names of methods, and drop closed forms of a parent class whose value the subclass overrides."""
         super().__init_subclass__()
         renamed = {"at_square": "value_at_square", "of_scaled_square": "floored_value_at_scaled_square"}
         accept_old_methods(cls, renamed)
+        closed_forms = ("derivative_at_square", "floored_value_at_scaled_square", "bounded_by_power")
+        reset_closed_forms(cls, Kernel, closed_forms, "value_at_square")
 
     @abc.abstractmethod
     def value_at_square(self, u: Tensor) -> Tensor:

@@ -11,12 +11,14 @@ import abc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere._validation import choose, is_number, require
+from hypersphere.functions._overrides import describes
 
 __all__ = [
     "MAGNITUDES",
@@ -50,6 +52,14 @@ class Magnitude(abc.ABC):
 
 class Radial(Magnitude):
     """A magnitude that depends on ‖x‖ only. Its fields are numbers or tensors; a `radius` is positive."""
+
+    has_slope: ClassVar[bool]
+    """True if `slope` belongs to `__call__`, False in a subclass that overrides only `__call__`."""
+
+    def __init_subclass__(cls) -> None:
+        """Find out whether the slope describes the function of the subclass."""
+        super().__init_subclass__()
+        cls.has_slope = describes(cls, "slope", "__call__")
 
     def __post_init__(self) -> None:
         """Check numbers. Tensors are not checked, because that would read their values."""

@@ -13,12 +13,14 @@ import abc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_number, require
+from hypersphere.functions._overrides import describes
 from hypersphere.functions.angular import Cosine, response
 
 __all__ = [
@@ -61,6 +63,14 @@ class Margin(abc.ABC):
 class FamilyMargin(Margin):
     """A margin ψ(θ) = G(m₁θ + m₂) − m₃, given by its three parts. A strength a means 1 + a(m₁−1), a·m₂ and a·m₃."""
 
+    has_slope: ClassVar[bool]
+    """True if `value_and_slope` belongs to `__call__`, False in a subclass that overrides only `__call__`."""
+
+    def __init_subclass__(cls) -> None:
+        """Find out whether the closed form describes the margin of the subclass."""
+        super().__init_subclass__()
+        cls.has_slope = describes(cls, "value_and_slope", "__call__")
+
     @property
     @abc.abstractmethod
     def _parts(self) -> tuple[float, Strength, Strength]:
@@ -73,7 +83,7 @@ class FamilyMargin(Margin):
         # g of the cosine is exact at ±1, where the arc cosine has an infinite derivative. Avoid the angle if possible.
         if _equals(m1, 1) and _equals(m2, 0):
             psi = angular(wide)
-        elif isinstance(angular, Cosine) and _has_recurrence(m1, m2):
+        elif type(angular) is Cosine and _has_recurrence(m1, m2):
             psi = _multiple_of_cosine(wide, int(m1))
         else:
             psi = _continued(angular, _shifted_angle(wide, m1, m2))
@@ -279,6 +289,12 @@ class NormAdaptive(FamilyMargin):
     m: float = 0.4
     h: float = 0.333
     momentum: float = 0.01
+
+    def __init_subclass__(cls) -> None:
+        """Use the margin of a subclass that overrides `__call__` for all qualities, unless it defines `for_quality`."""
+        super().__init_subclass__()
+        if not describes(cls, "for_quality", "__call__"):
+            cls.for_quality = lambda self, q: self  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         """Check the ranges of all fields."""

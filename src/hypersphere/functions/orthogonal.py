@@ -422,9 +422,9 @@ class Exponential(SkewMap):
     def expression(self, free: Float[Tensor, "*batch m"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
         """Return V·exp(−S)."""
         # The length of the series depends on values, which a graph cannot read, so it is one custom op in the graph.
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and type(self).generator is SkewMap.generator:
             return _exponential_op(free, v)
-        return v @ torch.linalg.matrix_exp(-factorizations.unpack_skew(free))
+        return v @ torch.linalg.matrix_exp(-self.generator(free))
 
     def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
         """Return V·exp(−S)."""

@@ -152,7 +152,7 @@ class AngularHead(nn.Module):
         # The normalized gradient is a formula for ‖x‖·ψ(θ) and for no other score.
         if gradient == "normalized":
             is_a_softmax = margin is not None and radius == "feature" and weight_norm
-            fits = is_a_softmax and isinstance(self._angular, Cosine) and not self._margin_on_others
+            fits = is_a_softmax and type(self._angular) is Cosine and not self._margin_on_others
             accepted = "'true' or 'detached' unless the head has a margin on the target, the feature's norm as radius, "
             accepted += "unit class vectors and cosine g"
             require(fits, "gradient", accepted, gradient)
@@ -448,7 +448,7 @@ class AngularHead(nn.Module):
     @property
     def _scores_are_products(self) -> bool:
         """Whether the scores of all other classes are inner products, so that no cosine has to be computed."""
-        return isinstance(self._angular, Cosine) and not self._margin_on_others
+        return type(self._angular) is Cosine and not self._margin_on_others
 
     @property
     def _is_linear_in_x(self) -> bool:
@@ -463,8 +463,9 @@ class AngularHead(nn.Module):
 
     def _has_learned_response(self) -> bool:
         """Return True if the response of the other classes needs automatic differentiation."""
-        # Any other callable may be a module with parameters.
-        if not isinstance(self._angular, Angular):
+        # A user's function, also one of a subclass, may have parameters that are not among its fields.
+        is_custom_margin = self._margin_on_others and type(self._margin) not in MARGINS.values()
+        if type(self._angular) not in ANGULARS.values() or is_custom_margin:
             return not self._scores_are_products
         entries = (("angular", self.angular), ("margin", self.margin))
         return any(
@@ -508,8 +509,9 @@ class AngularHead(nn.Module):
         """Whether the derivative of the target score is known in closed form: that of ψ, or 1 if it is detached."""
         if not self._scores_are_products or self._tensor_fields["margin"]:
             return False
-        known = {"true": FamilyMargin, "detached": Margin}
-        return self.gradient in known and isinstance(self._margin, known[self.gradient])
+        if self.gradient == "true":
+            return isinstance(self._margin, FamilyMargin) and self._margin.has_slope
+        return self.gradient == "detached" and isinstance(self._margin, Margin)
 
     def _bias_size(self) -> int:
         return self.num_classes

@@ -307,7 +307,7 @@ class DecoupledLayer(nn.Module):
         # The custom operator differentiates the norms itself; plain operations need norms with a graph.
         is_fused = self._has_fused_form and use_custom_op(x, self.weight)
         scaled, norms = measure_patches(x, geometry, with_graph=not is_fused)
-        if isinstance(self.magnitude, Radial) or type(self.magnitude) is InnerProduct:
+        if self._has_factors:
             # The magnitude is a function of ‖x‖, with ‖w‖ and a learned ρ as factors.
             response, norms = self._build_response(x, geometry, norms, w_norm)
             response, w_hat = absorb_output_scale(response, w_hat)
@@ -316,7 +316,8 @@ class DecoupledLayer(nn.Module):
                 return y if self.bias is None else y.add_(self._shaped_bias(y))  # backward does not need y
             h, g = response.h, response.angular
         else:  # a user's function of both norms
-            h = partial(weighted(self.magnitude, self.weighting), self._per_filter(w_norm, x))
+            magnitude = self._magnitude_with_radius(x, geometry, norms)
+            h = partial(weighted(magnitude, self.weighting), self._per_filter(w_norm, x))
             g = self._angular_with_k(x)
         y = plain_response(scaled, w_hat.to(x.dtype), geometry, norms, h, g)
         return y if self.bias is None else y + self._shaped_bias(y)
@@ -327,12 +328,26 @@ class DecoupledLayer(nn.Module):
     # The operator with the current k and ρ ---------------------------------------------------------------------------
 
     @property
+    def _has_factors(self) -> bool:
+        """True if `_build_response` can write h as s·φ(a·‖x‖): h is from the menu and depends on ‖x‖ only, or ‖w‖‖x‖.
+
+        Types are compared exactly, because a user's subclass may be any function of ‖w‖, ‖x‖ and ρ.
+        """
+        kind = type(self.magnitude)
+        if self.log_radius is not None:
+            return kind in (Ball, Tanh, Seg)
+        return kind is InnerProduct or (kind in MAGNITUDES.values() and issubclass(kind, Radial))
+
+    @property
     def _has_fused_form(self) -> bool:
         """True if the custom operator can compute the layer: h and g are from the menus, without tensors of the user.
 
-        It cannot call a user's function, and it differentiates only the k and ρ that this layer learns.
+        It cannot call a user's function, it needs the slopes of h and g, and it differentiates only the k and ρ that
+        this layer learns.
         """
-        if type(self.magnitude) not in MAGNITUDES.values() or type(self.angular) not in ANGULARS.values():
+        if not self._has_factors or type(self.angular) not in ANGULARS.values():
+            return False
+        if not all(getattr(entry, "has_slope", True) for entry in (self.magnitude, self.angular)):
             return False
         numbers = {**vars(self.magnitude), **vars(self.angular)}
         learned = {"radius": self.log_radius is not None, "k": self.log_k is not None}
@@ -351,9 +366,8 @@ class DecoupledLayer(nn.Module):
         magnitude, a, s = self.magnitude, None, None
         if self.log_radius is not None:
             assert isinstance(magnitude, (Ball, Tanh, Seg))
-            # ρ = factor·mean. Adding logarithms keeps all derivatives representable for tiny and huge inputs.
             mean_norm = self._mean_norm(x, geometry, norms.norm)
-            log_radius = self._per_filter(_numerics.widen(self.log_radius), x) + self._per_filter(mean_norm.log(), x)
+            log_radius = self._log_radius_per_filter(x, mean_norm)
             log_a = -log_radius
             if isinstance(magnitude, Seg):
                 s = log_radius.exp()
@@ -378,6 +392,19 @@ class DecoupledLayer(nn.Module):
         if type(magnitude) is Sphere and s is not None:
             magnitude, s = Sphere(), s * magnitude.alpha
         return Response(magnitude, self._angular_with_k(x), a, s), norms
+
+    def _magnitude_with_radius(self, x: Tensor, geometry: ConvGeometry, norms: PatchNorms) -> MagnitudeFunction:
+        """Return a user's h with the current ρ."""
+        if self.log_radius is None:
+            return self.magnitude
+        assert isinstance(self.magnitude, (Ball, Tanh, Seg))
+        mean_norm = self._mean_norm(x, geometry, norms.norm)
+        return replace(self.magnitude, radius=self._log_radius_per_filter(x, mean_norm).exp())
+
+    def _log_radius_per_filter(self, x: Tensor, mean_norm: Tensor) -> Tensor:
+        """Return log ρ for ρ = factor·mean. Adding logarithms keeps derivatives representable for extreme inputs."""
+        assert self.log_radius is not None
+        return self._per_filter(_numerics.widen(self.log_radius), x) + self._per_filter(mean_norm.log(), x)
 
     def _angular_with_k(self, x: Tensor) -> AngularFunction:
         """Return g with the current k."""

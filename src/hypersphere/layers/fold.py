@@ -6,11 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hypersphere.functions.angular import Cosine
-from hypersphere.functions.magnitude import InnerProduct, Linear
 from hypersphere.layers.convert import revert_
 from hypersphere.layers.decoupled import DecoupledLayer
-from hypersphere.sphere import normalize
 
 __all__ = ["fold_operator_", "plain_weight"]
 
@@ -41,12 +38,5 @@ def plain_weight(layer: DecoupledLayer) -> Float[Tensor, "..."] | None:
     >>> plain_weight(layer), plain_weight(DecoupledLinear(2, 1, magnitude="tanh"))
     (tensor([[0.6000, 0.8000]]), None)
     """
-    weight, magnitude = layer.weight.detach(), layer.magnitude
-    if not isinstance(layer.angular, Cosine):
-        return None
-    if isinstance(magnitude, InnerProduct):
-        return weight
-    if isinstance(magnitude, Linear):
-        directions = normalize(weight.flatten(1)).view_as(weight)
-        return magnitude.alpha * (weight if layer.weighting == "linear" else directions)
-    return None
+    weight = layer._equivalent_weight()
+    return None if weight is None else weight.detach().to(layer.weight.dtype)
