@@ -218,6 +218,13 @@ def test_comhe_has_the_options_of_mhe():
     basis = weighted._draw_bases(2, 0)["12"][0].double().numpy()
     expected = oracle.energy(w.numpy() @ basis.T, 2, half_space=True, weights=betas.numpy())
     assert weighted().item() == pytest.approx(expected)
+    net = nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 7)).double()
+    output_betas = {"2": betas, "0": torch.ones(12)}
+    weighted = CoMHE(net, hidden=0, output=1, projection=projection, neuron_weights=output_betas)
+    expected = oracle.energy(net[2].weight.detach().numpy(), 2, weights=betas.numpy())
+    assert weighted().item() == pytest.approx(expected)
+    with pytest.raises(ValueError, match="neuron_weights must be given for other layers than the output 2 if labels"):
+        weighted(labels=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="neuron_weights must be None with a bilateral projection"):
         CoMHE({"w": w}, projection=Bilateral(dim=4), neuron_weights={"w": betas})
 

@@ -180,6 +180,11 @@ def test_mhe_neuron_weights_scale_the_directions():
             for k, b in weights.items()
         )
         assert ours.item() == pytest.approx(expected, rel=1e-5)
+    output = oracle.energy(net[5].weight.detach().numpy(), 2, weights=np.linspace(0.5, 2, len(net[5].weight)))
+    regulariser = MHE(net, hidden=0, output=1, neuron_weights={"5": np.linspace(0.5, 2, len(net[5].weight)).tolist()})
+    assert regulariser().item() == pytest.approx(output, rel=1e-5)
+    with pytest.raises(ValueError, match="neuron_weights must be given for other layers than the output 5 if labels"):
+        regulariser(labels=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="neuron_weights must be 12 numbers for 3"):
         MHE(net, neuron_weights={"3": betas[:5]})
     with pytest.raises(ValueError, match="neuron_weights must be positive and finite"):

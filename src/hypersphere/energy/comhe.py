@@ -116,8 +116,11 @@ class CoMHE(EnergyRegularizer):
         # Equal shapes are stacked, unless neurons have weights.
         stackable: list[tuple[Tensor, float]] = []
         for layer in layers:
+            betas = self.neuron_weights.get(layer.name)
             if layer.role == "output":
-                sums.add(PairSum(layer.row_sets().unsqueeze(0), self.potential, mean=True), self.factor(layer))
+                output = layer.row_sets().unsqueeze(0)
+                output_betas = None if betas is None else betas.to(output)
+                sums.add(PairSum(output, self.potential, output_betas, mean=True), self.factor(layer))
                 continue
             views: tuple[Tensor, ...]
             if layer.name in rows:
@@ -126,7 +129,6 @@ class CoMHE(EnergyRegularizer):
                 views = self.projection(w, basis.to(w if basis.is_floating_point() else w.device))
             else:  # one view: the layer itself, which is too small for the projection
                 views = (layer.row_sets().unsqueeze(0),)
-            betas = self.neuron_weights.get(layer.name)
             for view in views:
                 if betas is None:
                     stackable.append((view, self.factor(layer)))

@@ -132,6 +132,9 @@ class EnergyRegularizer(NeuronRegularizer):
             output = self._labelled_output()
             layers = [layer for layer in layers if layer is not output]
             if self.factor(output):
+                # The data-dependent energy is defined for directions, without factors β.
+                accepted = f"given for other layers than the output {output.name} if labels are passed"
+                require(output.name not in self.neuron_weights, "neuron_weights", accepted, "given for it")
                 kernel, distance = self.potential.kernel, self.potential.distance
                 energy = data_dependent_energy(output.rows(), labels, power=kernel, distance=distance)
                 terms.append(self.factor(output) * energy)
@@ -180,7 +183,7 @@ class MHE(EnergyRegularizer):
         embedding: λ of embeddings, which are left out by default.
         distance: "euclidean", or "angular" (A-MHE).
         neuron_weights: a mapping from names or patterns of layers to positive factors β of their neurons, for the
-            energy of βᵢ·ŵᵢ (Euclidean distance only).
+            energy of βᵢ·ŵᵢ (Euclidean distance only). The output layer can have them only if no labels are passed.
         average: divide the sum over hidden layers by their number.
         seed: the seed of random draws, which are the same on every rank.
         options: `layer_weights`, `schedule`, `every`, `output_layer`, `where`, `auto_advance` and `report`, which all
