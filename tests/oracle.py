@@ -26,32 +26,38 @@ def square_cosine(theta):
 ANGULARS = {
     "cosine": math.cos,
     "linear": lambda theta: 1 - 2 * theta / math.pi,
-    "sigmoid": lambda theta: sigmoid(theta, 0.5),
+    "sigmoid": lambda theta, k=0.5: sigmoid(theta, k),
     "square_cosine": square_cosine,
-    "power_cosine": lambda theta: 2 * math.cos(theta / 2) ** 6 - 1,
+    "power_cosine": lambda theta, t=3.0: 2 * math.cos(theta / 2) ** (2 * t) - 1,
 }
 
 
-def seg(x, alpha, beta, rho):
+def ball(x, alpha, radius):
+    """Return the bounded magnitude: α·‖x‖/ρ up to ρ, then α."""
+    return alpha * x / radius if x <= radius else alpha
+
+
+def seg(x, alpha, beta, radius):
     """Return the segmented magnitude: slope α up to ρ, then slope β."""
-    return alpha * x if x <= rho else beta * x + alpha * rho - beta * rho
+    return alpha * x if x <= radius else beta * x + alpha * radius - beta * radius
 
 
 MAGNITUDES = {
-    "sphere": lambda w, x: 1.0,
-    "ball": lambda w, x: min(x, 1.0),
-    "tanh": lambda w, x: math.tanh(x),
-    "linear": lambda w, x: x,
-    "seg": lambda w, x: seg(x, 1.0, 0.5, 1.0),
-    "log": lambda w, x: math.log(1 + x),
-    "mix": lambda w, x: x + math.log(1 + x),
+    "sphere": lambda w, x, alpha=1.0: alpha,
+    "ball": lambda w, x, alpha=1.0, radius=1.0: ball(x, alpha, radius),
+    "tanh": lambda w, x, alpha=1.0, radius=1.0: alpha * math.tanh(x / radius),
+    "linear": lambda w, x, alpha=1.0: alpha * x,
+    "seg": lambda w, x, alpha=1.0, beta=0.5, radius=1.0: seg(x, alpha, beta, radius),
+    "log": lambda w, x, alpha=1.0: alpha * math.log(1 + x),
+    "mix": lambda w, x, alpha=1.0, beta=1.0: alpha * x + beta * math.log(1 + x),
     "inner_product": lambda w, x: w * x,
 }
 
+# The weightings of a Tanh.
 WEIGHTINGS = {
-    "linear": lambda w, x: w * math.tanh(x),
-    "joint": lambda w, x: math.tanh(w * x),
-    "separate": lambda w, x: math.tanh(w) * math.tanh(x),
+    "linear": lambda w, x, alpha=1.0, radius=1.0: w * alpha * math.tanh(x / radius),
+    "joint": lambda w, x, alpha=1.0, radius=1.0: alpha * math.tanh(w * x / radius),
+    "separate": lambda w, x, alpha=1.0, radius=1.0: alpha * math.tanh(w / radius) * math.tanh(x / radius),
 }
 
 

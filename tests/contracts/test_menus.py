@@ -95,15 +95,40 @@ def test_entry_computes_half_precision_in_float32(menu, name):
     torch.testing.assert_close(value.double(), wide, rtol=2**-8, atol=1e-4)  # within the rounding error of bfloat16
 
 
+# Two values per field. They differ from their squares, their inverses and the defaults, so that a formula with a wrong
+# power or sign fails. A field with a new name is added here.
+OTHER_FIELDS = {
+    "alpha": [1.7, 0.6],
+    "beta": [0.3, 2.2],
+    "radius": [2.5, 0.4],
+    "k": [0.3, 1.9],
+    "t": [1.5, 4.25],
+    "m": [1.3, 2.1],
+    "m1": [1.4, 2.3],
+    "m2": [0.3, 1.1],
+    "m3": [0.15, 0.7],
+    "h": [0.2, 0.8],
+    "momentum": [0.3, 0.6],
+    "power": [1.5, 3.25],
+}
+
+
+def other_fields(kind, variant):
+    return {field.name: OTHER_FIELDS[field.name][variant] for field in dataclasses.fields(kind)}
+
+
 @everywhere
-def test_entry_matches_the_oracle(menu, name):
+@pytest.mark.parametrize("variant", ["default", 0, 1])
+def test_entry_matches_the_oracle(menu, name, variant):
     formulas = ORACLES[menu]
     assert name in formulas, f"add the formula of the {menu} {name!r} to tests/oracle.py"
+    described = magnitude.Tanh if menu == "weighting" else MENUS[menu][name]
+    fields = {} if variant == "default" else other_fields(described, variant)
+    entry = MENUS[menu][name](described(**fields)) if menu == "weighting" else described(**fields)
     tensors = inputs(menu)
-    entry = MENUS[menu][name](magnitude.Tanh()) if menu == "weighting" else build(menu, name)
     # The oracle takes angles where an entry takes cosines.
     numbers = [[math.acos(c) for c in tensors[0]]] if menu in ("angular", "margin") else [t.tolist() for t in tensors]
-    expected = [formulas[name](*arguments) for arguments in zip(*numbers, strict=True)]
+    expected = [formulas[name](*arguments, **fields) for arguments in zip(*numbers, strict=True)]
     assert entry(*tensors).tolist() == pytest.approx(expected, abs=1e-10)
 
 
@@ -167,11 +192,12 @@ def test_angular_falls_from_one_to_minus_one(name):
 
 @pytest.mark.parametrize("name", angular.ANGULARS)
 def test_angular_slope_is_the_derivative(name):
-    g = angular.ANGULARS[name]()
-    c = torch.tensor([-1.0, -0.9, -0.3, 0.2, 0.7, 0.999, 1.0], dtype=torch.float64, requires_grad=True)
-    value = g(c)
-    (expected,) = torch.autograd.grad(value.sum(), c)
-    torch.testing.assert_close(g.slope(c.detach(), value.detach()), expected, atol=1e-12, rtol=1e-9)
+    kind = angular.ANGULARS[name]
+    for g in (kind(), *(kind(**other_fields(kind, variant)) for variant in (0, 1))):
+        c = torch.tensor([-1.0, -0.9, -0.3, 0.2, 0.7, 0.999, 1.0], dtype=torch.float64, requires_grad=True)
+        value = g(c)
+        (expected,) = torch.autograd.grad(value.sum(), c)
+        torch.testing.assert_close(g.slope(c.detach(), value.detach()), expected, atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +206,7 @@ def test_angular_slope_is_the_derivative(name):
 def test_magnitude_slope_is_the_derivative(name):
     x = torch.tensor([0.2, 0.7, 1.3, 4.0], dtype=torch.float64, requires_grad=True)
     kind = magnitude.MAGNITUDES[name]
-    for h in (kind(), kind(alpha=3.0), *([kind(radius=2.5)] if hasattr(kind, "radius") else [])):
+    for h in (kind(), *(kind(**other_fields(kind, variant)) for variant in (0, 1))):
         value = h(torch.ones_like(x), x) + 0 * x
         torch.testing.assert_close(h.slope(x.detach(), value.detach()), torch.autograd.grad(value.sum(), x)[0])
 
@@ -194,9 +220,12 @@ def test_sigmoid_is_stable_for_small_k_and_learns_k():
 
 VARIED = {
     "multiplicative": [{"m": m} for m in (1, 1.5, 2, 3, 4.7, 20)],
+    "additive_cosine": [{"m": 0.8}],
     "additive_angle": [{"m": m} for m in (0.1, 3.0)],
     "combined": [{"m1": 1.3, "m2": 0.4, "m3": 0.1}, {"m1": 2.0, "m2": 0.0, "m3": 0.2}],
     "truncated_multiplicative": [{"m": 3}],
+    "divided_others": [{"m": 2.2}],
+    "two_sided": [{"m": 0.7}],
 }
 MARGIN_CASES = [
     pytest.param(name, fields, id=f"{name}-{fields}")
