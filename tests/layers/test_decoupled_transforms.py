@@ -1,6 +1,7 @@
 """Decoupled layers under `torch.compile`, `torch.func`, forward-mode differentiation, checkpointing and export."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.autograd import gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 from hypersphere.layers import DecoupledLinear, SphereNorm
+from hypersphere.layers.decoupled import REMEMBERED_PASSES
 
 from .cases import conv, every_kind, images, run
 
@@ -107,6 +109,25 @@ def test_decoupled_checkpointing_moves_the_running_mean_once(kind, use_reentrant
 
     for ours, theirs in zip(train(True), train(False), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("radius_norm", ["running", "batch"])
+def test_decoupled_checkpointing_warns_once_of_a_pass_that_is_not_remembered(radius_norm):
+    layer = DecoupledLinear(4, 3, magnitude="tanh", learn_radius="layer", radius_norm=radius_norm)
+
+    def backward(passes):
+        outputs = [checkpoint(layer, torch.randn(5, 4), use_reentrant=False) for _ in range(passes)]
+        torch.stack(outputs).sum().backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backward(REMEMBERED_PASSES)
+        if radius_norm == "batch":  # no pass uses the running mean
+            backward(REMEMBERED_PASSES + 1)
+            return
+    with pytest.warns(UserWarning, match="repeats was not recognised.*remembers the last 8 passes") as caught:
+        backward(REMEMBERED_PASSES + 3)
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.jit._trace import is_tracing
 
 from hypersphere import _numerics
-from hypersphere._validation import choose, is_number, require
+from hypersphere._validation import choose, is_number, require, warn_user
 from hypersphere.functions.angular import ANGULARS, Cosine, Sigmoid
 from hypersphere.functions.magnitude import (
     MAGNITUDES,
@@ -126,7 +126,7 @@ class DecoupledLayer(nn.Module):
     checkpointing computes a forward pass twice; the second pass reuses the mean of the first and does not update it.
     It recognises the first pass by the mean patch norm of its batch, among the last `REMEMBERED_PASSES` passes. If more
     passes than these precede the backward pass, the second pass uses the current running mean instead, and the
-    gradient belongs to a slightly different ρ than the loss.
+    gradient belongs to a slightly different ρ than the loss. A warning reports this once per layer.
     """
 
     weight: Tensor
@@ -143,6 +143,7 @@ class DecoupledLayer(nn.Module):
     mean_norm: Tensor
     batches: Tensor
     recent_means: Tensor
+    _has_warned = False  # of a pass that was not recognised
 
     # Settings --------------------------------------------------------------------------------------------------------
 
@@ -419,6 +420,23 @@ class DecoupledLayer(nn.Module):
 
     # The mean patch norm ---------------------------------------------------------------------------------------------
 
+    def _warn_of_unknown_pass(self, batch_mean: Tensor, is_same: Tensor) -> None:
+        """Warn once if a recomputed pass is not among the remembered ones, because its gradient is inexact then."""
+        # This waits for the device, but only in passes that activation checkpointing repeats. Capturing a CUDA graph
+        # does not allow it.
+        is_captured = batch_mean.is_cuda and torch.cuda.is_current_stream_capturing()
+        if self._has_warned or is_captured or not _numerics.values_readable(batch_mean):
+            return
+        # A mean that is not a number equals no other, and the forward pass did not use it.
+        if bool(is_same.any() | ~torch.isfinite(batch_mean).all()):
+            return
+        self._has_warned = True
+        warn_user(
+            "a forward pass that activation checkpointing repeats was not recognised by its mean patch norm, so its "
+            f"gradient uses the current running mean: learn_radius remembers the last {REMEMBERED_PASSES} passes per "
+            "layer, and the repeated pass must have the same input"
+        )
+
     def _mean_norm(self, x: Tensor, geometry: ConvGeometry, norm: Tensor) -> Tensor:
         """Return the mean patch norm per group. Training updates the running mean."""
         if not self.training or norm.numel() == 0:
@@ -436,6 +454,8 @@ class DecoupledLayer(nn.Module):
             is_same = (self.recent_means[:, 0] == batch_mean).all(1)
             first_match = self.recent_means.index_select(0, is_same.to(torch.int64).argmax().unsqueeze(0))[0, 1]
             running = torch.where(is_same.any(), first_match, self.mean_norm)
+            if self.radius_norm == "running":  # the mean of the batch is the same in both passes
+                self._warn_of_unknown_pass(batch_mean, is_same)
         elif _numerics.can_update_state(x):
             self.mean_norm.copy_(running)
             self.batches += is_valid.to(self.batches.dtype)
