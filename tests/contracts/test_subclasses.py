@@ -160,6 +160,24 @@ def test_head_computes_the_margin_of_a_subclass(name, gradient):
         assert_same(ours, head(margin=Reference(), angular=angular, gradient=gradient), X, Y)
 
 
+@pytest.mark.parametrize("name", MARGINS)
+def test_head_computes_the_other_responses_of_a_subclass(name):
+    own, parent = override(MARGINS[name], "others"), MARGINS[name]()
+
+    class Reference(Margin):
+        touches_others = True
+
+        def __call__(self, c, angular, strength=1.0):
+            return parent(c, angular, strength)
+
+        def others(self, c, angular, strength=1.0):
+            return FACTOR * parent.others(c, angular, strength)
+
+    if name != "norm_adaptive":  # its margin depends on norms, which the reference does not receive
+        assert_same(head(margin=own()), head(margin=Reference()), X, Y)
+    assert own.touches_others
+
+
 ROW_MAPS = [
     pytest.param(kind, method, id=f"{name}-{method}")
     for name, kind in ORTHOGONALS.items()

@@ -48,6 +48,12 @@ class Margin(abc.ABC):
 
     touches_others = False
 
+    def __init_subclass__(cls) -> None:
+        """Set `touches_others` for a subclass that defines `others` and does not say whether it touches them."""
+        super().__init_subclass__()
+        if not describes(cls, "touches_others", "others"):
+            cls.touches_others = True
+
     @abc.abstractmethod
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
         """Return ψ(θ) for the target cosines c = cos θ."""
