@@ -55,7 +55,10 @@ def test_train_writes_settings_metrics_and_checkpoints(tmp_path, train):
     assert "already holds a run; continue it with --resume auto" in errors
     code, out, errors = train("--out", tmp_path / "run", "--resume=auto")  # the run is finished
     assert (code, errors) == (0, "")
-    assert out.splitlines()[1:3] == ["resuming from step 10 of 10", f"Run: {tmp_path / 'run'}"]
+    assert out.splitlines()[1:3] == [
+        "resuming from step 10 of 10; the run is finished, and more --epochs or --steps extend it",
+        f"Run: {tmp_path / 'run'}",
+    ]
     code, _, errors = train("--out", tmp_path / "run", "--resume=auto", "--head.m=4", "--seed", 1)
     assert code == 2
     assert "holds a run with different settings: head was {'name': 'a_softmax', 'm': 3} and is" in errors

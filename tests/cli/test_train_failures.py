@@ -131,7 +131,7 @@ def test_interrupts_ignore_the_forwarded_signal_of_the_launcher(monkeypatch):
 def test_train_cannot_resume_from_weights_only(tmp_path, train):
     assert train("--out", tmp_path, *SMALL)[0] == 0
     Run.open(tmp_path).checkpoints().save(20, {"objective": build_experiment(Run.open(tmp_path).config).objective})
-    code, _, error = train("--out", tmp_path, "--resume=auto")
+    code, _, error = train("--out", tmp_path, "--resume=auto", "--epochs=4")
     assert code == 2
     assert "holds weights only, so training cannot resume from it; start a new run from them" in error
 

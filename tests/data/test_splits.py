@@ -21,7 +21,9 @@ def source_of(counts):
     labels = sorted((number, label) for label, count in enumerate(counts.values()) for number in range(count))
     total = len(labels)
     names = [f"{list(counts)[label]}/{number}" for number, label in labels]
-    return TensorSource(torch.arange(total).view(-1, 1), torch.tensor([label for _, label in labels]), counts, names)
+    return TensorSource(
+        torch.arange(total).view(-1, 1), torch.tensor([label for _, label in labels], dtype=torch.int64), counts, names
+    )
 
 
 def names_of(source):

@@ -637,3 +637,9 @@ def test_killed_training_with_workers_gives_identical_results(tmp_path):
         assert_same(one, other)
     assert_same(bits(tmp_path / "killed", "best"), bits(tmp_path / "complete", "best"))
     assert lines(Run.open(tmp_path / "killed")) == lines(Run.open(tmp_path / "complete"))
+
+
+def test_float16_that_overflows_at_every_step_is_divergence(tmp_path):
+    settings = {**SMALL, "precision": "float16", "head": {"name": "arcface", "s": 1e30}, "epochs": 10, "log_every": 1}
+    with pytest.raises(FloatingPointError, match="overflow in float16 at every step"):
+        Trainer(build(Config.of(settings))).train()

@@ -72,6 +72,8 @@ def evaluate(
         subtract_mean=subtract_mean,
         pca=pca,
     )
+    if not source.suffix and not source.exists():
+        raise ValueError(f"{source} not found; give the folder of a run or a file of embeddings")
     if source.is_dir():
         require(second is None, "second", "omitted if the source is a run", str(second))
         opened = open_run(source, data_root, step=step, device=device, trust_code=trust_code)

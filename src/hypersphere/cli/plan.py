@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require, require_package
+from hypersphere.data import BrokenSample, Source
 from hypersphere.heads._collectives import Processes
 from hypersphere.training import Config, Experiment, build_experiment
 
@@ -42,7 +43,7 @@ def checked_experiment(
         require(
             not (chosen.clip and chosen.head.options.get("sharded")), "clip", "unset with head.sharded", chosen.clip
         )
-    inputs = torch.stack([split.train[index] for index in range(min(2, len(split.train)))]).to(device)
+    inputs = _first_inputs(split.train, skips=chosen.broken_files == "skip").to(device)
     objective: Any = experiment.objective
     try:
         with torch.no_grad(), evaluation_mode(objective):
@@ -72,7 +73,7 @@ def plan(experiment: Experiment, out: Path, step: int | None) -> str:
         step: step from which training would continue, None for a new run.
     """
     split = experiment.data
-    shape = "×".join(map(str, split.train[0].shape)) or "scalar"
+    shape = "×".join(map(str, _first_inputs(split.train, skips=True)[0].shape)) or "scalar"
     held_out = 0 if split.validation is None else len(split.validation)
     kind = " of other classes" if split.open_set else ""
     lines = [
@@ -109,3 +110,18 @@ def _sizes(module: nn.Module) -> str:
 
 def _line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
+
+
+def _first_inputs(source: Source, *, skips: bool) -> Tensor:
+    """Return the first two inputs, or the first two readable ones if broken files are skipped."""
+    inputs: list[Tensor] = []
+    for index in range(len(source)):
+        try:
+            inputs.append(source[index])
+        except BrokenSample:
+            if not skips:
+                raise
+        if len(inputs) == 2:
+            break
+    require(bool(inputs), "data", "at least one readable training example", "none")
+    return torch.stack(inputs)

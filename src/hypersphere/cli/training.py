@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from hypersphere._validation import require
 from hypersphere.cli.initial_weights import read_weights
 from hypersphere.cli.output import print_line, printable, warn
 from hypersphere.cli.plan import checked_experiment, plan, start_line
@@ -18,6 +19,7 @@ from hypersphere.cli.progress import View
 from hypersphere.cli.signals import interrupts
 from hypersphere.heads._collectives import Processes, problem_of
 from hypersphere.training import Config, Experiment, Run, Trainer
+from hypersphere.training.components import foreign_code
 from hypersphere.training.run import CONFIG
 
 __all__ = ["require_same_weights", "train_in_folder"]
@@ -70,8 +72,24 @@ def train_in_folder(
     if not trainer.finished:
         return _interrupted(trainer.saved, out, say)
     if first:
-        print_line(f"Run: {out}", f"Next: hypersphere evaluate {out}, or hypersphere report {out}")
+        _print_end(trainer, out)
     return 0
+
+
+def _print_end(trainer: Trainer, out: Path) -> None:
+    """Print how training ended and which commands may follow."""
+    chosen, best = trainer.config.validation, trainer.best
+    if trainer.progress.step < trainer.steps:
+        print_line(f"stopped early: {chosen.best} did not improve for {chosen.patience} validations")
+    if best["step"] is not None:
+        print_line(f"best {chosen.best} {best['value']:.4f} at step {best['step']}")
+    skipped = trainer.experiment.loader.skipped
+    if skipped:
+        names = ", ".join(list(skipped)[:3]) + (", …" if len(skipped) > 3 else "")
+        warn(f"{len(skipped)} files could not be decoded and were skipped: {names}")
+    trust = " --trust-code" * bool(foreign_code(trainer.config))
+    step = " --step best" * (best["step"] is not None)
+    print_line(f"Run: {out}", f"Next: hypersphere evaluate {out}{step}{trust}, or hypersphere report {out}{trust}")
 
 
 def _run(out: Path, experiment: Experiment, source: str | None, resuming: bool, stack: ExitStack) -> Run:
@@ -84,6 +102,9 @@ def _run(out: Path, experiment: Experiment, source: str | None, resuming: bool, 
             run = Run.open(out) if exists else Run.of(out, experiment, weights=source)
             stack.enter_context(run.alone())
             require_same_weights(run, source)  # another command may have created it in the meantime
+            done = max(run.checkpoints().steps(), default=0)
+            accepted = f"at least the {done} steps that the run has done"
+            require(experiment.steps >= done, "epochs or steps", accepted, experiment.steps)
             run.with_config(experiment.config)  # settings that may change are updated
 
     processes.raise_any(problem_of(make))
@@ -100,7 +121,9 @@ def require_same_weights(run: Run, source: str | None) -> None:
 def _resume(trainer: Trainer, first: bool) -> None:
     checkpoint = trainer.resume()
     if checkpoint is not None and first:
-        print_line(f"resuming from step {checkpoint.step} of {trainer.steps}")
+        is_finished = checkpoint.step == trainer.steps
+        more = "; the run is finished, and more --epochs or --steps extend it" * is_finished
+        print_line(f"resuming from step {checkpoint.step} of {trainer.steps}{more}")
         threads = checkpoint.made_with.get("threads")
         if threads != torch.get_num_threads():
             warn(f"saved with {threads} threads, now {torch.get_num_threads()}: results may differ in rounding")

@@ -33,6 +33,15 @@ def summarize_verification(
         bootstrap: draws for the intervals, 0 for none; None for 1,000 unless there are more than 20,000 pairs.
         identities: identities of the two sides of each pair, to resample whole identities rather than pairs.
         seed: seed of the draws.
+
+    Example:
+        >>> from hypersphere.evaluation import verify
+        >>> x = torch.eye(4)
+        >>> same = torch.tensor([True, False, True, False])
+        >>> verified = verify(x, x[[0, 2, 2, 1]], same, folds=2)
+        >>> summary = summarize_verification(verified, bootstrap=0)
+        >>> summary["accuracy"], summary["same"], summary["different"]
+        (1.0, 2, 2)
     """
     names = ("accuracy", "standard_error", "best_accuracy", "best_threshold", "eer", "auc")
     summary: dict[str, Any] = {name: getattr(verified, name) for name in names}
@@ -61,7 +70,11 @@ def summarize_verification(
 
 
 def summarize_identification(features: Array, labels: Array, ranks: Sequence[int] = (1, 5, 10)) -> dict[str, Any]:
-    """Identify all other samples in a gallery of the first sample of each class; return the accuracy at each rank."""
+    """Identify all other samples in a gallery of the first sample of each class; return the accuracy at each rank.
+
+    >>> summarize_identification([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.8, 0.2]], [0, 1, 0, 1], ranks=[1])
+    {'rank': {1: 0.5}, 'probes': 2, 'gallery': 2}
+    """
     x = as_features("features", features)
     y = as_labels("labels", labels, len(x), x.device)
     first = first_of_each(y)

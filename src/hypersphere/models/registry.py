@@ -102,12 +102,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "sphereface36": partial(SphereFaceNet, units=(2, 4, 8, 2)),
     "sphereface64": partial(SphereFaceNet, units=(3, 8, 16, 3)),
     # In no table of the sources: the networks of insightface, 112×112 faces.
-    "iresnet18": partial(IResNet, (2, 2, 2, 2)),
-    "iresnet34": partial(IResNet, (3, 4, 6, 3)),
-    "iresnet50": partial(IResNet, (3, 4, 14, 3)),
-    "iresnet100": partial(IResNet, (3, 13, 30, 3)),
+    "iresnet18": partial(IResNet, depths=(2, 2, 2, 2)),
+    "iresnet34": partial(IResNet, depths=(3, 4, 6, 3)),
+    "iresnet50": partial(IResNet, depths=(3, 4, 14, 3)),
+    "iresnet100": partial(IResNet, depths=(3, 13, 30, 3)),
     "mobilefacenet": MobileFaceNet,
-    "mobilefacenet_large": partial(MobileFaceNet, (2, 8, 12, 4), 4),
+    "mobilefacenet_large": partial(MobileFaceNet, depths=(2, 8, 12, 4), scale=4),
     # Thesis, F.3 (MLP), 6.6.3 and 7.5 (point clouds, graphs), table D.5 (GAN), figure 1.1 (autoencoder).
     "mlp": MLP,
     "pointnet": PointNet,

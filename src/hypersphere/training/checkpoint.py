@@ -537,7 +537,7 @@ def _read_part(folder: Path, step: int, rank: int, size: int) -> Checkpoint:
         manifest = _unsealed((folder / MANIFEST).read_text(encoding="utf-8"))
         version, made_with = manifest["format"], manifest.get("made_with")
     if version != FORMAT:
-        writer = f" that wrote it, {made_with['hypersphere']}" if isinstance(made_with, dict) else ""
+        writer = f" that wrote it, {made_with.get('hypersphere')}" if isinstance(made_with, dict) else ""
         raise ValueError(f"{folder} has format {version!r}, not {FORMAT}; read it with the version{writer}")
     with _judging(folder, manifest.get("files", ())):
         _agree("step", manifest["step"], step)

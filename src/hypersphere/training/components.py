@@ -304,6 +304,7 @@ def _takes_all(factory: Factory) -> bool:
 def _unknown_option(setting: str, option: str, name: str, accepted: list[str]) -> str:
     if not accepted:
         return f"{setting}.{option} is not an option of {name}, which takes no options"
+    accepted = list(dict.fromkeys(accepted))
     near = nearest_name(option, accepted) or "."
     return f"{setting}.{option} is not an option of {name}{near} Options: {', '.join(accepted)}"
 

@@ -22,6 +22,7 @@ from hypersphere.robustness import Attack, adversarial_loss
 __all__ = ["Epoch", "Objective", "Progress", "Steppable", "embed", "fit", "minimize", "predict"]
 
 ADVICE = "a smaller learning rate may help"
+SMALLEST_SCALE = 1e-3  # of the loss in float16; the scale starts at 65,536 and is halved at each skipped step
 
 
 class Scorer(Protocol):
@@ -258,6 +259,9 @@ def minimize(
             loss = _backward(objective, group, scaler, at.epoch + 1, check=check)
             at.loss = float(loss) if check else loss
             _step(optimizer, clip, scaler)
+            if check and scaler is not None and scaler.get_scale() < SMALLEST_SCALE:
+                reason = "the gradients overflow in float16 at every step, so none was taken"
+                raise FloatingPointError(f"training diverged in epoch {at.epoch + 1}: {reason}; {ADVICE}")
             if scheduler is not None:
                 scheduler.step()
             sizes = [len(labels) for _, labels in group] if batch_sizes is None else batch_sizes[at.batches :]

@@ -15,7 +15,7 @@ from hypersphere._validation import require
 from hypersphere.heads._collectives import Processes
 from hypersphere.optim.schedules import is_better
 from hypersphere.training.build import Experiment
-from hypersphere.training.checkpoint import Checkpoint
+from hypersphere.training.checkpoint import Checkpoint, DamagedCheckpoint
 from hypersphere.training.components import create
 from hypersphere.training.distributed import Parallel, local_tensor
 from hypersphere.training.loop import ADVICE, Epoch, Progress, minimize
@@ -114,9 +114,20 @@ class Trainer:
         self.run.require_same_data(self.experiment.data)
         checkpoint = None if self.checkpoints is None else self.checkpoints.latest()
         if checkpoint is not None:
-            checkpoint.restore_(self._modules, {key: one for key, one in self._state.items() if one is not None})
-            saved = checkpoint.state()
-            self.saved, self._before, self.best = checkpoint.step, saved["seconds"], dict(saved["best"])
+            try:
+                checkpoint.restore_(self._modules, {key: one for key, one in self._state.items() if one is not None})
+                saved = checkpoint.state()
+                self._before, self.best = float(saved["seconds"]), {**self.best, **saved["best"]}
+                is_same = (self.progress.step, self.progress.epoch) == (checkpoint.step, int(self.progress.epoch))
+            except (KeyError, TypeError, AttributeError, IndexError) as error:
+                raise DamagedCheckpoint(
+                    f"{checkpoint.path} is damaged: its state has another form: {error!r}"
+                ) from None
+            if not is_same:
+                raise DamagedCheckpoint(
+                    f"{checkpoint.path} is damaged: its state is not that of step {checkpoint.step}"
+                )
+            self.saved = checkpoint.step
             self._rate = self._next_rate()
         if self.processes.rank == 0:
             self.run.rewind(self._is_past)
@@ -234,6 +245,8 @@ class Trainer:
             experiment.scheduler.observe(line)
             if chosen.best is not None:
                 names = ", ".join(name for name, value in line.items() if isinstance(value, float))
+                if chosen.best not in line:
+                    self._save()  # so that the epochs so far are not lost
                 require(chosen.best in line, "validation.best", f"one of {names}", chosen.best)
                 improved = is_better(chosen.best, line[chosen.best], self.best["value"])
                 if improved:

@@ -50,6 +50,9 @@ class Accuracy:
         return torch.stack([first.sum(), among.sum()])
 
 
+CLASSES_PER_FOLD = 2  # fewest classes with two examples per fold of drawn pairs
+
+
 @dataclass(frozen=True)
 class VerificationProtocol:
     """Verification of pairs: are two examples of the same class?
@@ -108,19 +111,22 @@ class VerificationProtocol:
 
 
 def draw_possible_pairs(labels: Tensor, folds: int, per_fold: int, seed: int) -> data.Pairs:
-    """Draw pairs as `hypersphere.data.draw_pairs`; fewer pairs, and then fewer folds, if there are not enough.
+    """Draw pairs in folds of different classes, or from all classes together if a fold would have few classes.
+
+    With few classes per fold, a threshold that is chosen on the other folds does not transfer, and accuracies would
+    say more about the folds than about the features. There are at most `folds` times `per_fold` pairs of each kind.
 
     >>> draw_possible_pairs(torch.arange(12) // 3, folds=10, per_fold=300, seed=0)
-    Pairs(16 pairs, 8 of them same, 2 folds)
+    Pairs(24 pairs, 12 of them same, 1 folds)
     """
-    attempts = [(count, pairs) for count in _halved(folds, 1) for pairs in _halved(per_fold, 1)]
-    # Prefer fewer pairs to fewer folds, as long as there are ten pairs of each kind.
-    for fewest in (10, 1):
-        for count, pairs in attempts:
-            if pairs >= fewest or pairs == per_fold:
-                with suppress(ValueError):
-                    return data.draw_pairs(labels, folds=count, per_fold=pairs, seed=seed)
-    return data.draw_pairs(labels, folds=1, per_fold=1, seed=seed)
+    counts = labels.unique(return_counts=True)[1]
+    if int((counts > 1).sum()) >= CLASSES_PER_FOLD * folds:
+        for pairs in _halved(per_fold, 10):
+            with suppress(ValueError):
+                return data.draw_pairs(labels, folds=folds, per_fold=pairs, seed=seed)
+    same = int((counts * (counts - 1) // 2).sum())
+    different = len(labels) * (len(labels) - 1) // 2 - same
+    return data.draw_all_class_pairs(labels, min(same, different, folds * per_fold) or None, seed=seed)
 
 
 def _halved(number: int, least: int) -> list[int]:
