@@ -11,6 +11,7 @@ from rich.console import Console
 
 from hypersphere.cli import progress
 from hypersphere.cli.settings import changed_settings
+from hypersphere.cli.settings_file import read_settings
 from hypersphere.training import Config, Run, Trainer, build_experiment
 
 from .trained import SMALL, SMALL_CONFIG, numbers, steps_in
@@ -191,6 +192,24 @@ def test_changed_settings_sets_nested_options():
     assert same["head"] == {"name": "arcface", "m": 0.3}  # the same name keeps its options
 
 
+def aliases(first, repeat):
+    """Return YAML of few lines whose last value is 9 ** 9 times the first."""
+    lines = [f"a0: &a0 {first}"]
+    for number in range(1, 10):
+        lines.append(f"a{number}: &a{number} {repeat.format(', '.join([f'*a{number - 1}'] * 9))}")
+    return "\n".join(lines)
+
+
+def test_read_settings_accepts_aliases_and_merged_keys(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("head: &head {name: arcface, m: 0.2}\nmodel: {<<: *head, m: 0.3}\ndata: *head\n")
+    settings = read_settings(path)
+    assert settings["model"] == {"name": "arcface", "m": 0.3}
+    assert settings["data"] == settings["head"] == {"name": "arcface", "m": 0.2}
+    path.write_text("")
+    assert read_settings(path) == {}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -224,6 +243,17 @@ def test_changed_settings_sets_nested_options():
         (["--config=unknown.yaml"], "epoch is not a setting; did you mean epochs?"),
         (["--config=date.yaml"], "settings must consist of numbers"),
         (["--config=loop.yaml"], "settings must consist of numbers, text, lists and mappings: Circular"),
+        (["--config=bomb.yaml"], "--config bomb.yaml cannot be read: the number of values must be at most 100000 with"),
+        (["--config=merged.yaml"], "--config merged.yaml cannot be read: the number of values must be at most 100000"),
+        (
+            ["--config=twice.yaml"],
+            "--config twice.yaml cannot be read: keys must be different within a mapping, not 'm'",
+        ),
+        (
+            ["--config=twice.json"],
+            "--config twice.json cannot be read: keys must be different within a mapping, not 'm'",
+        ),
+        (["--config=five.json"], "--config must be a mapping of settings, not 5"),
         (["--wandb"], "--wandb is not an option; did you mean --trackers wandb?"),
         (["--nonsense"], "--nonsense is not an option\n"),
         (["--head." + ".".join("x" * 2000) + "=1"], "path must be at most 8 names separated by dots"),
@@ -247,6 +277,11 @@ def test_train_rejects_invalid_input_in_one_line_without_writing(words, message,
         "unknown.yaml": "epoch: 3",
         "date.yaml": "head: {name: arcface, s: 2020-01-01}",
         "loop.yaml": "head: &again {name: arcface, again: *again}",
+        "bomb.yaml": aliases("[x, x, x]", "[{}]"),
+        "merged.yaml": aliases("{x: 1}", "{{<<: [{}]}}"),
+        "twice.yaml": "head: {name: arcface, m: 0.2, s: 8, m: 0.3}",
+        "twice.json": '{"head": {"name": "arcface", "m": 0.2, "m": 0.3}}',
+        "five.json": '{"format": 2, "config": 5}',
     }
     for name, text in files.items():
         Path(name).write_text(text)
