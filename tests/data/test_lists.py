@@ -72,6 +72,13 @@ def test_list_source_reads_other_columns(tree):
         ("a.jsonl", '["x", 1]\n', r"a\.jsonl row 1 must be a JSON object"),
         ("a.jsonl", '{"path": "x", "label": "a"}\n{"path"', r"a\.jsonl is not readable after row 1"),
         ("a.jsonl", '{"path": "x", "label": [1]}\n', r"text or an integer in label"),
+        ("a.csv", "path,label\nx.png,a\ny.png,\n", r"a\.csv row 2 must have text .* in label, not ''"),
+        ("a.csv", "path,label\n,a\n", r"a\.csv row 1 must have text .* in path, not ''"),
+        (
+            "a.jsonl",
+            '\n{"path": "x\\u0000.png", "label": "a"}\n',
+            r"a\.jsonl row 2 must have .* in path, not 'x\\x00\.png'",
+        ),
         ("a.parquet", b"PAR1 no", r"a\.parquet is not readable"),
     ],
 )
@@ -79,6 +86,12 @@ def test_list_source_names_damaged_rows(write, name, content, message):
     path = write(name, content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DamagedData, match=message):
         ListSource(path)
+
+
+def test_list_source_ignores_empty_labels_of_rows_that_are_not_read(tree):
+    root, written = tree
+    rows = [(f"images/{name}", "" if "001" in name else "a", "test" if "001" in name else "train") for name in written]
+    assert ListSource(write_list(root / "list.csv", rows), where=("split", ["train"])).classes == ("a",)
 
 
 def test_list_source_names_missing_files_and_other_suffixes(tmp_path, write):

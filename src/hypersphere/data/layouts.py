@@ -51,7 +51,7 @@ def imagenet(root: Path | None, *, size: Size = 224, fit: str = "crop") -> DataS
     codes = LabelCodes()
 
     def scan() -> Iterator[str]:
-        for image, prediction in read_rows(solution, ["ImageId", "PredictionString"]):
+        for _, (image, prediction) in read_rows(solution, ["ImageId", "PredictionString"]):
             codes.append(prediction.split(" ")[0])  # the class, followed by boxes
             yield f"{image}.JPEG"
 

@@ -55,8 +55,10 @@ class ListSource(FileSource):
         codes = LabelCodes()
 
         def scan() -> Iterator[str]:
-            for path, label, *filtered in read_rows(listed, columns):
+            for number, (path, label, *filtered) in read_rows(listed, columns):
                 if where is None or filtered[0] in where[1]:
+                    _require_filled(listed, number, path_column, path)
+                    _require_filled(listed, number, label_column, label)
                     codes.append(label)
                     yield path
 
@@ -113,8 +115,8 @@ def sort_classes(names: Iterable[str]) -> list[str]:
     return sorted(ordered, key=int) if are_numbers else ordered
 
 
-def read_rows(file: Path, columns: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the values of these columns, row by row, as text.
+def read_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of each row and the values of these columns as text.
 
     Raises:
         MissingData: if the file does not exist.
@@ -133,11 +135,16 @@ def read_rows(file: Path, columns: Sequence[str]) -> Iterator[list[str]]:
                 if not isinstance(value, (str, int)):
                     present = ", ".join(map(str, row))
                     raise DamagedData(f"{file} row {number} must have text or an integer in {column}; it has {present}")
-            yield [str(value) for value in values]
+            yield number, [str(value) for value in values]
     except DamagedData:
         raise
     except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
         raise DamagedData(f"{file} is not readable after row {number}: {error}") from error
+
+
+def _require_filled(file: Path, number: int, column: str, value: str) -> None:
+    if not value.strip() or "\0" in value:
+        raise DamagedData(f"{file} row {number} must have text without null characters in {column}, not {value!r}")
 
 
 def _text_rows(file: Path, suffix: str) -> Iterator[tuple[int, dict[str, Any]]]:
