@@ -81,9 +81,16 @@ def test_entry_keeps_shares_of_classes():
     assert counts.tolist() == [10, 5, 0]
     counts = torch.bincount(load(rising=True).train.labels, minlength=3)
     assert counts.tolist() == [3, 7, 10]
-    for keep in ({"d": 0.5}, {"3": 0.5}, {"a": 2}):
-        with pytest.raises(ValueError, match=r"data\.keep must be"):
+    assert torch.bincount(load(keep={2: 0.0}).train.labels, minlength=3).tolist() == [10, 10, 0]
+    for keep in ({"d": 0.5}, {"3": 0.5}, {"²": 0.5}, {None: 0.5}):
+        with pytest.raises(ValueError, match=r"data\.keep must be classes among a, b, c"):
             load(keep=keep)
+    for keep in (5, 0, "a", [0.5]):
+        with pytest.raises(ValueError, match=r"data\.keep must be a mapping of classes to fractions"):
+            load(keep=keep)
+    for share in (2, -0.1, float("nan"), "half", None, True):
+        with pytest.raises(ValueError, match=rf"data\.keep\.a must be a fraction in \[0, 1\], not {share!r}"):
+            load(keep={"a": share})
     with pytest.raises(ValueError, match=r"data\.rising must be true or false, not 'yes'"):
         load(rising="yes")
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypersphere._validation import is_integer, require, require_package
+from hypersphere._validation import is_integer, is_number, require, require_package
 from hypersphere.data._files import MissingData
 from hypersphere.data.cifar import cifar10, cifar100, cifar100_fifth
 from hypersphere.data.containers import Graph
@@ -68,7 +68,7 @@ def _classification(loader: Callable[..., Any]) -> Callable[..., DataSplit]:
         train, test = (_pooled(TensorSource.of(loader(split, root)), pool) for split in ("train", "test"))
         if held_out or not is_integer(held_out, 0):
             train, test = _hold_out(train, held_out, seed)
-        shares = _shares(train.classes, keep or {}, rising)
+        shares = _shares(train.classes, keep, rising)
         if limit is not None or bool((shares != 1).any()):
             train = train.subset(keep_share(train.labels, shares, limit, seed))
         return DataSplit(train, test)
@@ -95,14 +95,17 @@ def _hold_out(source: TensorSource, count: int, seed: int) -> tuple[TensorSource
     return source.subset(order[count:].sort().values), source.subset(order[:count].sort().values)
 
 
-def _shares(classes: tuple[str, ...], keep: Mapping[str, float], rising: bool) -> Tensor:
+def _shares(classes: tuple[str, ...], keep: Mapping[str, float] | None, rising: bool) -> Tensor:
     """Return the fraction of each class that remains."""
     count = len(classes)
     shares = (torch.arange(count) + 1) / count if rising else torch.ones(count)
-    for name, share in keep.items():
-        is_class = name in classes or (name.isdigit() and int(name) < count)
+    accepted = "a mapping of classes to fractions, such as --data.keep.3=0.5"
+    require(keep is None or isinstance(keep, Mapping), "data.keep", accepted, keep)
+    for key, share in (keep or {}).items():
+        name = str(key)  # a number in Python or YAML
+        is_class = name in classes or (name.isdecimal() and len(name) < 19 and int(name) < count)
         require(is_class, "data.keep", f"classes among {', '.join(classes)}, or indices below {count}", name)
-        require(0 <= share <= 1, "data.keep", "fractions in [0, 1]", share)
+        require(is_number(share, 0, 1), f"data.keep.{name}", "a fraction in [0, 1]", share)
         shares[classes.index(name) if name in classes else int(name)] = share
     return shares
 
