@@ -146,6 +146,24 @@ def test_image_folder_source_fingerprint_changes_with_the_files(pets, change):
     assert ImageFolderSource(root).fingerprint() != before
 
 
+def test_image_folder_source_fingerprint_notices_files_of_equal_names_and_sizes(tmp_path):
+    root = tmp_path / "images"
+    write_tree(root, {"cat": 3, "dog": 3}, kind="BMP")  # without compression, so all sizes are equal
+    sizes = {path.stat().st_size for path in root.rglob("*.bmp")}
+    assert len(sizes) == 1
+    before = ImageFolderSource(root).fingerprint()
+    (root / "cat").rename(root / "other")
+    (root / "dog").rename(root / "cat")
+    (root / "other").rename(root / "dog")
+    swapped = ImageFolderSource(root).fingerprint()
+    assert swapped != before
+    (root / "cat" / "001.bmp").write_bytes(encoded(pixels(99), "BMP"))
+    assert ImageFolderSource(root).fingerprint() not in (before, swapped)
+    source = ImageFolderSource(root)
+    (root / "cat" / "001.bmp").unlink()
+    assert source.fingerprint() != swapped  # a file that is missing is no error
+
+
 def test_image_folder_source_is_small_and_picklable(pets):
     source = pickle.loads(pickle.dumps(ImageFolderSource(pets[0])))
     assert source[0].shape == (3, 8, 8)

@@ -180,7 +180,7 @@ class PointFileSource:
         return self.names[index]
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return checksums of the classes, the names, and the sizes of up to 10,000 files."""
+        """Return checksums of classes and names, the sizes of up to 10,000 files and the first bytes of up to 200."""
         return common_fingerprint(self.classes, self.labels) | file_fingerprint(self.names, self.folder)
 
 

@@ -39,6 +39,8 @@ from hypersphere.data.images import (
 
 HEADERS_TO_CHECK = 256  # images whose headers decide whether a source is grey
 SIZES_TO_CHECK = 10_000  # files whose sizes are part of a fingerprint
+CONTENTS_TO_CHECK = 200  # files whose first bytes are part of a fingerprint
+BYTES_TO_CHECK = 2**20  # of each of these files
 
 
 @runtime_checkable
@@ -353,7 +355,7 @@ class FileSource(ImageSource):
         return read_image_file(self.folder / self.names[index], self.names[index])
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return checksums of the classes, the names, and the sizes of up to 10,000 files."""
+        """Return checksums of classes and names, the sizes of up to 10,000 files and the first bytes of up to 200."""
         return common_fingerprint(self.classes, self.labels) | file_fingerprint(self.names, self.folder)
 
 
@@ -397,7 +399,7 @@ class ImageFolderSource(FileSource):
 
 
 def file_fingerprint(names: Names, folder: Path) -> dict[str, str]:
-    """Return checksums of the names, and of the sizes of evenly spaced files in the folder."""
+    """Return checksums of the names, and of the sizes and first bytes of evenly spaced files in the folder."""
 
     def file_size(index: int) -> int:
         try:
@@ -405,8 +407,20 @@ def file_fingerprint(names: Names, folder: Path) -> dict[str, str]:
         except OSError:
             return -1
 
+    def first_bytes(index: int) -> bytes:
+        path = folder / names[index]
+        try:
+            if not path.is_file():  # reading a pipe would wait
+                return b""
+            with path.open("rb") as file:
+                return file.read(BYTES_TO_CHECK)
+        except OSError:
+            return b""
+
     sizes = np.array([file_size(index) for index in spaced_positions(len(names), SIZES_TO_CHECK)], dtype="<i8")
-    return {"names": names.digest(), "content": digest(sizes.tobytes())}
+    contents = (first_bytes(index) for index in spaced_positions(len(names), CONTENTS_TO_CHECK))
+    checksums = "".join(digest(content) for content in contents)  # one file in memory at a time
+    return {"names": names.digest(), "content": digest(sizes.tobytes(), checksums.encode())}
 
 
 def class_folders(root: Path, classes: Sequence[str] | None) -> list[Path]:
