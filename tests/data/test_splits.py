@@ -191,3 +191,16 @@ def test_keep_share_keeps_a_fraction_of_each_class():
     chosen = keep_share(labels, torch.tensor([1.0, 0.5, 0.0]), None, 0)
     assert torch.bincount(labels[chosen], minlength=3).tolist() == [30, 15, 0]
     assert len(keep_share(labels, torch.ones(3), 20, 0)) == 20
+
+
+def test_blank_data_are_limited_in_size():
+    outline = {"shape": [10**9, 10**9], "dtype": "uint8", "classes": ["a"]}
+    with pytest.raises(ValueError, match=r"shape must be at most 268435456 numbers, not \[1000000000, 1000000000\]"):
+        DataSplit.blank(outline)
+
+
+def test_blank_data_have_fewer_samples_if_they_are_large(monkeypatch):
+    monkeypatch.setattr("hypersphere.data.splits.MOST_NUMBERS", 64)
+    outline = {"shape": [1, 4, 4], "dtype": "uint8", "classes": ["a"]}
+    assert len(DataSplit.blank(outline).train) == 4
+    assert len(DataSplit.blank({**outline, "shape": [1, 8, 8]}).train) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypersphere.data.pairs import Pairs, read_pairs
 from hypersphere.data.sources import Source, Subset, TensorSource, first_sample, of_classes, subset
 
 BLANK_SAMPLES = 32
+MOST_NUMBERS = 2**28  # in a sample, and approximately in all blank ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +62,13 @@ class DataSplit:
         >>> DataSplit.blank({"shape": [1, 8, 8], "dtype": "uint8", "classes": ["a", "b"]}).train[0].shape
         torch.Size([1, 8, 8])
         """
+        numbers = math.prod(outline["shape"])
+        require(numbers <= MOST_NUMBERS, "shape", f"at most {MOST_NUMBERS} numbers", outline["shape"])
+        count = min(BLANK_SAMPLES, max(2, MOST_NUMBERS // max(numbers, 1)))
         generator = torch.Generator().manual_seed(0)
-        noise = torch.rand(BLANK_SAMPLES, *outline["shape"], generator=generator)
+        noise = torch.rand(count, *outline["shape"], generator=generator)
         inputs = (255 * noise).round().to(torch.uint8) if outline["dtype"] == "uint8" else 2 * noise - 1
-        source = TensorSource(inputs, torch.arange(BLANK_SAMPLES) % len(outline["classes"]), outline["classes"])
+        source = TensorSource(inputs, torch.arange(count) % len(outline["classes"]), outline["classes"])
         return cls(source, source)
 
     def fingerprint(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch
 from hypersphere import data
 from hypersphere._files import creating, replacing
 from hypersphere._validation import is_integer, is_number, require
+from hypersphere.data.splits import MOST_NUMBERS
 from hypersphere.training.build import Experiment, build
 from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint
 from hypersphere.training.components import complete_settings, foreign_code
@@ -29,6 +30,7 @@ __all__ = ["Run", "changed_settings", "refuse_existing"]
 FORMAT = 2
 CONFIG, METRICS, CHECKPOINTS, LOCK = "config.json", "metrics.jsonl", "checkpoints", ".lock"
 KINDS = ("step", "epoch", "validation")
+MOST_DIMENSIONS = 16  # of a sample
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Run:
         made_with: versions, machine and commit with which the run was created.
         weights: the run or file with the initial weights, None for random initialisation.
         outline: shape, dtype and classes of the data, so that the network can be built without the data.
-        fingerprint: checksums of names, labels and sizes of the data, compared at every opening.
+        fingerprint: checksums of names, labels, sizes and contents of the data, compared at every opening.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -321,7 +323,9 @@ def _is_outline(value: Any) -> bool:
         return True
     fits = isinstance(value, dict) and set(value) == {"shape", "dtype", "classes"}
     lists = fits and isinstance(value["shape"], list) and isinstance(value["classes"], list) and bool(value["classes"])
-    return lists and all(is_integer(n, 1) for n in value["shape"]) and all(isinstance(c, str) for c in value["classes"])
+    sizes = lists and len(value["shape"]) <= MOST_DIMENSIONS and all(is_integer(n, 1) for n in value["shape"])
+    fits = sizes and math.prod(value["shape"]) <= MOST_NUMBERS
+    return fits and all(isinstance(c, str) for c in value["classes"])
 
 
 def _is_line(value: Any) -> bool:
