@@ -335,7 +335,7 @@ def test_experiment_rejects_what_cannot_be_built(settings, match):
 def test_experiment_names_missing_options():
     with pytest.raises(ValueError, match=r"data\.path is required for image_folder"):
         build(Config.of({"data": "image_folder"}))
-    with pytest.raises(ValueError, match="nesterov, .*decay_everything, layer_decay, rotation_lr, rotation_decay"):
+    with pytest.raises(ValueError, match=r"nesterov, .*decay_everything, layer_decay, rotation_lr, rotation_decay"):
         build(Config.of({"optimizer": {"name": "sgd", "x": 1}}), split=pictures())
     with pytest.raises(ValueError, match=r"did you mean sharded\?"):
         build(Config.of({"head": {"name": "softmax", "shard": True}}), split=pictures())
