@@ -35,3 +35,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     count = sum(MISSING in str(report.longrepr) for report in skipped)
     if count:
         reporter.write_line(f"\n{count} browser tests were skipped. {MISSING}", yellow=True, bold=True)
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_code(request):
+    """Let compiled tests start without the graphs of earlier ones, which count towards the limit of recompilations."""
+    if "compile" in request.node.name:
+        torch.compiler.reset()
