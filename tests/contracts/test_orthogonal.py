@@ -10,6 +10,7 @@ import torch
 from rotation import reference
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
+from hypersphere import _numerics
 from hypersphere._validation import choose
 from hypersphere.functions import _factorizations as factor
 from hypersphere.functions import orthogonal, transform
@@ -280,6 +281,23 @@ def test_map_rejects_invalid_fields(make, message):
         make()
 
 
+@every_map
+@pytest.mark.parametrize("d", [4, 5])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("readable", [True, False], ids=["CPU", "device"])
+def test_map_of_parameters_that_are_not_finite_is_not_finite(name, d, value, readable, monkeypatch):
+    monkeypatch.setattr(_numerics, "reading_is_free", lambda *tensors: readable)
+    method, v = VARIANTS[name], random_rows(3, d, dtype=torch.float32)
+    free = free_parameters(method, d, 2, dtype=torch.float32)
+    free[0].view(-1)[0] = value
+    free.requires_grad_()
+    w = method(free, v.expand(2, -1, -1))
+    torch.autograd.grad(w.sum(), free)  # neither raises an error nor hangs
+    for result in (w, method.expression(free, v.expand(2, -1, -1))):
+        assert not torch.isfinite(result[0]).all()
+        assert torch.isfinite(result[1]).all()  # blocks do not affect each other
+
+
 # Transforms of torch: every map has a differentiable expression next to its kernels -----------------------------------
 
 
@@ -294,15 +312,16 @@ def test_map_second_derivatives_pass_gradgradcheck(name, shape, spread):
 
 @every_map
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
-def test_map_expression_equals_kernels(name, batch):
+@pytest.mark.parametrize("readable", [True, False], ids=["CPU", "device"])
+def test_map_agrees_with_its_expression(name, batch, readable, monkeypatch):
+    monkeypatch.setattr(_numerics, "reading_is_free", lambda *tensors: readable)
     method, v = VARIANTS[name], random_rows(*batch, 7, 5)
-    free = free_parameters(method, 5, *batch)
-    w, residuals = method.forward_kernel(free, v)
-    torch.testing.assert_close(method.expression(free, v), w, atol=1e-12, rtol=0)
+    leaves = free_parameters(method, 5, *batch).requires_grad_(), v.requires_grad_()
+    w, expected = method(*leaves), method.expression(*leaves)
+    torch.testing.assert_close(w, expected, atol=1e-12, rtol=0)
     g = random_rows(*batch, 7, 5).flip(0)
-    leaves = free.clone().requires_grad_(), v.clone().requires_grad_()
-    expected = torch.autograd.grad(method.expression(*leaves), leaves, g)
-    torch.testing.assert_close(method.backward_kernel(residuals, g), expected, atol=1e-10, rtol=0)
+    grads, expected_grads = (torch.autograd.grad(output, leaves, g) for output in (w, expected))
+    torch.testing.assert_close(grads, expected_grads, atol=1e-10, rtol=0)
 
 
 @every_map
@@ -369,3 +388,47 @@ def test_map_defined_by_an_expression_needs_no_kernels():
     assert gradgradcheck(method, (free, v))
     with torch.inference_mode():
         assert method(free, v).shape == (3, 4)
+
+
+def test_kernels_run_in_eager_mode_and_the_expression_runs_elsewhere():
+    calls = []
+
+    class Logged(orthogonal.Householder):
+        def expression(self, free, v):
+            calls.append("expression")
+            return super().expression(free, v)
+
+        def forward_kernel(self, free, v):
+            calls.append("forward")
+            return super().forward_kernel(free, v)
+
+        def backward_kernel(self, *arguments, **options):
+            calls.append("backward")
+            return super().backward_kernel(*arguments, **options)
+
+    method, v = Logged(), random_rows(3, 4)
+    free = free_parameters(method, 4).requires_grad_()
+    tangent = torch.ones_like(free)
+
+    def value(f):
+        return method(f, v).square().sum()
+
+    situations = {
+        "forward": (lambda: value(free.detach()), ["forward"]),
+        "gradient": (lambda: value(free).backward(), ["forward", "backward"]),
+        "create_graph": (
+            lambda: torch.autograd.grad(value(free), free, create_graph=True),
+            ["forward", "expression"],
+        ),
+        "torch.func": (lambda: torch.func.grad(value)(free.detach()), ["expression"]),
+        "forward mode": (lambda: torch.func.jvp(value, (free.detach(),), (tangent,)), ["expression"]),
+        "tracing": (
+            lambda: torch.jit.trace(lambda f: method(f, v), (free.detach(),), check_trace=False),
+            ["expression"],
+        ),
+        "meta": (lambda: method(free.detach().to("meta"), v.to("meta")), ["expression"]),
+    }
+    for name, (run, expected) in situations.items():
+        calls.clear()
+        run()
+        assert calls == expected, name

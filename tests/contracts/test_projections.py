@@ -114,14 +114,14 @@ def test_angle_preserving_gradient_is_the_derivative(form):
 
 def test_learned_projections_move_in_the_direction_of_their_objective():
     w = rows(2).float() + 0.7
-    for name, lower in (("angle_preserving", True), ("adversarial", False)):
+    for name, lower in (("angle_preserving", True), ("adversarial", False), ("cooperative", True)):
         entry = small(name)
         assert isinstance(entry, Learned)
         basis = entry.basis(NEURONS, CHANNELS, TAPS, seeded())
         potential = PairPotential()
 
         def measure(basis, entry=entry, potential=potential, lower=lower):
-            if lower:
+            if isinstance(entry, AnglePreserving):
                 return entry.objective(w, basis).item()
             projected = torch.nn.functional.normalize(entry(w, basis)[0], dim=-1)
             return (1 / (2 - 2 * projected @ projected.mT + 1e9 * torch.eye(NEURONS))).sum().item()
@@ -174,7 +174,9 @@ def test_groups_partition_the_channels():
         (lambda: Random(aggregate="median"), "aggregate must be 'mean' or 'max'"),
         (lambda: AnglePreserving(method="direct"), "method must be 'unrolled' or 'alternating'"),
         (lambda: AnglePreserving(form="sine"), "form must be 'cosine' or 'angle'"),
-        (lambda: AnglePreserving(rate=0), "rate must be a positive number"),
+        (lambda: AnglePreserving(rate=0), "rate must be a positive number up to 1000000, not 0"),
+        (lambda: AnglePreserving(rate=1e39), "rate must be a positive number up to 1000000"),
+        (lambda: Random(construction=[1]), "construction must be one of .gaussian"),
         (lambda: Group(channels=0), "channels must be an integer >= 1"),
     ],
 )

@@ -132,8 +132,11 @@ def test_layer_of_every_listed_magnitude_passes_gradcheck(name, angular, monkeyp
 
 @pytest.mark.parametrize("name", ANGULARS)
 @pytest.mark.parametrize("margin", [None, "multiplicative", "additive_angle", "divided_others"])
-def test_head_computes_the_angular_of_a_subclass(name, margin):
+@pytest.mark.parametrize("listed", [False, True])
+def test_head_computes_the_angular_of_a_subclass(name, margin, listed, monkeypatch):
     own, parent = override(ANGULARS[name], "__call__"), ANGULARS[name]()
+    if listed:
+        monkeypatch.setitem(ANGULARS, "own", own)
     ours, theirs = head(angular=own(), margin=margin), head(angular=lambda c: FACTOR * parent(c), margin=margin)
     assert_same(ours, theirs, X, Y)
     torch.testing.assert_close(ours.scores(X), theirs.scores(X))
@@ -143,8 +146,11 @@ def test_head_computes_the_angular_of_a_subclass(name, margin):
 
 @pytest.mark.parametrize("name", MARGINS)
 @pytest.mark.parametrize("gradient", ["true", "detached"])
-def test_head_computes_the_margin_of_a_subclass(name, gradient):
+@pytest.mark.parametrize("listed", [False, True])
+def test_head_computes_the_margin_of_a_subclass(name, gradient, listed, monkeypatch):
     own, parent = override(MARGINS[name], "__call__"), MARGINS[name]()
+    if listed:
+        monkeypatch.setitem(MARGINS, "own", own)
 
     class Reference(Margin):
         touches_others = parent.touches_others
@@ -161,8 +167,11 @@ def test_head_computes_the_margin_of_a_subclass(name, gradient):
 
 
 @pytest.mark.parametrize("name", MARGINS)
-def test_head_computes_the_other_responses_of_a_subclass(name):
+@pytest.mark.parametrize("listed", [False, True])
+def test_head_computes_the_other_responses_of_a_subclass(name, listed, monkeypatch):
     own, parent = override(MARGINS[name], "others"), MARGINS[name]()
+    if listed:
+        monkeypatch.setitem(MARGINS, "own", own)
 
     class Reference(Margin):
         touches_others = True

@@ -7,7 +7,7 @@ from torch import nn
 from hypersphere.heads import a_softmax
 from hypersphere.rotation import InputRotation, degrees_of_freedom, fold_
 
-from .test_rotate import perturb_
+from .samples import left_unchanged, mlp, perturb_
 
 
 def test_input_rotation_equals_weight_rotation_and_folds():
@@ -129,3 +129,9 @@ def test_input_rotation_rejects_what_it_cannot_fold():
         fold_(nn.Sequential(head))
     with pytest.raises(ValueError, match="seed must be None or an integer, not 'a'"):
         InputRotation(nn.Linear(8, 5), seed="a")
+
+
+def test_input_rotation_rejects_a_module_without_a_plain_weight():
+    model = mlp()
+    with left_unchanged(model), pytest.raises(ValueError, match="module must be a layer with a plain weight"):
+        InputRotation(model)

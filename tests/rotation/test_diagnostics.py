@@ -16,7 +16,7 @@ from hypersphere.rotation import (
     rotation_states,
 )
 
-from .test_rotate import cnn6, mlp, perturb_
+from .samples import cnn6, mlp, perturb_
 
 
 def test_degrees_of_freedom_match_the_tables_of_the_paper():
@@ -71,3 +71,22 @@ def test_degrees_of_freedom_count_trained_rotations_only():
     for p in rotation_parameters(model):
         p.requires_grad_(False)
     assert degrees_of_freedom(model) == 0
+
+
+def test_orthogonality_error_rejects_a_plain_model():
+    with pytest.raises(ValueError, match="model must be a rotated model"):
+        orthogonality_error(mlp())
+
+
+def test_penalty_includes_every_map_that_is_not_orthogonal():
+    model = mlp()
+    for layer, method in ((model[0], "free"), (model[2], "positive_definite"), (model[4], "cayley")):
+        rotate_(layer, method)
+    perturb_(model)
+    errors = [r.mT @ r - torch.eye(len(r)) for r in (m[0].matrices() for m in weights(model)[:2])]
+    expected = 0.1 * sum(error.square().sum() for error in errors)
+    torch.testing.assert_close(RotationPenalty(model, 0.1)().detach(), expected)
+
+
+def weights(model):
+    return [model[i].parametrizations.weight for i in (0, 2, 4)]

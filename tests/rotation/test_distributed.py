@@ -41,6 +41,11 @@ def worker(rank, port, folder):
     train(nn.parallel.DistributedDataParallel(model), stochastic, batches, rank, 2)
     torch.save(fold_(model).state_dict(), f"{folder}/same_seed_{rank}.pt")
 
+    # Two forward passes before one backward pass. The model broadcasts its buffers, the dimensions, in each of them.
+    model, _, batches = make()
+    replica = nn.parallel.DistributedDataParallel(model)
+    (replica(batches[0]) + replica(batches[1])).square().mean().backward()
+
     # Processes with different global seeds.
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -48,7 +53,7 @@ def worker(rank, port, folder):
     train(nn.parallel.DistributedDataParallel(model), stochastic, batches, rank, 2)
     torch.save(fold_(model).state_dict(), f"{folder}/other_seed_{rank}.pt")
 
-    # Neurons that a broadcast overwrites after the weight was cached, without changing their version counter.
+    # Neurons that a broadcast overwrites after the weight was read, without changing their version counter.
     torch.manual_seed(rank)
     layer = rotate_(nn.Linear(6, 4), "cayley")
     layer(batches[0])

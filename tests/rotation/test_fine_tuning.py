@@ -7,7 +7,7 @@ from torch import nn
 from hypersphere.functions.orthogonal import Cayley
 from hypersphere.rotation import degrees_of_freedom, fold_, orthogonality_error, rotate_, rotated_layers
 
-from .test_rotate import perturb_
+from .samples import perturb_
 
 
 @pytest.mark.parametrize("blocks", [1, 4, 8])

@@ -29,6 +29,7 @@ from hypersphere.rotation import (
 )
 
 from . import reference
+from .samples import left_unchanged, mlp, perturb_
 
 METHODS = list(ORTHOGONALS)
 LAYERS = {
@@ -38,39 +39,6 @@ LAYERS = {
     "conv3d": lambda: (nn.Conv3d(2, 5, 2, padding="same", bias=False), (1, 2, 4, 5, 6)),
     "depthwise": lambda: (nn.Conv2d(6, 6, 3, groups=6), (2, 6, 8, 8)),
 }
-
-
-def mlp():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def perturb_(model, size=0.2):
-    """Add fixed noise to all free parameters, so that no rotation is the identity."""
-    random = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for p in rotation_parameters(model):
-            p += size * torch.randn(p.shape, generator=random).to(p)
-
-
-def cnn6(classes=100):
-    """CNN-6 of the OPT paper without biases (its Table 14)."""
-
-    def conv(i):
-        return nn.Conv2d(i, 64, 3, padding=1, bias=False)
-
-    body = [
-        conv(3),
-        conv(64),
-        nn.MaxPool2d(2),
-        conv(64),
-        conv(64),
-        nn.MaxPool2d(2),
-        conv(64),
-        conv(64),
-        nn.MaxPool2d(2),
-    ]
-    return nn.Sequential(*body, nn.Flatten(), nn.Linear(1024, 64, bias=False), nn.Linear(64, classes, bias=False))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -143,7 +111,6 @@ def test_rotate_skips_the_output_layer_by_default():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: rotate_(rotate_(m)), "layer '0' must have a plain weight, but it is parametrised already"),
         (lambda m: rotate_(m, blocks=3), "blocks must be a divisor of 10"),
         (lambda m: rotate_(m, blocks=0), "blocks must be an integer >= 1, not 0"),
         (lambda m: rotate_(m, blocks=2.0), "blocks must be an integer >= 1, not 2.0"),
@@ -151,6 +118,11 @@ def test_rotate_skips_the_output_layer_by_default():
         (lambda m: rotate_(m, factors=1.0), "factors must be an integer >= 1, not 1.0"),
         (lambda m: rotate_(m, spread="a"), "spread must be None or a number >= 0, not 'a'"),
         (lambda m: rotate_(m, where="0"), "where must be None or a function of a name and a module, not '0'"),
+        (lambda m: rotate_(m, "caley"), r"not 'caley'; did you mean cayley\?$"),
+        (
+            lambda m: rotate_(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)), blocks=2),
+            r"blocks must be a divisor of 3, the channels of '0' \(or leave it out with `where`\), not 2",
+        ),
         (lambda m: rotate_(m, Cayley), "method must be one of 'gram_schmidt'"),
         (lambda m: rotate_(m, lambda d: 3), "method must be a callable that makes a module for a given d, not 3"),
         (lambda m: rotate_(m, lambda d: nn.Linear(d, 3)), r"method must be a module from and to rows \(16, 10\)"),
@@ -160,35 +132,36 @@ def test_rotate_skips_the_output_layer_by_default():
         ),
         (lambda m: rotate_(m, refine="mhe", refine_steps=0), "refine_steps must be an integer >= 1, not 0"),
         (lambda m: rotate_(m, refine="mhe", refine_rate="fast"), "refine_rate must be a positive number, not 'fast'"),
-        (lambda m: Stochastic(m, 1), r"fraction must be .* a share of them as a float in \(0, 1\], not 1"),
-        (lambda m: Stochastic(m, every=2.5), "every must be an integer >= 1, not 2.5"),
-        (lambda m: Stochastic(m, {"0": 0.5, "2": 0.5, "x": 2}), r"fraction must be a mapping from names .*not \['x'\]"),
-        (lambda m: Stochastic(m, method=lambda d: nn.Linear(d, d)), "method must be a name or an object"),
         (lambda m: rotate_(m, blocks=5, factors=2), "factors must be"),
         (lambda m: rotate_(m, "twist"), "method must be one of 'gram_schmidt'.*not 'twist'"),
         (lambda m: rotate_(m, where=lambda *_: False), "where must select at least one layer"),
         (lambda m: rotate_(m, refine="max"), "refine must be a callable of rows or one of 'mhe'"),
         (lambda m: rotate_(m, spread=-1), "spread must be"),
-        (lambda m: Stochastic(m, fraction=0.0), r"fraction must be a share in \(0, 1\], not 0.0"),
-        (lambda m: Stochastic(m, fraction=1.5), r"fraction must be a share in \(0, 1\], not 1.5"),
-        (lambda m: Stochastic(m, fraction=99), r"fraction must be a number of dimensions in \[2, 16\] of layer '2'"),
-        (lambda m: Stochastic(m, fraction={"0": 0.5}), "fraction must be a mapping with an entry for every layer"),
-        (lambda m: Stochastic(m, every=0), "every must be"),
-        (lambda m: fold_(m, keep=3), "keep must be a bool, not 3"),
-        (lambda m: use_rotation_set(m, "x"), "model must be a rotated model"),
-        (lambda m: orthogonality_error(m), "model must be a rotated model"),
-        (lambda m: InputRotation(m), "module must be a layer with a plain weight"),
     ],
 )
 def test_rotate_rejects_invalid_input_and_leaves_the_model_unchanged(change, message):
     model = mlp()
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=message):
+    with left_unchanged(model), pytest.raises(ValueError, match=message):
         change(model)
-    if "plain weight, but" not in message:
-        assert model.state_dict().keys() == before.keys()
-        assert all(torch.equal(model.state_dict()[k], before[k]) for k in before)
-        assert all(p.requires_grad for p in model.parameters())
+
+
+def test_rotate_rejects_rotated_layers():
+    model = rotate_(mlp())
+    message = "layer '0' must have a plain weight, but it is parametrised already"
+    with left_unchanged(model), pytest.raises(ValueError, match=message):
+        rotate_(model)
+
+
+def test_fold_rejects_a_keep_that_is_not_a_bool():
+    model = rotate_(mlp())
+    with left_unchanged(model), pytest.raises(ValueError, match="keep must be a bool, not 3"):
+        fold_(model, keep=3)
+
+
+def test_use_rejects_a_plain_model():
+    model = mlp()
+    with left_unchanged(model), pytest.raises(ValueError, match="model must be a rotated model"):
+        use_rotation_set(model, "x")
 
 
 def test_rotate_and_fold_reject_values_that_are_not_finite():
@@ -201,9 +174,10 @@ def test_rotate_and_fold_reject_values_that_are_not_finite():
     model = rotate_(mlp())
     with torch.no_grad():
         rotation_parameters(model)[1][0] = float("inf")
-    with pytest.raises(ValueError, match="parameters of a rotation must be finite, but 1 of 120 are not"):
-        model(torch.randn(2, 10))
-    with pytest.raises(ValueError, match="must be finite"):
+    assert not torch.isfinite(model(torch.randn(2, 10))).any()  # training sees a loss that is not finite
+    with pytest.raises(
+        ValueError, match="layer '2': the parameters of a rotation must be finite, but 1 of 120 are not"
+    ):
         fold_(model)
     assert len(list(rotated_layers(model))) == 2
 
@@ -362,14 +336,6 @@ def test_use_rejects_invalid_names(name):
     assert model(torch.randn(2, 10)).shape == (2, 3)
 
 
-def test_stochastic_step_rejects_a_folded_model():
-    model = mlp()
-    stochastic = Stochastic(model, 0.5, every=1)
-    fold_(model)
-    with pytest.raises(ValueError, match="model must be still rotated"):
-        stochastic.step()
-
-
 # Folding, parameter sets, saving and loading -------------------------------------------------------------------------
 
 
@@ -383,6 +349,25 @@ def test_fold_with_keep_preserves_outputs_and_parameters():
     assert all(a is b for a, b in zip(parameters, rotation_parameters(model), strict=True))
     assert rotation_states(model)["0"].energy_drift == 0
     assert torch.equal(parameters[0].detach(), torch.eye(10))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_fold_returns_exactly_the_weight_of_the_rotated_layer(kind):
+    torch.manual_seed(1)
+    layer = rotate_(LAYERS[kind]()[0], "lowdin")
+    perturb_(layer, 0.5)
+    rotated = layer.weight.detach().clone()
+    assert torch.equal(fold_(layer).weight, rotated)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_fold_with_keep_rounds_a_weight_of_float64(kind):
+    torch.manual_seed(1)
+    layer = rotate_(LAYERS[kind]()[0], "lowdin")
+    perturb_(layer, 0.5)
+    expected = copy.deepcopy(layer).double().weight.float()
+    fold_(layer, keep=True)
+    assert torch.equal(layer.parametrizations.weight.original, expected)
 
 
 def test_use_switches_between_parameter_sets():
@@ -460,7 +445,7 @@ def test_fold_and_measure_use_the_cpu_if_a_device_has_no_float64(monkeypatch):
 LOAD_IN_NEW_PROCESS = """
 import sys, torch
 sys.path.insert(0, sys.argv[2])
-from rotation.test_rotate import mlp
+from rotation.samples import mlp
 from hypersphere.rotation import Stochastic, fold_, rotate_, use_rotation_set
 
 def several(model):
@@ -585,19 +570,11 @@ def test_deprecated_names_of_rotation_still_work():
         assert rotation.refined is rotation.refine_neurons
 
 
-@pytest.mark.parametrize(
-    ("convert", "name"),
-    [
-        *((rotate_, name) for name in ("shared", "learn_neurons", "normalize", "output", "report")),
-        *((Stochastic, name) for name in ("whole_first", "output", "report")),
-    ],
-)
-def test_rotate_requires_bools_and_leaves_the_model_unchanged(convert, name):
+@pytest.mark.parametrize("name", ["shared", "learn_neurons", "normalize", "output", "report"])
+def test_rotate_requires_bools_and_leaves_the_model_unchanged(name):
     model = mlp()
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=rf"^{name} must be a bool.*, not 3$"):
-        convert(model, **{name: 3})
-    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    with left_unchanged(model), pytest.raises(ValueError, match=rf"^{name} must be a bool.*, not 3$"):
+        rotate_(model, **{name: 3})
 
 
 def test_block_layout_accepts_old_names():

@@ -7,7 +7,7 @@ from torch import nn
 import oracle
 from hypersphere.rotation import Stochastic, fold_, rotated_layers
 
-from .test_rotate import mlp, perturb_
+from .samples import left_unchanged, mlp, perturb_
 
 
 def neurons(layer):
@@ -123,3 +123,40 @@ def test_stochastic_leaves_the_model_unchanged_after_an_error():
     with pytest.raises(TypeError):
         Stochastic(model, generator="no generator")
     assert not list(rotated_layers(model))
+
+
+def test_stochastic_step_rejects_a_folded_model():
+    model = mlp()
+    stochastic = Stochastic(model, 0.5, every=1)
+    fold_(model)
+    with pytest.raises(ValueError, match="model must be still rotated"):
+        stochastic.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fraction": 1}, r"fraction must be .* a share of them as a float in \(0, 1\], not 1"),
+        ({"fraction": 0.0}, r"fraction must be a share in \(0, 1\], not 0.0"),
+        ({"fraction": 1.5}, r"fraction must be a share in \(0, 1\], not 1.5"),
+        ({"fraction": 99}, r"fraction must be a number of dimensions in \[2, 16\] of layer '2'"),
+        ({"fraction": {"0": 0.5}}, "fraction must be a mapping with an entry for every layer"),
+        ({"fraction": {"0": 0.5, "2": 0.5, "x": 2}}, r"fraction must be a mapping from names .*not \['x'\]"),
+        ({"every": 0}, "every must be an integer >= 1, not 0"),
+        ({"every": 2.5}, "every must be an integer >= 1, not 2.5"),
+        ({"method": lambda d: nn.Linear(d, d)}, "method must be a name or an object"),
+        ({"whole_first": 3}, "^whole_first must be a bool.*, not 3$"),
+        ({"output": 3}, "^output must be a bool.*, not 3$"),
+        ({"report": 3}, "^report must be a bool.*, not 3$"),
+    ],
+)
+def test_stochastic_rejects_invalid_input_and_leaves_the_model_unchanged(options, message):
+    model = mlp()
+    with left_unchanged(model), pytest.raises(ValueError, match=message):
+        Stochastic(model, **options)
+
+
+def test_stochastic_accepts_the_old_name_of_partially_rotated():
+    stochastic = Stochastic(mlp(), 0.5)
+    with pytest.warns(DeprecationWarning, match="use Stochastic.partially_rotated"):
+        assert stochastic.partial is stochastic.partially_rotated

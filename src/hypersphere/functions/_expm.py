@@ -3,7 +3,6 @@ r"""The exponential of a skew-symmetric matrix, applied to rows without forming 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,17 +10,8 @@ from torch import Tensor
 from hypersphere import _numerics, sphere
 
 
-class SeriesResiduals(NamedTuple):
-    """What the gradient of `exponential_series` needs."""
-
-    terms: Tensor  # φ₀ … φ_{K−1}, stacked along the rows
-    scaled: Tensor  # S/r
-    coefficients: list[float]
-    radius: float
-
-
-def exponential_series(rows: Tensor, skew: Tensor, radius: float) -> tuple[Tensor, SeriesResiduals]:
-    r"""Return V·exp(S) for rows V, and what its gradient needs.
+def exponential_series(rows: Tensor, skew: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    r"""Return V·exp(S) for rows V, and the terms φ₀ … φ_{K−1}, stacked along the rows, which the gradient needs.
 
     The spectrum of a skew S is in i[−r, r] with r = ‖S‖₂. There, exp has a Chebyshev series with Bessel coefficients:
 
@@ -37,7 +27,7 @@ def exponential_series(rows: Tensor, skew: Tensor, radius: float) -> tuple[Tenso
     for coefficient in coefficients[2:]:
         terms.append(_add_twice_product(terms[-2], terms[-1], scaled))
         result.add_(terms[-1], alpha=coefficient)
-    return result, SeriesResiduals(torch.cat(terms[:-1], -2), scaled, coefficients, radius)
+    return result, torch.cat(terms[:-1], -2)
 
 
 def _add_twice_product(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -47,8 +37,8 @@ def _add_twice_product(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.baddbmm(x, a, b, alpha=2) if x.ndim == 3 else torch.add(x, a @ b, alpha=2)
 
 
-def exponential_series_gradient(residuals: SeriesResiduals, grad: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return the gradients of the rows and of S.
+def exponential_series_gradient(terms: Tensor, skew: Tensor, radius: float, grad: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return the gradients of the rows and of S, given the terms of `exponential_series` for the same S and radius.
 
     The adjoints ψ_k of φ_k follow from the recurrence run backwards (Clenshaw):
 
@@ -56,8 +46,8 @@ def exponential_series_gradient(residuals: SeriesResiduals, grad: Tensor) -> tup
 
     The gradient of S is the sum of φ_kᵀ·2ψ_{k+1}/r over k, computed as one product of the stacked terms.
     """
-    terms, scaled, coefficients, radius = residuals
-    transposed = scaled.mT
+    transposed = skew.mT / radius
+    coefficients = _bessel_coefficients(radius, _numerics.machine_epsilon(terms.dtype))
     next_adjoint, adjoint = torch.zeros_like(grad), coefficients[-1] * grad  # ψ_{K+1} and ψ_K
     factors = [2 * adjoint]  # of φ_kᵀ in the gradient of S, from k = K−1 down to 0
     for coefficient in coefficients[-2:0:-1]:

@@ -1,4 +1,4 @@
-r"""Matrix factorisations behind the orthogonal maps: skew matrices from a vector, and Q of P = QT.
+r"""Matrix factorisations behind the orthogonal maps: skew matrices from a vector, Q of P = QT, and U of P = UH.
 
 All functions work on batches of square matrices (…, d, d).
 """
@@ -152,7 +152,33 @@ def q_gradient_coordinates(grad_rotated: Tensor, v: Tensor, triangle: Tensor) ->
     return torch.linalg.solve_triangular(triangle.mT, below, upper=False, left=False)
 
 
-# The polar factor of P = UH ------------------------------------------------------------------------------------------
+# The polar factor of P = UH, H = B·diag(σ)·Bᵀ -------------------------------------------------------------------------
+
+
+def finite_or_identity(p: Tensor) -> Tensor:
+    """Return P, and I in place of a matrix that is not finite, for which LAPACK's iterations need not converge."""
+    is_finite = torch.isfinite(p).all(-1, keepdim=True).all(-2, keepdim=True)
+    return torch.where(is_finite, p, torch.eye(p.shape[-1], dtype=p.dtype, device=p.device))
+
+
+def zero_or_nan(p: Tensor) -> Tensor:
+    """Return 0 for a finite matrix and NaN for any other (…, 1, 1)."""
+    return (p * 0).sum((-2, -1), keepdim=True)
+
+
+def polar_by_eigenvectors(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U·B, σ and B from the eigenvectors of PᵀP = B·diag(σ²)·Bᵀ. Inaccurate if P is ill-conditioned."""
+    squares, basis = torch.linalg.eigh(finite_or_identity(gram_lower_triangle(p)))
+    sigma = squares.clamp_min(0).sqrt()
+    sigma = sigma.masked_fill(sigma == 0, 1.0)  # a singular P has no nearest orthogonal matrix: stay finite
+    return p @ (basis / sigma.unsqueeze(-2)), sigma, basis
+
+
+def singular_vectors(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U·B, σ and B from the SVD of P = (U·B)·diag(σ)·Bᵀ. Finite for every P, see `zero_or_nan`."""
+    left, sigma, right_t = torch.linalg.svd(finite_or_identity(p))
+    sigma = sigma.masked_fill(sigma == 0, 1.0)  # as above
+    return left, sigma, right_t.mT
 
 
 def sylvester_in_basis(c: Tensor, basis: Tensor, sigma: Tensor) -> Tensor:

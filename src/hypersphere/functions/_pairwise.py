@@ -50,6 +50,7 @@ __all__ = ["PairSum", "pair_energies", "pair_energy"]
 
 _PAIRS_AT_ONCE = 2**22  # sets with at most this many pairs in total are computed at once
 _PAIRS_IN_CACHE = 2**20  # pairs per block of larger sets
+_ROWS_IN_CACHE = 2**12  # rows whose norms are computed at once
 _SMALLEST_MIRRORED_GRAM = 192  # from this many rows on, copying a quarter of the Gram matrix beats computing it
 _LARGEST_DIFFERENCES = 2**24  # entries of ŵᵢ − ŵⱼ that are formed at once; beyond it float64 cosines are used
 
@@ -61,8 +62,8 @@ class PairSum(NamedTuple):
         w: rows (…, N, d) in float32 or float64; (N, d) for a cross sum. A zero row has cosine 0 and no gradient.
         potential: φ.
         weights: (…, N) factors β of the unit rows of a mutual sum; None for factors of 1.
-        labels: (B,) the index j of the wⱼ that each row r is and that is not paired with it; −1 for none.
-        rows: (B, d) the rows r of a cross sum; None for the rows `w[labels]`, which saves a second gradient.
+        labels: (B,) for each row r of a cross sum, the index of the wⱼ that it is not paired with; −1 for none.
+        rows: (B, d) the rows r; None for the rows `w[labels]`, which saves a second gradient.
         counted: (B,) booleans, True for the rows r that count; None if all do.
         mean: divide a mutual sum by the number of pairs.
         sampled_from: if each set is a sample from that many rows, the mean estimates that of all rows without bias.
@@ -85,6 +86,7 @@ class PairSum(NamedTuple):
 
     @property
     def requires_grad(self) -> bool:
+        """True if a gradient of `w` or `rows` is needed."""
         return self.w.requires_grad or (self.rows is not None and self.rows.requires_grad)
 
     @property
@@ -141,10 +143,9 @@ def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
     >>> pair_energies([PairSum(torch.eye(3), PairPotential()), PairSum(torch.eye(2), PairPotential())])
     ([tensor(3.), tensor(1.)], True)
     """
-    with_gradient = torch.is_grad_enabled()
     totals: list[list[Tensor]] = [[] for _ in sums]
-    fused: list[tuple[int, PairSum]] = []
-    is_finite = True
+    fused: list[tuple[int, PairSum]] = []  # parts of sums, with the position of their sum
+    is_finite = all(pair_sum.w.shape[-2] > 1 for pair_sum in sums)
     for k, pair_sum in enumerate(sums):
         if pair_sum.is_fusable:
             fused += [(k, part) for part in pair_sum.split()]
@@ -154,12 +155,7 @@ def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
             is_finite = False
     for batch in _batches(fused):
         parts = [part for _, part in batch]
-        with _numerics.autocast_disabled(parts[0].w), torch.no_grad():
-            if parts[0].pairs > _PAIRS_AT_ONCE:
-                results = [_sum_in_blocks(parts[0], with_gradient and parts[0].requires_grad)]
-            else:
-                results = _sums_at_once(parts, with_gradient)
-        for (k, part), result in zip(batch, results, strict=True):
+        for (k, part), result in zip(batch, _fused_sums(parts), strict=True):
             is_finite = is_finite and result.is_finite
             has_gradient = result.grad_w is not None
             totals[k].append(_Differentiable.apply(part, result, part.w, part.rows) if has_gradient else result.total)
@@ -168,8 +164,19 @@ def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
         total = part_totals[0] if len(part_totals) == 1 else torch.cat(part_totals)
         total = total.reshape(pair_sum.w.shape[:-2])
         energies.append(_mean(pair_sum, total) if pair_sum.mean else total)
-        is_finite = is_finite and pair_sum.w.shape[-2] > 1
     return energies, is_finite
+
+
+def _fused_sums(parts: Sequence[PairSum]) -> list[_Result]:
+    """Return the sums of a batch with the gradients that are required: one large sum in blocks, or several at once."""
+    needs = [torch.is_grad_enabled() and part.requires_grad for part in parts]
+    with _numerics.autocast_disabled(parts[0].w), torch.no_grad():
+        if parts[0].pairs > _PAIRS_AT_ONCE:
+            return [_sum_in_blocks(parts[0], needs[0])]
+        # All cosines first, then their extremes, then the potentials: the list below is the only read of values.
+        cosines = [_cosines(part.w) for part in parts]
+        extremes = torch.stack([c.extremes for c in cosines]).tolist()
+        return [_sum_at_once(*one) for one in zip(parts, cosines, extremes, needs, strict=True)]
 
 
 def _mean(pair_sum: PairSum, total: Tensor) -> Tensor:
@@ -181,12 +188,13 @@ def _mean(pair_sum: PairSum, total: Tensor) -> Tensor:
     total = total * (count * (count - 1) / (n * (n - 1))) if n > 1 else w.sum((-2, -1)) * 0
     if not potential.half_space:
         return total / (count * (count - 1))
-    # Each of the `count` vectors is also paired with its mirror image, at the squared chord 4.
+    # Each of the `count` vectors is also paired with its mirror image, at the squared chord 4. With weights these terms
+    # differ, and only those of the n rows are known: their mean stands for that of all `count` vectors.
     betas = None if pair_sum.weights is None else (pair_sum.weights, pair_sum.weights)
     antipodal = PairPotential(potential.kernel, potential.distance)(w.new_full((), 4.0), w.new_zeros(()), betas)
+    antipodal = count * (antipodal if betas is None else antipodal.mean(-1))
     # Of the four signed copies of a pair, two are at the distance of ŵⱼ and two at that of −ŵⱼ.
-    total = 2 * (total + (count * antipodal if betas is None else antipodal.sum(-1)))
-    return total / (2 * count * (2 * count - 1))
+    return 2 * (total + antipodal) / (2 * count * (2 * count - 1))
 
 
 def _batches(parts: Sequence[tuple[int, PairSum]]) -> Iterator[list[tuple[int, PairSum]]]:
@@ -269,23 +277,17 @@ def _no_pair(pair_sum: PairSum, rows: slice, columns: slice) -> Tensor:
 
 
 class _Cosines(NamedTuple):
-    """Cosines (S, N, N) with a zero diagonal, the inverse norms (S, N), and (least norm, largest norm, least, largest
-    cosine) as a tensor that has not been read yet."""
+    """The cosines of sets (S, N, d).
+
+    Attributes:
+        values: (S, N, N), with a zero diagonal.
+        inverse_norms: (S, N).
+        extremes: least norm, largest norm, least cosine and largest cosine, in a tensor that has not been read yet.
+    """
 
     values: Tensor
     inverse_norms: Tensor
     extremes: Tensor
-
-
-def _sums_at_once(parts: Sequence[PairSum], with_gradient: bool) -> list[_Result]:
-    """Return mutual sums over sets (S, N, d) of one device and dtype, with the gradients that are required."""
-    # All cosines first, then their extremes, then the potentials: the list below is the only read of values.
-    cosines = [_cosines(part.w) for part in parts]
-    extremes = torch.stack([c.extremes for c in cosines]).tolist()
-    return [
-        _sum_at_once(part, c, extreme, with_gradient and part.requires_grad)
-        for part, c, extreme in zip(parts, cosines, extremes, strict=True)
-    ]
 
 
 def _cosines(w: Tensor) -> _Cosines:
@@ -323,40 +325,55 @@ def _sum_at_once(pair_sum: PairSum, cosines: _Cosines, extremes: list[float], wi
         extremes: the values of `cosines.extremes`.
         with_gradient: whether the gradient is needed.
     """
-    w, potential, weights = pair_sum.w, pair_sum.potential, pair_sum.weights
-    c, inverse_norms, _ = cosines
+    w, potential = pair_sum.w, pair_sum.potential
     least_norm, largest_norm, bottom, top = extremes
     low, high = _numerics.safe_square_range(w.dtype)
     # NaN fails these comparisons, so rows that are not finite count as not ordinary.
-    is_accurate = least_norm > low and largest_norm < high and not _has_close_pair(top, bottom, potential, w.dtype)
-    lengths, unit = w, w
-    if not is_accurate:
-        # Zero, tiny or huge rows need scaling before their entries are squared; close pairs need float64 cosines.
-        lengths, unit = sphere.polar(_numerics.to_float64(w))
-        c = _gram(unit)
-        c.diagonal(dim1=-2, dim2=-1).zero_()
-    betas = None if weights is None else (weights.unsqueeze(-1).to(c), weights.unsqueeze(-2).to(c))
-    value, slope = _evaluate(potential, unit, unit, c, betas, w.dtype, with_gradient, is_close=not is_accurate)
-    # E: the diagonal holds φ(0), which is no pair.
-    value.diagonal(dim1=-2, dim2=-1).zero_()
-    total = _saturate(value.sum((-2, -1)), w.dtype).to(w.device)
-    is_finite = is_accurate and weights is None and potential.kernel.bounded_by_power
-    if slope is None:
+    has_ordinary_norms = least_norm > low and largest_norm < high
+    if not has_ordinary_norms or _has_close_pair(top, bottom, potential, w.dtype):
+        return _careful_sum(pair_sum, with_gradient)
+    total, factor = _total_and_factor(pair_sum, w, cosines.values, with_gradient, is_close=False)
+    is_finite = pair_sum.weights is None and potential.kernel.bounded_by_power
+    if factor is None:
         return _Result(total, is_finite=is_finite)
-    # ∂E/∂W: 2·(s − diag(Σⱼ sᵢⱼ·cᵢⱼ)). The diagonal of s is no pair either and takes the radial term.
-    slope_diagonal = slope.diagonal(dim1=-2, dim2=-1)
-    slope_diagonal.zero_()
-    slope_diagonal.copy_(-(slope * c).sum(-1))
-    slope.mul_(2)
-    if not is_accurate:
-        # The factor 1/‖w‖ comes last, because the others may overflow with it.
-        gradient = (slope @ unit).mul_(_inverse(lengths))
-        return _Result(total, _saturate(gradient, w.dtype).to(w.device))
-    # For s @ W instead of s @ Ŵ, the factor 1/‖wⱼ‖ belongs to s, and so does the outer factor 1/‖wᵢ‖.
-    slope.mul_(inverse_norms.unsqueeze(-1)).mul_(inverse_norms.unsqueeze(-2))
+    # For a product with W instead of Ŵ, the factor 1/‖wⱼ‖ belongs to the matrix, and so does the outer factor 1/‖wᵢ‖.
+    factor.mul_(cosines.inverse_norms.unsqueeze(-1)).mul_(cosines.inverse_norms.unsqueeze(-2))
     # Backward keeps the smaller of this factor (N, N) and the gradient (N, d). W itself costs no memory.
     is_factor = w.shape[-2] <= w.shape[-1]
-    return _Result(total, slope if is_factor else slope @ w, is_factor=is_factor, is_finite=is_finite)
+    return _Result(total, factor if is_factor else factor @ w, is_factor=is_factor, is_finite=is_finite)
+
+
+def _careful_sum(pair_sum: PairSum, with_gradient: bool) -> _Result:
+    """Return the same from float64 directions, for close pairs and for zero, tiny or huge rows."""
+    w = pair_sum.w
+    lengths, unit = sphere.polar(_numerics.to_float64(w))
+    c = _gram(unit)
+    c.diagonal(dim1=-2, dim2=-1).zero_()
+    total, factor = _total_and_factor(pair_sum, unit, c, with_gradient, is_close=True)
+    if factor is None:
+        return _Result(total)
+    # The factor 1/‖w‖ comes last, because the others may overflow with it.
+    gradient = (factor @ unit).mul_(_inverse(lengths))
+    return _Result(total, _saturate(gradient, w.dtype).to(w.device))
+
+
+def _total_and_factor(
+    pair_sum: PairSum, unit: Tensor, c: Tensor, with_gradient: bool, *, is_close: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return E and the matrix 2·(s − diag(Σⱼ sᵢⱼ·cᵢⱼ)), whose product with Ŵ is ‖w‖·∂E/∂W."""
+    dtype, weights = pair_sum.w.dtype, pair_sum.weights
+    betas = None if weights is None else (weights.unsqueeze(-1).to(c), weights.unsqueeze(-2).to(c))
+    value, slope = _evaluate(pair_sum.potential, unit, unit, c, betas, dtype, with_gradient, is_close=is_close)
+    # E: the diagonal holds φ(0), which is no pair.
+    value.diagonal(dim1=-2, dim2=-1).zero_()
+    total = _saturate(value.sum((-2, -1)), dtype).to(pair_sum.w.device)
+    if slope is None:
+        return total, None
+    # The diagonal of s is no pair either and takes the radial term.
+    diagonal = slope.diagonal(dim1=-2, dim2=-1)
+    diagonal.zero_()
+    diagonal.copy_(-(slope * c).sum(-1))
+    return total, slope.mul_(2)
 
 
 def _has_close_pair(top: float, bottom: float, potential: PairPotential, dtype: torch.dtype) -> bool:
@@ -378,7 +395,7 @@ def _evaluate(
 ) -> tuple[Tensor, Tensor | None]:
     """Return φ and dφ/dc for the cosines of unit rows and columns. Entries that are no pair must hold the cosine 0."""
     if with_derivative and not is_close and weights is None and potential.distance == "euclidean":
-        return potential.at_distant(c)
+        return potential.unclamped_with_derivative(c)
     u, v = torch.rsub(c, 2, alpha=2), torch.rsub(c, 2, alpha=-2)
     if is_close:
         _replace_small_chords_(u, rows, columns)
@@ -418,47 +435,33 @@ def _sum_in_blocks(pair_sum: PairSum, with_gradient: bool) -> _Result:
     """Return a cross sum, or the mutual sum of one large set (1, N, d), with gradients."""
     is_mutual = pair_sum.labels is None
     w = pair_sum.w.flatten(0, -2)
-    weights = None if pair_sum.weights is None else pair_sum.weights.flatten()
     rows = w if is_mutual else w[pair_sum.labels] if pair_sum.rows is None else pair_sum.rows
-    height = max(min(len(rows), math.isqrt(_PAIRS_IN_CACHE)), 1)
-    # Blocks of a mutual sum are square, so that a row meets itself only in blocks on the diagonal, where i == j.
-    width = height if is_mutual else _PAIRS_IN_CACHE // height
     total = torch.zeros((), dtype=torch.float64, device=w.device)
-    inverse_norms = w.new_zeros(len(w), 1)
-    row_inverse_norms = inverse_norms if is_mutual else w.new_zeros(len(rows), 1)
     grad_w = torch.zeros_like(w) if with_gradient else None
     grad_rows = grad_w if is_mutual or grad_w is None else torch.zeros_like(rows)
-    for i in _slices(len(rows), height):
-        row_lengths, unit_rows = sphere.row_polar(rows[i])
-        row_inverse_norms[i] = _inverse(row_lengths)
-        # The mutual sum is symmetric: blocks on and above the diagonal are sufficient.
-        for j in _slices(len(w), width, start=i.start if is_mutual else 0):
-            on_diagonal = is_mutual and i == j
-            lengths, unit = (row_lengths, unit_rows) if on_diagonal else sphere.row_polar(w[j])
-            inverse_norms[j] = _inverse(lengths)
-            no_pair = None if is_mutual else _no_pair(pair_sum, i, j)
-            if on_diagonal:
-                no_pair = torch.eye(len(unit), dtype=torch.bool, device=w.device)
-            block = _Block((rows[i], w[j]), (unit_rows, unit), no_pair, is_symmetric=on_diagonal)
-            betas = None if weights is None else (weights[i, None], weights[None, j])
-            value, block_grad_rows, block_grad_columns = block.sum(pair_sum.potential, betas, with_gradient)
-            # A block above the diagonal stands for its mirror image too.
-            copies = 2 if is_mutual and not on_diagonal else 1
-            total += copies * value
-            if grad_w is not None and grad_rows is not None:
-                grad_rows[i].add_(block_grad_rows, alpha=copies)
-                grad_w[j].add_(block_grad_columns, alpha=copies)
+    for block in _blocks(pair_sum, rows, w):
+        value, block_grad_rows, block_grad_columns = block.sum(pair_sum.potential, with_gradient)
+        total += block.copies * value
+        if grad_w is not None and grad_rows is not None:
+            grad_rows[block.i].add_(block_grad_rows, alpha=block.copies)
+            grad_w[block.j].add_(block_grad_columns, alpha=block.copies)
     total = _saturate(total, w.dtype).reshape(pair_sum.w.shape[:-2])
     if grad_w is None or grad_rows is None:
         return _Result(total)
-    # The factor 1/‖rᵢ‖ of the gradient. It comes last, because it is the same for all blocks of a row.
-    grad_w = _saturate(grad_w.mul_(inverse_norms), w.dtype)
+    grad_w = _divide_by_norms_(grad_w, w)
     if pair_sum.labels is None:
         return _Result(total, grad_w.view_as(pair_sum.w))
-    grad_rows = _saturate(grad_rows.mul_(row_inverse_norms), w.dtype)
+    grad_rows = _divide_by_norms_(grad_rows, rows)
     if pair_sum.rows is None:
         return _Result(total, grad_w.index_add_(0, pair_sum.labels, grad_rows))
     return _Result(total, grad_w, grad_rows)
+
+
+def _divide_by_norms_(gradient: Tensor, w: Tensor) -> Tensor:
+    """Multiply by the factor 1/‖wᵢ‖ in place. It comes after the sum over blocks, which all have the same factor."""
+    for i in _slices(len(w), _ROWS_IN_CACHE):
+        gradient[i].mul_(_inverse(sphere.row_polar(w[i])[0]))
+    return _saturate(gradient, gradient.dtype)
 
 
 def _slices(n: int, size: int, start: int = 0) -> Iterator[slice]:
@@ -466,19 +469,50 @@ def _slices(n: int, size: int, start: int = 0) -> Iterator[slice]:
     return (slice(k, min(k + size, n)) for k in range(start, n, size))
 
 
+def _blocks(pair_sum: PairSum, rows: Tensor, w: Tensor) -> Iterator[_Block]:
+    """Yield the pairs of `rows` and the rows of `w` in blocks that fit into the cache."""
+    is_mutual = pair_sum.labels is None
+    weights = None if pair_sum.weights is None else pair_sum.weights.flatten()
+    height = max(min(len(rows), math.isqrt(_PAIRS_IN_CACHE)), 1)
+    # Blocks of a mutual sum are square, so that a row meets itself only in blocks on the diagonal, where i == j.
+    width = height if is_mutual else _PAIRS_IN_CACHE // height
+    for i in _slices(len(rows), height):
+        unit_rows = sphere.row_directions(rows[i])
+        # The mutual sum is symmetric: blocks on and above the diagonal are sufficient.
+        for j in _slices(len(w), width, start=i.start if is_mutual else 0):
+            on_diagonal = is_mutual and i == j
+            unit_columns = unit_rows if on_diagonal else sphere.row_directions(w[j])
+            if on_diagonal:
+                no_pair: Tensor | None = torch.eye(len(unit_rows), dtype=torch.bool, device=w.device)
+            else:
+                no_pair = None if is_mutual else _no_pair(pair_sum, i, j)
+            betas = None if weights is None else (weights[i, None], weights[None, j])
+            # A block above the diagonal stands for its mirror image too.
+            copies = 2 if is_mutual and not on_diagonal else 1
+            yield _Block(i, j, (rows[i], w[j]), (unit_rows, unit_columns), betas, no_pair, copies, on_diagonal)
+
+
 class _Block(NamedTuple):
     """Pairs of rows (B, d) and columns (M, d).
 
     Attributes:
+        i: the position of the rows.
+        j: the position of the columns.
         values: rows and columns as they are.
         directions: their directions.
+        weights: their factors β as (B, 1) and (1, M); None for factors of 1.
         no_pair: (B, M) booleans, True for entries that do not count; None if all count.
+        copies: how often the block counts.
         is_symmetric: whether rows and columns are the same vectors, so that they have the same gradient.
     """
 
+    i: slice
+    j: slice
     values: tuple[Tensor, Tensor]
     directions: tuple[Tensor, Tensor]
+    weights: tuple[Tensor, Tensor] | None
     no_pair: Tensor | None
+    copies: int
     is_symmetric: bool
 
     def cosines(self) -> Tensor:
@@ -487,14 +521,15 @@ class _Block(NamedTuple):
         return c if self.no_pair is None else c.masked_fill_(self.no_pair, 0.0)
 
     def in_float64(self) -> _Block:
+        """Return the same block with float64 directions, computed from the values."""
         rows, columns = (sphere.polar(_numerics.to_float64(x))[1] for x in self.values)
         return self._replace(
-            directions=(rows, columns), no_pair=None if self.no_pair is None else self.no_pair.to(rows.device)
+            directions=(rows, columns),
+            weights=None if self.weights is None else (self.weights[0].to(rows), self.weights[1].to(rows)),
+            no_pair=None if self.no_pair is None else self.no_pair.to(rows.device),
         )
 
-    def sum(
-        self, potential: PairPotential, weights: tuple[Tensor, Tensor] | None, with_gradient: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def sum(self, potential: PairPotential, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return Σ φ and the tangential parts of its gradients with respect to unit rows and columns."""
         block, dtype = self, self.directions[0].dtype
         c = block.cosines()
@@ -503,9 +538,9 @@ class _Block(NamedTuple):
         if is_close:
             block = self.in_float64()
             c = block.cosines()
-            weights = None if weights is None else (weights[0].to(c), weights[1].to(c))
         rows, columns = block.directions
-        value, slope = _evaluate(potential, rows, columns, c, weights, dtype, with_gradient, is_close=is_close)
+        value, slope = _evaluate(potential, rows, columns, c, block.weights, dtype, with_gradient, is_close=is_close)
+        # E: entries that are no pair hold φ(0).
         if block.no_pair is not None:
             value.masked_fill_(block.no_pair, 0.0)
         total = value.sum(dtype=torch.float64)
@@ -513,11 +548,13 @@ class _Block(NamedTuple):
             return total, rows[:0], columns[:0]
         if block.no_pair is not None:
             slope.masked_fill_(block.no_pair, 0.0)
-        # Σⱼ sᵢⱼ·ŵⱼ minus its radial part (Σⱼ sᵢⱼ·cᵢⱼ)·r̂ᵢ, and the same with rows and columns exchanged. The radial part
-        # is subtracted here, in the dtype of the block, because the two nearly cancel for close pairs.
+        # ∂E/∂r̂ᵢ: Σⱼ sᵢⱼ·ŵⱼ minus its radial part (Σⱼ sᵢⱼ·cᵢⱼ)·r̂ᵢ, which is subtracted here, in the dtype of the block,
+        # because the two nearly cancel for close pairs.
         radial = slope * c
-        grad_rows = _saturate(torch.addcmul(slope @ columns, radial.sum(1, keepdim=True), rows, value=-1), dtype)
+        grad_rows = torch.addcmul(slope @ columns, radial.sum(1, keepdim=True), rows, value=-1)
+        grad_rows = _saturate(grad_rows, dtype)
         if self.is_symmetric:
             return total, grad_rows, grad_rows
+        # ∂E/∂ŵⱼ: the same with rows and columns exchanged.
         grad_columns = torch.addcmul(slope.mT @ rows, radial.sum(0).unsqueeze(1), columns, value=-1)
         return total, grad_rows, _saturate(grad_columns, dtype)

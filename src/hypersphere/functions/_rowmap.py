@@ -1,12 +1,16 @@
 r"""Learned maps of rows, W = V·Rᵀ: the interface of the menus `orthogonal` and `transform`.
 
-A map has up to two implementations:
+Every map defines `expression`: V·Rᵀ in ordinary torch operations, which never read values. Where autograd of these
+operations is slow, a map adds a pair of kernels: `forward_kernel`, and `backward_kernel`, which reuses the
+factorisation of the forward pass. Which of the two runs is decided in one place, `RowMap.evaluate`:
 
-* `expression` computes V·Rᵀ in ordinary torch operations. Compilers, tracers, `torch.func` transforms, forward-mode
-  differentiation and second derivatives use it. It never reads values.
-* `forward_kernel` and `backward_kernel` are a faster pair for eager first-order training. They may read values to
-  choose an algorithm, and the backward pass reuses the factorisation of the forward pass. By default they record
-  `expression`, also in a subclass that overrides the `expression` of its parent and not the kernels.
+    eager mode: forward pass and first derivatives                           the kernels, if the map has them
+    eager mode: second derivatives (`create_graph=True`)                     derivatives of `expression`
+    compilation, tracing, `torch.func`, forward mode, the meta device        `expression`
+
+Values decide about algorithms only on the CPU, where reading them is free (`_numerics.reading_is_free`): a fast
+factorisation is checked there, and repeated by a stable one if it lost digits. On other devices a training step never
+makes the host wait. No map checks that its inputs are finite: a NaN or an infinity gives a weight that is not finite.
 """
 
 from __future__ import annotations
@@ -19,13 +23,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hypersphere import _numerics
-from hypersphere.functions._autograd import differentiable_gradients, inner_graph, only_reverse_mode
+from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
 from hypersphere.functions._overrides import reset_closed_forms
 
-__all__ = ["Gradients", "Residuals", "RowMap", "kernels_usable", "norms_preserved"]
+__all__ = ["Gradients", "Residuals", "RowMap", "may_branch_on_values", "norms_preserved"]
 
 Residuals = Any
-"""What a backward kernel needs from its forward kernel: a tuple, which each map defines."""
+"""What a backward kernel needs in addition to its inputs: a NamedTuple of tensors (or None), one type per map."""
 
 Gradients = tuple[Tensor, Tensor | None]
 """The gradients of the free parameters and of the rows."""
@@ -42,10 +46,14 @@ class RowMap(abc.ABC):
     exact: ClassVar[bool] = True
     """True if R is orthogonal for all values of the parameters."""
 
+    has_kernels: ClassVar[bool] = False
+    """True if the class has kernels for its `expression`. A subclass that overrides only `expression` has none."""
+
     def __init_subclass__(cls) -> None:
-        """Drop the kernels of a parent class if the subclass defines another map and no kernels for it."""
+        """Drop algorithms of a parent class if the subclass defines another map and no algorithms for it."""
         super().__init_subclass__()
-        reset_closed_forms(cls, RowMap, ("forward_kernel", "backward_kernel"), "expression", "generator")
+        reset_closed_forms(cls, RowMap, ("evaluate", "forward_kernel", "backward_kernel"), "expression", "generator")
+        cls.has_kernels = cls.forward_kernel is not RowMap.forward_kernel
 
     def identity(self, d: int) -> Float[Tensor, "..."]:
         """Return the free parameters for which R is the identity of size `d`."""
@@ -55,24 +63,27 @@ class RowMap(abc.ABC):
     def expression(self, free: Float[Tensor, "..."], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Return V·Rᵀ in differentiable torch operations. The inputs have float32 or wider."""
 
-    def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
-        """Return V·Rᵀ and what `backward_kernel` needs. The inputs are detached and have float32 or wider."""
-        if torch.is_inference_mode_enabled():  # nothing can be recorded, and there will be no backward pass
-            return self.expression(free, v), ()
-        with inner_graph():
-            leaves = free.detach().requires_grad_(), v.detach().requires_grad_()
-            w = self.expression(*leaves)
-        return w.detach(), (leaves, w)
+    def evaluate(self, free: Float[Tensor, "..."], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
+        """Return V·Rᵀ, by the kernels or by `expression`. The inputs have float32 or wider.
 
-    def backward_kernel(self, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True) -> Gradients:
+        A map whose precision depends on the values overrides this method to choose another dtype or algorithm.
+        """
+        if self.has_kernels and only_reverse_mode(free, v):
+            return _KernelFunction.apply(self, free, v)
+        return self.expression(free, v)
+
+    def forward_kernel(self, free: Tensor, v: Tensor) -> tuple[Tensor, Residuals]:
+        """Return V·Rᵀ and the residuals for `backward_kernel`. The inputs have float32 or wider."""
+        raise NotImplementedError
+
+    def backward_kernel(
+        self, free: Tensor, v: Tensor, residuals: Residuals, grad: Tensor, *, needs_rows: bool = True
+    ) -> Gradients:
         """Return the gradients of the free parameters and of V, given the gradient of V·Rᵀ.
 
         If `needs_rows` is False, the gradient of V is not needed. Return None for it, unless it is a by-product.
         """
-        leaves, w = residuals
-        # The graph is retained because one weight may be differentiated by several backward passes.
-        grads = torch.autograd.grad(w, leaves if needs_rows else leaves[:1], grad, retain_graph=True)
-        return grads[0], grads[1] if needs_rows else None
+        raise NotImplementedError
 
     def size(self, free: Float[Tensor, "..."]) -> int:
         """Return d, the size of R."""
@@ -91,14 +102,10 @@ class RowMap(abc.ABC):
             batch = free.shape[: free.ndim - self.identity(1).ndim]
             eye = torch.eye(self.size(free), dtype=free.dtype, device=free.device)
             return self(free, eye.expand(*batch, -1, -1)).mT
-        if not kernels_usable(free, v):
-            return self._wide_expression(free, v)
-        return _KernelFunction.apply(self, free, v)
-
-    def _wide_expression(self, free: Tensor, v: Tensor) -> Tensor:
-        """Evaluate `expression` in float32 or wider and return the dtype of `v`."""
+        # Factorisations need float32, also under autocast and for half-precision parameters.
         with _numerics.autocast_disabled(v):
-            return _numerics.narrow(self.expression(_numerics.widen(free), _numerics.widen(v)), v.dtype)
+            wide_free, wide_v = _numerics.widen_parameter(free), _numerics.widen_parameter(v)
+            return _numerics.narrow(self.evaluate(wide_free, wide_v), v.dtype)
 
 
 class _KernelFunction(torch.autograd.Function):
@@ -106,30 +113,29 @@ class _KernelFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, method: RowMap, free: Tensor, v: Tensor) -> Tensor:
-        with _numerics.autocast_disabled(v):
-            w, ctx.residuals = method.forward_kernel(_numerics.widen(free.detach()), _numerics.widen(v.detach()))
-        ctx.method = method
-        ctx.save_for_backward(free, v)
-        return _numerics.narrow(w, v.dtype)
+        w, residuals = method.forward_kernel(free, v)
+        ctx.method, ctx.residuals_type = method, type(residuals)
+        ctx.save_for_backward(free, v, *residuals)
+        return w
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        free, v = ctx.saved_tensors
+        free, v, *residuals = ctx.saved_tensors
         _, *needs = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
-            return None, *differentiable_gradients(ctx.method._wide_expression, (free, v), needs, grad)
+        # The backward pass may be called under autocast although the forward pass disabled it.
         with _numerics.autocast_disabled(grad):
-            grad_free, grad_v = ctx.method.backward_kernel(ctx.residuals, _numerics.widen(grad), needs_rows=needs[1])
-        return (
-            None,
-            _numerics.narrow(grad_free, free.dtype),
-            None if grad_v is None else _numerics.narrow(grad_v, v.dtype),
-        )
+            if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
+                return None, *differentiable_gradients(ctx.method.expression, (free, v), needs, grad)
+            residuals = ctx.residuals_type(*residuals)
+            return None, *ctx.method.backward_kernel(free, v, residuals, grad, needs_rows=needs[1])
 
 
-def kernels_usable(free: Tensor, v: Tensor) -> bool:
-    """Return True in ordinary eager mode, where values can be read and only reverse mode differentiates."""
-    return only_reverse_mode(free, v)
+def may_branch_on_values(free: Tensor, v: Tensor) -> bool:
+    """Return True if Python may read values to choose an algorithm: in ordinary eager mode on the CPU.
+
+    `hypersphere._numerics` compares this with the other predicates of its kind.
+    """
+    return only_reverse_mode(free, v) and _numerics.reading_is_free(free, v)
 
 
 def norms_preserved(w: Tensor, v: Tensor) -> bool:

@@ -15,6 +15,7 @@ To add a kernel:
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,6 +30,9 @@ from hypersphere.functions._autograd import inner_graph
 from hypersphere.functions._overrides import reset_closed_forms
 
 __all__ = ["KERNELS", "CallableKernel", "Capped", "Kernel", "Logarithmic", "PairPotential", "Riesz", "kernel_of"]
+
+# Above this power, z^−s overflows or vanishes in float32 for all distances that differ from 1 by more than 1 %.
+_LARGEST_POWER = 10_000
 
 
 class Kernel(abc.ABC):
@@ -93,8 +97,9 @@ class Riesz(Kernel):
 
     def __post_init__(self) -> None:
         """Check the power."""
-        positive = is_number(self.power, 0) and self.power > 0
-        require(positive, "power", "a positive number (0 is the logarithmic kernel)", self.power)
+        is_in_range = is_number(self.power, 0, _LARGEST_POWER) and self.power > 0
+        accepted = f"a positive number up to {_LARGEST_POWER} (0 is the logarithmic kernel)"
+        require(is_in_range, "power", accepted, self.power)
 
     def value_at_square(self, u: Tensor) -> Tensor:
         """Return u^(−s/2)."""
@@ -148,7 +153,8 @@ class Capped(Kernel):
 
     Args:
         kernel: the kernel to cap.
-        min_distance: z₀ > 0.
+        min_distance: z₀ > 0. It is raised to the smallest distance at which the energy of the kernel is finite in
+            float32, 4.2e-8 for powers up to 4 and 0.1 for s = 32.
 
     Example:
         >>> import torch
@@ -158,31 +164,39 @@ class Capped(Kernel):
 
     kernel: Kernel
     min_distance: float
-    power: ClassVar[float] = 0.0  # type: ignore[misc]  # the capped kernel is bounded
+    # The capped kernel has a largest value, f(0), so distances need no floor for a power. But `bounded_by_power` stays
+    # False: `kernel` may grow faster than its own power says, and then f(0) may be close to the largest number.
+    power: ClassVar[float] = 0.0  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         """Check the kernel and the distance."""
         is_kernel = isinstance(self.kernel, Kernel) and not isinstance(self.kernel, CallableKernel)
         require(is_kernel, "kernel", "a kernel such as Riesz or Logarithmic", self.kernel)
-        positive = is_number(self.min_distance, 0) and self.min_distance > 0
-        require(positive, "min_distance", "a positive number", self.min_distance)
+        is_distance = is_number(self.min_distance, 0, math.pi) and self.min_distance > 0
+        require(is_distance, "min_distance", "a positive number up to pi, the largest distance", self.min_distance)
+
+    @property
+    def _square_start(self) -> float:
+        """The squared distance z₀² below which the kernel is linear."""
+        return max(self.min_distance**2, _numerics.squared_distance_floor(torch.float32, self.kernel.power))
 
     def value_at_square(self, u: Tensor) -> Tensor:
-        """Return f(√u), linear in √u below the square of `min_distance`."""
+        """Return f(√u), linear in √u below z₀."""
         # Distances are raised to z₀ in the kernel itself, so that neither it nor its derivative can overflow.
-        value = self.kernel.value_at_square(u.clamp_min(self.min_distance**2))
-        return value + self._slope(u) * (u.sqrt() - self.min_distance).clamp_max(0.0)
+        start = self._square_start
+        value = self.kernel.value_at_square(u.clamp_min(start))
+        return value + self._slope(u) * (u.sqrt() - math.sqrt(start)).clamp_max(0.0)
 
     def derivative_at_square(self, u: Tensor, value: Tensor) -> Tensor:
         """Return df/du of the kernel, and f′(z₀)/(2√u) below z₀."""
-        above = u.clamp_min(self.min_distance**2)
+        above = u.clamp_min(self._square_start)
         derivative = self.kernel.derivative_at_square(above, self.kernel.value_at_square(above))
-        return torch.where(u < self.min_distance**2, self._slope(u) / (2 * u.sqrt()), derivative)
+        return torch.where(u < self._square_start, self._slope(u) / (2 * u.sqrt()), derivative)
 
     def _slope(self, u: Tensor) -> Tensor:
         """Return f′(z₀) = 2·z₀·df/du as a scalar tensor with the dtype and device of `u`."""
-        nearest = u.new_full((), self.min_distance**2)
-        return 2 * self.min_distance * self.kernel.derivative_at_square(nearest, self.kernel.value_at_square(nearest))
+        start = u.new_full((), self._square_start)
+        return 2 * start.sqrt() * self.kernel.derivative_at_square(start, self.kernel.value_at_square(start))
 
 
 @dataclass(frozen=True)
@@ -214,7 +228,8 @@ def kernel_of(power: float | str | Callable[[Tensor], Tensor], min_distance: flo
     (Logarithmic(), Riesz(power=2))
     """
     if isinstance(power, (int, float)):
-        require(is_number(power, 0), "power", "a number >= 0, a kernel or a callable of the distance", power)
+        accepted = f"a number >= 0 and at most {_LARGEST_POWER}, a kernel or a callable of the distance"
+        require(is_number(power, 0, _LARGEST_POWER), "power", accepted, power)
         kernel: Kernel = Logarithmic() if power == 0 else Riesz(power)
     else:
         choice = choose(KERNELS, power, "power")
@@ -234,6 +249,12 @@ class PairPotential:
     r"""The repulsion φ of two directions: a kernel f of their distance; half space adds f of the distance to −ŵⱼ.
 
     It is evaluated at the squared chords u = ‖ŵᵢ − ŵⱼ‖² = 2 − 2c and v = ‖ŵᵢ + ŵⱼ‖² = 2 + 2c, where c is the cosine.
+
+    There are three ways to compute φ together with dφ/dc, from the fastest to the most general:
+
+    * `unclamped_with_derivative`, from cosines: Euclidean distances, no weights, and no pair near the floor;
+    * `with_derivative` by the kernel's formula: Euclidean distances, no weights, any pairs;
+    * `with_derivative` by automatic differentiation: angular distances or weights.
 
     >>> import torch
     >>> PairPotential(Riesz(2))(torch.tensor([2.0, 4.0]), torch.tensor([2.0, 0.0]))
@@ -277,8 +298,8 @@ class PairPotential:
             value, derivative = value + mirrored, derivative.add_(mirrored_derivative, alpha=2)
         return value, derivative
 
-    def at_distant(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Return φ and dφ/dc of Euclidean distances for cosines without a close pair, in as few passes as possible."""
+    def unclamped_with_derivative(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Return φ and dφ/dc at cosines of which none belongs to a close pair, in as few passes as possible."""
         if self.half_space and self.kernel == Riesz(2):
             # 1/(2 − 2c) + 1/(2 + 2c) = 1/(1 − c²), whose derivative is 2c/(1 − c²)².
             value = torch.addcmul(torch.ones_like(c), c, c, value=-1).reciprocal_()
@@ -310,11 +331,13 @@ class PairPotential:
         self, u: Tensor, v: Tensor, weights: tuple[Tensor, Tensor] | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """Return f and df/du, which is 0 below the floor."""
+        # By the formula of the kernel.
         if weights is None and self.distance == "euclidean":
             floor = _numerics.squared_distance_floor(dtype, self.kernel.power)
             floored = u.clamp_min(floor)
             value = self.kernel.value_at_square(floored)
             return value, self.kernel.derivative_at_square(floored, value).mul_(u >= floor)
+        # By automatic differentiation.
         with inner_graph():
             leaf = u.detach().requires_grad_()
             opposite = v.detach() + (u.detach() - leaf)  # equal to v, with derivative −1

@@ -2,7 +2,8 @@ r"""Projections for compressive energies: maps from neurons to shorter vectors  
 
 A projection maps rows w (sets, N, d) to stacks (views, sets, N′, r) through a basis P, which is drawn again every few
 steps (`Drawn`), or drawn once and then learned by gradient steps (`Learned`). Only directions matter, so P is applied
-to w itself: P ŵ/‖P ŵ‖ = P w/‖P w‖. To add a projection, write a frozen dataclass and list it in PROJECTIONS.
+to w itself: P ŵ/‖P ŵ‖ = P w/‖P w‖. To add a projection, write a frozen dataclass and list it in PROJECTIONS. Override
+`min_length` if it needs neurons of more than two numbers.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = [
     "Adversarial",
     "AnglePreserving",
     "Bilateral",
+    "Cooperative",
     "Drawn",
     "Group",
     "Learned",
@@ -58,9 +60,14 @@ class Projection(abc.ABC):
     def __call__(self, w: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
         """Return stacks (views, sets, N′, r) of projected vectors for the rows w (sets, N, d)."""
 
+    @property
+    def min_length(self) -> int:
+        """The smallest length of a neuron that can be projected."""
+        return 2
+
     def fits(self, neurons: int, d: int) -> bool:
         """Return True if a layer of `neurons` rows of `d` numbers is large enough to be projected."""
-        return d >= getattr(self, "dim", 2)
+        return d >= self.min_length
 
 
 class Drawn(Projection):
@@ -79,7 +86,7 @@ class Learned(Projection):
     updates: int
     redraw_every: int | None = None
     slope = deprecated_attribute("slope", "gradient")
-    unrolled = False  # True if the energy is computed at P − rate·∂L/∂P and differentiated through the step
+    unrolled = False  # True if P is updated at every step of the network and the energy differentiated through it
 
     def __init_subclass__(cls) -> None:
         """Accept a subclass that defines `gradient` under its old name `slope`."""
@@ -89,10 +96,18 @@ class Learned(Projection):
     def __post_init__(self) -> None:
         """Check shapes and steps."""
         _check_shape(self.dim, self.views, self.every)
-        require(is_number(self.rate, 0) and self.rate > 0, "rate", "a positive number", self.rate)
+        # Larger rates would make the basis overflow.
+        largest = _numerics.SAFE_PARAMETER_RANGE[1]
+        is_rate = is_number(self.rate, 0, largest) and self.rate > 0
+        require(is_rate, "rate", f"a positive number up to {largest:.0f}", self.rate)
         _check_integer("updates", self.updates, 1)
         if self.redraw_every is not None:
             _check_integer("redraw_every", self.redraw_every, 1)
+
+    @property
+    def min_length(self) -> int:
+        """The length of projected neurons, `dim`: shorter neurons are not projected."""
+        return self.dim
 
     def basis(self, neurons: int, channels: int, taps: int, generator: torch.Generator) -> Tensor:
         """Draw the Gaussian basis that learning starts from."""
@@ -193,8 +208,13 @@ class Random(Drawn):
         """Check names and shapes."""
         _check_shape(self.dim, self.views, self.every)
         accepted = f"one of {', '.join(map(repr, CONSTRUCTIONS))}"
-        require(self.construction in CONSTRUCTIONS, "construction", accepted, self.construction)
+        require(self.construction in tuple(CONSTRUCTIONS), "construction", accepted, self.construction)
         require(self.aggregate in ("mean", "max"), "aggregate", "'mean' or 'max'", self.aggregate)
+
+    @property
+    def min_length(self) -> int:
+        """The length of projected neurons, `dim`: shorter neurons are not projected."""
+        return self.dim
 
     def basis(self, neurons: int, channels: int, taps: int, generator: torch.Generator) -> Tensor:
         """Draw the (views, dim, d) entries."""
@@ -215,12 +235,13 @@ class AnglePreserving(Learned):
     Args:
         dim: r, the length of projected neurons.
         views: the number of independent bases.
-        method: "unrolled" computes the energy at P − η·∂L/∂P and differentiates through that step; "alternating"
-            takes `updates` steps of P every `every` steps of the network.
+        method: when P takes `updates` gradient steps P − η·∂L/∂P. "unrolled": at every step of the network, and the
+            gradient of the energy with respect to W includes the dependence of the new P on W. "alternating": every
+            `every` steps of the network, and P is a constant in the gradient of the energy.
         form: "cosine", or "angle" to compare θ instead of cos θ.
         rate: η, for L divided by the number of pairs.
-        updates: gradient steps of P per update.
-        every: steps of the network between updates ("alternating").
+        updates: the number of gradient steps that P takes whenever it is updated.
+        every: steps of the network between updates (only "alternating").
         redraw_every: steps of the network after which P is drawn again; None for never.
 
     >>> p = AnglePreserving(dim=3)
@@ -245,7 +266,7 @@ class AnglePreserving(Learned):
 
     @property
     def unrolled(self) -> bool:  # type: ignore[override]
-        """True if the energy is differentiated through the step of P."""
+        """True if the energy is differentiated through the gradient steps of P."""
         return self.method == "unrolled"
 
     def objective(self, w: Tensor, basis: Tensor) -> Tensor:
@@ -302,7 +323,7 @@ class Adversarial(Learned):
         dim: r, the length of projected neurons.
         views: the number of independent bases.
         rate: the size of a gradient step of P.
-        updates: gradient steps of P per update.
+        updates: the number of gradient steps that P takes whenever it is updated.
         every: steps of the network between updates.
         min_distance: the distance below which the energy continues linearly; None for no cap.
         redraw_every: steps of the network after which P is drawn again; None for never.
@@ -322,11 +343,7 @@ class Adversarial(Learned):
 
     def gradient(self, w: Tensor, basis: Tensor, potential: PairPotential) -> Tensor:
         """Return −∂Ē/∂P, with Ē the mean energy over pairs."""
-        with inner_graph():
-            # P is an opponent of W, not a function of it: no gradient flows from the basis to the neurons.
-            leaf = basis.detach().requires_grad_()
-            energy = pair_energy(PairSum(_project(w.detach(), leaf), potential)).sum() / _pair_count(w)
-            return -torch.autograd.grad(energy, leaf)[0]  # `update` descends, and P ascends
+        return -_energy_gradient(w, basis, potential)  # `update` descends, and P ascends
 
     def update(self, basis: Tensor, gradient: Tensor) -> Tensor:
         """Return the basis after one step, which is at most a tenth as long as the basis of its view."""
@@ -335,6 +352,47 @@ class Adversarial(Learned):
         lengths = torch.linalg.vector_norm(step, dim=(-2, -1), keepdim=True)
         longest = torch.linalg.vector_norm(basis, dim=(-2, -1), keepdim=True) / 10
         return basis - step * (longest / lengths.clamp_min(torch.finfo(step.dtype).tiny)).clamp_max(1.0)
+
+
+@dataclass(frozen=True)
+class Cooperative(Learned):
+    r"""The basis that is trained with the network: P descends the energy that W descends   (thesis, E.8).
+
+    The basis can lower the energy without the neurons, so this projection regularises less than a random one. It is
+    the "naively learned projection" of the source, for comparison.
+
+    Args:
+        dim: r, the length of projected neurons.
+        views: the number of independent bases.
+        rate: the size of a gradient step of P, for the mean energy over pairs.
+        updates: the number of gradient steps that P takes whenever it is updated.
+        every: steps of the network between updates.
+        redraw_every: steps of the network after which P is drawn again; None for never.
+
+    >>> p = Cooperative(dim=3)
+    >>> p(torch.randn(1, 7, 9), p.basis(7, 9, 1, torch.Generator()))[0].shape
+    torch.Size([1, 1, 7, 3])
+    """
+
+    dim: int = 30
+    views: int = 1
+    rate: float = 0.1
+    updates: int = 1
+    every: int = 1
+    redraw_every: int | None = None
+
+    def gradient(self, w: Tensor, basis: Tensor, potential: PairPotential) -> Tensor:
+        """Return ∂Ē/∂P, with Ē the mean energy over pairs."""
+        return _energy_gradient(w, basis, potential)
+
+
+def _energy_gradient(w: Tensor, basis: Tensor, potential: PairPotential) -> Tensor:
+    """Return ∂Ē/∂P of the mean energy Ē of the projected rows over pairs."""
+    with inner_graph():
+        # P is not a function of W here: no gradient flows from the basis to the neurons.
+        leaf = basis.detach().requires_grad_()
+        energy = pair_energy(PairSum(_project(w.detach(), leaf), potential)).sum() / _pair_count(w)
+        return torch.autograd.grad(energy, leaf)[0]
 
 
 @dataclass(frozen=True)
@@ -426,6 +484,7 @@ PROJECTIONS: dict[str, type[Projection]] = {
     "random": Random,
     "angle_preserving": AnglePreserving,
     "adversarial": Adversarial,
+    "cooperative": Cooperative,
     "group": Group,
     "bilateral": Bilateral,
 }

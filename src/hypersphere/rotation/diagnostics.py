@@ -112,12 +112,14 @@ def degrees_of_freedom(model: nn.Module, *, on_group: Iterable[Tensor] = ()) -> 
     total = sum(rotation.degrees_of_freedom() for rotation in rotations)
     total += sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in of_rotations)
     unique = {id(p): p for p in on_group if p.requires_grad}.values()
-    # A matrix that is not a rotation of the model was counted with d². Orthogonality removes d(d+1)/2 dimensions.
+    # Every matrix in `on_group` was counted with d². Orthogonality removes d(d+1)/2 dimensions.
     return total - sum(p.numel() // p.shape[-1] * (p.shape[-1] + 1) // 2 for p in unique)
 
 
 class RotationPenalty:
-    r"""β·Σ‖RᵀR − I‖²_F over the layers rotated with "free": the relaxation OR (OPT, equation 5).
+    r"""β·Σ‖RᵀR − I‖²_F over all rotations by "free": the relaxation OR (OPT, equation 5).
+
+    Rotations by the maps of `hypersphere.transform`, which are not orthogonal either, are penalised, too.
 
     >>> from hypersphere.rotation import rotate_
     >>> RotationPenalty(rotate_(nn.Linear(6, 4), "free"), 0.1)()

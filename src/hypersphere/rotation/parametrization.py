@@ -1,22 +1,19 @@
 r"""The parametrisation of a rotated layer: W = V·Rᵀ with fixed neurons V and a learned rotation R (OPT, equation 1).
 
 `Rotation` is a parametrisation in the sense of `torch.nn.utils.parametrize`: the layer stores V as
-`parametrizations.weight.original`, and reading `layer.weight` calls `Rotation.forward(V)`, which applies a map of
-`hypersphere.orthogonal` to the rows of V and caches the result:
+`parametrizations.weight.original`, and every read of `layer.weight` computes W:
 
-    layer.weight  →  Rotation.forward  →  method.forward_kernel(free, V)
-    W.backward    →  _RotatedWeight    →  method.backward_kernel(residuals, G)
+    layer.weight  →  Rotation.forward(V)  →  BlockLayout.rotate  →  method(free, parts): a map of hypersphere.orthogonal
 
-`BlockLayout` cuts the rows into the parts that the map acts on. With one block, these are the rows themselves.
+`BlockLayout` cuts the rows of V into the parts that the map acts on. With one block, these are the rows themselves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -26,8 +23,7 @@ from torch import Tensor, nn
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_attribute, deprecated_names
 from hypersphere._validation import is_integer, require
-from hypersphere.functions._autograd import differentiable_gradients
-from hypersphere.functions._rowmap import Residuals, RowMap, kernels_usable
+from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import SkewMap
 
 __all__ = ["BlockLayout", "Rotation", "WeightState"]
@@ -38,16 +34,15 @@ __getattr__ = deprecated_names(__name__, {"Layout": "hypersphere.rotation:BlockL
 class Rotation(nn.Module):
     r"""Rotate the neurons of one layer: W = V·Rᵀ, R from free parameters (OPT, section 3).
 
-    The weight is cached. Parameters, neurons and dimensions are compared with the copies that the cached weight was
-    computed from, value by value. So every write to them is noticed, including writes through `.data`, as in
-    `torch.distributed.broadcast(p.data)`. The comparison reads each tensor once per forward pass, which is much cheaper
-    than the rotation. All readers share the returned weight. An in-place operation on it is undone at the next read; a
-    write to it through `.data` is not noticed.
+    The weight is computed at every read, from the current parameters and neurons. A layer that is called once per
+    training step, as most are, reads its weight once. If a weight is read several times while it does not change, let
+    torch compute it only once: in a recurrent layer, for tied weights, or for an evaluation over many batches. The
+    functions of `hypersphere.training` and `hypersphere.evaluation` do so.
 
-    The autograd node of a cached weight stores the residuals of the kernel instead of saved tensors, so the weight can
-    be read many times and differentiated by several `backward` calls per step. In `eval` mode without gradients, the
-    residuals are not stored. Compiled graphs, tracers and `torch.func` transforms bypass the cache and compute the
-    rotation in every call. Call `fold_` before compiling for inference.
+        with torch.nn.utils.parametrize.cached():
+            loss = model(x)
+
+    Parameters that are not finite give a weight that is not finite, without an error; `fold_` refuses to store it.
 
     Args:
         method: an object of `hypersphere.orthogonal` or `hypersphere.transform`.
@@ -55,6 +50,11 @@ class Rotation(nn.Module):
         dimensions: the p entries of each neuron that are rotated, all of them if None (S-OPT).
         seed: the seed from which `dimensions` are drawn again later (S-OPT).
         like: a tensor whose dtype and device the free parameters take.
+
+    Attributes:
+        free: the sets of free parameters by name. A new rotation has the single set "main".
+        active: the name of the set that rotates the neurons, see `use_rotation_set`.
+        layer_name: the name of the layer in the model, for error messages. It is empty until the rotation is attached.
     """
 
     dimensions: Tensor | None
@@ -76,48 +76,21 @@ class Rotation(nn.Module):
         self.active = "main"
         self.layer_name = ""
         self.free = nn.ParameterDict()
+        # Dimensions and seed are buffers, so that processes and checkpoints that share the model's state share them.
         self.register_buffer("dimensions", dimensions)
         self.register_buffer("seed", None if seed is None else torch.tensor(seed, device=like.device))
         self.free["main"] = nn.Parameter(layout.expand(method.identity(layout.block_size)).to(like))
-        self._cache: _CachedWeight | None = None
 
     # The weight ------------------------------------------------------------------------------------------------------
 
     def forward(self, neurons: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         """Return the rotated weight, with the shape, dtype and memory format of `neurons`."""
-        free = self.parameter
-        if not kernels_usable(free, neurons):
-            return _weight_expression(self.method, self.layout, self.dimensions, free, neurons)
-        inputs = (free, neurons, self.dimensions)
-        needs_graph = torch.is_grad_enabled() and (free.requires_grad or neurons.requires_grad)
-        keep_residuals = needs_graph or self.training
-        if self._cache is None or not self._cache.is_valid(inputs, needs_residuals=keep_residuals):
-            self._cache = self._compute(inputs, keep_residuals=keep_residuals)
-        return self._cache.connect(self.method, self.layout, free, neurons) if needs_graph else self._cache.weight
-
-    def _compute(self, inputs: tuple[Tensor, Tensor, Tensor | None], *, keep_residuals: bool) -> _CachedWeight:
-        """Compute the weight by the kernels of the map."""
-        residuals: list[Residuals] = []
-
-        def rotate_parts(free: Tensor, parts: Tensor) -> Tensor:
-            rotated, saved = self.method.forward_kernel(free, parts)
-            residuals.append(saved)
-            return rotated
-
-        free, neurons, dimensions = inputs
-        self.require_finite()
-        # The copies have two purposes: residuals refer to them, so that a later optimiser step does not change the
-        # residuals, and the next read compares them with its inputs. The cache may be filled in inference mode and read
-        # in training, and inference tensors cannot be part of a graph, hence inference_mode(False).
-        with torch.inference_mode(False), torch.no_grad(), _numerics.autocast_disabled(neurons):
-            copies = free.detach().clone(), neurons.detach().clone(), None if dimensions is None else dimensions.clone()
-            wide_free, wide_rows = _numerics.widen(copies[0]), _numerics.widen(copies[1]).flatten(1)
-            with self._layer_named_in_errors():
-                rows = self.layout.rotate(rotate_parts, wide_free, wide_rows, copies[2])
-            weight = _numerics.narrow(rows, neurons.dtype).view(neurons.shape)
-            if not neurons.is_contiguous():  # such as channels_last
-                weight = torch.empty_like(neurons).copy_(weight)
-        return _CachedWeight(copies, weight, weight._version, residuals if keep_residuals else None)
+        # Widen once for all factors, so that a half-precision weight is rounded only at the end.
+        with _numerics.autocast_disabled(neurons), self._layer_named_in_errors():
+            free, wide_neurons = _numerics.widen_parameter(self.parameter), _numerics.widen_parameter(neurons)
+            # A filter of a convolution is one neuron: its row has C·k·k entries.
+            rows = self.layout.rotate(self.method, free, wide_neurons.flatten(1), self.dimensions)
+            return _in_memory_format_of(neurons, _numerics.narrow(rows, neurons.dtype).view(neurons.shape))
 
     @torch.no_grad()
     def fold(self, neurons: Float[Tensor, "n ..."]) -> None:
@@ -125,6 +98,7 @@ class Rotation(nn.Module):
         require(len(self.free) == 1, "model", "rotated by one set of parameters to fold and continue", list(self.free))
         self.require_finite()
         free, rows = _numerics.to_float64(self.parameter), _numerics.to_float64(neurons.flatten(1))
+        # `to_float64` moves tensors of a device without float64 to the CPU.
         dimensions = None if self.dimensions is None else self.dimensions.to(rows.device)
         with self._layer_named_in_errors():
             rows = self.layout.rotate(self.method, free, rows, dimensions)
@@ -133,7 +107,7 @@ class Rotation(nn.Module):
 
     def require_finite(self) -> None:
         """Raise a `ValueError` if a free parameter is not finite."""
-        free = self.parameter.detach()  # activation checkpointing counts the operations that autograd records
+        free = self.parameter.detach()
         if _numerics.values_readable(free) and not bool(torch.isfinite(free).all()):
             bad = int((~torch.isfinite(free)).sum())
             with self._layer_named_in_errors():
@@ -217,9 +191,6 @@ class Rotation(nn.Module):
             state_dict.setdefault(prefix + "seed", self.seed)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": None}  # copies and pickles compute their weight again
-
     def extra_repr(self) -> str:
         """Show the map and its layout."""
         return f"{self.method!r}, {self.layout!r}"
@@ -243,99 +214,12 @@ class WeightState(NamedTuple):
             module._parameters[name] = module._parameters.pop(name)
 
 
-# The cache and its gradient ------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _CachedWeight:
-    """A rotated weight and what it was computed from."""
-
-    inputs: tuple[Tensor, Tensor, Tensor | None]  # copies of the free parameters, the neurons and the dimensions
-    weight: Tensor
-    version: int  # of `weight`, to notice in-place writes to it
-    residuals: list[Residuals] | None
-    # The weight as a node of the autograd graph, and the graph inputs it is connected to.
-    node: Tensor | None = None
-    node_key: tuple[int, int, bool, bool] | None = None
-
-    def is_valid(self, inputs: tuple[Tensor | None, ...], *, needs_residuals: bool) -> bool:
-        """Return True if the weight belongs to these inputs."""
-        return (
-            (self.residuals is not None or not needs_residuals)
-            and self.weight._version == self.version
-            and all(_same_values(copy, current) for copy, current in zip(self.inputs, inputs, strict=True))
-        )
-
-    def connect(self, method: RowMap, layout: BlockLayout, free: Tensor, neurons: Tensor) -> Tensor:
-        """Return the weight as a node of the autograd graph, the same one for every reader."""
-        # Gradients must reach the tensors of this call. `functional_call` may have replaced the parameters by others of
-        # equal value. The node holds references to its inputs, so their ids cannot be reused while it is cached.
-        key = (id(free), id(neurons), free.requires_grad, neurons.requires_grad)
-        if self.node is None or self.node_key != key:
-            self.node, self.node_key = _RotatedWeight.apply(free, neurons, method, layout, self), key
-        return self.node
-
-
-class _RotatedWeight(torch.autograd.Function):
-    """Connect a cached weight to its free parameters and neurons in the autograd graph.
-
-    Nothing is stored through `save_for_backward`, whose tensors are freed by the first backward pass: the same node
-    may be differentiated several times. The context refers neither to the cache nor to the module, which refer to it.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, free: Tensor, neurons: Tensor, method: RowMap, layout: BlockLayout, cached: _CachedWeight
-    ) -> Tensor:
-        ctx.method, ctx.layout, ctx.dimensions, ctx.residuals = method, layout, cached.inputs[2], cached.residuals
-        ctx.inputs, ctx.versions = (free, neurons), (free._version, neurons._version)
-        return cached.weight.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        free, neurons = ctx.inputs
-        needs = ctx.needs_input_grad[:2]
-        if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
-            # First derivatives use residuals, which are copies. Second derivatives use the inputs themselves, so these
-            # must still have the values of the forward pass.
-            if ctx.versions != (free._version, neurons._version):
-                raise RuntimeError("a rotated layer was changed between forward and a backward with create_graph=True")
-            expression = partial(_weight_expression, ctx.method, ctx.layout, ctx.dimensions)
-            return *differentiable_gradients(expression, ctx.inputs, needs, grad), None, None, None
-        with _numerics.autocast_disabled(grad):
-            grad_free, grad_rows = ctx.layout.gradients(
-                ctx.method, ctx.residuals, _numerics.widen(grad).flatten(1), ctx.dimensions, needs_rows=needs[1]
-            )
-        grad_neurons = None if grad_rows is None else _numerics.narrow(grad_rows, neurons.dtype).view(neurons.shape)
-        return _numerics.narrow(grad_free, free.dtype), grad_neurons, None, None, None
-
-
-def _weight_expression(
-    method: RowMap, layout: BlockLayout, dimensions: Tensor | None, free: Tensor, neurons: Tensor
-) -> Tensor:
-    """Return the rotated weight in differentiable torch operations, computed in float32 or wider."""
-    with _numerics.autocast_disabled(neurons):
-        wide_free, wide_rows = _numerics.widen(free), _numerics.widen(neurons).flatten(1)
-        rows = layout.rotate(method.expression, wide_free, wide_rows, dimensions)
-        return _numerics.narrow(rows, neurons.dtype).view(neurons.shape)
-
-
-def _same_values(a: Tensor | None, b: Tensor | None) -> bool:
-    """Return True if both tensors have the same dtype, device, shape and values, or if both are None."""
-    if a is None or b is None:
-        return a is b
-    if a.dtype != b.dtype or a.device != b.device or a.shape != b.shape:
-        return False
-    a, b = a.detach(), b.detach()
-    # Comparing the memory as 64-bit integers takes half the time of comparing float32 values one by one. It must be
-    # contiguous and consist of whole and aligned words.
-    per_word = 8 // a.element_size()
-    if all(
-        type(x) is Tensor and x.is_contiguous() and x.numel() % per_word == 0 and x.storage_offset() % per_word == 0
-        for x in (a, b)
-    ):
-        a, b = a.view(-1).view(torch.int64), b.view(-1).view(torch.int64)
-    return torch.equal(a, b)
+def _in_memory_format_of(neurons: Tensor, weight: Tensor) -> Tensor:
+    """Return a contiguous weight in the memory format of the neurons, such as `torch.channels_last`."""
+    # Compilers choose memory formats themselves, and transforms cannot ask for them.
+    if not _numerics.values_readable(neurons) or neurons.is_contiguous():
+        return weight
+    return torch.empty_like(neurons).copy_(weight)
 
 
 # Blocks and factors --------------------------------------------------------------------------------------------------
@@ -394,36 +278,21 @@ class BlockLayout:
 
     def rotate(
         self,
-        rotate_parts: Callable[[Tensor, Tensor], Tensor],
+        method: RowMap,
         free: Float[Tensor, "..."],
         rows: Float[Tensor, "n d"],
         dimensions: Int[Tensor, " p"] | None = None,
     ) -> Float[Tensor, "n d"]:
-        """Return the rotated rows. `rotate_parts(free, parts)` applies the matrices of one factor to its parts."""
+        """Return the rotated rows V·Rᵀ. If `dimensions` are given, only these entries of each row change."""
+        if dimensions is not None:
+            # Autograd saves the indices. `DistributedDataParallel` writes to buffers in every forward pass, which would
+            # invalidate saved ones if there are several forward passes before the backward pass, so save a copy.
+            dimensions = dimensions.clone()
         selected = rows if dimensions is None else rows.index_select(1, dimensions)
         for j, free_of_factor in enumerate(free.unbind() if self.factors > 1 else (free,)):
-            parts = rotate_parts(free_of_factor, self.split(selected, j))
-            selected = self.join(parts, rows.shape[0], j)
+            rotated_parts = method(free_of_factor, self.split(selected, j))
+            selected = self.join(rotated_parts, rows.shape[0], j)
         return selected if dimensions is None else rows.index_copy(1, dimensions, selected)
-
-    def gradients(
-        self, method: RowMap, residuals: list[Residuals], grad: Tensor, dimensions: Tensor | None, *, needs_rows: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients of the free parameters and of the rows (None unless `needs_rows`)."""
-        selected = grad if dimensions is None else grad.index_select(1, dimensions)
-        grads_free: list[Tensor] = []
-        for j in reversed(range(self.factors)):
-            # The gradient of the rows is the input of the previous factor. That of the first factor goes to the caller.
-            grad_free, grad_parts = method.backward_kernel(
-                residuals[j], self.split(selected, j), needs_rows=needs_rows or j > 0
-            )
-            grads_free.insert(0, grad_free)
-            if grad_parts is not None:
-                selected = self.join(grad_parts, grad.shape[0], j)
-        grad_free = torch.stack(grads_free) if self.factors > 1 else grads_free[0]
-        if not needs_rows:
-            return grad_free, None
-        return grad_free, selected if dimensions is None else grad.index_copy(1, dimensions, selected)
 
     def split(self, rows: Float[Tensor, "n d"], j: int = 0) -> Float[Tensor, "..."]:
         """Cut rows into the parts that the blocks of factor j act on: (k, n, b), or (k·n, b) for a shared matrix."""

@@ -57,6 +57,8 @@ class CompressiveEnergy:
 
     def __call__(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
         """Return the energy."""
+        # `projection.Random` draws the same distribution, but its entries in another order and always in float32, so it
+        # would refine the neurons of a given seed differently.
         shape = rows.shape[1], min(self.dim, rows.shape[1])
         # A generator draws only on its device.
         device = rows.device if self.generator is None else self.generator.device
@@ -66,11 +68,12 @@ class CompressiveEnergy:
         return torch.stack([_half_space_energy(rows @ basis.to(rows.device)) for basis in bases]).mean()
 
 
-REFINEMENTS: dict[str, Energy] = {
-    "mhe": _energy_without_antipodal_minimum,
-    "half_space_mhe": _half_space_energy,
-    "comhe": CompressiveEnergy(),
+REFINEMENTS: dict[str, Callable[[torch.Generator | None], Energy]] = {
+    "mhe": lambda generator: _energy_without_antipodal_minimum,
+    "half_space_mhe": lambda generator: _half_space_energy,
+    "comhe": lambda generator: CompressiveEnergy(generator=generator),
 }
+"""Functions that make an energy. The generator is that of its random projections."""
 
 
 def require_energy(argument: str, energy: object) -> None:
@@ -110,10 +113,7 @@ def refine_neurons(
     require_energy("energy", energy)
     require(is_integer(steps, 1), "steps", "an integer >= 1", steps)
     require(is_number(rate, 0) and rate > 0, "rate", "a positive number", rate)
-    if energy == "comhe":
-        function: Energy = CompressiveEnergy(generator=generator)
-    else:
-        function = REFINEMENTS[energy] if isinstance(energy, str) else energy
+    function = REFINEMENTS[energy](generator) if isinstance(energy, str) else energy
     is_known = isinstance(energy, (str, CompressiveEnergy))
     require(not is_known or len(rows) >= 2, "rows", "at least two neurons", len(rows))
     # Values of the compressive energy are random, so its iterates are compared by the half-space energy.
@@ -130,10 +130,10 @@ def refine_neurons(
             best, best_value = current, score
         if step == steps:
             break
-        (slope,) = torch.autograd.grad(value, leaf)
+        (gradient,) = torch.autograd.grad(value, leaf)
         # Only the component perpendicular to a row moves it on the sphere. The scale of the energy does not matter:
         # the row with the longest gradient moves by `angle`, the others in proportion.
-        tangent = slope - (slope * current).sum(1, keepdim=True) * current
+        tangent = gradient - (gradient * current).sum(1, keepdim=True) * current
         longest = tangent.norm(dim=1).max()
         angle = rate * (1 - step / steps)
         current = sphere.normalize(current - angle / longest.masked_fill(longest == 0, 1.0) * tangent)

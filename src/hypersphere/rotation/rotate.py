@@ -64,6 +64,9 @@ def rotate_(
     unchanged with a warning: fused attention weights, recurrent layers, experts, and layers that store neurons as
     columns. Embeddings are left unchanged.
 
+    A rotated weight is computed at every read, usually once per training step. Inside the context
+    `torch.nn.utils.parametrize.cached()` it is computed once, however often it is read.
+
     Args:
         model: the model.
         method: a name or an object of `hypersphere.orthogonal` or `hypersphere.transform`, or a function that returns a
@@ -119,8 +122,9 @@ def rotate_(
         weight = plain_weight(layer)
         rows = weight.detach().flatten(1)
         if weight.ndim > 2:
-            accepted = f"a divisor of {weight.shape[1]}, the channels of {layer.module_name!r}"
-            require(weight.shape[1] % blocks == 0, "blocks", accepted, blocks)
+            channels = weight.shape[1]
+            accepted = f"a divisor of {channels}, the channels of {layer.module_name!r} (or leave it out with `where`)"
+            require(channels % blocks == 0, "blocks", accepted, blocks)
         parametrization: Rotation | CustomTransform
         if isinstance(method, RowMap):
             parametrization = Rotation(method, BlockLayout(rows.shape[1], blocks, shared, factors), like=rows)
@@ -184,6 +188,10 @@ def attach(
 
 def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
     """Replace rotations by plain weights. Outputs do not change, and `weight` is the parameter object it was before.
+
+    The plain weights are exactly those that the rotated layers computed, in their dtype. With `keep=True`, which is
+    called many times during training, they are computed in float64, so that rounding errors do not accumulate. Outputs
+    then change by rounding errors.
 
     Args:
         model: its rotated layers are changed in place, and each `InputRotation` is replaced by its module. To fold a
@@ -291,7 +299,7 @@ def rotatable_layers(
     if not selection:
         reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped[:5])
         raise ValueError(f"where must select at least one layer that can be rotated, but none is left ({reasons})")
-    unsupported = [layer.name for layer in candidates if _reason_not_rotatable(layer)]
+    unsupported = [skip.name for skip in selection.skipped[len(candidates.skipped) :]]
     if unsupported:
         subject = "1 layer is" if len(unsupported) == 1 else f"{len(unsupported)} layers are"
         names = ", ".join([*unsupported[:3], *(["…"] if len(unsupported) > 3 else [])])

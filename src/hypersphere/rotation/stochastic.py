@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from hypersphere._deprecation import deprecated_attribute
 from hypersphere._validation import choose, is_integer, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
@@ -77,8 +78,8 @@ class Stochastic:
             require(not unknown, "fraction", accepted, unknown)
         self.every = every
         self.steps = 0
-        self.partial: list[tuple[nn.Module, Rotation]] = []
-        """The layers in which only some dimensions are rotated. Layers with p = d need no folds."""
+        self.partially_rotated: list[tuple[nn.Module, Rotation]] = []
+        """The modules in which only some dimensions are rotated. Layers with p = d need no folds."""
         # All rotations are made before the first one is attached, so that an error leaves the model unchanged.
         rotations = []
         for i, layer in enumerate(selection):
@@ -91,14 +92,16 @@ class Stochastic:
             seed = int(torch.randint(2**62, (), generator=generator))
             dimensions = _draw_dimensions(seed, 0, size, count).to(weight.device)
             rotations.append(Rotation(chosen, BlockLayout(count), dimensions=dimensions, seed=seed, like=weight))
-            self.partial.append((cast(nn.Module, layer.module), rotations[-1]))
+            self.partially_rotated.append((cast(nn.Module, layer.module), rotations[-1]))
         for layer, rotation in zip(selection, rotations, strict=True):
             attach(layer, rotation)
         if report:
             print(selection.report())
 
+    partial = deprecated_attribute("partial", "partially_rotated")
+
     def __repr__(self) -> str:
-        counts = ", ".join(str(rotation.layout.size) for _, rotation in self.partial)
+        counts = ", ".join(str(rotation.layout.size) for _, rotation in self.partially_rotated)
         return f"Stochastic(every={self.every}, steps={self.steps}, dimensions=[{counts}])"
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
@@ -113,7 +116,7 @@ class Stochastic:
         self.steps += 1
         if self.steps % self.every:
             return False
-        for module, rotation in self.partial:
+        for module, rotation in self.partially_rotated:
             is_rotated = any(r is rotation for _, _, r in rotated_layers(module))
             require(is_rotated, "model", "still rotated, but one of its layers was folded", type(module).__name__)
             neurons = neurons_of(module)

@@ -1,0 +1,220 @@
+"""Rotations as a component of training: which layers are rotated, by which map, and what happens after each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere import rotation, sphere
+from hypersphere._layer_selection import NeuronLayer
+from hypersphere._signatures import accept_options_of, named_parameters
+from hypersphere.functions._rowmap import RowMap
+from hypersphere.optim import OGD, OGDAdam
+from hypersphere.rotation.rotate import METHODS
+
+__all__ = ["ROTATIONS", "RotationOptions", "TrainedRotation"]
+
+
+@dataclass(frozen=True)
+class TrainedRotation:
+    """What a rotation adds to training.
+
+    Attributes:
+        penalty: term that is added to the loss.
+        on_group: parameters that are trained by descent on the orthogonal group.
+        group_optimizer: makes the optimiser of those parameters.
+        stochastic: rotation of a random subset of dimensions, folded and redrawn periodically.
+    """
+
+    penalty: Callable[[], Tensor] | None = None
+    on_group: list[nn.Parameter] = field(default_factory=list)
+    group_optimizer: Callable[..., torch.optim.Optimizer] = OGD
+    stochastic: rotation.Stochastic | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotationOptions:
+    """The options of a rotation by one map, for the layers of a network and its head.
+
+    Options that are not listed below are those of `rotate_`.
+
+    Attributes:
+        output: rotate the head, too.
+        hidden: rotate the layers of the network. False leaves only the head, which needs `output`.
+        whole_first: rotate the first layer by a single matrix. The first layer of an image network has few channels,
+            which are rarely divisible by the number of blocks.
+    """
+
+    blocks: int = 1
+    shared: bool = False
+    factors: int = 1
+    learn_neurons: bool = False
+    spread: float | None = None
+    output: bool = False
+    hidden: bool = True
+    whole_first: bool = False
+    normalize: bool = False
+    refine: str | None = None
+    refine_steps: int = 5000
+    refine_rate: float = 0.1
+
+    def rotate_(self, modules: nn.ModuleDict, method: str | RowMap) -> None:
+        """Rotate the layers that the options select."""
+        where = None if self.hidden else _is_one_of(["head"])
+        names = [layer.name for layer in rotation.rotatable_layers(modules, where, output=self.output)]
+        first, others = (names[:1], names[1:]) if self.whole_first else ([], names)
+        if first:
+            self._rotate_layers_(modules, method, first, blocks=1, shared=False, factors=1)
+        if others:  # none if the network has a single layer
+            self._rotate_layers_(modules, method, others, blocks=self.blocks, shared=self.shared, factors=self.factors)
+
+    def _rotate_layers_(
+        self, modules: nn.ModuleDict, method: str | RowMap, names: list[str], *, blocks: int, shared: bool, factors: int
+    ) -> None:
+        rotation.rotate_(
+            modules,
+            method,
+            where=_is_one_of(names),
+            blocks=blocks,
+            shared=shared,
+            factors=factors,
+            learn_neurons=self.learn_neurons,
+            normalize=self.normalize,
+            refine=self.refine,
+            refine_steps=self.refine_steps,
+            refine_rate=self.refine_rate,
+            # The layers are already selected. Without the head, the last linear layer of the network would be taken for
+            # the output layer.
+            output_layer=None,
+            spread=self.spread,
+        )
+
+
+def _prepare_neurons_(
+    layers: Iterable[NeuronLayer], normalize: bool, refine: str | None, refine_steps: int, refine_rate: float
+) -> None:
+    """Refine neurons and scale them to norm 1, as `rotate_` does with these options."""
+    for layer in layers:
+        if refine is not None:
+            layer.write(rotation.refine_neurons(layer.rows().detach(), refine, steps=refine_steps, rate=refine_rate))
+        if normalize:
+            layer.write(sphere.normalize(layer.rows().detach()))
+
+
+def _is_one_of(names: list[str]) -> Callable[[str, nn.Module], bool]:
+    return lambda name, _: name in names
+
+
+# The menu ------------------------------------------------------------------------------------------------------------
+
+
+def _none(
+    modules: nn.ModuleDict,
+    *,
+    normalize: bool = False,
+    refine: str | None = None,
+    refine_steps: int = 5000,
+    refine_rate: float = 0.1,
+) -> TrainedRotation:
+    """Train the weights directly, without rotation; hidden neurons may be prepared as for a rotation."""
+    if normalize or refine is not None:
+        _prepare_neurons_(rotation.rotatable_layers(modules), normalize, refine, refine_steps, refine_rate)
+    return TrainedRotation()
+
+
+def _rotation_by(map_type: type[RowMap]) -> Callable[..., TrainedRotation]:
+    """Return the menu entry of a map. Its options are the fields of the map, such as `bound`, and `RotationOptions`."""
+    map_fields = named_parameters(map_type)
+
+    @accept_options_of(map_type, RotationOptions)
+    def rotate(modules: nn.ModuleDict, **options: Any) -> TrainedRotation:
+        method = map_type(**{key: value for key, value in options.items() if key in map_fields})
+        rotation_options = {key: value for key, value in options.items() if key not in map_fields}
+        RotationOptions(**rotation_options).rotate_(modules, method)
+        return TrainedRotation()
+
+    rotate.__doc__ = map_type.__doc__
+    return rotate
+
+
+def _penalized(
+    modules: nn.ModuleDict,
+    *,
+    weight: float = 1.0,
+    normalize: bool = False,
+    refine: str | None = None,
+    refine_steps: int = 5000,
+    refine_rate: float = 0.1,
+) -> TrainedRotation:
+    """Unconstrained matrices with a penalty that keeps them close to orthogonal (OR)."""
+    options = RotationOptions(normalize=normalize, refine=refine, refine_steps=refine_steps, refine_rate=refine_rate)
+    options.rotate_(modules, "free")
+    return TrainedRotation(penalty=rotation.RotationPenalty(modules, weight))
+
+
+def _descent(
+    modules: nn.ModuleDict,
+    *,
+    momentum: float = 0.9,
+    adam: bool = False,
+    blocks: int = 1,
+    shared: bool = False,
+    whole_first: bool = False,
+    normalize: bool = False,
+    refine: str | None = None,
+    refine_steps: int = 5000,
+    refine_rate: float = 0.1,
+) -> TrainedRotation:
+    """Orthogonal matrices trained by gradient descent on the orthogonal group (OGD, or with adaptive steps)."""
+    options = RotationOptions(
+        blocks=blocks,
+        shared=shared,
+        whole_first=whole_first,
+        normalize=normalize,
+        refine=refine,
+        refine_steps=refine_steps,
+        refine_rate=refine_rate,
+    )
+    options.rotate_(modules, "free")
+    group_optimizer = OGDAdam if adam else partial(OGD, momentum=momentum)
+    return TrainedRotation(on_group=rotation.rotation_parameters(modules), group_optimizer=group_optimizer)
+
+
+def _stochastic(
+    modules: nn.ModuleDict,
+    *,
+    fraction: float | int = 0.25,
+    every: int = 750,
+    method: str = "cayley",
+    whole_first: bool = True,
+    normalize: bool = False,
+    refine: str | None = None,
+    refine_steps: int = 5000,
+    refine_rate: float = 0.1,
+) -> TrainedRotation:
+    """Rotations of a random subset of dimensions, folded and redrawn periodically (S-OPT); fraction 0 freezes."""
+    # Drawn from the global generator before anything else, so that the dimensions do not depend on the refinement.
+    generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+    layers = rotation.rotatable_layers(modules)
+    _prepare_neurons_(layers, normalize, refine, refine_steps, refine_rate)
+    if fraction == 0:  # the baseline of the source: random neurons that are never trained
+        for layer in layers:
+            layer.tensor.requires_grad_(False)
+        return TrainedRotation()
+    return TrainedRotation(
+        stochastic=rotation.Stochastic(modules, fraction, every, method, whole_first=whole_first, generator=generator)
+    )
+
+
+ROTATIONS: dict[str, Callable[..., TrainedRotation]] = {
+    "none": _none,
+    **{name: _rotation_by(map_type) for name, map_type in METHODS.items()},
+    "penalized": _penalized,
+    "descent": _descent,
+    "stochastic": _stochastic,
+}
