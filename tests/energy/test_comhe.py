@@ -1,16 +1,25 @@
+"""Energies of projected neurons: values, bases, and their state."""
+
 import itertools
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 import oracle
-from hypersphere.energy import MHE, CoMHE, factors, low_rank_
-from hypersphere.functions.projection import PROJECTIONS, Adversarial, AnglePreserving, Bilateral, Group, Random
+from hypersphere.energy import MHE, CoMHE
+from hypersphere.functions.projection import (
+    PROJECTIONS,
+    Adversarial,
+    AnglePreserving,
+    Bilateral,
+    Cooperative,
+    Group,
+    Random,
+)
 
-from .networks import network, pyramid
+from .networks import network
 
 SMALL = [
     Random(dim=4, views=2),
@@ -20,6 +29,7 @@ SMALL = [
     AnglePreserving(dim=4, form="angle", updates=2),
     AnglePreserving(dim=4, method="alternating", every=2),
     Adversarial(dim=4),
+    Cooperative(dim=4),
     Group(channels=3),
     Group(channels=3, random=True),
     Bilateral(dim=4),
@@ -116,34 +126,6 @@ def test_comhe_does_not_project_short_neurons():
     assert with_short == pytest.approx(alone + first, rel=1e-5)
 
 
-def test_low_rank_neurons_have_the_rank_and_formula():
-    net = low_rank_(network(), rank=4)
-    assert torch.linalg.matrix_rank(net[3].weight).item() == 4
-    low_rank_factors = factors(net)
-    assert {name: tuple(y.shape) for name, y in low_rank_factors.items()}["3.first"] == (12, 4)
-    p1, (y1, y2) = net[3].parametrizations.weight[0].left, (low_rank_factors["3.first"], low_rank_factors["3.second"])
-    expected = (y2.T @ torch.linalg.inv(p1 @ y2.T) @ y1.T).T  # (E.23), columns are neurons
-    torch.testing.assert_close(net[3].weight, expected, atol=1e-4, rtol=1e-3)
-    MHE(low_rank_factors)().backward()
-    assert all(y.grad.abs().sum() > 0 for y in low_rank_factors.values())
-    with pytest.raises(ValueError, match=r"rank must be an integer from 1 to 6, .* in 0"):
-        low_rank_(network(), rank=7)
-
-
-def test_low_rank_starts_at_the_best_approximation_and_changes_all_or_nothing():
-    net, full_rank = pyramid(), pyramid()
-    low_rank_(net, 6)
-    left, values, right = torch.linalg.svd(full_rank[0].weight.detach(), full_matrices=False)
-    best = left[:, :6] * values[:6] @ right[:6]
-    torch.testing.assert_close(net[0].weight, best, atol=1e-5, rtol=1e-4)
-    with pytest.raises(ValueError, match="0 must be a layer whose weight has no parametrisation yet"):
-        low_rank_(net, 6)
-    net = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 4), nn.Linear(4, 2))
-    with pytest.raises(ValueError, match=r"rank must be an integer from 1 to 4, .* in 1"):
-        low_rank_(net, 6)
-    assert not parametrize.is_parametrized(net[0])
-
-
 def test_comhe_groups_of_one_number_are_merged():
     w = torch.randn(6, 9, dtype=torch.float64)
     value = CoMHE({"w": w}, projection=Group(channels=4), half_space=False)().item()
@@ -227,17 +209,3 @@ def test_comhe_has_the_options_of_mhe():
         weighted(labels=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="neuron_weights must be None with a bilateral projection"):
         CoMHE({"w": w}, projection=Bilateral(dim=4), neuron_weights={"w": betas})
-
-
-def test_low_rank_with_a_random_basis_starts_at_the_best_approximation():
-    net, original = pyramid(), pyramid()
-    low_rank_(net, 6, basis="random", generator=torch.Generator().manual_seed(0))
-    u, values, vh = torch.linalg.svd(original[0].weight.detach(), full_matrices=False)
-    torch.testing.assert_close(net[0].weight, u[:, :6] * values[:6] @ vh[:6], atol=1e-4, rtol=1e-3)
-    p1 = net[0].parametrizations.weight[0].left
-    y1, y2 = factors(net)["0.first"], factors(net)["0.second"]
-    assert not torch.allclose(p1, y2)
-    expected = (y2.T @ torch.linalg.inv(p1 @ y2.T) @ y1.T).T  # (E.23), columns are neurons
-    torch.testing.assert_close(net[0].weight, expected, atol=1e-4, rtol=1e-3)
-    with pytest.raises(ValueError, match="basis must be 'svd' or 'random'"):
-        low_rank_(pyramid(), 2, basis="pca")

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.profiler import ProfilerActivity, profile
 
 import oracle
-from hypersphere.energy import data_dependent_energy, hyperspherical_energy, random_batch_energy, random_energy
+from hypersphere.energy import MHE, data_dependent_energy, hyperspherical_energy, random_batch_energy, random_energy
 from hypersphere.functions import _pairwise
 from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, kernel_of
@@ -113,6 +113,10 @@ def test_energy_flattens_filters_and_accepts_callables():
         ({"distance": "taxi"}, "distance must be 'euclidean' or 'angular'"),
         ({"reduction": "max"}, "reduction must be 'mean' or 'sum'"),
         ({"weights": torch.ones(2)}, "weights must be a vector of 3"),
+        (
+            {"weights": torch.tensor([1, 1, 1e-40])},
+            "weights must be numbers for which the energy is finite in torch.fl",
+        ),
         ({"weights": torch.ones(3), "distance": "angular"}, "distance must be 'euclidean' when weights"),
     ],
 )
@@ -182,13 +186,22 @@ def test_energy_is_differentiable_in_the_weights():
 
 
 @pytest.mark.parametrize("half_space", [False, True])
+@pytest.mark.parametrize("betas", [None, torch.linspace(0.5, 2, 6, dtype=torch.float64)])
+def test_sampled_energy_is_unbiased(half_space, betas):
+    w = neurons(6, 3)
+    all_rows = hyperspherical_energy(w, half_space=half_space, weights=betas).item()
+    subsets = [torch.tensor(s) for s in itertools.combinations(range(6), 3)]
+    potential = PairPotential(half_space=half_space)
+    sampled = [
+        PairSum(w[s], potential, None if betas is None else betas[s], sampled_from=6, mean=True) for s in subsets
+    ]
+    assert np.mean([pair_energy(one).item() for one in sampled]) == pytest.approx(all_rows, rel=1e-12)
+
+
+@pytest.mark.parametrize("half_space", [False, True])
 def test_random_batch_energy_is_unbiased(half_space):
     w = neurons(6, 3)
     all_rows = hyperspherical_energy(w, half_space=half_space).item()
-    subsets = [torch.tensor(s) for s in itertools.combinations(range(6), 3)]
-    potential = PairPotential(half_space=half_space)
-    mean = np.mean([pair_energy(PairSum(w[s], potential, sampled_from=6, mean=True)).item() for s in subsets])
-    assert mean == pytest.approx(all_rows, rel=1e-12)
     generator = torch.Generator().manual_seed(0)
     drawn = [random_batch_energy(w, 3, half_space=half_space, generator=generator).item() for _ in range(400)]
     assert np.mean(drawn) == pytest.approx(all_rows, abs=4 * np.std(drawn) / 20)
@@ -458,8 +471,43 @@ def test_min_distance_bounds_the_gradient_and_continues_linearly(power, distance
         value, slope = energy(chord, 0.1)
         assert math.isfinite(value)
         assert slope == pytest.approx(limit, rel=1e-2)
-    with pytest.raises(ValueError, match="min_distance must be a positive number"):
-        energy(0.5, 0.0)
+    for value in (0.0, -1.0, 4.0, 1e300, math.nan):
+        with pytest.raises(ValueError, match="min_distance must be a positive number up to pi, the largest distance"):
+            energy(0.5, value)
+    assert energy(0.5, 1e-300) == pytest.approx(energy(0.5, None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("power", [8, 64, 500, 10_000])
+def test_min_distance_keeps_steep_kernels_finite(power, dtype):
+    w = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    w[1] = w[0] + 1e-5
+    leaf = w.to(dtype).requires_grad_()
+    for min_distance in (1e-300, 1e-6, 0.1):
+        value = hyperspherical_energy(leaf, power=power, min_distance=min_distance, half_space=True)
+        (gradient,) = torch.autograd.grad(value, leaf)
+        assert torch.isfinite(value)
+        assert torch.isfinite(gradient).all()
+
+
+def test_energy_of_tiny_powers_is_that_of_the_constant_kernel():
+    w = torch.randn(4, 3, requires_grad=True)
+    for power in (1e-30, 5e-324):
+        value = hyperspherical_energy(w, power=power)
+        assert value.item() == 1
+        assert torch.isfinite(torch.autograd.grad(value, w)[0]).all()
+
+
+@pytest.mark.parametrize("power", [1e300, 10_001, 10**400, math.inf, math.nan, -1, True])
+def test_energy_rejects_powers_whose_energies_cannot_be_represented(power):
+    words = "power must be a number >= 0 and at most 10000, a kernel or a callable of the distance, not"
+    for call in (
+        lambda: hyperspherical_energy(torch.eye(3), power=power),
+        lambda: random_energy(5, 3, power),
+        lambda: MHE({"w": torch.eye(3)}, power=power),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
 
 
 def test_identical_rows_have_a_finite_energy_and_no_gradient():

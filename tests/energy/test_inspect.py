@@ -1,3 +1,5 @@
+"""Measurements of the neurons of models, state dicts and files."""
+
 import math
 import pickle
 
@@ -9,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import oracle
-from hypersphere.energy import inspect, random_energy
+from hypersphere.energy import inspect, layer_energies, random_energy
 
 
 def weights():
@@ -218,3 +220,25 @@ def test_inspect_reads_the_transposed_weights_of_gpt2_files():
 def test_inspect_rejects_bad_options(option, words):
     with pytest.raises(ValueError, match=words):
         inspect({"w": torch.randn(5, 4)}, **option)
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({"power": 3}, "power must be 0, 1 or 2, not 3"),
+        ({"distance": "chord"}, "distance must be 'euclidean' or 'angular', not 'chord'"),
+        ({"half_space": "yes"}, "half_space must be a bool, not 'yes'"),
+    ],
+)
+def test_energy_of_an_inspected_layer_names_the_invalid_argument(form, words):
+    (layer,) = inspect({"w": torch.eye(3)}).layers
+    with pytest.raises(ValueError, match=words):
+        layer.energy(**form)
+
+
+def test_inspect_and_layer_energies_sample_the_same_rows():
+    w = torch.randn(5000, 4)
+    (layer,) = inspect({"w": w}).layers
+    body = nn.Sequential(nn.Linear(4, 1))
+    assert layer.sampled == 2048
+    assert layer.energy(2).value == pytest.approx(layer_energies(body, w)["head"], rel=1e-5)

@@ -1,3 +1,5 @@
+"""The energy of a network as a regulariser: values, choice of layers, random batches, neuron weights."""
+
 import copy
 
 import numpy as np
@@ -87,7 +89,7 @@ def test_mhe_random_batches_are_unbiased_and_resume():
     all_neurons, drawn = MHE(net, output=0), MHE(net, output=0, batch=4)
     values = [drawn().item() for _ in range(300)]
     assert np.mean(values) == pytest.approx(all_neurons().item(), abs=4 * np.std(values) / 300**0.5)
-    torch.manual_seed(99)  # the global seed has no say
+    torch.manual_seed(99)  # the draws do not depend on the global seed
     again = MHE(net, output=0, batch=4)
     assert [again().item() for _ in range(3)] == values[:3]
     again.load_state_dict(drawn.state_dict())
@@ -166,7 +168,7 @@ def test_mhe_layer_weights_replace_the_factors_of_matching_layers():
     assert MHE(net, output=0, layer_weights={"[034]": 0.0})().item() == 0
     with pytest.raises(ValueError, match="layer_weights must be a mapping whose names or patterns match some of '0'"):
         MHE(net, layer_weights={"conv*": 1.0})
-    with pytest.raises(ValueError, match="layer_weights must be a number >= 0, not -1"):
+    with pytest.raises(ValueError, match="layer_weights must be finite numbers >= 0, not -1"):
         MHE(net, layer_weights={"3": -1})
 
 

@@ -1,3 +1,5 @@
+"""Configurations of minimal energy, compared with the known ones."""
+
 import math
 
 import numpy as np
@@ -44,6 +46,13 @@ def test_minimize_with_large_powers_approaches_tammes():
     assert energy ** (1 / 200) == pytest.approx(0.5 / math.sin(math.radians(reference.TAMMES[7] / 2)), rel=0.02)
 
 
+def test_minimize_with_huge_powers_chooses_the_best_start_though_all_energies_vanish():
+    points, energy = minimize(7, 3, power=1e308, restarts=12)
+    assert energy == 0  # all distances are above 1
+    largest_cosine = (points @ points.T).fill_diagonal_(-1).max().item()
+    assert math.degrees(math.acos(largest_cosine)) == pytest.approx(reference.TAMMES[7], abs=0.1)
+
+
 @pytest.mark.parametrize("power", [0, 1, 2, 30, math.inf])
 def test_minimize_gives_simplex_and_polygon(power):
     for n, d in ((2, 1), (3, 2), (4, 3), (5, 9)):
@@ -77,8 +86,10 @@ def test_minimize_is_reproducible_with_a_generator():
     [
         ({"n": 1}, "n must be at least 2"),
         ({"d": 1}, "d must be at least 2"),
-        ({"power": -1}, "power must be a number >= 0"),
-        ({"restarts": 0}, "restarts must be an integer >= 1"),
+        ({"power": -1}, "power must be a number >= 0 or math.inf"),
+        ({"power": torch.ones(2)}, "power must be a number >= 0 or math.inf"),
+        ({"power": 10**400}, "power must be a number >= 0 or math.inf"),
+        ({"restarts": 0}, "restarts must be None or an integer >= 1"),
     ],
 )
 def test_minimize_rejects_bad_input(arguments, words):

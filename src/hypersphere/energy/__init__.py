@@ -1,7 +1,10 @@
 """Hyperspherical energy: how evenly neurons cover the sphere."""
 
-from hypersphere.energy._regularizer import NeuronRegularizer, StepResult, Warmup
-from hypersphere.energy.comhe import CoMHE, LowRank, factors, low_rank_
+from collections.abc import Callable
+
+from hypersphere.energy._regularizer import LayerPenalty, NeuronRegularizer, RegularizerOptions, StepResult
+from hypersphere.energy._steps import Step, Warmup
+from hypersphere.energy.comhe import CoMHE
 from hypersphere.energy.energy import (
     data_dependent_energy,
     hyperspherical_energy,
@@ -9,7 +12,8 @@ from hypersphere.energy.energy import (
     random_energy,
 )
 from hypersphere.energy.inspect import Inspection, LayerInspection, inspect
-from hypersphere.energy.layers import layer_energies, mean_energy
+from hypersphere.energy.layer_energies import layer_energies, mean_energy
+from hypersphere.energy.low_rank import LowRank, factors, low_rank_
 from hypersphere.energy.mhe import MHE
 from hypersphere.energy.minimum import Minimum, minimize
 from hypersphere.energy.orthogonality import SRIP, Orthogonal, Orthonormal
@@ -21,11 +25,14 @@ __all__ = [
     "CoMHE",
     "Inspection",
     "LayerInspection",
+    "LayerPenalty",
     "LowRank",
     "Minimum",
     "NeuronRegularizer",
     "Orthogonal",
     "Orthonormal",
+    "RegularizerOptions",
+    "Step",
     "StepResult",
     "Warmup",
     "data_dependent_energy",
@@ -40,7 +47,7 @@ __all__ = [
     "random_energy",
 ]
 
-REGULARIZERS: dict[str, type[NeuronRegularizer]] = {
+REGULARIZERS: dict[str, Callable[..., NeuronRegularizer]] = {
     "mhe": MHE,
     "comhe": CoMHE,
     "orthonormal": Orthonormal,

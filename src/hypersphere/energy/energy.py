@@ -70,6 +70,9 @@ def hyperspherical_energy(
     energy = pair_energy(PairSum(_numerics.widen_parameter(w.flatten(1)), potential, weights=weights, mean=True))
     if _numerics.values_readable(energy) and not math.isfinite(energy.item()):
         _numerics.require_finite_rows("w", w)
+        if weights is not None:
+            values = f"{float(weights.min()):.3g} to {float(weights.max()):.3g}"
+            raise ValueError(f"weights must be numbers for which the energy is finite in {weights.dtype}, not {values}")
     count = 2 * len(w) if half_space else len(w)
     return _numerics.narrow(energy * (count * (count - 1)) if reduction == "sum" else energy, w.dtype)
 
@@ -196,6 +199,9 @@ def check_weights(argument: str, weights: Tensor) -> None:
 
 # Random directions ---------------------------------------------------------------------------------------------------
 
+# Beyond this dimension, the closed forms of second moments are differences of nearly equal numbers.
+_LARGEST_CLOSED_FORM = 256
+
 
 @lru_cache(maxsize=4096)
 def random_energy(
@@ -236,13 +242,10 @@ def random_energy(
     if half_space:
         # Each unordered pair of directions gives 4 unordered pairs of signed directions, two at z and two at z′, the
         # distance to the opposite. There are also n pairs of a direction and its opposite.
-        opposite = float(
-            kernel.floored_value_at_square(
-                torch.tensor(math.pi**2 if distance == "angular" else 4.0, dtype=torch.float64)
-            )
-        )
+        largest_square = torch.tensor(math.pi**2 if distance == "angular" else 4.0, dtype=torch.float64)
+        antipodal = float(kernel.floored_value_at_square(largest_square))
         signed_pairs = n * (2 * n - 1)
-        mean = (4 * pairs * mean if pairs else 0.0) / signed_pairs + n * opposite / signed_pairs
+        mean = (4 * pairs * mean if pairs else 0.0) / signed_pairs + n * antipodal / signed_pairs
         variance = (2 * variance + 2 * covariance) * (2 * pairs / signed_pairs) ** 2
     return mean, math.sqrt(max(variance, 0.0) / pairs) if pairs else 0.0
 
@@ -258,24 +261,22 @@ def _pair_moments(kernel: Kernel, d: int, distance: str) -> tuple[float, float, 
         return kernel.value_at_square(angles.square() if form == "angular" else 4 * (angles / 2).sin().square())
 
     if type(kernel) not in (Riesz, Logarithmic):
-        f, g = evaluate(theta, distance), evaluate(opposite, distance)
-        mean = integrate(f)
-        return mean, integrate((f - mean).square()), integrate((f - mean) * (g - mean))
+        # No closed form is known: integrate everything.
+        values, mirrored = evaluate(theta, distance), evaluate(opposite, distance)
+        mean = integrate(values)
+        return mean, integrate((values - mean).square()), integrate((values - mean) * (mirrored - mean))
     chord_mean, chord_variance, chord_covariance = _chord_moments(kernel.power, d)
-    f, g = evaluate(theta, "euclidean"), evaluate(opposite, "euclidean")
+    chords, mirrored_chords = evaluate(theta, "euclidean"), evaluate(opposite, "euclidean")
     if d > _LARGEST_CLOSED_FORM and kernel.power:  # the closed forms of the second moments would cancel
-        chord_variance = integrate((f - chord_mean).square())
-        chord_covariance = integrate((f - chord_mean) * (g - chord_mean))
+        chord_variance = integrate((chords - chord_mean).square())
+        chord_covariance = integrate((chords - chord_mean) * (mirrored_chords - chord_mean))
     if distance == "euclidean" or not math.isfinite(chord_mean):
         return chord_mean, chord_variance, chord_covariance
     # Integrate the difference to the Euclidean moments, which is less singular at z = 0 than the moments themselves.
-    a, b = evaluate(theta, "angular"), evaluate(opposite, "angular")
-    mean = chord_mean + integrate(a - f)
-    variance = chord_variance + integrate((a - mean).square() - (f - chord_mean).square())
-    return mean, variance, integrate((a - mean) * (b - mean))
-
-
-_LARGEST_CLOSED_FORM = 256
+    arcs, mirrored_arcs = evaluate(theta, "angular"), evaluate(opposite, "angular")
+    mean = chord_mean + integrate(arcs - chords)
+    variance = chord_variance + integrate((arcs - mean).square() - (chords - chord_mean).square())
+    return mean, variance, integrate((arcs - mean) * (mirrored_arcs - mean))
 
 
 def _chord_moments(s: float, d: int) -> tuple[float, float, float]:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, require, require_package
-from hypersphere.energy._regularizer import check_seed
+from hypersphere.energy._draws import check_seed
+from hypersphere.energy._sampling import MAX_NEURONS, evenly_spaced
 from hypersphere.energy._weight_files import UnreadableWeights, read_neurons
 from hypersphere.energy.energy import random_energy
 from hypersphere.functions._pairwise import PairSum, pair_energy
@@ -34,6 +35,10 @@ __all__ = [
     "hole_radius",
     "inspect",
 ]
+
+# The forms of the energy that are computed for every layer, each in full and in half space.
+_POWERS = (0, 1, 2)
+_DISTANCES = ("euclidean", "angular")
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,9 @@ class LayerInspection:
 
     def energy(self, power: float = 2, distance: str = "euclidean", half_space: bool = False) -> Energy:
         """Return the energy for a power of 0, 1 or 2, a distance, and full or half space."""
-        require((power, distance, half_space) in self.energies, "power", "0, 1 or 2", (power, distance, half_space))
+        require(power in _POWERS, "power", "0, 1 or 2", power)
+        require(distance in _DISTANCES, "distance", "'euclidean' or 'angular'", distance)
+        require(isinstance(half_space, bool), "half_space", "a bool", half_space)
         return self.energies[power, distance, half_space]
 
 
@@ -146,7 +153,7 @@ def inspect(
     *,
     pairs: int = 5,
     bins: int = 36,
-    most: int = 2048,
+    most: int = MAX_NEURONS,
     probes: int = 1024,
     seed: int = 0,
     report: bool = False,
@@ -160,9 +167,10 @@ def inspect(
             folder of them, or of a file of `torch.save`.
         pairs: the number of nearest and most opposite pairs to list.
         bins: the number of bins of the histogram of angles over [0, π].
-        most: the largest number of neurons in statistics of pairs; larger layers are sampled.
+        most: the largest number of neurons in statistics of pairs; larger layers are sampled at
+            evenly spaced rows.
         probes: the number of random directions for the estimate of the covering radius.
-        seed: the seed of samples and probes.
+        seed: the seed of the probes.
         report: print which layers were measured and skipped.
 
     Example:
@@ -184,7 +192,8 @@ def inspect(
         # A generator per layer: the numbers of a layer do not depend on which other layers are measured.
         generator = torch.Generator().manual_seed(seed)
         shape = tuple(tensor.shape)
-        layers.append(_inspect_rows(name, shape, tensor.flatten(1), pairs, bins, most, probes, generator))
+        w = tensor.flatten(1)
+        layers.append(_inspect_rows(name, shape, w, generator, pairs=pairs, bins=bins, max_neurons=most, probes=probes))
     if not layers:
         raise ValueError("model must have a layer with at least two finite neurons, but it has none")
     if report:
@@ -207,16 +216,17 @@ def _inspect_rows(
     name: str,
     shape: tuple[int, ...],
     w: Tensor,
+    generator: torch.Generator,
+    *,
     pairs: int,
     bins: int,
-    most: int,
+    max_neurons: int,
     probes: int,
-    generator: torch.Generator,
 ) -> LayerInspection:
-    """Measure the neurons (N, d) of one layer."""
+    """Measure the neurons (N, d) of one layer. The arguments are those of `inspect`; `max_neurons` is its `most`."""
     n, d = w.shape
-    index = torch.arange(n) if n <= most else torch.randperm(n, generator=generator)[:most].sort().values
-    index = index.to(w.device)
+    # Statistics of pairs use a sample of the rows of a large layer.
+    index = evenly_spaced(n, max_neurons).to(w.device)
     rows = w[index]
     rows = rows if rows.dtype == torch.float64 else rows.float()
     unit = sphere.polar(rows)[1]
@@ -229,8 +239,7 @@ def _inspect_rows(
         return tuple(map(Pair, index[i[at]].tolist(), index[j[at]].tolist(), angles.tolist()))
 
     nearest = extreme_pairs(closest=True)
-    # The largest distance of these directions to their nearest neuron bounds the covering radius from below.
-    directions = sphere.normalize(torch.randn(probes, d, generator=generator).to(rows))
+    # Norms use all rows, in blocks because the float64 copy of a large layer would not be small.
     norms = torch.cat([_numerics.to_float64(sphere.polar(block)[0]) for block in w.split(1 << 14)])
     return LayerInspection(
         name=name,
@@ -242,7 +251,7 @@ def _inspect_rows(
         norms=Norms(*(float(v) for v in (norms.mean(), norms.min(), norms.max()))),
         energies=_energies(rows, n, d),
         separation=nearest[0].angle,
-        covering_radius=float(sphere.angle((directions @ unit.mT).amax(1).amin())),
+        covering_radius=_covering_radius(unit, probes, generator),
         hole_radius=hole_radius(unit[(unit != 0).any(1)]),
         orthogonality_error=float(cosines.square().mean().sqrt()),
         effective_rank=_effective_rank(rows),
@@ -252,10 +261,16 @@ def _inspect_rows(
     )
 
 
+def _covering_radius(unit: Tensor, probes: int, generator: torch.Generator) -> float:
+    """Return the largest angle between random directions and their nearest neuron, a lower bound of the radius."""
+    directions = sphere.normalize(torch.randn(probes, unit.shape[1], generator=generator).to(unit))
+    return float(sphere.angle((directions @ unit.mT).amax(1).amin()))
+
+
 def _energies(rows: Tensor, n: int, d: int) -> dict[tuple[float, str, bool], Energy]:
     """Return the energies of a sample of n rows in all forms, with those of random neurons."""
     energies: dict[tuple[float, str, bool], Energy] = {}
-    for power, distance, half_space in itertools.product((0, 1, 2), ("euclidean", "angular"), (False, True)):
+    for power, distance, half_space in itertools.product(_POWERS, _DISTANCES, (False, True)):
         potential = PairPotential(kernel_of(power), distance, half_space)
         value = float(pair_energy(PairSum(rows, potential, mean=True, sampled_from=n)))
         energies[power, distance, half_space] = Energy(value, *random_energy(n, d, power, distance, half_space))
@@ -380,22 +395,24 @@ def _caption(inspection: Inspection) -> str | None:
 def _chart(inspection: Inspection) -> Any:
     """Return one histogram of angles per layer, with the density for random neurons as a line."""
     alt = require_package("altair", "altair", "report")
-    panels = []
-    for layer in inspection.layers:
-        width = 180 / len(layer.angle_counts)
-        total = max(sum(layer.angle_counts), 1)
-        bins = [
-            {"angle": width * k, "end": width * (k + 1), "density": count / total / width}
-            for k, count in enumerate(layer.angle_counts)
-        ]
-        # 180 points are one per degree, so `share` is a density per degree like the bars.
-        theta, share = angle_density(layer.length, 180)
-        curve = [{"angle": a, "density": p} for a, p in zip(theta.rad2deg().tolist(), share.tolist(), strict=True)]
-        degrees = alt.Axis(values=[0, 45, 90, 135, 180], grid=False)
-        x = alt.X("angle:Q", title="angle between neurons, degrees", axis=degrees, scale=alt.Scale(domain=[0, 180]))
-        y = alt.Y("density:Q", title=None, axis=None)
-        neurons = alt.Chart(alt.Data(values=bins)).mark_rect(color="#9bb7d4").encode(x=x, x2="end:Q", y=y)
-        random = alt.Chart(alt.Data(values=curve)).mark_line(color="#b3372f", strokeWidth=1.2).encode(x=x, y=y)
-        title = {"text": layer.name, "subtitle": f"{layer.neurons} × {layer.length}; line: random neurons"}
-        panels.append(alt.layer(neurons, random).properties(width=220, height=130, title=title))
-    return alt.concat(*panels, columns=4)
+    return alt.concat(*(_panel(alt, layer) for layer in inspection.layers), columns=4)
+
+
+def _panel(alt: Any, layer: LayerInspection) -> Any:
+    """Return the histogram of one layer."""
+    width = 180 / len(layer.angle_counts)
+    total = max(sum(layer.angle_counts), 1)
+    bins = [
+        {"angle": width * k, "end": width * (k + 1), "density": count / total / width}
+        for k, count in enumerate(layer.angle_counts)
+    ]
+    # 180 points are one per degree, so `share` is a density per degree like the bars.
+    theta, share = angle_density(layer.length, 180)
+    curve = [{"angle": a, "density": p} for a, p in zip(theta.rad2deg().tolist(), share.tolist(), strict=True)]
+    degrees = alt.Axis(values=[0, 45, 90, 135, 180], grid=False)
+    x = alt.X("angle:Q", title="angle between neurons, degrees", axis=degrees, scale=alt.Scale(domain=[0, 180]))
+    y = alt.Y("density:Q", title=None, axis=None)
+    neurons = alt.Chart(alt.Data(values=bins)).mark_rect(color="#9bb7d4").encode(x=x, x2="end:Q", y=y)
+    random = alt.Chart(alt.Data(values=curve)).mark_line(color="#b3372f", strokeWidth=1.2).encode(x=x, y=y)
+    title = {"text": layer.name, "subtitle": f"{layer.neurons} × {layer.length}; line: random neurons"}
+    return alt.layer(neurons, random).properties(width=220, height=130, title=title)

@@ -16,6 +16,9 @@ from hypersphere._validation import is_integer, is_number, require
 
 __all__ = ["Minimum", "minimize"]
 
+# (Σ z^−s)^(1/s) exceeds 1/min z by a factor of at most pairs^(1/s), which is below 1.001 at this power.
+_NEARLY_INFINITE = 2.0**15
+
 
 class Minimum(NamedTuple):
     """The best configuration: points as rows of a (n, d) matrix in float64, and their energy."""
@@ -50,7 +53,8 @@ def minimize(
 
     Returns:
         Points and energy. The energy is a sum over unordered pairs, as in published tables (half of
-        `hyperspherical_energy` with `reduction="sum"`). For s = ∞ it is 1 / smallest distance, the limit of E^(1/s).
+        `hyperspherical_energy` with `reduction="sum"`), and infinite if float64 cannot represent it. For s = ∞ it is
+        1 / smallest distance, the limit of E^(1/s).
 
     Example:
         >>> round(minimize(12, 3).energy, 6)  # the icosahedron
@@ -59,16 +63,8 @@ def minimize(
     Reference:
         Thomson, On the Structure of the Atom, 1904; Saff and Kuijlaars, Distributing Many Points on a Sphere, 1997.
     """
-    require(isinstance(half_space, bool), "half_space", "a bool", half_space)
-    for name, value in (("n", n), ("d", d)):
-        require(is_integer(value, -math.inf), name, "an integer", value)
-    require(n >= (1 if half_space else 2), "n", "at least 2 (1 in half space)", n)
-    on_line = n <= (1 if half_space else 2)
-    require(d >= 2 or (d == 1 and on_line), "d", "at least 2 (1 for two points, or one in half space)", d)
-    require(power == math.inf or is_number(power, 0), "power", "a number >= 0", power)
+    _check_arguments(n, d, power, half_space, restarts, iterations)
     restarts = (128 if power == math.inf else 32) if restarts is None else restarts
-    for name, value in (("restarts", restarts), ("iterations", iterations)):
-        require(is_integer(value, 1), name, "an integer >= 1", value)
     # All distances are equal in a simplex, which minimises every convex decreasing function of the squared distance.
     # In half space xᵢ and −xᵢ are both present, and right angles to all others are the best possible.
     if n <= (d if half_space else d + 1):
@@ -78,17 +74,29 @@ def minimize(
     # Large powers are stiff: only the smallest distances matter. Each stage starts close to its minimum and needs few
     # iterations.
     for s in _continuation(power):
-        x = _descend(
-            x, partial(_potential, power=s, half_space=half_space), iterations if s <= 64 else iterations // 10
-        )
+        potential = partial(_potential, power=s, half_space=half_space)
+        x = _descend(x, potential, iterations if s <= 64 else iterations // 10)
     if power == math.inf:
         # At a finite power the smallest distances are only nearly equal. Newton steps make them equal. They are costly,
         # so only the best restarts take them.
-        best_starts = _energies(x, power, half_space).argsort()[:8]
+        best_starts = _potential(x, power, half_space).argsort()[:8]
         x = torch.stack([_equalize(points, half_space) for points in x[best_starts]])
-    energies = _energies(x, power, half_space)
-    best = int(energies.argmin())
-    return Minimum(x[best], float(energies[best]))
+    best = x[int(_potential(x, power, half_space).argmin())]
+    return Minimum(best, float(_energies(best[None], power, half_space)[0]))
+
+
+def _check_arguments(n: int, d: int, power: float, half_space: bool, restarts: int | None, iterations: int) -> None:
+    """Raise a `ValueError` that names an invalid argument of `minimize`."""
+    require(isinstance(half_space, bool), "half_space", "a bool", half_space)
+    for name, value in (("n", n), ("d", d)):
+        require(is_integer(value, -math.inf), name, "an integer", value)
+    require(n >= (1 if half_space else 2), "n", "at least 2 (1 in half space)", n)
+    on_line = n <= (1 if half_space else 2)
+    require(d >= 2 or (d == 1 and on_line), "d", "at least 2 (1 for two points, or one in half space)", d)
+    is_infinite = isinstance(power, float) and power == math.inf
+    require(is_infinite or is_number(power, 0), "power", "a number >= 0 or math.inf", power)
+    require(restarts is None or is_integer(restarts, 1), "restarts", "None or an integer >= 1", restarts)
+    require(is_integer(iterations, 1), "iterations", "an integer >= 1", iterations)
 
 
 def _simplex(n: int, d: int) -> Tensor:
@@ -104,8 +112,7 @@ def _simplex(n: int, d: int) -> Tensor:
 
 def _continuation(power: float) -> list[float]:
     """Return the powers to descend at in turn: each is eight times the last one, up to the given power."""
-    # (Σ z^−s)^(1/s) exceeds 1/min z by a factor of at most pairs^(1/s), which is below 1.001 at s = 2¹⁵.
-    powers, last = [min(power, 64.0)], min(power, 2.0**15)
+    powers, last = [min(power, 64.0)], min(power, _NEARLY_INFINITE)
     while powers[-1] < last:
         powers.append(min(8 * powers[-1], last))
     return powers
@@ -121,12 +128,17 @@ def _log_squares(x: Tensor, half_space: bool) -> Tensor:
 
 
 def _potential(x: Tensor, power: float, half_space: bool) -> Tensor:
-    """Return an objective with the same minima as the energy: Σ log(1/z), or log(Σ z^−s)/s, which cannot overflow."""
+    """Return an objective with the same minima as the energy, which cannot overflow: log(Σ z^−s)/s, or its limits.
+
+    For s = 0 it is Σ log(1/z). For s = ∞, and for powers that are nearly infinite, it is log(1/min z).
+    """
     # The line search leaves the sphere. Normalising here makes the gradient tangential.
     x = x / x.norm(dim=-1, keepdim=True)
     logs = _log_squares(x, half_space)
     if power == 0:
         return -0.5 * logs.sum(1)
+    if power > _NEARLY_INFINITE:
+        return -0.5 * logs.amin(1)
     return torch.logsumexp(-0.5 * power * logs, 1) / power
 
 
@@ -162,21 +174,8 @@ def _descend(x: Tensor, potential: Callable[[Tensor], Tensor], iterations: int, 
     for _ in range(iterations):
         direction = _lbfgs_direction(gradient, history)
         # The model of the curvature can fail. Restarts whose direction does not descend use the gradient instead.
-        descent = _dot(direction, gradient)
-        direction = torch.where(descent > 0, direction, gradient)
-        descent = _dot(direction, gradient)
-        # Backtracking line search: each restart halves its step until it satisfies the Armijo condition.
-        step = torch.ones_like(descent)
-        for _ in range(30):
-            trial = x - step * direction
-            trial_value, _ = value_and_gradient(trial)
-            # Negated, so that a NaN fails.
-            fails = ~(trial_value <= value - 1e-4 * (step * descent).flatten())
-            if not fails.any():
-                break
-            step = torch.where(fails[:, None, None], step / 2, step)
-        # Restarts that still fail stay where they are; the others continue.
-        new_x = sphere.normalize(torch.where(fails[:, None, None], x, trial))
+        direction = torch.where(_dot(direction, gradient) > 0, direction, gradient)
+        new_x = _line_search(x, direction, potential, value, _dot(direction, gradient))
         new_value, new_gradient = value_and_gradient(new_x)
         change, gradient_change = new_x - x, new_gradient - gradient
         product = _dot(change, gradient_change)
@@ -190,6 +189,30 @@ def _descend(x: Tensor, potential: Callable[[Tensor], Tensor], iterations: int, 
         if iterations_without_gain >= 3:
             break
     return x
+
+
+def _line_search(
+    x: Tensor, direction: Tensor, potential: Callable[[Tensor], Tensor], value: Tensor, descent: Tensor
+) -> Tensor:
+    """Return x − step·direction on the sphere, where each restart halves its step until the Armijo condition holds.
+
+    Args:
+        x: the configurations.
+        direction: where −direction descends.
+        potential: the objective.
+        value: the objective at x.
+        descent: the inner product of direction and gradient.
+    """
+    step = torch.ones_like(descent)
+    for _ in range(30):
+        trial = x - step * direction
+        # Negated, so that a NaN fails.
+        fails = ~(potential(trial) <= value - 1e-4 * (step * descent).flatten())
+        if not fails.any():
+            break
+        step = torch.where(fails[:, None, None], step / 2, step)
+    # Restarts that still fail stay where they are; the others continue.
+    return sphere.normalize(torch.where(fails[:, None, None], x, trial))
 
 
 def _lbfgs_direction(gradient: Tensor, history: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
@@ -228,22 +251,19 @@ def _equalize(x: Tensor, half_space: bool, tolerance: float = 4e-4, steps: int =
     solves the linearised equations ±xᵢ·xⱼ = t for all contacts, with moves tangential to the sphere and unknown t.
     """
     n, d = x.shape
-    c = x @ x.mT
-    # In half space the nearer of xⱼ and −xⱼ counts, so all cosines become positive.
-    signs = c.sign() if half_space else torch.ones_like(c)
-    c = (signs * c).triu(1).masked_fill(torch.ones_like(c).tril() > 0, -math.inf)
-    largest = float(c.max())
-    i, j = (2 - 2 * c <= (2 - 2 * largest) * (1 + 2 * tolerance)).nonzero(as_tuple=True)
-    sign, contacts, points = signs[i, j], torch.arange(len(i), device=x.device), torch.arange(n, device=x.device)
+    i, j, sign = _contacts(x, half_space, tolerance)
+    contacts, points = torch.arange(len(i), device=x.device), torch.arange(n, device=x.device)
     best = current = x
     for _ in range(steps):
         # Unknowns: n·d coordinates of the move, and −t.
         system = x.new_zeros(len(i) + n, n * d + 1)
+        # One equation per contact, linear in the moves of both points.
         contact_rows = system[: len(i), :-1].view(len(i), n, d)
         contact_rows[contacts, i] = sign[:, None] * current[j]
         contact_rows[contacts, j] = sign[:, None] * current[i]
         system[: len(i), -1] = -1
-        system[len(i) :, :-1].view(n, n, d)[points, points] = current  # moves are tangential
+        # One equation per point: its move is tangential.
+        system[len(i) :, :-1].view(n, n, d)[points, points] = current
         target = torch.cat([-sign * (current[i] * current[j]).sum(1), x.new_zeros(n)])
         # More unknowns than equations, or dependent contacts: "gelsd" returns the shortest move of least error.
         move = torch.linalg.lstsq(system, target, driver="gelsd").solution[:-1].view(n, d)
@@ -251,3 +271,14 @@ def _equalize(x: Tensor, half_space: bool, tolerance: float = 4e-4, steps: int =
         if _energies(current[None], math.inf, half_space) < _energies(best[None], math.inf, half_space):
             best = current
     return best
+
+
+def _contacts(x: Tensor, half_space: bool, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the pairs i < j of points at the smallest distance, and the signs for which ±xᵢ·xⱼ is largest."""
+    c = x @ x.mT
+    # In half space the nearer of xⱼ and −xⱼ counts, so all cosines become positive.
+    signs = c.sign() if half_space else torch.ones_like(c)
+    c = (signs * c).masked_fill(torch.ones_like(c).tril() > 0, -math.inf)
+    smallest_square = 2 - 2 * float(c.max())
+    i, j = (2 - 2 * c <= smallest_square * (1 + 2 * tolerance)).nonzero(as_tuple=True)
+    return i, j, signs[i, j]

@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hypersphere import _numerics, sphere
-from hypersphere._layer_selection import LayerSource, NeuronLayer
+from hypersphere import sphere
+from hypersphere._layer_selection import LayerSource
 from hypersphere._validation import is_integer, require
-from hypersphere.energy._regularizer import (
-    CallKind,
-    NeuronRegularizer,
-    RegularizerOptions,
-    StepResult,
-    add_terms,
-    check_factor,
-    check_seed,
-    seeded_generator,
-    stack_equal_shapes,
-)
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from hypersphere.energy._draws import check_seed, seeded_generator
+from hypersphere.energy._layer_sets import place_on_layer
+from hypersphere.energy._regularizer import LayerPenalty, StepResult
+from hypersphere.energy._steps import Step
 
 __all__ = ["SRIP", "Orthogonal", "Orthonormal"]
 
 
-class GramOptions(RegularizerOptions, total=False):
-    """The options that the regularisers of Gram matrices share. `Orthonormal` documents them."""
+class Orthonormal(LayerPenalty):
+    r"""Orthonormality: λ·Σ_layers ‖WWᵀ − I‖²_F, where the rows of W are neurons.
 
-    output: bool
+    The arguments from `layer_weights` to `report` are those of `RegularizerOptions`, which all regularisers share.
 
+    Args:
+        model: a module or named tensors, as for `hypersphere.layers_of`.
+        weight: λ.
+        output: True to regularise the output layer too, which the sources exclude.
 
-class _GramRegularizer(NeuronRegularizer):
-    """Σ_layers λ·f(WWᵀ) for the rows W of each layer."""
+    Example:
+        >>> Orthonormal({"w": 2 * torch.eye(2)}, weight=1.0)()
+        tensor(18.)
+    """
 
     def __init__(
         self,
@@ -45,61 +40,43 @@ class _GramRegularizer(NeuronRegularizer):
         weight: float = 1e-5,
         *,
         output: bool = False,
-        **options: Unpack[RegularizerOptions],
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | Sequence[str] | None = "auto",
+        where: Callable[[str, nn.Module], bool] | None = None,
+        auto_advance: bool = True,
+        report: bool = False,
     ) -> None:
-        check_factor("weight", weight)
-        require(isinstance(output, bool), "output", "a bool", output)
-        roles = ("hidden", "output") if output else ("hidden",)
-        super().__init__(model, roles=roles, shortest=1, needs_counter=False, **options)
-        self.weight = weight
+        super().__init__(
+            model,
+            weight,
+            output=output,
+            layer_weights=layer_weights,
+            schedule=schedule,
+            every=every,
+            output_layer=output_layer,
+            where=where,
+            auto_advance=auto_advance,
+            report=report,
+        )
 
-    def factor(self, layer: NeuronLayer) -> float:
-        """Return λ of a layer."""
-        return self.layer_weights.get(layer.name, self.weight)
-
-    def sum_over_layers(self, value: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return Σ λ·value for a function of stacks (L, groups, N, d) that returns one number per layer."""
-        stacks = stack_equal_shapes((layer.row_sets(), self.factor(layer)) for layer in self.selection)
-        return add_terms([(factors * value(stack)).sum() for stack, factors in stacks], self.selection[0].anchor)
-
-    def extra_repr(self) -> str:
-        """Show the factor and the layers."""
-        return f"weight={self.weight} of [{', '.join(layer.name for layer in self.selection)}]"
-
-
-class Orthonormal(_GramRegularizer):
-    r"""Orthonormality: λ·Σ_layers ‖WWᵀ − I‖²_F, where the rows of W are neurons.
-
-    Args:
-        model: a module or named tensors, as for `hypersphere.layers_of`.
-        weight: λ.
-        output: True to regularise the output layer too, which the sources exclude.
-        options: `layer_weights`, `schedule`, `every`, `output_layer`, `where`, `auto_advance` and `report`, which all
-            regularisers share; see `NeuronRegularizer`.
-
-    Example:
-        >>> Orthonormal({"w": 2 * torch.eye(2)}, weight=1.0)()
-        tensor(18.)
-    """
-
-    def compute(self, labels: Tensor | None, step: int, call: CallKind) -> StepResult:
-        """Return λ·Σ‖WWᵀ − I‖²."""
-
-        def squared_error(w: Tensor) -> Tensor:
-            identity = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
-            return (w @ w.mT - identity).square().sum((-3, -2, -1))
-
-        return StepResult(self.sum_over_layers(squared_error))
+    def penalty(self, w: Tensor) -> Tensor:
+        """Return ‖WWᵀ − I‖² of each set."""
+        identity = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
+        return (w @ w.mT - identity).square().sum((-2, -1))
 
 
-class Orthogonal(_GramRegularizer):
+class Orthogonal(LayerPenalty):
     r"""Orthogonality: λ·Σ_layers Σ_{i≠j} cos²(wᵢ, wⱼ), the sum of squared cosines between neurons.
+
+    The arguments from `layer_weights` to `report` are those of `RegularizerOptions`, which all regularisers share.
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
         weight: λ.
         normalize: False for Σ_{i≠j} (wᵢ·wⱼ)² = ‖WWᵀ − diag(WWᵀ)‖²_F, which also shrinks the neurons.
-        options: `output` and the options that all regularisers share, see `Orthonormal`.
+        output: True to regularise the output layer too.
 
     Example:
         >>> w = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
@@ -113,35 +90,51 @@ class Orthogonal(_GramRegularizer):
         weight: float = 1e-5,
         *,
         normalize: bool = True,
-        **options: Unpack[GramOptions],
+        output: bool = False,
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | Sequence[str] | None = "auto",
+        where: Callable[[str, nn.Module], bool] | None = None,
+        auto_advance: bool = True,
+        report: bool = False,
     ) -> None:
         require(isinstance(normalize, bool), "normalize", "a bool", normalize)
-        super().__init__(model, weight, **options)
+        super().__init__(
+            model,
+            weight,
+            output=output,
+            layer_weights=layer_weights,
+            schedule=schedule,
+            every=every,
+            output_layer=output_layer,
+            where=where,
+            auto_advance=auto_advance,
+            report=report,
+        )
         self.uses_cosines = normalize
 
-    def compute(self, labels: Tensor | None, step: int, call: CallKind) -> StepResult:
-        """Return λ times the sum of squares off the diagonal of the Gram matrices."""
-
-        def squares_off_diagonal(w: Tensor) -> Tensor:
-            # The diagonal is masked instead of subtracted: it is large, and rounding errors of it would remain.
-            rows = sphere.row_directions(w) if self.uses_cosines else w
-            no_pair = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
-            return (rows @ rows.mT).masked_fill(no_pair, 0.0).square().sum((-3, -2, -1))
-
-        return StepResult(self.sum_over_layers(squares_off_diagonal))
+    def penalty(self, w: Tensor) -> Tensor:
+        """Return the sum of squares off the diagonal of the Gram matrix of each set."""
+        rows = sphere.row_directions(w) if self.uses_cosines else w
+        # The diagonal is masked instead of subtracted: it is large, and rounding errors of it would remain.
+        no_pair = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
+        return (rows @ rows.mT).masked_fill(no_pair, 0.0).square().sum((-2, -1))
 
 
-class SRIP(_GramRegularizer):
+class SRIP(LayerPenalty):
     r"""Spectral restricted isometry: λ·Σ_layers σ_max(WWᵀ − I) by power iteration, where the rows of W are neurons.
 
     The iteration uses products with W and Wᵀ only. Its vectors are buffers, and each step continues from the last one.
+
+    The arguments from `layer_weights` to `report` are those of `RegularizerOptions`, which all regularisers share.
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
         weight: λ.
         iterations: power iterations per step.
         seed: the seed of the first vectors.
-        options: `output` and the options that all regularisers share, see `Orthonormal`.
+        output: True to regularise the output layer too.
 
     Example:
         >>> SRIP({"w": torch.diag(torch.tensor([2.0, 1.0]))}, weight=1.0, iterations=9)()
@@ -158,9 +151,27 @@ class SRIP(_GramRegularizer):
         *,
         iterations: int = 2,
         seed: int = 0,
-        **options: Unpack[GramOptions],
+        output: bool = False,
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | Sequence[str] | None = "auto",
+        where: Callable[[str, nn.Module], bool] | None = None,
+        auto_advance: bool = True,
+        report: bool = False,
     ) -> None:
-        super().__init__(model, weight, **options)
+        super().__init__(
+            model,
+            weight,
+            output=output,
+            layer_weights=layer_weights,
+            schedule=schedule,
+            every=every,
+            output_layer=output_layer,
+            where=where,
+            auto_advance=auto_advance,
+            report=report,
+        )
         require(is_integer(iterations, 1), "iterations", "an integer >= 1", iterations)
         check_seed(seed)
         self.iterations = iterations
@@ -168,21 +179,25 @@ class SRIP(_GramRegularizer):
             groups, n, _, _ = layer.shape
             # Drawn on the CPU from seed and position, so that every rank starts from the same vectors.
             vector = torch.randn(groups, n, 1, generator=seeded_generator(seed, index)) / math.sqrt(n)
-            anchor = layer.anchor.detach()
-            placed = vector if anchor.is_meta else vector.to(anchor.device, _numerics.widen(anchor[:0]).dtype)
-            self.register_buffer(f"vector_{index}", placed)
+            self.register_buffer(f"vector_{index}", place_on_layer(vector, layer))
 
-    def compute(self, labels: Tensor | None, step: int, call: CallKind) -> StepResult:
-        """Return the weighted sum over layers, and the vectors from which the next step continues."""
+    def penalty(self, w: Tensor) -> Tensor:
+        """Return σ_max(WWᵀ − I) of each set exactly, which `compute` approximates."""
+        identity = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
+        return torch.linalg.matrix_norm(w @ w.mT - identity, 2)
+
+    def compute(self, labels: Tensor | None, step: Step) -> StepResult:
+        """Return one term per layer with λ > 0, and the vectors from which the next step continues."""
         terms, vectors = [], {}
         for index, layer in enumerate(self.selection):
+            if not self.factor(layer):  # see `weighted_layers`; here the index is needed too
+                continue
             w, name = layer.row_sets(), f"vector_{index}"
-            # A repeated call starts from the vector before the step, so that it computes the same value.
-            v = self._iterate(w, self.initial_value(name, call).to(w))
+            v = self._iterate(w, step.buffers[name].to(w))
             # ‖(WWᵀ − I)v‖ of a unit v converges to the largest |eigenvalue|, also if that is negative.
             terms.append(self.factor(layer) * sphere.norm(_excess(w, v), dim=-2).sum())
             vectors[name] = v
-        return StepResult(add_terms(terms, self.selection[0].anchor), vectors)
+        return StepResult(terms, vectors)
 
     def _iterate(self, w: Tensor, v: Tensor) -> Tensor:
         """Return v after differentiable power iterations; where WWᵀ − I maps it to zero, v stays as it is."""

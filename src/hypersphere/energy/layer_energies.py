@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere._layer_selection import layers_of
+from hypersphere.energy._sampling import MAX_NEURONS, evenly_spaced
 from hypersphere.energy.energy import hyperspherical_energy
 
-__all__ = ["evenly_spaced", "layer_energies", "mean_energy"]
-
-MOST_NEURONS = 2048
+__all__ = ["layer_energies", "mean_energy"]
 
 
 @torch.no_grad()
@@ -44,9 +43,4 @@ def mean_energy(energies: Mapping[str, float]) -> float:
 
 
 def _sample(rows: Tensor) -> Tensor:
-    return rows if len(rows) <= MOST_NEURONS else rows[evenly_spaced(len(rows)).to(rows.device)]
-
-
-def evenly_spaced(count: int) -> Tensor:
-    """Return at most 2,048 evenly spaced positions among `count`."""
-    return torch.linspace(0, count - 1, min(count, MOST_NEURONS)).long()
+    return rows if len(rows) <= MAX_NEURONS else rows[evenly_spaced(len(rows)).to(rows.device)]

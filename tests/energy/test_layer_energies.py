@@ -1,3 +1,5 @@
+"""Energies of the layers of a network."""
+
 import pytest
 import torch
 

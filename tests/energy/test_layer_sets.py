@@ -1,0 +1,49 @@
+"""Which layers a regulariser takes."""
+
+import pytest
+from torch import nn
+
+from hypersphere import rotation
+from hypersphere.energy import MHE
+
+from .networks import pyramid
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter, built as such libraries do."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer, self.in_features = base, base.in_features
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, base.out_features, bias=False)})
+        nn.init.zeros_(self.lora_B["default"].weight)
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+
+def test_an_adapted_layer_counts_once_without_its_adapter():
+    selection = MHE(nn.Sequential(Adapted(nn.Linear(8, 6)), nn.Linear(6, 4))).selection
+    assert [layer.name for layer in selection] == ["0.base_layer", "1"]
+
+
+def test_rotated_layers_give_a_warning_because_their_energy_is_constant():
+    net = rotation.rotate_(pyramid())
+    with pytest.warns(UserWarning, match="the regulariser is constant in 0, 1"):
+        regularizer = MHE(net, output=0)
+    before = regularizer()
+    before.backward()
+    assert max(p.grad.abs().max().item() for p in net.parameters() if p.grad is not None) < 1e-5
+
+
+def test_skipped_layers_have_a_reason():
+    net = nn.Sequential(nn.Linear(5, 1), nn.Linear(1, 6), nn.Linear(6, 4))
+    reasons = [(skip.name, skip.reason) for skip in MHE(net).skipped]
+    assert reasons == [("0", "one neuron per set"), ("1", "neurons of 1 number")]
+
+
+def test_output_layer_last_is_deprecated():
+    with pytest.warns(DeprecationWarning, match="use 'auto' instead"):
+        MHE(pyramid(), output_layer="last")

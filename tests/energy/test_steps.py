@@ -1,0 +1,249 @@
+"""The step protocol of regularisers: the table of `StepCounter` row by row, then the situations that lead there."""
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from hypersphere.energy import MHE, SRIP, CoMHE, NeuronRegularizer, RegularizerOptions, StepResult, Warmup
+from hypersphere.functions.projection import Adversarial, AnglePreserving, Random
+
+from .networks import pyramid
+
+
+class Learner(NeuronRegularizer):
+    """Record the steps of its calls. A learned number grows by 1 per step."""
+
+    def __init__(self, model, **options):
+        super().__init__(model, RegularizerOptions(**options), roles=("hidden",), shortest=1, needs_counter=True)
+        self.register_buffer("learned", torch.tensor(0.0))
+        self.calls = []
+
+    def factor(self, layer):
+        return 1.0
+
+    def compute(self, labels, step):
+        self.calls.append(step)
+        learned = step.buffers["learned"] + (step.kind != "read")
+        return StepResult([learned * self.selection[0].rows().sum()], {"learned": learned})
+
+    @property
+    def state(self):
+        return int(self.steps), self.learned.item()
+
+
+def learner_after_two_steps(*, auto_advance, started):
+    """Return a learner with steps = 2 and learned = 2. If `started`, its third step has begun: learned = 3."""
+    learner = Learner(pyramid(), auto_advance=auto_advance)
+    for _ in range(2):
+        learner()
+        if not auto_advance:
+            learner.advance()
+    if started:
+        learner()
+    learner.calls.clear()
+    return learner
+
+
+def call_inside(place, learner, gradients):
+    """Call a regulariser in plain code, during a backward pass, or inside a transform of torch.func."""
+
+    def call(x):
+        with torch.set_grad_enabled(gradients):
+            learner()
+        return x
+
+    if place == "backward":
+        x = torch.ones((), requires_grad=True)
+        x.register_hook(call)
+        x.backward()
+    elif place == "transform":
+        torch.func.grad(call)(torch.ones(()))
+    else:
+        call(None)
+
+
+# training mode, gradients enabled, place of the call, step started: kind of the call
+ANY = object()
+TABLE = [
+    ((False, ANY, ANY, ANY), "read"),
+    ((True, False, ANY, ANY), "read"),
+    ((True, True, "backward", ANY), "repeat"),
+    ((True, True, "transform", ANY), "repeat"),
+    ((True, True, "plain", True), "repeat"),
+    ((True, True, "plain", False), "new"),
+]
+# auto_advance, step started: number of a new step, number of the last one, learned before it started, learned now
+COUNTS = {
+    (True, False): (2, 1, 1, 2),
+    (False, False): (2, 2, 2, 2),
+    (False, True): (2, 2, 2, 3),
+}
+
+
+@pytest.mark.parametrize(("auto_advance", "started"), COUNTS)
+@pytest.mark.parametrize("place", ["plain", "backward", "transform"])
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_step_counter_follows_its_table(training, gradients, place, auto_advance, started):
+    situation = (training, gradients, place, started)
+    (kind,) = [k for row, k in TABLE if all(a is ANY or a == b for a, b in zip(row, situation, strict=True))]
+    new, last, replaced, current = COUNTS[auto_advance, started]
+    learner = learner_after_two_steps(auto_advance=auto_advance, started=started).train(training)
+    before = learner.state
+
+    call_inside(place, learner, gradients)
+
+    (step,) = learner.calls
+    assert step.kind == kind
+    assert step.number == (new if kind == "new" else last)
+    assert step.buffers["learned"].item() == (replaced if kind == "repeat" else current)
+    assert learner.state == ((2 + auto_advance, current + 1) if kind == "new" else before)
+
+
+def test_step_counter_starts_at_zero_for_every_kind_of_call():
+    for auto_advance, training, place in itertools.product((True, False), (True, False), ("plain", "transform")):
+        learner = Learner(pyramid(), auto_advance=auto_advance).train(training)
+        call_inside(place, learner, gradients=True)
+        assert learner.calls[0].number == 0
+        assert learner.calls[0].buffers["learned"].item() == 0
+
+
+def test_step_counter_repeats_the_step_that_an_error_interrupted():
+    learner = learner_after_two_steps(auto_advance=True, started=False)
+    weight = learner.selection[0].tensor
+    original = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(float("inf"))
+    with pytest.raises(ValueError, match="weight of 0 must be finite"):
+        learner()
+    assert learner.state == (2, 2)
+    with torch.no_grad():
+        weight.copy_(original)
+    learner()
+    assert [step.number for step in learner.calls] == [2, 2]
+    assert learner.state == (3, 3)
+
+
+def test_step_counter_does_not_store_updates_of_a_skipped_step():
+    learner = Learner(pyramid(), every=2)
+    for _ in range(4):
+        learner()
+    assert [step.number for step in learner.calls] == [0, 2]
+    assert learner.state == (4, 2)
+
+
+def test_step_counter_advances_only_without_auto_advance():
+    with pytest.raises(ValueError, match="auto_advance must be False if steps are counted by calling advance"):
+        Learner(pyramid()).advance()
+
+
+@pytest.mark.parametrize("auto_advance", [True, False])
+def test_loading_a_state_dict_starts_a_step_of_the_loaded_state(auto_advance):
+    source = learner_after_two_steps(auto_advance=auto_advance, started=not auto_advance)
+    target = Learner(pyramid(), auto_advance=auto_advance)
+    target()
+    target.load_state_dict(source.state_dict())
+    loaded = target.state
+    assert loaded == source.state
+    target()
+    step = target.calls[-1]
+    assert (step.kind, step.number, step.buffers["learned"].item()) == ("new", 2, loaded[1])
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copy_continues_independently(duplicate):
+    learner = learner_after_two_steps(auto_advance=False, started=True)
+    twin = duplicate(learner)
+    twin()
+    assert (twin.calls[0].kind, twin.calls[0].buffers["learned"].item()) == ("repeat", 2)
+    twin.advance()
+    twin()
+    assert twin.state == (3, 4)
+    assert learner.state == (2, 3)
+
+
+# The regularisers of the library, which all use the counter -----------------------------------------------------------
+
+COUNTING = [
+    lambda net, **options: MHE(net, batch=4, **options),
+    lambda net, **options: CoMHE(net, projection=Random(dim=4), **options),
+    lambda net, **options: CoMHE(net, projection=AnglePreserving(dim=4), **options),
+    lambda net, **options: CoMHE(net, projection=Adversarial(dim=4), **options),
+    lambda net, **options: CoMHE(net, projection=AnglePreserving(dim=4, form="angle"), distance="angular", **options),
+]
+LEARNING = [*COUNTING, SRIP]
+
+
+@pytest.mark.parametrize("make", COUNTING)
+def test_steps_are_not_counted_without_gradients_or_in_eval_mode(make):
+    regularizer = make(pyramid())
+    regularizer()
+    state = {name: value.clone() for name, value in regularizer.state_dict().items()}
+    with torch.no_grad():
+        first = regularizer().item()
+    regularizer.eval()
+    assert regularizer().item() == first
+    assert all(torch.equal(value, state[name]) for name, value in regularizer.state_dict().items())
+    assert int(regularizer.steps) == 1
+
+
+@pytest.mark.parametrize("make", LEARNING)
+def test_activation_checkpointing_repeats_the_same_step(make):
+    plain_net, net = pyramid(), pyramid()
+    plain, checkpointed = make(plain_net), make(net)
+    for _ in range(3):
+        for model in (plain_net, net):
+            model.zero_grad()
+        value = plain()
+        value.backward()
+        repeated = checkpoint(checkpointed, use_reentrant=False)
+        repeated.backward()
+        assert repeated.item() == value.item()
+        torch.testing.assert_close(net[0].weight.grad, plain_net[0].weight.grad, rtol=1e-6, atol=0)
+    for name, state in plain.state_dict().items():
+        assert torch.equal(checkpointed.state_dict()[name], state)
+
+
+@pytest.mark.parametrize("make", LEARNING)
+def test_accumulation_repeats_a_step_until_it_is_advanced(make):
+    automatic, manual = make(pyramid()), make(pyramid(), auto_advance=False)
+    for _ in range(3):
+        expected = automatic().item()
+        assert [manual().item() for _ in range(2)] == [expected] * 2
+        manual.advance()
+
+
+def test_compiled_regularizer_draws_the_same_projections():
+    net = pyramid()
+    projected = CoMHE(net, projection=Random(dim=4))
+    expected = [projected().item() for _ in range(3)]
+    compiled = torch.compile(CoMHE(net, projection=Random(dim=4)), backend="aot_eager")
+    assert [compiled().item() for _ in range(3)] == pytest.approx(expected, rel=1e-4)
+
+
+def test_compiled_regularizer_repeats_the_step_of_activation_checkpointing():
+    regularizer = CoMHE(pyramid(), projection=Random(dim=4))
+    compiled = torch.compile(regularizer, backend="aot_eager")
+    for _ in range(2):
+        checkpoint(compiled, use_reentrant=False).backward()
+    assert int(regularizer.steps) == 2
+
+
+def test_schedule_scales_the_regularizer_and_resumes():
+    net = pyramid()
+    constant = MHE(net)().item()
+    scheduled = MHE(net, schedule=Warmup(steps=2))
+    assert [scheduled().item() for _ in range(4)] == pytest.approx([0, constant / 2, constant, constant])
+    resumed = MHE(net, schedule=lambda step: 10.0 * step)
+    resumed.load_state_dict(scheduled.state_dict())
+    assert resumed().item() == pytest.approx(40 * constant)
+    for value in (-1, float("nan"), float("inf")):
+        words = f"schedule must be a callable that returns finite numbers >= 0, not {value}"
+        with pytest.raises(ValueError, match=words):
+            MHE(net, schedule=lambda step, value=value: value)()
+    with pytest.raises(ValueError, match="steps must be an integer >= 1"):
+        Warmup(steps=0)
