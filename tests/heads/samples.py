@@ -24,6 +24,15 @@ def class_problem(batch=9, dim=6, classes=40, seed=0):
     return x, w, y, bias
 
 
+def features_near_class_vectors(dim, classes, batch=20):
+    """Return features, labels and class vectors as NumPy arrays, with target angles below π − 0.5."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((classes, dim))
+    labels = rng.integers(classes, size=batch)
+    features = weight[labels] / np.linalg.norm(weight[labels], axis=1, keepdims=True)
+    return features + 0.6 * rng.standard_normal((batch, dim)), labels, weight
+
+
 def angles(x, w):
     """Return all angles between rows of x and w, computed by the oracle."""
     return np.array([[oracle.angle(a, b) for b in w.detach().numpy()] for a in x.detach().numpy()])

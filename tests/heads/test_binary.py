@@ -77,3 +77,13 @@ def test_binary_head_accepts_a_ramp_ignored_samples_and_reductions():
     assert rows[1] == 0
     with pytest.raises(TypeError, match="label_smoothing"):
         hs.heads.sphereface2(5, 4, label_smoothing=0.1)
+
+
+def test_sphereface2_rejects_m_together_with_a_margin():
+    with pytest.raises(ValueError, match="m must be None if margin is given"):
+        hs.heads.sphereface2(5, 4, m=0.4, margin=hs.margin.AdditiveCosine(0.2))
+    with pytest.raises(ValueError, match="m must be"):
+        hs.heads.sphereface2(5, 4, m=0.0, margin="two_sided")
+    default, given = hs.heads.sphereface2(5, 4), hs.heads.sphereface2(5, 4, m=0.3)
+    assert (default.margin, given.margin) == (hs.margin.TwoSided(0.4), hs.margin.TwoSided(0.3))
+    assert hs.heads.sphereface2(5, 4, margin=hs.margin.TwoSided(0.2)).margin == hs.margin.TwoSided(0.2)

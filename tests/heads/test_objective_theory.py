@@ -8,17 +8,9 @@ import torch
 
 import hypersphere as hs
 
+from .samples import features_near_class_vectors
+
 CLASSES, DIM = 6, 5
-
-
-def problem():
-    """Return features, labels and class vectors in float64, with target angles below π − 0.5."""
-    rng = np.random.default_rng(0)
-    weight = rng.standard_normal((CLASSES, DIM))
-    labels = rng.integers(CLASSES, size=20)
-    features = weight[labels] / np.linalg.norm(weight[labels], axis=1, keepdims=True)
-    features = features + 0.6 * rng.standard_normal((20, DIM))
-    return features, labels, weight
 
 
 def printed_loss(target_score, scale, features, labels, weight):
@@ -66,7 +58,9 @@ FAMILY = {
 @pytest.mark.parametrize("name", FAMILY)
 def test_loss_matches_the_printed_formula(name):
     make_head, target_score, scale = FAMILY[name]
-    assert loss_of(make_head(), *problem()) == pytest.approx(printed_loss(target_score, scale, *problem()), rel=1e-9)
+    assert loss_of(make_head(), *features_near_class_vectors(DIM, CLASSES)) == pytest.approx(
+        printed_loss(target_score, scale, *features_near_class_vectors(DIM, CLASSES)), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", FAMILY)
@@ -122,17 +116,27 @@ def test_annealing_of_a_softmax_reaches_five_after_1659_steps():
 @pytest.mark.parametrize("lam", [0.0, 5.0, 1000.0])
 def test_annealed_loss_mixes_plain_and_margin_scores(lam):
     schedule = hs.heads.Annealing(start=lam, gamma=0, end=lam)  # λ stays at one value
-    loss = loss_of(hs.heads.a_softmax(DIM, CLASSES, 4, annealing=schedule), *problem())
-    expected = printed_loss(lambda theta: (lam * math.cos(theta) + multiplicative(theta)) / (1 + lam), None, *problem())
+    loss = loss_of(hs.heads.a_softmax(DIM, CLASSES, 4, annealing=schedule), *features_near_class_vectors(DIM, CLASSES))
+    expected = printed_loss(
+        lambda theta: (lam * math.cos(theta) + multiplicative(theta)) / (1 + lam),
+        None,
+        *features_near_class_vectors(DIM, CLASSES),
+    )
     assert loss == pytest.approx(expected, rel=1e-6)
 
 
 def test_annealing_goes_from_the_plain_loss_to_the_margin_loss():
     def annealed(lam):
         schedule = hs.heads.Annealing(start=lam, gamma=0, end=lam)
-        return loss_of(hs.heads.a_softmax(DIM, CLASSES, 4, annealing=schedule), *problem())
+        return loss_of(
+            hs.heads.a_softmax(DIM, CLASSES, 4, annealing=schedule), *features_near_class_vectors(DIM, CLASSES)
+        )
 
     losses = [annealed(lam) for lam in (1e6, 1000.0, 100.0, 5.0, 1.0, 0.0)]
     assert losses == sorted(losses)  # the task becomes harder as λ falls
-    assert losses[0] == pytest.approx(loss_of(hs.heads.modified_softmax(DIM, CLASSES), *problem()), rel=1e-5)
-    assert losses[-1] == pytest.approx(loss_of(hs.heads.a_softmax(DIM, CLASSES, 4), *problem()), rel=1e-9)
+    assert losses[0] == pytest.approx(
+        loss_of(hs.heads.modified_softmax(DIM, CLASSES), *features_near_class_vectors(DIM, CLASSES)), rel=1e-5
+    )
+    assert losses[-1] == pytest.approx(
+        loss_of(hs.heads.a_softmax(DIM, CLASSES, 4), *features_near_class_vectors(DIM, CLASSES)), rel=1e-9
+    )

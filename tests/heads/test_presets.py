@@ -131,3 +131,16 @@ def test_heads_suggest_the_preset_for_a_name_in_another_case(name, preset):
 def test_cosface_and_sphereface_are_names_of_presets():
     assert repr(hs.heads.cosface(4, 3)) == repr(hs.heads.am_softmax(4, 3))
     assert repr(hs.heads.sphereface(4, 3)) == repr(hs.heads.a_softmax(4, 3))
+
+
+def test_sphereface_plus_adds_the_energy_after_its_first_steps():
+    x, y = problem()
+    plain = hs.heads.a_softmax(5, 4).double()
+    plus = hs.heads.sphereface_plus(5, 4, energy_weight=0.7, energy_start=2).double()
+    plus.load_state_dict({**plain.state_dict(), "steps": torch.tensor(0)})
+    losses = [plus(x, y).item() for _ in range(4)]
+    without = plain(x, y).item()
+    energy = 0.7 * hs.energy.data_dependent_energy(plain.weight, y).item()
+    assert losses == pytest.approx([without, without, without + energy, without + energy], rel=1e-12)
+    with pytest.raises(ValueError, match="energy_start must be an integer >= 0, not -1"):
+        hs.heads.sphereface_plus(5, 4, energy_start=-1)

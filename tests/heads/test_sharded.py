@@ -1,3 +1,5 @@
+"""ShardedHead in one process and in groups of processes, whose checks are in `sharded/`."""
+
 import copy
 import os
 import subprocess
@@ -29,7 +31,11 @@ CHECKS = (
     "empty",
     "sizes",
     "checkpoint",
-    "sampling",
+    "sampled_loss",
+    "sampled_updates",
+    "sampled_classes",
+    "sampling_state",
+    "sampling_evaluation",
     "sampling_alone",
     "settings",
     "errors",
@@ -105,12 +111,12 @@ def test_sharded_head_without_a_group_equals_the_plain_head(preset):
     plain = PRESETS[preset](5, 4)
     head = ShardedHead(plain)
     x, y = torch.randn(6, 5), torch.tensor([0, 1, 2, 3, 0, 1])
-    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    loss, expected = head(ours, y), plain(theirs, y)
+    features, plain_features = x.clone().requires_grad_(), x.clone().requires_grad_()
+    loss, expected = head(features, y), plain(plain_features, y)
     loss.backward()
     expected.backward()
-    for value, reference in ((loss, expected), (ours.grad, theirs.grad), (head.weight.grad, plain.weight.grad)):
-        torch.testing.assert_close(value, reference, rtol=1e-6, atol=1e-6)
+    actual = loss, features.grad, head.weight.grad
+    torch.testing.assert_close(actual, (expected, plain_features.grad, plain.weight.grad), rtol=1e-6, atol=1e-6)
     assert torch.equal(head.scores(x), plain.scores(x))
 
 
@@ -128,31 +134,31 @@ def test_sharded_head_does_not_change_the_given_head():
 
 
 @pytest.mark.parametrize(
-    "optimiser",
+    "make_optimizer",
     [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.SparseAdam, lr=0.1)],
     ids=["SGD", "SparseAdam"],
 )
-def test_sharded_head_sampling_updates_only_sampled_classes(optimiser):
+def test_sharded_head_sampling_updates_only_sampled_classes(make_optimizer):
     torch.manual_seed(0)
     head = ShardedHead(arcface(4, 60, s=4.0), sample=0.2)
-    rows_of, dense = set(), head.weight.detach().clone().requires_grad_()
-    ours, theirs = optimiser(head.parameters()), torch.optim.SGD([dense], lr=0.1)
+    sampled, dense = set(), head.weight.detach().clone().requires_grad_()
+    optimizer, dense_optimizer = make_optimizer(head.parameters()), torch.optim.SGD([dense], lr=0.1)
     x, y = torch.randn(5, 4), torch.arange(5)
     first = head(x, y).item()
     for _ in range(20):
         before = head.weight.detach().clone()
-        ours.zero_grad()
+        optimizer.zero_grad()
         head(x, y).backward()
         drawn = set(head.weight.grad.coalesce().indices()[0].tolist())
         dense.grad = head.weight.grad.to_dense()
-        ours.step()
-        theirs.step()
+        optimizer.step()
+        dense_optimizer.step()
         moved = set((head.weight != before).any(1).nonzero().flatten().tolist())
         assert moved == drawn
-        rows_of |= drawn
-    if isinstance(ours, torch.optim.SGD):
+        sampled |= drawn
+    if isinstance(optimizer, torch.optim.SGD):
         torch.testing.assert_close(head.weight, dense)
-    assert len(rows_of) > 40
+    assert len(sampled) > 40
     assert head.eval()(x, y).item() < first
 
 
@@ -219,8 +225,7 @@ def test_pair_energies_of_parts_sums_to_the_data_dependent_energy(counted):
     parts = [pair_energy(PairSum(v, PairPotential(), labels=y, rows=w[labels], counted=counted)) for v, y in halves]
     total = sum(parts) / ((4 if counted is None else 3) * 8)
     torch.testing.assert_close(total, expected)
-    (theirs,), (ours,) = torch.autograd.grad(expected, w), torch.autograd.grad(total, w)
-    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(torch.autograd.grad(total, w), torch.autograd.grad(expected, w))
     rows = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
     none = torch.full((4,), -1)
 

@@ -5,6 +5,7 @@ Numbers of equations and sections refer to Weiyang Liu's thesis, *Deep Represent
 
 from typing import TYPE_CHECKING, NoReturn
 
+from hypersphere.heads.baselines import BASELINES, CenterHead, HingeHead, MetricLearningHead
 from hypersphere.heads.binary import BinaryHead
 from hypersphere.heads.head import AngularHead, NonFiniteScoresError
 from hypersphere.heads.presets import (
@@ -32,11 +33,15 @@ from hypersphere.heads.schedules import Annealing, Ramp
 from hypersphere.heads.sharded import ShardedHead
 
 __all__ = [
+    "BASELINES",
     "PRESETS",
     "AngularHead",
     "Annealing",
     "BinaryHead",
+    "CenterHead",
     "HeadOptions",
+    "HingeHead",
+    "MetricLearningHead",
     "NonFiniteScoresError",
     "Ramp",
     "ShardedHead",

@@ -60,16 +60,20 @@ class Processes:
         return _SumParts.apply(part, self)
 
     def reduce_terms(
-        self, terms: Tensor, across: Callable[[Tensor], Tensor], share: Callable[[Tensor, Tensor], Tensor] | None
+        self,
+        terms: Tensor,
+        across: Callable[[Tensor], Tensor],
+        part_derivative: Callable[[Tensor, Tensor], Tensor] | None,
     ) -> Tensor:
         """Return global terms (B, T) from the terms of all processes, one row per sample.
 
         Args:
             terms: (B, T) the terms of this process for the samples of all processes.
             across: reduces the first term over processes, (n, R) → (n,). The other terms are summed.
-            share: the derivative of the reduced first term by that of one process, given both; None if it is 1.
+            part_derivative: d(reduced first term)/d(first term of one process), given that term and the reduced one;
+                None if it is 1.
         """
-        return _ReduceTerms.apply(terms, self, across, share)
+        return _ReduceTerms.apply(terms, self, across, part_derivative)
 
     def share(self, *tensors: Tensor | None) -> list[Tensor | None]:
         """Return global tensors for use in a part; their gradients are summed over processes."""
@@ -89,7 +93,7 @@ class Processes:
 
     # Collectives without gradient ------------------------------------------------------------------------------------
 
-    def add_(self, part: Tensor) -> Tensor:
+    def all_reduce_(self, part: Tensor) -> Tensor:
         """Sum a tensor over processes in place."""
         if self.size > 1:
             with self._explain_failure("sum"):
@@ -140,7 +144,7 @@ class Processes:
             with self._explain_failure("send"):
                 dist.send(rows.contiguous(), group=self.group, group_dst=0)
             return None
-        result = torch.empty(sum(counts), *rows.shape[1:], dtype=rows.dtype, device=torch.default_generator.device)
+        result = torch.empty(sum(counts), *rows.shape[1:], dtype=rows.dtype, device="cpu")
         pieces = result.split(list(counts))
         pieces[0].copy_(rows)
         for source in range(1, self.size):
@@ -150,7 +154,7 @@ class Processes:
             pieces[source].copy_(buffer)
         return result
 
-    def objects(self, value: Any) -> list[Any]:
+    def all_gather_objects(self, value: Any) -> list[Any]:
         """Return the Python objects of all processes."""
         if self.size == 1:
             return [value]
@@ -161,7 +165,7 @@ class Processes:
 
     def raise_any(self, problem: str | None, error: type[ValueError] = ValueError) -> None:
         """Raise an error in every process if any process has a problem."""
-        for rank, message in enumerate(self.objects(problem)):
+        for rank, message in enumerate(self.all_gather_objects(problem)):
             if message is not None:
                 raise error(message if self.size == 1 else f"process {rank}: {message}")
 
@@ -189,7 +193,7 @@ def problem_of(check: Callable[[], object]) -> str | None:
 class _SumParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, processes: Processes) -> Tensor:
-        return processes.add_(part.clone())
+        return processes.all_reduce_(part.clone())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -204,22 +208,22 @@ class _ReduceTerms(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, terms: Tensor, processes: Processes, across: Any, share: Any) -> Tensor:
+    def forward(ctx: Any, terms: Tensor, processes: Processes, across: Any, part_derivative: Any) -> Tensor:
         (batch, width), size = terms.shape, processes.size
         counts = [batch // size + (rank < batch % size) for rank in range(size)]
         received = processes.exchange_columns(terms, counts, [width] * size).view(-1, size, width)
         reduced = torch.cat([across(received[..., 0]).unsqueeze(1), received[..., 1:].sum(1)], 1)
         total = processes.concatenate_rows(reduced, counts)
-        ctx.share = share
+        ctx.part_derivative = part_derivative
         ctx.save_for_backward(terms[:, 0], total[:, 0])
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        if ctx.share is not None:
+        if ctx.part_derivative is not None:
             grad = grad.clone()
-            grad[:, 0] *= ctx.share(*ctx.saved_tensors)
+            grad[:, 0] *= ctx.part_derivative(*ctx.saved_tensors)
         return grad, None, None, None
 
 
@@ -233,7 +237,7 @@ class _Share(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         # One collective for all tensors.
-        flat = ctx.processes.add_(torch.cat([grad.flatten() for grad in grads]))
+        flat = ctx.processes.all_reduce_(torch.cat([grad.flatten() for grad in grads]))
         parts = flat.split([grad.numel() for grad in grads])
         return None, *(part.view_as(grad) for part, grad in zip(parts, grads, strict=True))
 

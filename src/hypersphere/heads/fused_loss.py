@@ -82,13 +82,13 @@ class ClassReduction:
         within: reduces the scores of a block of classes, (B, n) → (B,). A score of −∞ contributes nothing.
         within_and_slopes: also returns d(result)/d(scores), (B, n), for passes without automatic differentiation.
         across: reduces the results of several blocks, (B, blocks) → (B,).
-        share: d(across)/d(result of one block), given that result and the final one; None if it is 1.
+        part_derivative: d(across)/d(result of one block), given that result and the final one; None if it is 1.
     """
 
     within: Callable[[Tensor], Tensor]
     within_and_slopes: Callable[[Tensor], tuple[Tensor, Tensor]]
     across: Callable[[Tensor], Tensor]
-    share: Callable[[Tensor, Tensor], Tensor] | None = None
+    part_derivative: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 def _log_sum_exp_and_slopes(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,7 @@ LOG_SUM_EXP = ClassReduction(
     within=lambda scores: torch.logsumexp(scores, 1),
     within_and_slopes=_log_sum_exp_and_slopes,
     across=lambda parts: torch.logsumexp(parts, 1),
-    share=lambda part, total: (part - total).exp_(),
+    part_derivative=lambda part, total: (part - total).exp_(),
 )
 SOFTPLUS_SUM = ClassReduction(
     within=lambda scores: F.softplus(scores, threshold=50).sum(1),
@@ -229,19 +229,19 @@ def straight_through(plain: Tensor, value: Tensor) -> Tensor:
     return plain + (value - plain).detach()
 
 
-def class_terms(inputs: ClassInputs, rule: ScoreRule, *, check_range: bool = False) -> ClassTerms:
+def class_terms(inputs: ClassInputs, rule: ScoreRule, *, careful: bool = False) -> ClassTerms:
     """Return the terms that `rule` asks for, by the fused pass where possible.
 
-    With `check_range`, `in_range` is read here, and plain operations are used if it is False.
+    With `careful`, `in_range` is read here, and plain operations, which scale safely, are used if it is False.
     """
     fusable = not rule.learned and (rule.response is None or rule.unit_rows) and len(inputs.x) > 0
     with _numerics.autocast_disabled(inputs.x):
         if not fusable or not only_reverse_mode(inputs.x, inputs.w, inputs.labels):
             return plain_terms(inputs, rule)
         # The fused energy is less accurate for class vectors that nearly coincide, so a careful pass does not use it.
-        fuse_energy = rule.energy and rule.targets_present and not check_range
+        fuse_energy = rule.energy and rule.targets_present and not careful
         terms = ClassTerms(*_FusedTerms.apply(replace(rule, energy=fuse_energy), *inputs))
-        if check_range and not bool(terms.in_range):
+        if careful and not bool(terms.in_range):
             return plain_terms(inputs, rule)
         if rule.energy and not fuse_energy:
             terms = terms._replace(energy=inputs.energy())
@@ -310,17 +310,18 @@ class _Block(NamedTuple):
 
     def fill_targets_(self, scores: Tensor, values: Tensor | float) -> None:
         """Overwrite the entries at the targets of this block with `values`, a number or (B, 1)."""
+        source: Any = values  # `scatter_` has an overload for tensors and one for numbers, but none for both
         if self.is_inside is not None:
             # Samples whose target is elsewhere get back the entry that they have.
-            values = torch.where(self.is_inside, values, self.at_targets(scores))
-        # Two calls, because `scatter_` has one overload for tensors and one for numbers.
-        if isinstance(values, Tensor):
-            scores.scatter_(1, self.column, values)
-        else:
-            scores.scatter_(1, self.column, values)
+            source = torch.where(self.is_inside, values, self.at_targets(scores))
+        scores.scatter_(1, self.column, source)
 
     def reduce_others(self, scores: Tensor, targets: Tensor, reduction: ClassReduction) -> tuple[Tensor, Tensor]:
-        """Return the reduction over all classes of the block except the targets, and its slopes, 0 at the targets."""
+        """Return the reduction over all classes of the block except the targets, and its slopes, 0 at the targets.
+
+        For `LOG_SUM_EXP` the slope of the only class of a block is 1, even if it is a target. Its gradient is zero
+        nevertheless: the reduction of this block is −∞, so its part of the result, exp(−∞), is a factor 0.
+        """
         # Scores may be the saved products themselves, so the targets are excluded in place and restored.
         self.fill_targets_(scores, float("-inf"))
         part, slopes = reduction.within_and_slopes(scores)
@@ -638,7 +639,8 @@ class _BackwardTerms(NamedTuple):
                 bias = _block_bias(saved.inputs.bias, rule, block)
                 scores = scores if bias is None else scores + bias
                 part, slopes = block.reduce_others(scores, block.at_targets(scores), rule.reduction)
-                factor = factor if rule.reduction.share is None else factor * rule.reduction.share(part, saved.others)
+                part_derivative = rule.reduction.part_derivative
+                factor = factor if part_derivative is None else factor * part_derivative(part, saved.others)
             torch.mul(slopes, factor.unsqueeze(1), out=grad_z)
         if grads.weighted_sum is not None:
             grad_z.addcmul_(grads.weighted_sum.unsqueeze(1), block.select(saved.inputs.class_weights))
@@ -712,8 +714,8 @@ def row_losses(
 ) -> Tensor:
     r"""Return the cross entropy of each sample, as `torch.nn.CrossEntropyLoss(reduction="none")` defines it.
 
-    Without options this is log(1 + exp(others − f_y)), times v_y for class weights v. Label smoothing ε adds
-    ε/C·Σ_j v_j·(log Σ_i exp f_i − f_j).
+    Without label smoothing this is ℓ = log(1 + exp(others − f_y)), times v_y for class weights v. With label smoothing
+    ε it is (1−ε)·ℓ + ε/C·Σ_j v_j·(log Σ_i exp f_i − f_j).
 
     Args:
         terms: the reductions over the other classes.

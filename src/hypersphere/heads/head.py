@@ -53,6 +53,15 @@ class _NormStatistics(NamedTuple):
     std: Tensor
 
 
+class _Target(NamedTuple):
+    """What the target score is computed from. Norms and directions that it does not depend on are None."""
+
+    value: Tensor  # (B,) h·cos θ if scores are products, else cos θ
+    feature_norm: Tensor | None  # (B,) ‖x‖
+    class_norm: Tensor | None  # (B,) ‖w_y‖
+    class_direction: Tensor | None  # (B, d) ŵ_y, for the normalized gradient
+
+
 class AngularHead(nn.Module):
     r"""A classifier whose scores are magnitudes times functions of angles (thesis, 2.4, 2.18, 2.20, 3.10 and 3.11).
 
@@ -73,12 +82,13 @@ class AngularHead(nn.Module):
         angular: g, a name from `hypersphere.angular`, an instance or a callable of the cosine.
         margin: ψ, a name from `hypersphere.margin`, an instance, a callable of the target's cosine, or None for g.
         annealing: a schedule from the plain target score to the one with the margin.
-        ramp: a schedule of the strength of the margin. Both schedules read the buffer `steps`, which counts training
-            calls, or optimizer steps after `advance_with`.
+        ramp: a schedule of the strength of the margin. Schedules read the buffer `steps`, which counts training calls,
+            or optimizer steps after `advance_with`.
         bias: whether to learn one bias per class.
         gradient: "true" for the derivative; "detached" to pass gradients through g and ψ as if both were the cosine;
             "normalized" for the gradient of the original SphereFace code, for A-Softmax only (see `docs/gradients.md`).
         energy_weight: λ_M, the weight of the data-dependent energy of the class vectors (thesis, 5.8).
+        energy_start: number of steps without this energy, after which it is added.
         norm_weight: the weight of mean |‖x‖ − norm_target|, a soft normalisation of features.
         norm_target: the norm to which `norm_weight` pulls features.
         class_weights: (C,) weights of the classes, as in `torch.nn.CrossEntropyLoss`.
@@ -114,6 +124,7 @@ class AngularHead(nn.Module):
         bias: bool = False,
         gradient: str = "true",
         energy_weight: float = 0.0,
+        energy_start: int = 0,
         norm_weight: float = 0.0,
         norm_target: float = 30.0,
         class_weights: Tensor | None = None,
@@ -129,6 +140,7 @@ class AngularHead(nn.Module):
         _check_loss_options(gradient, reduction, label_smoothing, ignore_index)
         _check_schedules(margin, annealing, ramp)
         _check_penalties(energy_weight, norm_weight, norm_target, reduction)
+        require(is_integer(energy_start, 0), "energy_start", "an integer >= 0", energy_start)
         self.in_features = in_features
         self.num_classes = num_classes
         self.radius = radius
@@ -140,6 +152,7 @@ class AngularHead(nn.Module):
         self.ramp = ramp
         self.gradient = gradient
         self.energy_weight = energy_weight
+        self.energy_start = energy_start
         self.norm_weight = norm_weight
         self.norm_target = norm_target
         self.label_smoothing = label_smoothing
@@ -166,7 +179,7 @@ class AngularHead(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_classes, in_features))
         self.bias = nn.Parameter(torch.empty(self._bias_size())) if bias else None
         # Buffers exist only where they are used: the state dict of a plain head contains nothing but parameters.
-        if annealing is not None or ramp is not None:
+        if self._has_schedule:
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         if isinstance(self._margin, NormAdaptive):
             self.register_buffer("norm_mean", torch.empty(()))
@@ -216,12 +229,12 @@ class AngularHead(nn.Module):
         with _numerics.autocast_disabled(x):
             # Compute first and check afterwards: all checks are combined into `is_valid`, the only value that the host
             # has to wait for. A batch that fails is examined and, if it is legal, computed again with safe scaling.
-            check_range = len(x) == 0 or not _numerics.values_readable(x, y, self.weight)
-            loss, statistics, is_valid = self._loss(x, y, step, check_range=check_range)
-            if not check_range and not bool(is_valid):
+            careful = len(x) == 0 or not _numerics.values_readable(x, y, self.weight)
+            loss, statistics, is_valid = self._loss(x, y, step, careful=careful)
+            if not careful and not bool(is_valid):
                 require_labels(y, self.num_classes, self.ignore_index)
                 _numerics.require_finite_rows("x", self._without_ignored(x, y))
-                loss, statistics, _ = self._loss(x, y, step, check_range=True)
+                loss, statistics, _ = self._loss(x, y, step, careful=True)
                 self._require_finite(loss, self._without_ignored(x, y))
         self._update_state(statistics, x)
         return self._narrow(loss, x)
@@ -265,11 +278,10 @@ class AngularHead(nn.Module):
                 response = self._other_response(cosines, self._strength(step, cosines))
                 plain = magnitudes * self._apply_gradient_mode(cosines, response)
             # Replace the target's entry of the plain scores by the score with the margin.
-            target = (plain if self._scores_are_products else cosines).gather(1, column).squeeze(1)
-            w_norm, w_hat = (t.to(target.dtype) for t in sphere.polar(self.weight[column.squeeze(1)]))
-            score = self._target_score(
-                target, x, x_norm, w_norm.squeeze(1), w_hat.detach(), step, self._norm_statistics()
-            )
+            value = (plain if self._scores_are_products else cosines).gather(1, column).squeeze(1)
+            w_norm, w_hat = (t.to(value.dtype) for t in sphere.polar(self.weight[column.squeeze(1)]))
+            target = _Target(value, x_norm, w_norm.squeeze(1), w_hat.detach())
+            score = self._target_score(target, x, step, self._norm_statistics())
             logits = plain.scatter(1, column, score.unsqueeze(1))
             logits = logits if self.bias is None else logits + self.bias.to(logits.dtype)
         self._require_finite(logits, x)
@@ -314,7 +326,7 @@ class AngularHead(nn.Module):
     # The forward pass, step by step ----------------------------------------------------------------------------------
 
     def _loss(
-        self, x: Tensor, y: Tensor, step: Tensor | None, *, check_range: bool
+        self, x: Tensor, y: Tensor, step: Tensor | None, *, careful: bool
     ) -> tuple[Tensor, _NormStatistics | None, Tensor]:
         """Return the loss, the new statistics of feature norms, and whether all inputs and results are valid.
 
@@ -322,30 +334,30 @@ class AngularHead(nn.Module):
             x: features.
             y: labels.
             step: the step that the schedules use.
-            check_range: whether to scale features and class vectors if a square overflows, and to remove the features
-                of ignored samples, which may be NaN.
+            careful: whether to scale features and class vectors if a square overflows, and to remove the features of
+                ignored samples, which may be NaN.
         """
         counted = y != self.ignore_index
         labels = y.clamp(0, self.num_classes - 1)  # a bad label is reported after the computation
         labels_valid = (~counted | (labels == y)).all()
-        x = self._without_ignored(x, y) if check_range else x
+        x = self._without_ignored(x, y) if careful else x
         x = x.to(self._wide_dtype(x))
-        terms = self._terms_of_classes(x, labels, counted, step, check_range=check_range)
+        terms = self._terms_of_classes(x, labels, counted, step, careful=careful)
         statistics = self._updated_statistics(terms.feature_norm, counted)
-        score = self._target_score(
-            terms.target, x, terms.feature_norm, terms.target_norm, terms.target_direction, step, statistics
-        )
+        target = _Target(terms.target, terms.feature_norm, terms.target_norm, terms.target_direction)
+        score = self._target_score(target, x, step, statistics)
         if self.bias is not None:
+            # `target_bias` is None if all classes share one bias.
             score = score + (self.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)
         losses = self._row_losses(terms, score, labels)
         weights = None if self.class_weights is None else self.class_weights.to(losses.dtype)
         loss = reduce_rows(losses, labels, weights, counted, self.reduction)
-        loss = self._with_penalties(loss, terms, counted)
+        loss = self._with_penalties(loss, terms, counted, step)
         is_finite = loss.detach().abs() < torch.inf
         return loss, statistics, labels_valid & terms.in_range & (is_finite if loss.ndim == 0 else is_finite.all())
 
     def _terms_of_classes(
-        self, x: Tensor, labels: Tensor, counted: Tensor, step: Tensor | None, *, check_range: bool
+        self, x: Tensor, labels: Tensor, counted: Tensor, step: Tensor | None, *, careful: bool
     ) -> ClassTerms:
         """Step 1: the reductions over all other classes, and the product with the target class vector."""
         as_products, plain_target = self._scores_are_products, self._scores_are_products and self._margin is None
@@ -355,7 +367,7 @@ class AngularHead(nn.Module):
             unit_rows=self.weight_norm,
             radius=None if self.radius == "feature" else float(self.radius),
             response=None if as_products else lambda c: self._other_response(c, strength),
-            derivative=None if self._margin_on_others else getattr(self.angular, "slope", None),
+            derivative=self._other_slope(),
             detached=self.gradient == "detached",
             learned=self._has_learned_response(),
             reduction=self.class_reduction,
@@ -379,50 +391,41 @@ class AngularHead(nn.Module):
             class_weights=smoothing_weights,
             counted=counted,
         )
-        return self.compute_terms(inputs, rule, check_range=check_range)
+        return self.compute_terms(inputs, rule, careful=careful)
 
     def _target_score(
-        self,
-        target: Tensor,
-        x: Tensor,
-        x_norm: Tensor | None,
-        w_norm: Tensor | None,
-        w_hat: Tensor | None,
-        step: Tensor | None,
-        statistics: _NormStatistics | None,
+        self, target: _Target, x: Tensor, step: Tensor | None, statistics: _NormStatistics | None
     ) -> Tensor:
         """Step 2: the target score h·ψ(θ) with the chosen gradient, blended with h·g(θ) while annealing.
 
         Args:
-            target: (B,) h·cos θ if scores are products, else cos θ.
+            target: the product or cosine of each sample with its target class, and norms.
             x: (B, d) features, for the normalized gradient.
-            x_norm: (B,) feature norms, if h or ψ depends on them.
-            w_norm: (B,) norms of the target class vectors, if h depends on them.
-            w_hat: (B, d) directions of the target class vectors, for the normalized gradient.
             step: the step that the schedules use.
             statistics: mean and standard deviation of feature norms, for a margin that depends on them.
         """
+        value, x_norm, w_norm, w_hat = target
         if self._margin is None and self._scores_are_products:
-            return target
+            return value
         magnitude: Any = x_norm if self.radius == "feature" else float(self.radius)  # h
         magnitude = magnitude if self.weight_norm else magnitude * w_norm
-        plain = target
+        plain = value
         if not self._scores_are_products:
-            plain = magnitude * self._apply_gradient_mode(target, self.angular(target))
+            plain = magnitude * self._apply_gradient_mode(value, self.angular(value))
         if self._margin is None:
             return plain
-        score_of = self._target_score_of(self._strength(step, target), x_norm, statistics)
-        score = score_of(target, magnitude)
+        score_of = self._target_score_of(self._strength(step, value), x_norm, statistics)
+        score = score_of(value, magnitude)
         if self.gradient == "normalized":
             assert x_norm is not None
             assert w_hat is not None
             score = straight_through(plain, score)
             # The correction changes only gradients, and an exported program has none.
             if torch.is_grad_enabled() and not torch.compiler.is_exporting():
-                score = score + normalized_gradient_term(score_of, target, x, x_norm, w_hat)
+                score = score + normalized_gradient_term(score_of, value, x, x_norm, w_hat)
         # Annealing: (λ·plain + margin)/(1 + λ)
         if self.annealing is not None and step is not None:
-            plain_weight = self.annealing(step.to(target.dtype))  # λ
+            plain_weight = self.annealing(step.to(value.dtype))  # λ
             score = (plain_weight * plain + score) / (1 + plain_weight)
         return score
 
@@ -431,13 +434,14 @@ class AngularHead(nn.Module):
         weights = None if self.class_weights is None else self.class_weights.to(score.dtype)
         return row_losses(terms, score, labels, self.num_classes, weights, self.label_smoothing)
 
-    def _with_penalties(self, loss: Tensor, terms: ClassTerms, counted: Tensor) -> Tensor:
+    def _with_penalties(self, loss: Tensor, terms: ClassTerms, counted: Tensor, step: Tensor | None) -> Tensor:
         """Step 4: add the mean energy of the class vectors of the batch, and the penalty on feature norms."""
         if terms.energy is None and not self.norm_weight:
             return loss
         count = counted.sum().clamp_min(1)
         if terms.energy is not None:
-            loss = loss + terms.energy.to(loss.dtype) * (self.energy_weight / (self.num_classes - 1)) / count
+            energy = terms.energy.to(loss.dtype) * (self.energy_weight / (self.num_classes - 1)) / count
+            loss = loss + (energy if step is None else energy * (step >= self.energy_start))
         if self.norm_weight and terms.feature_norm is not None:
             deviations = (terms.feature_norm - self.norm_target).abs().masked_fill(~counted, 0)
             loss = loss + self.norm_weight * deviations.sum() / count
@@ -483,6 +487,14 @@ class AngularHead(nn.Module):
             return margin.others(c, self.angular, strength)
         return self.angular(c)
 
+    def _other_slope(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Return g′, or None if the derivative of `_other_response` is not known in closed form."""
+        angular = self.angular
+        # A subclass that overrides only g inherits the slope of another function.
+        if self._margin_on_others or not isinstance(angular, Angular) or not angular.has_slope:
+            return None
+        return angular.slope
+
     def _target_score_of(
         self, strength: float | Tensor, x_norm: Tensor | None, statistics: _NormStatistics | None
     ) -> TargetScore:
@@ -518,13 +530,17 @@ class AngularHead(nn.Module):
 
     # Schedules and statistics ----------------------------------------------------------------------------------------
 
+    @property
+    def _has_schedule(self) -> bool:
+        return self.annealing is not None or self.ramp is not None or self.energy_start > 0
+
     def _schedule_step(self) -> Tensor | None:
         """Return the step that the schedules use in this call, or None without a schedule.
 
         Activation checkpointing calls `forward` a second time during backward. By then the first call has been counted,
         and the second must use the same step as the first.
         """
-        if self.annealing is None and self.ramp is None:
+        if not self._has_schedule:
             return None
         counted_already = self.training and self._counts_calls and _numerics.in_backward()
         return (self.steps - 1).clamp_min(0) if counted_already else self.steps

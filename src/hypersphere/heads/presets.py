@@ -171,11 +171,21 @@ def sphereface_plus(
     num_classes: int,
     m: float = 4,
     energy_weight: float = 1.0,
+    energy_start: int = 0,
     **options: Unpack[HeadOptions],
 ) -> AngularHead:
-    """SphereFace+: A-Softmax plus the data-dependent energy of the class vectors (thesis, 5.8; Liu et al. 2018)."""
-    margin = Multiplicative(m)
-    return AngularHead(in_features, num_classes, margin=margin, energy_weight=energy_weight, **options)
+    """SphereFace+: A-Softmax plus the data-dependent energy of the class vectors (thesis, 5.8; Liu et al. 2018).
+
+    The energy is added after `energy_start` steps: the thesis trains SphereFace first and then continues with energy.
+    """
+    return AngularHead(
+        in_features,
+        num_classes,
+        margin=Multiplicative(m),
+        energy_weight=energy_weight,
+        energy_start=energy_start,
+        **options,
+    )
 
 
 def sphereface_r(
@@ -212,7 +222,7 @@ def sphereface2(
     in_features: int,
     num_classes: int,
     s: float = 40.0,
-    m: float = 0.4,
+    m: float | None = None,
     t: float = 3.0,
     *,
     balance: float = 0.7,
@@ -222,14 +232,19 @@ def sphereface2(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> BinaryHead:
-    """SphereFace2: C binary classifiers with a two-sided margin and an analytic initial bias (Wen et al. 2022)."""
+    """SphereFace2: C binary classifiers with a two-sided margin and an analytic initial bias (Wen et al. 2022).
+
+    The margin is `TwoSided(m)`, with m = 0.4 by default. Pass `margin` to use another one, and then no `m`. None stands
+    for this default; for a head without margin use `BinaryHead`.
+    """
+    require(m is None or margin is None, "m", "None if margin is given", m)
     return BinaryHead(
         in_features,
         num_classes,
         radius=s,
         balance=balance,
         angular=PowerCosine(t),
-        margin=TwoSided(m) if margin is None else margin,
+        margin=TwoSided(0.4 if m is None else m) if margin is None else margin,
         gradient=gradient,
         ramp=ramp,
         ignore_index=ignore_index,

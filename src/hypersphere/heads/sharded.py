@@ -98,7 +98,7 @@ class ShardedHead(nn.Module):
         # A bias is compared even if it is missing: either all processes have one, or none.
         plan = fingerprint(head, ["weight"] if shared_bias else ["weight", "bias"])
         plan |= {"sizes": repr(sizes and tuple(sizes)), "sample": repr(sample), "backbone": backbone}
-        different = differences(self.processes.objects(plan))
+        different = differences(self.processes.all_gather_objects(plan))
         require(not different, "head", "made with the same arguments in all processes", different)
         if sizes is None:
             # The first processes hold one class more if the classes cannot be distributed evenly.
@@ -107,7 +107,7 @@ class ShardedHead(nn.Module):
         self._terms = _ShardedClassTerms(self.processes, sizes)
         self.sharded_parameters = ("weight",) if shared_bias or head.bias is None else ("weight", "bias")
         # All processes draw, so that their generators stay in step, and use the numbers of the first.
-        seed, sampling_seed = self.processes.objects(torch.randint(2**62, (2,)).tolist())[0]
+        seed, sampling_seed = self.processes.all_gather_objects(torch.randint(2**62, (2,)).tolist())[0]
         self.in_features: int = head.in_features
         self.num_classes: int = head.num_classes
         self.sample = sample
@@ -137,7 +137,12 @@ class ShardedHead(nn.Module):
         return self._terms.sizes
 
     def forward(self, x: Float[Tensor, "batch dim"], y: Integer[Tensor, " batch"]) -> Float[Tensor, "*samples"]:
-        """Return the loss of the global batch; with reduction "none", the losses of this process's samples."""
+        """Return the loss of the global batch; with reduction "none", the losses of this process's samples.
+
+        Raises:
+            ValueError: in every process, if the batch of any process is invalid; the message names process and row.
+            NonFiniteScoresError: a `ValueError` for a class vector that is not finite or a score that overflows.
+        """
         features, labels, counts = self._gathered(x, y)
         if self.sample is not None and self.training:
             seed, step = self.sampling.tolist()
@@ -152,7 +157,8 @@ class ShardedHead(nn.Module):
             self._terms.use_all_classes()  # `scores` and evaluation use all classes
         if not is_finite:
             # The class vectors of another process may be the reason. All processes must raise, or none.
-            self.processes.raise_any(problem_of(lambda: _numerics.require_finite_rows("weight", self.weight)))
+            problem = problem_of(lambda: _numerics.require_finite_rows("weight", self.weight))
+            self.processes.raise_any(problem, NonFiniteScoresError)
             if failure is not None:
                 raise failure
         if self.sample is not None and self.training:
@@ -249,13 +255,13 @@ class ShardedHead(nn.Module):
 
     def _initialize(self, local: AngularHead, seed: int) -> None:
         """Initialise class vectors with `reset_parameters`, in blocks of the logical weight with one seed each."""
-        weight, cpu = local.weight, torch.default_generator.device
+        weight = local.weight
         local._apply(lambda t: torch.empty_like(t, device=weight.device) if t.is_meta else t)
         # `reset_parameters` initialises `local.weight`, so let it be one block after the other.
         with torch.random.fork_rng(devices=[]):
             for number, block, here in numbered_blocks(self.classes, _INITIAL_ROWS_PER_SEED):
                 torch.default_generator.manual_seed((seed + number) % 2**63)
-                rows = torch.empty(_INITIAL_ROWS_PER_SEED, local.in_features, dtype=weight.dtype, device=cpu)
+                rows = torch.empty(_INITIAL_ROWS_PER_SEED, local.in_features, dtype=weight.dtype, device="cpu")
                 local.weight = nn.Parameter(rows)
                 local.reset_parameters()
                 weight[here] = local.weight[block].to(weight.device)
@@ -288,6 +294,8 @@ class ShardedHead(nn.Module):
 
 def _check_plan(head: AngularHead, sizes: Sequence[int] | None, sample: float | None, backbone: str) -> None:
     require(isinstance(head, AngularHead), "head", "a head of this library", head)
+    accepted = "a head whose loss is computed from the terms of its classes"
+    require(type(head).forward is AngularHead.forward, "head", accepted, type(head).__name__)
     learned = [name for name, _ in head.named_parameters() if name not in ("weight", "bias")]
     require(not learned, "head", "without learned parameters other than weight and bias", learned)
     if sizes is not None:
@@ -350,8 +358,12 @@ class _ShardedClassTerms:
         """End the use of sampled classes."""
         self.sampled = None
 
-    def __call__(self, inputs: ClassInputs, rule: ScoreRule, *, check_range: bool = False) -> ClassTerms:
-        """Return the terms of all classes; `w` and `bias` hold the local classes, `class_weights` all classes."""
+    def __call__(self, inputs: ClassInputs, rule: ScoreRule, *, careful: bool = False) -> ClassTerms:
+        """Return the terms of all classes; `w` and `bias` hold the local classes, `class_weights` all classes.
+
+        `careful` has no effect, because every call is careful: `in_range` differs between processes, and if some of
+        them repeated a call, the others would not take part in its collectives.
+        """
         x, w, labels, bias, class_weights, counted, energy_rows = inputs
         local_labels = self._local_labels(labels)
         weight = self._sampled_rows(w)
@@ -372,8 +384,7 @@ class _ShardedClassTerms:
             counted=counted,
             energy_rows=energy_rows,
         )
-        # Each process decides about the range of its class vectors.
-        part = class_terms(local_inputs, dataclasses.replace(rule, targets_present=False), check_range=True)
+        part = class_terms(local_inputs, dataclasses.replace(rule, targets_present=False), careful=True)
         # All terms with one number per sample travel together. Feature norms come from the first process.
         feature_norm = part.feature_norm
         if feature_norm is not None and self.processes.rank > 0:
@@ -383,7 +394,7 @@ class _ShardedClassTerms:
         # The derivative of logsumexp is undefined if no process has another class, so −∞ becomes a finite number.
         lowest = torch.finfo(x.dtype).min
         terms = self.processes.reduce_terms(
-            local_terms, lambda parts: rule.reduction.across(parts.clamp_min(lowest)), rule.reduction.share
+            local_terms, lambda parts: rule.reduction.across(parts.clamp_min(lowest)), rule.reduction.part_derivative
         )
         # The other terms are zero except in the process that holds the target, or sums over classes.
         others, *rest = terms.unbind(1)
@@ -409,7 +420,7 @@ class _ShardedClassTerms:
         """Return (C−1)/(n−1) with n sampled classes: the head divides by C−1, but the sum has only n−1 terms."""
         if self.sampled is None:
             return 1.0
-        num_sampled = int(self.processes.add_(torch.tensor(len(self.sampled), device=w.device)))
+        num_sampled = int(self.processes.all_reduce_(torch.tensor(len(self.sampled), device=w.device)))
         return (sum(self.sizes) - 1) / max(num_sampled - 1, 1)
 
     def _local_labels(self, labels: Tensor) -> Tensor:
@@ -506,7 +517,7 @@ def _describe_tensor(value: Tensor) -> str:
         return kind
     if value.numel() == 1:
         return f"{kind} {value.item()}"
-    content = value.to(torch.default_generator.device).contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    content = value.to("cpu").contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return f"{kind} {hashlib.sha256(content).hexdigest()[:16]}"
 
 

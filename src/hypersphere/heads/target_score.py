@@ -53,7 +53,7 @@ class TargetScore:
 
     def plain(self, target: Tensor, magnitude: Tensor | float) -> Tensor:
         """Return the same by automatic differentiation."""
-        c = target / _nonzero(magnitude) if self.of_products else target
+        c = _cosines(target, magnitude) if self.of_products else target
         psi = self.psi(c)
         score = magnitude * (straight_through(c, psi) if self.detached else psi)
         if self.of_products and isinstance(magnitude, Tensor):
@@ -70,9 +70,14 @@ class TargetScore:
         g = self.angular(c)
         return g + self.strength * (psi - g)
 
-    def value_and_slope(self, c: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Return ψ(c) and ψ′(c) for an explicit score. A detached response has the slope 1."""
-        return (self.psi(c), 1.0) if self.detached else self.margin.value_and_slope(c, self.strength)
+    def value_and_slope(self, c: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return ψ(c) and ψ′(c) for an explicit score; None instead of a slope of 1, which saves a multiplication."""
+        if self.detached:
+            return self.psi(c), None
+        psi, slope = self.margin.value_and_slope(c, self.strength)
+        if isinstance(slope, Tensor):
+            return psi, slope
+        return psi, None if slope == 1 else torch.full_like(psi, slope)
 
 
 class _ExplicitScore(torch.autograd.Function):
@@ -82,16 +87,13 @@ class _ExplicitScore(torch.autograd.Function):
     def forward(ctx: Any, score: TargetScore, product: Tensor, magnitude: Tensor | float) -> Tensor:
         ctx.score = score
         ctx.number = None if isinstance(magnitude, Tensor) else magnitude
+        c = _cosines(product, magnitude)
+        psi, slope = score.value_and_slope(c)
         if not isinstance(magnitude, Tensor):
-            psi, known_slope = score.value_and_slope(product / magnitude)
-            ctx.save_for_backward(product, None, _slope_tensor(known_slope, psi), None)
+            ctx.save_for_backward(product, None, slope, None)
             return psi * magnitude
-        is_zero = magnitude == 0
-        c = product / magnitude.masked_fill(is_zero, 1.0)
-        psi, known_slope = score.value_and_slope(c)
-        slope = _slope_tensor(known_slope, psi)
         if slope is not None:
-            slope = slope.masked_fill(is_zero, 1.0)
+            slope = slope.masked_fill(magnitude == 0, 1.0)  # the gradient of a linear layer
         magnitude_slope = psi - c if slope is None else torch.addcmul(psi, slope, c, value=-1)
         ctx.save_for_backward(product, magnitude, slope, magnitude_slope)
         return psi * magnitude
@@ -109,16 +111,14 @@ class _ExplicitScore(torch.autograd.Function):
         return None, grad if slope is None else grad * slope, grad * magnitude_slope if needs[1] else None
 
 
-def _slope_tensor(slope: Tensor | float, like: Tensor) -> Tensor | None:
-    """Return a slope as a tensor, or None if it is the number 1, which saves a multiplication."""
-    if isinstance(slope, Tensor):
-        return slope
-    return None if slope == 1 else torch.full_like(like, slope)
+def _cosines(product: Tensor, magnitude: Tensor | float) -> Tensor:
+    """Return c = z/h, and 0 where h is zero."""
+    return product / (_nonzero(magnitude) if isinstance(magnitude, Tensor) else magnitude)
 
 
-def _nonzero(magnitude: Tensor | float) -> Tensor | float:
-    """Return the magnitude with ∞ in place of 0, so that a product divided by it becomes 0."""
-    return magnitude.masked_fill(magnitude == 0, torch.inf) if isinstance(magnitude, Tensor) else magnitude
+def _nonzero(norms: Tensor) -> Tensor:
+    """Return the norms with ∞ in place of 0, so that what is divided by a zero norm becomes 0."""
+    return norms.masked_fill(norms == 0, torch.inf)
 
 
 # The normalized gradient ---------------------------------------------------------------------------------------------
@@ -141,10 +141,10 @@ def normalized_gradient_term(score: TargetScore, target: Tensor, x: Tensor, x_no
         w_hat: (B, d) directions of the target class vectors, detached.
     """
     x_norm = x_norm.detach()
-    c = target.detach() / _nonzero(x_norm)
+    c = _cosines(target.detach(), x_norm)
     value, slope = score.psi(c).detach(), _derivative(score.psi, c)
     with torch.no_grad():
-        inverse_norm = 1 / x_norm.masked_fill(x_norm == 0, torch.inf)
+        inverse_norm = 1 / _nonzero(x_norm)
         along_x = value - slope * c
         length = torch.hypot(slope, along_x * inverse_norm)
         x_hat = x.detach() * inverse_norm.unsqueeze(1)

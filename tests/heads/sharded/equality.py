@@ -1,4 +1,4 @@
-"""Checks: the head of many processes is the head of one."""
+"""Checks: a head in several processes computes what it computes in one."""
 
 import copy
 from functools import partial
@@ -19,14 +19,14 @@ def compare(make, group, dtype, tolerance):
     head = ShardedHead(reference, group=group, backbone="summed")
     for step in range(2):
         x, y, parts = batch(size, dtype, seed=step)
-        theirs, ours = x.clone().requires_grad_(), x[parts[rank]].clone().requires_grad_()
-        expected, found = reference(theirs, y), head(ours, y[parts[rank]])
-        close(found, expected, tolerance)
+        features, local_features = x.clone().requires_grad_(), x[parts[rank]].clone().requires_grad_()
+        expected, loss = reference(features, y), head(local_features, y[parts[rank]])
+        close(loss, expected, tolerance)
         reference.zero_grad()
         head.zero_grad()
         expected.backward()
-        found.backward()
-        close(ours.grad, theirs.grad[parts[rank]], tolerance)
+        loss.backward()
+        close(local_features.grad, features.grad[parts[rank]], tolerance)
         close(head.weight.grad, reference.weight.grad[local_classes(head)], tolerance)
         if reference.bias is not None:
             one = len(reference.bias) == 1
@@ -34,8 +34,8 @@ def compare(make, group, dtype, tolerance):
                 head.head.bias.grad, reference.bias.grad if one else reference.bias.grad[local_classes(head)], tolerance
             )
     close(head.scores(x[parts[rank]]), reference.scores(x)[parts[rank]].detach(), tolerance)
-    for (name, ours), (_, theirs) in zip(head.head.named_buffers(), reference.named_buffers(), strict=True):
-        assert torch.equal(ours, theirs), name
+    for (name, buffer), (_, expected) in zip(head.head.named_buffers(), reference.named_buffers(), strict=True):
+        assert torch.equal(buffer, expected), name
 
 
 def check_equality(folder, groups):
@@ -55,40 +55,40 @@ def check_float32(folder, groups):
 
 
 def check_half(folder, groups):
-    """Half precision features under autocast: what one process gives, and no cast of the parameters."""
+    """Half-precision features under autocast give the loss of one process; parameters are not cast."""
     size, rank = dist.get_world_size(), dist.get_rank()
     reference = build_head(HEADS["arcface"], torch.float32)
     head = ShardedHead(reference, backbone="summed")
     x, y, parts = batch(size, torch.bfloat16)
-    theirs, ours = x.clone().requires_grad_(), x[parts[rank]].clone().requires_grad_()
+    features, local_features = x.clone().requires_grad_(), x[parts[rank]].clone().requires_grad_()
     with torch.autocast(x.device.type, torch.bfloat16):
-        expected, found = reference(theirs, y), head(ours, y[parts[rank]])
-    close(found, expected, 1e-5)
-    found.backward()
+        expected, loss = reference(features, y), head(local_features, y[parts[rank]])
+    close(loss, expected, 1e-5)
+    loss.backward()
     expected.backward()
-    close(ours.grad, theirs.grad[parts[rank]], 1e-2)
+    close(local_features.grad, features.grad[parts[rank]], 1e-2)
     close(head.weight.grad, reference.weight.grad[local_classes(head)], 1e-5)
 
 
 def check_rows(folder, groups):
-    """Losses of one's own rows, used differently in each process; the objective is the sum over processes."""
+    """Losses per sample can be used differently in each process; the objective is the sum over processes."""
     size, rank = dist.get_world_size(), dist.get_rank()
     reference = build_head(partial(HEADS["arcface"]))
     reference.reduction = "none"
     head = ShardedHead(reference, backbone="summed")
     x, y, parts = batch(size)
     factors = torch.linspace(-1, 2, len(y), dtype=x.dtype)
-    theirs, ours = x.clone().requires_grad_(), x[parts[rank]].clone().requires_grad_()
-    expected, found = reference(theirs, y), head(ours, y[parts[rank]])
-    close(found, expected[parts[rank]])
+    features, local_features = x.clone().requires_grad_(), x[parts[rank]].clone().requires_grad_()
+    expected, loss = reference(features, y), head(local_features, y[parts[rank]])
+    close(loss, expected[parts[rank]])
     (expected * factors).sum().backward()
-    (found * factors[parts[rank]]).sum().backward()
-    close(ours.grad, theirs.grad[parts[rank]])
+    (loss * factors[parts[rank]]).sum().backward()
+    close(local_features.grad, features.grad[parts[rank]])
     close(head.weight.grad, reference.weight.grad[local_classes(head)])
 
 
 def check_empty(folder, groups):
-    """Nobody has rows; then only the first has, and the others' features ask for no gradient."""
+    """No process has samples; then only the first has, and the features of the others require no gradient."""
     rank = dist.get_rank()
     head = ShardedHead(build_head(HEADS["sphereface_plus"]))
     none = torch.empty(0, DIM, dtype=torch.float64, requires_grad=True)
@@ -97,13 +97,13 @@ def check_empty(folder, groups):
     assert loss.item() == 0
     assert not head.weight.grad.any()
     x, y, _ = batch(1)
-    own = slice(0, len(x) if rank == 0 else 0)
-    head(x[own].requires_grad_(rank == 0), y[own]).backward()
+    part = slice(0, len(x) if rank == 0 else 0)
+    head(x[part].requires_grad_(rank == 0), y[part]).backward()
     assert head.weight.grad.isfinite().all()
 
 
 def check_sizes(folder, groups):
-    """A plan of one's own."""
+    """Classes can be distributed unevenly."""
     sizes = (1, 4, 1, 1)[: dist.get_world_size()]
     reference = build_head(HEADS["biased"])
     head = ShardedHead(reference, sizes=sizes)
@@ -113,21 +113,22 @@ def check_sizes(folder, groups):
 
 
 def check_ddp(folder, groups):
-    """A backbone in DistributedDataParallel and a sharded head train as one process does."""
+    """A backbone in `DistributedDataParallel` and a sharded head train as in one process."""
     size, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(3)
-    alone = torch.nn.Sequential(torch.nn.Linear(DIM, 8), torch.nn.Tanh(), torch.nn.Linear(8, DIM)).double()
+    backbone = torch.nn.Sequential(torch.nn.Linear(DIM, 8), torch.nn.Tanh(), torch.nn.Linear(8, DIM)).double()
     reference = build_head(HEADS["am_softmax"])
     head = ShardedHead(reference)
-    many = DistributedDataParallel(copy.deepcopy(alone))
-    slow = torch.optim.SGD([*alone.parameters(), *reference.parameters()], lr=0.1, momentum=0.9)
-    fast = torch.optim.SGD([*many.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
+    parallel = DistributedDataParallel(copy.deepcopy(backbone))
+    optimizer = torch.optim.SGD([*backbone.parameters(), *reference.parameters()], lr=0.1, momentum=0.9)
+    parallel_optimizer = torch.optim.SGD([*parallel.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
     for step in range(4):
         x, y, parts = batch(size, seed=step)
-        for optimizer, loss in ((slow, reference(alone(x), y)), (fast, head(many(x[parts[rank]]), y[parts[rank]]))):
-            optimizer.zero_grad()
+        losses = reference(backbone(x), y), head(parallel(x[parts[rank]]), y[parts[rank]])
+        for one, loss in zip((optimizer, parallel_optimizer), losses, strict=True):
+            one.zero_grad()
             loss.backward()
-            optimizer.step()
-    for ours, theirs in zip(many.parameters(), alone.parameters(), strict=True):
-        close(ours, theirs)
+            one.step()
+    for parameter, expected in zip(parallel.parameters(), backbone.parameters(), strict=True):
+        close(parameter, expected)
     close(head.weight, reference.weight[local_classes(head)])

@@ -1,4 +1,4 @@
-"""Checks: what one process refuses all refuse, and a process that dies takes nobody into a hang."""
+"""Checks: all processes reject what one of them rejects, and none waits for a process that has ended."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def varied(**options):
 
 
 def check_settings(folder, groups):
-    """Every setting has to be the same in all processes, and the message names the one that is not."""
+    """Settings that differ between processes are rejected, and the message names the setting."""
     last = dist.get_rank() == dist.get_world_size() - 1
     different = {
         "radius": 9.0,
@@ -33,6 +33,7 @@ def check_settings(folder, groups):
         "bias": False,
         "gradient": "detached",
         "energy_weight": 0.5,
+        "energy_start": 5,
         "norm_weight": 0.1,
         "norm_target": 8.0,
         "class_weights": torch.arange(CLASSES) / 3,
@@ -53,11 +54,11 @@ def check_settings(folder, groups):
     if last:
         head.advance()
     raises(lambda: ShardedHead(head), "steps")
-    ShardedHead(varied(angular=lambda c: c, class_weights=torch.ones(CLASSES)))  # at another address in each
+    ShardedHead(varied(angular=lambda c: c, class_weights=torch.ones(CLASSES)))  # addresses differ
 
 
 def check_errors(folder, groups):
-    """What one process cannot accept, all refuse; afterwards the head works and has not changed."""
+    """All processes raise if one has invalid input, and the head is unchanged and works afterwards."""
     size, rank = dist.get_world_size(), dist.get_rank()
     last = size - 1
     raises(lambda: ShardedHead(AngularHead(DIM, size - 1)), "sizes", "no more processes than classes")
@@ -85,7 +86,7 @@ def check_errors(folder, groups):
     with torch.no_grad():
         class_vector = head.weight[0].clone()
         head.weight[0] = float("nan") if rank == last else class_vector
-    raises(lambda: head(good, y), f"process {last}", "weight", "row 0")
+    raises(lambda: head(good, y), f"process {last}", "weight", "row 0", kind=NonFiniteScoresError)
     raises(lambda: head.scores(good), f"process {last}", "weight", "row 0", kind=NonFiniteScoresError)
     with torch.no_grad():
         head.weight[0] = class_vector
@@ -95,7 +96,7 @@ def check_errors(folder, groups):
 
 
 def check_silence(folder, groups):
-    """One process stops answering, and later is killed."""
+    """A process raises if the other one stops responding, and again after it was killed."""
     rank = dist.get_rank()
     group = dist.new_group(timeout=timedelta(seconds=2))
     x, y, _ = batch(1)
@@ -107,11 +108,11 @@ def check_silence(folder, groups):
     if rank == 1:
         time.sleep(6)
         os.kill(os.getpid(), signal.SIGKILL)
-    began = time.monotonic()
+    start = time.monotonic()
     raises(lambda: head(x, y), "process 0 of 2", "time-out", kind=RuntimeError)
-    assert 1 < time.monotonic() - began < 15
-    raises(loss.backward, "process 0 of 2", "has ended", kind=RuntimeError)  # waits for the end, and no longer
+    assert 1 < time.monotonic() - start < 15
+    raises(loss.backward, "process 0 of 2", "has ended", kind=RuntimeError)  # waits until the other has ended
     raises(lambda: other(x, y), "process 0 of 2", "has ended", kind=RuntimeError)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - start < 20
     (folder / "survived").touch()
-    os._exit(0)  # no farewell to the dead
+    os._exit(0)  # a regular exit would wait for the other process

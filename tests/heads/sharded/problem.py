@@ -50,8 +50,8 @@ def build_head(make, dtype=torch.float64):
     return head
 
 
-def close(ours, theirs, tolerance=1e-10):
-    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+def close(actual, expected, tolerance=1e-10):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def raises(action, *words, kind=ValueError):

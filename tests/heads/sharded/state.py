@@ -13,19 +13,20 @@ from .problem import CLASSES, DIM, HEADS, ROWS, batch, build_head, close, raises
 
 
 def meta(make):
+    """Return a head on the meta device."""
     with torch.device("meta"):
         return make()
 
 
 def check_checkpoint(folder, groups):
-    """Written by the largest group; each smaller one loads it and goes on as the writers do."""
+    """The largest group writes a checkpoint, and each smaller group loads it and has the same state."""
     saved = folder / "head.pt"
     for group in groups:
         size, rank = dist.get_world_size(group), dist.get_rank(group)
-        torch.manual_seed(rank)  # only the first process's counts
+        torch.manual_seed(rank)  # only the seed of the first process is used
         head = ShardedHead(meta(partial(HEADS["annealed"], bias=True)), group=group)
         drawn = ShardedHead(meta(partial(PRESETS["sphereface2"], 2, 2500)), group=group, sizes=None)
-        everything = drawn.full_state_dict()
+        initial_state = drawn.full_state_dict()
         if size == len(ROWS):
             x, y, parts = batch(size, torch.float32)
             for _ in range(3):
@@ -33,7 +34,7 @@ def check_checkpoint(folder, groups):
             state = head.full_state_dict()
             if rank == 0:
                 torch.save(state, saved)
-                torch.save(everything, folder / "drawn.pt")
+                torch.save(initial_state, folder / "drawn.pt")
             else:
                 assert state == {}
                 words = ("every process", "full_state_dict gives it to the first alone", "load the file everywhere")
@@ -43,85 +44,136 @@ def check_checkpoint(folder, groups):
             head.load_full_state_dict(torch.load(saved, mmap=True))
             state = head.full_state_dict()
         if rank == 0:
-            for ours, name in ((state, "head.pt"), (everything, "drawn.pt")):
-                theirs = torch.load(folder / name)
-                assert ours.keys() == theirs.keys()
-                assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+            for tensors, name in ((state, "head.pt"), (initial_state, "drawn.pt")):
+                expected = torch.load(folder / name)
+                assert tensors.keys() == expected.keys()
+                assert all(torch.equal(tensors[key], expected[key]) for key in expected)
         assert head.head.steps.item() == 3
         raises(lambda head=head: head.load_full_state_dict({"weight": torch.ones(1)}), "state", "steps")
         wrong = {**torch.load(saved), "weight": torch.ones(CLASSES + 1, DIM)}
         raises(lambda head=head, wrong=wrong: head.load_full_state_dict(wrong), "'weight'", str(CLASSES))
 
 
-def check_sampling(folder, groups):
-    """The same classes are drawn however many processes there are; the loss is that of a head with those classes."""
-    many, dim, steps = 40, 4, 3
-    for group in groups:
-        size, rank = dist.get_world_size(group), dist.get_rank(group)
-        make = partial(AngularHead, dim, many, radius=8.0, margin="additive_angle", bias=True, energy_weight=0.3)
-        torch.manual_seed(5)
-        reference = build_head(make)
-        head = ShardedHead(reference, group=group, sample=0.3, backbone="summed")
-        start = head.full_state_dict()
+class SamplingProblem:
+    """A head with 40 classes of which a sharded head samples 30 %, and a batch that is held by the first process."""
+
+    num_classes, dim = 40, 4
+    options = {"radius": 8.0, "margin": "additive_angle", "bias": True, "energy_weight": 0.3}
+
+    def __init__(self, group):
+        self.reference = build_head(partial(AngularHead, self.dim, self.num_classes, **self.options))
+        self.head = ShardedHead(self.reference, group=group, sample=0.3, backbone="summed")
         generator = torch.Generator().manual_seed(0)
-        x = torch.randn(6, dim, generator=generator, dtype=torch.float64)
-        y = torch.randint(many, (6,), generator=generator)
-        mine = slice(0, 6) if rank == 0 else slice(0, 0)
-        losses, drawn = [], []
+        self.x = torch.randn(6, self.dim, generator=generator, dtype=torch.float64)
+        self.y = torch.randint(self.num_classes, (6,), generator=generator)
+        self.local = slice(0, 6 if dist.get_rank(group) == 0 else 0)
+
+    def sampled_classes(self):
+        """Compute gradients for the local batch, and return the sorted classes that were sampled in all processes."""
+        self.head.zero_grad()
+        self.head(self.x[self.local], self.y[self.local]).backward()
+        return all_gradient_classes(self.head)
+
+    def head_of(self, classes):
+        """Return a plain head with the given classes only."""
+        head = AngularHead(self.dim, len(classes), **self.options).double()
+        weight, bias = (torch.cat(self.head.processes.all_gather_objects(p.detach())) for p in self.head.parameters())
+        with torch.no_grad():
+            head.weight.copy_(weight[classes])
+            head.bias.copy_(bias[classes])
+        return head
+
+
+def gradient_classes(head):
+    """Return the classes of this process that have a row in the sparse gradient."""
+    assert head.weight.grad.is_sparse
+    return head.weight.grad.coalesce().indices()[0] + head.first
+
+
+def all_gradient_classes(head):
+    """Return the sorted classes of all processes that have a row in the sparse gradient."""
+    return sorted(chain(*head.processes.all_gather_objects(gradient_classes(head).tolist())))
+
+
+def check_sampled_loss(folder, groups):
+    """Loss and gradients are those of a head that has the sampled classes only."""
+    for group in groups:
+        problem = SamplingProblem(group)
+        head, x, y, local = problem.head, problem.x, problem.y, problem.local
         optimizer = torch.optim.SparseAdam(head.parameters())
-        for _ in range(steps):
-            before = [p.detach().clone() for p in head.parameters()]
+        for _ in range(3):
+            features, local_features = x.clone().requires_grad_(), x[local].clone().requires_grad_()
             head.zero_grad()
-            ours = x[mine].clone().requires_grad_()
-            loss = head(ours, y[mine])
+            loss = head(local_features, y[local])
             loss.backward()
-            assert head.weight.grad.is_sparse
-            rows = head.weight.grad.coalesce().indices()[0] + head.first
-            lists = head.processes.objects(rows.tolist())
-            chosen = torch.tensor(sorted(chain(*lists)))
-            assert set(y.tolist()) <= set(chosen.tolist())
-            assert len(chosen) < many
-            fewer = AngularHead(dim, len(chosen), radius=8.0, margin="additive_angle", bias=True, energy_weight=0.3)
-            fewer = fewer.double()
-            weights, biases = (torch.cat(head.processes.objects(p)) for p in before)
-            with torch.no_grad():
-                fewer.weight.copy_(weights[chosen])
-                fewer.bias.copy_(biases[chosen])
-            theirs = x.clone().requires_grad_()
-            expected = fewer(theirs, torch.searchsorted(chosen, y))
+            classes = torch.tensor(all_gradient_classes(head))
+            fewer = problem.head_of(classes)
+            expected = fewer(features, torch.searchsorted(classes, y))
             expected.backward()
             close(loss, expected)
-            close(ours.grad, theirs.grad[mine])
-            here = (chosen >= head.first) & (chosen < head.first + len(head.weight))
-            close(head.weight.grad.to_dense()[rows - head.first], fewer.weight.grad[here])
-            close(head.head.bias.grad.to_dense()[rows - head.first], fewer.bias.grad[here])
+            close(local_features.grad, features.grad[local])
+            rows = gradient_classes(head) - head.first
+            is_local = (classes >= head.first) & (classes < head.first + len(head.weight))
+            close(head.weight.grad.to_dense()[rows], fewer.weight.grad[is_local])
+            close(head.head.bias.grad.to_dense()[rows], fewer.bias.grad[is_local])
             optimizer.step()
-            still = torch.ones(len(head.weight), dtype=torch.bool)
-            still[rows - head.first] = False
-            assert torch.equal(head.weight[still], before[0][still])
-            assert not optimizer.state[head.weight]["exp_avg"][still].any() or drawn
-            losses.append(loss.item())
-            drawn.append(chosen.tolist())
-        assert drawn[0] != drawn[1]
-        (folder / f"drawn-{size}-{rank}").write_text(repr(drawn))
+
+
+def check_sampled_updates(folder, groups):
+    """An optimizer for sparse gradients does not change classes that are not sampled."""
+    for group in groups:
+        problem = SamplingProblem(group)
+        head, sampled_before = problem.head, torch.zeros(len(problem.head.weight), dtype=torch.bool)
+        optimizer = torch.optim.SparseAdam(head.parameters())
+        for _ in range(3):
+            weight = head.weight.detach().clone()
+            problem.sampled_classes()
+            optimizer.step()
+            is_sampled = torch.zeros_like(sampled_before)
+            is_sampled[gradient_classes(head) - head.first] = True
+            assert torch.equal(head.weight[~is_sampled], weight[~is_sampled])
+            sampled_before |= is_sampled
+            assert not optimizer.state[head.weight]["exp_avg"][~sampled_before].any()
+
+
+def check_sampled_classes(folder, groups):
+    """The labels and some other classes are sampled in each step, the same in any number of processes."""
+    for group in groups:
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        problem = SamplingProblem(group)
+        steps = [problem.sampled_classes() for _ in range(3)]
+        assert all(set(problem.y.tolist()) <= set(classes) for classes in steps)
+        assert all(len(classes) < problem.num_classes for classes in steps)
+        assert steps[0] != steps[1]
+        (folder / f"sampled-{size}-{rank}").write_text(repr(steps))
         if size < len(ROWS):
-            assert repr(drawn) == (folder / f"drawn-{len(ROWS)}-0").read_text()
-        state = head.full_state_dict()
-        assert set(state) == ({"weight", "bias", "sampling"} if rank == 0 else set())
-        again = ShardedHead(reference, group=group, sample=0.3)
-        for step in range(steps):  # from the first process's state, the same classes again
-            again.load_full_state_dict(head.processes.objects(start)[0]) if step == 0 else None
-            again.zero_grad()
-            again(x[mine], y[mine]).backward()
-            rows = again.weight.grad.coalesce().indices()[0] + again.first
-            assert sorted(chain(*again.processes.objects(rows.tolist()))) == drawn[step]
-        again.eval()
+            assert repr(steps) == (folder / f"sampled-{len(ROWS)}-0").read_text()
+
+
+def check_sampling_state(folder, groups):
+    """The full state includes the state of the sampling, from which the same classes are sampled again."""
+    for group in groups:
+        problem, resumed = SamplingProblem(group), SamplingProblem(group)
+        state = problem.head.full_state_dict()
+        assert set(state) == ({"weight", "bias", "sampling"} if dist.get_rank(group) == 0 else set())
+        steps = [problem.sampled_classes() for _ in range(3)]
+        resumed.sampled_classes()  # one step further than the state
+        resumed.head.load_full_state_dict(problem.head.processes.all_gather_objects(state)[0])
+        assert [resumed.sampled_classes() for _ in range(3)] == steps
+
+
+def check_sampling_evaluation(folder, groups):
+    """All classes are used outside training."""
+    for group in groups:
+        problem = SamplingProblem(group)
+        problem.head.eval()
         with torch.no_grad():
-            close(again(x[mine], y[mine]), reference(x, y))  # all classes outside training
+            loss = problem.head(problem.x[problem.local], problem.y[problem.local])
+            close(loss, problem.reference(problem.x, problem.y))
 
 
 def check_sampling_alone(folder, groups):
-    """No negative is drawn at all: a loss of zero, not NaN."""
+    """The loss is finite if no negative class is sampled."""
     head = ShardedHead(build_head(HEADS["arcface"]), sample=1e-9, sizes=(4, 1, 1, 1)[: dist.get_world_size()])
     x, _, _ = batch(1)
     loss = head(x.requires_grad_(), torch.zeros(len(x), dtype=torch.int64))
