@@ -276,6 +276,21 @@ def test_convert_takes_only_modules_that_compute_a_linear_layer():
     assert model["plain"].in_features == 3
 
 
+@pytest.mark.parametrize("make", [lambda: ScaledLinear(False), lambda: nn.Linear(3, 2), lambda: nn.Conv1d(3, 2, 1)])
+def test_revert_removes_all_attributes_that_convert_added(make):
+    model = nn.Sequential(make())
+    before = dict(vars(model[0]))
+    kind, names = type(model[0]), {key: list(before[key]) for key in ("_parameters", "_buffers", "_modules")}
+    options = {"magnitude": "tanh", "learn_radius": "filter", "angular": "sigmoid", "learn_k": "layer"}
+    convert_(model, where=lambda name, module: True, **options)
+    model[0]._has_warned = True
+    layer = revert_(model)[0]
+    assert type(layer) is kind
+    assert vars(layer).keys() == before.keys()
+    assert {key: list(vars(layer)[key]) for key in names} == names
+    assert layer.weight.shape[:2] == (2, 3)
+
+
 def test_conversion_plan_lists_converted_and_skipped_layers_with_reasons(capsys):
     class Encoder(nn.Module):
         def __init__(self):

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 from hypersphere.functions import angular, magnitude
-from hypersphere.layers import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLinear
+from hypersphere.layers import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLayer, DecoupledLinear
 
 from . import reference
 
@@ -222,3 +222,13 @@ def test_gradient_penalty_agrees_with_the_definition():
 def test_invalid_arguments_are_named_in_the_error(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_decoupled_layer_is_abstract():
+    class Incomplete(DecoupledLayer, nn.Linear):
+        def _check_shape(self, x):
+            pass
+
+    for kind in (DecoupledLayer, Incomplete):
+        with pytest.raises(TypeError, match=r"abstract.*_inner_product.*_input_and_geometry.*_respond"):
+            kind(3, 2)

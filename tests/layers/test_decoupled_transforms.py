@@ -19,7 +19,6 @@ from .cases import conv, every_kind, images, run
 
 @every_kind
 def test_decoupled_compiles_in_one_graph(kind):
-    torch._dynamo.reset()
     layer, x = conv(kind), images(2, 4, 5, 5)
     compiled = torch.compile(copy.deepcopy(layer), backend="aot_eager", fullgraph=True)
     (y, gradients), (expected, expected_gradients) = run(compiled, x), run(layer, x)
@@ -29,7 +28,6 @@ def test_decoupled_compiles_in_one_graph(kind):
 
 
 def test_decoupled_compiles_with_inductor():
-    torch._dynamo.reset()
     layer, x = conv("tanh", angular="sigmoid"), images(2, 4, 5, 5)
     compiled = torch.compile(copy.deepcopy(layer), fullgraph=True)
     (y, gradients), (expected, expected_gradients) = run(compiled, x), run(layer, x)
@@ -109,6 +107,18 @@ def test_decoupled_checkpointing_moves_the_running_mean_once(kind, use_reentrant
 
     for ours, theirs in zip(train(True), train(False), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_decoupled_checkpointing_recalls_the_newest_pass_with_the_same_batch():
+    def train(use_checkpoint):
+        layer, grads = conv("tanh", momentum=0.5), []
+        for scale in (1.0, 4.0, 1.0):  # the third step repeats the batch of the first, with another running mean
+            x = (scale * images(2, 4, 5, 5)).requires_grad_()
+            y = checkpoint(layer, x, use_reentrant=False) if use_checkpoint else layer(x)
+            grads += torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])
+        return grads
+
+    torch.testing.assert_close(train(True), train(False), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("radius_norm", ["running", "batch"])

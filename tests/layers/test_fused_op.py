@@ -132,7 +132,6 @@ def test_fused_op_passes_opcheck():
 
 @pytest.mark.parametrize("g", ["cosine", "linear", "sigmoid"])
 def test_fused_op_memory_for_backward_when_compiled(g):
-    torch._dynamo.reset()
     x = torch.randn(4, 64, 16, 16, requires_grad=True)
     layer = DecoupledConv2d(64, 64, 3, padding=1, bias=False, angular=g)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)

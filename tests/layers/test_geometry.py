@@ -43,10 +43,14 @@ def test_patch_norms_are_norms_of_unfolded_patches(geometry, size):
     patches = F.unfold(x, geometry.kernel, geometry.dilation, geometry.padding, geometry.stride)
     expected = patches.norm(dim=1)
     norms = patch_norms((x * size).float(), geometry)
-    plain = plain_patch_norms((x * size).float(), geometry)[1]
-    for norm in (norms.norm, plain.norm):
-        torch.testing.assert_close(norm.double().flatten(1) / size, expected, rtol=1e-6, atol=0)
-    torch.testing.assert_close(norms.norm * norms.reciprocal, torch.ones_like(norms.norm))
+    plain = plain_patch_norms((x * size).float(), geometry)
+    for patches in (norms, plain):
+        torch.testing.assert_close(patches.norm.double().flatten(1) / size, expected, rtol=1e-6, atol=0)
+        # The reciprocals and the scale are those of the scaled input, which is `x` times a power of two per sample.
+        of_scaled = patch_norms(patches.scaled.double(), geometry)
+        torch.testing.assert_close(patches.scaled_reciprocal.double(), of_scaled.scaled_reciprocal, rtol=1e-6, atol=0)
+        squares = (patches.scaled * patches.square_scale).square().sum((1, 2, 3))
+        assert ((squares > 1e-6) & (squares < 1e6)).all()
 
 
 @pytest.mark.parametrize("size", [1e-4, 1.0, 6e4])
@@ -54,7 +58,8 @@ def test_patch_norms_are_norms_of_unfolded_patches(geometry, size):
 def test_measure_patches_limits_float16_inputs_and_returns_their_norms(size, with_graph):
     x = (size * torch.rand(3, 2, 6, generator=torch.Generator().manual_seed(0))).half()
     geometry = ConvGeometry((3,), (1,), (1,), (1,))
-    scaled, norms = measure_patches(x, geometry, with_graph=with_graph)
+    norms = measure_patches(x, geometry, with_graph=with_graph)
+    scaled = norms.scaled
     assert scaled.dtype == torch.float16
     assert ((scaled.abs().amax((1, 2)) > 64) & (scaled.abs().amax((1, 2)) <= 128)).all()
     expected = patch_norms(x.double(), geometry).norm
@@ -62,6 +67,6 @@ def test_measure_patches_limits_float16_inputs_and_returns_their_norms(size, wit
 
 
 def test_patch_norms_of_zero_patches_are_zero():
-    norm, reciprocal, scale = patch_norms(torch.zeros(2, 3, 4, 4), GEOMETRIES[0])
+    _, norm, reciprocal, scale = patch_norms(torch.zeros(2, 3, 4, 4), GEOMETRIES[0])
     assert norm.abs().max() == reciprocal.abs().max() == 0
     assert torch.equal(scale, torch.ones_like(scale))

@@ -55,3 +55,10 @@ def test_sphere_norm_refuses_a_layer_that_cannot_be_converted(layer, message):
     with pytest.raises(ValueError, match=f"layer must be a layer that can be converted, but it {message}"):
         SphereNorm(layer)
     assert not hasattr(layer, "magnitude")
+
+
+@pytest.mark.parametrize("beta", [-1e35, 1e35])
+def test_sphere_norm_accepts_any_finite_rescaling(beta):
+    assert SphereNorm(nn.Linear(3, 2), rescale=(beta, 0.0)).rescale == (beta, 0.0)
+    with pytest.raises(ValueError, match="rescale must be None"):
+        SphereNorm(nn.Linear(3, 2), rescale=(beta * 1e300, 0.0))

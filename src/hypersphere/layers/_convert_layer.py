@@ -74,14 +74,17 @@ def convert_layer_(module: nn.Module, options: OperatorOptions) -> None:
     module._converted_from = type(module)  # type: ignore[assignment]
     if plain_class(module) is nn.Linear and not hasattr(module, "in_features"):
         module.in_features, module.out_features = module.in_channels, module.out_channels
+        module._sizes_were_added = True  # type: ignore[assignment]
     module.__class__ = DECOUPLED_CLASSES[plain_class(module)]
     assert isinstance(module, DecoupledLayer)
     module._configure(options)
 
 
 def revert_layer_(module: nn.Module) -> None:
-    """Restore the class of a layer. This also undoes a conversion that failed halfway."""
+    """Restore the class of a layer and remove all that a conversion added, also one that failed halfway."""
     plain = plain_class(module)
     if isinstance(module, DecoupledLayer):
         module._remove_configuration()
+    if module.__dict__.pop("_sizes_were_added", False):
+        del module.in_features, module.out_features
     object.__setattr__(module, "__class__", module.__dict__.pop("_converted_from", plain))

@@ -46,7 +46,7 @@ from hypersphere.functions.angular import Linear as LinearAngle
 from hypersphere.functions.magnitude import MAGNITUDES, Radial, Seg, Sphere, Tanh
 from hypersphere.layers._geometry import (
     ConvGeometry,
-    PatchNorms,
+    MeasuredPatches,
     batch_blocks,
     on_accelerator,
     plain_patch_norms,
@@ -113,6 +113,10 @@ class Response:
         """True if h differs between the filters of a group, so that it has as many entries as the output."""
         return any(t is not None and t.shape[1] > 1 for t in (self.input_scale, self.output_scale))
 
+    def sum_filters(self, t: Tensor) -> Tensor:
+        """Sum `t` over the filters of a group, unless h, by which it will be multiplied, depends on the filter."""
+        return t if self.depends_on_filter else t.sum(2, keepdim=True)
+
     def h(self, norm: Tensor) -> Tensor | None:
         """Return h = s·φ(a·‖x‖) for norms (N, groups, 1, *places), or None if h = 1."""
         if self.has_unit_magnitude:
@@ -135,56 +139,56 @@ def absorb_output_scale(response: Response, w_hat: Tensor) -> tuple[Response, Te
 
 
 def plain_response(
-    x: Tensor,
+    patches: MeasuredPatches,
     w_hat: Tensor,
     geometry: ConvGeometry,
-    norms: PatchNorms,
     magnitude: Callable[[Tensor], Tensor | None],
     angular: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    r"""Return h·g(c) in the dtype of `x`, in plain differentiable operations.
+    r"""Return h·g(c) in the dtype of the input, in plain differentiable operations.
 
     Args:
-        x: scaled input (N, channels, *size) from `measure_patches`.
+        patches: the input and its norms, from `measure_patches`, with a graph.
         w_hat: directions of the filters.
         geometry: of the convolution.
-        norms: from `measure_patches`, with a graph.
         magnitude: h, a function of the norms (N, groups, 1, *places). It may return None for 1.
         angular: g, a function of the cosines (N, groups, filters per group, *places).
     """
-    product = geometry.product(x, w_hat)
-    value = angular(geometry.split_filters(_numerics.widen(product)) * norms.reciprocal)
-    h = magnitude(norms.norm)
+    product = geometry.product(patches.scaled, w_hat)
+    value = angular(geometry.split_filters(_numerics.widen(product)) * patches.scaled_reciprocal)
+    h = magnitude(patches.norm)
     if h is not None:
         value = value * h  # in this order the result has the memory format of the product
     return _numerics.narrow(value, product.dtype).flatten(1, 2)
 
 
 def fused_response(
-    x: Tensor, w_hat: Tensor, geometry: ConvGeometry, norms: PatchNorms, response: Response, half_storage: bool
+    patches: MeasuredPatches, w_hat: Tensor, geometry: ConvGeometry, response: Response, half_storage: bool
 ) -> Tensor:
     r"""Return s·φ(a·‖x‖)·g(c) like `plain_response`, with the custom operator.
 
     Args:
-        x: scaled input (N, channels, *size) from `measure_patches`.
+        patches: the input and its norms, from `measure_patches`, without a graph: the operator differentiates the norms
+            itself.
         w_hat: directions of the filters.
         geometry: of the convolution.
-        norms: from `measure_patches`, without a graph: the operator differentiates them itself.
         response: φ, g, a, s and k.
         half_storage: whether to save float16 numbers for backward instead of float32 numbers.
     """
     k = response.k
-    needs_products = [x, response.input_scale, response.output_scale, k]
+    needs_products = [patches.scaled, response.input_scale, response.output_scale, k]
     if type(response.angular) is not Cosine:  # ∂ŵ of a cosine needs ∂p = G·h·r only
         needs_products.append(w_hat)
     saves = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in needs_products)
     arguments = _Arguments(
-        x,
+        patches.scaled,
         w_hat,
         response.input_scale,
         response.output_scale,
         k,
-        *norms,
+        patches.norm,
+        patches.scaled_reciprocal,
+        patches.square_scale,
         geometry.to_list(),
         *_name_and_numbers(response.magnitude, MAGNITUDES),
         *_name_and_numbers(response.angular if k is None else Sigmoid(), ANGULARS),
@@ -208,7 +212,7 @@ class _Arguments(NamedTuple):
     input_scale: Tensor | None
     output_scale: Tensor | None
     k: Tensor | None
-    # Constant tensors.
+    # Constant tensors, from `MeasuredPatches`: `reciprocal` and `scale` belong to `x`, `norm` to the original input.
     norm: Tensor
     reciprocal: Tensor
     scale: Tensor
@@ -298,9 +302,9 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
             if saves_cotangents:
                 saved.copy_(_numerics.cotangent(c))
             value = response.kernel.value_(c)
-            _, _, h = _magnitude_terms(response, n)
-            if h is not None:
-                value.mul_(h)
+            terms = _magnitude_terms(response, n)
+            if terms is not None:
+                value.mul_(terms.h)
             if value is not out:
                 out.copy_(_numerics.narrow(value, out.dtype))
     assert y is not None
@@ -343,14 +347,21 @@ def _decoupled_backward(gradient: Tensor, stored: Tensor, needed: list[bool], *v
             convolution.split_filters(grad_product),
         ):
             if saved is None:  # only the filters of a cosine learn: ∂p = G·h·r
-                _, _, h = _magnitude_terms(response, n_piece)
-                torch.mul(grad_piece, r_piece if h is None else h * r_piece, out=out)
+                terms = _magnitude_terms(response, n_piece)
+                torch.mul(grad_piece, r_piece if terms is None else terms.h * r_piece, out=out)
                 continue
-            # Products become cosines in `_element_gradients`, which for g = cos multiplies by r only after a sum.
+            grad_piece = _numerics.widen(grad_piece)
             c = _cosines_from_cotangents(saved) if arguments.saves_cotangents else None
-            grad_norm.append(
-                _element_gradients(response, _numerics.widen(grad_piece), saved, c, r_piece, n_piece, out, parameters)
-            )
+            if type(response.angular) is Cosine:
+                # Σ G·c over the filters. With products, the factor r of c = p·r is applied after the sum.
+                if c is not None:
+                    grad_times_c = response.sum_filters(c.mul_(grad_piece))
+                else:
+                    grad_times_c = response.sum_filters(torch.mul(grad_piece, saved)).mul_(r_piece)
+                grad_norm.append(_cosine_gradients(grad_piece, grad_times_c, r_piece, n_piece, out, parameters))
+            else:
+                c = torch.mul(saved, r_piece) if c is None else c
+                grad_norm.append(_element_gradients(grad_piece, c, r_piece, n_piece, out, parameters))
         # ∂ŵ, and the part of ∂x that passes through the products.
         grad_x_block, grad_weight_block = convolution.product_gradients(
             grad_product.to(x.dtype), x[block], weight, (needed[0], needed[1])
@@ -425,10 +436,11 @@ def _differentiable_gradients(arguments: _Arguments, gradient: Tensor, needed: l
     ) -> Tensor:
         learned = arguments._replace(input_scale=input_scale, output_scale=output_scale, k=k)
         convolution, response = learned.convolution, learned.response
-        scaled, norms = plain_patch_norms(x, convolution)
-        # The factor norm·reciprocal is 1, except for float16 inputs, whose norms are those before `limit_float16`.
-        norms = norms._replace(norm=norms.norm * (arguments.norm * arguments.reciprocal))
-        return plain_response(scaled, weight, convolution, norms, response.h, response.angular)
+        patches = plain_patch_norms(x, convolution)
+        # Multiply by n·r, the ratio of the norms that the operator received to those of its input `x`. See
+        # `_norm_gradient` for the two cases in which it is not 1.
+        patches = patches._replace(norm=patches.norm * (arguments.norm * arguments.reciprocal))
+        return plain_response(patches, weight, convolution, response.h, response.angular)
 
     return differentiable_gradients(plain, arguments.differentiated, needed, gradient)
 
@@ -436,10 +448,18 @@ def _differentiable_gradients(arguments: _Arguments, gradient: Tensor, needed: l
 # Element-wise derivatives --------------------------------------------------------------------------------------------
 
 
-def _magnitude_terms(response: Response, n: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the argument a·n, φ(a·n) and h = s·φ(a·n); h is None if it is 1."""
+class _MagnitudeTerms(NamedTuple):
+    """The argument a·n, φ(a·n) and h = s·φ(a·n)."""
+
+    argument: Tensor
+    phi: Tensor
+    h: Tensor
+
+
+def _magnitude_terms(response: Response, n: Tensor) -> _MagnitudeTerms | None:
+    """Return the terms of h for norms n (N, groups, 1, *places), or None if h = 1."""
     if response.has_unit_magnitude:
-        return n, n, None
+        return None
     argument = n if response.input_scale is None else n * response.input_scale
     if type(response.magnitude) is Tanh:
         # tanh(u) = e/(−2 − e) with e = expm1(−2u), almost twice as fast as torch.tanh and as accurate.
@@ -448,7 +468,7 @@ def _magnitude_terms(response: Response, n: Tensor) -> tuple[Tensor, Tensor, Ten
         phi = phi if response.magnitude.alpha == 1 else phi.mul_(response.magnitude.alpha)
     else:
         phi = response.magnitude(argument, argument)
-    return argument, phi, phi if response.output_scale is None else phi * response.output_scale
+    return _MagnitudeTerms(argument, phi, phi if response.output_scale is None else phi * response.output_scale)
 
 
 class _ParameterGradients:
@@ -491,60 +511,83 @@ class _ParameterGradients:
 
 
 def _element_gradients(
-    response: Response,
-    gradient: Tensor,
-    products: Tensor,
-    c: Tensor | None,
-    r: Tensor,
-    n: Tensor,
-    out: Tensor,
-    parameters: _ParameterGradients,
+    gradient: Tensor, c: Tensor, r: Tensor, n: Tensor, out: Tensor, parameters: _ParameterGradients
 ) -> Tensor:
     """Write ∂p into `out`, add to the gradients of a, s and k, and return ∂n (N, groups, 1, *places).
 
     Args:
-        response: φ, g, a, s and k.
         gradient: G (N, groups, filters per group, *places), in float32 or wider.
-        products: p in the same shape, used if `c` is None.
-        c: cosines in the same shape, or None. They are overwritten.
+        c: cosines in the same shape.
         r: reciprocal norms (N, groups, 1, *places).
         n: norms in the same shape.
         out: uninitialised, in the shape of `gradient`.
         parameters: sums of the gradients of a, s and k.
     """
-    argument, phi, h = _magnitude_terms(response, n)
+    response = parameters.response
+    terms = _magnitude_terms(response, n)
     # One number per patch unless h depends on the filter, so multiplying h and r first saves a pass.
-    h_r = r if h is None else h * r
+    h_r = r if terms is None else terms.h * r
+    h = None if terms is None else terms.h
+    grad_slope, grad_value = response.kernel.gradients(gradient, c, h, parameters)  # G·g′ and G·g
+    torch.mul(grad_slope, h_r, out=out)
+    radial = response.sum_filters(grad_slope.mul_(c))
+    values = None if grad_value is None else response.sum_filters(grad_value)
+    return _norm_gradient(parameters, terms, radial=radial, values=values, h_r=h_r, r=r, n=n)
 
-    def per_patch(t: Tensor) -> Tensor:
-        """Sum over the filters of a group, unless later factors depend on the filter."""
-        return t if response.depends_on_filter else t.sum(2, keepdim=True)
 
-    if type(response.angular) is Cosine:
-        # g = c and g′ = 1, so G·g′·c and G·g are both G·c. The factor r of c = p·r is applied after the sum.
-        radial = per_patch(torch.mul(gradient, products)).mul_(r) if c is None else per_patch(c.mul_(gradient))
-        values: Tensor | None = radial
-        torch.mul(gradient, h_r, out=out)
-    else:
-        c = torch.mul(products, r) if c is None else c
-        grad_slope, grad_value = response.kernel.gradients(gradient, c, h, parameters)  # G·g′ and G·g
-        torch.mul(grad_slope, h_r, out=out)
-        radial = per_patch(grad_slope.mul_(c))
-        values = None if grad_value is None else per_patch(grad_value)
+def _cosine_gradients(
+    gradient: Tensor, grad_times_c: Tensor, r: Tensor, n: Tensor, out: Tensor, parameters: _ParameterGradients
+) -> Tensor:
+    """Do the same as `_element_gradients` for g = c. There g′ = 1, so G·g′·c and G·g are both G·c.
+
+    `grad_times_c` is G·c after `Response.sum_filters`, so that the caller can compute it without the cosines. It is
+    overwritten.
+    """
+    terms = _magnitude_terms(parameters.response, n)
+    h_r = r if terms is None else terms.h * r
+    torch.mul(gradient, h_r, out=out)
+    return _norm_gradient(parameters, terms, radial=grad_times_c, values=grad_times_c, h_r=h_r, r=r, n=n)
+
+
+def _norm_gradient(
+    parameters: _ParameterGradients,
+    terms: _MagnitudeTerms | None,
+    *,
+    radial: Tensor,
+    values: Tensor | None,
+    h_r: Tensor,
+    r: Tensor,
+    n: Tensor,
+) -> Tensor:
+    """Return ∂n, and add to the gradients of a and s.
+
+    Args:
+        parameters: sums of the gradients of a and s.
+        terms: of the magnitude, or None if h = 1.
+        radial: G·g′·c, after `Response.sum_filters`.
+        values: G·g in the same shape, or None if the magnitude needs no gradient. It may be the same tensor as `radial`
+            and is overwritten.
+        h_r: h·r.
+        r: reciprocal norms (N, groups, 1, *places).
+        n: norms in the same shape.
+    """
     # ∂n through the cosine c = p/n, whose derivative is −c·r.
     grad_norm = -(radial * h_r).sum(2, keepdim=True)
-    if not parameters.needs_magnitude:
+    if terms is None or not parameters.needs_magnitude:
         return grad_norm
     assert values is not None
+    response = parameters.response
     if parameters.output_scale is not None:  # ∂s
-        _add_sum_(parameters.output_scale, values * phi)
+        _add_sum_(parameters.output_scale, values * terms.phi)
     # G·g·s·φ′(a·n), the gradient of a·n.
-    values = values.mul_(response.magnitude.slope(argument, phi))
+    values = values.mul_(response.magnitude.slope(terms.argument, terms.phi))
     if response.output_scale is not None:
         values = values * response.output_scale
     if parameters.input_scale is not None:  # ∂a
         _add_sum_(parameters.input_scale, values * n)
-    # ∂n through the magnitude. The factor n·r is 1, except for float16 inputs (see `limit_float16`).
+    # ∂n through the magnitude. Gradients are those of the norm 1/r of the operator's input, so by the chain rule there
+    # is a factor n·r. It is 1 except in two cases, in which it is a power of two: for float16 inputs, where n is the
+    # norm before `limit_float16`, and for a Seg with a huge or tiny learned ρ, where `_build_response` scales n.
     if response.input_scale is not None:
         values = values * response.input_scale
     return grad_norm.add_(values.sum(2, keepdim=True) * (n * r))
@@ -573,7 +616,7 @@ class _LinearKernel(_AngularKernel):
     """g = (2/π)·e with the elevation e = π/2 − θ = arcsin c, and de/dc = 1/sin θ."""
 
     def value_(self, c: Tensor) -> Tensor:
-        return _numerics.arcsin(c, out=c).mul_(-self.angular.angle_slope())
+        return _numerics.arcsin_(c).mul_(-self.angular.angle_slope())
 
     def gradients(
         self, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
@@ -593,7 +636,7 @@ class _SigmoidKernel(_AngularKernel):
         self.inverse_k, self.two_over_height, self.slope_factor = 1 / k, 2 / height, 2 / (k * height)
 
     def value_(self, c: Tensor) -> Tensor:
-        return _numerics.arcsin(c, out=c).mul_(self.inverse_k).sigmoid_().sub_(0.5).mul_(self.two_over_height)
+        return _numerics.arcsin_(c).mul_(self.inverse_k).sigmoid_().sub_(0.5).mul_(self.two_over_height)
 
     def gradients(
         self, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
@@ -612,8 +655,8 @@ class _SigmoidKernel(_AngularKernel):
         return to_angle.mul_(self.slope_factor).mul_(_numerics.cosecant(c)), value
 
 
-# To add a faster form of another g, write a kernel and list it here. `_element_gradients` has a separate
-# branch for the cosine, whose derivative is 1.
+# To add a faster form of another g, write a kernel and list it here. The cosine, whose derivative is 1, has its own
+# function `_cosine_gradients`.
 _KERNELS: dict[type, type[_AngularKernel]] = {LinearAngle: _LinearKernel, Sigmoid: _SigmoidKernel}
 
 

@@ -24,7 +24,7 @@ from hypersphere import _numerics
 
 __all__ = [
     "ConvGeometry",
-    "PatchNorms",
+    "MeasuredPatches",
     "batch_blocks",
     "measure_patches",
     "on_accelerator",
@@ -137,34 +137,35 @@ class ConvGeometry:
 # Patch norms ---------------------------------------------------------------------------------------------------------
 
 
-class PatchNorms(NamedTuple):
-    """Norms of all patches.
+class MeasuredPatches(NamedTuple):
+    """An input from which products with filters are computed, and the norms of its patches.
+
+    The input is the one of the layer times a power of two per sample, which does not change cosines but keeps products
+    and gradients in the range of the dtype. The norm is an argument of the magnitude, so it is that of the original
+    patch x. The reciprocal turns products into cosines, so it is that of the scaled patch.
 
     Attributes:
+        scaled: the scaled input, (N, channels, *size).
         norm: ‖x‖, (N, groups, 1, *places), 0 for a zero patch.
-        reciprocal: 1/‖x‖ in the same shape, 0 for a zero patch. `plain_patch_norms` gives that of the scaled patch.
-        scale: power of two per sample, (N, 1, *ones), by which the input can be multiplied before it is squared
+        scaled_reciprocal: 1/‖patch of `scaled`‖ in the same shape, 0 for a zero patch.
+        square_scale: power of two per sample, (N, 1, *ones), by which `scaled` can be multiplied before it is squared
             without overflow or underflow. It is 1 for ordinary inputs.
     """
 
+    scaled: Tensor
     norm: Tensor
-    reciprocal: Tensor
-    scale: Tensor
+    scaled_reciprocal: Tensor
+    square_scale: Tensor
 
 
-def measure_patches(x: Tensor, geometry: ConvGeometry, *, with_graph: bool) -> tuple[Tensor, PatchNorms]:
-    """Return the input from which products are computed, and the norms of all patches of `x` (N, channels, *size).
-
-    This input is `x` times a power of two per sample, so its cosines are those of `x`. The norms are those of `x`, and
-    the reciprocals those of the returned input. They are differentiable if `with_graph` is True.
-    """
-    inverse_scale = None
-    if x.dtype == torch.float16:
-        x, inverse_scale = limit_float16(x)
-    scaled, norms = plain_patch_norms(x, geometry) if with_graph else (x, patch_norms(x, geometry))
-    if inverse_scale is not None:
-        norms = norms._replace(norm=norms.norm * inverse_scale.unsqueeze(1))
-    return scaled, norms
+def measure_patches(x: Tensor, geometry: ConvGeometry, *, with_graph: bool) -> MeasuredPatches:
+    """Measure all patches of `x` (N, channels, *size). The result is differentiable if `with_graph` is True."""
+    measure = plain_patch_norms if with_graph else patch_norms
+    if x.dtype != torch.float16:
+        return measure(x, geometry)
+    limited, inverse_scale = limit_float16(x)
+    patches = measure(limited, geometry)
+    return patches._replace(norm=patches.norm * inverse_scale.unsqueeze(1))
 
 
 def limit_float16(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,15 +178,15 @@ def limit_float16(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def patch_norms(x: Tensor, geometry: ConvGeometry) -> PatchNorms:
-    """Return the norms of all patches of `x` (N, channels, *size), without a graph.
+def patch_norms(x: Tensor, geometry: ConvGeometry) -> MeasuredPatches:
+    """Measure all patches of `x` (N, channels, *size) without a graph. Products are computed from `x` itself.
 
     >>> patch_norms(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), ConvGeometry()).norm.flatten()
     tensor([5., 0.])
     """
     if torch.compiler.is_compiling():  # the compiler fuses plain operations into one pass
-        _, norms = plain_patch_norms(x, geometry)
-        return norms._replace(reciprocal=norms.reciprocal * norms.scale.unsqueeze(1))
+        _, scale, norm, scaled_reciprocal = _scale_and_measure(x, geometry)
+        return MeasuredPatches(x, norm, scaled_reciprocal * scale.unsqueeze(1), scale)
     wide = _numerics.widen(x[:0]).dtype
     squares = torch.empty(len(x), geometry.groups, *x.shape[2:], dtype=wide, device=x.device)
     scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
@@ -195,20 +196,26 @@ def patch_norms(x: Tensor, geometry: ConvGeometry) -> PatchNorms:
         scaled = x[block] * scale[block]  # a new tensor in float32 or wider, which the squares overwrite
         torch.sum(scaled.mul_(scaled).unflatten(1, (geometry.groups, -1)), 2, out=squares[block])
     norm, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares), scale)
-    return PatchNorms(norm, reciprocal, scale)
+    return MeasuredPatches(x, norm, reciprocal, scale)
 
 
-def plain_patch_norms(x: Tensor, geometry: ConvGeometry) -> tuple[Tensor, PatchNorms]:
-    """Return the same as `patch_norms` in differentiable operations, and `x` times the scale.
+def plain_patch_norms(x: Tensor, geometry: ConvGeometry) -> MeasuredPatches:
+    """Measure all patches of `x` (N, channels, *size) in differentiable operations.
 
-    The reciprocal is that of the scaled patches, because it multiplies products of the scaled input. Scaling keeps all
-    products, norms and their derivatives near one, so that tiny and huge inputs have accurate gradients too.
+    Scaling keeps all products, norms and their derivatives near one, so that tiny and huge inputs have accurate
+    gradients too.
     """
+    scaled, scale, norm, scaled_reciprocal = _scale_and_measure(x, geometry)
+    return MeasuredPatches(scaled, norm, scaled_reciprocal, torch.ones_like(scale))
+
+
+def _scale_and_measure(x: Tensor, geometry: ConvGeometry) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return `x` times a scale that makes squares safe, the scale, ‖x‖, and 1/‖scaled x‖, differentiably."""
     scale = _numerics.safe_scale(_sample_peak(x))
     scaled = (x * scale).to(x.dtype)  # exact, because the scale is a power of two
     squares = _numerics.widen(scaled).square().unflatten(1, (geometry.groups, -1)).sum(2)
-    length, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares), torch.ones_like(scale))
-    return scaled, PatchNorms(length / scale.unsqueeze(1), reciprocal, scale)
+    scaled_norm, scaled_reciprocal = _norm_and_reciprocal(geometry.window_sum(squares))
+    return scaled, scale, scaled_norm / scale.unsqueeze(1), scaled_reciprocal
 
 
 def _sample_peak(x: Tensor) -> Tensor:
@@ -218,13 +225,13 @@ def _sample_peak(x: Tensor) -> Tensor:
     return peak.reshape(-1, *[1] * (x.ndim - 1))
 
 
-def _norm_and_reciprocal(squares: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn squared norms of scaled patches (N, groups, *places) into ‖x‖ and 1/‖x‖, both (N, groups, 1, *places)."""
+def _norm_and_reciprocal(squares: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Turn squared norms (N, groups, *places) of patches times `scale` into ‖x‖ and 1/‖x‖ (N, groups, 1, *places)."""
     is_zero = _numerics.squared_norm_is_zero(squares)
     # Replace the norm of a zero patch before the square root, whose derivative at 0 is infinite.
     length = squares.masked_fill(is_zero, 1.0).sqrt()
-    norm, reciprocal = (length / scale).masked_fill(is_zero, 0.0), (scale / length).masked_fill(is_zero, 0.0)
-    return norm.unsqueeze(2), reciprocal.unsqueeze(2)
+    norm, reciprocal = (length, length.reciprocal()) if scale is None else (length / scale, scale / length)
+    return norm.masked_fill(is_zero, 0.0).unsqueeze(2), reciprocal.masked_fill(is_zero, 0.0).unsqueeze(2)
 
 
 # Blocks of a batch ---------------------------------------------------------------------------------------------------

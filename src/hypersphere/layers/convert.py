@@ -1,7 +1,8 @@
 """Convert the layers of a trained model to decoupled layers, and back.
 
-A conversion changes the class of a layer, as torch's parametrisations do, and nothing else: the module object, its
-parameters, hooks and name stay, so optimisers keep working, tied weights stay tied and references stay valid.
+A conversion changes the class of a layer, as torch's parametrisations do, and adds the settings of the operator as
+attributes. The module object, its parameters, hooks and name stay, so optimisers keep working, tied weights stay tied
+and references stay valid. `revert_` restores the class and removes the attributes.
 """
 
 from __future__ import annotations
@@ -128,6 +129,13 @@ def revert_(model: Model) -> Model:
           (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
         )
     """
+    for module in layers_to_revert(model):
+        revert_layer_(module)
+    return model
+
+
+def layers_to_revert(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that `revert_` reverts, or raise its errors."""
     require(isinstance(model, nn.Module), "model", "a module", model)
     inside_norms = {module.layer for module in model.modules() if isinstance(module, SphereNorm)}
     decoupled = {
@@ -139,9 +147,7 @@ def revert_(model: Model) -> Model:
         if parametrize.is_parametrized(module):
             advice = "fold it (hypersphere.rotation.fold_) or remove its parametrisation first"
             raise ValueError(f"model must have plain decoupled layers, but {name!r} is parametrised: {advice}")
-    for module in decoupled.values():
-        revert_layer_(module)
-    return model
+    return list(decoupled.values())
 
 
 # Which layers --------------------------------------------------------------------------------------------------------
@@ -182,7 +188,7 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
     candidates = {
         name: module
         for name, module in model.named_modules()
-        if _may_be_plain(module) and (isinstance(module, tuple(DECOUPLED_CLASSES)) or _probe_linear(module))
+        if _looks_convertible(module) and (isinstance(module, tuple(DECOUPLED_CLASSES)) or _probe_linear(module))
     }
     bypassed = _bypassed_modules(model)
     outputs = {name for layer in selection.outputs for name in (layer.name, *layer.aliases)}
@@ -215,7 +221,7 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
     return ConversionPlan(tuple(name for name, reason in reasons.items() if reason is None), tuple(skipped))
 
 
-def _may_be_plain(module: nn.Module) -> bool:
+def _looks_convertible(module: nn.Module) -> bool:
     """Return True for torch's layers, and for modules of other libraries that have the attributes of a linear layer."""
     if isinstance(module, DecoupledLayer):
         return False
@@ -248,7 +254,7 @@ def _bypassed_modules(model: nn.Module) -> set[nn.Module]:
 
 def _why_nothing_is_chosen(model: nn.Module) -> str:
     is_decoupled = any(isinstance(module, DecoupledLayer) for module in model.modules())
-    if is_decoupled and not any(_may_be_plain(module) for module in model.modules()):
+    if is_decoupled and not any(_looks_convertible(module) for module in model.modules()):
         return "its layers are decoupled already: call revert_ first"
     if is_decoupled:
         return "none of its plain layers is chosen; call revert_ first to convert decoupled layers again"
@@ -289,7 +295,7 @@ def _keep_scale_(layer: nn.Module, observed: tuple[Tensor, Tensor] | None) -> No
     if observed is not None:
         x, expected = observed
         with training_mode(layer):  # sets the mean patch norm of a learned radius
-            y = type(layer).forward(layer, x)
+            y = type(layer).forward(layer, x)  # without hooks: pre-hooks have been applied to `x`
         actual = _root_mean_square(layer, y)
         factor = float(expected / actual) if actual > 0 else 1.0
     elif layer.uses_weight_norm:

@@ -10,6 +10,7 @@ patches, `_build_response` inserts the learned k and ρ into the operator, and `
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,7 +45,7 @@ from hypersphere.layers._fused_op import (
     plain_response,
     use_custom_op,
 )
-from hypersphere.layers._geometry import ConvGeometry, PatchNorms, measure_patches
+from hypersphere.layers._geometry import ConvGeometry, MeasuredPatches, measure_patches
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -111,26 +112,42 @@ DEFAULT_OPTIONS = OperatorOptions(
 )
 
 
-class DecoupledLayer(nn.Module):
-    r"""Base class of all decoupled layers: the operator, its settings and its learned k and ρ.
+if TYPE_CHECKING:
 
-    A subclass calls `_configure` at the end of its constructor and defines `_check_shape`, `_inner_product`, `_respond`
-    and `_pad`, the four methods in which convolutions and linear layers differ.
+    class _TorchLayer(nn.Module):
+        """What `DecoupledLayer` uses of torch's layer."""
+
+        weight: Tensor
+        bias: Any
+
+        def reset_parameters(self) -> None: ...
+
+else:
+    _TorchLayer = nn.Module
+
+
+class DecoupledLayer(_TorchLayer, abc.ABC):
+    r"""Mixin that makes a layer of torch decoupled: the operator, its settings and its learned k and ρ.
+
+    A decoupled layer inherits from this class first and from torch's layer second, so that `super()` is torch's layer.
+    It calls `_configure` at the end of its constructor and defines `_check_shape`, `_inner_product`, `_respond` and
+    `_input_and_geometry`, the four methods in which convolutions and linear layers differ.
 
     The learned k and ρ are kept positive by learning their logarithms: `log_k` holds log k, and `log_radius` holds the
     logarithm of the factor in ρ = factor·(mean of ‖x‖), thesis (C.1). Both have one entry, or one per filter.
 
     The mean patch norm `mean_norm` has one entry per group, because the filters of a group see the same patches. It is
     handled like the statistics of BatchNorm: each training batch moves it by `momentum`, and the first batch in which
-    the group has a nonzero patch sets it. It is constant in evaluation mode and part of the state dict. Activation
-    checkpointing computes a forward pass twice; the second pass reuses the mean of the first and does not update it.
-    It recognises the first pass by the mean patch norm of its batch, among the last `REMEMBERED_PASSES` passes. If more
-    passes than these precede the backward pass, the second pass uses the current running mean instead, and the
-    gradient belongs to a slightly different ρ than the loss. A warning reports this once per layer.
+    the group has a nonzero patch sets it. It is constant in evaluation mode and part of the state dict.
+
+    Activation checkpointing computes a forward pass twice; the second pass reuses the mean of the first and does not
+    update it. Torch does not tell a layer which pass it repeats, but a repeated pass has the same input and therefore,
+    bit for bit, the same mean patch norm of its batch. The layer stores this number as a fingerprint of each of its
+    last `REMEMBERED_PASSES` passes, together with the running mean that the pass used. If more passes than these
+    precede the backward pass, the second pass uses the current running mean instead, and the gradient belongs to a
+    slightly different ρ than the loss. A warning reports this once per layer.
     """
 
-    weight: Tensor
-    bias: Any
     groups: int
     magnitude: MagnitudeFunction
     angular: AngularFunction
@@ -169,7 +186,8 @@ class DecoupledLayer(nn.Module):
             self.register_buffer("mean_norm", torch.ones(groups, dtype=dtype, device=device))
             # Batches that have moved the mean of each group. The first one sets it instead.
             self.register_buffer("batches", torch.zeros(groups, dtype=torch.int64, device=device))
-            # Pairs of the mean of a batch and the running mean that its forward pass used, newest first.
+            # Pairs of the mean of a batch, which identifies its forward pass, and the running mean that the pass used.
+            # The newest pair is first.
             recent = torch.zeros(REMEMBERED_PASSES, 2, groups, dtype=dtype, device=device)
             self.register_buffer("recent_means", recent, persistent=False)
 
@@ -178,6 +196,7 @@ class DecoupledLayer(nn.Module):
         for name in (*DEFAULT_OPTIONS, "log_k", "log_radius", "mean_norm", "batches", "recent_means"):
             if hasattr(self, name):
                 delattr(self, name)
+        self.__dict__.pop("_has_warned", None)
 
     def _initial_log_k(self, angular: AngularFunction, learn_k: str | nn.Parameter | None) -> nn.Parameter | None:
         if isinstance(angular, Sigmoid) and isinstance(angular.k, nn.Parameter):
@@ -213,13 +232,14 @@ class DecoupledLayer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Reinitialise the weight, and reset k, the radius and its running mean to their initial values."""
-        super().reset_parameters()  # type: ignore[misc]
+        super().reset_parameters()
         # torch's constructor calls this method before `_configure` has set anything.
+        log_k, log_radius = self._parameters.get("log_k"), self._parameters.get("log_radius")
         with torch.no_grad():
-            if self._parameters.get("log_k") is not None and isinstance(self.angular, Sigmoid):
-                self.log_k.copy_(torch.as_tensor(self.angular.k).log())  # type: ignore[union-attr]
-            if self._parameters.get("log_radius") is not None and isinstance(self.magnitude, (Ball, Tanh, Seg)):
-                self.log_radius.copy_(torch.as_tensor(self.magnitude.radius).log())  # type: ignore[union-attr]
+            if log_k is not None and isinstance(self.angular, Sigmoid):
+                log_k.copy_(torch.as_tensor(self.angular.k).log())
+            if log_radius is not None and isinstance(self.magnitude, (Ball, Tanh, Seg)):
+                log_radius.copy_(torch.as_tensor(self.magnitude.radius).log())
                 self.mean_norm.fill_(1)
                 self.batches.zero_()
                 self.recent_means.zero_()
@@ -271,21 +291,21 @@ class DecoupledLayer(nn.Module):
                 return self._respond(x)
             return self._inner_product(x, weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
 
+    @abc.abstractmethod
     def _check_shape(self, x: Tensor) -> None:
         """Raise a `ValueError` unless `x` has the right dimensions and the right number of channels or features."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return ⟨w, x⟩ + b, computed as torch's layer does."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _respond(self, x: Tensor) -> Tensor:
         """Return the responses to an input of any accepted shape, with `_respond_to_batch`."""
-        raise NotImplementedError
 
-    def _pad(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+    @abc.abstractmethod
+    def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
         """Return the input and the geometry. Padding that is asymmetric or not with zeros is applied to the input."""
-        raise NotImplementedError
 
     def _equivalent_weight(self) -> Tensor | None:
         """Return the weight of torch's layer with the same responses, or None if there is none."""
@@ -303,24 +323,24 @@ class DecoupledLayer(nn.Module):
 
     def _respond_to_batch(self, x: Tensor) -> Tensor:
         """Return f(w, x) + b (N, filters, *places) for a batch (N, channels, *size)."""
-        x, geometry = self._pad(x)
+        x, geometry = self._input_and_geometry(x)
         w_norm, w_hat = filter_polar(self.weight)
         # The custom operator differentiates the norms itself; plain operations need norms with a graph.
         is_fused = self._has_fused_form and use_custom_op(x, self.weight)
-        scaled, norms = measure_patches(x, geometry, with_graph=not is_fused)
+        patches = measure_patches(x, geometry, with_graph=not is_fused)
         if self._has_factors:
             # The magnitude is a function of ‖x‖, with ‖w‖ and a learned ρ as factors.
-            response, norms = self._build_response(x, geometry, norms, w_norm)
+            response, patches = self._build_response(x, geometry, patches, w_norm)
             response, w_hat = absorb_output_scale(response, w_hat)
             if is_fused:
-                y = fused_response(scaled, w_hat.to(x.dtype), geometry, norms, response, self.storage == "half")
+                y = fused_response(patches, w_hat.to(x.dtype), geometry, response, self.storage == "half")
                 return y if self.bias is None else y.add_(self._shaped_bias(y))  # backward does not need y
             h, g = response.h, response.angular
         else:  # a user's function of both norms
-            magnitude = self._magnitude_with_radius(x, geometry, norms)
+            magnitude = self._magnitude_with_radius(x, geometry, patches.norm)
             h = partial(weighted(magnitude, self.weighting), self._per_filter(w_norm, x))
             g = self._angular_with_k(x)
-        y = plain_response(scaled, w_hat.to(x.dtype), geometry, norms, h, g)
+        y = plain_response(patches, w_hat.to(x.dtype), geometry, h, g)
         return y if self.bias is None else y + self._shaped_bias(y)
 
     def _shaped_bias(self, y: Tensor) -> Tensor:
@@ -355,9 +375,9 @@ class DecoupledLayer(nn.Module):
         return not any(isinstance(value, Tensor) and not learned.get(name) for name, value in numbers.items())
 
     def _build_response(
-        self, x: Tensor, geometry: ConvGeometry, norms: PatchNorms, w_norm: Tensor
-    ) -> tuple[Response, PatchNorms]:
-        r"""Write h(‖w‖, ‖x‖)·g(θ) as s·φ(a·n)·g(θ), and return it with the norms n.
+        self, x: Tensor, geometry: ConvGeometry, patches: MeasuredPatches, w_norm: Tensor
+    ) -> tuple[Response, MeasuredPatches]:
+        r"""Write h(‖w‖, ‖x‖)·g(θ) as s·φ(a·n)·g(θ), and return it and the patches with the norms n.
 
         Ball and Tanh are functions of ‖x‖/ρ, and Seg is ρ times one, so a = 1/ρ and, for Seg, s = ρ. The weightings
         multiply a (joint) or s (linear, separate) by a function of ‖w‖. The norms are n = ‖x‖, except for a Seg with a
@@ -367,13 +387,13 @@ class DecoupledLayer(nn.Module):
         magnitude, a, s = self.magnitude, None, None
         if self.log_radius is not None:
             assert isinstance(magnitude, (Ball, Tanh, Seg))
-            mean_norm = self._mean_norm(x, geometry, norms.norm)
+            mean_norm = self._mean_norm(x, geometry, patches.norm)
             log_radius = self._log_radius_per_filter(x, mean_norm)
             log_a = -log_radius
             if isinstance(magnitude, Seg):
                 s = log_radius.exp()
                 norm_scale = self._per_filter(_numerics.safe_scale(mean_norm.detach()), x)
-                norms, log_a = norms._replace(norm=norms.norm * norm_scale), log_a - norm_scale.log()
+                patches, log_a = patches._replace(norm=patches.norm * norm_scale), log_a - norm_scale.log()
             a, magnitude = log_a.exp(), replace(magnitude, radius=1.0)
         filter_norms = self._per_filter(w_norm, x)
         if isinstance(magnitude, InnerProduct):  # ‖w‖‖x‖ = s·φ(‖x‖) with φ the identity
@@ -392,14 +412,14 @@ class DecoupledLayer(nn.Module):
         # Move α of a constant φ into s, which a cosine absorbs into its filters: then h = 1 and is left out.
         if type(magnitude) is Sphere and s is not None:
             magnitude, s = Sphere(), s * magnitude.alpha
-        return Response(magnitude, self._angular_with_k(x), a, s), norms
+        return Response(magnitude, self._angular_with_k(x), a, s), patches
 
-    def _magnitude_with_radius(self, x: Tensor, geometry: ConvGeometry, norms: PatchNorms) -> MagnitudeFunction:
-        """Return a user's h with the current ρ."""
+    def _magnitude_with_radius(self, x: Tensor, geometry: ConvGeometry, norm: Tensor) -> MagnitudeFunction:
+        """Return a user's h with the current ρ, which depends on the patch norms in training."""
         if self.log_radius is None:
             return self.magnitude
         assert isinstance(self.magnitude, (Ball, Tanh, Seg))
-        mean_norm = self._mean_norm(x, geometry, norms.norm)
+        mean_norm = self._mean_norm(x, geometry, norm)
         return replace(self.magnitude, radius=self._log_radius_per_filter(x, mean_norm).exp())
 
     def _log_radius_per_filter(self, x: Tensor, mean_norm: Tensor) -> Tensor:
@@ -420,6 +440,53 @@ class DecoupledLayer(nn.Module):
 
     # The mean patch norm ---------------------------------------------------------------------------------------------
 
+    def _mean_norm(self, x: Tensor, geometry: ConvGeometry, norm: Tensor) -> Tensor:
+        """Return the mean patch norm per group, which determines ρ. Training updates the running mean."""
+        if not self.training or norm.numel() == 0:
+            return _numerics.widen(self.mean_norm)
+        all_but_groups = (0, *range(2, norm.ndim))
+        batch_mean = norm.detach().mean(all_but_groups).to(self.mean_norm.dtype)
+        # Groups whose patches are all zero, or whose norms overflow, do not update their mean. These are tensor
+        # operations and not branches, so that nothing waits for the device.
+        is_valid = (batch_mean > 0) & torch.isfinite(batch_mean)
+        if _numerics.in_backward():  # activation checkpointing repeats a forward pass
+            running = self._recall_pass(batch_mean)
+        else:
+            running = self._running_mean(batch_mean, is_valid, can_update=_numerics.can_update_state(x))
+        if self.radius_norm == "running":
+            return _numerics.widen(running)
+        # The mean of the batch, with its gradient.
+        if not norm.requires_grad:  # the norms of the custom operator have no graph
+            norm = measure_patches(x, geometry, with_graph=True).norm
+        return torch.where(is_valid, norm.mean(all_but_groups), _numerics.widen(running))
+
+    def _running_mean(self, batch_mean: Tensor, is_valid: Tensor, *, can_update: bool) -> Tensor:
+        """Return the running mean after this batch. Store it, and record the pass, if `can_update` is True."""
+        rate = torch.where(self.batches == 0, 1.0, self.momentum).to(batch_mean.dtype)
+        running = torch.where(is_valid, torch.lerp(self.mean_norm, batch_mean, rate), self.mean_norm)
+        if can_update:
+            self.mean_norm.copy_(running)
+            self.batches += is_valid.to(self.batches.dtype)
+            newest = torch.stack([batch_mean, running]).unsqueeze(0)
+            self.recent_means.copy_(torch.cat([newest, self.recent_means[:-1]]))
+        return running
+
+    def _recall_pass(self, batch_mean: Tensor) -> Tensor:
+        """Return the running mean that a pass used when it was computed first, or the current one if it is unknown.
+
+        The pass is identified by the mean patch norm of its batch. Equality is exact, because a repeated pass computes
+        the same operations on the same input.
+        """
+        batch_means, running_means = self.recent_means.unbind(1)  # (passes, groups), newest first
+        is_same = (batch_means == batch_mean).all(1)
+        # Several passes match if the same batch was seen before, each with the running mean of its time. The newest one
+        # is repeated, because the older ones belong to earlier steps. Only if a batch is passed twice before one
+        # backward pass do both repetitions use the mean of the second.
+        newest_match = is_same.to(torch.int64).argmax().unsqueeze(0)  # the first of equal maxima
+        if self.radius_norm == "running":  # otherwise ρ depends on the mean of the batch, the same in both passes
+            self._warn_of_unknown_pass(batch_mean, is_same)
+        return torch.where(is_same.any(), running_means.index_select(0, newest_match)[0], self.mean_norm)
+
     def _warn_of_unknown_pass(self, batch_mean: Tensor, is_same: Tensor) -> None:
         """Warn once if a recomputed pass is not among the remembered ones, because its gradient is inexact then."""
         # This waits for the device, but only in passes that activation checkpointing repeats. Capturing a CUDA graph
@@ -436,36 +503,6 @@ class DecoupledLayer(nn.Module):
             f"gradient uses the current running mean: learn_radius remembers the last {REMEMBERED_PASSES} passes per "
             "layer, and the repeated pass must have the same input"
         )
-
-    def _mean_norm(self, x: Tensor, geometry: ConvGeometry, norm: Tensor) -> Tensor:
-        """Return the mean patch norm per group. Training updates the running mean."""
-        if not self.training or norm.numel() == 0:
-            return _numerics.widen(self.mean_norm)
-        all_but_groups = (0, *range(2, norm.ndim))
-        batch_mean = norm.detach().mean(all_but_groups).to(self.mean_norm.dtype)
-        # Groups whose patches are all zero, or whose norms overflow, do not update their mean. These are tensor
-        # operations and not branches, so that nothing waits for the device.
-        is_valid = (batch_mean > 0) & torch.isfinite(batch_mean)
-        rate = torch.where(self.batches == 0, 1.0, self.momentum).to(batch_mean.dtype)
-        running = torch.where(is_valid, torch.lerp(self.mean_norm, batch_mean, rate), self.mean_norm)
-        if _numerics.in_backward():
-            # Activation checkpointing recomputes this forward pass. Reuse the running mean of the first pass, which is
-            # identified by the mean of its batch.
-            is_same = (self.recent_means[:, 0] == batch_mean).all(1)
-            first_match = self.recent_means.index_select(0, is_same.to(torch.int64).argmax().unsqueeze(0))[0, 1]
-            running = torch.where(is_same.any(), first_match, self.mean_norm)
-            if self.radius_norm == "running":  # the mean of the batch is the same in both passes
-                self._warn_of_unknown_pass(batch_mean, is_same)
-        elif _numerics.can_update_state(x):
-            self.mean_norm.copy_(running)
-            self.batches += is_valid.to(self.batches.dtype)
-            newest = torch.stack([batch_mean, running]).unsqueeze(0)
-            self.recent_means.copy_(torch.cat([newest, self.recent_means[:-1]]))
-        if self.radius_norm == "running":
-            return _numerics.widen(running)
-        if not norm.requires_grad:  # the norms of the custom operator have no graph
-            norm = measure_patches(x, geometry, with_graph=True)[1].norm
-        return torch.where(is_valid, norm.mean(all_but_groups), _numerics.widen(running))
 
     # State -----------------------------------------------------------------------------------------------------------
 
@@ -502,7 +539,7 @@ def _product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
 
 
 class _DecoupledConv(DecoupledLayer):
-    """What the three decoupled convolutions share. Each inherits from this class, then from torch's convolution."""
+    """Mixin of the three decoupled convolutions. Each inherits from this class, then from torch's convolution."""
 
     _conv_forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     kernel_size: tuple[int, ...]
@@ -544,7 +581,7 @@ class _DecoupledConv(DecoupledLayer):
             return self._respond_to_batch(x.unsqueeze(0)).squeeze(0)
         return self._respond_to_batch(x)
 
-    def _pad(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+    def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
         # Pairs (before, after) in reverse order of the dimensions, the order of F.pad.
         padding = self._reversed_padding_repeated_twice
         symmetric = tuple(padding[-2::-2])
@@ -650,7 +687,7 @@ class DecoupledLinear(DecoupledLayer, nn.Linear):
         y = self._respond_to_batch(x.reshape(-1, x.shape[-1]))
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
-    def _pad(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+    def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
         return x, ConvGeometry()
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hypersphere.layers.convert import revert_
+from hypersphere.layers.convert import layers_to_revert, revert_
 from hypersphere.layers.decoupled import DecoupledLayer
 
 __all__ = ["fold_operator_", "plain_weight"]
@@ -17,10 +17,14 @@ def fold_operator_(model: nn.Module) -> int:
 
     The responses of `inner_product`, and of `linear` with or without weighting, with the cosine, are inner products.
     All others depend on the norm of each patch, which a plain layer does not compute.
+
+    Raises:
+        ValueError: each layer is an inner product, but one is parametrised. The model is unchanged.
     """
     weights = {module: plain_weight(module) for module in model.modules() if isinstance(module, DecoupledLayer)}
     if not weights or any(weight is None for weight in weights.values()):
         return 0
+    layers_to_revert(model)  # raises the errors of `revert_` before the first weight changes
     for module, weight in weights.items():
         assert weight is not None
         with torch.no_grad():

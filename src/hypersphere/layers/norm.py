@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -54,7 +55,7 @@ class SphereNorm(nn.Module):
         if reason is not None:
             raise ValueError(f"layer must be a layer that can be converted, but it {reason}")
         is_fixed = (
-            isinstance(rescale, (tuple, list)) and len(rescale) == 2 and all(is_number(v, -1e30) for v in rescale)
+            isinstance(rescale, (tuple, list)) and len(rescale) == 2 and all(is_number(v, -math.inf) for v in rescale)
         )
         is_valid = rescale is None or is_fixed or rescale == "learned"
         require(is_valid, "rescale", "None, (beta, gamma) or 'learned'", rescale)

@@ -1,0 +1,62 @@
+"""Folding decoupled layers into plain ones."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from hypersphere.functions.magnitude import Linear
+from hypersphere.layers import DecoupledConv2d, DecoupledLinear, fold_operator_, plain_weight
+
+INNER_PRODUCTS = {
+    "inner product": {"magnitude": "inner_product"},
+    "linear": {"magnitude": "linear"},
+    "scaled": {"magnitude": Linear(alpha=2.5)},
+    "scaled and weighted": {"magnitude": Linear(alpha=2.5), "weighting": "linear"},
+}
+
+
+def network(**options):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        DecoupledConv2d(3, 4, 3, **options), nn.ReLU(), nn.Flatten(), DecoupledLinear(36, 2, **options)
+    )
+
+
+def images():
+    return torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", INNER_PRODUCTS)
+def test_fold_operator_keeps_the_responses_of_inner_products(kind):
+    model, x = network(**INNER_PRODUCTS[kind]), images()
+    before = model(x)
+    assert fold_operator_(model) == 2
+    assert [type(module) for module in model] == [nn.Conv2d, nn.ReLU, nn.Flatten, nn.Linear]
+    torch.testing.assert_close(model(x), before)
+    assert fold_operator_(model) == 0
+
+
+@pytest.mark.parametrize("options", [{"magnitude": "tanh"}, {"magnitude": "linear", "angular": "linear"}])
+def test_fold_operator_leaves_a_model_with_another_response_unchanged(options):
+    model = network(**INNER_PRODUCTS["scaled"])
+    model[3] = DecoupledLinear(36, 2, **options)
+    state = copy.deepcopy(model.state_dict())
+    assert plain_weight(model[3]) is None
+    assert fold_operator_(model) == 0
+    assert isinstance(model[0], DecoupledConv2d)
+    torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", INNER_PRODUCTS)
+def test_fold_operator_leaves_a_model_with_a_parametrised_layer_unchanged(kind):
+    model, x = network(**INNER_PRODUCTS[kind]), images()
+    parametrizations.weight_norm(model[3])
+    before, state = model(x), copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="'3' is parametrised"):
+        fold_operator_(model)
+    assert parametrize.is_parametrized(model[3])
+    torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
+    torch.testing.assert_close(model(x), before, rtol=0, atol=0)
