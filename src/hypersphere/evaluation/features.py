@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils import parametrize
 
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_attribute
@@ -121,7 +122,7 @@ def _embed(model: Embedding, images: Tensor, flip: bool, batch: int) -> Tensor:
     require(images.ndim >= 2 and len(images) > 0, "images", "a non-empty batch (N, …)", tuple(images.shape))
     require(is_integer(batch, 1), "batch", "an integer >= 1", batch)
     features = []
-    with evaluation_mode(model):
+    with evaluation_mode(model), parametrize.cached():
         for _, rows in blocks(images, batch):
             pixels = rows.float() / 255 if rows.dtype == torch.uint8 else rows
             features.append(model(pixels.flip(-1) if flip else pixels))

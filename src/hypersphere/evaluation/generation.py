@@ -1,0 +1,51 @@
+"""Evaluation of generated images: the Inception score."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from hypersphere._validation import is_integer, require
+from hypersphere.evaluation._arrays import Array, as_features
+
+__all__ = ["InceptionScore", "inception_score"]
+
+
+class InceptionScore(NamedTuple):
+    """Mean and standard deviation of the score over parts of the images."""
+
+    mean: float
+    deviation: float
+
+
+@torch.no_grad()
+def inception_score(probabilities: Array, *, splits: int = 10) -> InceptionScore:
+    r"""Return exp(E_x KL(p(y|x) ‖ p(y))), the Inception score of images.
+
+    The score is high if a classifier is certain about each image and finds all classes equally often: it is between 1
+    and the number of classes. Published scores use the Inception network of Salimans et al. on 50,000 images in ten
+    parts. Scores of another classifier can be compared with each other only.
+
+    Args:
+        probabilities: (N, classes), p(y|x) of each image.
+        splits: number of parts of the images, in their order; each has a score.
+
+    Example:
+        >>> inception_score(torch.eye(4), splits=1)
+        InceptionScore(mean=4.0, deviation=0.0)
+
+    Reference:
+        Salimans et al., Improved Techniques for Training GANs, NeurIPS 2016.
+    """
+    p = as_features("probabilities", probabilities).double()
+    is_distribution = bool((p >= 0).all()) and torch.allclose(p.sum(1), torch.ones_like(p[:, 0]), atol=1e-3)
+    require(is_distribution, "probabilities", "rows of probabilities that sum to 1", "others")
+    require(is_integer(splits, 1, len(p)), "splits", f"an integer from 1 to {len(p)}, the number of images", splits)
+    scores = []
+    for part in p.tensor_split(splits):
+        # KL(p(y|x) ‖ p(y)) = Σ p log p − Σ p log p(y), with 0·log 0 = 0.
+        divergence = torch.special.xlogy(part, part).sum(1) - torch.special.xlogy(part, part.mean(0)).sum(1)
+        scores.append(divergence.mean().exp())
+    of_parts = torch.stack(scores)
+    return InceptionScore(float(of_parts.mean()), float(of_parts.std(correction=0)))
