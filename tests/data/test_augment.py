@@ -5,7 +5,8 @@ import torch
 
 from hypersphere.data import AUGMENTATIONS
 
-KORNIA = ("crop", "flip", "flip_vertical", "colour", "blur", "erase", "rand_augment")
+POINTS = ("turn_points", "jitter_points")
+IMAGES = [name for name in AUGMENTATIONS if name not in (*POINTS, "window")]  # these keep the size
 
 
 def seeded(seed=0):
@@ -83,7 +84,7 @@ def test_shift_must_be_smaller_than_the_image(pixels):
         AUGMENTATIONS["shift"](pixels)(torch.zeros(2, 1, 4, 6), seeded())
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("name", IMAGES)
 def test_augmentation_keeps_shape_and_range_and_follows_the_generator(name):
     images = torch.rand(6, 3, 16, 12, generator=seeded())
     augment = AUGMENTATIONS[name]()
@@ -102,10 +103,30 @@ def test_augmentation_keeps_shape_and_range_and_follows_the_generator(name):
     assert torch.equal(AUGMENTATIONS[name]()(images, seeded(1)), first)  # after a restart
 
 
-@pytest.mark.parametrize("name", [name for name in AUGMENTATIONS if name != "rand_augment"])
+@pytest.mark.parametrize("name", [name for name in IMAGES if name != "rand_augment"])
 def test_augmentation_accepts_grey_images(name):
     images = torch.rand(4, 1, 12, 12, generator=seeded())
     assert AUGMENTATIONS[name]()(images, seeded(1)).shape == images.shape
+
+
+def test_window_cuts_parts_of_the_image_at_all_places():
+    images = torch.arange(5 * 4 * 6.0).view(5, 1, 4, 6).expand(5, 3, 4, 6)
+    generator, seen = seeded(), set()
+    for _ in range(40):
+        windows = AUGMENTATIONS["window"](margin=2)(images, generator)
+        assert windows.shape == (5, 3, 2, 4)
+        for window, image in zip(windows, images, strict=True):
+            places = [
+                (top, left)
+                for top in range(3)
+                for left in range(3)
+                if torch.equal(window, image[:, top : top + 2, left : left + 4])
+            ]
+            seen.update(places)
+    assert len(seen) == 9
+    assert torch.equal(AUGMENTATIONS["window"](margin=0)(images, generator), images)
+    with pytest.raises(ValueError, match=r"augment\.margin must be less than the size of the images, not 4"):
+        AUGMENTATIONS["window"](margin=4)(images, generator)
 
 
 def test_rand_augment_needs_colours():
@@ -166,6 +187,8 @@ def test_augmentation_continues_from_a_saved_generator_state():
         ("blur", {"kernel": 4}),
         ("erase", {"value": "white"}),
         ("rand_augment", {"m": 30}),
+        ("turn_points", {"axis": 3}),
+        ("jitter_points", {"sigma": -1.0}),
     ],
 )
 def test_augmentation_rejects_invalid_options(name, options):
@@ -173,7 +196,7 @@ def test_augmentation_rejects_invalid_options(name, options):
         AUGMENTATIONS[name](**options)
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("name", IMAGES)
 def test_augmentation_needs_four_dimensions(name):
     with pytest.raises(ValueError, match="images must be a tensor with four dimensions"):
         AUGMENTATIONS[name]()(torch.zeros(2, 3), seeded())
@@ -194,3 +217,35 @@ def test_roll_moves_a_batch_cyclically_by_one_amount():
         assert len(matches) == 1
         moves |= set(matches)
     assert len(moves) == 9
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_turn_points_rotates_each_cloud_by_one_angle_about_the_axis(axis):
+    clouds = torch.randn(40, 6, 3, dtype=torch.float64, generator=seeded())
+    turned = AUGMENTATIONS["turn_points"](axis)(clouds, seeded(1))
+    # The rotation that maps the points of a cloud to the turned ones, by least squares.
+    rotation = torch.linalg.lstsq(clouds, turned).solution
+    torch.testing.assert_close(clouds @ rotation, turned)
+    torch.testing.assert_close(rotation @ rotation.mT, torch.eye(3, dtype=torch.float64).expand(40, 3, 3))
+    assert (torch.linalg.det(rotation) > 0).all()
+    torch.testing.assert_close(turned[..., axis], clouds[..., axis])
+    cosines = (rotation.diagonal(dim1=1, dim2=2).sum(1) - 1) / 2
+    assert cosines.min() < -0.7
+    assert cosines.max() > 0.7
+
+
+def test_jitter_points_adds_clipped_noise_of_the_given_deviation():
+    clouds = torch.randn(50, 100, 3, generator=seeded())
+    noise = AUGMENTATIONS["jitter_points"](sigma=0.02, limit=0.05)(clouds, seeded(1)) - clouds
+    assert noise.abs().max() <= 0.05 + 1e-6
+    assert float(noise.std()) == pytest.approx(0.01977, abs=4e-4)  # cut off at 2.5 deviations
+    assert float(noise.mean()) == pytest.approx(0, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_augmentation_of_points_follows_the_generator_and_rejects_images(name):
+    clouds, augment = torch.randn(3, 4, 3), AUGMENTATIONS[name]()
+    assert torch.equal(augment(clouds, seeded(1)), augment(clouds, seeded(1)))
+    assert not torch.equal(augment(clouds, seeded(1)), augment(clouds, seeded(2)))
+    with pytest.raises(ValueError, match=r"inputs must be point clouds \(N, P, 3\), not"):
+        augment(torch.zeros(2, 3, 8, 8), seeded())

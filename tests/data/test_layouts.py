@@ -35,6 +35,10 @@ def test_imagenet_reads_class_folders(tmp_path):
     assert data.train[0].shape == (3, 32, 32)
     assert data.validation.labels.tolist() == [0, 1, 1]
     assert not data.open_set
+    cut = DATA["imagenet"](tmp_path, size=32, margin=4)
+    assert cut.train[0].shape == (3, 32, 32)
+    assert torch.equal(cut.validation[1], data.validation[1][:, 2:30, 2:30])
+    assert cut.fingerprint() == data.fingerprint()
 
 
 def test_imagenet_reads_the_archive_of_kaggle(tmp_path):

@@ -3,11 +3,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hypersphere.data import DataSplit, ImageFolderSource, TensorSource, fingerprint_difference
+from hypersphere.data import DATA, DataSplit, ImageFolderSource, TensorSource, fingerprint_difference
 from hypersphere.data.splits import (
     frequent_classes,
     join_sources,
     keep_share,
+    selection_split,
     split_by_class,
     split_by_sample,
     split_source,
@@ -204,3 +205,35 @@ def test_blank_data_have_fewer_samples_if_they_are_large(monkeypatch):
     outline = {"shape": [1, 4, 4], "dtype": "uint8", "classes": ["a"]}
     assert len(DataSplit.blank(outline).train) == 4
     assert len(DataSplit.blank({**outline, "shape": [1, 8, 8]}).train) == 2
+
+
+def test_selection_split_divides_the_samples_of_each_class():
+    split = DataSplit(source_of({"a": 10, "b": 20}), source_of({"a": 3, "b": 3}))
+    chosen = selection_split(split, 0.2)
+    assert len(chosen.validation) == 6
+    assert torch.bincount(chosen.validation.labels).tolist() == [2, 4]
+    parts = names_of(chosen.train) + names_of(chosen.validation)
+    assert sorted(parts) == sorted(names_of(split.train))  # no test sample
+    assert not chosen.open_set
+    assert names_of(selection_split(split, 0.2).train) == names_of(chosen.train)
+
+
+def test_selection_split_divides_classes_of_open_set_data():
+    train, test = source_of(dict.fromkeys("abcde", 4)), source_of({"x": 3, "y": 3})
+    chosen = selection_split(DataSplit(train, test, open_set=True), 0.4)
+    assert chosen.open_set
+    assert len(chosen.validation.classes) == 2
+    assert set(chosen.train.classes) | set(chosen.validation.classes) == set("abcde")
+
+
+def test_selection_split_uses_the_validation_nodes_of_a_graph():
+    split = DATA["generated"](None, kind="graph", size=30)
+    chosen = selection_split(split, 0.1)
+    assert torch.equal(chosen.validation.inputs.flatten(), split.graph.val.nonzero().flatten())
+    assert chosen.train is split.train
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, "half"])
+def test_selection_split_rejects_what_is_not_a_fraction(fraction):
+    with pytest.raises(ValueError, match="selection must be a fraction between 0 and 1"):
+        selection_split(DataSplit(source_of({"a": 3}), None), fraction)

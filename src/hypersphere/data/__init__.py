@@ -13,6 +13,7 @@ from hypersphere.data.augment import AUGMENTATIONS
 from hypersphere.data.batches import Batches
 from hypersphere.data.cifar import cifar10, cifar100, cifar100_fifth
 from hypersphere.data.containers import Graph, LabelledImages, PointClouds
+from hypersphere.data.face_benchmarks import MegaFace, VideoPairs, megaface, youtube_faces
 from hypersphere.data.folder import image_folder, image_names, open_images
 from hypersphere.data.hugging_face import HuggingFaceSource
 from hypersphere.data.images import BrokenSample
@@ -24,6 +25,7 @@ from hypersphere.data.mnist import digits, fashion_mnist, mnist
 from hypersphere.data.modelnet import modelnet10
 from hypersphere.data.normalize import NORMALIZATIONS
 from hypersphere.data.omniglot import omniglot
+from hypersphere.data.outlines import published_outline
 from hypersphere.data.pairs import NoPairsError, Pairs, draw_all_class_pairs, draw_pairs, read_pairs
 from hypersphere.data.planetoid import citeseer, cora, planetoid, pubmed
 from hypersphere.data.recordio import BinSource, RecordSource
@@ -37,7 +39,7 @@ from hypersphere.data.sources import (
     of_classes,
     subset,
 )
-from hypersphere.data.splits import DataSplit, fingerprint_difference
+from hypersphere.data.splits import DataSplit, fingerprint_difference, selection_split
 
 DATASETS: dict[str, Callable[..., Any]] = {
     "digits": digits,
@@ -73,6 +75,7 @@ __all__ = [
     "LabelledImages",
     "ListSource",
     "Loader",
+    "MegaFace",
     "Mirrored",
     "MissingData",
     "NoPairsError",
@@ -83,6 +86,7 @@ __all__ = [
     "ShardSource",
     "Source",
     "TensorSource",
+    "VideoPairs",
     "cifar10",
     "cifar100",
     "cifar100_fifth",
@@ -100,6 +104,7 @@ __all__ = [
     "lfw_pairs",
     "lfw_people",
     "make_loader",
+    "megaface",
     "mnist",
     "modelnet10",
     "of_classes",
@@ -107,7 +112,10 @@ __all__ = [
     "open_images",
     "pack",
     "planetoid",
+    "published_outline",
     "pubmed",
     "read_pairs",
+    "selection_split",
     "subset",
+    "youtube_faces",
 ]

@@ -1,22 +1,24 @@
-"""Augmentations of image batches. Each is a callable (images, generator) → images of the same shape.
+"""Augmentations of batches. Each is a callable (inputs, generator) → inputs of the same shape, except for `window`.
 
-Images are floats (B, C, H, W) in [0, 1]. All random numbers come from the generator, so that its state is all that a
-checkpoint has to store.
+Images are floats (B, C, H, W) in [0, 1]; point clouds are floats (B, P, 3). All random numbers come from the generator,
+so that its state is all that a checkpoint has to store.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from hypersphere._validation import is_integer, is_number, require, require_package
 
 Images = Shaped[Tensor, "batch channels height width"]
+Clouds = Float[Tensor, "batch points 3"]
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -68,6 +70,35 @@ class Roll:
         return torch.roll(images, (down, right), (2, 3))
 
 
+class Window:
+    """Cut a random window from each image, `margin` pixels smaller in height and width.
+
+    With images of 256×256 pixels and a margin of 32, these are the random 224×224 crops of ImageNet; the option
+    `margin` of the data `imagenet` cuts the central window of the same size from validation images.
+
+    >>> Window(margin=2)(torch.zeros(1, 3, 8, 8), torch.Generator().manual_seed(0)).shape
+    torch.Size([1, 3, 6, 6])
+    """
+
+    def __init__(self, margin: int = 4) -> None:
+        require(is_integer(margin, 0), "augment.margin", "an integer >= 0", margin)
+        self.margin = int(margin)
+
+    def __call__(
+        self, images: Images, generator: torch.Generator
+    ) -> Shaped[Tensor, "batch channels smaller_height smaller_width"]:
+        """Return the windows."""
+        _require_images(images)
+        height, width = images.shape[2] - self.margin, images.shape[3] - self.margin
+        require(min(height, width) > 0, "augment.margin", "less than the size of the images", self.margin)
+        corners = torch.randint(self.margin + 1, (len(images), 2), generator=generator).tolist()
+        windows = [
+            image[:, top : top + height, left : left + width]
+            for image, (top, left) in zip(images, corners, strict=True)
+        ]
+        return torch.stack(windows) if windows else images[..., :height, :width]
+
+
 class Mirror:
     """Mirror each image horizontally with probability 1/2."""
 
@@ -76,6 +107,49 @@ class Mirror:
         _require_images(images)
         mirrored = torch.randint(2, (len(images),), generator=generator).bool().view(-1, 1, 1, 1).to(images.device)
         return torch.where(mirrored, images.flip(3), images)
+
+
+class TurnPoints:
+    """Rotate each point cloud by a random angle about a coordinate axis, by default the second, which points up.
+
+    >>> clouds = torch.rand(2, 5, 3)
+    >>> turned = TurnPoints()(clouds, torch.Generator().manual_seed(0))
+    >>> torch.allclose(turned.norm(dim=2), clouds.norm(dim=2)), torch.equal(turned[..., 1], clouds[..., 1])
+    (True, True)
+    """
+
+    def __init__(self, axis: int = 1) -> None:
+        require(is_integer(axis, 0, 2), "augment.axis", "0, 1 or 2", axis)
+        self.axis = int(axis)
+
+    def __call__(self, clouds: Clouds, generator: torch.Generator) -> Clouds:
+        """Return rotated clouds."""
+        _require_clouds(clouds)
+        angle = (2 * math.pi * torch.rand(len(clouds), 1, generator=generator)).to(clouds)
+        first, second = ((self.axis + 1) % 3, (self.axis + 2) % 3)
+        x, y, turned = clouds[..., first], clouds[..., second], clouds.clone()
+        turned[..., first] = angle.cos() * x - angle.sin() * y
+        turned[..., second] = angle.sin() * x + angle.cos() * y
+        return turned
+
+
+class JitterPoints:
+    """Add independent Gaussian noise of deviation `sigma`, cut off at ±`limit`, to each coordinate.
+
+    >>> JitterPoints()(torch.zeros(2, 5, 3), torch.Generator().manual_seed(0)).abs().max() <= 0.05
+    tensor(True)
+    """
+
+    def __init__(self, sigma: float = 0.01, limit: float = 0.05) -> None:
+        for name, value in (("sigma", sigma), ("limit", limit)):
+            require(is_number(value, 0), f"augment.{name}", "a number >= 0", value)
+        self.sigma, self.limit = sigma, limit
+
+    def __call__(self, clouds: Clouds, generator: torch.Generator) -> Clouds:
+        """Return clouds with noise."""
+        _require_clouds(clouds)
+        noise = self.sigma * torch.randn(clouds.shape, generator=generator)
+        return clouds + noise.clamp(-self.limit, self.limit).to(clouds)
 
 
 class KorniaAugmentation:
@@ -187,6 +261,11 @@ def _require_images(images: Tensor) -> None:
     require(images.ndim == 4, "images", "a tensor with four dimensions (N, C, H, W)", tuple(images.shape))
 
 
+def _require_clouds(clouds: Tensor) -> None:
+    is_clouds = clouds.ndim == 3 and clouds.shape[2] == 3
+    require(is_clouds, "inputs", "point clouds (N, P, 3)", tuple(clouds.shape))
+
+
 def _require_probability(p: float) -> None:
     require(is_number(p, 0, 1), "augment.p", "a probability in [0, 1]", p)
 
@@ -200,7 +279,10 @@ def _require_range(name: str, limits: Sequence[float], high: float = float("inf"
 AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
     "shift": Shift,
     "roll": Roll,
+    "window": Window,
     "mirror": Mirror,
+    "turn_points": TurnPoints,
+    "jitter_points": JitterPoints,
     "crop": crop,
     "flip": flip,
     "flip_vertical": flip_vertical,

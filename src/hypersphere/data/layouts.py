@@ -1,9 +1,11 @@
-"""Published data sets as they are distributed: ImageNet, mini-ImageNet, CASIA-WebFace and ModelNet40."""
+"""Published data sets as they are distributed: ImageNet, mini-ImageNet, ModelNet40 and training sets of faces."""
 
 from __future__ import annotations
 
+import inspect
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from hypersphere.data.lfw import find_images, lfw_pairs
 from hypersphere.data.lists import LabelCodes, ListSource, read_rows
 from hypersphere.data.recordio import BinSource, RecordSource
 from hypersphere.data.sources import (
+    Central,
     FileSource,
     ImageFolderSource,
     Names,
@@ -26,24 +29,28 @@ from hypersphere.data.sources import (
     class_folders,
     common_fingerprint,
     file_fingerprint,
+    of_classes,
 )
 from hypersphere.data.splits import DataSplit, join_sources, split_by_class
 
 
-def imagenet(root: Path | None, *, size: Size = 224, fit: str = "crop") -> DataSplit:
+def imagenet(root: Path | None, *, size: Size = 224, fit: str = "crop", margin: int = 0) -> DataSplit:
     """ImageNet (ILSVRC 2012): 1.28 million photographs of 1,000 classes, and 50,000 for validation.
 
     Reads imagenet/train and imagenet/val with one folder per class, or the archive of Kaggle in ILSVRC/Data/CLS-LOC,
     whose validation images are in one folder and whose labels are in LOC_val_solution.csv. Images are resized to
-    `size`; `fit` "crop" keeps the aspect ratio.
+    `size`; `fit` "crop" keeps the aspect ratio. `margin` cuts this number of pixels from the height and width of
+    validation images, which keeps their centre; the augmentation `window` does it at random for training images.
     """
+    require(is_integer(margin, 0), "data.margin", "an integer >= 0", margin)
     base = data_root(root)
     candidates = [base / name for name in ("imagenet", "ImageNet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")]
     folder = _first_folder(candidates, "train", "Put the folders train and val in the folder imagenet.")
     options: dict[str, Any] = {"size": size, "grey": False, "fit": fit}
     train = ImageFolderSource(folder / "train", **options)
     if class_folders(folder / "val", None):
-        return join_sources(train, ImageFolderSource(folder / "val", **options))
+        joined = join_sources(train, ImageFolderSource(folder / "val", **options))
+        return _without_margin(joined, margin)
     solutions = [base / "LOC_val_solution.csv", folder / "LOC_val_solution.csv", folder.parent / "LOC_val_solution.csv"]
     solution = next((path for path in solutions if path.is_file()), None)
     if solution is None:
@@ -57,7 +64,13 @@ def imagenet(root: Path | None, *, size: Size = 224, fit: str = "crop") -> DataS
 
     names = Names(scan())
     labels, classes = codes.labels(train.classes)
-    return DataSplit(train, FileSource(folder / "val", names, labels, classes, **options))
+    return _without_margin(DataSplit(train, FileSource(folder / "val", names, labels, classes, **options)), margin)
+
+
+def _without_margin(split: DataSplit, margin: int) -> DataSplit:
+    """Return data whose validation images have lost a margin."""
+    assert split.validation is not None
+    return replace(split, validation=Central(split.validation, margin)) if margin else split
 
 
 def mini_imagenet(root: Path | None, *, size: Size = 84, fit: str = "crop", validation: str = "val") -> DataSplit:
@@ -83,33 +96,53 @@ def mini_imagenet(root: Path | None, *, size: Size = 84, fit: str = "crop", vali
     return join_sources(read("train"), read(validation))
 
 
-def casia_webface(
-    root: Path | None,
-    *,
-    size: Size = (112, 96),
-    fit: str = "stretch",
-    validation: str = "class",
-    held_out: int | float = 0.05,
-    seed: int = 0,
-) -> DataSplit:
-    """CASIA-WebFace: 494,414 photographs of 10,575 people.
+def _faces(names: Sequence[str], about: str) -> Callable[..., DataSplit]:
+    """Return the loader of a training set of faces, in the first of the folders that exists."""
 
-    Reads casia-webface with one folder per person, or with train.rec and train.idx. `validation` is "class", which
-    holds out the number or fraction `held_out` of the people, selected by `seed`; "lfw", which reads LFW and its
-    pairs; or the name of a .bin verification set in casia-webface. Images are resized to `size`; `fit` "crop" keeps
-    the aspect ratio.
-    """
-    base = data_root(root)
-    names = ("casia-webface", "CASIA-WebFace", "faces_webface_112x112")
-    folder = next((base / name for name in names if (base / name).is_dir()), None)
-    if folder is None:
-        raise MissingData(f"casia-webface not found in {base}. Put one folder of images per person in it.")
-    options: dict[str, Any] = {"size": size, "grey": False, "fit": fit}
-    is_record = (folder / "train.rec").is_file()
-    source: Source = RecordSource(folder, **options) if is_record else ImageFolderSource(folder, **options)
-    if validation == "class":
-        return split_by_class(source, held_out, seed)
-    return with_verification(source, folder, validation, root, options)
+    def load(
+        root: Path | None,
+        *,
+        size: Size = (112, 96),
+        fit: str = "stretch",
+        validation: str = "class",
+        held_out: int | float = 0.05,
+        exclude: str | None = None,
+        seed: int = 0,
+    ) -> DataSplit:
+        """Read the data set.
+
+        One folder per person, or train.rec and train.idx. `validation` is "class", which holds out the number or
+        fraction `held_out` of the people, selected by `seed`; "lfw", which reads LFW and its pairs; or the name of a
+        .bin verification set in the folder. `exclude` is a text file in the folder with the people that are left out,
+        such as those of the test data, one per line. Images are resized to `size`; `fit` "crop" keeps the aspect ratio.
+        """
+        base = data_root(root)
+        folder = next((base / name for name in names if (base / name).is_dir()), None)
+        if folder is None:
+            raise MissingData(f"{names[0]} not found in {base}. Put one folder of images per person in it.")
+        options: dict[str, Any] = {"size": size, "grey": False, "fit": fit}
+        is_record = (folder / "train.rec").is_file()
+        source: Source = RecordSource(folder, **options) if is_record else ImageFolderSource(folder, **options)
+        if exclude is not None:
+            left_out = set(read_text(folder / exclude).split())
+            source = of_classes(source, [name for name in source.classes if name not in left_out])
+        if validation == "class":
+            return split_by_class(source, held_out, seed)
+        return with_verification(source, folder, validation, root, options)
+
+    load.__doc__ = f"{about}\n\n{inspect.getdoc(load)}"
+    return load
+
+
+casia_webface = _faces(
+    ("casia-webface", "CASIA-WebFace", "faces_webface_112x112"),
+    "CASIA-WebFace: 494,414 photographs of 10,575 people.",
+)
+ms_celeb = _faces(
+    ("ms-celeb", "MS-Celeb-1M", "faces_emore", "faces_ms1m_112x112"),
+    "MS-Celeb-1M, cleaned: 8.6 million photographs of 96,000 people in the thesis, fewer in faces_emore.",
+)
+imdb_face = _faces(("imdb-face", "IMDb-Face"), "IMDb-Face: 1.7 million photographs of 56,000 people.")
 
 
 def with_verification(

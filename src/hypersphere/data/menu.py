@@ -20,7 +20,15 @@ from hypersphere.data.folder import ARCHIVE_SUFFIXES, image_folder, image_names
 from hypersphere.data.generated import generated
 from hypersphere.data.hugging_face import HuggingFaceSource
 from hypersphere.data.images import Size
-from hypersphere.data.layouts import casia_webface, imagenet, mini_imagenet, modelnet40, with_verification
+from hypersphere.data.layouts import (
+    casia_webface,
+    imagenet,
+    imdb_face,
+    mini_imagenet,
+    modelnet40,
+    ms_celeb,
+    with_verification,
+)
 from hypersphere.data.lfw import find_images, lfw_pairs, lfw_people
 from hypersphere.data.lists import ListSource
 from hypersphere.data.mnist import digits, fashion_mnist, mnist
@@ -238,9 +246,10 @@ def _image_list(
     """Images whose paths and labels are listed in a CSV, TSV, JSONL or Parquet file at `path`.
 
     Validation data are listed in a second file `validation`, or are the rows whose `split_column` is val, validation,
-    valid or test, or are divided off by `split`, `held_out` and `seed` as for image_folder. `images` is the folder to
-    which listed paths refer, by default that of the list; `path_column` and `label_column` name the columns. `size`,
-    `fit`, `grey`, `at_least` and `pairs` are as for image_folder.
+    valid or test, or are divided off by `split`, `held_out` (by default one image per class, or a fifth of the classes)
+    and `seed` as for image_folder. `images` is the folder to which listed paths refer, by default that of the list;
+    `path_column` and `label_column` name the columns. `size`, `fit`, `grey`, `at_least` and `pairs` are as for
+    image_folder.
     """
     options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
     options |= {"path_column": path_column, "label_column": label_column}
@@ -275,8 +284,9 @@ def _shards(
 ) -> DataSplit:
     """Images in tar shards in the layout of WebDataset: a folder, a file or a pattern at `path`.
 
-    Validation data are the shards at `validation`, or are divided off by `split`, `held_out` and `seed` as for
-    image_folder; `size`, `fit`, `grey`, `at_least` and `pairs` are also as there. `hypersphere pack` writes shards.
+    Validation data are the shards at `validation`, or are divided off by `split`, `held_out` (by default one image per
+    class, or a fifth of the classes) and `seed` as for image_folder; `size`, `fit`, `grey`, `at_least` and `pairs` are
+    also as there. `hypersphere pack` writes shards.
     """
     options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
     train = frequent_classes(ShardSource(below(root, path), **options), at_least)
@@ -304,8 +314,8 @@ def _recordio(
     """Images in an MXNet RecordIO file, or in train.rec of a folder, at `path`, as distributed by insightface.
 
     `validation` is a .bin verification set in the same folder, or "lfw" for the pairs of LFW; without it, validation
-    data are divided off by `split`, `held_out` and `seed` as for image_folder. `size`, `fit`, `grey` and `at_least`
-    are also as there.
+    data are divided off by `split`, `held_out` (by default a fifth of the classes, or one image per class) and `seed`
+    as for image_folder. `size`, `fit`, `grey` and `at_least` are also as there.
     """
     place = below(root, path)
     options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
@@ -335,8 +345,9 @@ def _hf_dataset(
     """Images of a Hugging Face data set: a folder written by `save_to_disk`, or a name for `load_dataset`.
 
     `path` is the folder or the name, and `name` the configuration; `train` and `validation` are the names of its
-    splits. Without `validation`, data are divided off by `split`, `held_out` and `seed` as for image_folder. `image`
-    and `label` name the columns; `size`, `fit`, `grey` and `at_least` are as for image_folder.
+    splits. Without `validation`, data are divided off by `split`, `held_out` (by default one image per class, or a
+    fifth of the classes) and `seed` as for image_folder. `image` and `label` name the columns; `size`, `fit`, `grey`
+    and `at_least` are as for image_folder.
     """
     datasets = require_package("datasets", "datasets", "data")
     place = below(root, path)
@@ -408,6 +419,8 @@ DATA: dict[str, Callable[..., DataSplit]] = {
     "imagenet": imagenet,
     "mini_imagenet": mini_imagenet,
     "casia_webface": casia_webface,
+    "ms_celeb": ms_celeb,
+    "imdb_face": imdb_face,
     "modelnet40": modelnet40,
     "cora": _graph(cora),
     "citeseer": _graph(citeseer),

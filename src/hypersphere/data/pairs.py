@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from hypersphere.data.containers import Indices, require_tensor, to_positions
 MAX_FOLD_DIGITS = 6  # folds are counted up to the largest number, so it is bounded
 LFW_PAIRS = 3000  # pairs of each kind in View 2 of LFW
 MAX_ITEMS_TO_ENUMERATE = 2000  # draw_pairs lists all pairs of up to this number of items: 2 million
+CLASSES_PER_FOLD = 2  # fewest classes with two items per fold for which draw_possible_pairs draws folds
+FEWEST_HALVED_PAIRS = 10  # per fold; draw_possible_pairs rather draws pairs of all classes than fewer
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,6 +232,28 @@ def draw_all_class_pairs(labels: Int[Tensor, " items"], count: int | None = None
     accepted = f"a list, or a number from 1 to {most}: there are {same} same and {different} different pairs"
     require(count is None or 1 <= count <= most, "pairs", accepted, count)
     return draw_pairs(labels, folds=1, per_fold=min(LFW_PAIRS, most) if count is None else count, seed=seed)
+
+
+def draw_possible_pairs(labels: Int[Tensor, " items"], folds: int, per_fold: int, seed: int) -> Pairs:
+    """Draw pairs in folds of different classes, or from all classes together if a fold would have few classes.
+
+    With few classes per fold, a threshold that is chosen on the other folds does not transfer, and accuracies would
+    say more about the folds than about the features. There are at most `folds` times `per_fold` pairs of each kind.
+
+    Example:
+        >>> draw_possible_pairs(torch.arange(12) // 3, folds=10, per_fold=300, seed=0)
+        Pairs(24 pairs, 12 of them same, 1 folds)
+    """
+    counts = labels.unique(return_counts=True)[1]
+    if int((counts > 1).sum()) >= CLASSES_PER_FOLD * folds:
+        # Draw half as many pairs as long as the smallest fold does not have enough.
+        halves = (per_fold >> times for times in range(1, per_fold.bit_length()))
+        for pairs_per_fold in (per_fold, *(half for half in halves if half >= FEWEST_HALVED_PAIRS)):
+            with suppress(ValueError):
+                return draw_pairs(labels, folds=folds, per_fold=pairs_per_fold, seed=seed)
+    same = int((counts * (counts - 1) // 2).sum())
+    different = len(labels) * (len(labels) - 1) // 2 - same
+    return draw_all_class_pairs(labels, min(same, different, folds * per_fold) or None, seed=seed)
 
 
 def _draw_distinct(

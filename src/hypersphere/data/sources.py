@@ -456,6 +456,24 @@ def report_classes(root: Path, present: Sequence[str], empty: Sequence[str], cla
         warnings.warn(message, UserWarning, stacklevel=3)
 
 
+class Central:
+    """A source of images without a margin: the central window, `margin` pixels smaller in height and width."""
+
+    def __init__(self, source: Source, margin: int) -> None:
+        self.source, self.labels, self.classes = source, source.labels, source.classes
+        self.name, self.fingerprint = source.name, source.fingerprint
+        self.margin = margin
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Tensor:
+        image = self.source[index]
+        height, width = (side - self.margin for side in image.shape[-2:])
+        start = self.margin // 2
+        return image[..., start : start + height, start : start + width]
+
+
 class Mirrored:
     """A source of images, mirrored."""
 

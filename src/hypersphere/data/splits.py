@@ -17,6 +17,7 @@ from hypersphere.data.pairs import Pairs, read_pairs
 from hypersphere.data.sources import Source, Subset, TensorSource, first_sample, of_classes, subset
 
 BLANK_SAMPLES = 32
+MOST_DIMENSIONS = 16  # of a sample
 MOST_NUMBERS = 2**28  # in a sample, and approximately in all blank ones
 
 
@@ -75,6 +76,22 @@ class DataSplit:
         """Return plain data that change if samples are added, removed or moved, for `fingerprint_difference`."""
         validation = None if self.validation is None else self.validation.fingerprint()
         return {"train": self.train.fingerprint(), "validation": validation}
+
+
+def is_outline(value: Any) -> bool:
+    """Return True for the outline of data whose samples are small enough to allocate, or for None.
+
+    >>> is_outline({"shape": [1, 8, 8], "dtype": "uint8", "classes": ["a"]}), is_outline({"shape": [10**9] * 9})
+    (True, False)
+    """
+    if value is None:
+        return True
+    if not isinstance(value, dict) or set(value) != {"shape", "dtype", "classes"}:
+        return False
+    shape, classes = value["shape"], value["classes"]
+    is_shape = isinstance(shape, list) and len(shape) <= MOST_DIMENSIONS and all(is_integer(n, 1) for n in shape)
+    is_names = isinstance(classes, list) and bool(classes) and all(isinstance(name, str) for name in classes)
+    return is_shape and is_names and math.prod(shape) <= MOST_NUMBERS
 
 
 def fingerprint_difference(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
@@ -147,6 +164,28 @@ def split_by_class(source: Source, held_out: int | float = 0.2, seed: int = 0) -
     validation, train = order[:count].sort().values.tolist(), order[count:].sort().values.tolist()
     parts = [of_classes(source, [source.classes[label] for label in labels]) for labels in (train, validation)]
     return DataSplit(parts[0], parts[1], open_set=True)
+
+
+def selection_split(split: DataSplit, fraction: float, seed: int = 0) -> DataSplit:
+    """Return the training data of a split, divided again: settings are chosen on one part after training on the other.
+
+    Classes are divided if those of the test data are not those of training, else the samples of each class. A graph has
+    validation nodes for this purpose.
+
+    Args:
+        split: the data; its test data are not used.
+        fraction: fraction of the training samples or classes in the part that settings are chosen on.
+        seed: seed that selects them.
+    """
+    require(is_number(fraction, 0, 1) and 0 < fraction < 1, "selection", "a fraction between 0 and 1", fraction)
+    if split.graph is not None:
+        labels, nodes = split.graph.labels, split.graph.val.nonzero().squeeze(1)
+        return replace(split, validation=TensorSource(nodes, labels[nodes], split.classes))
+    if split.open_set:
+        return split_by_class(split.train, fraction, seed)
+    # A fixed random order, because samples of a class may be sorted, for instance by date or by quality.
+    order = torch.randperm(len(split.train), generator=torch.Generator().manual_seed(seed))
+    return split_by_sample(subset(split.train, order), fraction)
 
 
 def join_sources(train: Source, validation: Source) -> DataSplit:
