@@ -97,3 +97,34 @@ def test_plain_cnn_feature_activation_is_applied_with_and_without_classifier(fea
 def test_plain_cnn_rejects_invalid_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         PlainCNN(**arguments)
+
+
+def test_plain_cnn_first_stride_and_missing_last_pool_change_the_image_size():
+    model = PlainCNN((1, 1), (4, 6), 5, image_size=(15, 13), first_stride=2, last_pool=False)
+    # 15x13 becomes 8x7 by the stride and 4x3 by the only pool.
+    assert model.feature.in_features == 6 * 4 * 3
+    assert model(torch.rand(2, 3, 15, 13)).shape == (2, 5)
+    with pytest.raises(ValueError, match="first_stride must be 1 with a large stem, not 2"):
+        PlainCNN(5, (4, 4), large_stem=True, first_stride=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "convolutions", "flat_dim", "feature_dim"),
+    [
+        ("mnist_cnn6", (1, 28, 28), [32] * 2 + [64] * 2 + [128] * 2, 128 * 3 * 3, 2),
+        ("lsoftmax_cnn10", (1, 28, 28), [64] * 10, 64 * 3 * 3, 256),
+        ("lsoftmax_cnn13", (3, 32, 32), [64] * 5 + [96] * 4 + [128] * 4, 128 * 4 * 4, 256),
+        ("lsoftmax_cnn13_wide", (3, 32, 32), [96] * 5 + [192] * 4 + [384] * 4, 384 * 4 * 4, 512),
+        ("lsoftmax_cnn17", (3, 112, 96), [64] * 5 + [256] * 12, 256 * 7 * 6, 512),
+    ],
+)
+def test_networks_of_table_2_1_have_its_widths(name, shape, convolutions, flat_dim, feature_dim):
+    model = MODELS[name]()
+    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    assert [layer.out_channels for layer in layers] == convolutions
+    assert {layer.kernel_size for layer in layers} == {(5, 5) if name == "mnist_cnn6" else (3, 3)}
+    assert [layer.stride[0] for layer in layers] == [2 if name.endswith("17") else 1] + [1] * (len(layers) - 1)
+    assert sum(isinstance(module, nn.MaxPool2d) for module in model.modules()) == 3
+    assert sum(isinstance(module, nn.PReLU) for module in model.modules()) == len(layers)
+    assert (model.feature.in_features, model.feature_dim) == (flat_dim, feature_dim)
+    assert model.eval()(torch.rand(1, *shape)).shape == (1, feature_dim)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from hypersphere.models import ResidualUnit, ResNet
@@ -21,6 +22,14 @@ def test_residual_unit_without_activation_maps_zero_to_zero():
 
 def test_projection_shortcut_can_reduce_channels():
     assert ResidualUnit(6, 4, shortcut="projection")(torch.rand(2, 6, 5, 5)).shape == (2, 4, 5, 5)
+
+
+def test_bottleneck_unit_is_the_sum_of_three_convolutions_and_the_projection():
+    unit = ResidualUnit(3, 8, stride=2, bottleneck=2, norm=None, activation=None)
+    reduce, middle, expand = (layer.weight for layer in unit.residual)
+    x = torch.randn(2, 3, 5, 5)
+    expected = F.conv2d(F.conv2d(F.conv2d(x, reduce, stride=2), middle, padding=1), expand)
+    torch.testing.assert_close(unit(x), expected + F.conv2d(x, unit.projection[0].weight, stride=2))
 
 
 def test_resnet_classifier_is_linear_in_the_features():

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from hypersphere.models import SphereFaceNet, SphereFaceUnit
+from hypersphere.models import SphereFaceNet, SphereFaceUnit, relu
 
 
 def test_sphereface_residual_units_start_with_standard_deviation_001():
@@ -29,3 +29,11 @@ def test_sphereface_unit_is_the_identity_if_a_convolution_is_zero():
 def test_sphereface_rejects_units_that_do_not_match_the_widths():
     with pytest.raises(ValueError, match="units must be 4 integers >= 0, one per entry of widths"):
         SphereFaceNet((1,))
+
+
+def test_sphereface_feature_activation_confines_features_to_one_orthant():
+    torch.manual_seed(0)
+    options = {"units": (0, 0), "widths": (4, 4), "feature_dim": 6, "image_size": 8}
+    images = torch.rand(5, 3, 8, 8)
+    assert bool((SphereFaceNet(**options)(images) < 0).any())
+    assert bool((SphereFaceNet(**options, feature_activation=relu)(images) >= 0).all())

@@ -28,6 +28,7 @@ PRINTED = [  # name, arguments, classes of layers counted, exact number, printed
     ("wide_cnn9", {"num_classes": 100}, WEIGHTS, 2_992_832, "2.99", 1e6),
     ("resnet18", {"num_classes": 1000}, None, 11_689_512, "11.7", 1e6),
     ("resnet34", {"num_classes": 1000}, None, 21_797_672, "21.8", 1e6),  # same as torchvision
+    ("resnet50", {"num_classes": 1000}, None, 25_557_032, "25.6", 1e6),
     ("resnet20", {"num_classes": 10}, None, 269_722, "0.27", 1e6),  # He et al. 2016, table 6
     ("resnet32", {"num_classes": 10}, None, 464_154, "0.46", 1e6),
 ]
@@ -105,6 +106,8 @@ def test_residual_networks_have_the_depth_in_their_names():
         weights = [c for c in convs(on_meta(name)) if c.kernel_size != (1, 1)]
         assert len(weights) + 1 == int(name[-2:]), name  # the classifier is the last layer
     widths = {name: sorted({c.out_channels for c in convs(on_meta(name))}) for name in MODELS if "resnet" in name}
+    # The 1×1 convolutions of bottleneck units count; the four of the projections do not.
+    assert len(convs(on_meta("resnet50"))) - 4 + 1 == 50
     assert widths["spherenet_resnet32"] == [64, 96, 128]
     assert widths["wide_resnet32"] == [96, 192, 384]
     assert widths["modified_resnet18"] == [128, 256, 512, 1024]
@@ -116,6 +119,7 @@ INPUTS = {
     "cnn10": (3, 224, 224),
     "few_shot_cnn4": (3, 84, 84),
     "resnet18": (3, 224, 224),
+    "resnet50": (3, 224, 224),
     "modified_resnet18": (3, 224, 224),
     "sphereface4": (3, 112, 96),
     "sphereface64": (3, 112, 96),
@@ -127,6 +131,7 @@ INPUTS = {
     "resnet32": (3, 32, 32),
 }
 FEATURES = {"few_shot_cnn4": 1600, "mnist_cnn6": 2, "modified_resnet18": 1024, "sphereface64": 512, "cnn10": 256}
+FEATURES |= {"resnet50": 2048}
 
 
 @pytest.mark.parametrize("name", INPUTS)

@@ -1,6 +1,7 @@
 """Weight projection and weighted gradients against the formulas of the thesis."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -126,7 +127,6 @@ def test_weighted_gradients_survive_a_deep_copy_and_end_together():
 
 
 def test_weighted_gradients_compile_in_one_graph():
-    torch._dynamo.reset()
     layer, x = DecoupledLinear(5, 3), torch.randn(4, 5)
     with WeightedGradients(layer):
         layer(x).square().sum().backward()
@@ -209,3 +209,26 @@ def test_weighted_gradients_can_be_applied_to_a_copy_after_removal():
     with WeightedGradients(clone):
         clone(x).sum().backward()
     torch.testing.assert_close(clone.weight.grad, plain * clone.weight.detach().norm(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize("norm", [0.5, 2.0, 8.0])
+def test_angle_of_an_update_depends_on_the_norm_unless_weights_are_projected(norm):
+    """Thesis, section C.7: the angle by which an update of a fixed size turns a weight depends on its norm."""
+    torch.manual_seed(0)
+    x = torch.randn(7, 4, dtype=torch.float64)
+
+    def turned(project, size, rate=1e-4):
+        layer = DecoupledLinear(4, 1, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            layer.weight.copy_(size * torch.tensor([[0.5, -0.5, 0.5, 0.5]]))
+        if project:
+            project_weights_(layer)
+        before = layer.weight.detach().clone()
+        with WeightedGradients(layer) if not project else nullcontext():
+            layer(x).sum().backward()
+        with torch.no_grad():
+            layer.weight -= rate * layer.weight.grad
+        return torch.atan2((layer.weight.detach() - before).norm(), before.norm()).item()
+
+    assert turned(True, norm) == pytest.approx(turned(True, 1.0), rel=1e-6)
+    assert turned(False, norm) == pytest.approx(turned(False, 1.0) / norm, rel=1e-3)

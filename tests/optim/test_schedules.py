@@ -151,3 +151,11 @@ def test_schedules_reject_invalid_options():
         Steps(at=(-1,))
     with pytest.raises(ValueError, match=r"factor must be a number in \(0, 1\)"):
         Plateau(factor=1.0)
+
+
+def test_steps_multiply_by_one_factor_per_time():
+    schedule = Steps(at=(0.25, 0.5, 0.75), factor=(0.1, 10.0, 0.5))
+    assert [schedule(part) for part in (0.0, 0.25, 0.5, 0.8)] == pytest.approx([1.0, 0.1, 1.0, 0.5])
+    for at, factor in (((0.5,), (0.1, 0.2)), ((0.5, 0.25), (0.1, 0.2))):
+        with pytest.raises(ValueError, match="factor must be a number, or one per time, and times in ascending order"):
+            Steps(at=at, factor=factor)

@@ -39,6 +39,7 @@ from hypersphere.models.pointnet import (
 from hypersphere.models.registry import MODELS
 from hypersphere.models.resnet import ResidualUnit, ResNet
 from hypersphere.models.sphereface import SphereFaceNet, SphereFaceUnit
+from hypersphere.models.sync_batch_norm import sync_batch_norm_
 from hypersphere.models.toy import ToyCNN
 from hypersphere.models.weights import LoadReport, load_matching_weights_
 
@@ -77,5 +78,6 @@ __all__ = [
     "load_matching_weights_",
     "normalized_adjacency",
     "relu",
+    "sync_batch_norm_",
     "transform_penalty",
 ]

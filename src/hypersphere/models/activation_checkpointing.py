@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -40,6 +41,9 @@ def _blocks(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 def _recomputed(block: nn.Module, forward: Any, *arguments: Any, **options: Any) -> Any:
     if not block.training:
         return forward(*arguments, **options)
+    if torch.compiler.is_compiling():
+        # The compiler recomputes activations only: updates of buffers are in the forward graph, once.
+        return checkpoint(forward, *arguments, use_reentrant=False, **options)
     contexts = partial(_contexts, block)
     return checkpoint(forward, *arguments, use_reentrant=False, context_fn=contexts, **options)
 

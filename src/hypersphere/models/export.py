@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,33 @@ from torch import Tensor, nn
 from hypersphere._files import replacing
 from hypersphere._validation import require, require_package
 
-__all__ = ["SUFFIXES", "export_module", "largest_difference"]
+__all__ = ["SUFFIXES", "FeaturesAndScores", "export_module", "largest_difference", "probe_batches"]
 
 Outputs = Sequence[Tensor]
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
+
+
+class FeaturesAndScores(nn.Module):
+    """A network and its head as one module with two outputs: features (B, d), and scores (B, C) without margin.
+
+    It computes in the dtype of the parameters, without autocast. In bfloat16, rounding differences between two correct
+    forms of a network would be larger than the errors that a comparison has to detect.
+    """
+
+    def __init__(self, network: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.head: Any = head
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and scores."""
+        features = self.network(inputs)
+        return features, self.head.scores(features)
+
+    @torch.no_grad()
+    def outputs(self, batches: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Return features and scores of each batch."""
+        return [self(batch) for batch in batches]
 
 
 def export_module(
@@ -66,6 +90,21 @@ def export_module(
         accepted = f"within {tolerance:g} of those of the model"
         require(difference <= tolerance, "exported outputs", accepted, difference)
     return difference
+
+
+def probe_batches(inputs: Tensor) -> list[Tensor]:
+    """Return batches to compare two forms of a network: the inputs, random ones in the same range, and a single one.
+
+    >>> [tuple(batch.shape) for batch in probe_batches(torch.rand(4, 3))]
+    [(4, 3), (4, 3), (1, 3)]
+    """
+    generator = torch.Generator().manual_seed(0)
+    if inputs.dtype == torch.uint8:
+        random = torch.randint(256, inputs.shape, generator=generator, dtype=torch.uint8)
+    else:
+        low, high = inputs.min(), inputs.max()
+        random = low + (high - low) * torch.rand(inputs.shape, generator=generator)
+    return [inputs, random, random[:1]]  # also a batch of one, because the exported batch size must be variable
 
 
 def largest_difference(ones: Sequence[Outputs], others: Sequence[Outputs]) -> float:

@@ -30,7 +30,7 @@ __all__ = ["PlainCNN"]
 
 
 class PlainCNN(nn.Module):
-    """CNN-N of the sources: no shortcuts, a 2×2 max-pool after each stage (thesis, tables B.1, C.1, D.1, E.1, F.3).
+    """CNN-N of the sources: no shortcuts, a 2×2 max-pool after each stage (thesis, tables 2.1 and B.1 to F.3).
 
     Maps images (batch, in_channels, height, width) to features (batch, feature_dim) for a head of
     `hypersphere.heads`. With `num_classes` a linear classifier follows the features and the output is logits.
@@ -47,6 +47,8 @@ class PlainCNN(nn.Module):
         widths: number of filters of each stage.
         feature_dim: width of the fully connected layer. None omits the layer; the feature is then the flattened image.
         kernel_size: kernel size of all convolutions except that of a large stem.
+        first_stride: stride of the first convolution.
+        last_pool: whether a max-pool follows the last stage.
         large_stem: start with a 7×7 convolution of stride 2 and a 3×3 max-pool of stride 2. It counts as one of the N
             convolutions.
         feature_activation: factory of an activation after the fully connected layer, or None.
@@ -70,6 +72,8 @@ class PlainCNN(nn.Module):
         image_size: int | tuple[int, int] = 32,
         num_classes: int | None = None,
         kernel_size: int = 3,
+        first_stride: int = 1,
+        last_pool: bool = True,
         large_stem: bool = False,
         bias: bool = False,
         conv: LayerFactory = nn.Conv2d,
@@ -80,10 +84,11 @@ class PlainCNN(nn.Module):
     ) -> None:
         super().__init__()
         convs_per_stage = _convs_per_stage(depth, widths, large_stem)
+        require(not large_stem or first_stride == 1, "first_stride", "1 with a large stem", first_stride)
         require(kernel_size % 2 == 1, "kernel_size", "an odd integer", kernel_size)
         require_num_classes(num_classes)
         # Every stage halves the image, a large stem quarters it. At least one pixel must remain.
-        reduction = 2 ** len(widths) * (4 if large_stem else 1)
+        reduction = 2 ** (len(widths) - (not last_pool)) * (4 if large_stem else first_stride)
         height, width = height_and_width(image_size, reduction)
         unit = partial(conv_unit, bias=bias, conv=conv, norm=norm, activation=activation)
 
@@ -93,12 +98,16 @@ class PlainCNN(nn.Module):
             layers += large_stem_layers(channels, widths[0], bias=bias, conv=conv, norm=norm, activation=activation)
             # Convolution and pool of the stem pad their input, so sizes are rounded up.
             height, width, channels = -(-height // 4), -(-width // 4), widths[0]
-        for count, filters in zip(convs_per_stage, widths, strict=True):
-            for _ in range(count):
-                layers += unit(channels, filters, kernel_size)
+        # A padded convolution of stride s maps n pixels to ⌈n/s⌉.
+        height, width = -(-height // first_stride), -(-width // first_stride)
+        for stage, (count, filters) in enumerate(zip(convs_per_stage, widths, strict=True)):
+            for place in range(count):
+                stride = first_stride if stage == place == 0 else 1
+                layers += unit(channels, filters, kernel_size, stride=stride)
                 channels = filters
-            layers.append(nn.MaxPool2d(2))  # not padded, so odd sizes are rounded down
-            height, width = height // 2, width // 2
+            if last_pool or stage < len(widths) - 1:
+                layers.append(nn.MaxPool2d(2))  # not padded, so odd sizes are rounded down
+                height, width = height // 2, width // 2
 
         flat_dim = channels * height * width
         self.feature_dim = flat_dim if feature_dim is None else feature_dim

@@ -35,6 +35,7 @@ __all__ = ["MODELS"]
 SPHERENET_CNN = partial(PlainCNN, widths=(64, 96, 128), feature_dim=256)
 WIDE_CNN = partial(PlainCNN, widths=(64, 128, 256), feature_dim=256)
 NARROW_CNN = partial(PlainCNN, widths=(64, 64, 64), feature_dim=64)
+LSOFTMAX_CNN = partial(PlainCNN, feature_dim=256, activation=nn.PReLU)
 LARGE_RESNET = partial(ResNet, widths=(64, 128, 256, 512), large_stem=True, shortcut="projection")
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -72,6 +73,20 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
         kernel_size=5,
         activation=nn.PReLU,
     ),
+    # Thesis, table 2.1, other columns: MNIST, CIFAR-10, CIFAR-100 and faces. The first convolution (Conv0.x) has the
+    # width of the first stage.
+    "lsoftmax_cnn10": partial(LSOFTMAX_CNN, depth=(4, 3, 3), widths=(64, 64, 64), in_channels=1, image_size=28),
+    "lsoftmax_cnn13": partial(LSOFTMAX_CNN, depth=(5, 4, 4), widths=(64, 96, 128)),
+    "lsoftmax_cnn13_wide": partial(LSOFTMAX_CNN, depth=(5, 4, 4), widths=(96, 192, 384), feature_dim=512),
+    "lsoftmax_cnn17": partial(
+        LSOFTMAX_CNN,
+        depth=(5, 4, 4, 4),
+        widths=(64, 256, 256, 256),
+        feature_dim=512,
+        image_size=(112, 96),
+        first_stride=2,
+        last_pool=False,
+    ),
     # In no table of the sources: small networks for quick experiments.
     "toy_cnn": ToyCNN,
     "embedding_cnn": EmbeddingCNN,
@@ -83,6 +98,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "wide_resnet32": partial(ResNet, depths=(5, 5, 5), widths=(96, 192, 384)),
     "resnet18": partial(LARGE_RESNET, depths=(2, 2, 2, 2)),
     "resnet34": partial(LARGE_RESNET, depths=(3, 4, 6, 3)),
+    "resnet50": partial(LARGE_RESNET, depths=(3, 4, 6, 3), bottleneck=True),  # 25.6M; He et al. 2016, table 1
     "wide_resnet18": partial(LARGE_RESNET, depths=(2, 2, 2, 2), widths=(256, 512, 768, 1024)),
     "modified_resnet18": partial(
         SphereFaceNet,

@@ -15,6 +15,7 @@ from hypersphere.models._blocks import (
     conv_unit,
     height_and_width,
     large_stem_layers,
+    make_layers,
     require_per_stage,
 )
 
@@ -59,7 +60,7 @@ class SphereFaceNet(nn.Module):
     """Stages of one convolution with stride 2 followed by residual units (thesis, tables 2.7 and C.1).
 
     Maps images (batch, in_channels, height, width), 112×96 in the thesis, to features (batch, feature_dim) for a head
-    of `hypersphere.heads`. There is no activation after FC1 (thesis, A.1).
+    of `hypersphere.heads`. There is no activation after FC1 by default (thesis, A.1).
 
     Args:
         units: residual units per stage. SphereFace-4 has (0, 0, 0, 0), -10 (0, 1, 2, 0), -20 (1, 2, 4, 1),
@@ -67,6 +68,7 @@ class SphereFaceNet(nn.Module):
         widths: number of filters of each stage.
         feature_dim: width of FC1. None replaces FC1 by global average pooling, with widths[-1] features.
         large_stem: start with a 7×7 convolution of stride 2 and a 3×3 max-pool of stride 2.
+        feature_activation: factory of an activation after the features, or None.
         in_channels, image_size, bias, conv, linear, norm, activation: see `hypersphere.models`.
 
     Example:
@@ -89,6 +91,7 @@ class SphereFaceNet(nn.Module):
         linear: LayerFactory = nn.Linear,
         norm: ChannelFactory | None = None,
         activation: ChannelFactory | None = nn.PReLU,
+        feature_activation: ChannelFactory | None = None,
     ) -> None:
         super().__init__()
         require_per_stage(units, widths, "units", 0)
@@ -110,6 +113,7 @@ class SphereFaceNet(nn.Module):
         self.feature_dim = channels if feature_dim is None else feature_dim
         self.stages = nn.Sequential(*layers)
         self.feature = None if feature_dim is None else linear(flat_dim, feature_dim, bias=bias)
+        self.feature_activation = nn.Sequential(*make_layers(self.feature_dim, feature_activation))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -131,4 +135,5 @@ class SphereFaceNet(nn.Module):
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch feature_dim"]:
         """Map images to features."""
         x = self.stages(images)
-        return x.mean((2, 3)) if self.feature is None else self.feature(x.flatten(1))
+        features = x.mean((2, 3)) if self.feature is None else self.feature(x.flatten(1))
+        return self.feature_activation(features)

@@ -92,26 +92,36 @@ class OneCycle(Cosine):
 class Steps(Schedule):
     """Multiply by `factor` at each of the times `at`, given as fractions of training, steps or epochs (see `unit`).
 
+    With several factors, one per time, the rate can also rise, for example when fine-tuning begins.
+
     >>> [Steps(at=(0.5, 0.75))(part) for part in (0.4, 0.5, 0.9)]
     [1.0, 0.1, 0.010000000000000002]
     >>> Steps(at=(16, 32), unit="epochs").in_fractions(total=512, steps_per_epoch=8).at
     (0.25, 0.5)
+    >>> Steps(at=(0.5, 0.75), factor=(0.5, 4.0))(0.8)
+    2.0
     """
 
     at: Sequence[float] = (0.5, 0.75)
-    factor: float = 0.1
+    factor: float | Sequence[float] = 0.1
 
     def __post_init__(self) -> None:
         """Check the times."""
         super().__post_init__()
         require(all(is_number(time, 0) for time in self.at), "at", "numbers >= 0", self.at)
+        many = isinstance(self.factor, (list, tuple))
+        accepted = "a number, or one per time, and times in ascending order"
+        fits = not many or (len(self.factor) == len(self.at) and list(self.at) == sorted(self.at))  # type: ignore[arg-type]
+        require(fits, "factor", accepted, self.factor)
 
     def _rescaled(self, size: float) -> dict[str, Any]:
         return {**super()._rescaled(size), "at": tuple(time * size for time in self.at)}
 
     def __call__(self, part: float) -> float:
         """Return the factor at a fraction of training."""
-        return super().__call__(part) * self.factor ** bisect_right(sorted(self.at), part)
+        passed = bisect_right(sorted(self.at), part)
+        factors = [self.factor] * passed if isinstance(self.factor, (int, float)) else self.factor[:passed]
+        return super().__call__(part) * math.prod(factors)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,79 @@
+"""BatchNorm with the statistics of the batches of all processes, on every device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere._validation import require
+from hypersphere.heads._collectives import Processes
+
+__all__ = ["sync_batch_norm_"]
+
+
+def sync_batch_norm_(network: nn.Module) -> int:
+    """Let all BatchNorm layers use the statistics of the full batch; return the number of layers.
+
+    `torch.nn.SyncBatchNorm` needs a GPU; these layers work on every device.
+
+    Example:
+        >>> sync_batch_norm_(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)))
+        1
+    """
+    count = 0
+    for module in network.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, _SyncedBatchNorm):
+                require(child.track_running_stats, "sync_batch_norm", "false if BatchNorm has no statistics", True)
+                setattr(module, name, _SyncedBatchNorm(child))
+                count += 1
+    return count
+
+
+class _SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm with the mean and variance over the batches of all processes."""
+
+    def __init__(self, layer: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__(layer.num_features, layer.eps, layer.momentum, layer.affine)
+        self.weight, self.bias = layer.weight, layer.bias
+        self.running_mean, self.running_var = layer.running_mean, layer.running_var
+        self.num_batches_tracked = layer.num_batches_tracked
+        self.variance_floor = layer.eps  # the setting of the replaced layer
+        self.processes = Processes()
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        require(input.ndim >= 2, "input", "a tensor with at least two dimensions", tuple(input.shape))
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.processes.size == 1:
+            return super().forward(input)
+        self._check_input_dim(input)
+        values = input.float()
+        others = [dim for dim in range(values.ndim) if dim != 1]
+        shape = [1, -1, *([1] * (values.ndim - 2))]
+        count = self.processes.all_reduce_(values.new_tensor(values.numel() / values.shape[1]))
+        # Two passes: the sum of squares minus the square of the sum would cancel in float32.
+        mean = self._sum(values.sum(others)) / count
+        centred = values - mean.view(shape)
+        variance = self._sum(centred.square().sum(others)) / count
+        self._update(mean.detach(), variance.detach() * count / (count - 1).clamp_min(1))
+        result = centred * (variance + self.variance_floor).rsqrt().view(shape)
+        if self.affine:
+            result = result * self.weight.view(shape) + self.bias.view(shape)
+        return result.to(input.dtype)
+
+    def _sum(self, part: Tensor) -> Tensor:
+        """Return the sum over processes. Every process uses it, so its gradients are summed over processes too."""
+        (total,) = self.processes.share(self.processes.sum_parts(part))
+        assert total is not None
+        return total
+
+    @torch.no_grad()
+    def _update(self, mean: Tensor, variance: Tensor) -> None:
+        assert self.num_batches_tracked is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        self.num_batches_tracked += 1
+        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)

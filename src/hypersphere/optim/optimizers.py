@@ -1,0 +1,63 @@
+"""The optimisers of torch by name, and several optimisers that step together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from hypersphere._validation import require
+
+__all__ = ["OPTIMIZERS", "Optimizers"]
+
+_DEFAULTS: dict[str, dict[str, Any]] = {"SGD": {"lr": 0.1, "momentum": 0.9}}
+_OTHER_INTERFACE = ("Optimizer", "LBFGS", "SparseAdam", "Muon")  # a closure; only sparse gradients; only matrices
+
+# Every optimiser of torch under its name in small letters, called with parameter groups and options.
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    name.lower(): partial(value, **_DEFAULTS[name]) if name in _DEFAULTS else value
+    for name, value in sorted(vars(torch.optim).items())
+    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name not in _OTHER_INTERFACE
+}
+
+
+class Optimizers:
+    """Several optimisers that step together.
+
+    Example:
+        >>> network, head = torch.nn.Linear(4, 2), torch.nn.Linear(2, 3)
+        >>> optimizer = Optimizers([OPTIMIZERS["sgd"](network.parameters()), OPTIMIZERS["adam"](head.parameters())])
+        >>> [group["lr"] for group in optimizer.param_groups]
+        [0.1, 0.001]
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = list(optimizers)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimisers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        """Step each optimiser."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each optimiser."""
+        return {str(place): optimizer.state_dict() for place, optimizer in enumerate(self.optimizers)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state of each optimiser."""
+        count = len(self.optimizers)
+        require(len(state) == count, "state", f"the states of {count} optimisers", len(state))
+        for place, optimizer in enumerate(self.optimizers):
+            optimizer.load_state_dict(state[str(place)])
