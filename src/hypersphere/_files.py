@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-__all__ = ["MARK", "creating", "flush", "make_folder", "replacing"]
+__all__ = ["MARK", "creating", "flush", "make_folder", "replacing", "strict_json"]
 
 MARK = "written by hypersphere"  # in files that commands write, so that they replace no others
 
@@ -81,3 +84,20 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def strict_json(value: Any, *, indent: int | None = None) -> str:
+    """Return JSON that every reader accepts: numbers that are not finite become null.
+
+    >>> strict_json({"loss": [0.5, math.nan]})
+    '{"loss": [0.5, null]}'
+    """
+
+    def finite(item: Any) -> Any:
+        if isinstance(item, Mapping):
+            return {str(key): finite(part) for key, part in item.items()}
+        if isinstance(item, (list, tuple)):
+            return [finite(part) for part in item]
+        return None if isinstance(item, float) and not math.isfinite(item) else item
+
+    return json.dumps(finite(value), indent=indent, allow_nan=False)

@@ -3,6 +3,17 @@ r"""Numerical functions shared by all packages: dtype conversion, tolerances, sc
 Tolerances that depend on the dtype are defined here, together with the reason for their size. Constants of a single
 algorithm, such as the number of its steps, are next to the algorithm.
 Half precision (float16 and bfloat16) is always computed in float32, so most tolerances treat it as float32.
+
+Four predicates decide what code may do with values and gradients. Each returns True only in the situations listed:
+
+    predicate                           guards                              True
+    `values_readable`                   checks and error messages           not compiling, no `torch.func` transform, no
+                                                                            fake or meta tensors; on every device
+    `reading_is_free`                   reads that must not block the host  on the CPU
+    `_autograd.only_reverse_mode`       explicit backward passes            where `values_readable`, except in forward
+                                                                            mode and `torch.jit.trace`
+    `_rowmap.may_branch_on_values`      the choice of an algorithm          where `only_reverse_mode` and
+                                                                            `reading_is_free` are both True
 """
 
 from __future__ import annotations
@@ -18,6 +29,7 @@ __all__ = [
     "SAFE_PARAMETER_RANGE",
     "angle_derivative",
     "arcsin",
+    "arcsin_",
     "autocast_disabled",
     "can_update_state",
     "close_pair_threshold",
@@ -30,6 +42,7 @@ __all__ = [
     "narrow",
     "parallel_tolerance",
     "rank_tolerance",
+    "reading_is_free",
     "require_finite_rows",
     "rotation_tolerance",
     "safe_scale",
@@ -50,7 +63,7 @@ __all__ = [
 _HALF = (torch.float16, torch.bfloat16)
 
 SAFE_PARAMETER_RANGE = (1e-6, 1e6)
-"""Accepted range of steepness and radius parameters. Outside it, sums with 1 lose all digits in float32."""
+"""Accepted range of steepness, radius and rate parameters. Outside it, sums with 1 lose all digits in float32."""
 
 ENERGY_HEADROOM = 1e4
 """Energies of pairs that are not close stay below the largest number of the dtype by this factor."""
@@ -126,6 +139,14 @@ def values_readable(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     return all(_holds_values(t) for t in tensors)
+
+
+def reading_is_free(*tensors: Tensor) -> bool:
+    """Return True if reading a value of these tensors in Python costs nothing: if all of them are on the CPU.
+
+    On other devices the host would wait until the device has computed the value.
+    """
+    return all(t.device.type == "cpu" for t in tensors)
 
 
 def can_update_state(x: Tensor) -> bool:
@@ -326,13 +347,22 @@ def angle_derivative(c: Tensor) -> Tensor:
     return squared_sine.rsqrt().neg_().masked_fill_(squared_sine <= 0, 0.0)
 
 
-def arcsin(c: Tensor, *, out: Tensor | None = None) -> Tensor:
-    r"""Return π/2 − θ = arcsin c, clamped to [−π/2, π/2], for code that autograd does not record. `out` may be `c`.
+def arcsin(c: Tensor) -> Tensor:
+    r"""Return π/2 − θ = arcsin c, clamped to [−π/2, π/2], for code that autograd does not record.
 
     >>> arcsin(torch.tensor([1.0000001, 0.0, -2.0]))
     tensor([ 1.5708,  0.0000, -1.5708])
     """
-    return torch.clamp(c, -1, 1, out=out).asin_()
+    return c.clamp(-1, 1).asin_()
+
+
+def arcsin_(c: Tensor) -> Tensor:
+    r"""Overwrite `c` with `arcsin`.
+
+    >>> arcsin_(torch.tensor([1.0000001, 0.0, -2.0]))
+    tensor([ 1.5708,  0.0000, -1.5708])
+    """
+    return c.clamp_(-1, 1).asin_()
 
 
 def _pole_cotangent(dtype: torch.dtype) -> float:

@@ -49,7 +49,9 @@ def choose(menu: Mapping[str, type[Entry]], choice: str | Entry, argument: str) 
     if callable(choice) and not isinstance(choice, type):  # a class is callable too, but an instance is expected
         return choice
     names = ", ".join(repr(name) for name in menu)
-    raise ValueError(f"{argument} must be one of {names}, an instance of those classes or a callable, not {choice!r}")
+    near = nearest_name(choice, menu) if isinstance(choice, str) else ""
+    accepted = f"one of {names}, an instance of those classes or a callable"
+    raise ValueError(f"{argument} must be {accepted}, not {choice!r}{near}")
 
 
 def nearest_name(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
@@ -73,13 +75,17 @@ def nearest_name(name: str, known: Iterable[str], synonyms: Mapping[str, str] | 
 
 
 def is_number(value: object, low: float, high: float = math.inf) -> bool:
-    """Return True if `value` is a finite real number in [low, high]. Booleans are not numbers.
+    """Return True if `value` is a real number in [low, high] that a float can represent. Booleans are not numbers.
 
-    >>> is_number(3, 1), is_number(True, 0), is_number("3", 1)
-    (True, False, False)
+    >>> is_number(3, 1), is_number(True, 0), is_number("3", 1), is_number(10**400, 1)
+    (True, False, False, False)
     """
-    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_real and low <= value <= high and abs(value) < math.inf  # type: ignore[operator, arg-type]
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return low <= value <= high and math.isfinite(value)  # type: ignore[operator]
+    except OverflowError:  # an integer that no float can represent
+        return False
 
 
 def is_integer(value: object, low: float, high: float = math.inf) -> bool:

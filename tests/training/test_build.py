@@ -10,13 +10,12 @@ from hypersphere import data, heads, models
 from hypersphere.data import DataSplit, Graph, LabelledImages, PointClouds, TensorSource
 from hypersphere.energy import Orthonormal
 from hypersphere.models import INITIALIZATIONS
-from hypersphere.optim import SCHEDULES
+from hypersphere.optim import OPTIMIZERS, SCHEDULES
+from hypersphere.rotation.training import ROTATIONS
 from hypersphere.training import Config, Trainer, minimize
 from hypersphere.training.build import ADVERSARIES, REGULARIZERS, build
 from hypersphere.training.components import MENUS, complete_settings
 from hypersphere.training.network import NETWORKS, OPERATORS
-from hypersphere.training.optimizers import OPTIMIZERS
-from hypersphere.training.rotations import ROTATIONS
 
 SMALL = {"name": "toy_cnn", "widths": [4, 4], "feature_dim": 4}
 HIDDEN = {"name": "mlp", "widths": [8, 8]}
@@ -112,7 +111,7 @@ def test_experiment_trains_every_operator(name, model):
     trained({"operator": name, "model": model})
 
 
-@pytest.mark.parametrize("name", heads.PRESETS)
+@pytest.mark.parametrize("name", [*heads.PRESETS, *heads.BASELINES])
 def test_experiment_trains_every_head(name):
     trained({"head": name})
 
@@ -208,7 +207,7 @@ def test_experiment_trains_a_foreign_model_with_an_embedder():
     experiment = trained({"model": {"name": f"{__name__}:UserNet", "width": 5}, "embedding": {"pool": "gem"}})
     assert isinstance(experiment.network.body, models.Embedder)
     assert experiment.network.feature_dim == 5
-    with pytest.raises(ValueError, match=r"model names the foreign code .*which is imported only with --trust-code"):
+    with pytest.raises(ValueError, match=r"the config names code .*which is imported only with --trust-code"):
         build(Config.of({"model": f"{__name__}:UserNet"}), split=pictures(), trust_code=False)
 
 
@@ -276,12 +275,13 @@ MENU_OF = {"regularizers": "regularizer"}
 )
 def test_experiment_suggests_the_closest_name(part):
     menu = MENU_OF.get(part, part)
+    setting = "regularizers.0" if part == "regularizers" else part
     name = next(name for name in list(MENUS[menu])[1:] if name not in ("gcn",))
     wrong = name[:-1] + "_" + name[-1]
-    with pytest.raises(ValueError, match=f"{menu}.name must be one of .*not '{wrong}'; did you mean {name}\\?"):
+    with pytest.raises(ValueError, match=f"{setting}.name must be one of .*not '{wrong}'; did you mean {name}\\?"):
         build(Config.of({part: wrong}), split=None if part == "data" else pictures())
     fitting = {"data": "digits", "model": "toy_cnn", "operator": "ball"}.get(part, next(iter(MENUS[menu])))
-    with pytest.raises(ValueError, match=rf"{menu}\.nonsense_option is not an option"):
+    with pytest.raises(ValueError, match=rf"{setting}\.nonsense_option is not an option"):
         build(Config.of({part: {"name": fitting, "nonsense_option": 1}}), split=None if part == "data" else pictures())
 
 
@@ -297,8 +297,10 @@ def test_experiment_suggests_the_closest_name(part):
         ({"model": "pointnet"}, "model.name must be a pointnet on points, and another model otherwise"),
         ({"model": {"name": "toy_cnn", "conv": 1}}, "model.conv is not an option of toy_cnn"),
         ({"model": {"name": "mlp", "norm": "layer"}}, "model.norm must be one of batch, group, none"),
-        ({"model": {"name": "auto", "widths": [3]}}, "model must be named if it has options"),
-        ({"clip": 0}, "clip must be null or a positive number"),
+        (
+            {"model": {"name": "auto", "widths": [3]}},
+            "model.name must be the name of a model if it has options, not 'auto'",
+        ),
         (
             {"optimizer": {"name": "sgd", "decay_everything": "false"}},
             "decay_everything must be true or false, not 'false'",
@@ -322,7 +324,7 @@ def test_experiment_suggests_the_closest_name(part):
                 "head": {"name": "arcface", "sharded": True, "sample": 0.5},
                 "regularizers": [{"name": "mhe", "output": 1.0}],
             },
-            "regularises class vectors, which head.sharded divides among processes",
+            "regularizers.0.output must be unset with head.sharded, because no process has the class vectors of all",
         ),
     ],
 )
@@ -458,3 +460,12 @@ def test_experiment_can_be_built_from_an_outline():
 
 def test_every_entry_of_data_is_in_the_menu():
     assert set(data.DATA) == set(MENUS["data"])
+
+
+def test_experiment_stores_the_absolute_path_of_a_model_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "load_encoder", lambda name, options, **sizes: nn.Flatten())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "encoder").mkdir()
+    for name, stored in (("hf:encoder", f"hf:{tmp_path / 'encoder'}"), ("hf:vit", "hf:vit"), ("timm:a", "timm:a")):
+        config = Config.of({"data": {"name": "digits", "limit": 20}, "model": name})
+        assert build(config).config.model.name == stored

@@ -5,15 +5,17 @@ import sys
 import pytest
 import torch
 
+from hypersphere._signatures import accept_options_of
 from hypersphere.training.components import (
     MENUS,
     NESTED,
     Menu,
     _parameters,
     _value,
-    accept_options_of,
+    check_components,
     create,
     foreign_code,
+    require_trust,
 )
 from hypersphere.training.config import Component, Config, parse_value
 
@@ -173,7 +175,9 @@ def test_create_keeps_the_error_of_foreign_code(module):
     ("name", "text"),
     [
         ("no_such_module:Net", "model 'no_such_module:Net' cannot be imported: No module named 'no_such_module'; run"),
-        ("my_module:Missing", "model 'my_module:Missing' cannot be imported: module 'my_module' has no attribute"),
+        ("my_module:Missing", "model 'my_module:Missing' cannot be imported: my_module has no 'Missing'"),
+        ("my_module:bild", "model 'my_module:bild' cannot be imported: my_module has no 'bild'; did you mean build?"),
+        ("my_module:build.no", "model 'my_module:build.no' cannot be imported: 'function' object has no attribute"),
         ("my_module:number", "model must be an import path of a callable, not 'my_module:number'"),
     ],
 )
@@ -181,10 +185,14 @@ def test_create_names_foreign_code_that_cannot_be_imported(module, name, text):
     assert message(create, Component(name), "model").startswith(text)
 
 
-def test_create_does_not_import_foreign_code_that_is_not_trusted(module):
-    text = message(create, Component("my_module:build", {"width": 1}), "model", trust_code=False)
-    assert text == "model names the foreign code 'my_module:build', which is imported only with --trust-code"
+def test_require_trust_refuses_foreign_code_without_importing_it(module):
+    config = Config.of({"model": {"name": "my_module:build", "width": 1}, "trackers": "my_module:anything"})
+    text = message(require_trust, config, False, "the config")
+    names = "model my_module:build, trackers.0 my_module:anything"
+    assert text == f"the config names code outside hypersphere ({names}), which is imported only with --trust-code"
     assert "my_module" not in sys.modules
+    require_trust(config, True, "the config")
+    require_trust(Config(), False, "the config")
 
 
 def test_foreign_code_lists_every_setting_that_names_some():
@@ -209,3 +217,26 @@ def test_accept_options_of_extends_the_signature():
     def factory(x, *, k: int = 3, **options): ...
 
     assert str(inspect.signature(factory)) == "(x, *, k: int = 3)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"head": {"name": "arcface", "bias": True}}, "head.bias is not an option of arcface. Options: "),
+        ({"head": {"name": "arcface", "m": "a"}}, "head.m must be a number, not 'a'"),
+        ({"head": {"name": "arcface", "sample": 2}}, "head.sample must be null or a number in (0, 1], not 2"),
+        ({"optimizer": {"name": "sgd", "params": 1}}, "optimizer.params is not an option of sgd"),
+        ({"data": "image_folder"}, "data.path is required for image_folder"),
+        ({"model": {"name": "mlp", "with": [8]}}, "model.with is not an option of mlp; did you mean widths?"),
+        ({"augment": ["mirror", "miror"]}, "augment.1.name must be one of "),
+        ({"validation": {"protocols": ["verify"]}}, "validation.protocols.0.name must be one of "),
+    ],
+)
+def test_check_components_names_the_setting_without_building(settings, text):
+    assert message(check_components, Config.of(settings)).startswith(text)
+
+
+def test_check_components_accepts_defaults_and_imports_nothing():
+    check_components(Config())
+    check_components(Config.of({"model": "no_such_module:Net", "head": "no_such_module:Head"}))
+    check_components(Config.of({"model": {"name": "timm:no_such_model", "any": 1}}))

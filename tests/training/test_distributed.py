@@ -83,6 +83,17 @@ def test_two_processes_take_the_steps_of_one(tmp_path, case):
     assert len(set(one)) == 6  # training moves
 
 
+def test_two_processes_validate_batches_that_are_too_small_for_both(tmp_path):
+    """Of a batch of three, the second process repeats two rows, because each needs two. They must not count."""
+    settings = {**BASE, "steps": 2, "validation": {"batch_size": 3, "protocols": ["accuracy", "retrieval"]}}
+    run(1, settings, tmp_path / "one")
+    run(2, settings, tmp_path / "two")
+    one, two = (Run.open(tmp_path / name).metrics()[-1] for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name in ("accuracy", "top5", "retrieval.recall1", "retrieval.map_at_r"):
+        assert two[name] == pytest.approx(one[name], abs=1e-6), name
+
+
 @pytest.mark.parametrize("case", ["sharded", "fsdp"])
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
 def test_run_resumes_in_another_number_of_processes(tmp_path, case, before, after):

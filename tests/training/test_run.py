@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from hypersphere.data import DataSplit, TensorSource
-from hypersphere.training import Config, DamagedCheckpoint, Run, Trainer, lock
+from hypersphere.training import Config, DamagedCheckpoint, Run, Trainer
+from hypersphere.training import run as run_module
 from hypersphere.training.build import build
 
 SMALL = {
@@ -64,7 +65,7 @@ def test_run_alone_works_on_a_disk_without_locks(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     run = Run.create(tmp_path, Config())
-    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    monkeypatch.setattr(run_module.fcntl, "flock", refuse)
     with run.alone(), run.alone():
         assert Run.open(tmp_path).config == run.config
 

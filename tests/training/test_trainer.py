@@ -302,15 +302,20 @@ def test_trainer_keeps_frozen_modules_in_evaluation_mode(tmp_path):
         trainer(tmp_path / "other", {"freeze": ["stem.*"]})
 
 
-def test_trainer_compile_keeps_names_in_checkpoints(tmp_path, monkeypatch):
-    compiled = nn.Module.compile
-    asked = []
+@pytest.fixture
+def asked(monkeypatch):
+    """Compile with a fast backend; return the types of the compiled modules."""
+    compiled, asked = nn.Module.compile, []
 
     def light(module):
         asked.append(type(module).__name__)
         compiled(module, backend="aot_eager")
 
     monkeypatch.setattr(nn.Module, "compile", light)
+    return asked
+
+
+def test_trainer_compile_keeps_names_in_checkpoints(tmp_path, asked):
     assert trainer(tmp_path / "plain", {"epochs": 1}).train()
     assert trainer(tmp_path / "compiled", {"epochs": 1, "compile": True}).train()
     assert asked == ["Network"]
@@ -318,6 +323,26 @@ def test_trainer_compile_keeps_names_in_checkpoints(tmp_path, monkeypatch):
     assert plain.keys() == other.keys()
     for key, value in plain.items():
         torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_compile_averages_and_checkpointed_activations_work_together(tmp_path, asked):
+    """From the config to the opened run: trained in two parts, with the weights and metrics of plain training."""
+    settings = {**CONVOLUTIONS, "ema": 0.8, "epochs": 1}
+    saving = {**settings, "compile": True, "checkpoint_activations": True}
+    assert trainer(tmp_path / "plain", settings).train()
+    assert not trainer(tmp_path / "saving", saving, stop=After(2)).train()
+    last = trainer(tmp_path / "saving", saving)
+    assert last.resume().step == 2
+    assert last.train()
+    assert asked == ["Network", "Network"]
+    plain, other = (bits(tmp_path / name)[0] for name in ("plain", "saving"))
+    for part in ("objective", "ema"):
+        for key, value in plain[part].items():
+            torch.testing.assert_close(other[part][key], value, rtol=1e-3, atol=1e-4, msg=f"{part} {key}")
+    opened = Run.open(tmp_path / "saving").experiment()
+    features, labels = opened.embed()
+    accuracy = (predict(opened.head, features) == labels).double().mean().item()
+    assert last.metrics["accuracy"] == pytest.approx(accuracy)
 
 
 # --- independent references

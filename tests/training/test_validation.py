@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from hypersphere.data import DataSplit, TensorSource
-from hypersphere.energy.layers import MOST_NEURONS
+from hypersphere.data.pairs import draw_possible_pairs
+from hypersphere.energy._sampling import MAX_NEURONS
 from hypersphere.evaluation import identify, retrieve, verify
 from hypersphere.heads import ShardedHead, softmax
 from hypersphere.training import Objective
@@ -16,7 +17,6 @@ from hypersphere.training.validation import (
     Validator,
     VerificationProtocol,
     class_vectors,
-    draw_possible_pairs,
 )
 
 
@@ -141,9 +141,9 @@ def test_accuracy_does_not_depend_on_the_batch_size(size):
     )
 
 
-@pytest.mark.parametrize("classes", [5, MOST_NEURONS, MOST_NEURONS + 1000])
+@pytest.mark.parametrize("classes", [5, MAX_NEURONS, MAX_NEURONS + 1000])
 def test_class_vectors_sample_does_not_depend_on_processes(classes):
     head = softmax(4, classes)
     vectors = class_vectors(head)
-    chosen = torch.linspace(0, classes - 1, min(classes, MOST_NEURONS)).long()
+    chosen = torch.linspace(0, classes - 1, min(classes, MAX_NEURONS)).long()
     assert torch.equal(class_vectors(ShardedHead(head)), vectors[chosen])

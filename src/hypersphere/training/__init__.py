@@ -11,20 +11,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hypersphere.data import Batches
     from hypersphere.training.build import Experiment, build_experiment
+    from hypersphere.training.check import check_experiment
     from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint
     from hypersphere.training.config import Component, Config
-    from hypersphere.training.loop import Epoch, Objective, Progress, embed, fit, minimize, predict
+    from hypersphere.training.gan import GanLosses, discriminator_loss, generate, generator_loss, train_gan
+    from hypersphere.training.loop import Epoch, Progress, embed, fit, minimize, predict
+    from hypersphere.training.objective import Objective
+    from hypersphere.training.processes import process_group
     from hypersphere.training.random_state import RandomState
-    from hypersphere.training.run import Run
+    from hypersphere.training.run import Run, read_weights
+    from hypersphere.training.signals import interrupts
     from hypersphere.training.trainer import Trainer
 
 _MODULES = {
     "build": ("Experiment", "build_experiment"),
+    "check": ("check_experiment",),
     "checkpoint": ("Checkpoint", "Checkpoints", "DamagedCheckpoint"),
     "config": ("Component", "Config"),
-    "loop": ("Epoch", "Objective", "Progress", "embed", "fit", "minimize", "predict"),
+    "gan": ("GanLosses", "discriminator_loss", "generate", "generator_loss", "train_gan"),
+    "loop": ("Epoch", "Progress", "embed", "fit", "minimize", "predict"),
+    "objective": ("Objective",),
+    "processes": ("process_group",),
     "random_state": ("RandomState",),
-    "run": ("Run",),
+    "run": ("Run", "read_weights"),
+    "signals": ("interrupts",),
     "trainer": ("Trainer",),
 }
 
@@ -37,16 +47,25 @@ __all__ = [
     "DamagedCheckpoint",
     "Epoch",
     "Experiment",
+    "GanLosses",
     "Objective",
     "Progress",
     "RandomState",
     "Run",
     "Trainer",
     "build_experiment",
+    "check_experiment",
+    "discriminator_loss",
     "embed",
     "fit",
+    "generate",
+    "generator_loss",
+    "interrupts",
     "minimize",
     "predict",
+    "process_group",
+    "read_weights",
+    "train_gan",
 ]
 
 

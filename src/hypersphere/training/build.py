@@ -6,8 +6,7 @@ import fnmatch
 import random
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,18 +19,30 @@ from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_number, require
 from hypersphere.heads._collectives import Processes
 from hypersphere.robustness import ATTACKS, Attack
-from hypersphere.training.components import accept_options_of, create
-from hypersphere.training.config import Component, Config
-from hypersphere.training.loop import Objective
+from hypersphere.rotation.training import TrainedRotation
+from hypersphere.training.components import MENUS, create, require_trust
+from hypersphere.training.config import Component, Config, with_absolute_model, with_absolute_paths
+from hypersphere.training.distributed import shard_network_
+from hypersphere.training.loop import embed
 from hypersphere.training.network import Operator, build_body
-from hypersphere.training.optimizers import Optimizers, build_optimizer
-from hypersphere.training.rotations import TrainedRotation
-from hypersphere.training.validation import Validator
+from hypersphere.training.objective import Objective
+from hypersphere.training.optimizers import build_optimizer
+from hypersphere.training.validation import Validator, as_floats
 
-__all__ = ["ADVERSARIES", "PRECISIONS", "REGULARIZERS", "Experiment", "build", "build_experiment", "resolve"]
+__all__ = [
+    "ADVERSARIES",
+    "REGULARIZERS",
+    "Experiment",
+    "build",
+    "build_experiment",
+    "network_without_values",
+    "resolve",
+]
 
 LARGE_HEAD = 2**24  # numbers in the class vectors of a divided head beyond which no process holds all of them
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+# --- menus of components
 
 
 def _no_regularizer(model: nn.Module) -> None:
@@ -52,37 +63,59 @@ REGULARIZERS: dict[str, Callable[..., Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Adversary:
-    """Adversarial training: an attack, and the weight of the attacked inputs in the loss."""
+def _no_adversary() -> None:
+    """Train on the inputs as they are."""
 
-    attack: Attack | None = None
+
+ADVERSARIES: dict[str, Callable[..., Attack | None]] = {"none": _no_adversary, **ATTACKS}
+
+
+@dataclass(frozen=True)
+class AdversarialOptions:
+    """Options of every attack in adversarial training.
+
+    Attributes:
+        weight: weight of the attacked inputs in the loss.
+    """
+
     weight: float = 0.5
 
-
-def _no_adversary() -> Adversary:
-    """Train on the inputs as they are."""
-    return Adversary()
+    def __post_init__(self) -> None:
+        require(is_number(self.weight, 0, 1), "adversarial.weight", "a number in [0, 1]", self.weight)
 
 
-def _adversary(entry: Callable[..., Attack]) -> Callable[..., Adversary]:
-    @accept_options_of(entry)
-    def adversary(*, weight: float = 0.5, **options: Any) -> Adversary:
-        require(is_number(weight, 0, 1), "adversarial.weight", "a number in [0, 1]", weight)
-        return Adversary(entry(**options), weight)
+@dataclass(frozen=True)
+class HeadOptions:
+    """Options of every head that concern its training.
 
-    adversary.__doc__ = entry.__doc__
-    return adversary
+    Attributes:
+        sharded: divide the classes among the processes.
+        sample: fraction of the negative classes that each step trains.
+        renormalize: rescale class vectors to norm 1 after each step.
+    """
+
+    sharded: bool = False
+    sample: float | None = None
+    renormalize: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("sharded", "renormalize"):
+            require(isinstance(getattr(self, name), bool), f"head.{name}", "true or false", getattr(self, name))
+        is_share = self.sample is None or (is_number(self.sample, 0, 1) and self.sample > 0)
+        require(is_share, "head.sample", "null or a number in (0, 1]", self.sample)
+        require(self.sample is None or self.sharded, "head.sample", "null without head.sharded", self.sample)
+
+    @property
+    def divides(self) -> bool:
+        """True if a `ShardedHead` is needed."""
+        return self.sharded and (Processes().size > 1 or self.sample is not None)
 
 
-ADVERSARIES: dict[str, Callable[..., Adversary]] = {
-    "none": _no_adversary,
-    **{name: _adversary(entry) for name, entry in ATTACKS.items()},
-}
+# --- the experiment
 
 
 class Experiment:
-    """The objects of an experiment.
+    """The objects of an experiment, built in the order in which they are listed here.
 
     Attributes:
         config: its settings, with everything resolved that depends on the data.
@@ -90,16 +123,16 @@ class Experiment:
         outline: shape, dtype and classes of the data, None for a graph.
         network: maps inputs to features.
         head: maps features and labels to a loss.
+        loaded: which of the initial weights were loaded, if any were given.
+        rotation: training by rotation.
         objective: network, head and regularisers.
         loader: the training batches.
         augment: augmentations of float batches, applied in order.
+        steps, steps_per_epoch: numbers of optimiser steps.
         optimizer, scheduler: optimisers and learning-rate schedule of all trained parameters.
         scaler: loss scaling for float16, None for other precisions.
         ema: moving average of the weights, or None.
         validation: computes the metrics.
-        loaded: which of the initial weights were loaded, if any were given.
-        rotation: training by rotation.
-        steps, steps_per_epoch: numbers of optimiser steps.
     """
 
     def __init__(
@@ -109,137 +142,140 @@ class Experiment:
         *,
         weights: Mapping[str, Any] | None = None,
         device: torch.device | None = None,
-        trust_code: bool = True,
     ) -> None:
         self.data, self.outline = split, split.outline()
         shape = () if self.outline is None else tuple(self.outline["shape"])
         self.config = config = resolve(config, split, shape)
-        create_ = partial(create, trust_code=trust_code)
         torch.manual_seed(config.seed)
         random.seed(config.seed)  # used by foreign code only, as is the generator of NumPy
         numpy.random.seed(config.seed % 2**32)  # noqa: NPY002
-        self._build_objective(create_, shape, weights)
+        self._build_objective(shape, weights)
         self.objective.to(device)
         if Processes().size > 1:
-            self._distribute_()
-        self._build_loader(create_)
-        self._build_optimizer(create_)
-        self._build_validation(create_)
+            self._distribute_()  # replaces parameters, so there is no optimiser before
+        self._build_loader()
+        self._build_optimizer()
+        self._build_validation()
 
-    def _build_objective(
-        self, create_: Callable[..., Any], shape: tuple[int, ...], weights: Mapping[str, Any] | None
-    ) -> None:
+    def _build_objective(self, shape: tuple[int, ...], weights: Mapping[str, Any] | None) -> None:
         """Build network, head and regularisers.
 
         The order of the random draws is part of the results: network, head, initialisation, rotation, regularisers.
         """
         config, split = self.config, self.data
-        operator = _operator(config.operator, create_)
-        body = build_body(config, operator, shape, graph=split.graph, create_=create_)
-        mean, deviation = create_(config.normalize, "normalize", split.train) if split.graph is None else (None, None)
+        operator_component, operator_options = MENUS["operator"].split(config.operator)
+        operator = _operator(operator_component)
+        body = build_body(config, operator, shape, split.graph)
+        mean, deviation = create(config.normalize, "normalize", split.train) if split.graph is None else (None, None)
         self.network = models.Network(body, mean, deviation, split.graph)
-        options = dict(config.head.options)
-        chosen = HeadOptions(**{key: options.pop(key) for key in HEAD_OPTIONS if key in options})
+        head_component, head_options = MENUS["head"].split(config.head)
+        if not config.head.is_import_path:
+            _require_two_classes(config, split)
         sizes = self.network.feature_dim, len(split.classes)
         # The class vectors of a large divided head are never in one process: each draws its rows from common seeds.
         # Smaller heads start from the same class vectors as in one process. Given values must be read completely.
-        keeps_values = "class_weights" in options or config.init.name != "default" or weights is not None
-        is_large = chosen.divides and not keeps_values and sizes[0] * sizes[1] > LARGE_HEAD
+        keeps_values = "class_weights" in head_component.options or config.init.name != "default" or weights is not None
+        is_large = head_options.divides and not keeps_values and sizes[0] * sizes[1] > LARGE_HEAD
         with torch.device("meta") if is_large else nullcontext():
-            head: Any = create_(Component(config.head.name, options), "head", *sizes, handled=HEAD_OPTIONS)
+            head: Any = create(head_component, "head", *sizes)
         reduction = getattr(head, "reduction", "mean")
         require(reduction != "none", "head.reduction", "'mean' or 'sum'", reduction)
         modules = nn.ModuleDict({"network": body, "head": head})
-        create_(config.init, "init", modules)
-        self.loaded: models.LoadReport | None = None
-        if weights is not None:
-            self.loaded = models.load_matching_weights_(self.network, head, weights)
-        self.rotation: TrainedRotation = create_(config.rotation, "rotation", modules)
-        terms = [_regularizer(one, modules, chosen.divides, create_) for one in config.regularizers]
+        create(config.init, "init", modules)
+        self.loaded = None if weights is None else models.load_matching_weights_(self.network, head, weights)
+        self.rotation: TrainedRotation = create(config.rotation, "rotation", modules)
+        terms = [
+            _regularizer(one, modules, f"regularizers.{at}", sharded=head_options.divides)
+            for at, one in enumerate(config.regularizers)
+        ]
         terms = [one for one in (*terms, self.rotation.penalty) if one is not None]
         with torch.random.fork_rng(devices=[]):  # later random numbers do not depend on the number of processes
-            self.head: nn.Module = heads.ShardedHead(head, sample=chosen.sample) if chosen.divides else head
-        self._sampled = cast(nn.Parameter, self.head.weight) if chosen.sample is not None else None
-        if operator.weighted_gradients:
+            divided = heads.ShardedHead(head, sample=head_options.sample) if head_options.divides else None
+        self.head: nn.Module = head if divided is None else divided
+        self._local_head: nn.Module = head if divided is None else divided.head
+        self._sampled = cast(nn.Parameter, self.head.weight) if head_options.sample is not None else None
+        if operator_options.weighted_gradients:
             optim.WeightedGradients(self.network)
-        self._project_every, self._renormalize = operator.project_every, chosen.renormalize
-        adversary: Adversary = create_(config.adversarial, "adversarial")
-        attack: dict[str, Any] = {"attack": adversary.attack, "attack_weight": adversary.weight}
-        precision = PRECISIONS[config.precision]
-        self.objective = Objective(self.network, self.head, terms, precision=precision, **attack)
-        local_head = self.head.head if isinstance(self.head, heads.ShardedHead) else self.head
-        self._frozen = _freeze_(self.network, local_head, config.freeze)
+        self._project_every, self._renormalize = operator_options.project_every, head_options.renormalize
+        attack, adversarial_options = MENUS["adversarial"].split(config.adversarial)
+        self.objective = Objective(
+            self.network,
+            self.head,
+            terms,
+            precision=getattr(torch, config.precision),
+            attack=create(attack, "adversarial"),
+            attack_weight=adversarial_options.weight,
+        )
+        self._frozen = _freeze_(self.network, self._local_head, config.freeze)
         if config.checkpoint_activations:
             models.checkpoint_activations_(body)
 
-    def _build_loader(self, create_: Callable[..., Any]) -> None:
-        config, split, processes = self.config, self.data, Processes()
-        self.loader = data.make_loader(
-            split.train,
-            batch_size=config.batch_size if split.graph is None else len(split.train),
-            sampler=create_(config.sampler, "sampler", split.train.labels, config.seed),
-            workers=config.workers,
-            broken=config.broken_files,
-            rank=processes.rank,
-            world=processes.size,
-            pin=self.device.type == "cuda",
-        )
-        self.augment = [create_(one, "augment") for one in config.augment]
-        self.steps_per_epoch = -(-len(self.loader) // config.accumulate)
-        self.steps: int = config.steps or (config.epochs or 1) * self.steps_per_epoch
-
     def _distribute_(self) -> None:
-        """Prepare the network for several processes, before there is an optimiser of its parameters."""
-        from hypersphere.training.distributed import shard_network_, sync_batch_norm_
-
+        """Prepare the network for several processes."""
         config = self.config
         if config.sync_batch_norm:
-            sync_batch_norm_(self.network)
+            models.sync_batch_norm_(self.network)
         if config.parallel == "fsdp":
             for name, used in (("regularizers", config.regularizers), ("rotation", config.rotation.name != "none")):
                 require(not used, "parallel", f"ddp with {name}, which need complete weights in one process", "fsdp")
             require(config.clip is None, "clip", "null with parallel fsdp", config.clip)
             shard_network_(self.network)
 
-    def _build_optimizer(self, create_: Callable[..., Any]) -> None:
-        config = self.config
-        self.optimizer: Optimizers = build_optimizer(
-            self.objective,
-            config.optimizer,
-            on_group=self.rotation.on_group,
-            group_options=self.rotation.group_options,
-            sampled=self._sampled,
-            layers_to_output=self._layers_to_output,
-            create_=create_,
+    def _build_loader(self) -> None:
+        config, split, processes = self.config, self.data, Processes()
+        self.loader = data.make_loader(
+            split.train,
+            batch_size=config.batch_size if split.graph is None else len(split.train),
+            sampler=create(config.sampler, "sampler", split.train.labels, config.seed),
+            workers=config.workers,
+            broken=config.broken_files,
+            rank=processes.rank,
+            world=processes.size,
+            pin=self.device.type == "cuda",
         )
+        self.augment = [create(one, "augment", setting=f"augment.{at}") for at, one in enumerate(config.augment)]
+        self.steps_per_epoch = -(-len(self.loader) // config.accumulate)
+        self.steps: int = config.steps or (config.epochs or 1) * self.steps_per_epoch
+
+    def _build_optimizer(self) -> None:
+        config = self.config
+        self.optimizer = build_optimizer(self.objective, config.optimizer, self.rotation, sampled=self._sampled)
         # Margins follow optimiser steps, also if a step has several batches or is skipped by loss scaling.
-        inner = self.head.head if isinstance(self.head, heads.ShardedHead) else self.head
-        if isinstance(inner, heads.AngularHead):
-            inner.advance_with(self.optimizer.optimizers[0])
-        schedule = create_(config.schedule, "schedule")
+        if isinstance(self._local_head, heads.AngularHead):
+            self._local_head.advance_with(self.optimizer.optimizers[0])
+        schedule = create(config.schedule, "schedule")
         self.scheduler = optim.Scheduler(self.optimizer.optimizers, schedule, self.steps, self.steps_per_epoch)
         self.scaler = torch.amp.GradScaler(self.device.type) if config.precision == "float16" else None
-        require(config.clip is None or config.clip > 0, "clip", "null or a positive number", config.clip)
         folds = config.ema is not None and self.rotation.stochastic is not None
         require(not folds, "ema", "unset with the rotation stochastic, which replaces weights", config.ema)
         self.ema = None if config.ema is None else optim.MovingAverage(self.objective, config.ema)
 
-    def _layers_to_output(self) -> dict[int, int]:
-        """Return the number of layers from each parameter of the network, by identity, to the head."""
-        depths = models.layer_depths(self.network.body)
-        deepest = max(depths.values(), default=0)
-        return {id(p): deepest + 1 - depths[name] for name, p in self.network.body.named_parameters()}
-
-    def _build_validation(self, create_: Callable[..., Any]) -> None:
+    def _build_validation(self) -> None:
         config, chosen = self.config, self.config.validation
         protocols: dict[str, Any] = {}
-        for one in chosen.protocols:
-            protocol = create_(one, "validation")
+        for at, one in enumerate(chosen.protocols):
+            protocol = create(one, "validation", setting=f"validation.protocols.{at}")
             name = getattr(protocol, "label", one.name.rpartition(":")[2])
             require(name not in protocols, "validation.protocols", "different from each other", name)
             protocols[name] = protocol
         options: dict[str, Any] = {"broken": config.broken_files, "workers": config.workers, "energy": chosen.energy}
-        self.validation = Validator(self.data, protocols, batch_size=chosen.batch_size, **options)
+        # A batch of training fits into memory, so the same number of examples without gradients does too.
+        size = config.batch_size if chosen.batch_size is None else chosen.batch_size
+        self.validation = Validator(self.data, protocols, batch_size=size, **options)
+
+    def __str__(self) -> str:
+        """Return one line about model, head, data and length of training."""
+        size = sum(parameter.numel() for parameter in self.network.parameters())
+        model = f"{self.config.model.name} with {self.network.feature_dim} features and {size:,} parameters"
+        examples = f"{len(self.data.train):,} examples of {len(self.data.classes):,} classes"
+        if self.data.validation is not None:
+            classes = "other" if self.data.open_set else "the same"
+            examples += f", {len(self.data.validation):,} validation examples of {classes} classes"
+        length = f"{self.steps:,} step{'s' * (self.steps != 1)}"
+        return f"{model}, {self.config.head.name}, {examples}, {length} on {self.device}"
+
+    def __repr__(self) -> str:
+        return f"Experiment({self.config.data.name}: {self})"
 
     @property
     def device(self) -> torch.device:
@@ -248,9 +284,7 @@ class Experiment:
 
     def prepare(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return a training batch on the device, as floats in [0, 1] if it was uint8, and augmented."""
-        inputs = inputs.to(self.device, non_blocking=True)
-        if inputs.dtype == torch.uint8:
-            inputs = inputs.float() / 255
+        inputs = as_floats(inputs.to(self.device, non_blocking=True))
         generator = self.loader.generator
         if self.augment and Processes().size > 1:
             # Parts differ in size, so each process draws from a separate generator, and the common one stays in step.
@@ -289,8 +323,7 @@ class Experiment:
         size = batch_size if self.data.graph is None else len(chosen)
         loader = data.make_loader(chosen, batch_size=size, sampler=data.SAMPLERS["sequential"](chosen.labels, 0))
         with evaluation_mode(self.objective):
-            parts = [(self.objective.features(x.to(self.device)).cpu(), y) for x, y in loader]
-        return torch.cat([features for features, _ in parts]), torch.cat([labels for _, labels in parts])
+            return embed(lambda x: self.objective.features(x.to(self.device)).cpu(), loader)
 
 
 def build(
@@ -319,15 +352,29 @@ def build(
         >>> experiment.config.model.name, experiment.network.feature_dim, experiment.steps
         ('embedding_cnn', 64, 2)
     """
+    require_trust(config, trust_code, "the config")
+    config = with_absolute_model(config)
     if split is None and outline is not None:
         split = data.DataSplit.blank(outline)
     if split is None:
-        split = create(config.data, "data", data_root, trust_code=trust_code)
-    place = None if device is None else torch.device(device)
-    return Experiment(config, split, weights=weights, device=place, trust_code=trust_code)
+        if data_root is None:
+            config = with_absolute_paths(config)  # the run can then be opened from another working directory
+        split = create(config.data, "data", data_root)
+        if config.selection:
+            split = data.selection_split(split, config.selection)
+    return Experiment(config, split, weights=weights, device=None if device is None else torch.device(device))
 
 
 build_experiment = build  # the name in `hypersphere.training`, where `build` is this module
+
+
+def network_without_values(config: Config, split: data.DataSplit) -> nn.Module:
+    """Return the model of a config on the meta device, which takes no memory, for example to count its parameters."""
+    outline = split.outline()
+    shape = () if outline is None else tuple(outline["shape"])
+    operator, _ = MENUS["operator"].split(config.operator)
+    with torch.device("meta"):
+        return build_body(resolve(config, split, shape), _operator(operator), shape, split.graph)
 
 
 def resolve(config: Config, split: data.DataSplit, shape: tuple[int, ...]) -> Config:
@@ -339,7 +386,7 @@ def resolve(config: Config, split: data.DataSplit, shape: tuple[int, ...]) -> Co
         shape: shape of an input, empty for a graph.
     """
     if config.model.name == "auto":
-        require(not config.model.options, "model", "named if it has options", dict(config.model.options))
+        require(not config.model.options, "model.name", "the name of a model if it has options", "auto")
         config = replace(
             config, model=Component(*models.auto_model(shape, len(split.classes), graph=split.graph is not None))
         )
@@ -354,52 +401,29 @@ def resolve(config: Config, split: data.DataSplit, shape: tuple[int, ...]) -> Co
     return replace(config, validation=replace(config.validation, protocols=protocols))
 
 
-def _operator(component: Component, create_: Callable[..., Any]) -> Operator:
+def _require_two_classes(config: Config, split: data.DataSplit) -> None:
+    """Raise an error that names the settings which hold out classes, if fewer than two remain for training."""
+    if len(split.classes) < 2:
+        advice = "; lower data.held_out or selection, which hold out classes" if split.open_set else ""
+        raise ValueError(f"training needs at least 2 classes, not {len(split.classes)}{advice}")
+
+
+def _operator(component: Component) -> Operator:
     """Return the operator of a config; an import path names a function that changes a model in place."""
     if component.is_import_path:
-        return Operator(convert_=lambda body: create_(component, "operator", body))
-    return create_(component, "operator")
+        return Operator(convert_=lambda body: create(component, "operator", body))
+    return create(component, "operator")
 
 
-@dataclass(frozen=True)
-class HeadOptions:
-    """Options of every head that concern its training.
-
-    Attributes:
-        sharded: divide the classes among the processes.
-        sample: fraction of the negative classes that each step trains.
-        renormalize: rescale class vectors to norm 1 after each step.
-    """
-
-    sharded: bool = False
-    sample: float | None = None
-    renormalize: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("sharded", "renormalize"):
-            require(isinstance(getattr(self, name), bool), f"head.{name}", "true or false", getattr(self, name))
-        is_share = self.sample is None or (is_number(self.sample, 0, 1) and self.sample > 0)
-        require(is_share, "head.sample", "null or a number in (0, 1]", self.sample)
-        require(self.sample is None or self.sharded, "head.sample", "null without head.sharded", self.sample)
-
-    @property
-    def divides(self) -> bool:
-        """True if a `ShardedHead` is needed."""
-        return self.sharded and (Processes().size > 1 or self.sample is not None)
-
-
-HEAD_OPTIONS = tuple(one.name for one in fields(HeadOptions))
-
-
-def _regularizer(component: Component, modules: nn.ModuleDict, sharded: bool, create_: Callable[..., Any]) -> Any:
+def _regularizer(component: Component, modules: nn.ModuleDict, setting: str, *, sharded: bool) -> Any:
     """Return a regulariser of all layers, or of the network only if no process has all class vectors."""
-    if not sharded:
-        return create_(component, "regularizer", modules)
-    if component.options.get("output"):
-        reason = "regularises class vectors, which head.sharded divides among processes; remove one of the two"
-        raise ValueError(f"regularizers {component.name} with output {reason}")
-    options = {"output_layer": None, **component.options}
-    return create_(Component(component.name, options), "regularizer", nn.ModuleDict({"network": modules["network"]}))
+    if sharded:
+        output = component.options.get("output")
+        accepted = "unset with head.sharded, because no process has the class vectors of all classes"
+        require(not output, f"{setting}.output", accepted, output)
+        component = Component(component.name, {"output_layer": None, **component.options})
+        modules = nn.ModuleDict({"network": modules["network"]})
+    return create(component, "regularizer", modules, setting=setting)
 
 
 def _freeze_(network: nn.Module, head: nn.Module, patterns: tuple[str, ...]) -> list[nn.Module]:
@@ -413,7 +437,5 @@ def _freeze_(network: nn.Module, head: nn.Module, patterns: tuple[str, ...]) -> 
             named[name].requires_grad_(False)
     if not patterns:
         return []
-    modules = [*network.modules(), *head.modules()]
-    frozen = [all(not p.requires_grad for p in module.parameters()) for module in modules]
-    has_parameters = [next(module.parameters(), None) is not None for module in modules]
-    return [module for module, a, b in zip(modules, frozen, has_parameters, strict=True) if a and b]
+    parameters = {module: list(module.parameters()) for module in (*network.modules(), *head.modules())}
+    return [module for module, its in parameters.items() if its and not any(p.requires_grad for p in its)]

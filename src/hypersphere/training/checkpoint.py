@@ -3,8 +3,9 @@
 A checkpoint of step 123 is a folder `step-00000123` with these files:
 
 - `weights.safetensors` holds the tensors of all modules, with the names of their state dicts.
-- `state.safetensors` and `state.json` hold everything else: optimiser, schedule, random numbers, position in the data.
+- `state.safetensors` holds all other tensors: optimiser, schedule, random numbers, position in the data.
 - `weights-1.safetensors`, `state-1.safetensors`, … hold the rows of process 1, … of tensors that are divided by rows.
+- `state.json` holds everything that is not a tensor, and the structure of both states.
 - `manifest.json` holds the size and SHA-256 of each file and a SHA-256 of itself. It is written last.
 
 No process ever holds the rows of another one. Another number of processes can read the checkpoint; each reads the rows
@@ -14,10 +15,8 @@ that it needs. Nothing is unpickled.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
-import platform
 import re
 import shutil
 import stat
@@ -36,15 +35,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from hypersphere._files import flush, make_folder
+from hypersphere._provenance import versions
+from hypersphere._state_files import Rows, StoredTensor, TensorFiles, flatten, unflatten, write_tensors
 from hypersphere._validation import require
 from hypersphere.heads import ShardedHead
 from hypersphere.heads._collectives import Processes
-from hypersphere.training._state_files import Rows, RowShard, TensorFiles, flatten, unflatten, write_tensors
 
 __all__ = ["Checkpoint", "Checkpoints", "DamagedCheckpoint"]
 
 FORMAT = 2
 MANIFEST, STATE = "manifest.json", "state.json"
+TENSOR_FILES = {"modules": "weights", "state": "state"}  # the files of the two parts of a checkpoint
 DAMAGED = "damaged-"
 
 
@@ -62,16 +63,11 @@ class Checkpoint:
 
     def weights(self) -> dict[str, dict[str, Any]]:
         """Read the state dicts of all modules, by name. Tensors that are divided among processes are complete."""
-        files = self._files("weights")
-        modules: dict[str, dict[str, Any]] = self._state()["modules"]
-        for full_name in files.names():
-            name, key = full_name.split(".", 1)
-            modules[name][key] = files.read(full_name)
-        return modules
+        return unflatten(self._skeleton()["modules"], self._tensors("modules").read)
 
     def state(self) -> dict[str, Any]:
         """Read everything that was saved except the modules; each call reads the files again."""
-        return self._state()["state"]
+        return unflatten(self._skeleton()["state"], self._tensors("state").read)
 
     def restore_(self, modules: Mapping[str, nn.Module], state: Mapping[str, Any] | None = None) -> None:
         """Load the saved state into modules, and into other objects with a `load_state_dict`, in place.
@@ -82,36 +78,32 @@ class Checkpoint:
             state: some or all of the other saved objects, by name. Values without `load_state_dict` are skipped; read
                 them with `state()`. Optimisers of divided parameters load their rows.
         """
-        layout = _Layout(modules)
-        files = self._files("weights")
+        state = state or {}
         skeleton = self._skeleton()
-        available = {"modules": skeleton["modules"], "state": skeleton["state"] if state else {}}
-        if state and not available["state"]:
+        if state and not skeleton["state"]:
             advice = "start a new run from them with hypersphere train --from, or restore the modules only"
             raise ValueError(f"{self.path} holds weights only, so training cannot resume from it; {advice}")
-        for given, kind in ((modules, "modules"), (state or {}, "state")):
-            missing = sorted(set(given) - set(available[kind]))
-            require(not missing, "names", f"among the saved names {', '.join(sorted(available[kind]))}", missing)
-        others = self._files("state")
+        for given, kind in ((modules, "modules"), (state, "state")):
+            missing = sorted(set(given) - set(skeleton[kind]))
+            require(not missing, "names", f"among the saved names {', '.join(sorted(skeleton[kind]))}", missing)
+        read = partial(_divided_weights(modules).read, self._tensors("modules"))
         for name, module in modules.items():
-            extra = unflatten(skeleton["modules"][name], others.read)
-            layout.load_(name, module, files, extra)
-        for name, part in (state or {}).items():
+            _load_module_(name, module, unflatten(skeleton["modules"][name], read))
+        read = partial(_divided_states(modules, state).read, self._tensors("state"))
+        for name, part in state.items():
             if hasattr(part, "load_state_dict"):
-                rows = layout.rows_of_states(part, ("state", name))
-                saved = unflatten(skeleton["state"][name], partial(_read_rows, others, rows))
-                part.load_state_dict(layout.with_distributed_tensors(part, saved))
+                part.load_state_dict(unflatten(skeleton["state"][name], read))
 
-    def _files(self, kind: str) -> TensorFiles:
-        with _judging(self.path):
-            return TensorFiles(sorted(self.path.glob(f"{kind}*.safetensors")))
+    def _tensors(self, kind: str) -> TensorFiles:
+        with _reading(self.path):
+            return TensorFiles(sorted(self.path.glob(f"{TENSOR_FILES[kind]}*.safetensors")))
 
     def _skeleton(self) -> dict[str, Any]:
-        with _judging(self.path):
-            return _read_skeleton(self.path)
-
-    def _state(self) -> dict[str, Any]:
-        return unflatten(self._skeleton(), self._files("state").read)
+        with _reading(self.path):
+            content = json.loads((self.path / STATE).read_text(encoding="utf-8"))
+            if not all(isinstance(content[kind], dict) for kind in TENSOR_FILES):
+                raise DamagedCheckpoint(f"{STATE} does not hold the states of modules and other objects")
+            return content
 
 
 class Checkpoints:
@@ -124,7 +116,7 @@ class Checkpoints:
     Args:
         folder: folder of the checkpoints, created at the first save.
         keep: number of checkpoints to keep, and number of damaged ones to keep.
-        on_damage: called with a message for each damaged checkpoint that `latest` skips.
+        on_damage: called with a message for each damaged checkpoint that is skipped.
         protected: a step whose checkpoint is kept although it is old, for example the best one; None for none.
 
     Example:
@@ -168,61 +160,17 @@ class Checkpoints:
             OSError: if the disk is full or not writable; existing checkpoints are not changed.
         """
         require(step >= 0, "step", "a number >= 0", step)
-        first = self.processes.rank == 0
-        draft = self._together(lambda: self._begin(step) if first else None, step)[0]
-        assert draft is not None
+        rank = self.processes.rank
         try:
-            content = self._together(lambda: _write_part(draft, self.processes.rank, modules, state or {}), step)
-            # The manifest is written last: a folder without one is not a checkpoint.
-            path = self._together(lambda: self._finish(draft, step, content) if first else None, step)[0]
-        finally:
-            if first:
-                shutil.rmtree(draft, ignore_errors=True)
-        assert path is not None
-        return path
-
-    def _begin(self, step: int) -> Path:
-        make_folder(self.folder)
-        for leftover in self.folder.glob(".step-*.tmp"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        self._refuse_later(step)
-        self._set_damaged_aside()
-        draft = self._aside(f"step-{step:08d}")
-        draft.mkdir()
-        return draft
-
-    def _finish(self, draft: Path, step: int, parts: list[dict[str, Any]]) -> Path:
-        files = {name: entry for part in parts for name, entry in part.items()}
-        manifest = {"format": FORMAT, "step": step, "files": files, "made_with": _made_with(len(parts))}
-        (draft / MANIFEST).write_text(_sealed(manifest), encoding="utf-8")
-        for name in (MANIFEST, "."):
-            flush(draft / name)
-        before = self._all()
-        again = [attempt + 1 for at, attempt, _ in before if at == step]
-        path = draft.rename(self.folder / (f"step-{step:08d}" + (f".{max(again)}" if again else "")))
-        flush(self.folder)
-        older = [old for at, _, old in before if at < step]
-        remaining = older[max(len(older) - self.keep + 1, 0) :]
-        for at, _, old in before:
-            if old not in remaining and (at != self.protected or at == step) and not is_foreign(old):
-                self._remove(old)
-        return path
-
-    def _together(self, work: Callable[[], Any], step: int) -> list[Any]:
-        """Run a part of saving in every process and return all results; raise the first error in every process."""
-        result, failure = None, None
-        try:
-            result = work()
-        except (ValueError, OSError) as error:
-            failure = error
-        results = self.processes.objects((result, failure))
-        for _, reported in results:
-            if isinstance(reported, OSError):
-                context = f"the checkpoint of step {step} cannot be saved in {self.folder}"
-                raise with_context(reported, context) from failure
-            if reported is not None:
-                raise reported
-        return [value for value, _ in results]
+            draft = self._together(lambda: self._begin(step) if rank == 0 else None)[0]
+            try:
+                files = self._together(lambda: _write_part(draft, rank, modules, state or {}))
+                return self._together(lambda: self._finish(draft, step, files) if rank == 0 else None)[0]
+            finally:
+                if rank == 0:
+                    shutil.rmtree(draft, ignore_errors=True)
+        except OSError as error:
+            raise with_context(error, f"the checkpoint of step {step} cannot be saved in {self.folder}") from error
 
     def latest(self) -> Checkpoint | None:
         """Return the last intact checkpoint, or None if there are no checkpoints.
@@ -232,48 +180,54 @@ class Checkpoints:
             ValueError: if the last one has another format.
             OSError: if the disk or the system does not allow reading the last one.
         """
-        damages = []
-        for step, _, path in reversed(self.processes.objects(self._all())[0]):
-            try:
-                checkpoint = read_checkpoint(path, step, self.processes)
-            except DamagedCheckpoint as error:
-                self._damaged.add(path)
-                damages.append(f"{path.name} is damaged: {error}")
-            else:
-                for damage in damages:
-                    self.on_damage(f"{damage}; using {path.name} instead")
-                return checkpoint
-        if damages:
-            raise DamagedCheckpoint(f"no intact checkpoint in {self.folder}: {'; '.join(damages)}")
-        return None
+        entries = self._listed_by_first()
+        return self._last_intact(entries) if entries else None
 
     def at(self, step: int) -> Checkpoint:
         """Return the checkpoint of a step; if the step was saved several times, the last intact one."""
-        paths = [path for at, _, path in self._all() if at == step]
-        require(bool(paths), "step", f"one of {', '.join(map(str, dict.fromkeys(self.steps())))}", step)
-        damage: DamagedCheckpoint | None = None
-        for path in reversed(paths):
-            try:
-                return read_checkpoint(path, step, self.processes)
-            except DamagedCheckpoint as error:
-                damage = damage or DamagedCheckpoint(f"{path} is damaged: {error}")
-        assert damage is not None
-        raise damage
+        entries = [entry for entry in self._listed_by_first() if entry[0] == step]
+        require(bool(entries), "step", f"one of {', '.join(map(str, dict.fromkeys(self.steps())))}", step)
+        return self._last_intact(entries)
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints in increasing order, without verifying them."""
-        return [step for step, _, _ in self._all()]
+        return [step for step, _, _ in self._listed()]
 
-    def _all(self, prefix: str = "") -> list[tuple[int, int, Path]]:
-        """Return step, attempt and folder of each checkpoint in increasing order."""
-        entries = []
-        for path in self.folder.glob(f"{prefix}step-*"):
-            if match := re.fullmatch(rf"{prefix}step-(\d{{8,}})(?:\.(\d+))?", path.name):
-                entries.append((int(match[1]), int(match[2] or 0), path))
-        return sorted(entries)
+    # --- the parts of saving, of which all but writing the tensors are done by the first process
+
+    def _begin(self, step: int) -> Path:
+        make_folder(self.folder)
+        # A process that was killed while saving or removing leaves temporary folders behind.
+        for leftover in self.folder.glob(".step-*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        self._refuse_later(step)
+        self._rename_damaged()
+        draft = self._temporary_path(f"step-{step:08d}")
+        draft.mkdir()
+        return draft
+
+    def _finish(self, draft: Path, step: int, parts: list[dict[str, Any]]) -> Path:
+        # The manifest is written last: a folder without one is not a checkpoint. The folder gets its name after all
+        # files are on the disk, and older checkpoints are removed after that.
+        files = {name: entry for part in parts for name, entry in part.items()}
+        made_with = {**versions(), "processes": len(parts)}
+        manifest = {"format": FORMAT, "step": step, "files": files, "made_with": made_with}
+        (draft / MANIFEST).write_text(_sealed(manifest), encoding="utf-8")
+        flush(draft / MANIFEST)
+        flush(draft)
+        before = self._listed()
+        again = [attempt + 1 for at, attempt, _ in before if at == step]
+        path = draft.rename(self.folder / (f"step-{step:08d}" + (f".{max(again)}" if again else "")))
+        flush(self.folder)
+        older = [old for at, _, old in before if at < step]
+        remaining = older[max(len(older) - self.keep + 1, 0) :]
+        for at, _, old in before:
+            if old not in remaining and (at != self.protected or at == step) and not _has_other_format(old):
+                self._remove(old)
+        return path
 
     def _refuse_later(self, step: int) -> None:
-        for later, _, path in self._all():
+        for later, _, path in self._listed():
             if later > step and path not in self._damaged:
                 try:
                     read_checkpoint(path, later)
@@ -282,7 +236,7 @@ class Checkpoints:
                     continue
                 raise ValueError(f"step must be at least {later}, because {path} exists, not {step}")
 
-    def _set_damaged_aside(self) -> None:
+    def _rename_damaged(self) -> None:
         """Rename the damaged checkpoints, so that they are neither counted nor used, and keep the last of them."""
         for path in sorted(self._damaged):
             name, again = f"{DAMAGED}{path.name.partition('.')[0]}", 0
@@ -291,160 +245,141 @@ class Checkpoints:
             if path.exists():
                 path.rename(place)
         self._damaged.clear()
-        for _, _, path in self._all(DAMAGED)[: -self.keep]:
+        for _, _, path in self._listed(DAMAGED)[: -self.keep]:
             self._remove(path)
 
-    def _aside(self, name: str) -> Path:
+    def _temporary_path(self, name: str) -> Path:
         return self.folder / f".{name}.{uuid.uuid4().hex}.tmp"
 
     def _remove(self, path: Path) -> None:
         """Rename the folder before deleting it, so that a kill leaves nothing that looks like a checkpoint."""
-        shutil.rmtree(path.rename(self._aside(path.name)), ignore_errors=True)
+        shutil.rmtree(path.rename(self._temporary_path(path.name)), ignore_errors=True)
+
+    # --- which checkpoints exist
+
+    def _listed(self, prefix: str = "") -> list[tuple[int, int, Path]]:
+        """Return step, attempt and folder of each checkpoint in increasing order."""
+        entries = []
+        for path in self.folder.glob(f"{prefix}step-*"):
+            if match := re.fullmatch(rf"{prefix}step-(\d{{8,}})(?:\.(\d+))?", path.name):
+                entries.append((int(match[1]), int(match[2] or 0), path))
+        return sorted(entries)
+
+    def _listed_by_first(self) -> list[tuple[int, int, Path]]:
+        """Return the checkpoints that the first process sees, so that all processes choose the same one."""
+        return self.processes.all_gather_objects(self._listed())[0]
+
+    def _last_intact(self, entries: list[tuple[int, int, Path]]) -> Checkpoint:
+        rank, size = self.processes.rank, self.processes.size
+        damages = []
+        for step, _, path in reversed(entries):
+            try:
+                # Hashing takes longest, so each process verifies some of the files.
+                checkpoint = self._together(partial(read_checkpoint, path, step, rank, size))[rank]
+            except DamagedCheckpoint as error:
+                self._damaged.add(path)
+                damages.append(f"{path.name} is damaged: {error}")
+            else:
+                for damage in damages:
+                    self.on_damage(f"{damage}; using {path.name} instead")
+                return checkpoint
+        raise DamagedCheckpoint(f"no intact checkpoint in {self.folder}: {'; '.join(damages)}")
+
+    def _together(self, work: Callable[[], Any]) -> list[Any]:
+        """Call a function in every process and return all results.
+
+        If it fails in one process, all raise the same error. Otherwise the others would wait for that process forever.
+        """
+        result, failure = None, None
+        try:
+            result = work()
+        except (ValueError, OSError) as error:
+            failure = error
+        results = self.processes.all_gather_objects((result, failure))  # also waits for all processes
+        for _, reported in results:
+            if reported is not None:
+                raise reported
+        return [value for value, _ in results]
 
 
 # Which rows of which tensors this process holds -----------------------------------------------------------------------
 
 
-class _Layout:
-    """The tensors of modules by their name in a checkpoint, and the rows of them that this process holds.
+class _RowDivision:
+    """The tensors that are divided by rows among processes: which rows of them this process stores and loads.
 
-    The class vectors of a `ShardedHead` have the names that they have in a plain head, so that a checkpoint loads with
-    and without sharding.
+    Args:
+        rows: by the path of a tensor, or of the states of a parameter in an optimiser: the divided parameter, and the
+            rows of it in this process.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self.rows: dict[int, Rows] = {}  # by the identity of the parameter
-        self._saved_names: dict[str, dict[str, str]] = {}  # by module: name here → name in the checkpoint
-        for name, module in modules.items():
-            require(bool(name) and "." not in name, "modules", "names without dots", name)
-            inner = _module_of(module)
-            for path, submodule in inner.named_modules():
-                if isinstance(submodule, ShardedHead):
-                    self._add_sharded_head(name, path, submodule)
-            for parameter in inner.parameters():
-                if isinstance(parameter, DTensor):
-                    self.rows[id(parameter)] = _rows_of_distributed_tensor(parameter)
+    def __init__(self, rows: Mapping[str, tuple[Tensor, Rows]]) -> None:
+        self._rows = rows
 
-    def _add_sharded_head(self, name: str, path: str, head: ShardedHead) -> None:
-        prefix = f"{path}." if path else ""
-        renamed = self._saved_names.setdefault(name, {})
-        renamed |= {f"{prefix}head.{key}": f"{prefix}{key}" for key in head.head.state_dict()}
-        if head.processes.size > 1:
-            for key, parameter in head.head.named_parameters():
-                if key in head.sharded_parameters:
-                    self.rows[id(parameter)] = Rows(head.classes.start, head.classes.stop, head.num_classes)
+    def local_part(self, path: str, tensor: Tensor) -> StoredTensor:
+        """Return the part of a tensor that this process stores."""
+        if isinstance(tensor, DTensor):
+            return StoredTensor(tensor.to_local(), _rows_of_distributed_tensor(tensor))
+        parameter, rows = self._find(path)
+        # States of an optimiser that have another shape, such as its number of steps, are equal in all processes.
+        is_divided = parameter is not None and tensor.shape == parameter.shape
+        return StoredTensor(tensor, rows if is_divided else None)
 
-    def tensors(self, name: str, module: nn.Module) -> dict[str, Any]:
-        """Return the state dict of a module with its names in a checkpoint; divided tensors are shards."""
-        parameters = _named_parameters(module)
-        return {
-            self._saved_name(name, key): self.shard(value, parameters.get(key))
-            for key, value in module.state_dict().items()
-        }
+    def read(self, files: TensorFiles, path: str) -> Tensor:
+        """Read the part of a tensor that this process holds."""
+        parameter, rows = self._find(path)
+        if parameter is None or rows is None:
+            return files.read(path)
+        shape = (rows.total, *parameter.shape[1:])
+        if files.shape(path) != shape:
+            require(path not in self._rows, path, f"of shape {files.shape(path)}", shape)
+            return files.read(path)
+        tensor = files.read(path, rows)
+        if not isinstance(parameter, DTensor):
+            return tensor
+        layout: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride()}
+        return DTensor.from_local(tensor, parameter.device_mesh, parameter.placements, **layout)
 
-    def shard(self, value: Any, parameter: Tensor | None) -> Any:
-        """Return a tensor, or the shard of it that this process holds, as the rows of `parameter` are divided."""
-        if isinstance(value, DTensor):
-            return RowShard(value.to_local().detach(), _rows_of_distributed_tensor(value))
-        rows = None if parameter is None else self.rows.get(id(parameter))
-        has_rows = isinstance(value, Tensor) and value.ndim > 0 and parameter is not None
-        if rows is None or not has_rows or value.shape != parameter.shape:  # type: ignore[union-attr]
-            return value
-        return RowShard(value.detach(), rows)
-
-    def load_(self, name: str, module: nn.Module, files: TensorFiles, extra: Mapping[str, Any]) -> None:
-        """Load the saved tensors and the extra state of a module."""
-        parameters = _named_parameters(module)
-        current = module.state_dict()
-        loaded: dict[str, Any] = {}
-        for key, value in current.items():
-            saved_name = self._saved_name(name, key)
-            full_name = f"{name}.{saved_name}"
-            if saved_name in extra:
-                loaded[key] = extra[saved_name]
-            elif full_name in files:
-                rows = self.rows.get(id(parameters[key])) if key in parameters else None
-                if rows is not None:
-                    shape = (rows.total, *value.shape[1:])
-                    require(files.shape(full_name) == shape, full_name, f"of shape {files.shape(full_name)}", shape)
-                tensor = files.read(full_name, rows)
-                fits = not isinstance(value, Tensor) or value.dtype == tensor.dtype
-                require(fits, full_name, f"{tensor.dtype} as saved", getattr(value, "dtype", None))
-                loaded[key] = _distributed_like(parameters.get(key), tensor)
-        known = {self._saved_name(name, key) for key in current}
-        prefix = f"{name}."
-        saved = {full.removeprefix(prefix) for full in files.names() if full.startswith(prefix)} | set(extra)
-        # The counter of sampled classes exists only in a head that samples them.
-        unknown = {key: None for key in saved - known if not key.endswith("sampling")}
-        kept = {key: value for key, value in current.items() if key not in loaded and key.endswith("sampling")}
-        try:
-            module.load_state_dict({**loaded, **kept, **unknown})
-        except RuntimeError as error:
-            raise ValueError(f"{name} does not match the saved module: {' '.join(str(error).split())}") from None
-
-    def _saved_name(self, module: str, key: str) -> str:
-        return self._saved_names.get(module, {}).get(key, key)
-
-    def state(self, part: Any) -> Any:
-        """Return the state of an object; that of an optimiser contains shards."""
-        if not hasattr(part, "state_dict"):
-            return part
-        state = part.state_dict()
-        for optimizer, place in _optimizers(part):
-            inner = state if place is None else state[place]
-            parameters = _parameters(optimizer)
-            inner["state"] = {
-                index: {key: self.shard(value, parameters[index]) for key, value in entry.items()}
-                for index, entry in inner["state"].items()
-            }
-        return state
-
-    def rows_of_states(self, part: Any, prefix: tuple[str, ...]) -> dict[str, Rows]:
-        """Return the rows of this process by the path of the state of a parameter in the state of an optimiser."""
-        rows: dict[str, Rows] = {}
-        for optimizer, place in _optimizers(part):
-            above = (*prefix, place, "state") if place is not None else (*prefix, "state")
-            for index, parameter in enumerate(_parameters(optimizer)):
-                if id(parameter) in self.rows:
-                    rows[".".join((*above, str(index)))] = self.rows[id(parameter)]
-        return rows
-
-    def with_distributed_tensors(self, part: Any, state: Any) -> Any:
-        """Return the state of an optimiser with the rows of distributed parameters as distributed tensors."""
-        for optimizer, place in _optimizers(part):
-            inner = state if place is None else state[place]
-            parameters = _parameters(optimizer)
-            for index, entry in inner["state"].items():
-                for key, value in entry.items():
-                    if isinstance(value, Tensor) and value.ndim > 0:
-                        entry[key] = _distributed_like(parameters[index], value)
-        return state
+    def _find(self, path: str) -> tuple[Tensor | None, Rows | None]:
+        return self._rows.get(path) or self._rows.get(path.rpartition(".")[0]) or (None, None)
 
 
-def _read_rows(files: TensorFiles, rows: Mapping[str, Rows], key: str) -> Tensor:
-    """Read the state of a parameter, or its rows; the number of steps, a scalar, has none."""
-    return files.read(key, rows.get(key.rpartition(".")[0]) if files.shape(key) else None)
+def _divided_weights(modules: Mapping[str, Any]) -> _RowDivision:
+    """Return the division of the weights of modules."""
+    rows, division = _rows_of_parameters(modules), {}
+    for name, part in modules.items():
+        module = _module_of(part)
+        saved_names = _saved_names(module)
+        for key, parameter in module.named_parameters(remove_duplicate=False):
+            if id(parameter) in rows:
+                division[f"{name}.{saved_names.get(key, key)}"] = parameter, rows[id(parameter)]
+    return _RowDivision(division)
 
 
-def _module_of(part: Any) -> nn.Module:
-    """Return a module, or the module whose weights an object such as `MovingAverage` averages."""
-    return part if isinstance(part, nn.Module) else part.module
+def _divided_states(modules: Mapping[str, Any], state: Mapping[str, Any]) -> _RowDivision:
+    """Return the division of the states that optimisers keep for the parameters of modules."""
+    rows, division = _rows_of_parameters(modules), {}
+    for name, part in state.items():
+        for prefix, optimizer in _optimizers(name, part).items():
+            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            for index, parameter in enumerate(parameters):
+                if id(parameter) in rows:
+                    division[f"{prefix}.state.{index}"] = parameter, rows[id(parameter)]
+    return _RowDivision(division)
 
 
-def _named_parameters(part: Any) -> dict[str, Tensor]:
-    # Tied parameters appear under each of their names.
-    return dict(_module_of(part).named_parameters(remove_duplicate=False))
-
-
-def _optimizers(part: Any) -> list[tuple[torch.optim.Optimizer, str | None]]:
-    """Return the optimisers of an object with the key of each in its state dict, None for an optimiser itself."""
-    if hasattr(part, "optimizers"):
-        return [(optimizer, str(place)) for place, optimizer in enumerate(part.optimizers)]
-    return [(part, None)] if hasattr(part, "param_groups") else []
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _rows_of_parameters(modules: Mapping[str, Any]) -> dict[int, Rows]:
+    """Return the rows that this process holds of divided parameters, by the identity of the parameter."""
+    rows: dict[int, Rows] = {}
+    for module in map(_module_of, modules.values()):
+        for head in module.modules():
+            if isinstance(head, ShardedHead) and head.processes.size > 1:
+                classes = Rows(head.classes.start, head.classes.stop, head.num_classes)
+                parameters = head.head.named_parameters()
+                rows |= {id(parameter): classes for key, parameter in parameters if key in head.sharded_parameters}
+        distributed = (parameter for parameter in module.parameters() if isinstance(parameter, DTensor))
+        rows |= {id(parameter): _rows_of_distributed_tensor(parameter) for parameter in distributed}
+    return rows
 
 
 def _rows_of_distributed_tensor(tensor: DTensor) -> Rows:
@@ -458,12 +393,50 @@ def _rows_of_distributed_tensor(tensor: DTensor) -> Rows:
     return Rows(start, start + tensor.to_local().shape[0], total)
 
 
-def _distributed_like(parameter: Tensor | None, rows: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor):
-        return rows
-    return DTensor.from_local(
-        rows, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
-    )
+def _module_of(part: Any) -> nn.Module:
+    """Return a module, or the module whose weights an object such as `MovingAverage` averages."""
+    return part if isinstance(part, nn.Module) else part.module
+
+
+def _saved_names(module: nn.Module) -> dict[str, str]:
+    """Return the names in a checkpoint that differ from those in the state dict.
+
+    The class vectors of a `ShardedHead` have the names that they have in a plain head, so that a checkpoint loads with
+    and without sharding.
+    """
+    names: dict[str, str] = {}
+    for path, head in module.named_modules():
+        if isinstance(head, ShardedHead):
+            prefix = f"{path}." if path else ""
+            names |= {f"{prefix}head.{key}": f"{prefix}{key}" for key in head.head.state_dict()}
+    return names
+
+
+def _optimizers(name: str, part: Any) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimisers of an object by the path of their states: of an optimiser, or of several together."""
+    if hasattr(part, "optimizers"):
+        return {f"{name}.{place}": optimizer for place, optimizer in enumerate(part.optimizers)}
+    return {name: part} if hasattr(part, "param_groups") else {}
+
+
+def _load_module_(name: str, module: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Load a saved state into a module; raise a `ValueError` that says how the two differ."""
+    saved_names = _saved_names(_module_of(module))
+    unknown, loaded = dict(saved), {}
+    for key, value in module.state_dict().items():
+        saved_name = saved_names.get(key, key)
+        if saved_name in unknown:
+            loaded[key] = unknown.pop(saved_name)
+            if isinstance(value, Tensor) and isinstance(loaded[key], Tensor):
+                dtype = loaded[key].dtype
+                require(value.dtype == dtype, f"{name}.{saved_name}", f"{dtype} as saved", value.dtype)
+        elif key.endswith("sampling"):  # the counter of sampled classes exists only in a head that samples them
+            loaded[key] = value
+    loaded |= {key: value for key, value in unknown.items() if not key.endswith("sampling")}
+    try:
+        module.load_state_dict(loaded)
+    except RuntimeError as error:
+        raise ValueError(f"{name} does not match the saved module: {' '.join(str(error).split())}") from None
 
 
 # Files of a checkpoint ------------------------------------------------------------------------------------------------
@@ -471,99 +444,67 @@ def _distributed_like(parameter: Tensor | None, rows: Tensor) -> Tensor:
 
 def _write_part(folder: Path, rank: int, modules: Mapping[str, nn.Module], state: Mapping[str, Any]) -> dict[str, Any]:
     """Write the files of one process, flush them to the disk, and return the size and SHA-256 of each."""
-    layout = _Layout(modules)
-    weights: dict[str, Tensor | RowShard] = {}
-    extra: dict[str, dict[str, Any]] = {}
+    weights: dict[str, dict[str, Any]] = {}
     for name, module in modules.items():
-        extra[name] = {}
-        for key, value in layout.tensors(name, module).items():
-            if _is_storable(value):
-                weights[f"{name}.{key}"] = value
-            else:
-                extra[name][key] = value
-    now = {name: layout.state(part) for name, part in state.items()}
-    skeleton, others = flatten({"modules": extra, "state": now}, "checkpoint")
-    suffix = "" if rank == 0 else f"-{rank}"
-    names = [f"weights{suffix}.safetensors", f"state{suffix}.safetensors"]
+        require(bool(name) and "." not in name, "modules", "names without dots", name)
+        saved_names = _saved_names(_module_of(module))
+        weights[name] = {saved_names.get(key, key): value for key, value in module.state_dict().items()}
+    states = {name: part.state_dict() if hasattr(part, "state_dict") else part for name, part in state.items()}
+    contents = {"modules": (weights, _divided_weights(modules)), "state": (states, _divided_states(modules, state))}
+    skeletons, names = {}, []
     try:
-        for name, tensors in zip(names, (weights, others), strict=True):
+        for kind, (content, division) in contents.items():
+            # Other programs read the file of weights, so its tensors keep their shapes.
+            keep_strides = kind == "state"
+            title = f"checkpoint[{kind!r}]"
+            skeletons[kind], tensors = flatten(content, title, division.local_part, keep_strides=keep_strides)
+            names.append(TENSOR_FILES[kind] + (f"-{rank}" if rank else "") + ".safetensors")
             # Tensors that all processes have in common are written by the first one.
-            mine = {key: value for key, value in tensors.items() if rank == 0 or isinstance(value, RowShard)}
-            write_tensors(folder / name, mine)
+            mine = {key: stored for key, stored in tensors.items() if rank == 0 or stored.rows is not None}
+            write_tensors(folder / names[-1], mine)
         if rank == 0:
             names.append(STATE)
-            (folder / STATE).write_text(json.dumps(skeleton), encoding="utf-8")
+            (folder / STATE).write_text(json.dumps(skeletons), encoding="utf-8")
     except SafetensorError as error:  # raised if the disk is full
         raise OSError(str(error).splitlines()[0]) from error
     for name in names:
-        flush(folder / name)
+        flush(folder / name)  # before the manifest says that the files are complete
     return {name: {"bytes": (folder / name).stat().st_size, "sha256": _digest(folder / name)} for name in names}
 
 
-def _is_storable(value: Any) -> bool:
-    """Return True for tensors that the file of weights can hold; others go to the state, which keeps their type."""
-    if isinstance(value, RowShard):
-        return True
-    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_complex() and not value.is_meta
-
-
-def read_checkpoint(folder: Path, step: int, processes: Processes | None = None) -> Checkpoint:
+def read_checkpoint(folder: Path, step: int, rank: int = 0, size: int = 1) -> Checkpoint:
     """Return the checkpoint of a folder after comparing its files with the manifest.
 
-    Several processes share the work and get the same result.
+    Several processes share the work: the process `rank` of `size` compares every `size`-th file.
 
     Raises:
         DamagedCheckpoint: if the files differ from the manifest; the message says how.
         ValueError: if the checkpoint has another format.
         OSError: if the disk or the system does not allow reading it.
     """
-    result: Checkpoint | None = None
-    failure: Exception | None = None
-    rank, size = (0, 1) if processes is None else (processes.rank, processes.size)
-    try:
-        result = _read_part(folder, step, rank, size)
-    except (ValueError, OSError) as error:
-        failure = error
-    for reported in [failure] if processes is None else processes.objects(failure):
-        if reported is not None:
-            raise reported
-    assert result is not None
-    return result
-
-
-def _read_part(folder: Path, step: int, rank: int, size: int) -> Checkpoint:
-    """Verify every `size`-th file from the file number `rank` on."""
-    with _judging(folder):
+    with _reading(folder):
         manifest = _unsealed((folder / MANIFEST).read_text(encoding="utf-8"))
         version, made_with = manifest["format"], manifest.get("made_with")
     if version != FORMAT:
         writer = f" that wrote it, {made_with.get('hypersphere')}" if isinstance(made_with, dict) else ""
         raise ValueError(f"{folder} has format {version!r}, not {FORMAT}; read it with the version{writer}")
-    with _judging(folder, manifest.get("files", ())):
-        _agree("step", manifest["step"], step)
+    with _reading(folder, manifest.get("files", ())):
+        _require_equal("step", manifest["step"], step)
         files = manifest["files"]
         for name in (STATE, "state.safetensors", "weights.safetensors"):
-            _agree(f"entry of {name}", name in files, True)
+            _require_equal(f"entry of {name}", name in files, True)
         for name in sorted(files)[rank::size]:
-            _agree("name of a file", Path(name).name, name)
-            _agree(f"size of {name}", (folder / name).stat().st_size, files[name]["bytes"])
-            _agree(f"SHA-256 of {name}", _digest(folder / name), files[name]["sha256"])
+            _require_equal("name of a file", Path(name).name, name)
+            _require_equal(f"size of {name}", (folder / name).stat().st_size, files[name]["bytes"])
+            _require_equal(f"SHA-256 of {name}", _digest(folder / name), files[name]["sha256"])
         checkpoint = Checkpoint(folder, step, dict(manifest["made_with"]))
         # Headers and skeleton are checked as well, without reading the tensors.
-        checkpoint._files("weights")
-        state = checkpoint._files("state")
-        unflatten(checkpoint._skeleton(), lambda key: torch.empty(state.shape(key), device="meta"))
+        for kind, skeleton in checkpoint._skeleton().items():
+            unflatten(skeleton, checkpoint._tensors(kind).blank)
         return checkpoint
 
 
-def _read_skeleton(folder: Path) -> dict[str, Any]:
-    content = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    if not (isinstance(content, dict) and all(isinstance(content.get(key), dict) for key in ("modules", "state"))):
-        raise DamagedCheckpoint(f"{STATE} does not hold the states of modules and other objects")
-    return content
-
-
-def is_foreign(folder: Path) -> bool:
+def _has_other_format(folder: Path) -> bool:
     """Return True if a folder is a checkpoint of another format."""
     try:
         return bool(_unsealed((folder / MANIFEST).read_text(encoding="utf-8"))["format"] != FORMAT)
@@ -572,7 +513,7 @@ def is_foreign(folder: Path) -> bool:
 
 
 @contextmanager
-def _judging(folder: Path, files: Any = ()) -> Iterator[None]:
+def _reading(folder: Path, files: Any = ()) -> Iterator[None]:
     """Report missing or unreadable content as damage; errors of the system remain an `OSError`."""
     try:
         yield
@@ -613,16 +554,6 @@ def _system_error(error: OSError | RuntimeError) -> OSError:
     return OSError(int(match[2]), match[1]) if match and os.strerror(int(match[2])) == match[1] else OSError(text)
 
 
-def _made_with(processes: int) -> dict[str, Any]:
-    return {
-        "hypersphere": importlib.import_module("hypersphere").__version__,  # the package itself is in a higher layer
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "threads": torch.get_num_threads(),
-        "processes": processes,
-    }
-
-
 def _sealed(manifest: Mapping[str, Any]) -> str:
     """Return the manifest as text with its own checksum."""
     checksum = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
@@ -636,7 +567,7 @@ def _unsealed(text: str) -> dict[str, Any]:
     return manifest
 
 
-def _agree(what: str, actual: object, expected: object) -> None:
+def _require_equal(what: str, actual: object, expected: object) -> None:
     if actual != expected:
         raise DamagedCheckpoint(f"the {what} is {actual}, not {expected}")
 

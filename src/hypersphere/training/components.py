@@ -7,6 +7,7 @@ Menus are imported when they are first used, so that this module can be imported
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -19,10 +20,11 @@ from functools import cached_property
 from inspect import Parameter
 from typing import Any, Union, get_args, get_origin
 
+from hypersphere._signatures import named_parameters
 from hypersphere._validation import nearest_name, require
-from hypersphere.training.config import LIBRARIES, Component, Config, Validation, components_of, menus_of
+from hypersphere.training.config import LIBRARIES, Component, Config, Validation, menus_of
 
-__all__ = ["MENUS", "Menu", "accept_options_of", "complete_settings", "create", "find_factory", "foreign_code"]
+__all__ = ["MENUS", "Menu", "check_components", "complete_settings", "create", "foreign_code", "require_trust"]
 
 Factory = Callable[..., Any]
 FROM_DATA = "from the data"  # shown as the default of a size
@@ -35,8 +37,8 @@ class Menu(Mapping[str, Factory]):
         sources: import paths of dictionaries, or of single callables, which get their name in lower case.
         passed: parameters that the library passes to the factories; users cannot set them.
         sizes: parameters that follow from the data unless the user sets them.
-        handled: options that the library handles before it calls the factory, with their defaults.
-        synonyms: entries by names that are common elsewhere, used in error messages.
+        handled: import path of a dataclass of options that every entry has and that the library handles.
+        synonyms: import path of a dictionary of entries by names that are common elsewhere, used in error messages.
         library: import path of a function that loads `timm:NAME` and similar names.
 
     Example:
@@ -50,12 +52,12 @@ class Menu(Mapping[str, Factory]):
         *sources: str,
         passed: Iterable[str] = (),
         sizes: Iterable[str] = (),
-        handled: Mapping[str, Any] | None = None,
+        handled: str | None = None,
         synonyms: str | None = None,
         library: str | None = None,
     ) -> None:
-        self.sources, self.passed, self.sizes, self.handled = sources, tuple(passed), tuple(sizes), dict(handled or {})
-        self.library, self._synonyms = library, synonyms
+        self.sources, self.passed, self.sizes, self.library = sources, tuple(passed), tuple(sizes), library
+        self._handled, self._synonyms = handled, synonyms
 
     @cached_property
     def entries(self) -> Mapping[str, Factory]:
@@ -68,11 +70,24 @@ class Menu(Mapping[str, Factory]):
         """Names that are common elsewhere, with the entry that each stands for."""
         return {} if self._synonyms is None else _load(self._synonyms)
 
+    @property
+    def handled(self) -> dict[str, Any]:
+        """The options that the library handles, with their defaults."""
+        declared = () if self._handled is None else dataclasses.fields(_load(self._handled))
+        return {one.name: one.default for one in declared}
+
     def options(self, name: str) -> dict[str, Any]:
         """Return the options of an entry with their defaults, `inspect.Parameter.empty` where there is none."""
         options = {key: one.default for key, one in _parameters(self[name]).items() if key not in self.passed}
         from_data = dict.fromkeys((key for key in self.sizes if key in options), FROM_DATA)
         return {**options, **from_data, **self.handled}
+
+    def split(self, component: Component) -> tuple[Component, Any]:
+        """Return a component without the options that the library handles, and an object with those options."""
+        assert self._handled is not None
+        handled = {key: value for key, value in component.options.items() if key in self.handled}
+        options = {key: value for key, value in component.options.items() if key not in handled}
+        return Component(component.name, options), _load(self._handled)(**handled)
 
     def __getitem__(self, name: str) -> Factory:
         return self.entries[name]
@@ -96,26 +111,27 @@ MENUS: dict[str, Menu] = {
         library="hypersphere.models:load_encoder",
     ),
     "init": Menu("hypersphere.models:INITIALIZATIONS", passed=["modules"]),
-    "operator": Menu("hypersphere.training.network:OPERATORS", passed=["body"]),
+    "operator": Menu(
+        "hypersphere.training.network:OPERATORS",
+        passed=["body"],
+        handled="hypersphere.training.network:OperatorOptions",
+    ),
     "head": Menu(
+        "hypersphere.heads:BASELINES",
         "hypersphere.heads:PRESETS",
         passed=["in_features", "num_classes"],
-        handled={"sharded": False, "sample": None, "renormalize": False},
+        handled="hypersphere.training.build:HeadOptions",
         synonyms="hypersphere.heads.presets:LITERATURE_NAMES",
     ),
     "regularizer": Menu("hypersphere.training.build:REGULARIZERS", passed=["model", "modules", "where"]),
-    "rotation": Menu("hypersphere.training.rotations:ROTATIONS", passed=["modules"]),
-    "adversarial": Menu("hypersphere.training.build:ADVERSARIES"),
+    "rotation": Menu("hypersphere.rotation.training:ROTATIONS", passed=["modules"]),
+    "adversarial": Menu(
+        "hypersphere.training.build:ADVERSARIES", handled="hypersphere.training.build:AdversarialOptions"
+    ),
     "optimizer": Menu(
-        "hypersphere.training.optimizers:OPTIMIZERS",
+        "hypersphere.optim:OPTIMIZERS",
         passed=["params"],
-        handled={
-            "weight_decay": 0.0,
-            "decay_everything": False,
-            "layer_decay": None,
-            "rotation_lr": None,
-            "rotation_decay": 0.0,
-        },
+        handled="hypersphere.training.optimizers:GroupOptions",
     ),
     "schedule": Menu("hypersphere.optim:SCHEDULES"),
     "validation": Menu("hypersphere.training.validation:PROTOCOLS"),
@@ -139,9 +155,7 @@ def create(
     menu: str | Menu,
     *arguments: Any,
     context: Mapping[str, Any] | None = None,
-    handled: Iterable[str] = (),
     setting: str | None = None,
-    trust_code: bool = True,
 ) -> Any:
     """Return the object that a component describes: `factory(*arguments, **options)`.
 
@@ -151,13 +165,11 @@ def create(
         arguments: the leading arguments of every factory of this menu.
         context: values for parameters that the user did not set, such as sizes that follow from the data; those that
             the factory does not take are ignored.
-        handled: options that the caller has processed, listed in the error for an unknown option.
         setting: name of the setting for messages, by default that of the menu.
-        trust_code: whether an import path may be imported.
 
     Raises:
-        ValueError: if the name or an option is unknown (the message suggests the most similar one), an option is
-            missing or has a wrong type, or the name is an import path and `trust_code` is False.
+        ValueError: if the name or an option is unknown (the message suggests the most similar one), or an option is
+            missing or has a wrong type.
 
     Example:
         >>> create(Component("sigmoid", {"k": 0.5}), NESTED["angular"], setting="angular")
@@ -172,21 +184,11 @@ def create(
     if chosen.library is not None and name.partition(":")[0] in LIBRARIES:
         sizes = {key: context[key] for key in ("in_channels", "image_size") if key in context}
         return _load(chosen.library)(name, dict(component.options), **sizes)
-    factory = find_factory(component, chosen, setting, trust_code=trust_code)
+    factory = find_factory(component, chosen, setting)
     parameters = dict(list(_parameters(factory).items())[len(arguments) :])
-    # A foreign callable that takes `**` takes any option.
-    takes_all = component.is_import_path and _takes_all(factory)
-    options = {}
-    for key, value in component.options.items():
-        if key in chosen.passed or not (key in parameters or takes_all):
-            known = [one for one in parameters if one not in chosen.passed]
-            raise ValueError(_unknown_option(setting, key, name, [*known, *chosen.handled, *handled]))
-        annotation = parameters[key].annotation if key in parameters else Parameter.empty
-        options[key] = _value(f"{setting}.{key}", key, value, annotation)
+    options = _checked_options(component, factory, parameters, chosen, setting)
     filled = {key: value for key, value in context.items() if key in parameters} | options
-    for key, parameter in parameters.items():
-        if parameter.default is Parameter.empty and key not in filled:
-            raise ValueError(f"{setting}.{key} is required for {name}")
+    _require_complete(name, parameters, filled, setting)
     if component.is_import_path:
         return factory(*arguments, **filled)  # an error in foreign code keeps its traceback
     try:
@@ -195,26 +197,90 @@ def create(
         raise ValueError(f"{setting} {name!r} does not accept {options}: {error}") from error
 
 
-def find_factory(component: Component, menu: str | Menu, setting: str, *, trust_code: bool = True) -> Factory:
+def check_components(config: Config) -> None:
+    """Check names and options of all components of a config against their signatures, without building anything.
+
+    Foreign code and models of other libraries are not imported, and the values of options that are not plain types are
+    checked when the components are created.
+
+    Raises:
+        ValueError: as `create`.
+
+    Example:
+        >>> check_components(Config.of({"head": {"name": "arcface", "q": 3}}))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: head.q is not an option of arcface. Options: ...
+    """
+    for prefix, part in (("", config), ("validation.", config.validation)):
+        for key, name in menus_of(type(part)).items():
+            value = getattr(part, key)
+            for at, one in enumerate(value if isinstance(value, tuple) else [value]):
+                setting = f"{prefix}{key}.{at}" if isinstance(value, tuple) else f"{prefix}{key}"
+                _check_component(one, MENUS[name], setting)
+
+
+def _check_component(component: Component, menu: Menu, setting: str) -> None:
+    is_of_library = menu.library is not None and component.name.partition(":")[0] in LIBRARIES
+    # The model "auto" is replaced by another one that fits the data.
+    if is_of_library or component.is_import_path or component == Component("auto"):
+        return
+    if menu.handled:
+        component, _ = menu.split(component)
+    factory = find_factory(component, menu, setting)
+    parameters = {key: one for key, one in _parameters(factory).items() if key not in menu.passed}
+    options = _checked_options(component, factory, parameters, menu, setting)
+    _require_complete(component.name, parameters, {**dict.fromkeys(menu.sizes), **options}, setting)
+
+
+def _checked_options(
+    component: Component, factory: Factory, parameters: Mapping[str, Parameter], menu: Menu, setting: str
+) -> dict[str, Any]:
+    """Return the options of a component as the objects that its factory takes; see `create` for errors."""
+    # A foreign callable that takes `**` takes any option.
+    takes_all = component.is_import_path and _takes_all(factory)
+    options = {}
+    for key, value in component.options.items():
+        if key in menu.passed or not (key in parameters or takes_all):
+            known = [one for one in parameters if one not in menu.passed]
+            raise ValueError(_unknown_option(setting, key, component.name, [*known, *menu.handled]))
+        annotation = parameters[key].annotation if key in parameters else Parameter.empty
+        options[key] = _value(f"{setting}.{key}", key, value, annotation)
+    return options
+
+
+def _require_complete(name: str, parameters: Mapping[str, Parameter], filled: Mapping[str, Any], setting: str) -> None:
+    """Raise a `ValueError` that names the first parameter without a value."""
+    for key, parameter in parameters.items():
+        if parameter.default is Parameter.empty and key not in filled:
+            raise ValueError(f"{setting}.{key} is required for {name}")
+
+
+def find_factory(component: Component, menu: Menu, setting: str) -> Factory:
     """Return the factory that a component names, from the menu or imported; see `create`."""
     name = component.name
-    chosen = MENUS[menu] if isinstance(menu, str) else menu
     if not component.is_import_path:
-        if name not in chosen:
-            accepted = f"one of {', '.join(chosen)}, or an import path package.module:callable"
-            near = nearest_name(name, chosen, chosen.synonyms)
+        if name not in menu:
+            accepted = f"one of {', '.join(menu)}, or an import path package.module:callable"
+            near = nearest_name(name, menu, menu.synonyms)
             raise ValueError(f"{setting}.name must be {accepted}, not {name!r}{near}")
-        return chosen[name]
-    if not trust_code:
-        raise ValueError(f"{setting} names the foreign code {name!r}, which is imported only with --trust-code")
+        return menu[name]
     # Modules in the current folder can be imported, as with `python -m`.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    module, _, attribute = name.partition(":")
+    try:
+        scope = importlib.import_module(module)
+    except (ImportError, AttributeError) as error:
+        where = f"run the command in the folder of {module.partition('.')[0]!r} or set PYTHONPATH"
+        raise ValueError(f"{setting} {name!r} cannot be imported: {error}; {where}") from error
+    first = attribute.partition(".")[0]
+    if not hasattr(scope, first):
+        near = nearest_name(first, [one for one, value in vars(scope).items() if callable(value)])
+        raise ValueError(f"{setting} {name!r} cannot be imported: {module} has no {first!r}{near}")
     try:
         factory = _load(name)
-    except (ImportError, AttributeError) as error:
-        where = f"run the command in the folder of {name.partition('.')[0].partition(':')[0]!r} or set PYTHONPATH"
-        raise ValueError(f"{setting} {name!r} cannot be imported: {error}; {where}") from error
+    except AttributeError as error:  # an attribute of an attribute, such as the method of a class
+        raise ValueError(f"{setting} {name!r} cannot be imported: {error}") from error
     require(callable(factory), setting, "an import path of a callable", name)
     return factory
 
@@ -225,7 +291,24 @@ def foreign_code(config: Config) -> list[str]:
     >>> foreign_code(Config.of({"model": "my_module:Net", "head": "arcface"}))
     ['model my_module:Net']
     """
-    return [f"{path} {one.name}" for path, one in components_of(config) if one.is_import_path]
+
+    def walk(path: str, value: Any) -> Iterator[str]:
+        name = value.get("name") if isinstance(value, Mapping) else None
+        if isinstance(name, str) and Component(name).is_import_path:
+            yield f"{path} {name}"
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        for key, part in parts:
+            yield from walk(f"{path}.{key}" if path else str(key), part)
+
+    return list(walk("", config.settings()))
+
+
+def require_trust(config: Config, trust_code: bool, owner: object) -> None:
+    """Raise a `ValueError` if a config names import paths and `trust_code` is False; nothing is imported before."""
+    foreign = foreign_code(config)
+    if foreign and not trust_code:
+        reason = "which is imported only with --trust-code"
+        raise ValueError(f"{owner} names code outside hypersphere ({', '.join(foreign)}), {reason}")
 
 
 def complete_settings(config: Config) -> dict[str, Any]:
@@ -252,29 +335,6 @@ def complete_settings(config: Config) -> dict[str, Any]:
     return settings
 
 
-def accept_options_of(*others: Factory) -> Callable[[Factory], Factory]:
-    """Decorate a factory with `**options` that it passes on to `others`: their parameters appear in its signature.
-
-    >>> @accept_options_of(lambda a, *, b=2: None)
-    ... def factory(x, **options): ...
-    >>> str(inspect.signature(factory))
-    '(x, *, a, b=2)'
-    """
-
-    def decorate(factory: Factory) -> Factory:
-        parameters = {
-            key: one for key, one in inspect.signature(factory).parameters.items() if one.kind is not one.VAR_KEYWORD
-        }
-        for other in others:
-            for key, one in _parameters(other).items():
-                parameters.setdefault(key, one.replace(kind=one.KEYWORD_ONLY))
-        ordered = sorted(parameters.values(), key=lambda one: one.kind)
-        factory.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
-        return factory
-
-    return decorate
-
-
 def _load(path: str) -> Any:
     """Import the object at `package.module:attribute`."""
     module, _, attribute = path.partition(":")
@@ -288,9 +348,8 @@ def _parameters(factory: Factory) -> dict[str, Parameter]:
     """Return the named parameters of a factory."""
     if not callable(factory):
         return {}
-    parameters = inspect.signature(factory).parameters
-    named = {key: one for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
-    if any(one.annotation == "Unpack[HeadOptions]" for one in parameters.values()):
+    named = named_parameters(factory)
+    if any(one.annotation == "Unpack[HeadOptions]" for one in inspect.signature(factory).parameters.values()):
         heads: Any = importlib.import_module("hypersphere.heads")
         of_head = inspect.signature(heads.AngularHead).parameters
         named |= {key: of_head[key] for key in heads.HeadOptions.__annotations__}

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
+import os
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hypersphere._validation import nearest_name, require
+from hypersphere.training.settings_file import read_settings
 
 __all__ = ["Component", "Config", "Embedding", "Validation", "merge", "parse_value", "set_path", "settings_of"]
 
@@ -43,8 +47,11 @@ class Component:
         return bool(colon) and module not in LIBRARIES and all(part.isidentifier() for part in parts)
 
 
+CONFIG = "config.json"  # the file with the settings in the folder of a run
 DEEPEST = 8  # names in a path
+_COMPARISONS = {">=": operator.ge, ">": operator.gt, "<": operator.lt}
 LIBRARIES = ("timm", "torchvision", "hf")  # prefixes such as `timm:` choose a library, not a module to import
+DATA_PATHS = {"image_list": ("images", "validation"), "shards": ("validation",)}  # in addition to `path` and `pairs`
 
 
 def _setting(
@@ -53,6 +60,8 @@ def _setting(
     *,
     choices: Sequence[str] = (),
     least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
     may_change: bool = False,
     menu: str | None = None,
 ) -> Any:
@@ -63,10 +72,12 @@ def _setting(
         help: one sentence for `--help`, `hypersphere list` and the documentation.
         choices: accepted texts.
         least: smallest accepted number.
+        above, below: bounds of accepted numbers that are not accepted themselves.
         may_change: whether a resumed run may change the setting, because results up to then do not depend on it.
         menu: name of the menu of a component, see `hypersphere.training.components.MENUS`.
     """
-    metadata = {"help": help, "choices": tuple(choices), "least": least, "may_change": may_change, "menu": menu}
+    bounds = {sign: bound for sign, bound in ((">=", least), (">", above), ("<", below)) if bound is not None}
+    metadata = {"help": help, "choices": tuple(choices), "bounds": bounds, "may_change": may_change, "menu": menu}
     if dataclasses.is_dataclass(default) and not isinstance(default, type):
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -91,7 +102,7 @@ class Embedding:
         "Layers after the pooling; auto is linear if dim is set, else none.",
         choices=("auto", "none", "linear", "batch_norm", "linear_batch_norm"),
     )
-    dropout: float = _setting(0.0, "Dropout probability before the linear layer of the neck.", least=0)
+    dropout: float = _setting(0.0, "Dropout probability before the linear layer of the neck.", least=0, below=1)
 
 
 @dataclass(frozen=True)
@@ -112,10 +123,19 @@ class Validation:
         None, "Metric that selects the `best` checkpoint, for example verification.accuracy.", may_change=True
     )
     patience: int | None = _setting(
-        None, "Stop after this many validations without a better `best` metric.", least=1, may_change=True
+        None,
+        "Stop after this many validations without a better `best` metric, which must be set.",
+        least=1,
+        may_change=True,
     )
     energy: bool = _setting(True, "Also record the hyperspherical energy of each layer.", may_change=True)
-    batch_size: int = _setting(500, "Examples per validation batch.", least=1, may_change=True)
+    batch_size: int | None = _setting(
+        None, "Examples per validation batch; by default that of training.", least=1, may_change=True
+    )
+
+    def __post_init__(self) -> None:
+        accepted = "unset without validation.best, the metric that has to improve"
+        require(self.patience is None or self.best is not None, "validation.patience", accepted, self.patience)
 
 
 @dataclass(frozen=True)
@@ -133,6 +153,12 @@ class Config:
 
     # What is learned from.
     data: Component = _component("digits", "Training and validation data.", "data")
+    selection: float = _setting(
+        0.0,
+        "Fraction of the training data held out to choose settings; the test data are then not read.",
+        least=0,
+        below=1,
+    )
     sampler: Component = _component("shuffled", "Order of the training examples.", "sampler")
     augment: tuple[Component, ...] = _setting(
         (), "Augmentations of training batches, applied in order.", menu="augment"
@@ -164,9 +190,9 @@ class Config:
     batch_size: int = _setting(64, "Examples per optimiser step and accumulation step, summed over processes.", least=1)
     accumulate: int = _setting(1, "Batches per optimiser step.", least=1)
     precision: str = _setting("float32", "Precision of the model.", choices=("float32", "bfloat16", "float16"))
-    clip: float | None = _setting(None, "Largest norm of the gradient.", least=0)
+    clip: float | None = _setting(None, "Largest norm of the gradient.", above=0)
     ema: float | None = _setting(
-        None, "Decay of the exponential moving average of the weights, such as 0.999.", least=0
+        None, "Decay of the exponential moving average of the weights, such as 0.999.", least=0, below=1
     )
     compile: bool = _setting(False, "Compile the model with torch.compile.", may_change=True)
     checkpoint_activations: bool = _setting(False, "Recompute activations in the backward pass to save memory.")
@@ -191,6 +217,11 @@ class Config:
         """Return the config with these settings, given as plain data; the others have their defaults."""
         return _dataclass_of(cls, settings, "")
 
+    @classmethod
+    def read(cls, path: str | Path) -> Config:
+        """Return the config with the settings in a YAML or JSON file, or in the `config.json` of a run."""
+        return cls.of(read_settings(path))
+
     def settings(self) -> dict[str, Any]:
         """Return all settings as plain data that can be written as JSON; `Config.of` is the inverse."""
         return settings_of(self)
@@ -198,6 +229,29 @@ class Config:
     def patched(self, *patches: Mapping[str, Any]) -> Config:
         """Return the config with patches applied in order, see `merge`."""
         return Config.of(merge(self.settings(), *patches))
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """Return the config with absolute paths of the data, so that it is valid in every working directory.
+
+    A text that is neither an existing path nor a pattern, such as the name of a Hugging Face data set, is not changed.
+    """
+    options = dict(config.data.options)
+    for key in ("path", "pairs", *DATA_PATHS.get(config.data.name, ())):
+        value = options.get(key)
+        place = os.path.expanduser(value) if isinstance(value, str) else ""
+        if os.path.exists(place) or any(letter in place for letter in "*?{"):
+            options[key] = os.path.realpath(place)
+    return dataclasses.replace(config, data=Component(config.data.name, options))
+
+
+def with_absolute_model(config: Config) -> Config:
+    """Return the config with the absolute path of a model `hf:FOLDER`; a type such as `hf:vit` is not changed."""
+    library, _, name = config.model.name.partition(":")
+    place = os.path.expanduser(name)
+    if library != "hf" or not os.path.isdir(place):
+        return config
+    return dataclasses.replace(config, model=Component(f"hf:{os.path.realpath(place)}", config.model.options))
 
 
 def settings_of(value: Any) -> Any:
@@ -208,34 +262,12 @@ def settings_of(value: Any) -> Any:
         return {one.name: settings_of(getattr(value, one.name)) for one in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {key: settings_of(item) for key, item in value.items()}
-    return [settings_of(item) for item in value] if _is_list(value) else value
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
+    return [settings_of(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def menus_of(kind: type) -> dict[str, str]:
     """Return the settings of a dataclass that are components, with the name of the menu of each."""
     return {one.name: one.metadata["menu"] for one in dataclasses.fields(kind) if one.metadata["menu"]}
-
-
-def components_of(config: Config) -> Iterable[tuple[str, Component]]:
-    """Yield the dotted path and value of every component of a config, of nested ones too."""
-
-    def walk(path: str, value: Any) -> Iterable[tuple[str, Component]]:
-        if isinstance(value, Component):
-            yield path, value
-            value = value.options
-        if isinstance(value, Mapping) and isinstance(value.get("name"), str):
-            yield path, Component(value["name"])
-        parts = value.items() if isinstance(value, Mapping) else enumerate(value) if _is_list(value) else ()
-        for key, part in parts:
-            yield from walk(f"{path}.{key}", part)
-
-    for part, prefix in ((config, ""), (config.validation, "validation.")):
-        for name in menus_of(type(part)):
-            yield from walk(f"{prefix}{name}", getattr(part, name))
 
 
 def merge(base: Mapping[str, Any], *patches: Mapping[str, Any]) -> dict[str, Any]:
@@ -336,11 +368,11 @@ def _value_of(kind: Any, value: Any, name: str, rules: Mapping[str, Any]) -> Any
         return None
     plain = next(part for part in get_args(kind) if part is not type(None)) if optional else kind
     accepted = _accepted(plain, rules) + (", or null" if optional else "")
-    if plain is float and type(value) is int:
+    if plain is float and type(value) is int:  # YAML reads 1 as an integer
         value = float(value)
     fits = type(value) is plain
     fits = fits and (not rules["choices"] or value in rules["choices"])
-    fits = fits and (rules["least"] is None or value >= rules["least"])
+    fits = fits and all(_COMPARISONS[sign](value, bound) for sign, bound in rules["bounds"].items())
     fits = fits and not (plain is float and value != value)
     fits = fits and not (plain is int and abs(value) >= 2**63)
     require(fits, name, accepted, value)
@@ -359,7 +391,7 @@ def _accepted(kind: type, rules: Mapping[str, Any]) -> str:
     if rules["choices"]:
         return f"one of {', '.join(rules['choices'])}"
     noun = {int: "an integer", float: "a number", bool: "true or false", str: "text"}[kind]
-    return noun if rules["least"] is None else f"{noun} >= {rules['least']:g}"
+    return " ".join([noun, " and ".join(f"{sign} {bound:g}" for sign, bound in rules["bounds"].items())]).strip()
 
 
 def _plain(value: Any, name: str) -> Any:

@@ -1,4 +1,7 @@
-"""The training loop: batches to losses to gradients to steps, for `fit` and for the `Trainer`."""
+"""The training loop: batches to losses to gradients to steps.
+
+`minimize` is the loop. `fit` calls it for a model and a head, the `Trainer` for an experiment.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +9,26 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
 
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require
 from hypersphere.heads import NonFiniteScoresError
-from hypersphere.robustness import Attack, adversarial_loss
+from hypersphere.training.objective import Objective
 
-__all__ = ["Epoch", "Objective", "Progress", "Steppable", "embed", "fit", "minimize", "predict"]
+__all__ = ["Epoch", "Progress", "embed", "fit", "minimize", "predict"]
 
 ADVICE = "a smaller learning rate may help"
 SMALLEST_SCALE = 1e-3  # of the loss in float16; the scale starts at 65,536 and is halved at each skipped step
 
-
-class Scorer(Protocol):
-    """Anything that computes scores (B, C) without margin: a head, also sharded or wrapped."""
-
-    def scores(self, x: Tensor, /) -> Tensor:
-        """Return the scores of features."""
-
-
-class Steppable(Protocol):
-    """An optimiser, or several that step together."""
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients."""
-
-    def step(self) -> Any:
-        """Update the parameters."""
+Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -71,103 +60,37 @@ class Progress:
     batches: int = 0
     loss: float | Tensor = math.nan
 
+    def count_step(self, loss: float | Tensor, batches: int, rows: int) -> None:
+        """Count a step on some batches with a number of rows."""
+        # The losses of an epoch are summed in float64, which MPS does not have.
+        wide = loss.double() if isinstance(loss, Tensor) and loss.device.type != "mps" else loss
+        self.loss, self.total = loss, self.total + wide * rows
+        self.step, self.batches, self.seen = self.step + 1, self.batches + batches, self.seen + rows
+
+    def end_epoch(self, seconds: float) -> Epoch:
+        """Count an epoch and return its result."""
+        self.epoch += 1
+        result = Epoch(self.epoch, float(self.total) / max(self.seen, 1), seconds)
+        self.total, self.seen, self.batches = 0.0, 0, 0
+        return result
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain numbers."""
-        numbers = {"total": float(self.total), "loss": float(self.loss)}
-        return {"epoch": self.epoch, "step": self.step, "seen": self.seen, "batches": self.batches, **numbers}
+        return {**vars(self), "total": float(self.total), "loss": float(self.loss)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state."""
-        for name in ("epoch", "step", "seen", "batches", "total", "loss"):
+        for name in list(vars(self)):
             setattr(self, name, state[name])
-
-
-class Objective(nn.Module):
-    """Map inputs and labels to the loss of a head on the features of a network, plus regularisers.
-
-    As a single module it can be passed to DDP, `torch.compile` and hooks.
-
-    Args:
-        network: maps inputs to features.
-        head: maps features and labels to a scalar loss.
-        regularizers: modules or functions without arguments.
-        precision: autocast dtype of the network; losses and regularisers are computed in float32.
-        attack: attack for adversarial training, None without.
-        attack_weight: weight of the attacked inputs in the loss, see `hypersphere.robustness.adversarial_loss`.
-    """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        head: nn.Module,
-        regularizers: Sequence[Callable[[], Tensor]] = (),
-        *,
-        precision: torch.dtype = torch.float32,
-        attack: Attack | None = None,
-        attack_weight: float = 0.5,
-    ) -> None:
-        super().__init__()
-        self.network = network
-        self.head = head
-        self.regularizers = nn.ModuleList([r for r in regularizers if isinstance(r, nn.Module)])
-        self.penalties = [r for r in regularizers if not isinstance(r, nn.Module)]
-        self.precision = precision
-        self.attack, self.attack_weight = attack, attack_weight
-
-    def features(self, inputs: Tensor) -> Tensor:
-        """Map inputs to features, in float32."""
-        with self._autocast(inputs):
-            features = self.network(inputs)
-        if not isinstance(features, Tensor):
-            advice = "wrap it in hypersphere.models.Embedder, or select one of its outputs"
-            raise TypeError(f"the model must return a tensor of features, not {type(features).__name__}; {advice}")
-        return features if self.precision == torch.float32 else features.float()
-
-    def forward(
-        self, inputs: Tensor, labels: Tensor, share: float | Tensor | None = None, regularize: bool = True
-    ) -> Tensor:
-        """Return the loss.
-
-        Args:
-            inputs, labels: a batch.
-            share: factor of the loss of the head, if the batch is a part of a larger one.
-            regularize: add the regularisers.
-        """
-        if self.attack is None or not self.training:
-            loss = self.head(self.features(inputs), labels)
-        else:
-            with self._autocast(inputs):
-                options: dict[str, Any] = {"attack": self.attack, "weight": self.attack_weight}
-                loss = adversarial_loss(self.network, inputs, labels, loss=self.head, **options)
-        loss = loss if share is None else loss * share
-        for regularizer in (*self.regularizers, *self.penalties) if regularize else ():
-            term = regularizer()
-            require(isinstance(term, Tensor | float | int), "regularizers", "functions that return a number", term)
-            loss = loss + term
-        return loss
-
-    def weight(self, labels: Tensor) -> float | Tensor:
-        """Return the denominator of the mean loss of a batch: its number of rows, or the sum of their class weights."""
-        head: Any = self.head
-        if getattr(head, "reduction", "mean") == "sum":
-            return 1.0
-        class_weights = getattr(head, "class_weights", None)
-        counted = labels != getattr(head, "ignore_index", -100)
-        return counted.sum() if class_weights is None else class_weights[labels[counted].to(class_weights.device)].sum()
-
-    def _autocast(self, inputs: Tensor) -> AbstractContextManager[Any]:
-        if self.precision == torch.float32:
-            return nullcontext()
-        return torch.autocast(inputs.device.type, self.precision)
 
 
 def fit(
     model: nn.Module,
     head: nn.Module,
-    data: Iterable[tuple[Tensor, Tensor]],
+    data: Iterable[Batch],
     *,
     epochs: int,
-    optimizer: Steppable,
+    optimizer: Any,
     scheduler: Any = None,
     regularizers: Sequence[Callable[[], Tensor]] = (),
     on_step: Callable[[int], None] | None = None,
@@ -180,7 +103,7 @@ def fit(
         head: maps features and labels to a scalar loss.
         data: a data loader, or `Batches`; iterated once per epoch. Batches are moved to the device of the model.
         epochs: number of epochs.
-        optimizer: optimiser of the parameters of the model and the head.
+        optimizer: optimiser of the parameters of the model and the head, or `hypersphere.optim.Optimizers`.
         scheduler: a torch learning-rate scheduler, stepped once per batch.
         regularizers: functions without arguments; their results are added to every loss.
         on_step: called after each optimiser step with the number of steps so far.
@@ -198,12 +121,14 @@ def fit(
     model.train()
     head.train()
     parameter = next(model.parameters(), None)
+    device = None if parameter is None else parameter.device
     return minimize(
         Objective(model, head, regularizers),
-        data if parameter is None else _Moved(data, parameter.device),
+        data,
         epochs=epochs,
         optimizer=optimizer,
         scheduler=scheduler,
+        prepare=lambda x, y: (x.to(device, non_blocking=True), y.to(device, non_blocking=True)),
         on_step=None if on_step is None else lambda progress: on_step(progress.step),
         on_epoch=on_epoch,
     )
@@ -211,12 +136,13 @@ def fit(
 
 def minimize(
     objective: nn.Module,
-    data: Iterable[tuple[Tensor, Tensor]],
+    data: Iterable[Batch],
     *,
     optimizer: Any,
     epochs: int | None = None,
     steps: int | None = None,
     scheduler: Any = None,
+    prepare: Callable[[Tensor, Tensor], Batch] = lambda x, y: (x, y),
     accumulate: int = 1,
     clip: float | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -232,10 +158,11 @@ def minimize(
         objective: an `Objective`, possibly wrapped in `Parallel` or DDP, or compiled. If it defines `features`,
             non-finite features are reported as divergence rather than as invalid input.
         data: iterated once per epoch.
-        optimizer: a `Steppable`.
+        optimizer: an optimiser, or several that step together (`hypersphere.optim.Optimizers`).
         epochs: number of epochs; None if `steps` ends training.
         steps: number of optimiser steps.
         scheduler: stepped once per optimiser step.
+        prepare: maps each batch to the one that is used, for example on another device.
         accumulate: batches per optimiser step. The objective must then accept `share` and `regularize`, see
             `Objective.forward`: the gradient is that of one large batch.
         clip: largest norm of the gradient of all parameters.
@@ -248,16 +175,16 @@ def minimize(
             epoch.
     """
     at = progress or Progress()
-    resumed = at.step > 0
+    # If `steps` ended training with the last batch of an epoch, the first pass after resuming has no batches left.
+    may_be_empty = at.step > 0
     history: list[Epoch] = []
     while (epochs is None or at.epoch < epochs) and (steps is None or at.step < steps):
-        began, steps_before = time.perf_counter(), at.step
-        batches = iter(data)
-        while (steps is None or at.step < steps) and (group := _next_group(batches, data, at, accumulate)):
+        began = time.perf_counter()
+        for group in _groups(data, accumulate, at.batches):
             check = at.step == 0 or (at.step + 1) % check_every == 0
+            batches = [prepare(x, y) for x, y in group]
             optimizer.zero_grad(set_to_none=True)
-            loss = _backward(objective, group, scaler, at.epoch + 1, check=check)
-            at.loss = float(loss) if check else loss
+            loss = _backward(objective, batches, scaler, at.epoch + 1, check=check)
             _step(optimizer, clip, scaler)
             if check and scaler is not None and scaler.get_scale() < SMALLEST_SCALE:
                 reason = "the gradients overflow in float16 at every step, so none was taken"
@@ -265,49 +192,48 @@ def minimize(
             if scheduler is not None:
                 scheduler.step()
             sizes = [len(labels) for _, labels in group] if batch_sizes is None else batch_sizes[at.batches :]
-            rows = sum(sizes[: len(group)])
-            at.step, at.batches, at.seen = at.step + 1, at.batches + len(group), at.seen + rows
-            at.total = at.total + _wide(at.loss) * rows
-            resumed = False
+            at.count_step(float(loss) if check else loss, len(group), sum(sizes[: len(group)]))
             if on_step is not None:
                 on_step(at)
-        if at.step == steps_before and not at.seen:
-            if resumed:  # the last pass had ended with the last step before training stopped
-                resumed = False
-                continue
+            if at.step == steps:
+                break  # before another batch is read, so that `data` can continue from here
+        if at.batches > 0:
+            history.append(at.end_epoch(time.perf_counter() - began))
+            if on_epoch is not None:
+                on_epoch(history[-1])
+        elif not may_be_empty:
             raise ValueError(f"data must yield batches again every epoch, but epoch {at.epoch + 1} had none")
-        at.epoch += 1
-        history.append(Epoch(at.epoch, float(at.total) / max(at.seen, 1), time.perf_counter() - began))
-        at.total, at.seen, at.batches = 0.0, 0, 0
-        if on_epoch is not None:
-            on_epoch(history[-1])
+        may_be_empty = False
     return history
 
 
-def _next_group(batches: Iterator[Any], data: Any, at: Progress, accumulate: int) -> list[tuple[Tensor, Tensor]]:
-    """Return the batches of the next step, none at the end of an epoch.
+def _groups(data: Any, accumulate: int, done: int) -> Iterator[list[Batch]]:
+    """Yield the batches of each step of an epoch, of which `done` batches were used before.
 
     A last group that is incomplete must not ask for another batch: the data would then forget, before the step is
     taken and perhaps saved, that they are within an epoch.
     """
-    left = len(data) - at.batches if accumulate > 1 and hasattr(data, "__len__") else 0
-    return list(itertools.islice(batches, min(accumulate, left) if left > 0 else accumulate))
+    batches = iter(data)
+    left = len(data) - done if accumulate > 1 and hasattr(data, "__len__") else 0
+    while group := list(itertools.islice(batches, min(accumulate, left) if left > 0 else accumulate)):
+        left -= len(group)
+        yield group
 
 
 def _backward(
     objective: nn.Module,
-    group: Sequence[tuple[Tensor, Tensor]],
+    batches: Sequence[Batch],
     scaler: torch.amp.GradScaler | None,
     epoch: int,
     *,
     check: bool,
 ) -> Tensor:
-    """Add the gradients of the mean loss over a group of batches, and return this loss without waiting for it."""
+    """Add the gradients of the mean loss over the batches of a step, and return this loss without waiting for it."""
     total = torch.zeros(())
-    weights = [objective.weight(y) for _, y in group] if len(group) > 1 else [1.0]  # type: ignore[operator]
-    for place, (x, y) in enumerate(group):
+    weights = [objective.weight(y) for _, y in batches] if len(batches) > 1 else [1.0]  # type: ignore[operator]
+    for place, (x, y) in enumerate(batches):
         try:
-            if len(group) == 1:
+            if len(batches) == 1:
                 loss = objective(x, y)
             else:  # regularisers do not depend on the batch: once per step
                 loss = objective(x, y, share=weights[place] / sum(weights), regularize=place == 0)
@@ -327,10 +253,10 @@ def _backward(
 
 def _step(optimizer: Any, clip: float | None, scaler: torch.amp.GradScaler | None) -> None:
     """Scale gradients back, clip them, and update the parameters."""
-    optimizers = getattr(optimizer, "optimizers", [optimizer])
+    optimizers = _optimizers(optimizer)
     if scaler is not None:
         for one in optimizers:
-            scaler.unscale_(one)
+            scaler.unscale_(one)  # before clipping, which needs the true norm
     if clip is not None:
         nn.utils.clip_grad_norm_([p for one in optimizers for group in one.param_groups for p in group["params"]], clip)
     if scaler is None:
@@ -341,45 +267,8 @@ def _step(optimizer: Any, clip: float | None, scaler: torch.amp.GradScaler | Non
         scaler.update()
 
 
-def _wide(loss: float | Tensor) -> float | Tensor:
-    """Return a loss in float64, in which the losses of an epoch are summed."""
-    return loss.double() if isinstance(loss, Tensor) and loss.device.type != "mps" else loss
-
-
-@torch.no_grad()
-def embed(model: nn.Module, data: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return the features (N, d) and labels (N,) of all data, computed with the model in evaluation mode."""
-    with evaluation_mode(model):
-        parts = [(model(x), y) for x, y in data]
-    require(bool(parts), "data", "an iterable with at least one batch", data)
-    return torch.cat([features for features, _ in parts]), torch.cat([labels for _, labels in parts])
-
-
-@torch.no_grad()
-def predict(head: Scorer, features: Tensor) -> Tensor:
-    """Return the class with the largest score (without margin) for each feature."""
-    return head.scores(features).argmax(1)
-
-
-class _Moved:
-    """Batches that are moved to a device."""
-
-    def __init__(self, data: Iterable[tuple[Tensor, Tensor]], device: torch.device) -> None:
-        self.data, self.device = data, device
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for x, y in self.data:
-            yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
-
-
-def _require_parameters(optimizer: Any, head: nn.Module) -> None:
-    """Raise a `ValueError` if an optimiser lacks parameters of the head, which would then never learn."""
-    optimizers = getattr(optimizer, "optimizers", [optimizer])
-    if all(hasattr(one, "param_groups") for one in optimizers):
-        updated = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
-        missing = [name for name, p in head.named_parameters() if p.requires_grad and id(p) not in updated]
-        advice = "one with the parameters of model and head, or with a frozen head"
-        require(not missing, "optimizer", advice, f"one without {', '.join(missing)} of the head")
+def _optimizers(optimizer: Any) -> list[Any]:
+    return getattr(optimizer, "optimizers", [optimizer])
 
 
 def _finite(*tensors: Tensor) -> bool:
@@ -392,3 +281,30 @@ def _healthy(objective: nn.Module, x: Tensor) -> bool:
     inner = objective.module if isinstance(objective, DistributedDataParallel) else objective
     of_inputs = getattr(inner, "features", None)
     return _finite(*objective.parameters(), *([] if of_inputs is None else [of_inputs(x)]))
+
+
+def _require_parameters(optimizer: Any, head: nn.Module) -> None:
+    """Raise a `ValueError` if an optimiser lacks parameters of the head, which would then never learn."""
+    optimizers = _optimizers(optimizer)
+    if all(hasattr(one, "param_groups") for one in optimizers):
+        updated = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+        missing = [name for name, p in head.named_parameters() if p.requires_grad and id(p) not in updated]
+        advice = "one with the parameters of model and head, or with a frozen head"
+        require(not missing, "optimizer", advice, f"one without {', '.join(missing)} of the head")
+
+
+@torch.no_grad()
+def embed(
+    model: Callable[[Tensor], Tensor], data: Iterable[Batch]
+) -> tuple[Float[Tensor, " samples *dim"], Shaped[Tensor, " samples"]]:
+    """Return the features (N, d) and labels (N,) of all data, computed with the model in evaluation mode."""
+    with evaluation_mode(model), parametrize.cached():
+        parts = [(model(x), y) for x, y in data]
+    require(bool(parts), "data", "an iterable with at least one batch", data)
+    return torch.cat([features for features, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+@torch.no_grad()
+def predict(head: Any, features: Float[Tensor, "samples dim"]) -> Int[Tensor, " samples"]:
+    """Return the class with the largest score (without margin) for each feature; `head` has a method `scores`."""
+    return head.scores(features).argmax(1)

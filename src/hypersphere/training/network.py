@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -11,12 +13,13 @@ import torch
 from torch import nn
 
 from hypersphere import data, layers, models
+from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_integer, require
 from hypersphere.functions.magnitude import MAGNITUDES
-from hypersphere.training.components import accept_options_of, find_factory
+from hypersphere.training.components import create
 from hypersphere.training.config import Component, Config, Embedding
 
-__all__ = ["NETWORKS", "OPERATORS", "Operator", "build_body"]
+__all__ = ["NETWORKS", "OPERATORS", "Operator", "OperatorOptions", "build_body"]
 
 NORMS: dict[str, tuple[Callable[[int], nn.Module] | None, Callable[[int], nn.Module] | None]] = {
     "batch": (nn.BatchNorm1d, nn.BatchNorm2d),
@@ -57,18 +60,28 @@ class Operator:
     Attributes:
         conv: factory of convolutions that replaces `nn.Conv2d` in a model.
         convert_: changes a model in place.
-        project_every: steps between two projections of the weights to norm 1.
-        weighted_gradients: multiply gradients by the norms of the filters.
     """
 
     conv: Callable[..., nn.Module] | None = None
     convert_: Callable[[nn.Module], None] | None = None
+
+
+@dataclass(frozen=True)
+class OperatorOptions:
+    """Options of every operator that concern the training of its weights.
+
+    Attributes:
+        project_every: steps between two projections of the weights to norm 1.
+        weighted_gradients: multiply gradients by the norms of the filters.
+    """
+
     project_every: int | None = None
     weighted_gradients: bool = False
 
     def __post_init__(self) -> None:
-        every = self.project_every
+        every, weighted = self.project_every, self.weighted_gradients
         require(every is None or is_integer(every, 1), "operator.project_every", "null or an integer >= 1", every)
+        require(isinstance(weighted, bool), "operator.weighted_gradients", "true or false", weighted)
 
 
 def _plain() -> Operator:
@@ -76,20 +89,13 @@ def _plain() -> Operator:
     return Operator()
 
 
-def _sphere_norm(
-    *,
-    angular: str = "cosine",
-    rescale: Any = "learned",
-    storage: str = "full",
-    project_every: int | None = None,
-    weighted_gradients: bool = False,
-) -> Operator:
+def _sphere_norm(*, angular: str = "cosine", rescale: Any = "learned", storage: str = "full") -> Operator:
     """SphereNorm: convolutions that see only angles, rescaled by learned numbers, as a normalisation."""
 
     def conv(*arguments: Any, **options: Any) -> nn.Module:
         return layers.SphereNorm(nn.Conv2d(*arguments, **options), angular=angular, rescale=rescale, storage=storage)
 
-    return Operator(conv, None, project_every, weighted_gradients)
+    return Operator(conv=conv)
 
 
 def _decoupled(entry: Callable[..., Any]) -> Callable[..., Operator]:
@@ -105,26 +111,35 @@ def _decoupled(entry: Callable[..., Any]) -> Callable[..., Operator]:
         storage: str = "full",
         scale: str | None = None,
         layers: str = "convolutions",
-        project_every: int | None = None,
-        weighted_gradients: bool = False,
         **of_magnitude: Any,
     ) -> Operator:
-        require(layers in ("convolutions", "all"), "operator.layers", "'convolutions' or 'all'", layers)
+        require(layers in WHICH, "operator.layers", f"one of {', '.join(WHICH)}", layers)
         options = {"angular": angular, "weighting": weighting, "learn_k": learn_k, "learn_radius": learn_radius}
         options |= {"radius_norm": radius_norm, "momentum": momentum, "storage": storage, "scale": scale}
         magnitude = entry(**of_magnitude)
-        convert_ = partial(_convert_, magnitude=magnitude, which=layers, options=options)
-        return Operator(None, convert_, project_every, weighted_gradients)
+        return Operator(convert_=partial(_convert_, magnitude=magnitude, which=layers, options=options))
 
     decoupled.__doc__ = entry.__doc__
     return decoupled
 
 
+WHICH = ("convolutions", "spatial", "all")
+
+
 def _convert_(body: nn.Module, *, magnitude: Any, which: str, options: Mapping[str, Any]) -> None:
-    """Convert the convolutions of a body, or all its layers, to decoupled layers."""
-    only = which == "convolutions" and any(isinstance(module, _CONVOLUTIONS) for module in body.modules())
+    """Convert layers of a body to decoupled layers.
+
+    These are all convolutions; those with kernels larger than one pixel, which leaves out the projections of shortcuts
+    ("spatial"); or also the linear layers ("all", and if there are no convolutions).
+    """
+    only = which != "all" and any(isinstance(module, _CONVOLUTIONS) for module in body.modules())
     kinds = _CONVOLUTIONS if only else (*_CONVOLUTIONS, nn.Linear)
-    layers.convert_(body, magnitude=magnitude, **options, where=lambda _, module: isinstance(module, kinds))
+
+    def is_chosen(name: str, module: nn.Module) -> bool:
+        kernel = getattr(module, "kernel_size", ())
+        return isinstance(module, kinds) and not (which == "spatial" and all(side == 1 for side in kernel))
+
+    layers.convert_(body, magnitude=magnitude, **options, where=is_chosen)
 
 
 OPERATORS: dict[str, Callable[..., Operator]] = {
@@ -137,41 +152,34 @@ OPERATORS: dict[str, Callable[..., Operator]] = {
 # --- the body
 
 
-def build_body(
-    config: Config, operator: Operator, shape: tuple[int, ...], *, graph: data.Graph | None, create_: Callable[..., Any]
-) -> nn.Module:
+def build_body(config: Config, operator: Operator, shape: tuple[int, ...], graph: data.Graph | None) -> nn.Module:
     """Return the model of a config for inputs of a shape, with a known dimension of its features.
 
     Sizes that the config does not set follow from the data. A model without `feature_dim`, or with settings in
     `embedding`, becomes the backbone of an `Embedder`.
     """
     component = config.model
-    name = component.name
-    if not (component.is_import_path or ":" in name):
-        require(
-            (graph is not None) == (name == "gcn"), "model.name", "'gcn' on a graph, and another model otherwise", name
-        )
+    if component.name in NETWORKS:
+        name = component.name
+        accepted = "'gcn' on a graph, and another model otherwise"
+        require((graph is not None) == (name == "gcn"), "model.name", accepted, name)
         is_points = len(shape) == 2 and graph is None
         accepted = "a pointnet on points, and another model otherwise"
         require(is_points == name.startswith("pointnet"), "model.name", accepted, name)
-    is_image = len(shape) == 3
-    sizes: dict[str, Any] = {
-        "in_channels": shape[0] if is_image else None,
-        "image_size": (shape[1] if shape[1] == shape[2] else shape[1:]) if is_image else None,
-        "in_features": torch.Size(shape).numel() if graph is None else graph.features.shape[1],
-    }
-    context = {key: value for key, value in sizes.items() if value is not None}
+        component = _with_layer_factories(component)
+    context: dict[str, Any] = {"in_features": math.prod(shape) if graph is None else graph.features.shape[1]}
+    if len(shape) == 3:
+        context["in_channels"] = shape[0]
+        context["image_size"] = shape[1] if shape[1] == shape[2] else shape[1:]
+    # SphereNorm needs to know its convolution when it is made; other operators convert the finished body below.
     if operator.conv is not None:
         context["conv"] = operator.conv
-    if not (component.is_import_path or ":" in name):
-        component = _with_layer_factories(component)
-    body: nn.Module = create_(component, "model", context=context)
+    body: nn.Module = create(component, "model", context=context)
     require(isinstance(body, nn.Module), "model", "the import path of a module or of a function that returns one", body)
     if config.embedding != Embedding() or not isinstance(getattr(body, "feature_dim", None), int):
-        require(graph is None, "embedding", "unset on a graph", config.embedding)
-        chosen = config.embedding
-        options: dict[str, Any] = {"dim": chosen.dim, "pool": chosen.pool, "neck": chosen.neck}
-        body = models.Embedder(body, torch.zeros(2, *shape), **options, dropout=chosen.dropout)
+        require(graph is None, "embedding", "unset on a graph", asdict(config.embedding))
+        # A forward pass on zeros finds the dimension of the features.
+        body = models.Embedder(body, torch.zeros(2, *shape), **asdict(config.embedding))
     if operator.convert_ is not None:
         operator.convert_(body)
     return body
@@ -180,12 +188,9 @@ def build_body(
 def _with_layer_factories(component: Component) -> Component:
     """Return a component with the names of norms and activations replaced by factories of layers."""
     options = dict(component.options)
-    parameters = find_factory(component, "model", "model")
     if "norm" in options:
         require(options["norm"] in NORMS, "model.norm", f"one of {', '.join(NORMS)}", options["norm"])
-        import inspect
-
-        is_flat = "in_channels" not in inspect.signature(parameters).parameters
+        is_flat = "in_channels" not in inspect.signature(NETWORKS[component.name]).parameters
         options["norm"] = NORMS[options["norm"]][0 if is_flat else 1]
     for option in ("activation", "feature_activation"):
         if option in options:

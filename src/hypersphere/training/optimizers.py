@@ -1,158 +1,111 @@
-"""Optimisers by name, with parameter groups: weight decay, layer-wise learning rates, rotations, sampled classes."""
+"""The optimiser of an experiment: weight decay, layer-wise learning rates, rotations, sampled classes."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from hypersphere._validation import is_number, require
-from hypersphere.optim import OGD, OGDAdam, param_groups
+from hypersphere.models import layer_depths
+from hypersphere.optim import OPTIMIZERS, Optimizers, param_groups
 from hypersphere.rotation import rotation_parameters
-from hypersphere.training.components import create
+from hypersphere.rotation.training import TrainedRotation
+from hypersphere.training.components import MENUS, create
 from hypersphere.training.config import Component
+from hypersphere.training.objective import Objective
 
-__all__ = ["GROUP_OPTIONS", "OPTIMIZERS", "Optimizers", "build_optimizer"]
-
-_DEFAULTS: dict[str, dict[str, Any]] = {"SGD": {"lr": 0.1, "momentum": 0.9}}
-_OTHER_INTERFACE = ("Optimizer", "LBFGS", "SparseAdam", "Muon")  # a closure; only sparse gradients; only matrices
-
-# Every optimiser of torch under its name in small letters, called with parameter groups and options.
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    name.lower(): partial(value, **_DEFAULTS[name]) if name in _DEFAULTS else value
-    for name, value in sorted(vars(torch.optim).items())
-    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name not in _OTHER_INTERFACE
-}
-
-# Options of every optimiser that define its parameter groups.
-GROUP_OPTIONS: dict[str, Any] = {
-    "weight_decay": 0.0,
-    "decay_everything": False,
-    "layer_decay": None,
-    "rotation_lr": None,
-    "rotation_decay": 0.0,
-}
+__all__ = ["GroupOptions", "build_optimizer"]
 
 
-class Optimizers:
-    """Several optimisers that step together."""
+@dataclass(frozen=True)
+class GroupOptions:
+    """Options of every optimiser that define its parameter groups.
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.optimizers = list(optimizers)
+    Attributes:
+        weight_decay: weight decay, of weights only.
+        decay_everything: also decay biases and norms.
+        layer_decay: factor of the learning rate per layer, counted from the output.
+        rotation_lr: learning rate of rotations, by default that of all parameters.
+        rotation_decay: weight decay of rotations.
+    """
 
-    @property
-    def state(self) -> dict[Any, Any]:
-        """The state of the first optimiser, by parameter."""
-        return self.optimizers[0].state
+    weight_decay: float = 0.0
+    decay_everything: bool = False
+    layer_decay: float | None = None
+    rotation_lr: float | None = None
+    rotation_decay: float = 0.0
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of all optimisers."""
-        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none)
-
-    def step(self) -> None:
-        """Step each optimiser."""
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of each optimiser."""
-        return {str(place): optimizer.state_dict() for place, optimizer in enumerate(self.optimizers)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state of each optimiser."""
-        count = len(self.optimizers)
-        require(len(state) == count, "state", f"the states of {count} optimisers", len(state))
-        for place, optimizer in enumerate(self.optimizers):
-            optimizer.load_state_dict(state[str(place)])
+    def __post_init__(self) -> None:
+        everything, layer_decay, rotation_lr = self.decay_everything, self.layer_decay, self.rotation_lr
+        require(isinstance(everything, bool), "optimizer.decay_everything", "true or false", everything)
+        for name in ("weight_decay", "rotation_decay"):
+            require(is_number(getattr(self, name), 0), f"optimizer.{name}", "a number >= 0", getattr(self, name))
+        fits = rotation_lr is None or is_number(rotation_lr, 0)
+        require(fits, "optimizer.rotation_lr", "null or a number >= 0", rotation_lr)
+        is_factor = layer_decay is None or (is_number(layer_decay, 0, 1) and layer_decay > 0)
+        require(is_factor, "optimizer.layer_decay", "null or a number in (0, 1]", layer_decay)
 
 
 def build_optimizer(
-    modules: nn.Module,
-    component: Component,
-    *,
-    on_group: Sequence[nn.Parameter] = (),
-    group_options: Mapping[str, Any] | None = None,
-    sampled: nn.Parameter | None = None,
-    layers_to_output: Callable[[], Mapping[int, int]] = dict,
-    create_: Callable[..., Any] = create,
+    objective: Objective, component: Component, rotation: TrainedRotation, *, sampled: nn.Parameter | None = None
 ) -> Optimizers:
     """Return an optimiser for all trained parameters.
 
-    In addition to the options of the optimiser, `component` may have `weight_decay`; `decay_everything`, which also
-    decays biases and norms; `layer_decay`, the factor of the learning rate per layer counted from the output;
-    `rotation_lr` and `rotation_decay`, learning rate and weight decay of rotations.
-
     Args:
-        modules: network and head.
-        component: name and options of the optimiser.
-        on_group: rotations that are trained by descent on the orthogonal group.
-        group_options: options of that descent; "adam" selects `OGDAdam`.
+        objective: network and head.
+        component: name and options of the optimiser, including those of `GroupOptions`.
+        rotation: its parameters on the orthogonal group get a separate optimiser.
         sampled: class vectors of which each step trains a sample. They get an optimiser without momentum for rows that
             were not drawn.
-        layers_to_output: returns the number of layers from each parameter, by identity, to the output.
-        create_: creates the optimiser, see `hypersphere.training.components.create`.
     """
-    options = dict(component.options)
-    chosen = {key: options.pop(key, default) for key, default in GROUP_OPTIONS.items()}
-    decay, layer_decay = chosen["weight_decay"], chosen["layer_decay"]
-    everything = chosen["decay_everything"]
-    require(isinstance(everything, bool), "optimizer.decay_everything", "true or false", everything)
-    for name in ("weight_decay", "rotation_decay", "rotation_lr"):
-        fits = is_number(chosen[name], 0) or (name == "rotation_lr" and chosen[name] is None)
-        require(fits, f"optimizer.{name}", "a number >= 0", chosen[name])
-    is_factor = layer_decay is None or (is_number(layer_decay, 0, 1) and layer_decay > 0)
-    require(is_factor, "optimizer.layer_decay", "null or a number in (0, 1]", layer_decay)
-
-    component = Component(component.name, options)
+    component, chosen = MENUS["optimizer"].split(component)
     rate = _learning_rate(component)
-    rotation_rate = rate if chosen["rotation_lr"] is None else chosen["rotation_lr"]
-    groups = param_groups(modules, decay, bias=everything, normalization=everything)
-    apart = {id(parameter) for parameter in on_group}
+    rotation_rate = rate if chosen.rotation_lr is None else chosen.rotation_lr
+    everything = chosen.decay_everything
+    groups = param_groups(objective, chosen.weight_decay, bias=everything, normalization=everything)
+    # Parameters that the main optimiser does not train: rotations on the orthogonal group, and sampled class vectors.
+    separate = {id(parameter) for parameter in rotation.on_group}
     if sampled is not None:
-        decayed = any(parameter is sampled for parameter in groups[0]["params"]) and decay > 0
+        is_decayed = any(parameter is sampled for parameter in groups[0]["params"]) and chosen.weight_decay > 0
         accepted = "0 if head.sample is set, because decay would also change class vectors that were not drawn"
-        require(not decayed, "optimizer.weight_decay", accepted, decay)
-        apart.add(id(sampled))
-    turning = {id(p) for p in rotation_parameters(modules)} - apart
-    if chosen["rotation_lr"] is None and not chosen["rotation_decay"]:
-        turning = set()
+        require(not is_decayed, "optimizer.weight_decay", accepted, chosen.weight_decay)
+        separate.add(id(sampled))
+    # All other rotations are a group of the main optimiser if they have a learning rate or decay.
+    has_group = chosen.rotation_lr is not None or chosen.rotation_decay > 0
+    turning = {id(p) for p in rotation_parameters(objective)} - separate if has_group else set()
     rotations = [p for group in groups for p in group["params"] if id(p) in turning]
     for group in groups:
-        group["params"] = [p for p in group["params"] if id(p) not in apart | turning]
-    if layer_decay is not None:
-        groups = _split_by_depth(groups, layers_to_output(), rate, layer_decay)
-    if rotations:
-        groups.append({"params": rotations, "weight_decay": chosen["rotation_decay"], "lr": rotation_rate})
+        group["params"] = [p for p in group["params"] if id(p) not in separate | turning]
+    if chosen.layer_decay is not None:
+        groups = _split_by_depth(groups, objective.network, rate, chosen.layer_decay)
+    groups.append({"params": rotations, "weight_decay": chosen.rotation_decay, "lr": rotation_rate})
     groups = [group for group in groups if group["params"]]
 
     optimizers: list[torch.optim.Optimizer] = []
     if groups:
-        optimizers.append(create_(component, "optimizer", groups, handled=GROUP_OPTIONS))
-    if on_group:
-        more = dict(group_options or {})
-        kind = OGDAdam if more.pop("adam", False) else OGD
-        optimizers.append(kind(list(on_group), lr=rotation_rate, **more))
+        optimizers.append(create(component, "optimizer", groups))
+    if rotation.on_group:
+        optimizers.append(rotation.group_optimizer(rotation.on_group, lr=rotation_rate))
     if sampled is not None:
+        # Both leave rows unchanged that have no gradient: no momentum, and moments of the drawn rows only.
         adaptive = "adam" in component.name.lower()
         optimizers.append((torch.optim.SparseAdam if adaptive else torch.optim.SGD)([sampled], lr=rate))
-    require(bool(optimizers), "model", "a model with trainable parameters", type(modules).__name__)
+    require(bool(optimizers), "model", "a model with trainable parameters", type(objective.network).__name__)
     return Optimizers(optimizers)
 
 
 def _split_by_depth(
-    groups: list[dict[str, Any]], distances: Mapping[int, int], rate: float, layer_decay: float
+    groups: list[dict[str, Any]], network: nn.Module, rate: float, layer_decay: float
 ) -> list[dict[str, Any]]:
-    """Split groups by the number of layers up to the output, which lower the learning rate."""
+    """Split groups by the number of layers up to the head, which lower the learning rate."""
+    body = cast(nn.Module, network.body)
+    depths = layer_depths(body)
+    deepest = max(depths.values(), default=0)
+    distances = {id(parameter): deepest + 1 - depths[name] for name, parameter in body.named_parameters()}
     split: dict[tuple[int, int], dict[str, Any]] = {}
     for place, group in enumerate(groups):
         for parameter in group["params"]:

@@ -40,12 +40,11 @@ class RandomState:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all generators."""
         version, words, gauss = random.getstate()
-        accelerator = _accelerator()
         return {
             "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
             "numpy": _as_tensors(numpy.random.get_state(legacy=False)),  # noqa: NPY002
-            "torch": torch.get_rng_state(),
-            "accelerator": None if accelerator is None else _states_of(accelerator),
+            "torch": torch.get_rng_state(),  # of the CPU
+            "accelerator": _accelerator_states(),
             "generators": {name: generator.get_state() for name, generator in self.generators.items()},
         }
 
@@ -60,22 +59,20 @@ class RandomState:
         for name, generator in self.generators.items():
             generator.set_state(state["generators"][name])
         if state["accelerator"] is not None:
-            _set_states(state["accelerator"])
+            _restore_accelerator(state["accelerator"])
 
 
-def _accelerator() -> Any:
-    """Return the torch module of the accelerator, or None if none is in use."""
+def _accelerator_states() -> list[Tensor] | None:
+    """Return the state of each accelerator, or None if none is in use."""
     if not torch.accelerator.is_available():
         return None
     driver = torch.get_device_module(torch.accelerator.current_accelerator())
-    return driver if not hasattr(driver, "is_initialized") or driver.is_initialized() else None
-
-
-def _states_of(driver: Any) -> list[Tensor]:
+    if hasattr(driver, "is_initialized") and not driver.is_initialized():
+        return None  # reading the state would initialise it
     return driver.get_rng_state_all() if hasattr(driver, "get_rng_state_all") else [driver.get_rng_state()]
 
 
-def _set_states(states: list[Tensor]) -> None:
+def _restore_accelerator(states: list[Tensor]) -> None:
     if not torch.accelerator.is_available() or torch.accelerator.device_count() != len(states):
         warnings.warn("the random state of accelerators was not restored, because their number differs", stacklevel=3)
         return

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
+import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from hypersphere import data
-from hypersphere._files import creating, replacing
+from hypersphere._files import creating, replacing, strict_json
+from hypersphere._provenance import made_with
 from hypersphere._validation import is_integer, is_number, require
-from hypersphere.data.splits import MOST_NUMBERS
+from hypersphere.data.splits import is_outline
 from hypersphere.training.build import Experiment, build
 from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint
-from hypersphere.training.components import complete_settings, foreign_code
-from hypersphere.training.config import Config
-from hypersphere.training.lock import locked
-from hypersphere.training.origin import made_with
+from hypersphere.training.components import complete_settings, require_trust
+from hypersphere.training.config import CONFIG, Config
 
-__all__ = ["Run", "changed_settings", "refuse_existing"]
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["Run", "changed_settings", "read_weights", "refuse_existing"]
 
 FORMAT = 2
-CONFIG, METRICS, CHECKPOINTS, LOCK = "config.json", "metrics.jsonl", "checkpoints", ".lock"
+METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
 KINDS = ("step", "epoch", "validation")
-MOST_DIMENSIONS = 16  # of a sample
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of disks that do not have locks
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,8 @@ class Run:
     weights: str | None = None
     outline: dict[str, Any] | None = None
     fingerprint: dict[str, Any] | None = None
+
+    # --- the config
 
     @classmethod
     def create(
@@ -115,10 +123,9 @@ class Run:
         try:
             origin, weights, described = content["made_with"], content["weights"], content["data"]
             outline, fingerprint = described["outline"], described["fingerprint"]
-            settings = content["config"]
-            valid = isinstance(origin, dict) and isinstance(weights, str | None) and _is_outline(outline)
+            valid = isinstance(origin, dict) and isinstance(weights, str | None) and is_outline(outline)
             require(valid and isinstance(fingerprint, dict | None), "content", "made_with, weights and data", "others")
-            return cls(Path(folder), Config.of(settings), origin, weights, outline, fingerprint)
+            return cls(Path(folder), Config.of(content["config"]), origin, weights, outline, fingerprint)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpoint(f"{path} is damaged: {error}") from None
 
@@ -126,6 +133,11 @@ class Run:
     def path(self) -> Path:
         """Path of the config."""
         return self.folder / CONFIG
+
+    def __repr__(self) -> str:
+        config, steps = self.config, self.checkpoints().steps()
+        saved = f"last checkpoint: step {steps[-1]}" if steps else "no checkpoint yet"
+        return f"Run({str(self.folder)!r}: {config.model.name} with {config.head.name} on {config.data.name}; {saved})"
 
     def _content(self) -> str:
         content = {
@@ -157,37 +169,29 @@ class Run:
                 draft.write_text(run._content(), encoding="utf-8")
         return run
 
-    def require_same_data(self, split: data.DataSplit) -> None:
-        """Raise a `ValueError` that says what changed, unless these are the data the run was created with."""
-        if self.fingerprint is None:
-            return
-        classes = (self.outline or {}).get("classes", list(split.classes))
-        reason = None
-        if list(split.classes) != classes:
-            pairs = zip(classes, split.classes, strict=False)
-            renamed = next((f"class {old!r} is now {new!r}" for old, new in pairs if old != new), None)
-            reason = renamed or f"the number of classes changed from {len(classes)} to {len(split.classes)}"
-        reason = reason or data.fingerprint_difference(self.fingerprint, split.fingerprint())
-        if reason:
-            raise ValueError(f"the data have changed since {self.folder} was created: {reason}")
-
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock the folder against other processes within the context.
+        """Lock the folder against other processes within the context; the system releases the lock of a killed process.
+
+        Without effect on systems or disks without locks.
 
         Raises:
             ValueError: if another process is training in it.
         """
         # A separate file: a lock on the config would be lost when the config is replaced.
-        path = self.folder / LOCK
-        path.touch()
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(path))
-            except BlockingIOError:
-                reason = "is in use by another training process; wait until it ends, or choose another folder"
-                raise ValueError(f"{self.folder} {reason}") from None
+        with (self.folder / LOCK).open("ab") as file:
+            if sys.platform != "win32":
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    reason = "is in use by another training process; wait until it ends, or choose another folder"
+                    raise ValueError(f"{self.folder} {reason}") from None
+                except OSError as error:
+                    if error.errno not in WITHOUT_LOCKS:
+                        raise
             yield
+
+    # --- metrics
 
     def metrics(self, *, on_damage: Callable[[str], None] = warnings.warn) -> list[dict[str, Any]]:
         """Read all logged lines. An incomplete last line is ignored, and others that are damaged are reported."""
@@ -210,14 +214,16 @@ class Run:
     def log(self, line: Mapping[str, Any]) -> None:
         """Append a line of metrics; non-finite numbers become null."""
         with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+            file.write(strict_json(line) + "\n")
 
     def rewind(self, keep: Callable[[Mapping[str, Any]], bool]) -> None:
         """Remove the logged lines for which `keep` is false, before training resumes from a checkpoint."""
-        lines: Iterable[str] = (json.dumps(line) + "\n" for line in self.metrics() if keep(line))
+        lines = [json.dumps(line) + "\n" for line in self.metrics() if keep(line)]
         if (self.folder / METRICS).exists():
             with replacing(self.folder / METRICS) as draft:
                 draft.write_text("".join(lines), encoding="utf-8")
+
+    # --- checkpoints
 
     def checkpoints(self, keep: int = 3, *, on_damage: Callable[[str], None] = warnings.warn) -> Checkpoints:
         """Return the checkpoints of the run; `on_damage` gets a message for each damaged one that is skipped."""
@@ -234,7 +240,7 @@ class Run:
         """
         require(step in (None, "best") or is_integer(step, 0), "step", "null, 'best' or a number of steps", step)
         checkpoints = self.checkpoints(on_damage=on_damage)
-        if is_integer(step, 0):
+        if is_integer(step, 0) and checkpoints.steps():
             return checkpoints.at(int(step))  # type: ignore[arg-type]
         checkpoint = checkpoints.latest()
         if checkpoint is None:
@@ -245,6 +251,8 @@ class Run:
         if best is None:
             raise ValueError(f"{self.folder} has no best checkpoint; set validation.best to a metric before training")
         return checkpoints.at(best)
+
+    # --- the experiment
 
     def build(
         self,
@@ -265,12 +273,9 @@ class Run:
         Raises:
             ValueError: if the data have changed, or the config names code that is not trusted.
         """
-        foreign = foreign_code(self.config)
-        if foreign and not trust_code:
-            reason = "which is imported only with --trust-code"
-            raise ValueError(f"{self.folder} names code outside hypersphere ({', '.join(foreign)}), {reason}")
+        require_trust(self.config, trust_code, self.folder)
         outline = None if with_data else self.outline
-        experiment = build(self.config, data_root=data_root, outline=outline, device=device, trust_code=trust_code)
+        experiment = build(self.config, data_root=data_root, outline=outline, device=device)
         if outline is None:
             self.require_same_data(experiment.data)
         return experiment
@@ -279,7 +284,7 @@ class Run:
         self,
         data_root: Path | None = None,
         *,
-        step: int | str | None = None,
+        step: int | str | Checkpoint | None = None,
         with_data: bool = True,
         device: torch.device | str | None = None,
         trust_code: bool = False,
@@ -287,14 +292,28 @@ class Run:
         """Build the experiment with the weights of a checkpoint, in evaluation mode; averaged weights if there are.
 
         Args:
-            step: None for the last intact checkpoint, "best", or a number of steps.
+            step: None for the last intact checkpoint, "best", a number of steps, or a checkpoint of the run.
             data_root, with_data, device, trust_code: see `build`.
         """
-        checkpoint = self.checkpoint(step)
+        checkpoint = step if isinstance(step, Checkpoint) else self.checkpoint(step)
         experiment = self.build(data_root, with_data=with_data, device=device, trust_code=trust_code)
         checkpoint.restore_({"ema" if experiment.ema is not None else "objective": experiment.objective})
         experiment.objective.eval()
         return experiment
+
+    def require_same_data(self, split: data.DataSplit) -> None:
+        """Raise a `ValueError` that says what changed, unless these are the data the run was created with."""
+        if self.fingerprint is None:
+            return
+        classes = (self.outline or {}).get("classes", list(split.classes))
+        reason = None
+        if list(split.classes) != classes:
+            pairs = zip(classes, split.classes, strict=False)
+            renamed = next((f"class {old!r} is now {new!r}" for old, new in pairs if old != new), None)
+            reason = renamed or f"the number of classes changed from {len(classes)} to {len(split.classes)}"
+        reason = reason or data.fingerprint_difference(self.fingerprint, split.fingerprint())
+        if reason:
+            raise ValueError(f"the data have changed since {self.folder} was created: {reason}")
 
 
 def changed_settings(old: Config, new: Config) -> list[tuple[str, Any, Any, bool]]:
@@ -311,21 +330,29 @@ def changed_settings(old: Config, new: Config) -> list[tuple[str, Any, Any, bool
     ]
 
 
+def read_weights(source: str | Path, *, on_damage: Callable[[str], None] = warnings.warn) -> dict[str, Any]:
+    """Return initial weights by name, from the last intact checkpoint of a run or from a .safetensors file.
+
+    Raises:
+        ValueError: if `source` is neither.
+        DamagedCheckpoint: if it cannot be read.
+    """
+    path = Path(source)
+    if (path / CONFIG).is_file():
+        return Run.open(path).checkpoint(on_damage=on_damage).weights()["objective"]
+    is_file = path.suffix == ".safetensors" and path.is_file()
+    require(is_file, "initial weights", "the folder of a run or an existing .safetensors file", str(source))
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise DamagedCheckpoint(f"{path} is not a valid safetensors file: {error}") from None
+
+
 def refuse_existing(folder: Path) -> None:
     """Raise a `ValueError` if a folder already holds a run."""
     if (folder / CONFIG).exists():
         advice = "continue it with --resume auto, or choose another folder with --out"
         raise ValueError(f"{folder} already holds a run; {advice}")
-
-
-def _is_outline(value: Any) -> bool:
-    if value is None:
-        return True
-    fits = isinstance(value, dict) and set(value) == {"shape", "dtype", "classes"}
-    lists = fits and isinstance(value["shape"], list) and isinstance(value["classes"], list) and bool(value["classes"])
-    sizes = lists and len(value["shape"]) <= MOST_DIMENSIONS and all(is_integer(n, 1) for n in value["shape"])
-    fits = sizes and math.prod(value["shape"]) <= MOST_NUMBERS
-    return fits and all(isinstance(c, str) for c in value["classes"])
 
 
 def _is_line(value: Any) -> bool:
@@ -339,9 +366,3 @@ def _is_line(value: Any) -> bool:
     others = [item for name, item in value.items() if name not in ("kind", "energy")]
     numbers = [*others, *(layers.values() if isinstance(layers, dict) else ["none"])]
     return counts and all(item is None or is_number(item, -math.inf) for item in numbers)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hypersphere._validation import require
 from hypersphere.heads._collectives import Processes
@@ -38,7 +37,6 @@ class Trainer:
     Args:
         experiment: the objects to train.
         run: the run; None to train without files.
-        device: device for training; by default that of the experiment.
         stop: called after each step; training stops if it returns True.
         on_step: called with the trainer after each step and each epoch.
         say: called with messages for the user, such as damaged checkpoints.
@@ -50,7 +48,8 @@ class Trainer:
         saved: step of the last checkpoint that was saved or resumed from, None before.
         metrics: the logged line of the last validation, empty before.
         history: the lines of all epochs of this process.
-        best: value and step of the best validation so far, if `validation.best` is set.
+        best: value and step of the best validation so far, if `validation.best` is set, and the number of validations
+            since then.
         speed: examples per second since the last logged line.
         finished: whether training has reached its end, by steps or by early stopping.
     """
@@ -60,7 +59,6 @@ class Trainer:
         experiment: Experiment,
         run: Run | None = None,
         *,
-        device: torch.device | None = None,
         stop: Callable[[], bool] = lambda: False,
         on_step: Callable[[Trainer], None] | None = None,
         say: Callable[[str], None] = lambda message: None,
@@ -78,16 +76,10 @@ class Trainer:
         self.best: dict[str, Any] = {"value": None, "step": None, "bad": 0}
         self.speed = math.nan
         self.finished = False
-        if device is not None:
-            require(experiment.ema is None, "device", "given to build if there is a moving average", device)
-            experiment.objective.to(device)
-        self.device = experiment.device
         if self.config.compile:
             experiment.network.compile()  # in place, so that names in checkpoints do not change
-        self._modules: dict[str, Any] = {"objective": experiment.objective}
-        if experiment.ema is not None:
-            self._modules["ema"] = experiment.ema
-        self._state: dict[str, Any] = {
+        modules = {"objective": experiment.objective, "ema": experiment.ema}
+        state = {
             "optimizer": experiment.optimizer,
             "scheduler": experiment.scheduler,
             "loader": experiment.loader,
@@ -96,12 +88,15 @@ class Trainer:
             "scaler": experiment.scaler,
             "progress": self.progress,
         }
+        # What a checkpoint holds, restored in this order. Loading a state draws no random numbers.
+        self._modules: dict[str, Any] = {name: one for name, one in modules.items() if one is not None}
+        self._state: dict[str, Any] = {name: one for name, one in state.items() if one is not None}
         self._trackers: list[Tracker] = []
-        self._last_line: Mapping[str, Any] = {}
-        self._before = 0.0  # seconds of earlier processes
+        self._earlier_seconds = 0.0  # of the processes that trained this run before
         self._began = self._saved_at = time.perf_counter()
-        self._cost = 0.0  # seconds of the last save
+        self._save_seconds = 0.0  # of the last save
         self._rate = self._next_rate()
+        self._start_window()
 
     def resume(self) -> Checkpoint | None:
         """Restore the last intact checkpoint, if there is one, and remove the lines that were logged after it.
@@ -115,15 +110,14 @@ class Trainer:
         checkpoint = None if self.checkpoints is None else self.checkpoints.latest()
         if checkpoint is not None:
             try:
-                checkpoint.restore_(self._modules, {key: one for key, one in self._state.items() if one is not None})
+                checkpoint.restore_(self._modules, self._state)
                 saved = checkpoint.state()
-                self._before, self.best = float(saved["seconds"]), {**self.best, **saved["best"]}
-                is_same = (self.progress.step, self.progress.epoch) == (checkpoint.step, int(self.progress.epoch))
+                self._earlier_seconds, self.best = float(saved["seconds"]), {**self.best, **saved["best"]}
             except (KeyError, TypeError, AttributeError, IndexError) as error:
                 raise DamagedCheckpoint(
                     f"{checkpoint.path} is damaged: its state has another form: {error!r}"
                 ) from None
-            if not is_same:
+            if self.progress.step != checkpoint.step:
                 raise DamagedCheckpoint(
                     f"{checkpoint.path} is damaged: its state is not that of step {checkpoint.step}"
                 )
@@ -140,28 +134,28 @@ class Trainer:
         experiment, config = self.experiment, self.config
         experiment.train_mode()
         self._began = self._saved_at = time.perf_counter()
-        self._mark()
+        self._start_window()
         self._start_trackers()
         objective = experiment.objective if self.processes.size == 1 else Parallel(experiment.objective)
         try:
-            if not self._is_patient():
-                raise _Finished
-            minimize(
-                objective,
-                self,
-                epochs=config.epochs if config.steps is None else None,
-                steps=config.steps,
-                optimizer=experiment.optimizer,
-                scheduler=experiment.scheduler,
-                accumulate=config.accumulate,
-                clip=config.clip,
-                scaler=experiment.scaler,
-                check_every=config.log_every,
-                batch_sizes=experiment.loader.batch_sizes,
-                on_step=self._after_step,
-                on_epoch=self._after_epoch,
-                progress=self.progress,
-            )
+            if self._is_patient():
+                minimize(
+                    objective,
+                    experiment.loader,
+                    epochs=config.epochs if config.steps is None else None,
+                    steps=config.steps,
+                    optimizer=experiment.optimizer,
+                    scheduler=experiment.scheduler,
+                    prepare=experiment.prepare,
+                    accumulate=config.accumulate,
+                    clip=config.clip,
+                    scaler=experiment.scaler,
+                    check_every=config.log_every,
+                    batch_sizes=experiment.loader.batch_sizes,
+                    on_step=self._after_step,
+                    on_epoch=self._after_epoch,
+                    progress=self.progress,
+                )
         except _Stopped:
             return False
         except _Finished:
@@ -174,15 +168,6 @@ class Trainer:
         self.finished = True
         return True
 
-    def __len__(self) -> int:
-        """Return the number of batches of an epoch."""
-        return len(self.experiment.loader)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the rest of an epoch of augmented batches on the device."""
-        for inputs, labels in self.experiment.loader:
-            yield self.experiment.prepare(inputs, labels)
-
     @property
     def seen(self) -> int:
         """Number of examples so far."""
@@ -191,28 +176,28 @@ class Trainer:
     @property
     def seconds(self) -> float:
         """Duration of training so far, including earlier processes."""
-        return self._before + time.perf_counter() - self._began
+        return self._earlier_seconds + time.perf_counter() - self._began
 
     # --- after each step and each epoch
 
     def _after_step(self, progress: Progress) -> None:
-        config = self.config
+        config, chosen = self.config, self.config.validation
+        # First everything that changes weights, so that they are validated and saved as the next step finds them.
         self.experiment.after_step(progress.step)
         if progress.step % config.log_every == 0 or progress.step == 1:
             self._log_step()
         self._rate = self._next_rate()
-        chosen = config.validation
         improved = False
         if chosen.every_unit == "steps" and progress.step % chosen.every == 0 and progress.step < self.steps:
             improved = self._validate({"kind": "validation", "epoch": progress.epoch, "step": progress.step})
         if self.on_step is not None:
             self.on_step(self)
-        within = progress.step % self.experiment.steps_per_epoch != 0  # otherwise the end of the epoch saves
-        stop, due = self._agreed(self.stop(), improved or (within and self._is_due()))
-        if stop or due:
+        is_within = progress.step % self.experiment.steps_per_epoch != 0  # otherwise the end of the epoch saves
+        stop, save = self._any(self.stop(), improved or (is_within and self._is_due()))
+        if stop or save:
             self._save()
         if stop:
-            self._agreed(True)  # wait for the first process to save, because torchrun stops all processes when one ends
+            self._any(True)  # wait for the first process to save, because torchrun stops all processes when one ends
             raise _Stopped
         if not self._is_patient():
             raise _Finished
@@ -220,43 +205,48 @@ class Trainer:
     def _after_epoch(self, epoch: Epoch) -> None:
         chosen, ended = self.config.validation, self.progress.step >= self.steps
         line: dict[str, Any] = {"kind": "epoch", "epoch": epoch.number, "step": self.progress.step, "loss": epoch.loss}
-        due = ended or (chosen.every_unit == "epochs" and epoch.number % chosen.every == 0)
-        improved = self._validate(line, validate=due)
-        self.history.append(self._last_line)
+        is_due = ended or (chosen.every_unit == "epochs" and epoch.number % chosen.every == 0)
+        improved = self._validate(line, measure=is_due)
+        self.history.append(line)
         if self.on_step is not None:
             self.on_step(self)
         ended = ended or not self._is_patient()
-        (save,) = self._agreed(ended or improved or self._is_due(self._cost / SAVING_SHARE))
+        (save,) = self._any(ended or improved or self._is_due(self._save_seconds / SAVING_SHARE))
         if save:
             self._save()
-        self._mark()
+        self._start_window()
         if ended:
             raise _Finished
 
-    def _validate(self, line: dict[str, Any], *, validate: bool = True) -> bool:
+    def _validate(self, line: dict[str, Any], *, measure: bool = True) -> bool:
         """Add metrics to a line and log it; return True if the metric that selects the best checkpoint improved."""
         self._require_finite()
-        self._same_buffers()
-        experiment, chosen = self.experiment, self.config.validation
-        improved = False
-        if validate:
+        self._share_buffers()  # each process measures a part of the data, so all need the same BatchNorm statistics
+        experiment, improved = self.experiment, False
+        if measure:
             with nullcontext() if experiment.ema is None else experiment.ema.applied():
                 line |= experiment.validation(experiment.objective)
             experiment.scheduler.observe(line)
-            if chosen.best is not None:
-                names = ", ".join(name for name, value in line.items() if isinstance(value, float))
-                if chosen.best not in line:
-                    self._save()  # so that the epochs so far are not lost
-                require(chosen.best in line, "validation.best", f"one of {names}", chosen.best)
-                improved = is_better(chosen.best, line[chosen.best], self.best["value"])
-                if improved:
-                    self.best = {"value": line[chosen.best], "step": self.progress.step, "bad": 0}
-                else:
-                    self.best = {**self.best, "bad": self.best["bad"] + 1}
+            improved = self._is_best(line)
         line["seconds"] = round(self.seconds, 3)
-        self._last_line = line
-        self.metrics = line if validate else self.metrics
+        self.metrics = line if measure else self.metrics
         self._log(line)
+        return improved
+
+    def _is_best(self, line: Mapping[str, Any]) -> bool:
+        """Compare the metric that selects the best checkpoint with its best value so far."""
+        metric = self.config.validation.best
+        if metric is None:
+            return False
+        if metric not in line:
+            self._save()  # so that the epochs so far are not lost
+        names = ", ".join(name for name, value in line.items() if isinstance(value, float))
+        require(metric in line, "validation.best", f"one of {names}", metric)
+        improved = is_better(metric, line[metric], self.best["value"])
+        if improved:
+            self.best = {"value": line[metric], "step": self.progress.step, "bad": 0}
+        else:
+            self.best = {**self.best, "bad": self.best["bad"] + 1}
         return improved
 
     def _is_patient(self) -> bool:
@@ -278,7 +268,14 @@ class Trainer:
                 "examples_per_second": round(self.speed, 1),
             }
         )
-        self._mark()
+        self._start_window()
+
+    def _start_window(self) -> None:
+        """Measure the speed from now on."""
+        self._window = time.perf_counter(), self.seen
+
+    def _next_rate(self) -> float:
+        return float(self.experiment.optimizer.param_groups[0]["lr"])
 
     # --- checkpoints
 
@@ -292,19 +289,18 @@ class Trainer:
         if self.checkpoints is None:
             return
         began = time.perf_counter()
-        state = {key: one for key, one in self._state.items() if one is not None}
-        self.checkpoints.protected = self.best["step"]
-        self.checkpoints.save(self.progress.step, self._modules, {**state, "seconds": self.seconds, "best": self.best})
+        self.checkpoints.protected = self.best["step"]  # before saving, which removes old checkpoints
+        state = {**self._state, "seconds": self.seconds, "best": self.best}
+        self.checkpoints.save(self.progress.step, self._modules, state)
         self.saved, self._saved_at = self.progress.step, time.perf_counter()
-        self._cost = self._saved_at - began
-        self._mark()
+        self._save_seconds = self._saved_at - began
+        self._start_window()
 
     def _require_finite(self) -> None:
         """Raise a `FloatingPointError` rather than save or measure weights that are not finite."""
         parameters = [local_tensor(p.detach()) for p in self.experiment.objective.parameters()]
-        sound = bool(torch.stack([torch.isfinite(p).all() for p in parameters]).all())
-        (broken,) = self._agreed(not sound)
-        if broken:
+        is_finite = bool(torch.stack([torch.isfinite(p).all() for p in parameters]).all())
+        if self._any(not is_finite)[0]:
             raise FloatingPointError(f"training diverged before step {self.progress.step + 1}; {ADVICE}")
 
     def _last_good(self) -> str:
@@ -312,24 +308,31 @@ class Trainer:
             return "no checkpoint was saved before"
         return f"the last good checkpoint is that of step {self.saved} in {self.run.folder}"
 
+    def _is_past(self, line: Mapping[str, Any]) -> bool:
+        """Return True if a line was logged up to the current step."""
+        if line.get("kind") == "epoch":
+            return bool(line["epoch"] <= self.progress.epoch)
+        return bool(line.get("step", 0) <= self.progress.step)
+
     # --- processes and trackers
 
-    def _same_buffers(self) -> None:
+    def _share_buffers(self) -> None:
         """Copy the buffers of the first process, which are the saved ones, to all processes."""
         if self.processes.size > 1:
             for buffer in self.experiment.objective.buffers():
                 torch.distributed.broadcast(buffer, 0)
 
-    def _agreed(self, *flags: bool) -> list[bool]:
-        """Return, for each flag, whether any process raised it."""
+    def _any(self, *flags: bool) -> list[bool]:
+        """Return, for each flag, whether any process raised it, so that all processes decide alike."""
         if self.processes.size == 1:
             return list(flags)
-        raised = self.processes.add_(torch.tensor(flags, dtype=torch.float32, device=self.device))
+        raised = self.processes.all_reduce_(torch.tensor(flags, dtype=torch.float32, device=self.experiment.device))
         return [bool(number) for number in raised.tolist()]
 
     def _start_trackers(self) -> None:
         if self.processes.rank == 0 and self.run is not None:
-            self._trackers = [create(one, "tracker") for one in self.config.trackers]
+            chosen = enumerate(self.config.trackers)
+            self._trackers = [create(one, "tracker", setting=f"trackers.{at}") for at, one in chosen]
             for tracker in self._trackers:
                 tracker.start(self.run, self.config)
 
@@ -338,18 +341,6 @@ class Trainer:
             self.run.log(line)
             for tracker in self._trackers:
                 tracker.log(line)
-
-    def _mark(self) -> None:
-        self._window = time.perf_counter(), self.seen
-
-    def _next_rate(self) -> float:
-        return float(self.experiment.optimizer.optimizers[0].param_groups[0]["lr"])
-
-    def _is_past(self, line: Mapping[str, Any]) -> bool:
-        """Return True if a line was logged up to the current step."""
-        if line.get("kind") == "epoch":
-            return bool(line["epoch"] <= self.progress.epoch)
-        return bool(line.get("step", 0) <= self.progress.step)
 
 
 class _Stopped(Exception):

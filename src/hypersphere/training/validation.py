@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 
 from hypersphere import data
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require
 from hypersphere.data.loading import batch_sizes, rows_of_rank
-from hypersphere.energy import layer_energies, mean_energy
-from hypersphere.energy.layers import evenly_spaced
+from hypersphere.data.pairs import draw_possible_pairs
+from hypersphere.energy import layer_energies
+from hypersphere.energy._sampling import evenly_spaced
 from hypersphere.evaluation import first_of_each, identify, retrieve, verify
 from hypersphere.heads import NonFiniteScoresError, ShardedHead
 from hypersphere.heads._collectives import Processes
-from hypersphere.training.loop import Objective
+from hypersphere.training.objective import Objective
 
-__all__ = ["PROTOCOLS", "Validator", "class_vectors", "layer_energies", "mean_energy"]
+__all__ = ["PROTOCOLS", "Validator", "as_floats", "class_vectors"]
 
 DIVERGED = "training diverged: the features or scores of validation data are not finite"
 
@@ -43,14 +44,16 @@ class Accuracy:
 
     top: int = 5
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of its metrics."""
+        return ("accuracy", f"top{self.top}")
+
     def hits(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Return the numbers of examples counted by the two metrics."""
         first = scores.argmax(1) == labels
         among = (scores.topk(min(self.top, scores.shape[1])).indices == labels.unsqueeze(1)).any(1)
         return torch.stack([first.sum(), among.sum()])
-
-
-CLASSES_PER_FOLD = 2  # fewest classes with two examples per fold of drawn pairs
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class VerificationProtocol:
     per_fold: int = 300
     seed: int = 0
     subtract_mean: bool = False
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "eer", "auc")
 
     @property
     def label(self) -> str:
@@ -100,7 +104,11 @@ class VerificationProtocol:
         folds: Any = pairs.fold if pairs.folds > 1 else min(10, int(pairs.same.sum()), int((~pairs.same).sum()))
         options: dict[str, Any] = {"folds": folds, "subtract_mean": self.subtract_mean}
         result = verify(features[pairs.first], features[pairs.second], pairs.same, **options)
-        return {"accuracy": result.accuracy, "eer": result.eer, "auc": result.auc}
+        return {name: getattr(result, name) for name in self.metrics}
+
+    def draws_pairs(self, split: data.DataSplit) -> bool:
+        """Return True if pairs are drawn, because neither the protocol nor the data define them."""
+        return self.pairs is None and split.pairs is None
 
     def _pairs(self, labels: Tensor, split: data.DataSplit) -> data.Pairs:
         source = split.validation
@@ -110,39 +118,16 @@ class VerificationProtocol:
         return draw_possible_pairs(labels, self.folds, self.per_fold, self.seed) if split.pairs is None else split.pairs
 
 
-def draw_possible_pairs(labels: Tensor, folds: int, per_fold: int, seed: int) -> data.Pairs:
-    """Draw pairs in folds of different classes, or from all classes together if a fold would have few classes.
-
-    With few classes per fold, a threshold that is chosen on the other folds does not transfer, and accuracies would
-    say more about the folds than about the features. There are at most `folds` times `per_fold` pairs of each kind.
-
-    >>> draw_possible_pairs(torch.arange(12) // 3, folds=10, per_fold=300, seed=0)
-    Pairs(24 pairs, 12 of them same, 1 folds)
-    """
-    counts = labels.unique(return_counts=True)[1]
-    if int((counts > 1).sum()) >= CLASSES_PER_FOLD * folds:
-        for pairs in _halved(per_fold, 10):
-            with suppress(ValueError):
-                return data.draw_pairs(labels, folds=folds, per_fold=pairs, seed=seed)
-    same = int((counts * (counts - 1) // 2).sum())
-    different = len(labels) * (len(labels) - 1) // 2 - same
-    return data.draw_all_class_pairs(labels, min(same, different, folds * per_fold) or None, seed=seed)
-
-
-def _halved(number: int, least: int) -> list[int]:
-    """Return a number and its halves down to `least`.
-
-    >>> _halved(10, 1)
-    [10, 5, 2, 1]
-    """
-    return [number] if number // 2 < least else [number, *_halved(number // 2, least)]
-
-
 @dataclass(frozen=True)
 class IdentificationProtocol:
     """Identification: the first example of each class is the gallery, all others are probes."""
 
     ranks: Sequence[int] = (1, 5)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of its metrics."""
+        return tuple(f"rank{rank}" for rank in self.ranks)
 
     def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> dict[str, float]:
         """Return the accuracy at each rank."""
@@ -154,6 +139,8 @@ class IdentificationProtocol:
 @dataclass(frozen=True)
 class RetrievalProtocol:
     """Retrieval: every example is a query among all others (`hypersphere.evaluation.retrieve`)."""
+
+    metrics: ClassVar[tuple[str, ...]] = ("recall1", "map_at_r")
 
     def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> dict[str, float]:
         """Return recall at 1 and mean average precision at R."""
@@ -203,6 +190,24 @@ class Validator:
             else:
                 self._passes.append((its_split, {protocol.label: protocol}))
 
+    def protocols(self) -> Iterator[tuple[str, Any, data.DataSplit]]:
+        """Iterate over the name, the protocol and its data, of all protocols that have held-out data."""
+        for split, protocols in self._passes:
+            if split.validation is not None:
+                for name, protocol in protocols.items():
+                    yield name, protocol, split
+
+    def metric_names(self) -> list[str]:
+        """Return the names of all metrics apart from energies; `NAME.*` for a protocol outside the library."""
+        names: list[str] = []
+        for name, protocol, _ in self.protocols():
+            if isinstance(protocol, Accuracy):
+                names += protocol.metrics
+            else:
+                metrics = protocol.metrics if type(protocol) in PROTOCOLS.values() else ["*"]
+                names += [f"{name}.{metric}" for metric in metrics]
+        return names
+
     def __call__(self, objective: Objective) -> dict[str, Any]:
         """Return metrics by name: `accuracy` and `top5`, others with the name of their protocol and a dot.
 
@@ -212,22 +217,23 @@ class Validator:
         metrics: dict[str, Any] = {}
         for split, protocols in self._passes:
             if split.validation is not None and protocols:
-                metrics |= self._measure(objective, split, protocols)
+                metrics |= self._measure(objective, split, split.validation, protocols)
         if self.energy:
             vectors = class_vectors(objective.head)  # collective operation
             body = getattr(objective.network, "body", objective.network)
             metrics["energy"] = {} if vectors is None else layer_energies(body, vectors)
         return metrics
 
-    def _measure(self, objective: Objective, split: data.DataSplit, protocols: Mapping[str, Any]) -> dict[str, float]:
+    def _measure(
+        self, objective: Objective, split: data.DataSplit, source: data.Source, protocols: Mapping[str, Any]
+    ) -> dict[str, float]:
         accuracy = next((one for one in protocols.values() if isinstance(one, Accuracy)), None)
         others = {name: one for name, one in protocols.items() if not isinstance(one, Accuracy)}
-        assert split.validation is not None
-        features, labels, hits = self._evaluate(objective, split.validation, accuracy, keep=bool(others))
+        features, labels, hits = self._evaluate(objective, source, accuracy, keep=bool(others))
         metrics: dict[str, float] = {}
-        if accuracy is not None and hits is not None:
-            first, among = (hits.double() / max(int((labels >= 0).sum()), 1)).tolist()
-            metrics |= {"accuracy": first, f"top{accuracy.top}": among}
+        if accuracy is not None:
+            values = (hits.double() / max(int((labels >= 0).sum()), 1)).tolist()
+            metrics |= dict(zip(accuracy.metrics, values, strict=True))
         for name, protocol in others.items():
             # Pairs refer to positions; all other protocols leave out examples that cannot be decoded.
             rows = slice(None) if isinstance(protocol, VerificationProtocol) else labels >= 0
@@ -238,81 +244,64 @@ class Validator:
     @torch.no_grad()
     def _evaluate(
         self, objective: Objective, source: data.Source, accuracy: Accuracy | None, *, keep: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return features (or none), labels of all held-out data, and the hits of the accuracy, in every process."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return features (none unless `keep`) and labels of all held-out data, and the hits of the accuracy."""
         processes, device = Processes(), next(objective.parameters()).device
-        hits, sound = torch.zeros(2, dtype=torch.int64, device=device), torch.ones((), dtype=torch.bool, device=device)
-        parts: list[Tensor] = []
-        labels = source.labels.clone()
-        with evaluation_mode(objective):
-            for inputs, targets, rows in _batches(source, self.batch_size, self.broken, self.workers, processes):
-                labels[rows] = targets
-                features = objective.features(_floats(inputs.to(device, non_blocking=True)))
-                sound &= torch.isfinite(features).all()
+        loader = data.make_loader(
+            source,
+            batch_size=self.batch_size,
+            sampler=data.SAMPLERS["sequential"](source.labels, 0),
+            broken=self.broken,
+            workers=self.workers,
+            rank=processes.rank,
+            world=processes.size,
+        )
+        # Sums stay on the device, so that no batch waits for it.
+        hits, failures = torch.zeros(2, dtype=torch.int64, device=device), torch.zeros((), device=device)
+        feature_parts, label_parts = [], []
+        with evaluation_mode(objective), parametrize.cached():
+            for inputs, labels in loader:
+                features = objective.features(as_floats(inputs.to(device, non_blocking=True)))
+                failures += ~torch.isfinite(features).all()
                 features = features.nan_to_num(0.0, 0.0, 0.0)
                 if accuracy is not None:
                     try:
                         scores: Tensor = objective.head.scores(features)  # type: ignore[operator]
-                        hits += accuracy.hits(scores, targets.to(device))
+                        hits += accuracy.hits(scores, labels.to(device))
                     except NonFiniteScoresError:  # finite features can be so large that their scores overflow
-                        sound.fill_(False)
+                        failures += 1
+                label_parts.append(labels)
                 if keep:
-                    parts.append(features.float().cpu())
-        counts = processes.add_(torch.cat([hits, (~sound).long().view(1)]))
-        if int(counts[2]):
+                    feature_parts.append(features.float().cpu())
+        # All processes raise or none, because they wait for each other below.
+        if processes.all_reduce_(failures) > 0:
             raise FloatingPointError(DIVERGED)
-        features = torch.cat(parts) if parts else torch.empty(0)
-        if processes.size > 1 and keep:
-            features = _gather(features, len(source), self.batch_size, processes, device)
-        return features, labels, counts[:2].cpu() if accuracy is not None else None
+        labels = self._in_order(torch.cat(label_parts), len(source), device)
+        features = self._in_order(torch.cat(feature_parts), len(source), device) if keep else torch.empty(0)
+        return features, labels, processes.all_reduce_(hits).cpu()
+
+    def _in_order(self, part: Tensor, count: int, device: torch.device) -> Tensor:
+        """Return the rows of all processes in the order of the data, of which this process has a part."""
+        processes = Processes()
+        if processes.size == 1:
+            return part
+        batches = torch.arange(count).split(batch_sizes(count, self.batch_size))
+        positions = [
+            torch.cat([rows_of_rank(batch, rank, processes.size)[0] for batch in batches])
+            for rank in range(processes.size)
+        ]
+        counts = [len(rows) for rows in positions]
+        gathered = processes.concatenate_rows(part.to(device), counts).cpu().split(counts)
+        ordered = part.new_empty(count, *part.shape[1:])
+        # The last processes repeat rows of batches that are too small for all. These are overwritten by the real ones.
+        for rows, values in zip(reversed(positions), reversed(gathered), strict=True):
+            ordered[rows] = values
+        return ordered
 
 
-def _batches(
-    source: data.Source, size: int, broken: str, workers: int, processes: Processes
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield inputs, labels and positions of the part of this process, in order."""
-    loader = data.make_loader(
-        source,
-        batch_size=size,
-        sampler=data.SAMPLERS["sequential"](source.labels, 0),
-        broken=broken,
-        workers=workers,
-        rank=processes.rank,
-        world=processes.size,
-    )
-    positions = torch.arange(len(source)).split(batch_sizes(len(source), size))
-    for (inputs, labels), batch in zip(loader, positions, strict=True):
-        rows, is_ignored = rows_of_rank(batch, processes.rank, processes.size)
-        if is_ignored:  # rows that another process evaluates
-            yield inputs, source.labels[rows].clone().fill_(-100), rows[:0].new_empty(0)
-        else:
-            yield inputs, labels, rows
-
-
-def _gather(features: Tensor, count: int, size: int, processes: Processes, device: torch.device) -> Tensor:
-    """Return the features of all processes in the order of the data."""
-    rows = [
-        torch.cat(
-            [
-                rows_of_rank(batch, rank, processes.size)[0]
-                for batch in torch.arange(count).split(batch_sizes(count, size))
-            ]
-        )
-        for rank in range(processes.size)
-    ]
-    gathered = processes.concatenate_rows(features.to(device), [len(part) for part in rows]).cpu()
-    ordered = torch.empty(count, features.shape[1])
-    # Ignored rows of small batches are repetitions, in reverse order of rank so that the real ones remain.
-    for part, positions in zip(reversed(gathered.split([len(part) for part in rows])), reversed(rows), strict=True):
-        ordered[positions] = part
-    return ordered
-
-
-def _floats(inputs: Tensor) -> Tensor:
+def as_floats(inputs: Tensor) -> Tensor:
+    """Return uint8 images as floats in [0, 1], and other inputs as they are."""
     return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
-
-
-# --- class vectors
 
 
 @torch.no_grad()

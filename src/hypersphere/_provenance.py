@@ -11,7 +11,18 @@ from typing import Any
 import numpy
 import torch
 
-__all__ = ["commit_of", "made_with"]
+__all__ = ["commit_of", "made_with", "versions"]
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions and the number of threads, on which the bits of a result depend."""
+    return {
+        "hypersphere": importlib.import_module("hypersphere").__version__,  # the package itself is in a higher layer
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def made_with() -> dict[str, Any]:
@@ -20,25 +31,17 @@ def made_with() -> dict[str, Any]:
     >>> sorted(made_with())
     ['commit', 'hypersphere', 'machine', 'numpy', 'python', 'threads', 'torch']
     """
-    return {
-        "hypersphere": importlib.import_module("hypersphere").__version__,  # the package itself is in a higher layer
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": numpy.__version__,
-        "machine": f"{platform.system()} {platform.machine()}",
-        "threads": torch.get_num_threads(),
-        "commit": commit_of(Path(__file__)),
-    }
+    machine = f"{platform.system()} {platform.machine()}"
+    return {**versions(), "machine": machine, "commit": commit_of(Path(__file__))}
 
 
 def commit_of(file: Path) -> str | None:
-    """Return the commit of the checkout of a file, marked if the package has changes; None without a checkout."""
+    """Return the commit of the checkout of a file, marked if its folder has changes; None without a checkout."""
 
     def git(*words: str) -> str | None:
+        command = ["git", *words]
         try:
-            done = subprocess.run(
-                ["git", *words], cwd=file.parent, capture_output=True, text=True, timeout=10, check=True
-            )
+            done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=10, check=True)
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip()
@@ -46,4 +49,4 @@ def commit_of(file: Path) -> str | None:
     if git("ls-files", "--error-unmatch", file.name) is None:  # for example installed inside an unrelated checkout
         return None
     commit = git("rev-parse", "--short=12", "HEAD")
-    return commit and commit + ("+changes" if git("status", "--porcelain", "--", str(file.parent.parent)) else "")
+    return commit and commit + ("+changes" if git("status", "--porcelain", "--", str(file.parent)) else "")

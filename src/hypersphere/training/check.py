@@ -1,0 +1,96 @@
+"""Check an experiment before it is trained: does the model fit the data, and are all packages installed?"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypersphere._modes import evaluation_mode
+from hypersphere._validation import require, require_package
+from hypersphere.data import BrokenSample, Source
+from hypersphere.heads._collectives import Processes
+from hypersphere.optim.schedules import Plateau
+from hypersphere.training.build import Experiment
+from hypersphere.training.validation import VerificationProtocol
+
+__all__ = ["check_experiment"]
+
+
+def check_experiment(experiment: Experiment, *, say: Callable[[str], None] = warnings.warn) -> None:
+    """Find problems before training: check the settings of validation, and pass two examples through the model.
+
+    Args:
+        experiment: the experiment.
+        say: called with advice about settings that work but are slow.
+
+    Raises:
+        ValueError: if the model does not fit the data, a metric that a setting names is not measured, or several
+            processes cannot share the work.
+        ImportError: if the package of a tracker is not installed.
+    """
+    config, split = experiment.config, experiment.data
+    for tracker in config.trackers:
+        if tracker.name in ("tensorboard", "wandb"):
+            require_package(tracker.name, tracker.name, "track")
+    if Processes().size > 1:
+        if split.graph is not None:
+            reason = "is a single graph, which cannot be divided among processes; start one process"
+            raise ValueError(f"data {config.data.name} {reason}")
+        is_divided = bool(config.head.options.get("sharded"))
+        require(not (config.clip and is_divided), "clip", "unset with head.sharded", config.clip)
+    _check_validation(experiment)
+    inputs = _first_inputs(split.train, skips=config.broken_files == "skip").to(experiment.device)
+    objective: Any = experiment.objective
+    try:
+        with torch.no_grad(), evaluation_mode(objective):
+            objective.head.scores(objective.features(inputs))
+    except (TypeError, RuntimeError, IndexError) as error:
+        shape, reason = tuple(inputs.shape[1:]), str(error).strip().partition("\n")[0]
+        raise ValueError(f"the model {config.model.name} does not fit inputs of shape {shape}: {reason}") from error
+    if split.graph is None and min(len(split.train), config.batch_size) == 1:
+        try:  # BatchNorm, for example, cannot train on a batch of one example
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                copy.deepcopy(experiment.network).train()(inputs[:1])
+        except ValueError as error:
+            raise ValueError(f"this model needs batches of at least two examples, not one: {error}") from None
+    on_cpu = experiment.device.type == "cpu"
+    if config.precision == "bfloat16" and on_cpu and not torch.cpu._is_avx512_bf16_supported():
+        say("this processor has no bfloat16 instructions; float32 is probably faster")
+
+
+def _check_validation(experiment: Experiment) -> None:
+    """Check what would otherwise fail at the first validation: the metrics that settings name, and the classes."""
+    config, schedule = experiment.config, experiment.scheduler.schedule
+    # Only the line of a complete epoch has a loss.
+    names = ["loss"] * (config.validation.every_unit == "epochs") + experiment.validation.metric_names()
+    metrics = {"validation.best": config.validation.best}
+    metrics |= {"schedule.metric": schedule.metric} if isinstance(schedule, Plateau) else {}
+    for setting, metric in metrics.items():
+        fits = metric is None or metric in names or f"{metric.rpartition('.')[0]}.*" in names
+        require(fits, setting, f"one of {', '.join(names)}", metric)
+    for name, protocol, split in experiment.validation.protocols():
+        if isinstance(protocol, VerificationProtocol) and protocol.draws_pairs(split):
+            assert split.validation is not None
+            if len(split.validation.labels.unique()) < 2:
+                change = "raise selection" if config.selection else "set data.held_out to 2 or more"
+                raise ValueError(f"{name} needs 2 held-out classes" + f"; {change}" * split.open_set)
+
+
+def _first_inputs(source: Source, *, skips: bool) -> Tensor:
+    """Return the first two inputs, or the first two readable ones if broken files are skipped."""
+    inputs: list[Tensor] = []
+    for index in range(len(source)):
+        try:
+            inputs.append(source[index])
+        except BrokenSample:
+            if not skips:
+                raise
+        if len(inputs) == 2:
+            break
+    require(bool(inputs), "data", "at least one readable training example", "none")
+    return torch.stack(inputs)

@@ -1,0 +1,67 @@
+"""Interrupts during training: the first one stops at the end of the step, the second one stops immediately."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["Interrupts", "interrupts"]
+
+ECHO = 5.0  # seconds within which torchrun may forward to its workers a signal that they have already received
+
+
+class Interrupts:
+    """Signal handler that records the first interrupt while `deferred` is set.
+
+    Any other interrupt raises `KeyboardInterrupt`.
+
+    Args:
+        echo: seconds within which a second signal is treated as a copy of the first.
+
+    Attributes:
+        deferred: set it to True when training can stop after a step.
+        came: whether a deferred interrupt was received.
+    """
+
+    def __init__(self, echo: float = 0.0) -> None:
+        self.echo, self.deferred = echo, False
+        self.at: float | None = None
+
+    @property
+    def came(self) -> bool:
+        """Whether a deferred interrupt was received."""
+        return self.at is not None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        now = time.monotonic()
+        if self.at is not None and now < self.at + self.echo:
+            return
+        if self.at is not None or not self.deferred:
+            raise KeyboardInterrupt
+        self.at = now
+
+
+@contextmanager
+def interrupts() -> Iterator[Interrupts]:
+    """Handle SIGINT and SIGTERM within the context, so that a `Trainer` can save before it stops.
+
+    Example:
+        >>> with interrupts() as signals:
+        ...     signals.deferred = True  # from here on, `Trainer(…, stop=lambda: signals.came)` can save
+        ...     signal.raise_signal(signal.SIGTERM)
+        >>> signals.came
+        True
+    """
+    handler = Interrupts(ECHO if "TORCHELASTIC_RUN_ID" in os.environ else 0.0)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield handler
+    finally:
+        for number, previous in zip(numbers, before, strict=True):
+            signal.signal(number, previous)

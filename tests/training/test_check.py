@@ -1,0 +1,120 @@
+import pytest
+import torch
+
+from hypersphere import data
+from hypersphere.data.splits import split_by_class
+from hypersphere.training import Config, build_experiment, check, check_experiment
+
+SMALL = {"data": {"name": "digits", "limit": 20}, "model": {"name": "mlp", "widths": [8]}}
+
+
+class Two:
+    """A stand-in for a group of two processes."""
+
+    size, rank = 2, 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"data": {"name": "digits", "limit": 20}, "model": "mlp", "clip": 1.0},
+            "clip must be unset with head.sharded",
+        ),
+        ({"data": "cora"}, "data cora is a single graph, which cannot be divided among processes"),
+    ],
+)
+def test_check_experiment_rejects_what_processes_cannot_divide(settings, message, monkeypatch):
+    monkeypatch.setattr(check, "Processes", Two)
+    nodes = torch.arange(6)
+    edges = torch.stack([nodes, nodes.roll(1)])
+    masks = [nodes % 3 == part for part in range(3)]
+    graph = data.Graph(torch.rand(6, 3), nodes % 2, edges, *masks, ("a", "b"))
+    train, test = (data.TensorSource(nodes[mask], graph.labels[mask], graph.classes) for mask in masks[:2])
+    monkeypatch.setitem(data.DATA, "cora", lambda root: data.DataSplit(train, test, graph=graph))
+    config = Config.of({**settings, "head": {"name": "softmax", "sharded": settings["data"] != "cora"}})
+    with pytest.raises(ValueError, match=message):
+        check_experiment(build_experiment(config))
+
+
+def test_check_experiment_names_the_shape_that_does_not_fit():
+    model = {"name": "toy_cnn", "in_channels": 3}
+    with pytest.raises(ValueError, match=r"the model toy_cnn does not fit inputs of shape \(1, 8, 8\): "):
+        check_experiment(build_experiment(Config.of({**SMALL, "model": model})))
+
+
+def test_check_experiment_rejects_a_batch_of_one_with_batch_norm():
+    settings = {**SMALL, "model": {"name": "mlp", "widths": [8], "norm": "batch"}, "batch_size": 1}
+    with pytest.raises(ValueError, match="this model needs batches of at least two examples, not one"):
+        check_experiment(build_experiment(Config.of(settings)))
+
+
+def test_check_experiment_warns_about_slow_settings(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    with pytest.warns(UserWarning, match="no bfloat16 instructions"):
+        check_experiment(build_experiment(Config.of({**SMALL, "precision": "bfloat16"})))
+
+
+def of_classes(count, held_out):
+    """Return random data of `count` classes, of which `held_out` are not trained."""
+    labels = torch.arange(count).repeat_interleave(4)
+    source = data.TensorSource(torch.rand(len(labels), 1, 8, 8), labels, [str(label) for label in range(count)])
+    return split_by_class(source, held_out)
+
+
+def check_open_set(count=3, held_out=1, **settings):
+    config = Config.of({"model": {"name": "mlp", "widths": [8]}, **settings})
+    check_experiment(build_experiment(config, split=of_classes(count, held_out)))
+
+
+def test_check_experiment_requires_two_held_out_classes_for_verification():
+    with pytest.raises(ValueError, match=r"^verification needs 2 held-out classes; set data.held_out to 2 or more$"):
+        check_open_set()
+    with pytest.raises(ValueError, match=r"^verification needs 2 held-out classes; raise selection$"):
+        check_open_set(selection=0.2)
+    check_open_set(count=4, held_out=2)
+    check_open_set(validation={"protocols": ["retrieval"]})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"validation": {"best": "accuracy"}},
+            "validation.best must be one of loss, verification.accuracy, verification.eer, verification.auc, "
+            "not 'accuracy'",
+        ),
+        (
+            {"validation": {"best": "loss", "every_unit": "steps", "protocols": [{"name": "identification"}]}},
+            "validation.best must be one of identification.rank1, identification.rank5, not 'loss'",
+        ),
+        (
+            {"schedule": {"name": "plateau", "metric": "recall1"}, "validation": {"protocols": ["retrieval"]}},
+            "schedule.metric must be one of loss, retrieval.recall1, retrieval.map_at_r, not 'recall1'",
+        ),
+    ],
+)
+def test_check_experiment_rejects_a_metric_that_no_protocol_computes(settings, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        check_open_set(count=4, held_out=2, **settings)
+
+
+class Spread:
+    """A protocol outside the library."""
+
+    def __call__(self, features, labels, split):
+        return {"mean": 1.0}
+
+
+def test_check_experiment_accepts_the_metrics_that_are_measured():
+    for best in ("loss", "accuracy", "top5"):
+        check_experiment(build_experiment(Config.of({**SMALL, "validation": {"best": best}})))
+    validation = {"protocols": [f"{__name__}:Spread"], "best": "Spread.mean"}
+    check_experiment(build_experiment(Config.of({**SMALL, "validation": validation})))
+
+
+@pytest.mark.parametrize("held_out", [1, 2])
+def test_experiment_names_the_settings_that_leave_one_class(held_out):
+    words = "training needs at least 2 classes, not 1; lower data.held_out or selection, which hold out classes"
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        check_open_set(count=held_out + 1, held_out=held_out)
