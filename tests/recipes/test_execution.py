@@ -11,30 +11,28 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from hypersphere.evaluation import Landscape
 from hypersphere.recipes import (
     RECIPES,
     SCALES,
     Outcome,
-    attacks,
     execute,
-    open_set,
-    opt_studies,
+    plan,
     read_records,
     read_tensors,
     run_name,
 )
 from hypersphere.recipes.execution import outcome_of_lines
-from hypersphere.recipes.parts import compare_unseen
-from hypersphere.robustness import accuracy_under
-from hypersphere.training import Run, build_experiment
+from hypersphere.recipes.protocols import compare_unseen
+from hypersphere.training import Run
 from hypersphere.training.components import MENUS
-from hypersphere.training.config import Component, menus_of
+from hypersphere.training.config import menus_of
 
 IDS = (Path(__file__).parent / "ids.txt").read_text().split()
 # Metrics of other rows of the recipe.
-SOMETIMES = {"k_mean", "k_least", "k_most", "radius_factor_mean", "radius_factor_least", "radius_factor_most"}
-ROTATED = ("OPT (CP)", "OPT (OGD)", "OPT (GS)")
+SOMETIMES = {"ytf", "k_mean", "k_least", "k_most", "radius_factor_mean", "radius_factor_least", "radius_factor_most"}
+SOMETIMES |= {"k_conv1.1_mean", "k_conv2.1_mean", "k_conv3.1_mean"}
+SOMETIMES |= {"at_one", "at_three", "at_zero", "at_right_angle", "at_pi"}
+ROTATED = ("OPT (CP)", "OPT (OGD)", "OPT (GS)", "PE-OPT", "S-OPT")
 
 
 @pytest.mark.filterwarnings("ignore:not projected")
@@ -42,14 +40,14 @@ ROTATED = ("OPT (CP)", "OPT (OGD)", "OPT (GS)")
 def test_every_row_runs_at_the_smallest_scale(name, tmp_path):
     recipe = RECIPES[name]
     records = execute(recipe, tmp_path, scale="smoke", seeds=[0])
-    assert [one.row for one in records] == [row.name for row in recipe.rows]
+    assert [one.row for one in records] == [row.name for row in recipe.rows_at("smoke")]
     for one in records:
         missing = {metric.key for metric in recipe.metrics if one.metrics.get(metric.key) is None}
         assert missing <= SOMETIMES, one.row
-        assert set(recipe.figures) <= set(one.curves)
-        if one.row.endswith(ROTATED) and not one.row.startswith("CLS"):
+        if one.row.startswith(ROTATED) and "trained neurons" not in one.row:
             first, *_, last = one.curves["energy"]
             assert last == pytest.approx(first, rel=1e-3), one.row
+    assert set(recipe.figures) <= {key for one in records for key in one.curves}
     assert not [path for path in tmp_path.rglob("seed-*") if path.is_dir()]  # no run folder is left
 
 
@@ -68,13 +66,15 @@ def test_every_recipe_is_complete(name):
         assert set(row.at) <= set(SCALES)
         for scale in SCALES:
             config = recipe.config(row, scale)
-            assert (config.epochs is None) != (config.steps is None)
+            assert recipe.compute is not None or (config.epochs is None) != (config.steps is None)
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", RECIPES)
 def test_components_and_options_of_every_row_exist(name, scale):
     for row in RECIPES[name].rows:
+        for trial in RECIPES[name].trials(row, scale) or [{}]:
+            RECIPES[name].checked_settings(row, scale, trial)
         config = RECIPES[name].config(row, scale)
         for setting, menu in menus_of(type(config)).items():
             value = getattr(config, setting)
@@ -112,6 +112,28 @@ def test_interrupted_row_resumes_from_its_checkpoint(tmp_path):
     assert resumed.curves == straight.curves
     assert len(straight.curves["error"]) == 4  # before training and after each epoch
     assert len(straight.curves["loss"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"head.bias": True}, r"^row '[^']+': head.bias is not an option of"),
+        ({"head.q": 3}, "^row 'Softmax': head.q is not an option of softmax"),
+    ],
+)
+def test_options_of_all_rows_are_checked_before_the_first_run(overrides, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        execute(RECIPES["digits"], tmp_path, scale="smoke", overrides=overrides)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=message):
+        plan(RECIPES["digits"], scale="smoke", overrides=overrides)
+
+
+def test_failed_row_leaves_no_empty_folders(tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ValueError, match=r"model\.name must be 'gcn' on a graph"):
+        execute(tiny(), tmp_path / "out", overrides={"model": "gcn"})
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_run_of_other_settings_is_not_resumed(tmp_path):
@@ -188,34 +210,6 @@ def test_outcome_of_lines_converts_to_per_cent_and_skips_epochs_without_validati
     assert outcome_of_lines([]).metrics == {}
 
 
-def test_transferred_attacks_are_computed_on_another_network(tmp_path, monkeypatch):
-    calls = []
-
-    def recorded(*arguments, source=None):
-        calls.append((arguments[0], source))
-        return accuracy_under(*arguments, source=source)
-
-    monkeypatch.setattr(attacks, "accuracy_under", recorded)
-    execute(attacks.RECIPE, tmp_path, scale="smoke", rows=["baseline"], seeds=[0])
-    victim, source = calls[-1]
-    pairs = zip(victim.parameters(), source.parameters(), strict=True)
-    assert not any(torch.equal(a, b) for a, b in pairs if a.dim() > 1)
-
-
-def test_faces_of_seed_k_are_those_of_fold_k():
-    config = open_set.LFW.config("Softmax", "cpu", seed=2)
-    assert config.data.options == {"split": "fold", "fold": 2, "at_least": 3, "size": [56, 48]}
-    assert config.optimizer.options["decay_everything"]
-
-
-def test_open_set_heads_accept_ramps_and_annealing_as_settings():
-    overrides = {"head.ramp": {"steps": 400}}
-    experiment = build_experiment(open_set.LFW.config("ArcFace (s=30, m=0.5)", "smoke", overrides))
-    assert experiment.head.ramp.steps == 400
-    experiment = build_experiment(open_set.LFW.config("A-Softmax (m=4)", "smoke", {"head.annealing.gamma": 0.3}))
-    assert (experiment.head.annealing.gamma, experiment.head.annealing.start) == (0.3, 100)
-
-
 def test_compare_unseen_is_perfect_for_one_hot_features():
     labels = torch.arange(20).repeat_interleave(20)
     assert compare_unseen(torch.eye(20)[labels], labels) == {"accuracy": 100, "eer": 0, "tar": 100, "rank1": 100}
@@ -227,29 +221,3 @@ def test_digits_energy_row_is_trained_with_energy(tmp_path):
     (plain,), (repelled,) = (execute(RECIPES["digits"], tmp_path, overrides=one, **options) for one in weights)
     assert repelled.metrics["energy"] < plain.metrics["energy"]
     assert repelled.curves["loss"][0] > plain.curves["loss"][0] + 1
-
-
-def test_source_energy_reproduces_the_printed_energies():
-    # For random directions the mean of 1/(1 − cos²) is (d−2)/(d−3). There are 64 neurons and their 64 negatives.
-    def expected(d):
-        return (128 * 126 / 2 * (d - 2) / (d - 3) + 128 / 4) / (128 * 127)
-
-    total = expected(27) + 5 * expected(576) + expected(1024)
-    assert opt_studies.source_energy(Component("he"), 0) == pytest.approx(total, abs=1e-3)
-    recipe = opt_studies.INITIAL_ENERGY
-    for row in recipe.rows:
-        if "source_energy" in row.printed:
-            computed = opt_studies.source_energy(recipe.config(row).init, 0)
-            assert computed == pytest.approx(row.printed["source_energy"], abs=3e-3)
-
-
-def test_rotated_class_vectors_have_the_degrees_of_freedom_of_a_rotation(tmp_path):
-    (record,) = execute(opt_studies.OMNIGLOT, tmp_path, scale="smoke", rows=["CLS-OPT (CP)"], seeds=[0])
-    assert record.metrics["head_parameters"] == 8 * 7 / 2
-
-
-def test_on_ring_is_the_mean_at_a_distance():
-    axis = torch.linspace(-1.5, 1.5, 301, dtype=torch.float64)
-    bowl = Landscape(axis, axis, {"loss": axis[:, None].square() + axis.square()}, {"loss": 0.0})
-    assert opt_studies.on_ring(bowl, "loss", 0.5) == pytest.approx(0.25, abs=1e-3)
-    assert math.isnan(opt_studies.on_ring(bowl, "loss", 9.0))

@@ -84,11 +84,20 @@ def test_recipe_rejects_unknown_scales_and_repeated_rows():
             Row(name)
 
 
+def test_rows_at_returns_the_rows_of_a_scale():
+    entry = recipe(Row("all"), Row("large", scales=("paper", "cpu")), Row("full", scales=("paper",)))
+    assert {scale: len(entry.rows_at(scale)) for scale in SCALES} == {"paper": 3, "cpu": 2, "smoke": 1}
+    with pytest.raises(ValueError, match="scale must be one of paper, cpu, smoke, not 'tiny'"):
+        entry.rows_at("tiny")
+    with pytest.raises(ValueError, match="scales must be among paper, cpu, smoke"):
+        Row("row", scales=("large",))
+
+
 def test_find_recipe_by_name_and_by_id():
     assert find_recipe("energy-cnn") is find_recipe("T6.1") is find_recipe("t6.1") is RECIPES["energy-cnn"]
     with pytest.raises(ValueError, match=r"not 'energy-widht'; did you mean energy-width\?"):
         find_recipe("energy-widht")
-    with pytest.raises(ValueError, match="or a table that one of them covers, not 'T99'"):
+    with pytest.raises(ValueError, match="or a table or figure that one of them covers, not 'T99'"):
         find_recipe("T99")
 
 

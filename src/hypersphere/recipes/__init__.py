@@ -1,63 +1,38 @@
 """Every table of the sources as one command: rows and scales as data, one JSON record per row and seed."""
 
 from hypersphere._validation import nearest_name
-from hypersphere.recipes import (
-    attacks,
-    digits,
-    energy_networks,
-    graphs,
-    imbalance,
-    open_set,
-    opt_networks,
-    opt_studies,
-    sphere_networks,
-)
+from hypersphere.recipes import architectures, energy, objectives, rotation
 from hypersphere.recipes.execution import execute
-from hypersphere.recipes.recipe import SCALES, Metric, Outcome, Recipe, Row
+from hypersphere.recipes.planning import plan
+from hypersphere.recipes.recipe import SCALES, Axis, Claim, Metric, Outcome, Recipe, Row, Tuning
 from hypersphere.recipes.record import Record, read_records, read_tensors, run_name
+from hypersphere.recipes.sources import PARTS, SourceEntry, printed_number, source_entries
 
 __all__ = [
+    "PARTS",
     "RECIPES",
     "SCALES",
+    "Axis",
+    "Claim",
     "Metric",
     "Outcome",
     "Recipe",
     "Record",
     "Row",
+    "SourceEntry",
+    "Tuning",
     "execute",
     "find_recipe",
+    "plan",
+    "printed_number",
     "read_records",
     "read_tensors",
     "run_name",
+    "source_entries",
 ]
 
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        digits.RECIPE,
-        open_set.OMNIGLOT,
-        open_set.LFW,
-        sphere_networks.CONVERGENCE,
-        sphere_networks.OPERATORS,
-        sphere_networks.NORMS,
-        sphere_networks.LEARNED,
-        attacks.RECIPE,
-        energy_networks.MLP,
-        energy_networks.CNN,
-        energy_networks.WIDTH,
-        energy_networks.DEPTH,
-        energy_networks.SPHERENET,
-        imbalance.TOY,
-        imbalance.MANY,
-        graphs.ENERGIES,
-        opt_networks.MLP,
-        opt_networks.CNN,
-        graphs.ROTATIONS,
-        opt_networks.POINTNET,
-        opt_studies.OMNIGLOT,
-        opt_studies.INITIAL_ENERGY,
-        opt_studies.LANDSCAPE,
-    )
+    recipe.name: recipe for part in (objectives, architectures, energy, rotation) for recipe in part.RECIPES
 }
 
 
@@ -74,6 +49,5 @@ def find_recipe(name: str) -> Recipe:
             return recipe
     covered = sorted({one for recipe in RECIPES.values() for one in recipe.covers})
     near = nearest_name(name, [*RECIPES, *covered])
-    raise ValueError(
-        f"name must be one of {', '.join(RECIPES)}, or a table that one of them covers, not {name!r}{near}"
-    )
+    accepted = "a recipe of `hypersphere list recipes`, or a table or figure that one of them covers"
+    raise ValueError(f"name must be {accepted}, not {name!r}{near}")

@@ -1,4 +1,4 @@
-"""Run a recipe: train each row with each seed, measure, and write one record per row and seed."""
+"""Run a recipe: tune each row, train it with each seed, measure, and write one record per row and seed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import nan
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf, nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
+from hypersphere._provenance import made_with
+from hypersphere.energy import mean_energy
 from hypersphere.heads._collectives import Processes
 from hypersphere.recipes.recipe import Outcome, Recipe, Row
 from hypersphere.recipes.record import Record, finite_or_none, record_path, write_tensors
 from hypersphere.training import Config, DamagedCheckpoint, Experiment, Run, Trainer, build_experiment
-from hypersphere.training.origin import made_with
-from hypersphere.training.validation import mean_energy
 
 __all__ = ["execute", "outcome_of_lines"]
 
@@ -42,6 +45,8 @@ def execute(
 ) -> list[Record]:
     """Run every row with every seed for which there is no record yet; return the records of all rows and seeds.
 
+    Rows of a recipe with `Tuning` first run their trials, whose records are stored in the folder `trials` of the row.
+
     A run that is interrupted continues from its last checkpoint, in the folder next to the place of its record. In a
     process group, all processes call this function and share the work; the first one writes the files.
 
@@ -49,7 +54,7 @@ def execute(
         recipe: the table.
         out: folder of the records, `out/NAME/ROW/seed-K.json`, with tensors next to them as safetensors.
         scale: "paper", "cpu" or "smoke". Records of scales other than "cpu" are stored in `out/NAME@SCALE/`.
-        rows: names of the rows to run; all if None.
+        rows: names of the rows to run; if None, those of the scale.
         seeds: seeds to run; by default those of the recipe.
         overrides: settings that are changed in all rows, by dotted path, see `Recipe.settings`. They become part of the
             record, and the records are stored separately, in `out/NAME@HASH/`.
@@ -60,36 +65,104 @@ def execute(
         say: called with messages for the user, such as damaged checkpoints.
     """
     changes = json.loads(json.dumps(dict(overrides or {})))
-    chosen = list(recipe.rows) if rows is None else [recipe.row(name) for name in dict.fromkeys(rows)]
+    chosen = list(recipe.rows_at(scale)) if rows is None else [recipe.row(name) for name in dict.fromkeys(rows)]
     numbers = [int(seed) for seed in (recipe.seeds if seeds is None else seeds)]
     # All settings are checked before the first run, which may take hours.
-    jobs = [_Job(recipe, row, seed, scale, changes, out) for row in chosen for seed in numbers]
-    environment, records = made_with(), []
-    for job in jobs:
-
-        def report(fraction: float, job: _Job = job) -> None:
-            if on_progress is not None:
-                on_progress(job.row, job.seed, fraction)
-
-        record = job.finished_record()
-        if record is None:
-            report(0.0)
-            record = job.run(environment, device, data_root=data_root, report=report, stop=stop, say=say)
-        if record is None:
+    for row in chosen:
+        for trial in recipe.trials(row, scale) or [{}]:
+            recipe.checked_settings(row, scale, {**trial, **changes}, numbers[0] if numbers else None)
+    options: dict[str, Any] = {"device": device, "data_root": data_root, "stop": stop, "say": say}
+    environment, records = made_with(), list[Record]()
+    for row in chosen:
+        selection = _tune(recipe, row, scale, changes, out, environment, options)
+        if selection is None:
             break
-        records.append(record)
-        report(1.0)
+        for seed in numbers:
+            job = _Job(recipe, row, seed, scale, changes, out, selection)
+
+            def report(fraction: float, job: _Job = job) -> None:
+                if on_progress is not None:
+                    on_progress(job.row, job.seed, fraction)
+
+            record = job.finished_record()
+            if record is None:
+                report(0.0)
+                record = job.run(environment, report=report, **options)
+            if record is None:
+                return records
+            records.append(record)
+            report(1.0)
     return records
 
 
-class _Job:
-    """One row with one seed: its settings and the places of its files."""
+@dataclass(frozen=True)
+class Selection:
+    """The settings that were chosen for a row, and the trials they were chosen from."""
 
-    def __init__(self, recipe: Recipe, row: Row, seed: int, scale: str, overrides: dict[str, Any], out: Path) -> None:
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    trials: Sequence[Mapping[str, Any]] = ()
+
+
+def _tune(
+    recipe: Recipe,
+    row: Row,
+    scale: str,
+    overrides: dict[str, Any],
+    out: Path,
+    environment: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Selection | None:
+    """Run the trials of a row for which there are no records yet and choose the best one; None if stopped."""
+    combinations, tuning = recipe.trials(row, scale), recipe.tuning
+    if not combinations:
+        return Selection()
+    assert tuning is not None
+    trials: list[dict[str, Any]] = []
+    for index, combination in enumerate(combinations):
+        values: list[float | None] = []
+        for seed in tuning.seeds:
+            job = _Job(recipe, row, seed, scale, overrides, out, Selection(combination), trial=index)
+            record = job.finished_record() or job.run(environment, report=lambda fraction: None, **options)
+            if record is None:
+                return None
+            values.append(record.metrics.get(tuning.metric))
+        trials.append({"settings": combination, "values": values})
+    metric = next(one for one in recipe.metrics if one.key == tuning.metric)
+    sign = 1 if metric.higher_is_better else -1
+
+    def score(trial: Mapping[str, Any]) -> float:
+        return -inf if None in trial["values"] else sign * fmean(trial["values"])
+
+    best = max(trials, key=score)  # the first of equally good ones, as listed in the grid
+    shown = ", ".join(f"{path} = {value}" for path, value in best["settings"].items())
+    options["say"](f"{row.name}: {shown}, the best of {len(trials)} trials on held-out training data")
+    return Selection(best["settings"], trials)
+
+
+class _Job:
+    """One row with one seed, or one trial of it: its settings and the places of its files."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        row: Row,
+        seed: int,
+        scale: str,
+        overrides: dict[str, Any],
+        out: Path,
+        selection: Selection,
+        *,
+        trial: int | None = None,
+    ) -> None:
         self.recipe, self.row, self.seed, self.scale, self.overrides = recipe, row, seed, scale, overrides
-        self.settings = recipe.settings(row, scale, overrides, seed)
-        self.options = self.settings.get("measure", {})
+        self.selection, self.out = selection, out
+        self.settings = recipe.settings(row, scale, {**selection.chosen, **overrides}, seed)
         self.path = record_path(out, recipe.name, row.name, seed, overrides, scale)
+        if trial is not None:
+            assert recipe.tuning is not None
+            self.settings["selection"] = recipe.tuning.held_out
+            self.path = self.path.parent / "trials" / f"{trial}-{self.path.name}"
+        self.options = self.settings.get("measure", {})
         self.folder = self.path.with_suffix("")  # of the run, until its record is written
         self.processes = Processes()
 
@@ -99,7 +172,7 @@ class _Job:
             return None
         record = Record.read(self.path)
         is_same = (record.recipe, record.row, record.seed) == (self.recipe.name, self.row.name, self.seed)
-        return record if is_same and record.scale == self.scale and record.is_current(self.recipe) else None
+        return record if is_same and record.scale == self.scale and record.has_settings(self.settings) else None
 
     def run(self, environment: Mapping[str, Any], device: Device, **options: Any) -> Record | None:
         """Train and measure; return the record, which the first process also writes, or None if stopped."""
@@ -111,10 +184,11 @@ class _Job:
                 old.unlink(missing_ok=True)
         began = time.perf_counter()
         torch.manual_seed(self.seed)
-        if self.recipe.compute is not None:
-            outcome: Outcome | None = self.recipe.compute(self.settings["seed"], **self.options)
-        else:
-            outcome = self._train(device=device, **options)
+        try:
+            outcome = self._outcome(device=device, **options)
+        except Exception:
+            _remove_empty_folders(self.path.parent, self.out)
+            raise
         if outcome is None:
             return None
         seconds = time.perf_counter() - began
@@ -133,6 +207,8 @@ class _Job:
             machine=_machine(environment["machine"], device, self.processes.size),
             threads=environment["threads"],
             overrides=self.overrides,
+            chosen=dict(self.selection.chosen),
+            trials=[dict(trial) for trial in self.selection.trials],
         )
         self._wait()
         if self.processes.rank == 0:
@@ -142,6 +218,13 @@ class _Job:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._wait()
         return record if self.processes.rank == 0 else Record.read(self.path)  # the same in all processes
+
+    def _outcome(self, *, data_root: Path | None, **options: Any) -> Outcome | None:
+        """Compute or train what the record holds; return None if stopped."""
+        if self.recipe.compute is None:
+            return self._train(data_root=data_root, **options)
+        root = _data_root(self.recipe.compute, data_root)
+        return self.recipe.compute(self.settings["seed"], **self.options, **root)
 
     def _train(
         self,
@@ -171,8 +254,7 @@ class _Job:
             seconds = trainer.seconds  # without the measurement that follows
             if self.recipe.measure is not None:
                 experiment.objective.eval()
-                accepts_root = "data_root" in inspect.signature(self.recipe.measure).parameters
-                root = {"data_root": data_root} if accepts_root else {}
+                root = _data_root(self.recipe.measure, data_root)
                 measured = self.recipe.measure(experiment, run, **self.options, **root)
         except FloatingPointError as error:
             say(f"{self.row.name}, seed {self.seed}: {error}")
@@ -247,12 +329,25 @@ def _number(value: float | None) -> float:
     return nan if value is None else float(value)
 
 
+def _data_root(function: Callable[..., Any], data_root: Path | None) -> dict[str, Path | None]:
+    """Return the argument `data_root` for a function that has this parameter."""
+    return {"data_root": data_root} if "data_root" in inspect.signature(function).parameters else {}
+
+
 def _require_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ValueError(f"out must be a writable folder, not {folder}: {error.strerror}") from None
+
+
+def _remove_empty_folders(folder: Path, end: Path) -> None:
+    """Remove a folder and its parents as long as they are empty, up to `end`, which stays."""
+    with suppress(OSError):  # raised unless the folder is empty
+        while folder != end:
+            folder.rmdir()
+            folder = folder.parent
 
 
 def _machine(name: str, device: Device, processes: int) -> str:

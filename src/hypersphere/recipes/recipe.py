@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from torch import Tensor
 
 from hypersphere._validation import nearest_name, require
+from hypersphere.recipes.sources import PARTS, printed_number
+from hypersphere.training.components import check_components
 from hypersphere.training.config import Config, merge, set_path
 
-__all__ = ["SCALES", "Metric", "Outcome", "Recipe", "Row"]
+__all__ = ["SCALES", "Axis", "Claim", "Metric", "Outcome", "Recipe", "Row", "Tuning", "table_rows"]
 
 SCALES = ("paper", "cpu", "smoke")
 Patch = Mapping[str, Any]
+Grid = Mapping[str, Sequence[Any]]  # values by dotted path
+Place = tuple[str, str] | tuple[str, str, str]  # source, row, and column unless there is only one
 
 
 @dataclass(frozen=True)
@@ -34,17 +39,120 @@ class Row:
     Attributes:
         name: name of the row.
         patch: settings that differ from those of the recipe.
-        printed: numbers that the source prints, by metric.
-        at: further patches by scale, such as learning rates that were chosen for small networks.
+        printed: where the source prints the number of a metric: table, row, and column unless there is only one.
+        at: further patches by scale, such as the width of a small network.
+        grid: settings that are tuned for this row instead of those of the recipe, see `Tuning`.
+        baseline: name of the row that this one is compared with; by default that of the recipe.
+        scales: scales at which the row runs unless rows are chosen by name. A large table runs in full at "paper" only.
     """
 
     name: str
     patch: Patch = field(default_factory=dict)
-    printed: Mapping[str, float] = field(default_factory=dict)
+    printed: Mapping[str, Place | float] = field(default_factory=dict)
     at: Mapping[str, Patch] = field(default_factory=dict)
+    grid: Grid | None = None
+    baseline: str | None = None
+    scales: tuple[str, ...] = SCALES
 
     def __post_init__(self) -> None:
         require(bool(self.name.strip(". ")), "name", "text other than dots and spaces", self.name)
+        require(set(self.scales) <= set(SCALES), "scales", f"among {', '.join(SCALES)}", self.scales)
+
+    def printed_numbers(self) -> dict[str, float]:
+        """Return the numbers that the source prints, by metric."""
+        numbers = {
+            metric: printed_number(*place) if isinstance(place, tuple) else place
+            for metric, place in self.printed.items()
+        }
+        return {metric: number for metric, number in numbers.items() if number is not None}
+
+
+def table_rows(
+    source: str,
+    lines: Mapping[str, Patch],
+    columns: Mapping[str, Patch],
+    *,
+    metric: str = "error",
+    baseline: str | None = None,
+    grids: Mapping[str, Grid] | None = None,
+) -> tuple[Row, ...]:
+    """Return one row per line and column of a table of the source, named "line, column".
+
+    Args:
+        source: the table, such as "T5.1".
+        lines: settings by line of the table, under the names of the source.
+        columns: settings by column.
+        metric: the metric of the numbers in the table.
+        baseline: the line that the other lines are compared with in each column.
+        grids: settings that are tuned, by line.
+
+    Example:
+        >>> rows = table_rows("T5.1", {"MHE": {"regularizers": ["mhe"]}}, {"CIFAR-10 s=2": {"data": "cifar10"}})
+        >>> rows[0].name, rows[0].printed_numbers()
+        ('MHE, CIFAR-10 s=2', {'error': 6.22})
+    """
+    return tuple(
+        Row(
+            f"{line}, {column}",
+            merge(of_column, of_line),
+            printed={metric: (source, line, column)},
+            grid=(grids or {}).get(line),
+            baseline=None if baseline in (None, line) else f"{baseline}, {column}",
+        )
+        for column, of_column in columns.items()
+        for line, of_line in lines.items()
+    )
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How settings of a row are chosen before its seeds run.
+
+    Each combination of the grid is one trial. A trial trains on a part of the training data and is measured on the
+    rest: `held_out` of the samples, or of the classes if those of the test data are not those of training. The test
+    data are not read. The best combination then trains on all training data, with the seeds of the recipe.
+
+    Attributes:
+        grid: values by dotted path. Rows with another grid must have the same number of combinations, so that every
+            row has the same budget.
+        metric: the metric that selects; its column says whether higher or lower is better.
+        held_out: fraction of the training data that the trials are measured on.
+        seeds: the seeds of the trials; the metric is averaged over them.
+        scales: scales at which settings are tuned; the others use the settings of the recipe.
+    """
+
+    grid: Grid
+    metric: str = "error"
+    held_out: float = 0.1
+    seeds: tuple[int, ...] = (100,)
+    scales: tuple[str, ...] = ("cpu",)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the source that the records decide: one row is better than another.
+
+    Attributes:
+        text: the statement, as one sentence.
+        better, than: names of the two rows.
+        metric: the metric that is compared; its column says whether higher or lower is better.
+        source: the table or figure that makes the statement.
+    """
+
+    text: str
+    better: str
+    than: str
+    metric: str = "error"
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The horizontal axis of a curve that is not drawn by epoch: evenly spaced values from `low` to `high`."""
+
+    name: str
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -80,8 +188,14 @@ class Recipe:
         figures: curves that are drawn next to the table, such as ("error", "energy").
         measure: called after training as `measure(experiment, run, **options)`; its outcome is added to that of
             training. A parameter `data_root` gets the folder of the data sets.
-        compute: for a table that trains no network: called as `compute(seed, **options)` instead of training.
+        compute: for a table that trains no classifier: called as `compute(seed, **options)` instead of training. A
+            parameter `data_root` gets the folder of the data sets.
         seeded: dotted paths of the settings that are set to the seed, apart from those that a scale does not have.
+        part: part of the library, "objectives", "architectures", "energy" or "rotation".
+        baseline: name of the row that the others are compared with.
+        tuning: which settings are chosen on held-out training data, or None.
+        claims: the statements of the source that the records decide.
+        axes: horizontal axes of curves that are not drawn by epoch.
 
     Example:
         >>> recipe = Recipe("toy", "Toy", "nowhere", {"head": "arcface"}, dict.fromkeys(SCALES, {}), (Row("row"),))
@@ -104,11 +218,47 @@ class Recipe:
     measure: Callable[..., Outcome] | None = None
     compute: Callable[..., Outcome] | None = None
     seeded: tuple[str, ...] = ("seed",)
+    part: str = "objectives"
+    baseline: str | None = None
+    tuning: Tuning | None = None
+    claims: tuple[Claim, ...] = ()
+    axes: Mapping[str, Axis] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(set(self.scales) <= set(SCALES), "scales", f"among {', '.join(SCALES)}", list(self.scales))
+        require(self.part in PARTS, "part", f"one of {', '.join(PARTS)}", self.part)
         names = [row.name for row in self.rows]
         require(len(set(names)) == len(names), "rows", "rows with different names", names)
+        named = [self.baseline, *(row.baseline for row in self.rows)]
+        named += [name for claim in self.claims for name in (claim.better, claim.than)]
+        for name in named:
+            if name is not None:
+                self.row(name)
+        keys = {metric.key for metric in self.metrics}
+        for claim in self.claims:
+            require(claim.metric in keys, "metric of a claim", f"one of {', '.join(keys)}", claim.metric)
+        if self.tuning is not None:
+            require(self.tuning.metric in keys, "tuning.metric", f"one of {', '.join(keys)}", self.tuning.metric)
+            tuned = [row for row in self.rows if set(row.scales) & set(self.tuning.scales)]
+            budgets = {row.name: len(self.trials(row, self.tuning.scales[0])) for row in tuned}
+            require(len(set(budgets.values())) == 1, "grids", "of the same number of combinations", budgets)
+
+    def rows_at(self, scale: str) -> tuple[Row, ...]:
+        """Return the rows that run at a scale."""
+        require(scale in self.scales, "scale", f"one of {', '.join(self.scales)}", scale)
+        return tuple(row for row in self.rows if scale in row.scales)
+
+    def trials(self, row: Row, scale: str = "cpu") -> list[dict[str, Any]]:
+        """Return the combinations of the settings that are tuned, as values by dotted path; empty without tuning."""
+        if self.tuning is None or scale not in self.tuning.scales:
+            return []
+        grid = self.tuning.grid if row.grid is None else row.grid
+        return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+    def baseline_of(self, row: Row) -> Row | None:
+        """Return the row that another one is compared with, or None for a baseline."""
+        name = row.baseline or self.baseline
+        return None if name in (None, row.name) else self.row(name)
 
     def row(self, name: str) -> Row:
         """Return a row by its name."""
@@ -157,6 +307,23 @@ class Recipe:
             )
         return {**settings, "measure": measured} if measured else settings
 
+    def checked_settings(
+        self, row: str | Row, scale: str = "cpu", overrides: Patch | None = None, seed: int | None = None
+    ) -> dict[str, Any]:
+        """Return `settings` after a check of the options of all components, which builds nothing.
+
+        Raises:
+            ValueError: as `settings`, or if a component has no such option; the message names the row.
+        """
+        name = row if isinstance(row, str) else row.name
+        settings = self.settings(row, scale, overrides, seed)
+        if self.compute is None:
+            try:
+                check_components(Config.of({key: value for key, value in settings.items() if key != "measure"}))
+            except ValueError as error:
+                raise ValueError(f"row {name!r}: {error}") from None
+        return settings
+
     def config(
         self, row: str | Row, scale: str = "cpu", overrides: Patch | None = None, seed: int | None = None
     ) -> Config:
@@ -166,14 +333,15 @@ class Recipe:
         return Config.of(settings)
 
     @property
-    def printed(self) -> dict[str, Mapping[str, float]]:
+    def printed(self) -> dict[str, dict[str, float]]:
         """The numbers that the source prints, by row and metric."""
-        return {row.name: row.printed for row in self.rows}
+        return {row.name: row.printed_numbers() for row in self.rows}
 
     def description(self) -> dict[str, Any]:
         """Return what there is to know before running the recipe, as plain data."""
         return {
             "name": self.name,
+            "part": self.part,
             "title": self.title,
             "reference": self.reference,
             "covers": list(self.covers),

@@ -35,6 +35,8 @@ class Record:
         seconds: duration of training and measurement, since the last interruption.
         commit, versions, machine, threads: with what it was run.
         overrides: settings that the user changed.
+        chosen: settings that were chosen on held-out training data, by dotted path.
+        trials: the settings of all trials they were chosen from, with the values of the metric.
     """
 
     recipe: str
@@ -50,6 +52,8 @@ class Record:
     machine: str = ""
     threads: int = 0
     overrides: dict[str, Any] = field(default_factory=dict)
+    chosen: dict[str, Any] = field(default_factory=dict)
+    trials: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         """Write the record as JSON, atomically."""
@@ -57,14 +61,20 @@ class Record:
             draft.write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     def is_current(self, recipe: Recipe) -> bool:
-        """Return True if the record has the present settings of a recipe.
+        """Return True if the record has the present settings of a recipe, and was chosen from its present trials.
 
         Settings of version 0.1 cannot be compared: such a record is current as long as the recipe has its row.
         """
+        changes = {} if self.config is None else {**self.chosen, **self.overrides}
         try:
-            settings = recipe.settings(self.row, self.scale, {} if self.config is None else self.overrides, self.seed)
+            settings = recipe.settings(self.row, self.scale, changes, self.seed)
         except ValueError:
             return False
+        trials = [] if self.config is None else recipe.trials(recipe.row(self.row), self.scale)
+        return self.has_settings(settings) and [trial["settings"] for trial in self.trials] == trials
+
+    def has_settings(self, settings: Mapping[str, Any]) -> bool:
+        """Return True if the record has these settings, or if they cannot be compared (version 0.1)."""
         # Compared as text, because 1, 1.0 and True are equal in Python but different settings.
         return self.config is None or json.dumps(settings, sort_keys=True) == json.dumps(self.config, sort_keys=True)
 

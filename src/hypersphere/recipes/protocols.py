@@ -1,4 +1,4 @@
-"""Parts that several recipes share: columns, scales on CIFAR, and measurements of features."""
+"""What several recipes share: columns, training protocols on CIFAR and on citation graphs, measurements of features."""
 
 from __future__ import annotations
 
@@ -8,10 +8,24 @@ from typing import Any
 from torch import Tensor
 
 from hypersphere import data, evaluation
-from hypersphere.recipes.recipe import Metric
+from hypersphere.recipes.recipe import Metric, Row
 from hypersphere.training import Experiment
 
-__all__ = ["CIFAR", "ENERGY", "ERROR", "SECONDS", "SMOKE", "compare_unseen", "separation", "sgd", "stepwise"]
+__all__ = [
+    "CIFAR",
+    "ENERGY",
+    "ERROR",
+    "GRAPH_BASE",
+    "GRAPH_METRICS",
+    "GRAPH_SCALES",
+    "SECONDS",
+    "SMOKE",
+    "compare_unseen",
+    "graph_rows",
+    "separation",
+    "sgd",
+    "stepwise",
+]
 
 SECONDS = Metric("seconds", "seconds of training", ".0f", None)
 ERROR = Metric("error", "test error %", ".2f", False)
@@ -46,6 +60,26 @@ CIFAR: dict[str, dict[str, Any]] = {
 }
 # Digits that come with the library, for a test of a few steps.
 SMOKE: dict[str, Any] = {"data": {"name": "digits", "limit": 60, "held_out": 100}, "epochs": 1, "batch_size": 30}
+
+
+GRAPH_BASE = {
+    "model": "gcn",
+    "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 5e-4},
+    "schedule": "constant",
+    "validation": {"every": 50},  # an epoch is a single step, and measuring takes longer
+}
+# Citation graphs are small, so the protocol of the source runs on a CPU.
+GRAPH_SCALES: dict[str, Any] = {"paper": {"epochs": 200}, "cpu": {"epochs": 200}, "smoke": {"epochs": 3}}
+_GENERATED_GRAPH = {"smoke": {"data": {"name": "generated", "kind": "graph", "size": 30}}}
+GRAPH_METRICS = (Metric("accuracy", "test accuracy %", ".2f", True), ENERGY)
+
+
+def graph_rows(name: str, *variants: tuple[str, dict[str, Any], float]) -> list[Row]:
+    """Return rows on a citation graph from titles, settings and printed accuracies."""
+    return [
+        Row(f"{name.capitalize()}{title}", {"data": name, **patch}, {"accuracy": accuracy}, _GENERATED_GRAPH)
+        for title, patch, accuracy in variants
+    ]
 
 
 def compare_unseen(features: Tensor, labels: Tensor, *, folds: int = 10, per_fold: int = 300) -> dict[str, float]:

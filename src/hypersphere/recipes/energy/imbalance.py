@@ -1,0 +1,244 @@
+"""Class imbalance: energy reserves space on the sphere for a class with few examples (section 5.5 of the thesis)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypersphere import sphere
+from hypersphere.recipes.energy import settings
+from hypersphere.recipes.energy.settings import BASELINE, FIFTH, LARGE, PAPER, TUNED, Method, cifar_scales, method_row
+from hypersphere.recipes.protocols import CIFAR, ERROR, SMOKE, sgd, stepwise
+from hypersphere.recipes.recipe import Claim, Metric, Outcome, Place, Recipe, Row, Tuning
+from hypersphere.training import Experiment, Run, predict
+from hypersphere.training.config import merge
+
+__all__ = ["HUNDRED", "TEN", "TOY", "largest_gap", "measure_rare"]
+
+_NUM_PICTURED = 2000  # enough for a picture
+
+
+def measure_rare(experiment: Experiment, run: Run, *, rare: int) -> Outcome:
+    """Measure the test error of the first `rare` classes, of which training examples are removed."""
+    features, labels = experiment.embed()
+    return Outcome({"rare_error": _error(experiment, features, labels, rare)})
+
+
+def _error(experiment: Experiment, features: Tensor, labels: Tensor, rare: int) -> float:
+    of_rare = labels < rare
+    head: Any = experiment.head
+    hits = predict(head, features[of_rare].to(experiment.device)).cpu() == labels[of_rare]
+    return 100 * float((~hits).double().mean())
+
+
+# --- figures 5.4 and D.4
+
+
+def largest_gap(vectors: Tensor) -> float:
+    """Return the largest angle in degrees between neighbouring directions in the plane.
+
+    >>> round(largest_gap(torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])))
+    180
+    """
+    angles = torch.atan2(vectors[:, 1], vectors[:, 0]).double().sort().values
+    around = torch.cat([angles[1:], angles[:1] + 2 * math.pi])  # the last neighbour of the last one is the first one
+    return math.degrees(float((around - angles).max()))
+
+
+def measure_plane(experiment: Experiment, run: Run) -> Outcome:
+    """Measure the error and the direction of digit 0, and store 2-d features of test and training digits."""
+    features, labels = experiment.embed()
+    seen, seen_labels = experiment.embed(experiment.data.train)
+    head: Any = experiment.head
+    vectors = head.weight.detach().cpu()
+    nearest = float(sphere.cosines(vectors[:1], vectors[1:]).max())
+    metrics = {
+        "rare_error": _error(experiment, features, labels, 1),
+        "rare_angle": math.degrees(float(sphere.angle(torch.tensor(nearest)))),
+        "gap": largest_gap(vectors),
+    }
+    # Training data are ordered by class in no data set used here, so the first ones are a sample.
+    pictured = {"features": features[:_NUM_PICTURED], "labels": labels[:_NUM_PICTURED]}
+    trained = {"train_features": seen[:_NUM_PICTURED], "train_labels": seen_labels[:_NUM_PICTURED]}
+    return Outcome(metrics, tensors={**pictured, **trained, "class_vectors": vectors})
+
+
+_OUTPUT = {"regularizers": [{"name": "mhe", "hidden": 0.0, "half_space": False, "output": 1.0}]}
+_FEW_ZEROS = {"keep": {"0": 0.02}}
+_UNIT_HEAD = {"head": "modified_softmax"}
+
+TOY = Recipe(
+    name="imbalance-picture",
+    part="energy",
+    title="Digit 0 with 2 % of its examples, and a 2-d feature",
+    reference="figures 5.4 and D.4 of the thesis",
+    base={
+        "model": {"name": "mnist_cnn6", "norm": "batch"},
+        "head": "softmax",
+        "optimizer": sgd(0.1),
+        "clip": 5.0,
+        "batch_size": 128,
+    },
+    scales={
+        # The schedule of the 2-d features of chapter 2; that of this figure is not printed.
+        "paper": {
+            "data": {"name": "mnist", **_FEW_ZEROS},
+            "optimizer": {"weight_decay": 1e-4},
+            **stepwise(18_000, [12_000, 15_000]),
+        },
+        "cpu": {
+            "data": {"name": "mnist", **_FEW_ZEROS, "pool": 2},
+            "model": {"widths": [8, 16, 32]},
+            "epochs": 5,
+        },
+        "smoke": {**SMOKE, "model": {"widths": [4, 4, 4]}},
+    },
+    rows=(
+        Row("CNN without MHE", printed={"accuracy": ("F5.4", "CNN without MHE")}),
+        Row("CNN with MHE", _OUTPUT, {"accuracy": ("F5.4", "CNN with MHE")}),
+        Row("CNN with MHE in all layers", settings.HALF.patch, scales=LARGE),
+        Row("unit class vectors, without MHE", _UNIT_HEAD, scales=LARGE),
+        Row(
+            "unit class vectors, with MHE",
+            {**_UNIT_HEAD, **_OUTPUT},
+            baseline="unit class vectors, without MHE",
+            scales=LARGE,
+        ),
+    ),
+    seeds=(0, 1, 2, 3, 4),
+    metrics=(
+        Metric("accuracy", "test accuracy %", ".2f", True),
+        Metric("rare_error", "error % of digit 0", ".2f", False),
+        Metric("rare_angle", "angle of digit 0 °", ".1f", True),
+        Metric("gap", "largest gap °", ".1f", False),
+    ),
+    covers=("F5.4", "F-D.4"),
+    cost={"paper": 100, "cpu": 0.5, "smoke": 0.005},
+    measure=measure_plane,
+    baseline="CNN without MHE",
+    claims=(
+        Claim("MHE on the classifier raises the accuracy.", "CNN with MHE", "CNN without MHE", "accuracy", "F5.4"),
+        Claim("MHE on the classifier teaches the rare digit.", "CNN with MHE", "CNN without MHE", "rare_error", "F5.4"),
+        Claim(
+            "MHE on unit class vectors raises the accuracy.",
+            "unit class vectors, with MHE",
+            "unit class vectors, without MHE",
+            "accuracy",
+            "F5.4",
+        ),
+        Claim("MHE spreads the class vectors evenly.", "CNN with MHE", "CNN without MHE", "gap", "F-D.4"),
+    ),
+    note="MNIST without 98 % of the training zeros; CNN-6 of table 2.1 with batch normalisation and a 2-d feature. "
+    "Network, learning rate and schedule are not printed for this figure. At the scale cpu: 14×14 pixels, 8, 16 and 32 "
+    "filters of 5×5, 5 epochs. Gradients are clipped to norm 5, because class vectors that start close together repel "
+    "each other strongly. The weight is that of the source, and nothing is tuned: held-out training digits would have "
+    "too few zeros to choose by. Ten class vectors in the plane are 36° apart at best. The rows with unit class "
+    "vectors are not in the source: a plain softmax can answer a rare class by the norms of class vectors, on which "
+    "the energy does not act.",
+)
+
+
+# --- tables 5.7 and D.6
+
+_METHODS: dict[str, tuple[Method, tuple[str, ...]]] = {
+    "Baseline": (BASELINE, settings.SCALES),
+    "Orthonormal": (settings.ORTHONORMAL, LARGE),
+    "MHE": (settings.FULL, LARGE),
+    "Half-space MHE": (settings.HALF, LARGE),
+    "A-MHE": (settings.FULL_ANGULAR, PAPER),
+    "Half-space A-MHE": (settings.HALF_ANGULAR, PAPER),
+}
+
+
+def _rows(source: str, columns: dict[str, dict[str, Any]]) -> tuple[Row, ...]:
+    """Return the rows of a table by column of imbalance; rows of "Single" also have the error of the rare class."""
+    rows = []
+    for column, data in columns.items():
+        for line, (method, scales) in _METHODS.items():
+            printed: dict[str, Place | float] = {"error": (source, line, column)}
+            if source == "T5.7" and column == "Single":
+                printed["rare_error"] = (source, line, "Err. (S)")
+            baseline = None if line == "Baseline" else f"Baseline, {column}"
+            if line == "Orthonormal" and (source, column) != ("T5.7", "Single"):
+                scales = PAPER
+            at = {scale: {"data": data} for scale in LARGE}
+            at["smoke"] = {"data": {"keep": {"0": 0.5}}}
+            rows.append(method_row(f"{line}, {column}", method, printed, at=at, baseline=baseline, scales=scales))
+    return tuple(rows)
+
+
+_RARE = "error % of rare classes"
+_TUNED = f"{TUNED} They are as imbalanced as the others."
+
+TEN = Recipe(
+    name="imbalance",
+    part="energy",
+    title="CIFAR-10 with one rare class, and with classes of linearly rising size",
+    reference="table 5.7 of the thesis, CNN-9 on CIFAR-10",
+    base={**CIFAR["base"], "measure": {"rare": 1}},
+    scales=merge(cifar_scales("mhe_cnn9"), {"paper": {"data": "cifar10"}}),
+    rows=_rows("T5.7", {"Single": {"keep": {"0": 0.1}}, "Multiple": {"rising": True}}),
+    seeds=(0, 1, 2, 3, 4),
+    metrics=(ERROR, Metric("rare_error", _RARE, ".2f", False)),
+    covers=("T5.7",),
+    cost={"paper": 15_000, "cpu": 1.6, "smoke": 0.01},
+    measure=measure_rare,
+    tuning=Tuning({}, held_out=0.2),
+    claims=(
+        Claim("With one rare class, MHE has a lower error.", "MHE, Single", "Baseline, Single", source="T5.7"),
+        Claim(
+            "With one rare class, half-space MHE has a lower error.",
+            "Half-space MHE, Single",
+            "Baseline, Single",
+            source="T5.7",
+        ),
+        Claim(
+            "Half-space MHE is better than orthonormality.",
+            "Half-space MHE, Single",
+            "Orthonormal, Single",
+            source="T5.7",
+        ),
+        Claim("MHE lowers the error of the rare class.", "MHE, Single", "Baseline, Single", "rare_error", "T5.7"),
+        Claim(
+            "With classes of rising size, MHE has a lower error.", "MHE, Multiple", "Baseline, Multiple", source="T5.7"
+        ),
+        Claim(
+            "With classes of rising size, half-space MHE has a lower error.",
+            "Half-space MHE, Multiple",
+            "Baseline, Multiple",
+            source="T5.7",
+        ),
+    ),
+    note="Single: class 0 keeps 10 % of its training images. Multiple: class i keeps a fraction (i+1)/10. The test "
+    "data are complete. The schedule of appendix D.1 in steps, although there are fewer images (not stated). At the "
+    "scale "
+    "cpu: 10,000 of the remaining images at 16×16 pixels, 15 epochs, 16, 32 and 64 filters. " + _TUNED,
+)
+
+HUNDRED = Recipe(
+    name="imbalance-hundred",
+    part="energy",
+    title="CIFAR-100 with ten rare classes, and with classes of linearly rising size",
+    reference="table D.6 of the thesis, CNN-9 on CIFAR-100",
+    base={**CIFAR["base"], "measure": {"rare": 10}},
+    scales=merge(cifar_scales("mhe_cnn9"), {"cpu": FIFTH}),
+    rows=_rows("T-D.6", {"Single": {"keep": {str(label): 0.1 for label in range(10)}}, "Multiple": {"rising": True}}),
+    seeds=(0, 1, 2),
+    metrics=(ERROR, Metric("rare_error", _RARE, ".2f", False)),
+    covers=("T-D.6",),
+    cost={"paper": 15_000, "cpu": 1.1, "smoke": 0.01},
+    measure=measure_rare,
+    tuning=Tuning({}, held_out=0.2),
+    claims=(
+        Claim("With ten rare classes, MHE has a lower error.", "MHE, Single", "Baseline, Single", source="T-D.6"),
+        Claim(
+            "With classes of rising size, MHE has a lower error.", "MHE, Multiple", "Baseline, Multiple", source="T-D.6"
+        ),
+    ),
+    note="Single: classes 0 to 9 keep 10 % of their training images. Multiple: class i keeps a fraction (i+1)/100. At "
+    "the scale cpu: a fifth of CIFAR-100 (100 images per class before any are removed) at 16×16 pixels, 15 epochs, 16, "
+    "32 and 64 filters. The error of classes 0 to 9 is not in the source. " + _TUNED,
+)

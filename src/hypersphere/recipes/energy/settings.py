@@ -1,0 +1,129 @@
+"""What the recipes of this part share: regularisers with the weights that are tried, and CNNs on CIFAR at three scales.
+
+Every row has four trials: two weight decays, each with two weights of the regulariser. Plain training, which has no
+such weight, tries two learning rates instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypersphere.recipes.protocols import CIFAR, SMOKE
+from hypersphere.recipes.recipe import SCALES, Grid, Patch, Place, Row
+from hypersphere.training.config import merge
+
+__all__ = [
+    "ADVERSARIAL",
+    "ALTERNATING",
+    "BASELINE",
+    "FIFTH",
+    "FULL",
+    "FULL_ANGULAR",
+    "GROUP",
+    "HALF",
+    "HALF_ANGULAR",
+    "LARGE",
+    "ORTHOGONAL",
+    "ORTHONORMAL",
+    "PAPER",
+    "RANDOM",
+    "RANDOM_MAX",
+    "SCALES",
+    "SMALL",
+    "SRIP",
+    "TUNED",
+    "UNROLLED",
+    "Method",
+    "cifar_scales",
+    "method_row",
+    "projected",
+]
+
+PAPER = ("paper",)  # rows of a large table that run at full size only
+LARGE = ("paper", "cpu")
+SMALL: dict[str, Any] = {
+    # A fifth of CIFAR-10 at half its resolution, mirrored but not shifted. A network with 16, 32 and 64 filters then
+    # learns nearly all training images, its test error stops falling, and regularisers can make a difference.
+    "data": {"name": "cifar10", "pool": 2, "limit": 10_000},
+    "augment": [{"name": "mirror"}],
+    "optimizer": {"weight_decay": 5e-4},
+    "epochs": 15,
+}
+TUNED = (
+    "Each row tries two weight decays, with two weights of its regulariser or, without one, with two learning rates; "
+    "the best of these four on a fifth of the training images is used."
+)
+FIFTH: dict[str, Any] = {"data": {"name": "cifar100_fifth", "pool": 2}}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method as settings.
+
+    Attributes:
+        patch: its settings, with the weight of the source.
+        grid: the settings that are tried in small networks.
+    """
+
+    patch: Patch = field(default_factory=dict)
+    grid: Grid = field(default_factory=dict)
+
+
+DECAYS: Grid = {"optimizer.weight_decay": (5e-4, 2e-3)}
+
+
+def _energy(name: str, weights: Sequence[float], **options: Any) -> Method:
+    return Method({"regularizers": [{"name": name, **options}]}, {**DECAYS, "regularizers.0.hidden": weights})
+
+
+def _penalty(name: str, weight: float, weights: Sequence[float]) -> Method:
+    grid = {**DECAYS, "regularizers.0.weight": weights}
+    return Method({"regularizers": [{"name": name, "weight": weight}]}, grid)
+
+
+def projected(name: str, **options: Any) -> Method:
+    """Return CoMHE with a projection, by default of 30 dimensions, and weight 1 (appendix E.1)."""
+    return _energy("comhe", (1.0, 10.0), hidden=1.0, projection={"name": name, **options})
+
+
+BASELINE = Method(grid={**DECAYS, "optimizer.lr": (0.1, 0.03)})
+ORTHOGONAL = _penalty("orthogonal", 1e-5, (1e-3, 1e-2))
+ORTHONORMAL = _penalty("orthonormal", 1e-5, (1e-3, 1e-2))
+SRIP = _penalty("srip", 1e-3, (1e-2, 1e-1))
+# Weights of section 5.5.1: 10 in full space, 1 in half space, and 1 for the classifier.
+FULL = _energy("mhe", (10.0, 100.0), half_space=False, hidden=10.0)
+HALF = _energy("mhe", (1.0, 10.0), hidden=1.0)
+FULL_ANGULAR = _energy("mhe", (10.0, 100.0), half_space=False, hidden=10.0, distance="angular")
+HALF_ANGULAR = _energy("mhe", (1.0, 10.0), hidden=1.0, distance="angular")
+RANDOM = projected("random")
+RANDOM_MAX = projected("random", aggregate="max")
+UNROLLED = projected("angle_preserving")
+ALTERNATING = projected("angle_preserving", method="alternating")
+ADVERSARIAL = projected("adversarial")
+GROUP = projected("group")
+
+
+def method_row(
+    name: str,
+    method: Method,
+    printed: Mapping[str, Place | float] | None = None,
+    *,
+    patch: Patch | None = None,
+    at: Mapping[str, Patch] | None = None,
+    baseline: str | None = None,
+    scales: tuple[str, ...] = SCALES,
+) -> Row:
+    """Return the row of a method, with further settings `patch` that other rows share."""
+    settings = merge(patch or {}, method.patch)
+    return Row(name, settings, printed or {}, at or {}, grid=method.grid, baseline=baseline, scales=scales)
+
+
+def cifar_scales(model: str, **options: Any) -> dict[str, dict[str, Any]]:
+    """Return the scales of a network on CIFAR: at full width on CIFAR-100, at a quarter of it, and tiny on digits."""
+    return {
+        "paper": {**CIFAR["paper"], "model": {"name": model, **options}},
+        "cpu": {**SMALL, "model": {"name": model, "widths": [16, 32, 64], "feature_dim": 64, **options}},
+        "smoke": {**SMOKE, "model": {"name": model, "widths": [4, 4, 4], "feature_dim": 8, **options}},
+    }

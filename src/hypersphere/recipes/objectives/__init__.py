@@ -1,0 +1,39 @@
+"""Angular margins: features, classification, verification and identification (chapters 1 and 2, appendix A).
+
+The face experiments of chapter 5 and appendix D are here too, because they share networks and data.
+"""
+
+from hypersphere.recipes.objectives import (
+    classification,
+    faces,
+    features,
+    functions,
+    hardness,
+    open_set,
+    reconstruction,
+    sphereface_plus,
+)
+from hypersphere.recipes.recipe import Recipe
+
+__all__ = ["RECIPES"]
+
+RECIPES: tuple[Recipe, ...] = (
+    features.DIGITS,
+    reconstruction.RECONSTRUCTION,
+    hardness.HARDNESS,
+    features.MNIST,
+    functions.TARGET,
+    classification.MNIST,
+    classification.CIFAR10,
+    classification.CIFAR100,
+    faces.L_SOFTMAX,
+    features.FACES,
+    faces.LFW,
+    faces.DEPTH,
+    faces.LOSSES,
+    features.CLASS_VECTORS,
+    faces.ABLATION,
+    open_set.OMNIGLOT,
+    sphereface_plus.PLUS,
+    sphereface_plus.TRAINING_SETS,
+)

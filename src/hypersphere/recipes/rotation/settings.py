@@ -1,0 +1,193 @@
+"""What the recipes of this part share: ways to learn a rotation, plain CNNs on CIFAR, and the rates that are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypersphere import rotation
+from hypersphere.recipes.energy import settings as energy
+from hypersphere.recipes.energy.settings import LARGE, PAPER, SCALES, SMALL
+from hypersphere.recipes.protocols import CIFAR, SMOKE, stepwise
+from hypersphere.recipes.recipe import Grid, Metric, Outcome, Patch, Place, Row, Tuning
+from hypersphere.training import Experiment, Run
+from hypersphere.training.config import merge
+
+__all__ = [
+    "BASELINE",
+    "CAYLEY",
+    "CNN_BASE",
+    "DESCENT",
+    "GRAM_SCHMIDT",
+    "HALF",
+    "HOUSEHOLDER",
+    "LARGE",
+    "LOWDIN",
+    "METHODS",
+    "ON_CPU",
+    "ORTHOGONAL",
+    "PAPER",
+    "PENALIZED",
+    "REGULARIZERS",
+    "SCALES",
+    "SMALL",
+    "SMALL_CNN",
+    "SRIP",
+    "STATED",
+    "TINY_CNN",
+    "TRAINED_NUMBERS",
+    "TUNED",
+    "TUNING",
+    "Method",
+    "cnn_scales",
+    "count_trained_numbers",
+    "method_row",
+    "rotated",
+    "with_decay",
+]
+
+TRAINED_NUMBERS = Metric("parameters", "trained numbers", ".0f", None)
+
+
+def count_trained_numbers(experiment: Experiment, run: Run) -> Outcome:
+    """Count the trained numbers, d(d−1)/2 for a rotation."""
+    count = rotation.degrees_of_freedom(experiment.objective, on_group=experiment.rotation.on_group)
+    return Outcome({"parameters": float(count)})
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method as settings.
+
+    Attributes:
+        patch: its settings.
+        grid: the settings that are tried in small networks.
+        paper: further settings at the scale of the source.
+    """
+
+    patch: Patch = field(default_factory=dict)
+    grid: Grid = field(default_factory=dict)
+    paper: Patch = field(default_factory=dict)
+
+
+def rotated(name: str, rates: Sequence[float] = (0.03, 0.1, 0.3, 1.0), **options: Any) -> Method:
+    """Return training by a rotation, with the learning rates of R that are tried.
+
+    At the scale of the source, free parameters are drawn from N(0, 1), and have the learning rate and the weight decay
+    of all others (appendix F.3 of the thesis).
+    """
+    paper = {"rotation": {"spread": 1.0}, "optimizer": {"rotation_decay": 5e-4}}
+    return Method({"rotation": {"name": name, **options}}, {"optimizer.rotation_lr": tuple(rates)}, paper)
+
+
+def with_decay(method: Method) -> Method:
+    """Return a method whose matrices R have weight decay, which is tried in two sizes with two learning rates."""
+    (rates,) = method.grid.values()
+    grid = {"optimizer.rotation_lr": (rates[0], rates[-1]), "optimizer.rotation_decay": (5e-4, 5e-3)}
+    return Method(method.patch, grid, method.paper)
+
+
+# Four trials for every row: see TUNED.
+BASELINE = Method(grid=energy.BASELINE.grid)
+ORTHOGONAL = Method(energy.ORTHOGONAL.patch, energy.ORTHOGONAL.grid)
+SRIP = Method(energy.SRIP.patch, energy.SRIP.grid)
+HALF = Method(energy.HALF.patch, energy.HALF.grid)
+GRAM_SCHMIDT = rotated("gram_schmidt")
+HOUSEHOLDER = rotated("householder")
+LOWDIN = rotated("lowdin")
+CAYLEY = rotated("cayley")
+# On the orthogonal group from the identity, at the rate of the released code and without decay.
+DESCENT = Method(
+    {"rotation": {"name": "descent"}},
+    {"optimizer.rotation_lr": (0.01, 0.03, 0.1, 0.3)},
+    {"optimizer": {"rotation_lr": 0.02}},
+)
+# The weight is that of the released code, which does not square the norm. Its start from N(0, 1) would diverge here.
+PENALIZED = Method(
+    {"rotation": {"name": "penalized", "weight": 0.1}},
+    {"optimizer.rotation_lr": (0.03, 0.1), "rotation.weight": (0.1, 1.0)},
+    {"optimizer": {"rotation_decay": 5e-4}},
+)
+# By the names of the sources.
+REGULARIZERS = {"Orthogonal": ORTHOGONAL, "SRIP": SRIP, "HS-MHE": HALF}
+METHODS: dict[str, Method] = {
+    "OPT (GS)": GRAM_SCHMIDT,
+    "OPT (HR)": HOUSEHOLDER,
+    "OPT (LS)": LOWDIN,
+    "OPT (CP)": CAYLEY,
+    "OPT (OGD)": DESCENT,
+    "OPT (OR)": PENALIZED,
+}
+
+TUNING = Tuning({}, held_out=0.2)  # every row has a grid
+TUNED = (
+    "Each row has four trials on a fifth of the training images: four learning rates of the rotation, with 0.1 for all "
+    "other parameters; for regularisers two weights and two weight decays; for plain training two learning rates and "
+    "two weight decays."
+)
+
+CNN_BASE: dict[str, Any] = {**CIFAR["base"], "model": {"name": "opt_cnn6", "norm": "batch"}}
+SMALL_CNN: dict[str, Any] = {"widths": [16, 16, 16], "feature_dim": 32}
+TINY_CNN: dict[str, Any] = {"widths": [4, 4, 4], "feature_dim": 8}
+# The schedule of appendices E.2 and F.2 of the OPT paper, and (x − 127.5)/128 and shifted and mirrored images as in the
+# released code. Weight decay is 5e-4 on everything (appendix F.3).
+_STATED: dict[str, Any] = {
+    **CIFAR["paper"],
+    "normalize": "centered",
+    "init": "he",
+    "optimizer": {"weight_decay": 5e-4, "decay_everything": True},
+    **stepwise(75_000, [30_000, 50_000, 64_000]),
+}
+STATED = (
+    "At the scale paper: CIFAR-100, 75,000 steps of 128 images at the rate 0.1, divided by ten after 30,000, 50,000 "
+    "and 64,000 (the appendix of the OPT paper on landscapes, which trains the same networks; elsewhere the sources "
+    "say when saturated); He initialisation, weight decay 5e-4 on everything. From the released code: pixels as "
+    "(x − 127.5)/128, shifted by up to four and mirrored; OGD starts at the identity, at the rate 0.02 and without "
+    "decay of R; the weight 0.1 of OR, whose norm is squared here as in the text."
+)
+ON_CPU = (
+    "At the scale cpu: 10,000 images of CIFAR-10 at 16×16 pixels, 15 epochs with one cycle of the learning rate, 16 "
+    "filters per layer (the source: 64), rotations that start at the identity."
+)
+
+
+def cnn_scales(**measure: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the scales of CNN-6 and CNN-9: at full size on CIFAR-100, narrow on CIFAR-10, and tiny on digits.
+
+    Args:
+        **measure: options of the measurement by scale.
+    """
+    scales: dict[str, dict[str, Any]] = {
+        "paper": _STATED,
+        "cpu": {**SMALL, "model": SMALL_CNN, "validation": {"every": 3}},
+        "smoke": {**SMOKE, "model": TINY_CNN},
+    }
+    return {
+        scale: {**patch, **({"measure": measure[scale]} if scale in measure else {})} for scale, patch in scales.items()
+    }
+
+
+def method_row(
+    name: str,
+    method: Method,
+    printed: Mapping[str, Place | float] | None = None,
+    *,
+    patch: Patch | None = None,
+    at: Mapping[str, Patch] | None = None,
+    baseline: str | None = None,
+    grid: Grid | None = None,
+    scales: tuple[str, ...] = SCALES,
+) -> Row:
+    """Return the row of a method, with settings that other rows share: `patch` everywhere, `at` by scale."""
+    by_scale = {scale: merge(of_scale) for scale, of_scale in (at or {}).items()}
+    by_scale["paper"] = merge(by_scale.get("paper", {}), method.paper)
+    return Row(
+        name,
+        merge(patch or {}, method.patch),
+        printed or {},
+        by_scale,
+        grid=method.grid if grid is None else grid,
+        baseline=baseline,
+        scales=scales,
+    )

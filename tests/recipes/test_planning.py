@@ -1,0 +1,12 @@
+import pytest
+
+from hypersphere.recipes import RECIPES, plan
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_plan_builds_the_network_of_every_row_without_data(name):
+    recipe = RECIPES[name]
+    parameters = plan(recipe, scale="paper")["parameters"]
+    if recipe.compute is None:
+        assert list(parameters) == [row.name for row in recipe.rows_at("paper")]
+        assert all(isinstance(count, int) and count > 0 for count in parameters.values())
