@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 import re
@@ -18,15 +20,15 @@ from hypersphere.report._vega import chart_spec
 from hypersphere.report.charts import (
     MOST_POINTS,
     bars,
+    bin_edges,
     heat_map,
     histogram,
     landscape,
     lines,
-    round_bins,
     scatter,
 )
 from hypersphere.report.images import images_html, png_uri
-from hypersphere.report.maps import MOST_SIDE, contour
+from hypersphere.report.maps import LEVELS, MOST_SIDE, PIXELS
 from hypersphere.report.palette import SCALE, ordered_colors
 
 
@@ -83,7 +85,7 @@ def test_lines_break_at_gaps_and_report_them() -> None:
 def test_lines_without_finite_values_are_an_empty_chart() -> None:
     chart = lines([Series("a", [math.nan, None])])
     assert chart.description.startswith("1 curve of values over epoch: no value is finite.")
-    assert about(chart)["legend"][0]["detail"] == "no values"
+    assert about(chart)["details"] == {"a": "no values"}
 
 
 def test_lines_on_a_log_axis_omit_values_at_or_below_zero() -> None:
@@ -115,13 +117,12 @@ def test_lines_of_long_series_are_small() -> None:
     chart = lines([Series(str(number), np.random.default_rng(0).normal(size=20_000)) for number in range(5)])
     assert len(json.dumps(chart_spec(chart))) < 250_000
     assert any("points per curve, extremes included" in note for note in about(chart)["notes"])
-    assert [row[1] for row in about(chart)["numbers"]["rows"]] == [20_000] * 5
+    assert 40 <= len(about(chart)["numbers"]) <= 50  # evenly spaced values
 
 
-def test_lines_alt_text_names_ends_and_best() -> None:
+def test_lines_alt_text_names_ranges_and_last_values() -> None:
     chart = lines([Series("a", [3.0, 1.0, 2.0])], y_name="loss", format=".1f", higher_is_better=False)
-    words = "a: points 3, first 3.0, last 2.0, lowest 1.0, highest 3.0."
-    assert chart.description == f"1 curve of loss over epoch from 1 to 3. {words}"
+    assert chart.description == "1 curve of loss over epoch from 1 to 3. a: 2.0."
     assert chart_spec(chart)["title"] == "loss ↓"
     many = lines([Series(str(number), [1.0]) for number in range(10)])
     assert many.description.endswith("And 2 more.")
@@ -129,16 +130,15 @@ def test_lines_alt_text_names_ends_and_best() -> None:
 
 def test_lines_list_numbers_in_a_table() -> None:
     numbers = about(lines([Series("a", [[1.0, 2.0], [3.0, 2.0]]), Series("b", [5.0], x=[2])]))["numbers"]
-    assert [column[0] for column in numbers["columns"]] == ["epoch", "a", "b"]
-    assert numbers["rows"] == [["1", [2.0, pytest.approx(math.sqrt(2))], None], ["2", [2.0, 0.0], 5.0]]
+    assert numbers == [["epoch", "a", "b"], ["1", "2 ± 1.414", "–"], ["2", "2 ± 0", "5"]]
 
 
 def test_lines_options_have_an_effect() -> None:
     series = [Series("a", [0.1, 0.2], dashed=True), Series("b", [0.3, 0.4])]
     percent = lines(series, format=".1%", ordered=True)
-    assert [entry["kind"] for entry in about(percent)["legend"]] == ["line dashed", "line"]
-    assert [entry["detail"] for entry in about(percent)["legend"]] == ["20.0%", "40.0%"]
-    assert [entry["color"] for entry in about(percent)["legend"]] == list(ordered_colors(2))
+    assert [row["dashed"] for row in rows_of(percent)] == [True, True, False, False]
+    assert about(percent)["details"] == {"a": "20.0%", "b": "40.0%"}
+    assert list(about(percent)["colors"].values()) == list(ordered_colors(2))
     assert encodings(percent, "y")[0]["axis"]["format"] == "~%"
     whole = [channel["axis"]["values"] for channel in encodings(percent, "x")]
     assert whole[0] == [1, 2]  # epochs have integer ticks
@@ -150,37 +150,36 @@ def test_histogram_counts_agree_with_numpy() -> None:
     random = np.random.default_rng(0)
     samples = {"a": random.normal(size=500), "b": random.normal(3, 0.5, 100)}
     chart = histogram(samples)
-    edges = sorted({row["x"] for row in rows_of(chart)})
+    edges = bin_edges(*samples.values())
     for name, values in samples.items():
         shares = [row["y"] for row in rows_of(chart) if row["series"] == name][:-1]
         assert shares == pytest.approx(np.histogram(values, edges)[0] / len(values), abs=1e-4)
-    moments = {row[0]: row[1:4] for row in about(chart)["numbers"]["rows"]}
-    assert moments["b"] == pytest.approx([100, samples["b"].mean(), samples["b"].std()])
+    moments = {row[0]: row[1:4] for row in about(chart)["numbers"][1:]}
+    assert moments["b"] == ["100", f"{samples['b'].mean():.3g}", f"{samples['b'].std():.3g}"]
 
 
 @pytest.mark.parametrize("scale", [1e-7, 1.0, 1e5])
-def test_round_bins_are_round_even_and_complete(scale: float) -> None:
+def test_bin_edges_are_even_and_complete(scale: float) -> None:
     values = np.random.default_rng(0).normal(size=1000) * scale
-    edges = round_bins(values)
+    edges = bin_edges(values)
     assert edges[0] <= values.min()
     assert edges[-1] >= values.max()
     steps = np.diff(edges)
     assert np.allclose(steps, steps[0])
-    assert f"{steps[0]:.1e}"[0] in "125"
-    assert 8 <= len(steps) <= 101
+    assert 8 <= len(steps) <= 100
 
 
-def test_round_bins_of_equal_or_no_values() -> None:
-    assert round_bins(np.zeros(0)).tolist() == [0, 1]
-    assert round_bins(np.full(9, 2.0)).tolist() == pytest.approx([1.9, 2.1])
-    assert round_bins(np.zeros(3)).tolist() == [-0.5, 0.5]
+def test_bin_edges_of_equal_or_no_values() -> None:
+    assert bin_edges(np.zeros(0))[[0, -1]].tolist() == [0, 1]
+    assert bin_edges(np.full(9, 2.0)).tolist() == pytest.approx([1.9, 2.1])
+    assert bin_edges(np.zeros(3)).tolist() == [-0.5, 0.5]
 
 
 def test_histogram_accepts_counts_in_given_bins() -> None:
     chart = histogram({"a": [1, 0, 3]}, edges=[0, 10, 20, 30], counts=True, format=".1f")
     assert [row["y"] for row in rows_of(chart)] == [0.25, 0.0, 0.75, 0.0]
     assert [row.get("at") for row in rows_of(chart)] == [5.0, 15.0, 25.0, None]
-    assert about(chart)["numbers"]["rows"][0][:3] == ["a", 4.0, 20.0]
+    assert about(chart)["numbers"][1][:3] == ["a", "4", "20.0"]
 
 
 def test_histogram_reports_omitted_values_and_draws_marks() -> None:
@@ -195,8 +194,8 @@ def test_bars_have_lengths_whiskers_and_numbers() -> None:
     first = rows_of(chart)[0]
     assert (first["start"], first["y"], first["low"], first["high"]) == pytest.approx((1, 2, 0.58579, 3.4142), rel=1e-4)
     assert len(rows_of(chart)) == 3  # the missing value has no bar
-    assert about(chart)["numbers"]["rows"][1] == ["y", [2.0, 0.0], None]
-    assert "y: a 2 ± 0, b –." in chart.description
+    assert about(chart)["numbers"][2] == ["y", "2 ± 0", "–"]
+    assert chart.description == "Bars of values for x, y."
     domain = encodings(chart, "x")[0]["scale"]["domain"]
     assert domain[0] <= 0.586
     assert domain[1] > 3.42  # room for the number behind the bar
@@ -206,48 +205,69 @@ def test_heat_map_draws_cells_and_leaves_gaps_blank() -> None:
     values = np.array([[1.0, math.nan], [3.0, 4.0]])
     chart = heat_map(values, ["a", "b"], ["c", "d"], value_name="angle", limits=(0, 10))
     drawn = {(row["row"], row["column"]): row["y"] for row in rows_of(chart)}
-    assert drawn == {(0, 0): 1.0, (1, 0): 3.0, (1, 1): 4.0}
+    assert drawn == {("a", "c"): 1.0, ("b", "c"): 3.0, ("b", "d"): 4.0}
     assert about(chart)["notes"] == ["1 cell without a finite value, left blank."]
     scale = encodings(chart, "color")[0]["scale"]
     assert scale["domain"] == [0, 10]
     assert scale["range"] == list(SCALE)
-    words = "lowest: angle 1, row a, column c. highest: angle 4, row b, column d."
-    assert chart.description == f"Heat map of angle, 2 × 2. {words}"
+    assert chart.description == "Heat map of angle, 2 × 2. Lowest: 1 (a, c). Highest: 4 (b, d)."
     blank = np.ones((3, 3))
     np.fill_diagonal(blank, math.nan)
     assert about(heat_map(blank))["notes"] == []
 
 
-def test_heat_map_of_a_large_matrix_shows_block_means() -> None:
-    values = np.arange(400.0)[:, None] * np.ones(3)
-    chart = heat_map(values)
-    size = math.ceil(400 / MOST_SIDE)
-    means = [row["y"] for row in rows_of(chart) if row["column"] == 0]
-    assert means[0] == pytest.approx(values[:size].mean())
-    assert about(chart)["row_names"][:2] == [f"0 – {size - 1}", f"{size} – {2 * size - 1}"]
-    assert f"mean of up to {size} × 1 of the 1,200 values" in about(chart)["notes"][0]
+def test_heat_map_of_a_large_matrix_shows_evenly_spaced_cells() -> None:
+    chart = heat_map(np.arange(400.0)[:, None] * np.ones(3))
+    values = [row["y"] for row in rows_of(chart) if row["column"] == "0"]
+    assert len(values) == MOST_SIDE
+    assert (values[0], values[-1]) == (0.0, 399.0)
+    assert about(chart)["notes"] == [f"{MOST_SIDE} of 400 rows and 3 of 3 columns, evenly spaced."]
 
 
-def test_contour_of_a_cone_is_a_circle() -> None:
-    grid = np.hypot(*np.meshgrid(np.linspace(-1, 1, 101), np.linspace(-1, 1, 101)))
-    segments = contour(grid, 0.5) / 50 - 1
-    assert np.allclose(np.linalg.norm(segments, axis=-1), 0.5, atol=1e-3)
-    length = np.linalg.norm(segments[:, 0] - segments[:, 1], axis=1).sum()
-    assert length == pytest.approx(math.pi, rel=2e-3)
-    holed = grid.copy()
-    holed[50, 75] = math.nan
-    assert len(contour(holed, 0.5)) < len(segments)
+def test_heat_map_keeps_rows_of_equal_names_apart() -> None:
+    drawn = rows_of(heat_map(np.eye(2), ["same", "same"], ["a", "b"]))
+    assert len({(row["row"], row["column"]) for row in drawn}) == 4
+    assert {row["row"].strip() for row in drawn} == {"same"}
+
+
+def surface(chart) -> np.ndarray:
+    """Return the pixels (H, W, 4) of a landscape."""
+    image = pytest.importorskip("PIL.Image")
+    url = chart_spec(chart)["layer"][0]["mark"]["url"]
+    return np.asarray(image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))))
 
 
 def test_landscape_is_upright_with_contours() -> None:
     values = np.array([[0.0, 0.0, 0.0], [5.0, 5.0, 5.0], [10.0, 10.0, 10.0]])
-    spec = chart_spec(landscape(values, x=(-2, 2), marks={"trained": (0.5, -0.5)}))
-    cells = {(row["i"], row["j"]): row["value"] for row in spec["data"]["values"]}
-    assert cells[0, 0] == 0.0  # the first row is at the bottom
-    assert max(cells.values()) == 10.0
-    heights = sorted({round(segment["y"], 3) for segment in spec["layer"][1]["data"]["values"]})
-    assert heights == pytest.approx([-0.6, -0.2, 0.2, 0.6])  # levels 2, 4, 6, 8
+    chart = landscape(values, x=(-2, 2), marks={"trained": (0.5, -0.5)})
+    spec, pixels = chart_spec(chart), surface(chart)
+    assert spec["data"]["values"][0] == {"x": -2, "y": -1, "value": 0}
+    assert pixels[-1, 0, :3].tolist() == [31, 26, 56]  # the first row is at the bottom
+    assert pixels[0, 0, :3].tolist() == [222, 250, 230]
+    # Along a column the scale increases smoothly, except at the contour lines.
+    steps = np.abs(np.diff(pixels[:, 100, :3].astype(int), axis=0)).sum(1) > 30
+    assert len(np.flatnonzero(np.diff(np.flatnonzero(steps)) > 5)) + 1 == LEVELS - 1
     assert spec["layer"][2]["data"]["values"][0]["label"] == "trained"
+
+
+def test_landscape_contour_of_a_cone_is_a_circle() -> None:
+    grid = np.hypot(*np.meshgrid(np.linspace(-1, 1, 101), np.linspace(-1, 1, 101)))
+    plain = surface(landscape(np.zeros((2, 2)), limits=(0.0, LEVELS)))
+    assert len(np.unique(plain.reshape(-1, 4), axis=0)) == 1  # no level is crossed
+    pixels = surface(landscape(grid, limits=(0.5 - 1e6, 0.5 + 1e6)))  # too wide a range for colours, but not for lines
+    assert len(np.unique(pixels.reshape(-1, 4), axis=0)) == 1
+    two = surface(landscape(np.where(grid < 0.5, 0.0, 1.0), limits=(0.0, 1.0)))
+    rows, columns = np.nonzero((two[..., 0] != two[0, 0, 0]) & (two[..., 0] != two[PIXELS // 2, PIXELS // 2, 0]))
+    radius = np.hypot(rows / (PIXELS - 1) * 2 - 1, columns / (PIXELS - 1) * 2 - 1)
+    assert np.allclose(radius, 0.5, atol=0.03)
+
+
+def test_landscape_leaves_gaps_transparent() -> None:
+    values = np.ones((5, 5))
+    values[2, 2] = math.nan
+    opacity = surface(landscape(values))[..., 3]
+    assert opacity[PIXELS // 2, PIXELS // 2] == 0
+    assert opacity[0, 0] == 255
 
 
 def test_landscape_log_scale_omits_non_positive_values() -> None:
@@ -267,7 +287,7 @@ def test_scatter_shows_raw_features_with_their_norms() -> None:
     features = spec["data"]["values"]
     assert [(row["x"], row["y"]) for row in features] == [(3, 4), (0, 2), (-6, 8)]  # not normalised
     assert "Norms from 2 to 10, median 5." in chart.description
-    assert about(chart)["numbers"]["rows"] == [["a", 1, 5, 5, 5], ["b", 2, 6, 2, 10]]
+    assert about(chart)["numbers"][1:] == [["a", "1", "5", "5", "5"], ["b", "2", "6", "2", "10"]]
     x, y = (encodings(chart, channel)[0]["scale"]["domain"] for channel in "xy")
     assert x == y  # angles are not distorted
     many = scatter(np.random.default_rng(0).normal(size=(5000, 2)), np.zeros(5000, dtype=int))
@@ -284,6 +304,9 @@ def test_figure_svg_is_a_described_image_with_a_legend() -> None:
     assert root.get("role") == "img"
     assert (root.get("aria-label") or "").startswith("A title Loss: 2 curves of loss")
     assert not re.search(r"(href|src)=[\"']http", svg)
+    hostile = figure_svg("run\x1b[2J", [[("a\u202e", lines([Series("b\x07", [1.0]), Series("c", [2.0])]))]])
+    assert not set(hostile) & set("\x1b\x07\u202e")
+    assert "b\\x07" in [text.text for text in ElementTree.fromstring(hostile).iter("{http://www.w3.org/2000/svg}text")]
     with pytest.raises(ValueError, match="rows must be at least one row of at least one chart"):
         figure_svg("", [[]])
 
@@ -293,17 +316,14 @@ def test_images_are_grey_at_zero_and_ordered() -> None:
     pixels = Images("a", weights).pixels
     assert pixels[0].tolist() == [[128, 255], [0, 191]]
     assert pixels[1].tolist() == [[128, 255], [0, 128]]  # each on its own scale
-    html = images_html(Images("a", np.ones((300, 1, 3, 3)), names=["<b>"] * 300))
+    html = images_html(Images("<b>", np.ones((300, 1, 3, 3))))
     assert "The first 256 of 300." in html
     assert "<b>" not in html
 
 
 def test_png_uri_is_decoded_by_pillow() -> None:
     image = pytest.importorskip("PIL.Image")
-    import base64
-    import io
-
-    for shape in ((5, 7), (5, 7, 3)):
+    for shape in ((5, 7), (5, 7, 3), (5, 7, 4)):
         pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         data = base64.b64decode(png_uri(pixels).split(",")[1])
         assert np.array_equal(np.asarray(image.open(io.BytesIO(data))), pixels)
@@ -334,7 +354,6 @@ def test_png_uri_is_decoded_by_pillow() -> None:
         (lambda: scatter(np.ones((2, 3)), [0, 1]), r"points must be an array of shape \(N, 2\), not \(2, 3\)"),
         (lambda: scatter(np.ones((2, 2)), [0]), "labels must be one value for each of the 2 points, not 1"),
         (lambda: Images("a", np.ones((2, 2, 3, 3))), "images must be an array"),
-        (lambda: Images("a", np.ones((2, 3, 3)), names=["b"]), "names must be empty, or one name for each of the 2"),
     ],
 )
 def test_charts_reject_invalid_input_in_one_line(make, message: str) -> None:

@@ -98,12 +98,15 @@ def test_write_page_failure_keeps_the_old_page(tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in target.parent.iterdir()] == ["page.html"]
 
 
-def test_write_page_replaces_unpaired_surrogates(tmp_path: Path) -> None:
-    lone = "a\ud800b"
+def test_write_page_writes_out_control_characters_and_unpaired_surrogates(tmp_path: Path) -> None:
+    lone = "a\ud800b\x1b[31m"
     sphere = Sphere(lone, [[1.0, 0, 0]], [0], classes=(lone,))
-    sections = [Text(lone, lone), Table(lone, [Column(lone)], [(lone,)]), Spheres(lone, [sphere])]
+    chart = lines([Series(lone, [1.0, 2.0]), Series("b", [2.0])], y_name=lone)
+    sections = [Text(lone, lone), Table(lone, [Column(lone)], [(lone,)]), Spheres(lone, [sphere]), Chart(lone, chart)]
     target = write_page(tmp_path / "page.html", Page(lone, lone, sections, {lone: lone}))
-    assert Checker(target.read_text(encoding="utf-8")).texts["h1"] == ["a?b"]
+    text = target.read_text(encoding="utf-8")
+    assert Checker(text).texts["h1"] == ["a\\ud800b\\x1b[31m"]
+    assert not set(text) & {"\x1b", "\x07"}
 
 
 def test_write_page_is_safe_for_concurrent_writers(tmp_path: Path) -> None:
@@ -133,8 +136,8 @@ def test_page_with_charts_is_safe_and_self_contained(tmp_path: Path) -> None:
     assert document.count("script") == 3 + 3  # theme, Vega, charts, and the data of each chart
     data = [json.loads(words) for words in document.texts["script"] if words.startswith('{"spec"')]
     assert data[0]["spec"]["data"]["values"][0]["series"] == HOSTILE
-    # A name in an expression of Vega is escaped letter by letter.
-    assert HOSTILE not in json.dumps(data[2]["spec"]["layer"][0]["encoding"]["y"]["axis"])
+    # Names are data or labels, never part of an expression of Vega.
+    assert "alert" not in json.dumps(data[2]["spec"]["layer"][0]["encoding"]["y"]["axis"])
     assert "Content-Security-Policy" in text
     assert "unsafe-eval" not in text
     assert len(text) < 1_200_000

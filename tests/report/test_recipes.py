@@ -42,7 +42,7 @@ def tensors(saved: dict) -> dict:
 def test_recipe_page_shows_curves_learned_parameters_and_landscapes() -> None:
     html = page_html(recipe_page(results(tensors=tensors)))
     document = Checker(html)
-    assert document.texts["h2"] == ["Results", "By epoch", "Learned k", "Loss around the trained weights", "Settings"]
+    assert document.texts["h2"] == ["Results", "By epoch", "Learned k", "Around the trained weights", "Settings"]
     assert document.texts["h3"][:3] == ["test error %", "training loss", "hidden energy"]
     assert "A line at 0.5: start." in html
     scales = [part.split('"domain":[')[1].split("]")[0] for part in html.split('"field":"value"')[1:]]
@@ -153,7 +153,7 @@ def test_stored_records_have_pages() -> None:
     """The records of this repository can be read and drawn."""
     import json
 
-    root = Path(__file__).parents[2] / "results" / "energy-cnn"
+    root = Path(__file__).parents[2] / "results" / "opt-mlp"
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(root.glob("*/seed-*.json"))]
     if not records:
         pytest.skip("the records are not part of this copy")

@@ -70,7 +70,7 @@ def test_page_of_one_run_has_all_tabs(complete: str) -> None:
         *("Training loss", "Test accuracy", "Batch loss", "Learning rate", "Hidden layers", "ROC", "CMC"),
         *("Angles of pairs of test features", "Angles between class vectors", "Norms of test features"),
         *("Mean angle of test features to class vectors", "Learned k", "Learned factor of ρ", "Test error"),
-        *("Filters of the first layer", "Energy per layer", "Angles and norms per layer", "Settings"),
+        *("Filters of the first layer", "Neurons per layer", "Energies, angles and norms", "Settings"),
     ):
         assert words in found, words
     assert re.search("5-d, projected to three directions with [0-9]+% of the squared norm; angles are in 5-d", complete)
@@ -146,7 +146,7 @@ def test_page_with_many_classes_and_layers() -> None:
     assert ">ROC<" not in page_html(run_page([alone]))  # no two examples of one class
     energies = {f"layer {number}": 0.5 for number in range(30)}
     deep = replace(made(), metrics=[{"kind": "epoch", "epoch": epoch, "energy": energies} for epoch in (1, 2)])
-    chart = _energies(grouped([deep])[0], alone=True)
+    chart = _energies("Hidden layers", [deep])
     assert chart is not None
     assert chart.chart.description.startswith("Heat map of energy, 30 × 2.")
 
@@ -169,38 +169,46 @@ def test_sphere_angles_are_computed_in_all_dimensions(complete: str) -> None:
 def test_page_describes_runs_on_different_data() -> None:
     other = made("other", dim=3, classes=3, settings={"data": {"name": "mnist"}}, facts={"torch": "1.2.3"})
     page = run_page([made("one"), other])
-    assert "on 300 examples of 4 classes of digits (limit 300);" in page.lead
-    assert "on 300 examples of 3 classes of mnist;" in page.lead
+    assert page.lead == "2 runs on digits (limit 300) and mnist."
     assert page.meta["torch"] == "2.9, 1.2.3"
     html = page_html(page)
-    assert "simplex of 3" in html
+    assert "regular simplex" not in html
     assert "so no best run is marked" in html
     assert "class='best'" not in html
     assert "higher is better" not in html
-    alone = page_html(run_page([other]))
-    assert "regular simplex" in alone
-    assert "simplex of" not in alone
+    assert "regular simplex" in page_html(run_page([other]))
 
 
-def test_best_energy_is_marked_only_for_equal_networks() -> None:
+def test_layers_of_different_networks_have_separate_charts() -> None:
     one, other = made("one"), made("two", settings={"head": {"name": "arcface"}})
-    way = {column.name: column.higher_is_better for column in run_table(grouped([one, other])).columns}
-    assert way["hidden energy"] is False
-    assert way["test accuracy %"] is True
+    assert [chart.title for chart in _excess(grouped([one, other]))] == ["Energy relative to random neurons"]
     weights = {"network.fc": torch.randn(5, 9), "head": torch.randn(4, 3)}
     renamed = replace(other, layers=energy.inspect(weights, probes=64))
-    way = {column.name: column.higher_is_better for column in run_table(grouped([one, renamed])).columns}
-    assert way["hidden energy"] is None
-    charts = [chart.title for chart in _excess(grouped([one, renamed]))]
-    assert charts == [f"Energy relative to random neurons: {name}" for name in ("one", "two")]
+    titles = [chart.title for chart in _excess(grouped([one, renamed]))]
+    assert titles == [f"Energy relative to random neurons: {name}" for name in ("one", "two")]
 
 
 def test_page_of_an_open_set_run_has_no_class_vectors() -> None:
     html = page_html(run_page([replace(made(), class_vectors=None, accuracy=None)]))
     assert "Angles between class vectors" not in html
-    assert "validated on 60 test examples" in html
+    assert "300 examples of 4 classes; validated on 60 examples of 4 other classes." in html
     assert "so this is not an open-set protocol" not in html
     assert "<canvas" in html
+
+
+def test_page_of_an_open_set_run_counts_training_classes() -> None:
+    page = run_page([replace(made(), class_vectors=None, accuracy=None, training_classes=7)])
+    assert page.lead.endswith("300 examples of 7 classes; validated on 60 examples of 4 other classes.")
+
+
+def test_page_of_runs_with_selection_does_not_mention_test_data() -> None:
+    selected = made("selected", settings={"selection": 0.2})
+    html = page_html(run_page([selected]))
+    assert "80.0% accuracy on 60 selection examples." in html
+    assert {"Selection accuracy", "Norms of selection features"} <= set(titles(html))
+    assert not re.search(r"\btest (data|examples?|features|accuracy)", html)
+    mixed = page_html(run_page([selected, made("tested")]))
+    assert "Last checkpoint, held-out data." in mixed
 
 
 def test_validation_metrics_of_any_name_are_drawn() -> None:

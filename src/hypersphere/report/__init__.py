@@ -2,8 +2,11 @@
 
 from hypersphere._deprecation import deprecated_names
 from hypersphere.report import charts
+from hypersphere.report._text import printable
 from hypersphere.report.charts import Series, figure_svg
+from hypersphere.report.evaluation import evaluation_table
 from hypersphere.report.images import Images
+from hypersphere.report.measured import run_result
 from hypersphere.report.neurons import inspection_page, layer_table
 from hypersphere.report.page import (
     Chart,
@@ -22,7 +25,7 @@ from hypersphere.report.recipes import RecipeResults, recipe_page, summary_table
 from hypersphere.report.runs import RunResult, run_page
 from hypersphere.report.spheres import Projection, Sphere, Spheres, project
 from hypersphere.report.tables import Column, Table, best_cells, markdown
-from hypersphere.report.terminal import print_table, printable
+from hypersphere.report.terminal import print_table
 
 __all__ = [
     "Chart",
@@ -44,6 +47,7 @@ __all__ = [
     "best_cells",
     "charts",
     "class_colors",
+    "evaluation_table",
     "figure_svg",
     "inspection_page",
     "join_pages",
@@ -55,6 +59,7 @@ __all__ = [
     "project",
     "recipe_page",
     "run_page",
+    "run_result",
     "summary_table",
     "write_page",
     "write_recipe_page",

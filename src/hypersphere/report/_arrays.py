@@ -35,16 +35,13 @@ def as_numbers(name: str, values: Array, *dimensions: int) -> NDArray:
     array([ 1., nan, nan])
     """
     array = as_array(name, values)
-    if array.dtype.kind == "O":
-        is_real = all(value is None or isinstance(value, Real) for value in array.flat)
-        require(is_real, name, "real numbers", type(values).__name__)
+    if array.dtype.kind == "O" and all(value is None or isinstance(value, Real) for value in array.flat):
         array = array.astype(np.float64)  # None becomes NaN
     require(array.dtype.kind in "fiu", name, "real numbers", array.dtype)
     shapes = " or ".join(f"{count}-dimensional" for count in dimensions)
     require(array.ndim in dimensions, name, shapes, array.shape)
-    size = np.abs(array.astype(np.float64))
-    tiny = size < 1 / LARGEST
-    return np.where(tiny, 0.0, np.where(size <= LARGEST, array, np.nan).astype(np.float64))
+    array = array.astype(np.float64)
+    return np.where(np.abs(array) <= LARGEST, array, np.nan)
 
 
 def mean_and_spread(rows: NDArray) -> tuple[NDArray, NDArray]:
@@ -53,9 +50,8 @@ def mean_and_spread(rows: NDArray) -> tuple[NDArray, NDArray]:
     >>> mean_and_spread(np.array([[1.0, 2.0], [3.0, np.nan]]))
     (array([2., 2.]), array([1.41421356,        nan]))
     """
-    there = np.isfinite(rows)
-    count = there.sum(axis=0)
+    count = np.isfinite(rows).sum(axis=0)
     missing = np.full(rows.shape[1:], np.nan)
-    mean = np.divide(np.where(there, rows, 0.0).sum(axis=0), count, out=missing.copy(), where=count > 0)
-    squares = (np.where(there, rows - mean, 0.0) ** 2).sum(axis=0)
+    mean = np.divide(np.nansum(rows, axis=0), count, out=missing.copy(), where=count > 0)
+    squares = np.nansum((rows - mean) ** 2, axis=0)
     return mean, np.sqrt(np.divide(squares, count - 1, out=missing, where=count > 1))

@@ -1,64 +1,58 @@
-"""Vega-Lite charts from layers, with the numbers and notes that a page shows around them."""
+"""Altair charts from layers, with the numbers and notes that a page shows around them, and figures as SVG."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from hypersphere._validation import require, require_package
+from hypersphere.report._html import escape
+from hypersphere.report._text import printable_data
 from hypersphere.report.tables import Table
 
-MOST_DESCRIBED = 8  # rows of the summary in the alternative text
-QUIET = {"labelColor": "#59616e", "titleColor": "#59616e", "titleFontWeight": "normal", "labelFontSize": 12}
+MOST_DESCRIBED = 8  # names in the alternative text
+SOFT = "#59616e"  # text and rules of this colour take that of the page (chart.css)
+QUIET = {"labelColor": SOFT, "titleColor": SOFT, "titleFontWeight": "normal", "labelFontSize": 12}
 AXIS = {"domain": False, "ticks": False, "gridColor": "#e1e5ea", "labelPadding": 8, "labelOverlap": "greedy"}
-THEME: dict[str, Any] = {  # colours of text and rules are replaced by those of the page (chart.css)
+THEME: dict[str, Any] = {
     "font": 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif',
     "background": None,
     "view": {"stroke": "transparent"},
     "axis": {**QUIET, **AXIS, "titleFontSize": 12.5, "titlePadding": 10},
     "axisX": {"titleAnchor": "end"},
     "legend": {**QUIET, "titleFontSize": 12.5, "symbolOpacity": 1},
-    "title": {"color": "#59616e", "fontSize": 12.5, "fontWeight": "normal", "anchor": "start", "frame": "bounds"}
-    | {"offset": 12, "subtitleColor": "#59616e", "subtitleFontSize": 12.5},
+    "title": {"color": SOFT, "fontSize": 12.5, "fontWeight": "normal", "anchor": "start", "frame": "bounds"}
+    | {"offset": 12, "subtitleColor": SOFT, "subtitleFontSize": 12.5},
 }
 
 
-def quantity(name: str, **options: Any) -> dict[str, Any]:
-    """Return the encoding of a field of numbers; without a title unless one is given."""
-    return {"field": name, "type": "quantitative", "title": None, **options}
+def altair() -> Any:
+    """Return the module `altair`, which is needed only for charts."""
+    return require_package("altair", "altair", "report")
 
 
-def category(name: str, **options: Any) -> dict[str, Any]:
-    """Return the encoding of a field of names, in the order of the rows."""
-    return {"field": name, "type": "nominal", "title": None, "sort": None, **options}
+def inline(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return rows as data of a chart, with numbers rounded to the precision of a picture."""
+    rounded = [{k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+    return altair().InlineData(values=rounded)
 
 
-def named_colors(names: Sequence[str], colors: Sequence[str]) -> dict[str, Any]:
-    """Return the encoding of the colours of named series; several names have a legend."""
-    legend = {} if len(names) > 1 else {"legend": None}
-    return category("series", scale={"domain": list(names), "range": list(colors)}, **legend)
-
-
-def layer(
-    mark: str, encoding: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] | None = None, **options: Any
-) -> dict[str, Any]:
-    """Return one layer of marks with these options; it has the data of the chart unless `rows` are given."""
-    made = {"mark": {"type": mark, **options}, "encoding": dict(encoding)}
-    return made if rows is None else {"data": _data(rows), **made}
+def series_color(colors: Mapping[str, str]) -> Any:
+    """Return the encoding of the field "series" by colours; several names have a legend."""
+    scale = {"domain": list(colors), "range": list(colors.values())}
+    legend = {} if len(colors) > 1 else {"legend": None}
+    return altair().Color("series:N", title=None, sort=None, scale=scale, **legend)
 
 
 def make_chart(
     rows: Sequence[Mapping[str, Any]],
-    layers: Sequence[Mapping[str, Any]],
+    layers: Sequence[Any],
     *,
     about: str,
-    summary: Table,
     numbers: Table | None = None,
     title: str = "",
-    legend: Sequence[tuple[str, str, str, str]] = (),
+    colors: Mapping[str, str] | None = None,
+    details: Sequence[str] = (),
     notes: Sequence[str] = (),
     height: float = 320,
     **readout: Any,
@@ -69,52 +63,43 @@ def make_chart(
 
     Args:
         rows: the data.
-        layers: see `layer`.
-        about: sentence that begins the alternative text; the rows of the summary follow.
-        summary: table with one row per series.
-        numbers: table below the chart, by default the summary.
+        layers: Altair charts without data, or with additional data.
+        about: sentences that begin the alternative text; names with details follow.
+        numbers: table below the chart.
         title: name of the values, above the chart.
-        legend: name, colour, detail and kind of swatch ("line", "box"…) of each series.
-        notes: sentences below the chart.
+        colors: colours of the names in the legend.
+        details: for each name, a value next to it in the legend.
+        notes: sentences below the chart; empty ones are omitted.
         height: height in pixels.
         readout: how chart.js reads values and fits the chart to its column.
     """
-    alt = require_package("altair", "altair", "report")
-    columns, first = summary.columns, summary.rows[:MOST_DESCRIBED]
-    parts = [
-        ", ".join(f"{column.name} {column.show(cell)}" for column, cell in zip(columns[1:], row[1:], strict=True))
-        for row in first
-    ]
-    described = [f"{row[0]}: {part}." for row, part in zip(first, parts, strict=True)]
-    more = [f"And {len(summary.rows) - MOST_DESCRIBED} more."] * (len(summary.rows) > MOST_DESCRIBED)
-    table = summary if numbers is None else numbers
+    named = dict(zip(colors or {}, details, strict=False))
+    described = [f"{name}: {detail}." for name, detail in named.items() if detail]
+    omitted = [f"And {len(described) - MOST_DESCRIBED} more."] * (len(described) > MOST_DESCRIBED)
     around = {
-        "legend": [dict(zip(("name", "color", "detail", "kind"), entry, strict=True)) for entry in legend],
+        "colors": dict(colors or {}),
+        "details": named,
         "notes": [note for note in notes if note],
-        "numbers": {
-            "columns": [[column.name, column.higher_is_better, column.format] for column in table.columns],
-            "rows": [[_plain(cell) for cell in row] for row in table.rows],
-        },
+        "numbers": [[column.name for column in numbers.columns], *numbers.shown()] if numbers else [],
         **readout,
     }
-    size = {"width": 560, "height": height, "title": title}
-    text = " ".join([about, *described, *more])
-    spec = {"data": _data(rows), "layer": list(layers), "description": text, "usermeta": around, **size}
-    return alt.LayerChart.from_dict(spec, validate=False)
+    return altair().LayerChart(
+        data=inline(rows),
+        layer=list(layers),
+        title=title,
+        width=560,
+        height=height,
+        description=" ".join([about, *described[:MOST_DESCRIBED], *omitted]),
+        usermeta=around,
+    )
 
 
 def chart_spec(chart: Any) -> dict[str, Any]:
-    """Return the Vega-Lite specification of a chart, with its data as lists of rows."""
-    alt = require_package("altair", "altair", "report")
-    with alt.data_transformers.enable(consolidate_datasets=False):
+    """Return the Vega-Lite specification of a chart, in which data are lists of rows."""
+    with altair().data_transformers.enable(consolidate_datasets=False):
         spec = chart.to_dict(validate=False)
-    for part in (spec, *spec.get("layer", ())):
-        data = part.get("data")
-        if isinstance(data, dict) and isinstance(data.get("values"), str):
-            part["data"] = {"values": json.loads(data["values"])}
-    return {key: value for key, value in spec.items() if key not in ("$schema", "datasets")} | (
-        {"datasets": spec["datasets"]} if spec.get("datasets") else {}
-    )
+    del spec["$schema"]
+    return spec
 
 
 def figure_svg(title: str, rows: Sequence[Sequence[tuple[str, Any]]]) -> str:
@@ -145,46 +130,6 @@ def figure_svg(title: str, rows: Sequence[Sequence[tuple[str, Any]]]) -> str:
         stacked.append({"hconcat": panels, "spacing": 34, "resolve": {"scale": {"color": "shared"}}})
     legend = {**THEME["legend"], "orient": "bottom", "columns": 6, **symbols}
     config = {**THEME, "background": "#ffffff", "padding": 14, "legend": legend}
-    svg = converter.vegalite_to_svg(
-        {"vconcat": stacked, "resolve": {"scale": {"color": "independent"}}, "config": config}
-    )
+    figure = {"vconcat": stacked, "resolve": {"scale": {"color": "independent"}}, "config": config}
+    svg = converter.vegalite_to_svg(printable_data(figure))
     return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(" ".join(described))}" ', 1)
-
-
-def counted(count: int, what: str) -> str:
-    """Return a number and its noun.
-
-    >>> counted(1, "value"), counted(2000, "value")
-    ('1 value', '2,000 values')
-    """
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def round_step(width: float) -> float:
-    """Return the smallest of 1, 2, 5 times a power of ten that is not below a width.
-
-    >>> round_step(0.03), round_step(7.0)
-    (0.05, 10.0)
-    """
-    power = 10.0 ** math.floor(math.log10(width))
-    return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if round(factor * power / width, 6) >= 1)
-
-
-def decades(low: float, high: float) -> list[float]:
-    """Return the powers of ten between two positive numbers."""
-    first, last = math.ceil(round(math.log10(low), 6)), math.floor(round(math.log10(high), 6))
-    return [10.0**ten for ten in range(first, last + 1)]
-
-
-def _data(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return rows as one JSON text, because Altair copies lists value by value."""
-    rounded = [{k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()} for row in rows]
-    return {"values": json.dumps(rounded), "format": {"type": "json"}}
-
-
-def _plain(cell: Any) -> Any:
-    if isinstance(cell, tuple):
-        return [_plain(part) for part in cell]
-    if cell is None or isinstance(cell, str):
-        return cell
-    return float(cell) if math.isfinite(cell) else None

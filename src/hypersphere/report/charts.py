@@ -16,17 +16,8 @@ from numpy.typing import NDArray
 
 from hypersphere._validation import require
 from hypersphere.report._arrays import Array, as_array, as_numbers, mean_and_spread
-from hypersphere.report._vega import (
-    category,
-    counted,
-    decades,
-    figure_svg,
-    layer,
-    make_chart,
-    named_colors,
-    quantity,
-    round_step,
-)
+from hypersphere.report._text import counted
+from hypersphere.report._vega import SOFT, altair, figure_svg, inline, make_chart, series_color
 from hypersphere.report.maps import heat_map, landscape
 from hypersphere.report.palette import class_colors, ordered_colors
 from hypersphere.report.tables import ARROWS, Cell, Column, Table
@@ -35,8 +26,8 @@ __all__ = ["Series", "bars", "figure_svg", "heat_map", "histogram", "landscape",
 
 MOST_POINTS = 400  # points drawn per curve
 MOST_BANDED = 6  # curves whose bands can be distinguished
-MOST_DOTTED = 16  # curves with at most this number of points show each point as a dot
-MOST_LISTED = 240  # cells in the table of numbers; larger data are summarised
+MOST_DOTTED = 16  # curves of at most this number of points show each point as a dot
+MOST_LISTED = 240  # cells in the table of numbers
 MOST_SCATTERED = 1500  # points of a scatter plot
 
 
@@ -61,12 +52,10 @@ class Series:
     dashed: bool = False
 
     def __post_init__(self) -> None:
-        count = self.rows.shape[1]
-        if self.x is not None:
-            x = as_numbers(f"x of {self.name!r}", self.x, 1)
-            require(len(x) == count, f"x of {self.name!r}", f"one position for each of the {count} values", len(x))
-            wrong = x[~np.isfinite(x) | (np.diff(x, prepend=-np.inf) < 0)]
-            require(not len(wrong), f"x of {self.name!r}", "finite and ascending", wrong[:1].tolist())
+        count, x = self.rows.shape[1], self.places
+        require(len(x) == count, f"x of {self.name!r}", f"one position for each of the {count} values", len(x))
+        wrong = x[~np.isfinite(x) | (np.diff(x, prepend=-np.inf) < 0)]
+        require(not len(wrong), f"x of {self.name!r}", "finite and ascending", wrong[:1].tolist())
 
     @property
     def rows(self) -> NDArray:
@@ -76,7 +65,8 @@ class Series:
     @property
     def places(self) -> NDArray:
         """The positions of the values, (T,)."""
-        return np.arange(1.0, self.rows.shape[1] + 1) if self.x is None else as_numbers("x", self.x, 1)
+        x = range(1, self.rows.shape[1] + 1) if self.x is None else self.x
+        return as_numbers(f"x of {self.name!r}", x, 1)
 
     @property
     def mean(self) -> NDArray:
@@ -123,67 +113,57 @@ def lines(
     """
     require(len(series) > 0, "series", "at least one Series", 0)
     require(limits is None or limits[0] < limits[1], "limits", "two numbers, low and high", limits)
-    column, banded = Column(y_name or "value", higher_is_better, format), len(series) <= MOST_BANDED
+    alt, column = altair(), Column(y_name or "value", higher_is_better, format)
+    is_banded = len(series) <= MOST_BANDED
     points: list[dict[str, Any]] = []
-    summary: list[list[Cell]] = []
+    last_values = []
     for one in series:
-        x, mean, deviation, cells = one.places, one.mean, one.deviation, one.cells()
-        is_drawn = np.isfinite(mean) & ((mean > 0) | (not log_y)) & ((x > 0) | (not log_x))
-        drawn = np.flatnonzero(is_drawn)
-        values = mean[drawn]
-        ends = (
-            [cells[drawn[0]], cells[drawn[-1]], float(values.min()), float(values.max())] if len(drawn) else [None] * 4
-        )
-        summary.append([one.name, len(drawn), *ends])
-        low, high = (np.clip(mean + sign * deviation, *(limits or (None, None))) for sign in (-1, 1))
-        low = np.where((low > 0) | (not log_y), low, mean)  # a band cannot reach below the end of a log axis
-        few = len(drawn) <= MOST_DOTTED and not one.dashed
-        on_axis = x > 0 if log_x else np.full(len(x), True)
-        for at in _thinned(np.log10(x[on_axis]) if log_x else x, np.where(is_drawn, mean, np.nan)[on_axis]):
-            k = int(np.flatnonzero(on_axis)[at])
-            row = {"x": float(x[k]), "series": one.name, "y": float(mean[k]) if is_drawn[k] else None}
-            row |= (
-                {"text": column.show(cells[k])}
-                | ({"dot": True} if few else {})
-                | ({"dashed": True} if one.dashed else {})
-            )
-            if banded and is_drawn[k] and np.isfinite(deviation[k]):
+        x, mean, cells = one.places, one.mean, one.cells()
+        on_axis = (x > 0) | (not log_x)
+        y = np.where(on_axis & ((mean > 0) | (not log_y)), mean, np.nan)
+        low, high = (np.clip(y + sign * one.deviation, *(limits or (None, None))) for sign in (-1, 1))
+        low = np.where((low > 0) | (not log_y), low, y)  # a band cannot reach below the end of a log axis
+        for k in _thinned(np.flatnonzero(on_axis), y):
+            row = {"x": float(x[k]), "series": one.name, "y": None if np.isnan(y[k]) else float(y[k])}
+            row |= {"text": column.show(cells[k]), "dashed": one.dashed}
+            if is_banded and np.isfinite(low[k]):
                 row |= {"low": float(low[k]), "high": float(high[k])}
             points.append(row)
-    colors = (ordered_colors if ordered else class_colors)(len(series))
+        drawn = np.flatnonzero(np.isfinite(y))
+        last_values.append(column.show(cells[drawn[-1]]) if len(drawn) else "no values")
     places = np.unique([row["x"] for row in points if row["y"] is not None])
-    x_channel = quantity("x", title=x_name, axis={"grid": False, "tickCount": 8}, scale={"zero": False, "nice": False})
+    x_axis: dict[str, Any] = {"grid": False, "tickCount": 8}
     if log_x and len(places):
-        x_channel["axis"] |= {"values": decades(places[0], places[-1]), "format": "~g"}
-        x_channel["scale"] = {"type": "log", "nice": False}
+        first, last = np.log10(places[[0, -1]])
+        x_axis |= {"values": (10.0 ** np.arange(math.ceil(first), last + 1e-6)).tolist(), "format": "~g"}
     elif (places == np.round(places)).all():  # epochs have integer ticks
-        x_channel["axis"] |= {"format": "d"} | ({"values": places.tolist()} if len(places) <= MOST_DOTTED else {})
+        x_axis |= {"format": "d"} | ({"values": places.tolist()} if len(places) <= MOST_DOTTED else {})
+    x_scale = {"type": "log", "nice": False} if log_x else {"zero": False, "nice": False}
     y_axis = {"format": "~%", "tickCount": 6} if format.endswith("%") else {"tickCount": 6}
-    y_channel = quantity("y", axis=y_axis, scale={"type": "log"} if log_y else {"zero": False})
-    shared = {"x": x_channel, "color": named_colors([one.name for one in series], colors)}
-    dash = category("dashed", legend=None, scale={"domain": [None, True], "range": [[1, 0], [6, 5]]})
-    band = layer("area", {**shared, "y": {**y_channel, "field": "low"}, "y2": {"field": "high"}}, opacity=0.16)
-    dots = layer("circle", {**shared, "y": y_channel}, size=34, opacity=1)
-    dots["transform"] = [{"filter": "datum.dot && datum.y !== null"}]
-    layers = [band] * any("low" in row for row in points)
-    layers.append(layer("line", {**shared, "y": y_channel, "strokeDash": dash}, strokeWidth=2.25))
-    span = f" from {places[0]:.4g} to {places[-1]:.4g}." if len(places) else ": no value is finite."
-    heads = [Column(word, None, format) for word in ("first", "last", "lowest", "highest")]
-    table = Table("", [Column("curve"), Column("points", None, ",.0f"), *heads], summary)
-    # The last value says what training reached; a ROC or DET curve ends at the same place for all.
-    last = ["" if log_x else column.show(row[3]) if row[1] else "no values" for row in summary]
+    y_scale = {"type": "log"} if log_y else {"zero": False}
+    palette = ordered_colors if ordered else class_colors
+    colors = dict(zip((one.name for one in series), palette(len(series)), strict=True))
+    base = alt.Chart().encode(
+        x=alt.X("x:Q", title=x_name, axis=x_axis, scale=x_scale),
+        y=alt.Y("y:Q", title=None, axis=y_axis, scale=y_scale),
+        color=series_color(colors),
+    )
+    dash = alt.StrokeDash("dashed:N", legend=None, scale={"domain": [False, True], "range": [[1, 0], [6, 5]]})
+    dots = {"size": 34, "opacity": 1} if len(places) <= MOST_DOTTED else False
+    layers = [base.mark_line(strokeWidth=2.25, point=dots).encode(strokeDash=dash)]
+    if any("low" in row for row in points):
+        layers.insert(0, base.mark_area(opacity=0.16).encode(y=alt.Y("low:Q", title=None), y2="high"))
+    reach = f" from {places[0]:.4g} to {places[-1]:.4g}." if len(places) else ": no value is finite."
     return make_chart(
         points,
-        [*layers, *[dots] * any("dot" in row for row in points)],
-        about=f"{counted(len(series), 'curve')} of {y_name or 'values'} over {x_name}{span}",
-        summary=table,
-        numbers=_all_values(series, x_name, format),
+        layers,
+        about=f"{counted(len(series), 'curve')} of {y_name or 'values'} over {x_name}{reach}",
+        numbers=_values_table(series, x_name, format),
         title=y_name + ("" if higher_is_better is None else f" {ARROWS[higher_is_better]}"),
-        legend=[
-            (one.name, color, value, "line dashed" if one.dashed else "line")
-            for one, color, value in zip(series, colors, last, strict=True)
-        ],
-        notes=_line_notes(series, banded, log_y),
+        colors=colors,
+        # The last value says what training reached; a ROC or DET curve ends at the same place for all.
+        details=() if log_x else last_values,
+        notes=_line_notes(series, is_banded, log_y),
         kind="points",
         axis=x_name,
     )
@@ -202,7 +182,7 @@ def histogram(
 
     Args:
         samples: values by name; with `counts`, numbers of values in the bins between `edges`.
-        edges: ascending edges (bins + 1,); by default round numbers chosen from the values.
+        edges: ascending edges (bins + 1,); by default equal bins chosen from the values.
         counts: whether `samples` are counts.
         x_name: name of the axis of values.
         format: format of the values, as in a `Column`.
@@ -214,54 +194,60 @@ def histogram(
     """
     require(len(samples) > 0, "samples", "at least one distribution", 0)
     require(not counts or edges is not None, "edges", "given with counts", None)
-    column, points, table, gaps, outside = Column(x_name or "value", None, format), list[Any](), list[list[Any]](), 0, 0
+    alt, show = altair(), Column(x_name or "value", None, format).show
     arrays = {name: as_numbers(f"samples[{name!r}]", values, 1, 2, 3, 4).ravel() for name, values in samples.items()}
     finite = {name: values[np.isfinite(values)] for name, values in arrays.items()}
-    bins = round_bins(*finite.values()) if edges is None else as_numbers("edges", edges, 1)
+    bins = bin_edges(*finite.values()) if edges is None else as_numbers("edges", edges, 1)
     require(len(bins) > 1 and bool((np.diff(bins) > 0).all()), "edges", "at least two ascending numbers", edges)
     middles = (bins[:-1] + bins[1:]) / 2
+    points: list[dict[str, Any]] = []
+    summary: list[list[Any]] = []
+    outside = 0
     for name, values in finite.items():
         if counts:
             accepted = f"one count >= 0 for each of the {len(middles)} bins"
             require(len(values) == len(middles) and bool((values >= 0).all()), f"samples[{name!r}]", accepted, values)
         heights = values if counts else np.histogram(values, bins)[0].astype(np.float64)
         at, weights = (middles, values) if counts else (values, np.ones(len(values)))
-        total, inside = float(weights.sum()), at[weights > 0]
-        gaps += len(arrays[name]) - len(values)
+        total, moments = float(weights.sum()), [None] * 4
+        if total:
+            mean, inside = np.average(at, weights=weights), at[weights > 0]
+            moments = [mean, np.sqrt(np.average((at - mean) ** 2, weights=weights)), inside.min(), inside.max()]
         outside += 0 if counts else len(values) - int(heights.sum())
-        mean = float(np.average(at, weights=weights)) if total else math.nan
-        deviation = math.sqrt(float(np.average((at - mean) ** 2, weights=weights))) if total else math.nan
-        table.append([name, total, mean, deviation, *((inside.min(), inside.max()) if total else (None, None))])
-        for place, middle, height in zip(bins.tolist(), [*middles.tolist(), None], [*heights, 0.0], strict=True):
-            share = float(height) / (total or 1.0)
-            of_bin = {} if middle is None else {"at": middle, "text": f"{share:.1%}"}
-            points.append({"x": place, "series": name, "y": share} | of_bin)
-    colors, show = class_colors(len(samples)), column.show
-    axis = {"grid": False, "tickCount": 9}
-    encoding = {
-        "x": quantity("x", title=x_name, axis=axis, scale={"nice": False, "zero": False}),
-        "y": quantity("y", axis={"format": "~%", "tickCount": 6}, stack=None),
-        "color": named_colors(list(samples), colors),
-    }
-    layers = [layer("area", encoding, interpolate="step-after", opacity=0.16)]
-    layers.append(layer("line", encoding, interpolate="step-after", strokeWidth=1.6))
-    marked = ""
+        summary.append([name, total, *moments])
+        for left, middle, share in zip(
+            bins.tolist(), middles.tolist(), (heights / (total or 1)).tolist(), strict=False
+        ):
+            points.append({"x": left, "at": middle, "series": name, "y": share, "text": f"{share:.1%}"})
+        points.append({"x": float(bins[-1]), "series": name, "y": 0.0})  # ends the last step
+    colors = dict(zip(samples, class_colors(len(samples)), strict=True))
+    x_channel = alt.X("x:Q", title=x_name, axis={"grid": False, "tickCount": 9}, scale={"nice": False, "zero": False})
+    base = alt.Chart().encode(
+        x=x_channel,
+        y=alt.Y("y:Q", title=None, axis={"format": "~%", "tickCount": 6}, stack=None),
+        color=series_color(colors),
+    )
+    layers = [base.mark_area(interpolate="step-after", opacity=0.16)]
+    layers.append(base.mark_line(interpolate="step-after", strokeWidth=1.6))
     for name, place in (marks or {}).items():
-        marked += f" A line at {show(place)}: {name}."
-        row, at_left = [{"x": float(place), "label": f"{name} {show(place)}"}], place < (bins[0] + bins[-1]) / 2
-        text = {"x": encoding["x"], "y": {"value": 0}, "text": {"field": "label", "type": "nominal"}}
-        side = {"align": "left", "dx": 6} if at_left else {"align": "right", "dx": -6}
-        layers.append(layer("rule", {"x": encoding["x"]}, row, strokeDash=[5, 4], stroke="#777f8c"))
-        layers.append(layer("text", text, row, baseline="top", fontSize=11, fill="#59616e", **side))
+        row = inline([{"x": float(place), "label": f"{name} {show(place)}"}])
+        mark = alt.Chart(row).encode(x=x_channel)
+        side = {"align": "left", "dx": 6} if place < (bins[0] + bins[-1]) / 2 else {"align": "right", "dx": -6}
+        label = mark.mark_text(baseline="top", fontSize=11, fill=SOFT, **side)
+        layers.append(mark.mark_rule(strokeDash=[5, 4], stroke="#777f8c"))
+        layers.append(label.encode(y=alt.value(0), text="label:N"))
     heads = [Column(word, None, format) for word in ("mean", "s.d.", "smallest", "largest")]
     what = f"Histograms of {len(samples)} distributions" if len(samples) > 1 else "Histogram"
+    marked = "".join(f" A line at {show(place)}: {name}." for name, place in (marks or {}).items())
+    gaps = sum(len(arrays[name]) - len(values) for name, values in finite.items())
     return make_chart(
         points,
         layers,
         about=f"{what} of {x_name or 'values'}.{marked}",
-        summary=Table("", [Column("distribution"), Column("count", None, ",.0f"), *heads], table),
+        numbers=Table("", [Column("distribution"), Column("count", None, ",.0f"), *heads], summary),
         title="share",
-        legend=[(row[0], color, show((row[2], row[3])), "box") for row, color in zip(table, colors, strict=True)],
+        colors=colors,
+        details=[show((mean, deviation)) for _, _, mean, deviation, *_ in summary],
         notes=[
             f"{counted(gaps, 'value')} not finite, omitted." * bool(gaps),
             f"{counted(outside, 'value')} outside the bins, not drawn." * bool(outside),
@@ -283,37 +269,38 @@ def bars(
 
     Example:
         >>> bars(["conv1", "conv2"], [Series("trained", [0.9, 0.7])], value_name="energy").description
-        'Bars of energy. conv1: trained 0.9. conv2: trained 0.7.'
+        'Bars of energy for conv1, conv2.'
     """
     require(len(labels) > 0 and len(series) > 0, "labels", "at least one name, with a Series", list(labels))
-    column, table, points = Column(value_name or "value", None, format), [[label] for label in labels], list[Any]()
-    for one in series:
+    alt, columns = altair(), [Column(""), *(Column(one.name, None, format) for one in series)]
+    colors = dict(zip((one.name for one in series), class_colors(len(series)), strict=True))
+    points = []
+    for one, column in zip(series, columns[1:], strict=True):
         accepted = f"one value for each of the {len(labels)} labels"
         require(one.rows.shape[1] == len(labels), f"values of {one.name!r}", accepted, one.rows.shape[1])
-        values = zip(one.cells(), one.mean.tolist(), np.nan_to_num(one.deviation).tolist(), strict=True)
-        for at, (cell, value, spread) in enumerate(values):
-            table[at].append(cell)  # type: ignore[arg-type]
+        spreads = np.nan_to_num(one.deviation).tolist()
+        for label, cell, value, spread in zip(labels, one.cells(), one.mean.tolist(), spreads, strict=True):
             if math.isfinite(value):
-                row = {"label": labels[at], "series": one.name, "y": value, "start": start, "text": column.show(cell)}
+                row = {"label": label, "series": one.name, "y": value, "start": start, "text": column.show(cell)}
                 points.append(row | {"low": value - spread, "high": value + spread, "end": max(value + spread, start)})
-    names, colors = [one.name for one in series], class_colors(len(series))
     low, high = min([start, *(row["low"] for row in points)]), max([start, *(row["high"] for row in points)])
     room = 0.2 * ((high - low) or 1.0)  # for the numbers at the ends of the bars
     axis = {"format": "~%" if format.endswith("%") else "~g", "tickCount": 5}
-    x = quantity("start", title=value_name, axis=axis, scale={"domain": [low, high + room], "nice": False})
-    y = {"y": category("label", axis={"labelLimit": 140}), "yOffset": category("series")}
-    ends = {**y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
-    text = {**y, "x": {**x, "field": "end"}, "text": {"field": "text", "type": "nominal"}}
+    x = alt.X("start:Q", title=value_name, axis=axis, scale={"domain": [low, high + room], "nice": False})
+    base = alt.Chart().encode(
+        y=alt.Y("label:N", title=None, sort=None, axis={"labelLimit": 140}), yOffset=alt.YOffset("series:N", sort=None)
+    )
+    text = base.mark_text(align="left", dx=6, fontSize=11, fill=SOFT)
     return make_chart(
         points,
         [
-            layer("bar", {**y, "x": x, "x2": {"field": "y"}, "color": named_colors(names, colors)}),
-            layer("rule", ends, strokeWidth=1.5, stroke="#59616e"),
-            layer("text", text, align="left", dx=6, fontSize=11, fill="#59616e"),
+            base.mark_bar().encode(x=x, x2="y", color=series_color(colors)),
+            base.mark_rule(strokeWidth=1.5, stroke=SOFT).encode(x="low:Q", x2="high"),
+            text.encode(x="end:Q", text="text:N"),
         ],
-        about=f"Bars of {value_name or 'values'}.",
-        summary=Table("", [Column(""), *(Column(name, None, format) for name in names)], table),
-        legend=[(name, color, "", "box") for name, color in zip(names, colors, strict=True)],
+        about=f"Bars of {value_name or 'values'} for {', '.join(labels)}.",
+        numbers=Table("", columns, [[*row] for row in zip(labels, *(one.cells() for one in series), strict=True)]),
+        colors=colors,
         height=len(labels) * (8 + 17 * len(series)) + 40,
     )
 
@@ -332,38 +319,35 @@ def scatter(
     x, numbers = as_numbers("points", points, 2), as_array("labels", labels)
     require(x.shape[1] == 2, "points", "an array of shape (N, 2)", x.shape)
     require(len(numbers) == len(x) > 0, "labels", f"one value for each of the {len(x)} points", len(numbers))
-    show, finite = Column("norm", None, format).show, np.flatnonzero(np.isfinite(x).all(axis=1))
+    alt, show, norms = altair(), Column("norm", None, format).show, np.hypot(*x.T)
     names = {k: str(classes[k]) if len(classes) else str(k) for k in np.unique(numbers).tolist()}
-    chosen = np.random.default_rng(0).permutation(finite)[:MOST_SCATTERED]
+    chosen = np.random.default_rng(0).permutation(np.flatnonzero(np.isfinite(norms)))[:MOST_SCATTERED]
     rows = [{"x": float(x[i, 0]), "y": float(x[i, 1]), "series": names[int(numbers[i])]} for i in np.sort(chosen)]
-    norms = np.hypot(*x.T)
     median, reach = float(np.nanmedian(norms)), 1.05 * float(np.abs(x[chosen]).max(initial=0.0)) or 1.0
-    circle = [
-        {"x": median * math.cos(turn), "y": median * math.sin(turn), "order": turn}
-        for turn in np.linspace(0, 2 * math.pi, 73).tolist()
-    ]
-    scale, colors = {"domain": [-reach, reach], "nice": False}, class_colors(len(names))
-    places = {axis: quantity(axis, scale=scale, axis={"tickCount": 6}) for axis in ("x", "y")}
-    colored = {**places, "color": named_colors(list(names.values()), colors)}
-    ring = {"stroke": "#98a1ad", "strokeDash": [4, 4], "strokeWidth": 1.2}
+    turns = np.linspace(0, 2 * math.pi, 73).tolist()
+    circle = [{"x": median * math.cos(turn), "y": median * math.sin(turn), "order": turn} for turn in turns]
+    options = {"title": None, "axis": {"tickCount": 6}, "scale": {"domain": [-reach, reach], "nice": False}}
+    colors = dict(zip(names.values(), class_colors(len(names)), strict=True))
+    places, color = {"x": alt.X("x:Q", **options), "y": alt.Y("y:Q", **options)}, series_color(colors)
+    ring = alt.Chart(inline(circle)).mark_line(stroke="#98a1ad", strokeDash=[4, 4], strokeWidth=1.2)
     layers = [
-        layer("line", {**places, "order": quantity("order")}, circle, **ring),
-        layer("circle", colored, size=22, opacity=0.7),
+        ring.encode(**places, order="order:Q"),
+        alt.Chart().mark_circle(size=22, opacity=0.7).encode(**places, color=color),
     ]
     if vectors is not None:
         w = as_numbers("vectors", vectors, 2)
         w = 0.95 * reach * w / (np.hypot(*w.T).max(initial=0.0) or 1.0)
         spokes = [
-            {"x": float(w[k, 0]), "y": float(w[k, 1]), "x0": 0.0, "y0": 0.0, "series": name}
+            {"x": float(w[k, 0]), "y": float(w[k, 1]), "origin": 0.0, "series": name}
             for k, name in names.items()
             if k < len(w)
         ]
-        ends = {"x2": {"field": "x0"}, "y2": {"field": "y0"}}
-        layers.append(layer("rule", {**colored, **ends}, spokes, strokeWidth=2))
-    table: list[list[Any]] = []
+        rules = alt.Chart(inline(spokes)).mark_rule(strokeWidth=2)
+        layers.append(rules.encode(**places, x2="origin", y2="origin", color=color))
+    summary: list[list[Any]] = []
     for k, name in names.items():
-        of = norms[finite][numbers[finite] == k]
-        table.append([name, len(of), *((of.mean(), of.min(), of.max()) if len(of) else (None, None, None))])
+        of = norms[(numbers == k) & np.isfinite(norms)]
+        summary.append([name, len(of), *((of.mean(), of.min(), of.max()) if len(of) else (None, None, None))])
     heads = [Column(f"{word} norm", None, format) for word in ("mean", "smallest", "largest")]
     drawn = f" {len(chosen):,} of {len(x):,} are drawn." if len(chosen) < len(x) else ""
     least, most = (show(float(end)) for end in (np.nanmin(norms), np.nanmax(norms)))
@@ -372,61 +356,55 @@ def scatter(
         layers,
         about=f"Scatter plot of {counted(len(x), 'feature')} of {len(names)} classes. Norms from {least} to {most}, "
         f"median {show(median)}.",
-        summary=Table("", [Column("class"), Column("features", None, ",.0f"), *heads], table),
-        legend=[(name, color, "", "") for name, color in zip(names.values(), colors, strict=True)],
+        numbers=Table("", [Column("class"), Column("features", None, ",.0f"), *heads], summary),
+        colors=colors,
         notes=[f"Both axes have one scale; the dashed circle has the median norm {show(median)}.{drawn}"],
         height=520,
         square=1.0,
     )
 
 
-def round_bins(*samples: NDArray) -> NDArray:
-    """Return edges at round numbers that include all values, as fine as the narrowest sample needs.
+def bin_edges(*samples: NDArray) -> NDArray:
+    """Return the edges of 8 to 100 equal bins that include all values, as fine as the narrowest sample needs.
 
-    >>> round_bins(np.array([0.0, 10.0]))
-    array([ 0.,  2.,  4.,  6.,  8., 10.])
+    >>> bin_edges(np.array([0.0, 8.0]))
+    array([0., 1., 2., 3., 4., 5., 6., 7., 8.])
     """
     values = np.concatenate(samples)
-    if not len(values):
-        return np.array([0.0, 1.0])
-    low, high = float(values.min()), float(values.max())
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     if high - low <= 100 * math.ulp(max(abs(low), abs(high))):
         half = abs(low) / 20 or 0.5
         return np.array([low - half, low + half])
-    # The Freedman–Diaconis rule gives the width of a bin, limited to 8 to 100 bins.
-    spreads = [(np.subtract(*np.quantile(one, [0.75, 0.25])), len(one)) for one in samples if len(one)]
-    width = min((2 * spread / count ** (1 / 3) for spread, count in spreads if spread > 0), default=(high - low) / 8)
-    step = round_step((high - low) / min(max((high - low) / width, 8), 100))
-    first, last = math.floor(round(low / step, 6)), math.ceil(round(high / step, 6))
-    return np.arange(first, last + 1) * step
+    # The Freedman–Diaconis rule for the width of a bin.
+    widths = [2 * np.subtract(*np.quantile(one, [0.75, 0.25])) / len(one) ** (1 / 3) for one in samples if len(one)]
+    narrowest = min((width for width in widths if width > 0), default=high - low)
+    return np.linspace(low, high, 1 + round(min(max((high - low) / narrowest, 8), 100)))
 
 
-def _thinned(x: NDArray, y: NDArray) -> NDArray:
-    """Return the indices of at most `MOST_POINTS` values with which the curve looks the same.
+def _thinned(indices: NDArray, y: NDArray) -> NDArray:
+    """Return at most `MOST_POINTS` of the indices with which the curve of y looks the same.
 
-    The axis is divided into equal parts; each part keeps its smallest and largest value, and one gap if it has any.
+    Each of many short stretches keeps its smallest and its largest value, and one gap if it has any.
     """
-    if len(y) <= MOST_POINTS:
-        return np.arange(len(y))
-    parts = (MOST_POINTS - 2) // 3
-    part = np.minimum((x - x[0]) / ((x[-1] - x[0]) or 1.0) * parts, parts - 1).astype(int)
-    indices = {0, len(y) - 1}
-    for inside in np.split(np.arange(len(y)), np.flatnonzero(np.diff(part)) + 1):
-        finite, gaps = inside[np.isfinite(y[inside])], inside[~np.isfinite(y[inside])]
+    if len(indices) <= MOST_POINTS:
+        return indices
+    chosen = {indices[0], indices[-1]}
+    for stretch in np.array_split(indices, (MOST_POINTS - 2) // 3):
+        finite, gaps = stretch[np.isfinite(y[stretch])], stretch[np.isnan(y[stretch])]
+        chosen.update(gaps[:1])
         if len(finite):
-            indices |= {int(finite[y[finite].argmin()]), int(finite[y[finite].argmax()])}
-        indices |= set(gaps[:1].tolist())
-    return np.array(sorted(indices))
+            chosen |= {finite[y[finite].argmin()], finite[y[finite].argmax()]}
+    return np.sort(list(chosen))
 
 
-def _line_notes(series: Sequence[Series], banded: bool, log_y: bool) -> list[str]:
+def _line_notes(series: Sequence[Series], is_banded: bool, log_y: bool) -> list[str]:
     seeds = sorted({len(one.rows) for one in series if len(one.rows) > 1})
     over = f"over {'–'.join(map(str, seeds))} seeds." if seeds else ""
     gaps = sum(int((~np.isfinite(one.rows)).sum()) for one in series)
     lost = sum(int((one.mean <= 0).sum()) for one in series) if log_y else 0
     longest = max(one.rows.shape[1] for one in series)
     return [
-        over and (f"Bands: mean ± one standard deviation {over}" if banded else f"Means {over}"),
+        over and (f"Bands: mean ± one standard deviation {over}" if is_banded else f"Means {over}"),
         f"{counted(gaps, 'value')} not finite, omitted." * bool(gaps),
         f"{counted(lost, 'point')} at 0 or below omitted from the log axis." * bool(lost),
         f"Drawn with at most {MOST_POINTS} of {longest:,} points per curve, extremes included."
@@ -434,11 +412,11 @@ def _line_notes(series: Sequence[Series], banded: bool, log_y: bool) -> list[str
     ]
 
 
-def _all_values(series: Sequence[Series], x_name: str, format: str) -> Table | None:
-    """Return a table of all values, or None if they are many."""
+def _values_table(series: Sequence[Series], x_name: str, format: str) -> Table:
+    """Return all values, or those at evenly spaced positions if they are many."""
     places = np.unique(np.concatenate([one.places for one in series])).tolist()
     if len(places) * len(series) > MOST_LISTED:
-        return None
+        places = places[:: math.ceil(len(places) * len(series) / MOST_LISTED)]
     at = [dict(zip(one.places.tolist(), one.cells(), strict=True)) for one in series]
     columns = [Column(x_name), *(Column(one.name, None, format) for one in series)]
     return Table("", columns, [[f"{place:.6g}", *(cells.get(place) for cells in at)] for place in places])

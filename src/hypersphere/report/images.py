@@ -5,21 +5,18 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hypersphere._validation import require
 from hypersphere.report._arrays import Array, as_numbers
-from hypersphere.report._notebook import Displayable
+from hypersphere.report._html import Displayable, element, escape
 
 __all__ = ["Images"]
 
 MOST_IMAGES = 256
-MOST_PIXELS = 64  # per side
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +26,6 @@ class Images(Displayable):
     Args:
         title: heading.
         images: grey images (N, H, W) or (N, 1, H, W), or colour images (N, 3, H, W).
-        names: text below each image; optional.
         caption: text below the images.
 
     Example:
@@ -39,16 +35,12 @@ class Images(Displayable):
 
     title: str
     images: Array
-    names: Sequence[str] = ()
     caption: str = ""
 
     def __post_init__(self) -> None:
         images = as_numbers("images", self.images, 3, 4)
-        accepted = f"an array (N, H, W), (N, 1, H, W) or (N, 3, H, W) with 1 to {MOST_PIXELS} pixels per side"
-        is_image = (images.ndim == 3 or images.shape[1] in (1, 3)) and min(images.shape[-2:]) >= 1
-        require(is_image and max(images.shape[-2:]) <= MOST_PIXELS, "images", accepted, images.shape)
-        accepted = f"empty, or one name for each of the {len(images)} images"
-        require(len(self.names) in (0, len(images)), "names", accepted, len(self.names))
+        is_image = images.ndim == 3 or images.shape[1] in (1, 3)
+        require(is_image, "images", "an array (N, H, W), (N, 1, H, W) or (N, 3, H, W)", images.shape)
 
     @property
     def pixels(self) -> NDArray:
@@ -64,33 +56,26 @@ class Images(Displayable):
 def images_html(section: Images) -> str:
     """Return a grid of images as HTML."""
     pixels, count = section.pixels, len(section.images)
-    gaps = int((~np.isfinite(as_numbers("images", section.images, 3, 4))).sum())
-    notes = "Each on its own scale; grey is 0."
-    notes += f" The first {len(pixels)} of {count:,}." if len(pixels) < count else ""
-    notes += f" {gaps:,} weights not finite, drawn as 0." if gaps else ""
     size = f"{pixels.shape[1]} × {pixels.shape[2]} pixels in {'colour' if pixels.ndim == 4 else 'grey'}"
-    words = f"{section.title}: {len(pixels)} images of {size}."
-    cells = "".join(
-        f"<div title='{index}{f': {escape(name)}' if name else ''}'><img src='{png_uri(picture)}' alt=''>"
-        f"{f'<span>{escape(name)}</span>' if name else ''}</div>"
-        for index, (picture, name) in enumerate(zip(pixels, section.names or [""] * len(pixels), strict=False))
-    )
-    caption = f"<p class='caption'>{escape(section.caption)}</p>" if section.caption else ""
+    images = "".join(f"<img src='{png_uri(picture)}' alt='' title='{index}'>" for index, picture in enumerate(pixels))
+    some = f" The first {len(pixels)} of {count:,}." if len(pixels) < count else ""
     return (
-        f"<div class='chart'><div class='filters' role='img' aria-label='{escape(words)}'>{cells}</div>"
-        f"{caption}<p class='note'>{notes}</p></div>"
+        f"<div class='chart'><div class='filters' role='img' aria-label='{escape(section.title)}: {len(pixels)} images "
+        f"of {size}.'>{images}</div>{element('p', 'caption', section.caption)}"
+        f"<p class='note'>Each on its own scale; grey is 0.{some}</p></div>"
     )
 
 
 def png_uri(pixels: NDArray) -> str:
-    """Return bytes, grey (H, W) or colour (H, W, 3), as the data URI of a PNG.
+    """Return bytes, grey (H, W), colour (H, W, 3) or with opacity (H, W, 4), as the data URI of a PNG.
 
     >>> png_uri(np.zeros((1, 1), dtype=np.uint8))[:30]
     'data:image/png;base64,iVBORw0K'
     """
     height, width = pixels.shape[:2]
     rows = np.concatenate([np.zeros((height, 1), dtype=np.uint8), pixels.reshape(height, -1)], axis=1)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
+    color_type = {1: 0, 3: 2, 4: 6}[pixels.size // (height * width)]
+    header = struct.pack(">IIBBBBB", width, height, 8, color_type, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
     data = b"".join(
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks

@@ -18,18 +18,13 @@ __all__ = ["inspection_page", "layer_table", "layer_tables", "verdict"]
 MOST_DRAWN = 60  # layers with a histogram
 CLEAR = 3.0  # standard deviations of random neurons beyond which a difference is not chance
 LARGE = 0.01  # relative difference below which a layer is like random neurons
-ABOUT_ANGLES = (
-    "Nearest is the smallest angle between two neurons. Covering is the largest angle between a direction and its "
-    "nearest neuron. Rank is the effective number of dimensions of the neurons, largest if they are spread evenly."
-)
 
 
 def verdict(layer: LayerInspection) -> str:
     """Return what the half-space energy says about a layer, compared with random neurons of the same shape.
 
-    "redundant" and "diverse" mean at least three standard deviations of random neurons and 1 % above or below their
-    mean.
-    Two neurons within one degree of each other, or of opposite directions, make a layer "duplicated".
+    "redundant" and "diverse" mean at least three standard deviations of random neurons, and 1 %, above or below their
+    mean. Two neurons within one degree of each other, or of opposite directions, make a layer "duplicated".
     """
     opposite = max((pair.angle for pair in layer.most_opposite), default=0.0)
     if layer.neurons > 1 and min(layer.separation, math.pi - opposite) < math.radians(1):
@@ -44,31 +39,21 @@ def verdict(layer: LayerInspection) -> str:
 
 
 def layer_table(inspection: Inspection) -> Table:
-    """Return one short row per layer, for the terminal."""
-    columns = [Column("layer"), Column("neurons"), Column("verdict")]
-    columns += [Column(f"{kind} factor", None, ".3f") for kind in ("energy", "half-space")]
-    columns += [Column("nearest", None, ".1f", "°"), Column("rank", None, ".1f")]
-    rows: list[list[Cell]] = []
-    for layer in inspection.layers:
-        factors = [layer.energy().excess, layer.energy(half_space=True).excess]
-        rows.append([layer.name, _size(layer), verdict(layer), *factors, math.degrees(layer.separation)])
-        rows[-1].append(layer.effective_rank)
-    return Table("Neurons per layer", columns, rows, f"{_caption(inspection)} {ABOUT_ANGLES}")
+    """Return one short row per layer: its verdict and the numbers that say how evenly its neurons are spread."""
+    names = ["layer", "neurons", "verdict", "energy factor", "half-space factor", "nearest", "rank"]
+    return _table("Neurons per layer", inspection, names, _caption(inspection))
 
 
 def layer_tables(inspection: Inspection) -> list[Table]:
-    """Return two tables with one row per layer: energies, and angles and norms."""
-    columns = [Column("layer"), Column("neurons"), Column("verdict")]
-    for kind in ("energy", "half-space energy"):
-        columns += [Column(kind, None, ".4f"), Column(f"{kind} of random neurons", None, ".4f")]
-        columns.append(Column(f"{kind.removesuffix(' energy')} factor", None, ".3f"))
-    rows: list[list[Cell]] = []
-    for layer in inspection.layers:
-        rows.append([layer.name, _size(layer), verdict(layer)])
-        for energy in (layer.energy(), layer.energy(half_space=True)):
-            finite = math.isfinite(energy.random_mean)
-            rows[-1] += [energy.value, energy.random_mean if finite else None, energy.excess]
-    return [Table("Energy per layer", columns, rows, _caption(inspection)), _angle_table(inspection)]
+    """Return the short table and one with more measurements."""
+    has_holes = any(layer.hole_radius is not None for layer in inspection.layers)
+    names = ["layer", "energy", "half-space energy", "covering", *["largest hole"] * has_holes, "orthogonality error"]
+    hole = "; the largest hole is exact, for few neurons in 3 dimensions or fewer" * has_holes
+    about = (
+        "Covering is the largest angle between a direction and its nearest neuron, estimated from below"
+        f"{hole}. The orthogonality error is the root mean square of the cosines."
+    )
+    return [layer_table(inspection), _table("Energies, angles and norms", inspection, [*names, *NORMS], about)]
 
 
 def inspection_page(inspection: Inspection, source: str) -> Page:
@@ -80,36 +65,48 @@ def inspection_page(inspection: Inspection, source: str) -> Page:
     ]
     factors = charts.bars([one.name for one in drawn], series, value_name="factor", format=".3f", start=1.0)
     caption = "Random directions have 1; larger values mean redundancy. s = 2, Euclidean distance."
+    about = "Neurons are given by their row, counted from 0, with their angle."
     sections: list[Section] = [
         *layer_tables(inspection),
         Chart("Energy relative to random neurons", factors, caption),
         Tabs("Angles between neurons", [_angles(layer) for layer in drawn]),
-        _pair_table(inspection),
+        _table("Extreme pairs", inspection, ["layer", "nearest pairs", "most opposite pairs"], about),
     ]
     lead = f"{len(inspection.layers)} layers, {sum(layer.neurons for layer in inspection.layers)} neurons."
     return Page(f"Neurons of {source}", lead, sections, {"source": source})
 
 
-def _angle_table(inspection: Inspection) -> Table:
-    has_holes = any(layer.hole_radius is not None for layer in inspection.layers)
-    angles = ["nearest pair", "covering radius", *["largest hole"] * has_holes]
-    columns = [Column("layer"), *(Column(name, None, ".1f", "°") for name in angles)]
-    columns += [Column("orthogonality error", None, ".3f"), Column("effective rank", None, ".1f")]
-    columns += [Column(f"{what} norm", None, ".3f") for what in ("mean", "smallest", "largest")]
-    rows: list[list[Cell]] = []
-    for layer in inspection.layers:
-        radii = [layer.separation, layer.covering_radius, *[layer.hole_radius] * has_holes]
-        rows.append([layer.name, *(None if radius is None else math.degrees(radius) for radius in radii)])
-        rows[-1] += [layer.orthogonality_error, layer.effective_rank, *dataclasses.astuple(layer.norms)]
-    hole = "; the largest hole is exact, for few neurons in 3 dimensions or fewer" * has_holes
-    about = (
-        f"The covering radius is a lower bound{hole}. The orthogonality error is the root mean square of the cosines."
-    )
-    return Table("Angles and norms per layer", columns, rows, f"{ABOUT_ANGLES} {about}")
+NORMS = ("mean norm", "smallest norm", "largest norm")
+ANGLES = ("nearest", "covering", "largest hole")
+FORMATS = {"energy": ".4f", "half-space energy": ".4f", "rank": ".1f", **dict.fromkeys(ANGLES, ".1f")}
 
 
-def _size(layer: LayerInspection) -> str:
-    return f"{layer.neurons}×{layer.length}{'*' * (layer.sampled < layer.neurons)}"
+def _table(title: str, inspection: Inspection, names: Sequence[str], caption: str) -> Table:
+    """Return a table with one row per layer and the named columns."""
+    columns = [Column(name, None, FORMATS.get(name, ".3f"), "°" if name in ANGLES else "") for name in names]
+    rows = [[cells[name] for name in names] for cells in map(_cells, inspection.layers)]
+    return Table(title, columns, rows, caption)
+
+
+def _cells(layer: LayerInspection) -> dict[str, Cell]:
+    """Return everything that a table can say about a layer, by the name of the column."""
+    full, half = layer.energy(), layer.energy(half_space=True)
+    radii = {"nearest": layer.separation, "covering": layer.covering_radius, "largest hole": layer.hole_radius}
+    return {
+        "layer": layer.name,
+        "neurons": f"{layer.neurons}×{layer.length}{'*' * (layer.sampled < layer.neurons)}",
+        "verdict": verdict(layer),
+        "energy": full.value,
+        "energy factor": full.excess,
+        "half-space energy": half.value,
+        "half-space factor": half.excess,
+        **{name: None if radius is None else math.degrees(radius) for name, radius in radii.items()},
+        "orthogonality error": layer.orthogonality_error,
+        "rank": layer.effective_rank,
+        **dict(zip(NORMS, dataclasses.astuple(layer.norms), strict=True)),
+        "nearest pairs": _pairs(layer.nearest),
+        "most opposite pairs": _pairs(layer.most_opposite),
+    }
 
 
 def _caption(inspection: Inspection) -> str:
@@ -117,7 +114,8 @@ def _caption(inspection: Inspection) -> str:
         "Energies are means over pairs with s = 2; factors are energies divided by those of random neurons. "
         f"The verdict compares half-space energies: redundant or diverse means more than {CLEAR:g} standard deviations "
         f"of random neurons and {LARGE:.0%} above or below their mean, duplicated that two neurons are within 1° "
-        "of the same or opposite direction."
+        "of the same or opposite direction. Nearest is the smallest angle between two neurons. Rank is the effective "
+        "number of dimensions of the neurons, largest if they are spread evenly."
     ]
     if any(not math.isfinite(layer.energy().random_mean) for layer in inspection.layers):
         lines.append("In 3 dimensions or fewer the energy of random neurons has no finite mean.")
@@ -136,12 +134,6 @@ def _angles(layer: LayerInspection) -> Chart:
     return Chart(layer.name, charts.histogram(counts, edges=edges, counts=True, x_name="angle in degrees"))
 
 
-def _pair_table(inspection: Inspection) -> Table:
-    columns = [Column(name) for name in ("layer", "nearest pairs", "most opposite pairs")]
-    rows = [[layer.name, *map(_pairs, (layer.nearest, layer.most_opposite))] for layer in inspection.layers]
-    return Table("Extreme pairs", columns, rows, "Neurons are given by their row, counted from 0, with their angle.")
-
-
 def _pairs(pairs: Sequence[Pair]) -> str:
-    dash, gap = "\N{WORD JOINER}–\N{WORD JOINER}", "\N{NO-BREAK SPACE}"
-    return ", ".join(f"{pair.first}{dash}{pair.second}:{gap}{math.degrees(pair.angle):.1f}°" for pair in pairs)
+    gap = "\N{NO-BREAK SPACE}"  # a line may end between two pairs, not within one
+    return ", ".join(f"{one.first}{gap}&{gap}{one.second}:{gap}{math.degrees(one.angle):.1f}°" for one in pairs)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from hypersphere._files import MARK, replacing
 from hypersphere._validation import require, require_package
-from hypersphere.report._notebook import Displayable
+from hypersphere.report._html import Displayable, asset, element, escape, fill_template, json_script, unbroken
+from hypersphere.report._text import joined_facts, listed
 from hypersphere.report._vega import THEME, chart_spec
-from hypersphere.report._words import joined_facts
 from hypersphere.report.images import Images, images_html
-from hypersphere.report.spheres import Spheres, spheres_html
-from hypersphere.report.tables import Column, Table, table_html, unbroken
+from hypersphere.report.spheres import Spheres, spheres_data, spheres_html
+from hypersphere.report.tables import Column, Table, table_html
 
 __all__ = ["Chart", "Page", "Section", "SideBySide", "Stack", "Tabs", "Text", "join_pages", "page_html", "write_page"]
 
@@ -85,8 +82,18 @@ class Stack(Displayable):
 
 
 Section: TypeAlias = "Text | Table | Chart | Spheres | Images | Tabs | SideBySide | Stack"
-LEAVES = (Text, Table, Chart, Spheres, Images)
-GROUPS = (Tabs, SideBySide, Stack)
+GROUPS = {Tabs: ("tabs", "panel"), SideBySide: ("side-by-side", "cell"), Stack: ("stack", "block")}  # and their parts
+
+ASSETS = {  # what a page with this kind of section needs
+    Text: (),
+    Table: (),
+    Chart: ("chart.css", "chart.js"),
+    Spheres: ("trackball.js", "sphere.js", "spheres.js"),
+    Images: ("chart.css",),
+    Tabs: ("groups.css", "tabs.js"),
+    SideBySide: ("groups.css",),
+    Stack: ("groups.css",),
+}
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,20 @@ class Page(Displayable):
     meta: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(self.sections, "sections")
+        _kinds(self.sections, "sections")
+
+
+def _kinds(sections: Sequence[Any], where: str) -> dict[type, None]:
+    """Return the kinds of all sections, also nested ones, in order of appearance; unknown kinds are rejected."""
+    kinds: dict[type, None] = {}
+    for index, section in enumerate(sections):
+        kind = type(section)
+        names = ", ".join(one.__name__ for one in ASSETS)
+        require(kind in ASSETS, f"{where}[{index}]", f"one of {names}", kind.__name__)
+        kinds[kind] = None
+        if kind in GROUPS:
+            kinds |= _kinds(section.sections, f"{where}[{index}].sections")
+    return kinds
 
 
 def join_pages(pages: Sequence[Page]) -> Page:
@@ -107,8 +127,7 @@ def join_pages(pages: Sequence[Page]) -> Page:
     if len(pages) == 1:
         return pages[0]
     sections = [Stack(page.title, [Text("", page.lead), *page.sections]) for page in pages]
-    titles = [page.title for page in pages]
-    title = f"{', '.join(titles[:-1])} and {titles[-1]}" if len(titles) <= 3 else f"{len(titles)} studies"
+    title = listed([page.title for page in pages]) if len(pages) <= 3 else f"{len(pages)} studies"
     return Page(title, f"{len(pages)} studies.", sections, joined_facts(page.meta for page in pages))
 
 
@@ -116,71 +135,38 @@ def write_page(path: str | os.PathLike[str], page: Page) -> Path:
     """Write the page atomically and return its path; a failure leaves an existing file unchanged."""
     target, html = Path(path), page_html(page)
     with replacing(target) as draft:
-        draft.write_text(html, encoding="utf-8", errors="replace")  # an unpaired surrogate becomes "?"
+        draft.write_text(html, encoding="utf-8")
     return target
-
-
-# The browser blocks all network requests, and Vega interprets its expressions instead of compiling them.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-
-LOGO = (
-    "<svg viewBox='0 0 24 24' width='22' height='22' fill='none' stroke='currentColor' stroke-width='1.6' "
-    "aria-hidden='true'><circle cx='12' cy='12' r='10'/><ellipse cx='12' cy='12' rx='10' ry='4'/>"
-    "<ellipse cx='12' cy='12' rx='4' ry='10'/></svg>"
-)
-
-ASSETS = {  # what a page with this kind of section needs
-    Chart: ("chart.css", "chart.js"),
-    Images: ("chart.css",),
-    Spheres: ("trackball.js", "sphere.js", "spheres.js"),
-    Tabs: ("groups.css", "tabs.js"),
-    Stack: ("groups.css",),
-    SideBySide: ("groups.css",),
-}
 
 
 def page_html(page: Page) -> str:
     """Return the complete document; it makes no network requests."""
-    numbered = list(enumerate(page.sections, start=1))
-    sections = "".join(_section_html(number, section) for number, section in numbered)
-    kinds = _kinds(page.sections)
-    assets = dict.fromkeys(name for kind in kinds for name in ASSETS.get(kind, ()))
-    styles = "".join(_asset(name) for name in ("page.css", *assets) if name.endswith(".css"))
-    scripts = "\n".join(_asset(name) for name in assets if name.endswith(".js"))
-    vega = f"<script>{_vega()}</script>\n" if Chart in kinds else ""
-    facts = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(str(v))}</dd></div>" for k, v in page.meta.items())
+    kinds = _kinds(page.sections, "sections")
+    assets = dict.fromkeys(name for kind in kinds for name in ASSETS[kind])
+    scripts = "\n".join(asset(name) for name in assets if name.endswith(".js"))
+    sections, links = "", []
+    for number, section in enumerate(page.sections, start=1):
+        heading = f"<h2>{escape(section.title)}</h2>" if section.title else ""
+        sections += f"<section id='section-{number}'>{heading}{_body_html(section, 3)}</section>\n"
+        if section.title:
+            links.append(f"<li><a href='#section-{number}'>{escape(section.title)}</a></li>")
+    has_contents = len(links) > 3 or (len(links) > 1 and any(isinstance(section, Stack) for section in page.sections))
+    contents = f"<nav aria-label='Contents'><ul>{''.join(links)}</ul></nav>" if has_contents else ""
+    facts = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in page.meta.items())
     header = f"<h1>{unbroken(page.title)}</h1><p class='lead'>{escape(page.lead)}</p>" if page.title else ""
-    return (
-        "<!DOCTYPE html>\n"
-        "<html lang='en' data-theme='light'><head><meta charset='utf-8'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        "<meta name='color-scheme' content='light dark'>"
-        f"<meta name='generator' content='{MARK}'>"
-        f"<link rel='icon' href='data:,'><title>{escape(page.title)}</title>\n"
-        f"<style>\n{styles}</style>\n<script>\n{_asset('theme.js')}</script></head>\n"
-        f"<body{'' if page.title else ' class=bare'}><header><div class='brand'>{LOGO}<span>hypersphere</span></div>"
-        "<button type='button' id='theme' aria-label='Dark theme' aria-pressed='false'></button>"
-        f"{header}{_contents_html(numbered)}</header>\n"
-        f"<main>{sections}</main>\n"
-        f"<footer>{f'<dl>{facts}</dl>' if facts else ''}</footer>\n"
-        f"{vega}{f'<script type=module>{chr(10)}{scripts}</script>' if scripts else ''}</body></html>\n"
+    vega = f"<script>{_vega()}</script>\n" if Chart in kinds else ""
+    return fill_template(
+        "page.html",
+        mark=MARK,
+        title=escape(page.title),
+        styles="".join(asset(name) for name in ("page.css", *assets) if name.endswith(".css")),
+        theme=asset("theme.js"),
+        kind="" if page.title else " class=bare",
+        header=header + contents,
+        sections=sections,
+        footer=f"<dl>{facts}</dl>" if facts else "",
+        scripts=f"{vega}<script type=module>\n{scripts}</script>" if scripts else "",
     )
-
-
-def json_script(data: object) -> str:
-    r"""Return data as a script element that no string in it can close: every < is written \u003c.
-
-    >>> json_script(["</script>"])
-    '<script type="application/json">["\\u003c/script>"]</script>'
-    """
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", r"\u003c")
-    return f'<script type="application/json">{text}</script>'
-
-
-@cache
-def _asset(name: str) -> str:
-    return (resources.files("hypersphere.report") / "assets" / name).read_text(encoding="utf-8")
 
 
 @cache
@@ -190,35 +176,16 @@ def _vega() -> str:
     return converter.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", r"<\/script")
 
 
-def _kinds(sections: Sequence[Any]) -> set[type]:
-    inner = [_kinds(section.sections) for section in sections if isinstance(section, GROUPS)]
-    return {type(section) for section in sections}.union(*inner)
-
-
-def _check(sections: Sequence[Any], where: str) -> None:
-    accepted = f"one of {', '.join(kind.__name__ for kind in (*LEAVES, *GROUPS))}"
-    for index, section in enumerate(sections):
-        require(isinstance(section, (*LEAVES, *GROUPS)), f"{where}[{index}]", accepted, type(section).__name__)
-        if isinstance(section, GROUPS):
-            _check(section.sections, f"{where}[{index}].sections")
-
-
-def _section_html(number: int, section: Section) -> str:
-    heading = f"<h2>{escape(section.title)}</h2>" if section.title else ""
-    return f"<section id='section-{number}'>{heading}{_body_html(section, 3)}</section>\n"
-
-
 def _body_html(section: Any, level: int) -> str:
     """Return a section without its heading; headings inside it have this level."""
-    if isinstance(section, GROUPS):
+    if type(section) in GROUPS:
         return _group_html(section, min(level, 6))
     if isinstance(section, Table):
         return table_html(section)
     if isinstance(section, Chart):
         return _chart_html(section)
     if isinstance(section, Spheres):
-        drawing, data = spheres_html(section)
-        return f"<div class='spheres'>{drawing}{json_script(data)}</div>"
+        return f"<div class='spheres'>{spheres_html(section)}{json_script(spheres_data(section))}</div>"
     if isinstance(section, Images):
         return images_html(section)
     paragraphs = (" ".join(block.split()) for block in section.body.split("\n\n"))
@@ -227,75 +194,49 @@ def _body_html(section: Any, level: int) -> str:
 
 def _group_html(group: Any, level: int) -> str:
     """Return the inner sections with their headings; assets/tabs.js turns the panels of `Tabs` into tabs."""
-    part = {Tabs: "panel", SideBySide: "cell", Stack: "block"}[type(group)]
+    kind, part = GROUPS[type(group)]
     parts = "".join(
         f"<div class='{part}'>{f'<h{level}>{escape(inner.title)}</h{level}>' if inner.title else ''}"
         f"{_body_html(inner, level + 1)}</div>"
         for inner in group.sections
     )
-    if isinstance(group, Tabs):
-        return (
-            f"<div class='tabs' data-name='{escape(group.title)}'>{parts}</div>" if len(group.sections) > 1 else parts
-        )
-    caption = f"<p class='caption'>{escape(group.caption)}</p>" if group.caption else ""
-    return f"<div class='{'side-by-side' if isinstance(group, SideBySide) else 'stack'}'>{parts}</div>{caption}"
+    if isinstance(group, Tabs) and len(group.sections) == 1:
+        return parts
+    caption = element("p", "caption", getattr(group, "caption", ""))
+    return f"<div class='{kind}' data-name='{escape(group.title)}'>{parts}</div>{caption}"
 
 
 def _chart_html(section: Chart) -> str:
     """Return the chart with its legend above it, and notes, caption and numbers below it."""
     spec = chart_spec(section.chart)
-    about = {**spec.pop("usermeta", {})}
-    legend, numbers, notes = (about.pop(key, None) for key in ("legend", "numbers", "notes"))
-    about.pop("embedOptions", None)
+    about, config = {**spec.pop("usermeta", {})}, spec.pop("config", {})
+    numbers, notes, details = (about.pop(key, {}) for key in ("numbers", "notes", "details"))
+    colors = about.setdefault("colors", {})
     words, keys = spec.pop("description", None) or section.title, ""
-    if legend and len(legend) > 1:
-        _remove_legends(spec)
+    theme = {key: {**config.get(key, {}), **of} if isinstance(of, dict) else of for key, of in THEME.items()}
+    spec["config"] = {**config, **theme}
+    if len(colors) > 1:
+        spec["config"]["legend"] = {"disable": True}  # buttons replace the legend of Vega
         spec["params"] = [*spec.get("params", ()), {"name": "hidden", "value": []}]
         spec["transform"] = [*spec.get("transform", ()), {"filter": "indexof(hidden, datum.series) < 0"}]
-        keys = "".join(map(_key_html, legend))
+        keys = "".join(_key_html(name, color, details.get(name, "")) for name, color in colors.items())
         keys = f"<ul class='toggles' aria-label='Press a name to show or hide it'>{keys}</ul>"
-    colors = {entry["name"]: entry["color"] for entry in legend or ()}
-    config = spec.pop("config", {})
-    spec["config"] = {
-        **config,
-        **{key: {**config.get(key, {}), **of} if isinstance(of, dict) else of for key, of in THEME.items()},
-    }
     table = section.numbers
-    if table is None and numbers:
-        rows = [[tuple(cell) if isinstance(cell, list) else cell for cell in row] for row in numbers["rows"]]
-        table = Table("", [Column(*column) for column in numbers["columns"]], rows)
-    below = f"<p class='caption'>{escape(section.caption)}</p>" if section.caption else ""
-    below += f"<p class='note'>{escape(' '.join(notes))}</p>" if notes else ""
-    below += f"<details><summary>Numbers</summary>{table_html(table)}</details>" if table and table.rows else ""
-    square = f" style='--ratio:{about['square']:.3f}'" if "square" in about else ""
+    if table is None and len(numbers) > 1:
+        table = Table("", list(map(Column, numbers[0])), numbers[1:])
+    below = element("p", "caption", section.caption) + element("p", "note", " ".join(notes))
+    below += f"<details><summary>Numbers</summary>{table_html(table)}</details>" if table else ""
+    kind = "chart map" if "square" in about else "chart"
     return (
-        f"<div class='chart{' map' if square else ''}'>{keys}<div class='plot'{square}>"
+        f"<div class='{kind}'>{keys}<div class='plot'>"
         f"<div class='view' role='img' aria-label='{escape(words)}'></div></div>"
         "<noscript><p class='note'>The chart is drawn by JavaScript, which is switched off.</p></noscript>"
-        f"{below}{json_script({'spec': spec, 'about': {**about, 'colors': colors}})}</div>"
+        f"{below}{json_script({'spec': spec, 'about': about})}</div>"
     )
 
 
-def _key_html(entry: Mapping[str, str]) -> str:
-    detail = f"<span class='detail'>{escape(entry['detail'])}</span>" if entry["detail"] else ""
+def _key_html(name: str, color: str, detail: str) -> str:
     return (
-        f"<li><button type='button' class='hue' style='--class:{entry['color']}' aria-pressed='true' "
-        f"data-name='{escape(entry['name'])}'><span class='swatch {entry['kind']}'></span>"
-        f"{escape(entry['name'])}{detail}</button></li>"
+        f"<li><button type='button' class='hue' style='--class:{color}' aria-pressed='true' data-name='{escape(name)}'>"
+        f"<span class='swatch'></span>{escape(name)}{element('span', 'detail', detail)}</button></li>"
     )
-
-
-def _remove_legends(spec: Any) -> None:
-    """Remove the legends of colours for names, because the page has a legend of buttons."""
-    for value in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
-        _remove_legends(value)
-    color = spec.get("color") if isinstance(spec, dict) else None
-    if isinstance(color, dict) and color.get("field") == "series":
-        color["legend"] = None
-
-
-def _contents_html(numbered: Sequence[tuple[int, Section]]) -> str:
-    titled = [(number, section) for number, section in numbered if section.title]
-    links = [f"<li><a href='#section-{number}'>{escape(section.title)}</a></li>" for number, section in titled]
-    long = len(links) > 3 or any(isinstance(section, Stack) for _, section in numbered)
-    return f"<nav aria-label='Contents'><ul>{''.join(links)}</ul></nav>" if long and len(links) > 1 else ""

@@ -38,7 +38,11 @@ def class_colors(count: int) -> tuple[str, ...]:
     >>> len(set(class_colors(100)))
     100
     """
-    return TEN_COLORS[:count] + tuple(_generated(index) for index in range(count - len(TEN_COLORS)))
+    generated = []
+    for index in range(count - len(TEN_COLORS)):
+        hue, lightness = (0.07 + index * GOLDEN_TURN) % 1.0, (0.42, 0.58, 0.50)[index % 3]
+        generated.append(_hexadecimal(255 * np.array(colorsys.hls_to_rgb(hue, lightness, 0.62))))
+    return (*TEN_COLORS[:count], *generated)
 
 
 def ordered_colors(count: int) -> tuple[str, ...]:
@@ -47,28 +51,20 @@ def ordered_colors(count: int) -> tuple[str, ...]:
     >>> ordered_colors(3)
     ('#2055be', '#ca549a', '#f09c18')
     """
-    return tuple(f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in _between(ORDER, count).tolist())
+    return tuple(map(_hexadecimal, interpolated_colors(ORDER, np.linspace(0, 1, count))))
 
 
-def scale_colors(count: int) -> NDArray:
-    """Return (count, 3) bytes: colours for values from low (dark) to high (light).
+def interpolated_colors(scale: tuple[str, ...], shares: NDArray) -> NDArray:
+    """Return the colours (…, 3) of a scale at shares (…) of its length, with channels from 0 to 255.
 
-    >>> scale_colors(2)
-    array([[ 31,  26,  56],
-           [222, 250, 230]], dtype=uint8)
+    >>> interpolated_colors(SCALE, np.array([0.0, 1.0]))
+    array([[ 31.,  26.,  56.],
+           [222., 250., 230.]])
     """
-    return _between(SCALE, count)
+    anchors = np.array([list(bytes.fromhex(color[1:])) for color in scale], dtype=np.float64)
+    positions = np.linspace(0, 1, len(scale))
+    return np.stack([np.interp(shares, positions, channel) for channel in anchors.T], axis=-1)
 
 
-def _between(anchors: tuple[str, ...], count: int) -> NDArray:
-    fixed = np.array([list(bytes.fromhex(anchor[1:])) for anchor in anchors], dtype=np.float64)
-    at = np.linspace(0, len(anchors) - 1, count)
-    channels = [np.interp(at, np.arange(len(anchors)), channel) for channel in fixed.T]
-    return np.stack(channels, axis=1).round().astype(np.uint8)
-
-
-def _generated(index: int) -> str:
-    hue = (0.07 + index * GOLDEN_TURN) % 1.0
-    lightness = (0.42, 0.58, 0.50)[index % 3]
-    red, green, blue = colorsys.hls_to_rgb(hue, lightness, 0.62)
-    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+def _hexadecimal(channels: NDArray) -> str:
+    return "#" + bytes(np.round(channels).astype(np.uint8).tolist()).hex()

@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hypersphere._files import replacing
-from hypersphere.report import charts
-from hypersphere.report._words import joined_facts, measured, settings_table, words_of
-from hypersphere.report.charts import Series, figure_svg
-from hypersphere.report.page import Chart, Page, Section, SideBySide, Tabs, write_page
-from hypersphere.report.runs import ABOUT_DIRECTIONS, LEARNED, landscape_charts, learned_chart
-from hypersphere.report.spheres import Sphere, Spheres
-from hypersphere.report.tables import Cell, Column, Table, markdown
+from hypersphere.report import _blocks, charts
+from hypersphere.report._text import joined_facts, words_of
+from hypersphere.report.charts import figure_svg
+from hypersphere.report.page import Chart, Page, Section, Stack, Tabs, write_page
+from hypersphere.report.spheres import Sphere
+from hypersphere.report.tables import Column, Table, markdown
 
 __all__ = ["RecipeResults", "group_rows", "recipe_page", "summary_table", "write_recipe_page"]
 
@@ -64,12 +61,15 @@ class RecipeResults:
         by_row = {row: [record for record in ordered if record["row"] == row] for row in self.rows}
         return {row: of for row, of in by_row.items() if of}
 
+    def column(self, key: str) -> Column:
+        """Return the name and format of a metric or of a curve."""
+        return self.columns.get(key) or CURVES.get(key) or Column(key.replace("_", " "), None, ".4g")
+
 
 def recipe_page(results: RecipeResults) -> Page:
     """Return the page: table, curves, learned parameters, landscapes, spheres, and the settings that all rows share."""
-    saved = {row: [(record, results.tensors(record)) for record in of] for row, of in results.by_row().items()}
-    figures = [*_curve_tabs(results), *_learned(saved), *_landscapes(saved), *_spheres(results, saved)]
-    sections = [summary_table(results), *figures, _settings(results)]
+    tensors = {row: [results.tensors(record) for record in of] for row, of in results.by_row().items()}
+    sections = [summary_table(results), *_curve_tabs(results), *_pictures(results, tensors), *_settings(results)]
     return Page(results.title, results.lead, sections, _facts(results.records))
 
 
@@ -78,41 +78,31 @@ def write_recipe_page(results: RecipeResults, folder: Path) -> Path:
     blocks = [f"# {results.title}", results.lead, markdown(summary_table(results))]
     rows = []
     for title, names in group_rows(list(results.by_row())).items():
-        made = {key: _chart(results, key, names) for key in results.figures}
-        row = [(", ".join(filter(None, (_column(results, key).name, title))), made[key]) for key in made if made[key]]
-        rows += [row] if row else []
-    if rows:
+        made = {results.column(key).name: _chart(results, key, names) for key in results.figures}
+        rows.append([(f"{name}, {title}" if title else name, chart) for name, chart in made.items() if chart])
+    if any(rows):
         with replacing(folder / "figure.svg") as draft:
-            draft.write_text(figure_svg(results.title, rows), encoding="utf-8")
-        drawn = ", ".join(_column(results, key).name for key in results.figures)
+            draft.write_text(figure_svg(results.title, list(filter(None, rows))), encoding="utf-8")
+        drawn = ", ".join(results.column(key).name for key in results.figures)
         blocks.append(f"![{results.title}: {drawn} by epoch](figure.svg)")
     with replacing(folder / "table.md") as draft:
-        draft.write_text("\n\n".join([*blocks, markdown(_settings(results))]) + "\n", encoding="utf-8")
+        draft.write_text("\n\n".join([*blocks, *map(markdown, _settings(results))]) + "\n", encoding="utf-8")
     return write_page(folder / "report.html", recipe_page(results))
 
 
 def summary_table(results: RecipeResults) -> Table:
-    """Return the table: mean ± s.d. over seeds, next to the numbers of the source where it prints any.
-
-    If rows have different numbers of seeds, a column shows them.
-    """
-    by_row = results.by_row()
-    printed = {key for numbers in results.printed.values() for key in numbers}
-    counts = sorted({len(of) for of in by_row.values()})
-    columns = [Column("method"), *[Column("seeds", None, ".0f")] * (len(counts) > 1)]
-    for key, column in results.columns.items():
-        columns += [column, *[Column(f"{column.name}, source", None, column.format)] * (key in printed)]
-    body: list[list[Cell]] = []
-    for row, of in by_row.items():
-        body.append([row, *[len(of)] * (len(counts) > 1)])
-        for key in results.columns:
-            body[-1].append(measured(record["metrics"].get(key) for record in of))
-            body[-1] += [results.printed.get(row, {}).get(key)] * (key in printed)
-    caption = f"{counts[0]} seeds, mean ± s.d." if len(counts) == 1 else "Mean ± s.d. over the seeds of each row."
-    lost = {row: sum(bool(record["metrics"].get("diverged")) for record in of) for row, of in by_row.items()}
-    diverged = [f"{row} ({count} of {len(by_row[row])})" for row, count in lost.items() if count]
-    caption = "One seed, so the noise is not known and no best value is marked." if counts == [1] else caption
-    return Table("Results", columns, body, caption + f" Diverged: {', '.join(diverged)}." * bool(diverged))
+    """Return the table: mean ± s.d. over seeds, next to the numbers of the source where it prints any."""
+    metrics = {row: [record["metrics"] for record in of] for row, of in results.by_row().items()}
+    counts = {len(of) for of in metrics.values()}
+    caption = "Mean ± s.d. over the seeds of each row."
+    if counts == {1}:
+        caption = "One seed, so the noise is not known and no best value is marked."
+    elif len(counts) == 1:
+        caption = f"{min(counts)} seeds, mean ± s.d."
+    lost = {row: sum(bool(numbers.get("diverged")) for numbers in of) for row, of in metrics.items()}
+    diverged = ", ".join(f"{row} ({count} of {len(metrics[row])})" for row, count in lost.items() if count)
+    caption += f" Diverged: {diverged}." if diverged else ""
+    return _blocks.seed_table("Results", "method", results.columns, metrics, caption, results.printed)
 
 
 def group_rows(names: Sequence[str], most: int = MOST_ROWS) -> dict[str, dict[str, str]]:
@@ -153,7 +143,7 @@ def _curve_tabs(results: RecipeResults) -> list[Section]:
     keys = {key for record in results.records for key in record.get("curves", ())}
     groups, kinds = group_rows(list(results.by_row())), []
     for key in sorted(keys, key=lambda key: (FIRST.index(key) if key in FIRST else len(FIRST), key)):
-        name = _column(results, key).name
+        name = results.column(key).name
         made = [(title or name, _chart(results, key, names)) for title, names in groups.items()]
         drawn: list[Section] = [Chart(title, chart) for title, chart in made if chart is not None]
         if drawn:
@@ -163,100 +153,80 @@ def _curve_tabs(results: RecipeResults) -> list[Section]:
 
 def _chart(results: RecipeResults, key: str, names: Mapping[str, str]) -> Any:
     """Return a chart with one curve per row, mean and deviation over seeds; None if no row has the curve."""
-    column, series = _column(results, key), []
-    for row, of in results.by_row().items():
-        curves = [record["curves"][key] for record in of if record.get("curves", {}).get(key)]
-        if row in names and curves:
-            padded = [list(values) for values in zip(*zip_longest(*curves), strict=True)]  # diverged ones are shorter
-            series.append(Series(names[row], padded, x=_epochs(of, len(padded[0]))))
+    column, by_row = results.column(key), results.by_row()
+    curves = [_blocks.seed_curve(short, _by_epoch(by_row[row], key)) for row, short in names.items()]
+    series = [curve for curve in curves if curve]
     if not series:
         return None
     means = np.concatenate([one.mean[np.isfinite(one.mean)] for one in series])
-    steep = key in ("error", "loss") and len(means) > 0 and 0 < 10 * means.min() < means.max()
-    limits = (0.0, 100.0) if column.name.endswith("%") else None
-    options: dict[str, Any] = {"format": column.format, "limits": limits, "higher_is_better": column.higher_is_better}
-    return charts.lines(series, y_name=column.name, log_y=bool(steep), **options)
+    is_steep = key in ("error", "loss") and len(means) > 0 and 0 < 10 * means.min() < means.max()
+    return charts.lines(
+        series,
+        y_name=column.name,
+        format=column.format,
+        log_y=bool(is_steep),
+        limits=(0.0, 100.0) if column.name.endswith("%") else None,
+        higher_is_better=column.higher_is_better,
+    )
 
 
-def _column(results: RecipeResults, key: str) -> Column:
-    return results.columns.get(key) or CURVES.get(key) or Column(key.replace("_", " "), None, ".4g")
+def _by_epoch(records: Sequence[Mapping[str, Any]], key: str) -> list[dict[float, Any]]:
+    """Return the values of a curve by epoch for each record that has it; they are evenly spaced.
+
+    A curve with one more value than the loss starts at epoch 0. The curves of diverged seeds are shorter.
+    """
+    curves = [record.get("curves", {}).get(key) or () for record in records]
+    count = max(map(len, curves))
+    before = int(count == max(len(record.get("curves", {}).get("loss", ())) for record in records) + 1)
+    total = _config(records[0]).get("epochs")
+    diverged = all(record["metrics"].get("diverged") for record in records)
+    step = total / (count - before) if isinstance(total, int) and count > before and not diverged else 1.0
+    return [{step * (index + 1 - before): value for index, value in enumerate(curve)} for curve in curves if curve]
 
 
 def _config(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return record.get("config") or record.get("settings") or {}
 
 
-def _epochs(records: Sequence[Mapping[str, Any]], count: int) -> list[float]:
-    """Return the epochs of the values, evenly spaced; a curve with one more value than the loss starts at epoch 0."""
-    before = int(count == max(len(record["curves"].get("loss", ())) for record in records) + 1)
-    total = _config(records[0]).get("epochs")
-    diverged = all(record["metrics"].get("diverged") for record in records)
-    step = total / (count - before) if isinstance(total, int) and count > before and not diverged else 1.0
-    return [step * (index + 1 - before) for index in range(count)]
+def _pictures(results: RecipeResults, tensors: Mapping[str, Sequence[Mapping[str, Tensor]]]) -> list[Section]:
+    """Return learned parameters of all seeds, and landscapes and features of the first seed of each row."""
+    records, first = results.by_row(), {row: of[0] for row, of in tensors.items()}
+    sections: list[Section] = [
+        *_blocks.learned_charts(
+            {row: list(zip(of, map(_starts, records[row]), strict=True)) for row, of in tensors.items()}
+        )
+    ]
+    grids = {
+        key: {row: of[f"landscape_{key}"] for row, of in first.items() if f"landscape_{key}" in of}
+        for key in _blocks.LANDSCAPES
+    }
+    if maps := _blocks.landscape_charts(
+        grids, {row: of["coordinates"] for row, of in first.items() if "coordinates" in of}
+    ):
+        sections.append(Stack("Around the trained weights", _blocks.arranged(maps), _blocks.ABOUT_DIRECTIONS))
+    spheres = []
+    for row, of in first.items():
+        if "features" in of and of["features"].shape[1] in (2, 3):
+            metrics = records[row][0]["metrics"]
+            shown = [(column, metrics.get(key)) for key, column in list(results.columns.items())[:2]]
+            caption = ", ".join(f"{column.name} {column.show(value)}" for column, value in shown if value is not None)
+            spheres.append(Sphere(row, of["features"], of["labels"], of.get("class_vectors"), caption=caption))
+    return [*sections, *(_blocks.feature_sections(spheres) if spheres else ())]
 
 
-Saved = Mapping[str, Sequence[tuple[Mapping[str, Any], Mapping[str, Tensor]]]]  # by row: record and tensors per seed
-
-
-def _learned(saved: Saved) -> list[Section]:
-    """Return histograms of the learned parameters, pooled over seeds."""
-    sections: list[Section] = []
-    for key in LEARNED:
-        able = {row: [(record, t[key]) for record, t in of if key in t] for row, of in saved.items()}
-        values = {row: torch.cat([tensor for _, tensor in of]) for row, of in able.items() if of}
-        if values:
-            sections.append(
-                learned_chart(key, values, {_start(key, record) for of in able.values() for record, _ in of})
-            )
-    return sections
-
-
-def _start(key: str, record: Mapping[str, Any]) -> float | None:
-    """Return the initial value: 1 for a factor of ρ, and for k that of the operator in the record."""
+def _starts(record: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the initial values of learned parameters: 1 for a factor of ρ, and for k that of the operator."""
     operator = _config(record).get("operator")
     angular = operator.get("angular") if isinstance(operator, Mapping) else None
-    return 1.0 if key == "radius_factor" else angular.get("k") if isinstance(angular, Mapping) else None
+    return {"radius_factor": 1.0, "k": angular.get("k") if isinstance(angular, Mapping) else None}
 
 
-def _landscapes(saved: Saved) -> list[Section]:
-    """Return landscapes side by side, for the first seed of each row."""
-    sections: list[Section] = []
-    for key, title in (("loss", "Loss"), ("error", "Test error")):
-        first = {row: of[0][1] for row, of in saved.items() if f"landscape_{key}" in of[0][1]}
-        grids = {row: tensors[f"landscape_{key}"] for row, tensors in first.items()}
-        if grids:
-            maps = landscape_charts(key, grids, {row: tensors["coordinates"] for row, tensors in first.items()})
-            sections.append(SideBySide(f"{title} around the trained weights", maps, ABOUT_DIRECTIONS))
-    return sections
-
-
-def _spheres(results: RecipeResults, saved: Saved) -> list[Section]:
-    """Return spheres, and scatter plots of 2-d features with their norms, for the first seed of each row."""
-    pictures, flat = [], []
-    for row, of in saved.items():
-        record, tensors = of[0]
-        if "features" not in tensors or tensors["features"].shape[1] not in (2, 3):
-            continue
-        values = [(column, record["metrics"].get(key)) for key, column in list(results.columns.items())[:2]]
-        numbers = ", ".join(f"{column.name} {column.show(value)}" for column, value in values if value is not None)
-        vectors = tensors.get("class_vectors")
-        pictures.append(Sphere(row, tensors["features"], tensors["labels"], vectors, caption=numbers))
-        if tensors["features"].shape[1] == 2:
-            flat.append(Chart(row, charts.scatter(tensors["features"], tensors["labels"], vectors=vectors)))
-    if not pictures:
-        return []
-    caption = "Directions of the test features, one colour per class; the spikes are the class vectors."
-    title = f"Features on the unit {'circle' if len(flat) == len(pictures) else 'sphere'}"
-    sections: list[Section] = [Spheres(title, pictures, caption)]
-    caption = "The features themselves, with their norms; lines are the directions of the class vectors."
-    return sections + ([SideBySide("Features with norms", flat, caption)] if flat else [])
-
-
-def _settings(results: RecipeResults) -> Table:
-    """Return the settings that all rows share, and the changes from the recipe."""
+def _settings(results: RecipeResults) -> list[Table]:
+    """Return a table of the settings that all rows share, and the changes from the recipe; none for old records."""
     overrides = results.records[0].get("overrides") or {}
     changed = f"Changed from the recipe: {', '.join(overrides)}." if overrides else ""
-    return settings_table([_config(record) for record in results.records], changed)
+    table = _blocks.settings_table([_config(record) for record in results.records], changed)
+    return [table] if table.rows else []
 
 
 def _facts(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:

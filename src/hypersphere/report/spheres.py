@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +14,8 @@ from hypersphere._numerics import require_finite_rows
 from hypersphere._validation import require
 from hypersphere.evaluation import fit_pca
 from hypersphere.report._arrays import Array, as_array
-from hypersphere.report._notebook import Displayable
+from hypersphere.report._html import Displayable, element, escape, fill_template
+from hypersphere.report._text import short_names
 from hypersphere.report.palette import class_colors
 from hypersphere.sphere import polar
 
@@ -60,8 +59,6 @@ class Sphere:
             angles = as_array("angles", self.angles)
             accepted = f"one value for each of the {len(points)} points"
             require(angles.shape == labels.shape, "angles", accepted, angles.shape)
-            outside = angles[~((angles >= 0) & (angles <= 180))]
-            require(not len(outside), "angles", "degrees in [0, 180]", outside[:1].tolist())
 
     @property
     def label_numbers(self) -> NDArray:
@@ -70,6 +67,12 @@ class Sphere:
         require(labels.ndim == 1, "labels", "an array of shape (N,)", labels.shape)
         require(labels.dtype.kind in "iu" or not len(labels), "labels", "integers", labels.dtype)
         return labels.astype(np.int64)
+
+    @property
+    def drawn(self) -> NDArray:
+        """Indices of the points that are drawn: those with a direction, or a random sample of them."""
+        indices = np.flatnonzero(_directions("points", self.points)[1])
+        return np.sort(np.random.default_rng(0).permutation(indices)[:MOST_POINTS])
 
     @property
     def class_numbers(self) -> NDArray:
@@ -137,82 +140,43 @@ def project(features: Array, vectors: Array | None = None) -> Projection:
     return Projection(x @ basis, None if w is None else w @ basis, pca.explained_variance_ratio)
 
 
-def spheres_html(section: Spheres) -> tuple[str, dict[str, Any]]:
-    """Return canvases, legend and controls as HTML, and the coordinates for the script that draws them."""
-    colors = class_colors(len(section.classes))
-    drawings = [_drawing(sphere, section.class_numbers) for sphere in section.spheres]
-    figures = "".join(_figure_html(sphere, drawing) for sphere, drawing in zip(section.spheres, drawings, strict=True))
+def spheres_html(section: Spheres) -> str:
+    """Return canvases, legend and controls as HTML."""
+    names = zip(section.classes, class_colors(len(section.classes)), strict=True)
     legend = "".join(
         f"<li><button type='button' data-class='{index}' aria-pressed='false'>"
         f"<span class='swatch' style='--class:{color}'></span>{escape(name)}</button></li>"
-        for index, (name, color) in enumerate(zip(section.classes, colors, strict=True))
+        for index, (name, color) in enumerate(names)
     )
-    caption = f"<p class='caption'>{escape(section.caption)}</p>" if section.caption else ""
-    html = (
-        f"<div class='bar'><ul class='legend' aria-label='Classes: press one to highlight it'>{legend}</ul>"
-        f"{CONTROLS}</div><div class='grid'>{figures}</div>{HINT}{caption}"
-    )
-    short = short_names(section.classes, BADGE)
-    return html, {"classes": section.classes, "short": short, "colors": colors, "spheres": drawings}
+    figures = "".join(map(_figure_html, section.spheres))
+    return fill_template("spheres.html", legend=legend, figures=figures) + element("p", "caption", section.caption)
 
 
-CONTROLS = (
-    "<div class='controls'>"
-    "<label><input type='checkbox' name='link' checked>Turn together</label>"
-    "<label><input type='checkbox' name='vectors' checked>Class vectors</label>"
-    "<label><input type='checkbox' name='slow'>Slow turn</label>"
-    "<button type='button' name='reset'>Reset view</button>"
-    "</div>"
-)
-
-HINT = (
-    "<p class='note screen keys'>Drag to turn, or focus a sphere and use the arrow keys; "
-    "<kbd>+</kbd> <kbd>−</kbd> zoom, <kbd>0</kbd> resets. Point at a class to highlight it, press it to keep it.</p>"
-    "<p class='note screen touch'>Drag to turn. Press a class to highlight it.</p>"
-    "<noscript><p class='note'>The spheres are drawn by JavaScript, which is switched off.</p></noscript>"
-)
+def spheres_data(section: Spheres) -> dict[str, Any]:
+    """Return the coordinates, names and colours for the script that draws the spheres."""
+    return {
+        "classes": section.classes,
+        "short": short_names(section.classes, BADGE),
+        "colors": class_colors(len(section.classes)),
+        "spheres": [_drawing(sphere, section.class_numbers) for sphere in section.spheres],
+    }
 
 
-def short_names(names: Sequence[str], most: int) -> list[str]:
-    """Return names of at most `most` letters: without the words that all begin with, and cut in the middle.
-
-    >>> short_names(["Alphabet_of_the_Magi/character01", "Alphabet_of_the_Magi/character17"], 12)
-    ['character01', 'character17']
-    >>> short_names(["Arnold_Schwarzenegger", "Serena_Williams", "Pele"], 12)
-    ['Arnol…negger', 'Seren…lliams', 'Pele']
-    """
-    if max(map(len, names), default=0) > most and len(names) > 1:
-        shared = common_prefix(names)
-        prefix = shared[: max(shared.rfind(end) for end in "/_- .") + 1]
-        names = [name.removeprefix(prefix) for name in names]
-    half = most // 2
-    return [name if len(name) <= most else f"{name[: most - half - 1]}…{name[-half:]}" for name in names]
-
-
-def common_prefix(names: Sequence[str]) -> str:
-    """Return the letters that all names begin with."""
-    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    return "".join(letters[0] for letters in alike)
-
-
-def _figure_html(sphere: Sphere, drawing: dict[str, Any]) -> str:
-    drawn, given = len(drawing["labels"]), len(sphere.points)
+def _figure_html(sphere: Sphere) -> str:
+    drawn, (given, dimension) = len(sphere.drawn), as_array("points", sphere.points).shape
     count = f"{drawn:,} features" if drawn == given else f"{drawn:,} of {given:,} features"
-    shape = "circle" if drawing["dimension"] == 2 else "sphere"
+    shape = "circle" if dimension == 2 else "sphere"
     label = f"{sphere.title}: {count} of {len(sphere.class_numbers)} classes on the unit {shape}. Arrow keys turn it."
-    caption = f"<p>{escape(sphere.caption)}</p>" if sphere.caption else ""
     return (
         f"<figure><figcaption><h3>{escape(sphere.title)}</h3><span class='count'>{count}</span></figcaption>"
         f"<div class='stage'><canvas tabindex='0' role='application' aria-roledescription='turnable {shape}' "
-        f"aria-label='{escape(label)}'></canvas><div class='tip' hidden></div></div>{caption}</figure>"
+        f"aria-label='{escape(label)}'></canvas><div class='tip' hidden></div></div>"
+        f"{element('p', 'about', sphere.caption)}</figure>"
     )
 
 
 def _drawing(sphere: Sphere, class_numbers: NDArray) -> dict[str, Any]:
-    points, has_direction = _directions("points", sphere.points)
-    chosen = np.flatnonzero(has_direction)
-    if len(chosen) > MOST_POINTS:
-        chosen = np.sort(np.random.default_rng(0).choice(chosen, MOST_POINTS, replace=False))
+    points, chosen = _directions("points", sphere.points)[0], sphere.drawn
     drawing: dict[str, Any] = {
         "dimension": points.shape[1],
         "points": _rounded(points[chosen].ravel()),

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
-from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from numbers import Real
 from typing import TypeAlias
 
+import numpy as np
+
 from hypersphere._validation import require
-from hypersphere.report._notebook import Displayable
+from hypersphere.report._html import Displayable, escape, unbroken
+from hypersphere.report._text import printable
 
 __all__ = ["Column", "Table", "best_cells", "markdown"]
 
@@ -23,7 +23,7 @@ MISSING = "–"
 MOST_WIDE = 7  # up to this number of columns there is extra space between them
 ARROWS = {True: "↑", False: "↓"}
 DIRECTIONS = {True: "higher is better", False: "lower is better"}
-# 97.5 % quantiles of Student's t by degrees of freedom, rounded down to the next entry.
+# 97.5 % quantiles of Student's t by degrees of freedom. Interpolation overestimates them slightly, so it is cautious.
 DEGREES = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60)
 QUANTILES = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.31, 2.23, 2.13, 2.09, 2.04, 2.00)
 
@@ -75,7 +75,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table(Displayable):
-    """Rows of cells; the first cell of a row is its name.
+    """Rows of cells, one per column.
 
     A cell is text, a number, None, (mean, standard deviation), or (mean, standard deviation, number of seeds). A
     standard deviation of NaN stands for noise that is not known, as for one seed.
@@ -92,11 +92,17 @@ class Table(Displayable):
             count = len(self.columns)
             require(len(row) == count, f"length of rows[{index}]", f"{count}, one cell per column", len(row))
             for column, cell in zip(self.columns, row, strict=True):
-                require(_is_cell(cell), f"rows[{index}] under {column.name!r}", accepted, cell)
+                parts = cell if isinstance(cell, tuple) and len(cell) in (2, 3) else (cell,)
+                is_number = all(part is None or isinstance(part, Real) for part in parts)
+                require(is_number or isinstance(cell, str), f"rows[{index}] under {column.name!r}", accepted, cell)
 
     def is_numeric(self, at: int) -> bool:
         """Return True if a column contains a number."""
         return any(row[at] is not None and not isinstance(row[at], str) for row in self.rows)
+
+    def shown(self) -> list[list[str]]:
+        """Return all cells as text."""
+        return [[column.show(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
 
 
 def best_cells(table: Table) -> frozenset[tuple[int, int]]:
@@ -130,21 +136,24 @@ def best_cells(table: Table) -> frozenset[tuple[int, int]]:
 
 
 def markdown(table: Table) -> str:
-    """Return the table as Markdown, with the best values in bold and the caption below.
+    """Return the table as Markdown, with the best values in bold, and the caption and the meaning of bold below.
 
     >>> print(markdown(Table("", [Column("method"), Column("score", True, ".1f")], [["a", 1.0], ["b", (2.0, 0.1)]])))
     | method | score ↑ |
     |---|---|
     | a | 1.0 |
     | b | **2.0 ± 0.1** |
+    <BLANKLINE>
+    Bold: best value of its column, and values within its noise (95 %).
     """
     best, lines = best_cells(table), [[column.heading for column in table.columns]]
-    for index, row in enumerate(table.rows):
-        shown = [column.show(cell).replace("|", "\\|") for column, cell in zip(table.columns, row, strict=True)]
-        lines.append([f"**{words}**" if (index, at) in best else words for at, words in enumerate(shown)])
-    text = ["| " + " | ".join(line) + " |" for line in lines]
+    for index, row in enumerate(table.shown()):
+        lines.append([f"**{words}**" if (index, at) in best else words for at, words in enumerate(row)])
+    text = ["| " + " | ".join(printable(words).replace("|", "\\|") for words in line) + " |" for line in lines]
     text.insert(1, "|" + "---|" * len(table.columns))
-    return "\n".join([*text, "", table.caption] if table.caption else text)
+    bold = "Bold: best value of its column, and values within its noise (95 %)." if best else ""
+    notes = " ".join(filter(None, (printable(table.caption), bold)))
+    return "\n".join([*text, "", notes] if notes else text)
 
 
 def table_html(table: Table) -> str:
@@ -153,59 +162,46 @@ def table_html(table: Table) -> str:
     On a narrow screen each row becomes a card (page.css), unless it has only two cells.
     """
     best = best_cells(table)
-    numeric = [table.is_numeric(at) for at in range(len(table.columns))]
-    head = "".join(_head_html(column, number) for column, number in zip(table.columns, numeric, strict=True))
+    kinds = [" class=number" if table.is_numeric(at) else "" for at in range(len(table.columns))]
     shared = {at for _, at in best if sum(column == at for _, column in best) > 1}
+    head = "".join(
+        f"<th scope='col'{kind}>{_heading_html(column)}</th>" for kind, column in zip(kinds, table.columns, strict=True)
+    )
     body = ""
-    for index, row in enumerate(table.rows):
-        body += f"<tr><th scope='row'>{escape(table.columns[0].show(row[0]))}</th>" if row else "<tr>"
-        for at, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
-            shown = escape(column.show(cell))
+    for index, row in enumerate(table.shown()):
+        name, *cells = map(escape, row)
+        body += f"<tr><th scope='row'>{name}</th>"
+        for at, cell in enumerate(cells, 1):
             if (index, at) in best:
                 words = "among the best" if at in shared else "best"
-                shown = f"<span class='best'>{shown}<span class='unseen'> ({words})</span></span>"
-            if at:
-                kind = " class=number" if numeric[at] else ""
-                body += f"<td{kind} data-column='{escape(column.heading)}'>{shown}</td>"
+                cell = f"<span class='best'>{cell}<span class='unseen'> ({words})</span></span>"
+            body += f"<td{kinds[at]} data-column='{escape(table.columns[at].heading)}'>{cell}</td>"
         body += "</tr>"
     size = len(table.columns)
     kind = " pairs" if size <= 2 else " dense" if size > MOST_WIDE else ""
-    caption = f"<p class='note'>{escape(table.caption)}</p>" if table.caption else ""
-    notes = f"<p class='note'>{' · '.join(_notes_html(table, best))}</p>" if _notes_html(table, best) else ""
+    notes = [escape(table.caption), " · ".join(_notes_html(table, bool(best)))]
     return (
         f"<div class='table{kind}'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        f"{caption}{notes}"
+        + "".join(f"<p class='note'>{note}</p>" for note in notes if note)
     )
 
 
-def unbroken(words: str) -> str:
-    """Escape text for HTML and prevent line breaks within words such as rank-1 and CNN-6.
-
-    >>> unbroken("CNN-6 & more")
-    "<span class='whole'>CNN-6</span> &amp; more"
-    """
-    return re.sub(r"\w+-\d\S*", lambda match: f"<span class='whole'>{match[0]}</span>", escape(words))
-
-
-def _head_html(column: Column, numeric: bool) -> str:
-    name, arrow = unbroken(column.name), ""
-    if column.higher_is_better is not None:
-        direction = DIRECTIONS[column.higher_is_better]
-        *first, last = column.name.split(" ")
-        name = unbroken("".join(f"{word} " for word in first))  # keep the arrow on the line of the last word
-        arrow = (
-            f"<span class='whole'>{escape(last)} <span class='direction' title='{direction}' role='img' "
-            f"aria-label='{direction}'>{ARROWS[column.higher_is_better]}</span></span>"
-        )
-    return f"<th scope='col'{' class=number' if numeric else ''}>{name}{arrow}</th>"
+def _heading_html(column: Column) -> str:
+    if column.higher_is_better is None:
+        return unbroken(column.name)
+    direction = DIRECTIONS[column.higher_is_better]
+    *first, last = column.name.split(" ")  # the arrow stays on the line of the last word
+    return (
+        f"{unbroken(''.join(f'{word} ' for word in first))}<span class='whole'>{escape(last)} <span class='direction' "
+        f"title='{direction}' role='img' aria-label='{direction}'>{ARROWS[column.higher_is_better]}</span></span>"
+    )
 
 
-def _notes_html(table: Table, best: frozenset[tuple[int, int]]) -> list[str]:
+def _notes_html(table: Table, marked: bool) -> list[str]:
+    """Return the explanations of marks, arrows and deviations that the table needs."""
     spreads = any(isinstance(cell, tuple) and not math.isnan(cell[1]) for row in table.rows for cell in row)
-    notes = []
-    if best:
-        within = ", and values within its noise (95 %)" if spreads else ""
-        notes.append(f"<span class='best'>Marked</span>: best value of its column{within}")
+    within = ", and values within its noise (95 %)" if spreads else ""
+    notes = [f"<span class='best'>Marked</span>: best value of its column{within}"] if marked else []
     ways = {column.higher_is_better for column in table.columns}
     notes += [f"{ARROWS[way]} {DIRECTIONS[way]}" for way in (True, False) if way in ways]
     return notes + ["mean ± standard deviation over seeds"] * spreads
@@ -220,26 +216,11 @@ def _noise(first: tuple[float, float, float], second: tuple[float, float, float]
     # Welch–Satterthwaite; a deviation without a number of seeds counts as known exactly.
     weights = sum(part**2 / degrees for part, degrees in parts if degrees > 0)
     degrees = variance**2 / weights if weights else math.inf
-    return QUANTILES[max(bisect(DEGREES, degrees), 1) - 1] * math.sqrt(variance)
+    return float(np.interp(degrees, DEGREES, QUANTILES)) * math.sqrt(variance)
 
 
 def _numbers(cell: Cell) -> tuple[float, float, float]:
     """Return value, standard deviation and number of seeds of a cell; NaN for those that are missing, and one seed."""
-    if cell is None or isinstance(cell, str):
-        return math.nan, math.nan, 1
-    parts = cell if isinstance(cell, tuple) else (cell,)
-    value, spread, count = (*map(_float, parts), math.nan, math.nan)[:3]
+    parts = cell if isinstance(cell, tuple) else (math.nan if isinstance(cell, str) else cell,)
+    value, spread, count = (math.nan if part is None else float(part) for part in (*parts, None, None)[:3])
     return value, spread, 1 if math.isnan(count) else count
-
-
-def _float(number: float | None) -> float:
-    try:
-        return math.nan if number is None else float(number)
-    except OverflowError:  # an integer above the largest float
-        return math.inf if number > 0 else -math.inf  # type: ignore[operator]
-
-
-def _is_cell(cell: object) -> bool:
-    if isinstance(cell, tuple):
-        return len(cell) in (2, 3) and all(isinstance(part, Real) or part is None for part in cell)
-    return cell is None or isinstance(cell, (str, Real))

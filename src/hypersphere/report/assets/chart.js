@@ -165,13 +165,14 @@ class PointChart extends Chart {
 class CellChart extends Chart {
   first() { return [0, 0]; }
 
+  get names() { return ["y", "x"].map((axis) => this.vega.scale(axis).domain()); }
+
   limit(row, column) {
-    const { row_names: rows, column_names: columns } = this.about;
-    return [Math.max(0, Math.min(rows.length - 1, row)), Math.max(0, Math.min(columns.length - 1, column))];
+    return [row, column].map((place, side) => Math.max(0, Math.min(this.names[side].length - 1, place)));
   }
 
   under(x, y) {
-    const { row_names: rows, column_names: columns } = this.about;
+    const [rows, columns] = this.names;
     const [width, height] = ["width", "height"].map((name) => this.vega.signal(name));
     return this.limit(Math.floor((y / height) * rows.length), Math.floor((x / width) * columns.length));
   }
@@ -188,14 +189,14 @@ class CellChart extends Chart {
   show(place) {
     this.hide();
     this.place = place;
-    const [row, column] = place, { row_names: rows, column_names: columns, name } = this.about;
+    const [rows, columns] = this.names, [row, column] = [rows[place[0]], columns[place[1]]];
     const [left, top] = this.vega.origin(), x = this.vega.scale("x"), y = this.vega.scale("y");
     const frame = this.add("frame");
     Object.assign(frame.style, {
       left: `${left + x(column)}px`, top: `${top + y(row)}px`, width: `${x.bandwidth()}px`, height: `${y.bandwidth()}px`,
     });
     const cell = this.rows.find((one) => one.row === row && one.column === column);
-    this.say(`${rows[row]} · ${columns[column]}`, [[null, name, cell?.text ?? String(cell?.y ?? "–")]], left + x(column) + x.bandwidth() / 2, top + y(row) + y.bandwidth());
+    this.say(`${row.trim()} · ${column.trim()}`, [[null, this.about.name, cell?.text ?? "–"]], left + x(column) + x.bandwidth() / 2, top + y(row) + y.bandwidth());
   }
 }
 

@@ -1,0 +1,159 @@
+"""Sections that the pages of runs and of recipes share: numbers and curves over seeds, features, and landscapes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypersphere.report import charts
+from hypersphere.report._arrays import as_array
+from hypersphere.report._text import words_of
+from hypersphere.report.charts import Series
+from hypersphere.report.page import Chart, Section, SideBySide
+from hypersphere.report.spheres import Sphere, Spheres
+from hypersphere.report.tables import Cell, Column, Table
+
+LEARNED = {"k": ("Learned k", "k"), "radius_factor": ("Learned factor of ρ", "factor of ρ")}
+LANDSCAPES = {
+    "loss": ("Loss", Column("loss", None, ".3f")),
+    "error": ("Test error", Column("test error %", None, ".1f")),
+}
+ABOUT_DIRECTIONS = (
+    "Along two random directions, scaled so that each filter of a direction has the norm of the filter it is added to."
+)
+
+
+def measured(values: Iterable[float | None]) -> Cell:
+    """Return the table cell for the values of all seeds: mean, standard deviation and number of the finite ones.
+
+    >>> measured([1.0, 3.0, None]), measured([2.0]), measured([])
+    ((2.0, 1.4142135623730951, 2), (2.0, nan, 1), None)
+    """
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    deviation = statistics.stdev(finite) if len(finite) > 1 else math.nan
+    return (statistics.fmean(finite), deviation, len(finite)) if finite else None
+
+
+def seed_table(
+    title: str,
+    first: str,
+    columns: Mapping[str, Column],
+    rows: Mapping[str, Sequence[Mapping[str, float | None]]],
+    caption: str,
+    printed: Mapping[str, Mapping[str, float]] | None = None,
+) -> Table:
+    """Return mean ± s.d. over the seeds of each row; a column shows their number if it differs between rows.
+
+    Args:
+        title, caption: title and caption of the table.
+        first: heading of the names of the rows.
+        columns: columns by key.
+        rows: by name, the numbers of each seed by key.
+        printed: by name, the numbers of the source by key, shown in columns next to ours.
+    """
+    printed = printed or {}
+    sourced = {key for numbers in printed.values() for key in numbers}
+    counts_differ = len({len(seeds) for seeds in rows.values()}) > 1
+    heads = [Column(first), *[Column("seeds", None, ".0f")] * counts_differ]
+    for key, column in columns.items():
+        heads += [column, *[Column(f"{column.name}, source", None, column.format)] * (key in sourced)]
+    body: list[list[Cell]] = []
+    for name, seeds in rows.items():
+        body.append([name, *[len(seeds)] * counts_differ])
+        for key in columns:
+            body[-1].append(measured(numbers.get(key) for numbers in seeds))
+            body[-1] += [printed.get(name, {}).get(key)] * (key in sourced)
+    return Table(title, heads, body, caption)
+
+
+def seed_curve(name: str, seeds: Sequence[Mapping[float, Any]]) -> Series | None:
+    """Return the values of all seeds at the union of their steps or epochs; None if there are no values."""
+    places = sorted({place for seed in seeds for place in seed})
+    return Series(name, [[seed.get(place) for place in places] for seed in seeds], x=places) if places else None
+
+
+def settings_table(settings: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
+    """Return the settings that all of these share, one row per setting; `caption` explains them."""
+    first, *others = settings
+    shared = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    rows = [[key, words_of(value)] for key, value in shared.items()]
+    return Table("Settings", [Column("setting"), Column("value")], rows, caption)
+
+
+def arranged(by_title: Mapping[str, Mapping[str, Any]], caption: str = "") -> list[Section]:
+    """Return charts given by title and by the name of a run: one row per title, or a single row if there is one run."""
+    if all(len(by_name) == 1 for by_name in by_title.values()):
+        return [SideBySide("", [Chart(title, *by_name.values()) for title, by_name in by_title.items()], caption)]
+    return [
+        SideBySide(title, [Chart(name, chart) for name, chart in by_name.items()], caption)
+        for title, by_name in by_title.items()
+    ]
+
+
+def feature_sections(spheres: Sequence[Sphere]) -> list[Section]:
+    """Return features on turnable spheres, with one legend per set of classes, and 2-d features with their norms."""
+    by_classes: dict[tuple[str, ...], list[Sphere]] = {}
+    for sphere in spheres:
+        by_classes.setdefault(tuple(sphere.classes), []).append(sphere)
+    flat = [sphere for sphere in spheres if as_array("points", sphere.points).shape[1] == 2]
+    title = f"Features on the unit {'circle' if len(flat) == len(spheres) else 'sphere'}"
+    caption = "Directions of the features, one colour per class; the spikes are the class vectors."
+    sections: list[Section] = [Spheres(title, alike, caption) for alike in by_classes.values()]
+    if flat:
+        scatters = [
+            Chart(one.title, charts.scatter(one.points, one.labels, vectors=one.vectors, classes=one.classes))
+            for one in flat
+        ]
+        caption = "The features themselves, with their norms; lines are the directions of the class vectors."
+        sections.append(SideBySide("Features with norms", scatters, caption))
+    return sections
+
+
+def learned_charts(seeds: Mapping[str, Sequence[tuple[Mapping[str, Tensor], Mapping[str, Any]]]]) -> list[Chart]:
+    """Return histograms of learned k and factors of ρ by name, pooled over seeds.
+
+    Each seed has its parameters and their initial values by key; a line marks an initial value that all share.
+    """
+    made = []
+    for key, (title, x_name) in LEARNED.items():
+        having = {name: [seed for seed in of if key in seed[0]] for name, of in seeds.items()}
+        values = {name: torch.cat([tensors[key] for tensors, _ in of]) for name, of in having.items() if of}
+        starts = {initial.get(key) for of in having.values() for _, initial in of}
+        start = starts.pop() if len(starts) == 1 else None
+        marks = {} if start is None else {"start": start}
+        if values:
+            made.append(Chart(title, charts.histogram(values, x_name=x_name, marks=marks)))
+    return made
+
+
+def landscape_charts(
+    grids: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Tensor]
+) -> dict[str, dict[str, Any]]:
+    """Return landscapes by title and name; those of one title share a colour scale.
+
+    Args:
+        grids: grids (P, P) by "loss" or "error" and by name; entry [i, j] is at the i-th place of the first direction.
+        places: coordinates (P,) by name, the same for both directions.
+    """
+    made: dict[str, dict[str, Any]] = {}
+    for key, (title, column) in LANDSCAPES.items():
+        finite = torch.cat([torch.zeros(0), *(grid[grid.isfinite()].flatten() for grid in grids[key].values())])
+        low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+        for name, grid in grids[key].items():
+            ends = float(places[name][0]), float(places[name][-1])
+            made.setdefault(title, {})[name] = charts.landscape(
+                grid.T,  # the first direction is the horizontal axis
+                x=ends,
+                y=ends,
+                value_name=column.name,
+                format=column.format,
+                log=key == "loss" and 0 < 10 * low < high,
+                limits=(low, high) if low < high else None,
+                marks={"trained": (0.0, 0.0)},
+            )
+    return made

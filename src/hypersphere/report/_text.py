@@ -1,0 +1,114 @@
+"""Text of tables and pages: control characters made visible, and settings, facts and ranges in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+__all__ = ["counted", "joined_facts", "listed", "printable", "printable_data", "short_names", "span", "words_of"]
+
+LINE_BREAKS = "\r\n\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029"
+
+
+def printable(words: str) -> str:
+    r"""Return text with control characters written out, so that a name cannot send commands to a terminal.
+
+    The same holds for characters that change the direction of the text around them.
+
+    >>> printable("run\x1b[31m"), printable("naïve – 1"), printable("txt.\u202efdp")
+    ('run\\x1b[31m', 'naïve – 1', 'txt.\\u202efdp')
+    """
+    if words.isprintable():
+        return words
+    return "".join(
+        letter if letter.isprintable() or (letter.isspace() and letter not in LINE_BREAKS) else ascii(letter)[1:-1]
+        for letter in words
+    )
+
+
+def printable_data(data: Any) -> Any:
+    """Return nested lists and dictionaries in which all strings are printable."""
+    if isinstance(data, str):
+        return printable(data)
+    if isinstance(data, Mapping):
+        return {printable(str(key)): printable_data(value) for key, value in data.items()}
+    return [printable_data(value) for value in data] if isinstance(data, (list, tuple)) else data
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number and its noun.
+
+    >>> counted(1, "value"), counted(2000, "value")
+    ('1 value', '2,000 values')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def span(values: Iterable[float], form: str = ",") -> str:
+    """Format the smallest and the largest of some numbers, or a single number if they are equal.
+
+    >>> span([300, 1500, 300]), span([0.5], ".0%")
+    ('300 to 1,500', '50%')
+    """
+    ordered = sorted(values)
+    return " to ".join(dict.fromkeys(format(value, form) for value in (ordered[0], ordered[-1])))
+
+
+def short_names(names: Sequence[str], most: int) -> list[str]:
+    """Return names of at most `most` letters: without the words that all begin with, and cut in the middle.
+
+    >>> short_names(["Alphabet_of_the_Magi/character01", "Alphabet_of_the_Magi/character17"], 12)
+    ['character01', 'character17']
+    >>> short_names(["Arnold_Schwarzenegger", "Serena_Williams", "Pele"], 12)
+    ['Arnol…negger', 'Seren…lliams', 'Pele']
+    """
+    if max(map(len, names), default=0) > most and len(names) > 1:
+        shared = common_prefix(names)
+        prefix = shared[: max(shared.rfind(end) for end in "/_- .") + 1]
+        names = [name.removeprefix(prefix) for name in names]
+    half = most // 2
+    return [name if len(name) <= most else f"{name[: most - half - 1]}…{name[-half:]}" for name in names]
+
+
+def common_prefix(names: Sequence[str]) -> str:
+    """Return the letters that all names begin with."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return "".join(letters[0] for letters in alike)
+
+
+def words_of(value: Any) -> str:
+    """Format a setting; a component is shown as its name and its options.
+
+    >>> words_of({"name": "sgd", "lr": 0.1, "momentum": 0.9}), words_of([8, 16]), words_of({"shift": 2})
+    ('sgd (lr 0.1, momentum 0.9)', '[8, 16]', 'shift 2')
+    """
+    if isinstance(value, Mapping):
+        options = ", ".join(f"{key} {words_of(item)}" for key, item in value.items() if key != "name")
+        name = str(value.get("name", ""))
+        return f"{name} ({options})" if name and options else name or options or "none"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(words_of, value))}]"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def joined_facts(each: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Merge several sets of facts: each key gets its distinct values, in order of appearance.
+
+    >>> joined_facts([{"torch": "2.9", "threads": 1}, {"torch": "2.10", "threads": 1}])
+    {'torch': '2.9, 2.10', 'threads': '1'}
+    """
+    merged: dict[str, dict[str, None]] = {}
+    for facts in each:
+        for key, value in facts.items():
+            merged.setdefault(key, {})[str(value)] = None
+    return {key: ", ".join(values) for key, values in merged.items()}
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names in a sentence.
+
+    >>> listed(["a", "b", "c"]), listed(["a"])
+    ('a, b and c', 'a')
+    """
+    return " and ".join([", ".join(names[:-1])] * (len(names) > 1) + [names[-1]])

@@ -1,0 +1,102 @@
+"""Measure a trained run for its page: features, class vectors, layers and landscape, each computed once."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hypersphere import energy, evaluation
+from hypersphere.layers import DecoupledLayer
+from hypersphere.report.runs import RunResult
+
+__all__ = ["run_result"]
+
+LANDSCAPE_EXAMPLES, LANDSCAPE_POINTS = 500, 11
+
+
+@torch.no_grad()
+def run_result(run: Any, experiment: Any, *, landscape: bool = False) -> RunResult:
+    """Measure a run on its held-out data.
+
+    Args:
+        run: a `hypersphere.training.Run`.
+        experiment: `run.experiment()`, with the weights of a checkpoint; it is moved to the CPU.
+        landscape: also compute the loss and error around the trained weights.
+
+    Raises:
+        ValueError: if features or class vectors are not finite, or there are no held-out data.
+    """
+    split = experiment.data
+    (features, labels), vectors = experiment.embed(), experiment.head.weight.detach().cpu()
+    if not (bool(features.isfinite().all()) and bool(vectors.isfinite().all())):
+        raise ValueError(f"{run.folder} has diverged: its features or class vectors are not finite")
+    predicted = experiment.head.scores(features.to(experiment.device)).argmax(1).cpu()
+    around = _landscape(experiment) if landscape else None
+    experiment.objective.cpu()
+    body = experiment.network.body
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about layers with one neuron, which have no pairs
+        layers = energy.inspect(nn.ModuleDict({"network": body, "head": experiment.head}), probes=256)
+    return RunResult(
+        run.folder.resolve().name,
+        run.config.settings(),
+        run.metrics(),
+        split.validation.classes,
+        features,
+        labels,
+        len(split.train),
+        accuracy=None if split.open_set else float((predicted == labels).double().mean()),
+        class_vectors=None if split.open_set else vectors,
+        layers=layers,
+        facts=run.made_with,
+        filters=_filters(body),
+        landscape=around,
+        training_classes=len(split.classes),
+        **_learned_parameters(body),
+    )
+
+
+def _filters(body: nn.Module) -> Tensor | None:
+    """Return the weights of the first layer if they can be shown as grey or colour images, else None."""
+    for module in body.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim >= 2:
+            is_image = weight.ndim == 4 and weight.shape[1] in (1, 3) and min(weight.shape[2:]) > 1
+            return weight.detach() if is_image else None
+    return None
+
+
+def _learned_parameters(body: nn.Module) -> dict[str, Any]:
+    """Return all learned k and factors of ρ, and the initial values that all layers share."""
+    learned: dict[str, list[Tensor]] = {"k": [], "radius_factor": []}
+    initial: dict[str, set[float]] = {"k": set(), "radius_factor": set()}
+    for layer in body.modules():
+        if isinstance(layer, DecoupledLayer) and layer.log_k is not None:
+            learned["k"].append(layer.log_k.exp().flatten())
+            initial["k"].add(float(getattr(layer.angular, "k", 0.0)))
+        if isinstance(layer, DecoupledLayer) and layer.log_radius is not None:
+            learned["radius_factor"].append(layer.log_radius.exp().flatten())
+            initial["radius_factor"].add(float(getattr(layer.magnitude, "radius", 1.0)))
+    return {
+        "learned": {key: torch.cat(values) for key, values in learned.items() if values},
+        "starts": {key: values.pop() for key, values in initial.items() if len(values) == 1},
+    }
+
+
+def _landscape(experiment: Any) -> evaluation.Landscape:
+    """Return the loss and error of the first test examples on a small grid around the weights of the network."""
+    source, head = experiment.data.validation, experiment.head
+    count = min(len(source), LANDSCAPE_EXAMPLES)
+    inputs = torch.stack([source[index] for index in range(count)]).to(experiment.device)
+    labels = source.labels[:count].to(experiment.device)
+
+    def measure() -> dict[str, Tensor]:
+        features = experiment.objective.features(inputs)
+        missed = head.scores(features).argmax(1) != labels
+        return {"loss": head(features, labels), "error": 100 * missed.double().mean()}
+
+    generator = torch.Generator().manual_seed(experiment.config.seed)
+    return evaluation.landscape(experiment.network.body, measure, points=LANDSCAPE_POINTS, generator=generator)
