@@ -68,7 +68,10 @@ def test_attack_rejects_invalid_input_without_writing(plain, draw_images, fails,
         (["--epsilon", "300"], "epsilon must be a number in [0, 1]"),
         (["--attack", "deepfool", "--norm", "l3"], "norm must be 'l2' or 'linf'"),
         (["--source", other.folder], "--source must be a run on inputs (1, 8, 8), not (1, 12, 12)"),
-        (["--source", "nowhere"], "is not a run of `hypersphere train`"),
+        (
+            ["--source", "nowhere"],
+            "--source must be the folder of a run of `hypersphere train` (with a config.json), not",
+        ),
         (["--plot", "a.pdf"], "--plot must be a file with suffix .png"),
     ]:
         assert message in fails(2, "attack", plain.folder, *words, "--json", "a.json")

@@ -84,4 +84,4 @@ def test_cite_all_prints_every_reference_in_ascii(succeeds):
 def test_cite_rejects_invalid_input(plain, fails, tmp_path):
     assert "cite needs either the folder of a run or --all" in fails(2, "cite")
     assert "cite needs either the folder of a run or --all" in fails(2, "cite", plain.folder, "--all")
-    assert "is not a run of `hypersphere train`" in fails(2, "cite", tmp_path)
+    assert "RUN must be the folder of a run of `hypersphere train`" in fails(2, "cite", tmp_path)

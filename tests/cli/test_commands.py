@@ -13,12 +13,13 @@ from hypersphere import recipes
 from hypersphere.cli import opening
 from hypersphere.cli.commands import app
 
-COMMANDS = typer.main.get_command(app).commands
+GROUP = typer.main.get_command(app)
+COMMANDS = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}
 
 
 def words(text):
-    """Return the words of a help text without line breaks and box characters."""
-    return " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
+    """Return the words of a help text without line breaks."""
+    return " ".join(text.split())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -27,12 +28,21 @@ def test_help_shows_every_text_unchanged(name, command, monkeypatch):
     code, out, _ = command(name, "--help")
     assert code == 0
     shown = words(out)
-    assert words(COMMANDS[name].help.replace("\\[", "[")) in shown
+    assert words(COMMANDS[name].help) in shown
     for parameter in COMMANDS[name].params:
         text = getattr(parameter, "help", None)
         if text:
-            assert words(text.replace("\\[", "[")) in shown, parameter.name
-            assert not re.search(r"(?<!\\)\[", text), f"{text!r} has markup"
+            assert words(text) in shown, parameter.name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_complete_option_names_on_a_narrow_terminal(name, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = command(name, "--help")[1]
+    assert max(map(len, shown.splitlines())) <= 80
+    for parameter in COMMANDS[name].params:
+        for option in (*parameter.opts, *parameter.secondary_opts) if parameter.param_type_name == "option" else ():
+            assert option in shown.replace("/", " ").replace(",", " ").split(), option
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -57,9 +67,24 @@ def test_docs_page_names_every_extra_and_dependency():
         assert re.match(r"[a-z]+", package)[0] in page, package
 
 
-def test_help_shows_brackets_in_the_format_of_pairs(command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
-    assert "`name name 0|1 [fold]`" in command("evaluate", "--help")[1]
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
+def test_overview_lists_all_commands_without_importing_them(arguments):
+    code = "import runpy, sys; sys.argv = ['hypersphere', *{}]\n"
+    code += "try: runpy.run_module('hypersphere', run_name='__main__')\n"
+    code += "finally: print(sorted(name for name in sys.modules if name.startswith(('rich', 'hypersphere.cli.'))))"
+    done = subprocess.run([sys.executable, "-c", code.format(arguments)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.findall(r"^  (\w+) +\S", done.stdout.partition("Commands:")[2], re.M) == list(COMMANDS)
+    assert done.stdout.splitlines()[-1] == "['hypersphere.cli.commands', 'hypersphere.cli.output']"
+
+
+def test_pack_counts_shards_in_plain_english(draw_images, command, tmp_path):
+    draw_images(tmp_path / "images", {f"{kind}/{n}.png": 9 * n for kind in "ab" for n in range(2)})
+    assert command("pack", tmp_path / "images", "--out", tmp_path / "packed")[1].startswith("1 shard with ")
+
+
+def test_help_shows_brackets_in_the_format_of_pairs(command):
+    assert "`name name 0|1 [fold]`" in words(command("evaluate", "--help")[1])
 
 
 def test_help_of_commands_does_not_import_torch():
@@ -74,6 +99,13 @@ def test_help_of_commands_does_not_import_torch():
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+
+
+@pytest.fixture
+def empty_run(tmp_path):
+    """A folder that looks like a run from outside."""
+    (tmp_path / "config.json").touch()
+    return tmp_path
 
 
 def fail_with(error):
@@ -130,24 +162,24 @@ FULL = (
         ),
     ],
 )
-def test_out_of_memory_is_one_line_with_advice(error, line, fails, monkeypatch, tmp_path):
+def test_out_of_memory_is_one_line_with_advice(error, line, fails, monkeypatch, empty_run):
     monkeypatch.setattr(opening, "open_run", fail_with(error))
-    assert fails(1, "evaluate", tmp_path) == f"hypersphere: {line}\n"
+    assert fails(1, "evaluate", empty_run) == f"hypersphere: {line}\n"
     monkeypatch.setattr(recipes, "execute", fail_with(error))
     assert fails(1, "reproduce").endswith("; try a machine with more memory\n")
 
 
-def test_out_of_memory_of_torch_is_recognised(fails, monkeypatch, tmp_path):
+def test_out_of_memory_of_torch_is_recognised(fails, monkeypatch, empty_run):
     import torch
 
     monkeypatch.setattr(opening, "open_run", lambda *_, **__: torch.empty(2**60, dtype=torch.uint8))
-    assert "out of memory" in fails(1, "evaluate", tmp_path)
+    assert "out of memory" in fails(1, "evaluate", empty_run)
 
 
-def test_unexpected_errors_are_raised(command, monkeypatch, tmp_path):
+def test_unexpected_errors_are_raised(command, monkeypatch, empty_run):
     monkeypatch.setattr(opening, "open_run", fail_with(RuntimeError("a mistake")))
     with pytest.raises(RuntimeError, match="a mistake"):
-        command("evaluate", tmp_path)
+        command("evaluate", empty_run)
 
 
 def test_control_characters_in_names_are_escaped(fails, tmp_path):
@@ -166,3 +198,20 @@ def test_missing_data_message_names_the_command_line_option(fails, monkeypatch, 
 
 def test_reproduce_suggests_the_nearest_recipe(fails):
     assert "not 'digts'; did you mean digits?" in fails(2, "reproduce", "digts")
+
+
+@pytest.mark.parametrize("name", ["embed", "export", "report", "evaluate", "inspect", "fold", "attack", "cite"])
+@pytest.mark.parametrize("kind", ["missing", "folder", "file"])
+def test_commands_name_the_path_that_is_not_a_run(name, kind, fails, tmp_path):
+    path = tmp_path / kind
+    if kind == "folder":
+        path.mkdir()
+    if kind == "file":
+        path.write_text("no run")
+    accepted = "RUN must be the folder of a run of `hypersphere train` (with a config.json)"
+    line = fails(2, name, path)
+    if (name, kind) == ("inspect", "file"):
+        assert f"must be a .safetensors file or one of .pt, .pth, .bin, .ckpt, not '{path}'" in line
+    else:
+        assert line.startswith(f"hypersphere: {accepted}")
+        assert line.endswith(f", not {str(path)!r}{', which does not exist' * (kind == 'missing')}\n")

@@ -64,7 +64,7 @@ def test_embed_rejects_invalid_input_without_writing(plain, draw_images, fails, 
         ([plain.folder, tmp_path / "none", "--out", out], "not found"),
         ([plain.folder, "--out", tmp_path / "e.csv"], "--out must be a file with suffix .npy or .safetensors"),
         ([plain.folder, "--out", images / "0.png" / "e.npy"], "--out must be a file in a writable folder"),
-        ([tmp_path], "is not a run of `hypersphere train`"),
+        ([tmp_path], "RUN must be the folder of a run of `hypersphere train` (with a config.json), not"),
     ]:
         assert message in fails(2, "embed", *words)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images"]

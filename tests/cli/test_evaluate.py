@@ -10,10 +10,9 @@ from rich.console import Console
 from safetensors.torch import save_file
 from sklearn.metrics import roc_auc_score
 
-from hypersphere.cli.evaluation_table import evaluation_table
 from hypersphere.data import draw_all_class_pairs
 from hypersphere.evaluation import summary
-from hypersphere.report import print_table
+from hypersphere.report import evaluation_table, print_table
 
 from .conftest import train
 
@@ -55,7 +54,8 @@ def test_evaluate_run_matches_the_definitions(plain, succeeds, tmp_path):
         assert word in out
     assert "\x1b" not in out
     assert "3,000 same and 3,000 different, drawn, in 10 folds" in out
-    assert "`report` computes its rates from all pairs of up to 1,500 test samples, so they differ." in out
+    assert "`report` computes its rates from all pairs of up to 1,500 samples, so they differ." in out
+    assert "Samples: test data of 10 classes, checkpoint of step 80." in out
     assert "draws of the pairs" in out  # because training has seen these classes
     experiment = plain.experiment()
     data = experiment.data.validation
@@ -220,6 +220,11 @@ def test_evaluate_subtracts_means_and_projects(faces, succeeds):
     assert accuracies[3] == pytest.approx(area(centred, labels, pairs))  # all components: only the mean is removed
 
 
+def test_evaluate_names_selection_data(succeeds, tmp_path):
+    run = train(tmp_path / "run", selection=0.2, epochs=1)
+    assert "Samples: selection data (0.2 of the training data) of 10 classes" in succeeds("evaluate", run.folder)
+
+
 def test_evaluate_open_set_run_measures_unseen_classes(draw_images, succeeds, tmp_path):
     names = {f"{kind}/{n}.png": 40 * kind + 5 * n for kind in range(5) for n in range(4)}
     draw_images(tmp_path / "images", names)
@@ -229,6 +234,7 @@ def test_evaluate_open_set_run_measures_unseen_classes(draw_images, succeeds, tm
     assert "classification accuracy" not in out
     assert "verification accuracy" in out
     assert "draws of the classes" in out
+    assert "Samples: test data of 2 classes, checkpoint of step" in out
 
 
 def test_evaluate_reads_the_files_of_embed(plain, succeeds, tmp_path):
@@ -270,11 +276,17 @@ def test_evaluate_omits_pairs_if_every_class_has_one_sample(draw_images, succeed
         (["features.npy", "labels.npy", "--far", "2"], "far must be a rate in (0, 1)"),
         (["features.npy", "labels.npy", "--far", "1/0"], "--far must be numbers separated by commas"),
         (["features.npy", "labels.npy", "--json", "."], "--json must be a file with suffix .json"),
-        (["features.npy", "labels.npy", "--mirror"], "--mirror must be omitted unless the source is a run"),
-        (["features.npy", "labels.npy", "--step", "3"], "--step must be omitted unless the source is a run"),
-        (["features.npy", "labels.npy", "--device", "cpu"], "--device must be omitted unless the source is a run"),
-        (["features.txt", "labels.npy"], "embeddings must be a file with suffix .npy or .safetensors"),
-        (["."], "is not a run of `hypersphere train`"),
+        (["features.npy", "labels.npy", "--mirror"], "--mirror must be omitted unless RUN is the folder of a run"),
+        (["features.npy", "labels.npy", "--step", "3"], "--step must be omitted unless RUN is the folder of a run"),
+        (
+            ["features.npy", "labels.npy", "--device", "cpu"],
+            "--device must be omitted unless RUN is the folder of a run",
+        ),
+        (
+            ["features.txt", "labels.npy"],
+            "RUN must be the folder of a run of `hypersphere train` (with a config.json) or a ",
+        ),
+        (["."], "or a file of embeddings (.npy, .safetensors), not '.'"),
     ],
 )
 def test_evaluate_rejects_invalid_input_without_writing(words, message, faces, fails, monkeypatch):

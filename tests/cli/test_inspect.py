@@ -167,7 +167,7 @@ def test_inspect_rejects_files_that_are_not_weights(weights, fails, monkeypatch,
         )
     fails(3, "inspect", ".")  # a folder of safetensors, one of them damaged
     assert not (tmp_path / "ran").exists()
-    assert "not found" in fails(2, "inspect", "nothing.pt")
+    assert "not 'nothing.pt', which does not exist" in fails(2, "inspect", "nothing.pt")
     (tmp_path / "notes.txt").write_text("no weights")
     assert "must be a .safetensors file or one of .pt" in fails(2, "inspect", "notes.txt")
     save_file({"bias": torch.zeros(3)}, "thin.safetensors")

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from hypersphere.cli.menus import LISTS, TITLES, entry_options
+from hypersphere.cli.list import LISTS, TITLES, entry_options
 from hypersphere.cli.settings import changed_settings
-from hypersphere.heads import PRESETS
+from hypersphere.heads import BASELINES, PRESETS
 from hypersphere.training import Config, build_experiment
 from hypersphere.training.components import MENUS
 
@@ -34,7 +34,7 @@ def test_list_shows_one_line_per_entry(succeeds):
             assert name == "none" or re.search(rf"^  {re.escape(name)} +\S", out, re.M), (title, name)
     heads = succeeds("list", "heads")
     assert heads in out
-    assert len(heads.splitlines()) == len(PRESETS) + 1
+    assert len(heads.splitlines()) == len(MENUS["head"]) + 1
 
 
 @pytest.mark.parametrize("word", ["data sets", "data-sets", "data_sets", "data"])
@@ -56,9 +56,30 @@ def test_list_rejects_unknown_menus_and_entries(fails):
     assert "--json must be given with a menu" in fails(2, "list", "--json")
 
 
+def test_list_recipes_shows_tables_and_finds_recipes_by_them(succeeds, fails):
+    lines = {line.split()[0]: line.split()[1:] for line in succeeds("list", "recipes").splitlines()[1:]}
+    assert lines["lsoftmax-mnist"][0] == "T2.2"
+    assert lines["energy-cnn"][:3] == ["T6.1,", "F6.2,", "…"]
+    shown = succeeds("list", "recipes", "T2.2")
+    assert shown == succeeds("list", "recipes", "lsoftmax-mnist")
+    assert "Tables and figures: T2.2." in shown
+    (described,) = json.loads(succeeds("list", "recipes", "t2.2", "--json"))
+    assert described["name"] == "lsoftmax-mnist"
+    line = fails(2, "list", "recipes", "digts")
+    assert line.endswith("not 'digts'; did you mean digits?\n")
+    assert len(line) < 160
+
+
+@pytest.mark.parametrize("words", [["models", "hf:vit"], ["hf:vit"], ["networks", "timm:resnet18"], ["my_module:Net"]])
+def test_list_says_how_to_use_models_from_elsewhere(words, fails):
+    line = fails(2, "list", *words)
+    assert "must be a name of this library, for example `list networks resnet18`, not" in line
+    assert f"`train --model {words[-1]}`, with its arguments as --model.NAME=VALUE" in line
+
+
 def test_list_prints_json(succeeds):
     heads = json.loads(succeeds("list", "heads", "--json"))
-    assert [one["name"] for one in heads] == list(PRESETS)
+    assert [one["name"] for one in heads] == [*PRESETS, *BASELINES]
     (arcface,) = json.loads(succeeds("list", "heads", "arcface", "--json"))
     assert arcface["options"]["m"] == 0.5
     assert arcface["summary"]
@@ -74,6 +95,12 @@ def test_list_describes_every_entry_with_its_options(title, name, succeeds):
     assert "<" not in out.replace("<=", "").replace("0 < ", "")  # no repr of an object as a default
     for option in entry_options(title, name):
         assert option in out
+
+
+@pytest.mark.parametrize("name", ["image_folder", "image_list", "shards", "recordio", "hf_dataset"])
+def test_list_says_how_much_is_held_out_by_default(name, succeeds):
+    assert "by default" in succeeds("list", "data", name)
+    assert "a fifth" in " ".join(succeeds("list", "data", name).split())
 
 
 def test_list_shows_options_in_command_line_form(succeeds):

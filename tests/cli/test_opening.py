@@ -9,10 +9,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from hypersphere import data
-from hypersphere.cli import probe
+from hypersphere import data, report
+from hypersphere.cli import opening
 from hypersphere.cli.opening import Opened, open_run
-from hypersphere.cli.run_result import run_result
 from hypersphere.data import MissingData
 from hypersphere.training import Run
 
@@ -47,7 +46,7 @@ def test_commands_evaluate_a_bfloat16_run_in_bfloat16(half, runs, succeeds, tmp_
     assert cells((tmp_path / "r.html").read_text(encoding="utf-8"))[0][1] == f"{expected:.2f}"
     succeeds("embed", run.folder, "--out", tmp_path / "e.safetensors")
     assert torch.equal(load_file(tmp_path / "e.safetensors")["features"], features)
-    result = run_result(run.folder, None, landscape=False, device="cpu", trust_code=False)
+    result = report.run_result(run, run.experiment())
     assert torch.equal(result.features, features)
 
 
@@ -135,13 +134,13 @@ def test_open_run_uses_the_last_intact_checkpoint_of_a_step(twice):
 def test_fold_keeps_the_step_of_the_weights(rotated, succeeds, monkeypatch, tmp_path):
     run = Run.open(shutil.copytree(rotated.folder, tmp_path / "run"))
     step = run.checkpoints().steps()[-1]
-    inputs = probe.probe_inputs
+    inputs = opening.probe_inputs
 
     def later(experiment):
         run.checkpoints().save(step + 9, {"objective": experiment.objective})  # training continues in the meantime
         return inputs(experiment)
 
-    monkeypatch.setattr(probe, "probe_inputs", later)
+    monkeypatch.setattr(opening, "probe_inputs", later)
     succeeds("fold", run.folder, "--out", tmp_path / "plain")
     assert Run.open(tmp_path / "plain").checkpoints().steps() == [step]
     succeeds("fold", run.folder, "--out", tmp_path / "later", "--step", step + 9)
@@ -166,8 +165,8 @@ def test_commands_accept_a_device(name, plain, succeeds, fails, monkeypatch, tmp
     monkeypatch.chdir(tmp_path)
     out = more.get(name, [])
     succeeds(name, plain.folder, "--device", "cpu", *out)
-    assert "--device toaster cannot be used" in fails(2, name, plain.folder, "--device", "toaster", *out)
-    assert "--device meta cannot be used" in fails(2, name, plain.folder, "--device", "meta", *out)
+    assert "device 'toaster' cannot be used" in fails(2, name, plain.folder, "--device", "toaster", *out)
+    assert "device 'meta' cannot be used" in fails(2, name, plain.folder, "--device", "meta", *out)
 
 
 def test_commands_on_the_network_work_without_the_data(rotated, succeeds, command, tmp_path, monkeypatch):
@@ -183,3 +182,12 @@ def test_commands_on_the_network_work_without_the_data(rotated, succeeds, comman
     (tmp_path / "images").mkdir()
     (tmp_path / "one.png").rename(tmp_path / "images" / "one.png")
     succeeds("embed", rotated.folder, tmp_path / "images", "--out", tmp_path / "e.npy")
+
+
+def test_run_and_experiment_have_short_reprs(plain):
+    assert repr(plain) == f"Run({str(plain.folder)!r}: toy_cnn with softmax on digits; last checkpoint: step 80)"
+    experiment = plain.experiment(device="cpu")
+    size = f"{sum(parameter.numel() for parameter in experiment.network.parameters()):,}"
+    examples = "600 examples of 10 classes, 500 validation examples of the same classes"
+    words = f"toy_cnn with 6 features and {size} parameters, softmax, {examples}, 80 steps on cpu"
+    assert repr(experiment) == f"Experiment(digits: {words})"

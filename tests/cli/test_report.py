@@ -27,8 +27,8 @@ def test_report_of_one_run_has_all_tabs(runs, page):
         "Mean angle of test features to class vectors",
         "Learned k",
         "Filters of the first layer",
-        "Energy per layer",
-        "Angles and norms per layer",
+        "Neurons per layer",
+        "Energies, angles and norms",
         "Test error",
     ):
         assert words in [*document.texts["h4"], *document.texts["h5"]], words

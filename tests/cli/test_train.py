@@ -11,7 +11,6 @@ from rich.console import Console
 
 from hypersphere.cli import progress
 from hypersphere.cli.settings import changed_settings
-from hypersphere.cli.settings_file import read_settings
 from hypersphere.training import Config, Run, Trainer, build_experiment
 
 from .trained import SMALL, SMALL_CONFIG, numbers, steps_in
@@ -31,7 +30,8 @@ def test_train_writes_settings_metrics_and_checkpoints(tmp_path, train):
     code, out, errors = train("--out", tmp_path / "run", *SMALL, "--head", "a_softmax", "--head.m=3", "--log-every=3")
     assert (code, errors) == (0, "")
     about, first, *_, last, end, advice = out.splitlines()
-    assert about == "mlp with 8 features and 520 parameters, a_softmax, 70 examples of 10 classes, 10 steps on cpu"
+    examples = "70 examples of 10 classes, 500 validation examples of the same classes"
+    assert about == f"mlp with 8 features and 520 parameters, a_softmax, {examples}, 10 steps on cpu"
     assert first.startswith("epoch 1/2  step 1/10  loss ")
     assert last.startswith("epoch 2/2 done  step 10/10  loss ")
     for word in ("accuracy 0.", "energy 0.", "examples/s", "ETA 0:00:0"):
@@ -85,11 +85,11 @@ def test_train_by_steps(tmp_path, train):
     assert steps_in(tmp_path / "run")[-1] == 7
 
 
-def test_view_shows_a_live_bar_on_a_terminal(tmp_path):
+def test_training_progress_shows_a_live_bar_on_a_terminal(tmp_path):
     out = io.StringIO()
     experiment = build_experiment(SMALL_CONFIG.patched({"log_every": 1}))
     run = Run.of(tmp_path, experiment)
-    with progress.View(Console(file=out, force_terminal=True, width=140)) as view:
+    with progress.TrainingProgress(Console(file=out, force_terminal=True, width=140)) as view:
         view.every = 0
         Trainer(experiment, run, on_step=view).train()
     shown = out.getvalue()
@@ -97,11 +97,11 @@ def test_view_shows_a_live_bar_on_a_terminal(tmp_path):
         assert word in shown
 
 
-def test_view_on_a_narrow_terminal_is_not_truncated(tmp_path):
+def test_training_progress_on_a_narrow_terminal_is_not_truncated(tmp_path):
     out = io.StringIO()
     experiment = build_experiment(SMALL_CONFIG.patched({"log_every": 1}))
     run = Run.of(tmp_path, experiment)
-    with progress.View(Console(file=out, force_terminal=True, width=72, color_system=None)) as view:
+    with progress.TrainingProgress(Console(file=out, force_terminal=True, width=72, color_system=None)) as view:
         view.every = 0
         Trainer(experiment, run, on_step=view).train()
     lines = re.split(r"[\r\n]|\x1b\[[0-9]*[A-Za-z]", out.getvalue())
@@ -180,7 +180,7 @@ def test_changed_settings_sets_nested_options():
         "--regularizers.mhe.power=1",
         "--augment.mirror",
     ]
-    settings = changed({"head": "a_softmax", "operator": "ball", "trackers": "tensorboard,wandb"}, words)
+    settings = changed({"head": "a_softmax", "operator": "ball", "trackers": ["tensorboard,wandb"]}, words)
     assert settings["head"] == {"name": "a_softmax", "annealing": {"start": 5}}
     assert settings["operator"] == {"name": "ball", "angular": {"name": "sigmoid", "k": 0.3}}
     assert settings["data"] == {"name": "digits", "keep": {"3": 0.5}}
@@ -192,22 +192,37 @@ def test_changed_settings_sets_nested_options():
     assert same["head"] == {"name": "arcface", "m": 0.3}  # the same name keeps its options
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--augment=mirror", "--augment=shift"],
+        ["--augment", "mirror,shift"],
+        ["--augment", '["mirror", {"name": "shift"}]'],
+        ["--augment.mirror", "--augment.shift"],
+        ["--augment=mirror", "--augment.shift"],
+    ],
+)
+def test_train_collects_repeated_options(words, tmp_path, train):
+    code, out, errors = train("--out", tmp_path / "run", *SMALL, *words, "--dry-run")
+    assert (code, errors) == (0, "")
+    settings = json.loads("".join(line for line in out.splitlines() if not line.startswith("#")))
+    assert settings["augment"] == [{"name": "mirror"}, {"name": "shift"}]
+
+
+def test_train_adds_tensorboard_to_the_other_trackers(tmp_path, train, monkeypatch):
+    pytest.importorskip("tensorboard")
+    monkeypatch.setitem(sys.modules, "wandb", object())
+    _, out, _ = train("--out", tmp_path / "run", *SMALL, "--tensorboard", "--trackers=wandb", "--dry-run")
+    settings = json.loads("".join(line for line in out.splitlines() if not line.startswith("#")))
+    assert settings["trackers"] == [{"name": "wandb"}, {"name": "tensorboard"}]
+
+
 def aliases(first, repeat):
     """Return YAML of few lines whose last value is 9 ** 9 times the first."""
     lines = [f"a0: &a0 {first}"]
     for number in range(1, 10):
         lines.append(f"a{number}: &a{number} {repeat.format(', '.join([f'*a{number - 1}'] * 9))}")
     return "\n".join(lines)
-
-
-def test_read_settings_accepts_aliases_and_merged_keys(tmp_path):
-    path = tmp_path / "job.yaml"
-    path.write_text("head: &head {name: arcface, m: 0.2}\nmodel: {<<: *head, m: 0.3}\ndata: *head\n")
-    settings = read_settings(path)
-    assert settings["model"] == {"name": "arcface", "m": 0.3}
-    assert settings["data"] == settings["head"] == {"name": "arcface", "m": 0.2}
-    path.write_text("")
-    assert read_settings(path) == {}
 
 
 @pytest.mark.parametrize(
@@ -227,38 +242,39 @@ def test_read_settings_accepts_aliases_and_merged_keys(tmp_path):
         (["--model=toy_cnn", "--model.in_channels=3"], "the model toy_cnn does not fit inputs of shape (1, 8, 8): "),
         (["--data.pool=16"], "the experiment cannot be built"),
         (["--optimizer.lr=fast"], "optimizer.lr must be a number >= 0, not 'fast'"),
-        (["--augment=shfit"], "augment.name must be one of "),
+        (["--augment=shfit"], "augment.0.name must be one of "),
         (["--data=mnist"], "no data folder"),
         (["--data=image_folder", "--data.path=/nowhere"], "/nowhere not found"),
         (["--model=gcn"], "model.name must be 'gcn' on a graph"),
-        (["--device=nothing"], "--device nothing cannot be used"),
+        (["--device=nothing"], "device 'nothing' cannot be used"),
         (["--resume=perhaps"], "--resume must be one of never, auto, not 'perhaps'"),
         (["--log-every=0"], "log_every must be an integer >= 1, not 0"),
         (["--save-every=-1"], "save_every must be a number >= 0, not -1"),
-        (["--config=nothing.json"], "--config nothing.json cannot be read: No such file"),
-        (["--config=settings.txt"], "--config must be a file with suffix .json, .yaml, .yml"),
-        (["--config=list.json"], "--config must be a mapping of settings"),
-        (["--config=broken.json"], "--config broken.json cannot be read: Expecting"),
-        (["--config=broken.yaml"], "--config broken.yaml cannot be read: "),
+        (["--config=nothing.json"], "nothing.json cannot be read: No such file"),
+        (["--config=settings.txt"], "a settings file must be a file with suffix .json, .yaml, .yml"),
+        (["--config=list.json"], "list.json must be a mapping of settings"),
+        (["--config=broken.json"], "broken.json cannot be read: Expecting"),
+        (["--config=broken.yaml"], "broken.yaml cannot be read: "),
         (["--config=unknown.yaml"], "epoch is not a setting; did you mean epochs?"),
         (["--config=date.yaml"], "settings must consist of numbers"),
         (["--config=loop.yaml"], "settings must consist of numbers, text, lists and mappings: Circular"),
-        (["--config=bomb.yaml"], "--config bomb.yaml cannot be read: the number of values must be at most 100000 with"),
-        (["--config=merged.yaml"], "--config merged.yaml cannot be read: the number of values must be at most 100000"),
+        (["--config=bomb.yaml"], "bomb.yaml cannot be read: the number of values must be at most 100000 with"),
+        (["--config=merged.yaml"], "merged.yaml cannot be read: the number of values must be at most 100000"),
         (
             ["--config=twice.yaml"],
-            "--config twice.yaml cannot be read: keys must be different within a mapping, not 'm'",
+            "twice.yaml cannot be read: keys must be different within a mapping, not 'm'",
         ),
         (
             ["--config=twice.json"],
-            "--config twice.json cannot be read: keys must be different within a mapping, not 'm'",
+            "twice.json cannot be read: keys must be different within a mapping, not 'm'",
         ),
-        (["--config=five.json"], "--config must be a mapping of settings, not 5"),
+        (["--config=five.json"], "five.json must be a mapping of settings, not 5"),
         (["--wandb"], "--wandb is not an option; did you mean --trackers wandb?"),
         (["--nonsense"], "--nonsense is not an option\n"),
         (["--head." + ".".join("x" * 2000) + "=1"], "path must be at most 8 names separated by dots"),
         (["--seed=1180591620717411303424"], "seed must be an integer >= 0, not 1180591620717411303424"),
         (["--head.class_weights=heavy"], "head.class_weights must be a list of numbers, not 'heavy'"),
+        (["--validation.patience=2"], "validation.patience must be unset without validation.best, the metric that has"),
         (["--steps=3"], "steps must be unset if epochs is set, not 3"),
         (["--set", "epochs"], "--set must be KEY=VALUE, not 'epochs'"),
         (["--model=nowhere:Net"], "model 'nowhere:Net' cannot be imported: No module named 'nowhere'; run the command"),
@@ -296,11 +312,3 @@ def test_train_suggests_the_preset_for_a_name_of_the_literature(tmp_path, train)
     code, _, errors = train(f"--out={tmp_path / 'run'}", "--head=cosface")
     assert code == 2
     assert errors.endswith("not 'cosface'; did you mean am_softmax?\n")
-
-
-def test_train_with_yaml_names_the_missing_package(tmp_path, train, monkeypatch):
-    (tmp_path / "job.yaml").write_text("epochs: 1")
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    code, _, errors = train("--out", tmp_path / "run", "--config", tmp_path / "job.yaml")
-    assert (code, errors.count("\n")) == (2, 1)
-    assert "a YAML file needs PyYAML" in errors

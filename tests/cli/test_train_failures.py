@@ -4,14 +4,12 @@ import os
 import resource
 import signal
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hypersphere import data
-from hypersphere.cli import plan, processes, signals, training
-from hypersphere.training import Config, Run, Trainer, build_experiment, checkpoint
+from hypersphere.cli import training
+from hypersphere.training import Run, Trainer, build_experiment, checkpoint
 
 from .trained import SMALL, numbers, steps_in, weights
 
@@ -87,7 +85,7 @@ def test_train_resume_reports_another_number_of_threads(tmp_path, train):
 
 
 def test_train_interrupt_before_the_first_step(tmp_path, train, monkeypatch):
-    monkeypatch.setattr(training, "checked_experiment", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(training, "check_experiment", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     code, out, errors = train("--out", tmp_path / "run", *SMALL)
     assert (code, out) == (130, "")
     assert errors == f"hypersphere: interrupted; nothing new was saved in {tmp_path / 'run'}\n"
@@ -106,26 +104,6 @@ def test_train_second_interrupt_names_the_last_saved_step(tmp_path, train, monke
     words = f"step 5 is saved in {tmp_path / 'run'}; run the same command with --resume auto to continue"
     assert (code, errors) == (130, f"hypersphere: interrupted; {words}\n")
     assert steps_in(tmp_path / "run") == [5]
-
-
-def test_interrupts_ignore_the_forwarded_signal_of_the_launcher(monkeypatch):
-    now = [10.0]
-    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
-    alone, launched = signals.Interrupts(), signals.Interrupts(echo=5.0)
-    for one in (alone, launched):
-        with pytest.raises(KeyboardInterrupt):
-            one(signal.SIGTERM, None)  # nothing can be saved yet
-        assert not one.came
-        one.deferred = True
-        one(signal.SIGTERM, None)
-        assert one.came
-    now[0] += 4.9
-    launched(signal.SIGTERM, None)
-    with pytest.raises(KeyboardInterrupt):
-        alone(signal.SIGTERM, None)
-    now[0] += 0.2
-    with pytest.raises(KeyboardInterrupt):
-        launched(signal.SIGTERM, None)
 
 
 def test_train_cannot_resume_from_weights_only(tmp_path, train):
@@ -161,14 +139,10 @@ def test_train_locks_the_folder(tmp_path, train):
 
 
 def test_train_rejects_a_run_created_in_the_meantime(tmp_path, train, monkeypatch):
-    checked = plan.checked_experiment
-
-    def slowly(config, *more):
-        experiment = checked(config, *more)
+    def slowly(experiment, say):
         Run.create(tmp_path / "run", experiment.config.patched({"seed": 3}))
-        return experiment
 
-    monkeypatch.setattr(training, "checked_experiment", slowly)
+    monkeypatch.setattr(training, "check_experiment", slowly)
     for words, message in (
         (["--resume=auto"], "holds a run with different settings: seed was 3 and is 0"),
         ([], "already holds a run"),
@@ -179,65 +153,6 @@ def test_train_rejects_a_run_created_in_the_meantime(tmp_path, train, monkeypatc
         names = {path.name for path in (tmp_path / "run").iterdir()} - {".lock"}
         assert names == {"config.json"}
         (tmp_path / "run" / "config.json").unlink()
-
-
-# --- several processes
-
-
-@pytest.mark.parametrize(
-    ("name", "rank", "expected"),
-    [
-        (None, None, "gpu"),
-        (None, 2, "gpu:2"),
-        ("gpu", 2, "gpu:2"),
-        ("gpu", None, "gpu"),
-        ("gpu:1", 2, "gpu:1"),
-        ("cpu", 2, "cpu"),
-    ],
-)
-def test_own_device_uses_the_local_rank(name, rank, expected, monkeypatch):
-    asked, used = [], []
-
-    def device_of(chosen):
-        asked.append(chosen or "gpu")
-        kind, _, number = asked[0].partition(":")
-        return SimpleNamespace(type=kind, index=int(number) if number else None)
-
-    monkeypatch.setattr(processes, "device_of", device_of)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: SimpleNamespace(type="gpu"))
-    monkeypatch.setattr(torch.accelerator, "set_device_index", used.append)
-    processes.own_device(name, rank)
-    assert asked == [expected]
-    assert used == [int(number) for number in expected.split(":")[1:]]
-
-
-class Two:
-    """A stand-in for a group of two processes."""
-
-    size, rank = 2, 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"data": {"name": "digits", "limit": 20}, "model": "mlp", "clip": 1.0},
-            "clip must be unset with head.sharded",
-        ),
-        ({"data": "cora"}, "data cora is a single graph, which cannot be divided among processes"),
-    ],
-)
-def test_train_rejects_what_processes_cannot_divide(settings, message, monkeypatch):
-    monkeypatch.setattr(plan, "Processes", Two)
-    nodes = torch.arange(6)
-    edges = torch.stack([nodes, nodes.roll(1)])
-    masks = [nodes % 3 == part for part in range(3)]
-    graph = data.Graph(torch.rand(6, 3), nodes % 2, edges, *masks, ("a", "b"))
-    train, test = (data.TensorSource(nodes[mask], graph.labels[mask], graph.classes) for mask in masks[:2])
-    monkeypatch.setitem(data.DATA, "cora", lambda root: data.DataSplit(train, test, graph=graph))
-    config = Config.of({**settings, "head": {"name": "softmax", "sharded": settings["data"] != "cora"}})
-    with pytest.raises(ValueError, match=message):
-        plan.checked_experiment(config, None, torch.get_default_device(), None, print)
 
 
 def test_train_warns_about_bfloat16_without_instructions(tmp_path, train, monkeypatch):

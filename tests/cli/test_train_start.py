@@ -1,10 +1,12 @@
 import functools
+import re
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hypersphere.training import Run, Trainer
+from hypersphere.training import Config, Run, Trainer, build_experiment
+from hypersphere.training.config import with_absolute_paths
 
 from .trained import SMALL, SMALL_CONFIG, steps_in, weights
 
@@ -100,8 +102,10 @@ def test_train_from_rejects_invalid_sources(tmp_path, fails, train):
         assert not (tmp_path / "run").exists()
         return error
 
-    assert "--from must be the folder of a run or a .safetensors file" in refuse(2, tmp_path)
-    assert "--from must be the folder of a run or an existing .safetensors file" in refuse(2, tmp_path / "nowhere")
+    assert "initial weights must be the folder of a run or an existing .safetensors file" in refuse(2, tmp_path)
+    assert "initial weights must be the folder of a run or an existing .safetensors file" in refuse(
+        2, tmp_path / "nowhere"
+    )
     Run.create(tmp_path / "empty", SMALL_CONFIG)
     assert "has no checkpoint yet" in refuse(2, tmp_path / "empty")
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
@@ -111,6 +115,21 @@ def test_train_from_rejects_invalid_sources(tmp_path, fails, train):
 
 
 # --- dry run
+
+
+def test_dry_run_names_selection_examples_and_a_single_step(tmp_path, train):
+    out = train("--out", tmp_path / "run", *SMALL, "--batch-size=64", "--selection=0.2", "--dry-run")[1]
+    assert re.search("^# 5[0-9] training examples of shape 1×8×8, 1[0-9] selection examples, 10 classes$", out, re.M)
+    assert "# 1 step per epoch, 2 in total" in out.splitlines()
+
+
+def test_train_suggests_how_to_read_a_folder(tmp_path, fails, monkeypatch):
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    error = fails(2, "train", "--data", "photos")
+    assert error.endswith("not the folder 'photos'; did you mean --data image_folder --data.path=photos?\n")
+    assert error == fails(2, "train", "--data", "photos", "--data-root", tmp_path)
+    assert "data.name must be one of digits," in fails(2, "train", "--data", "pictures")
 
 
 def test_dry_run_writes_nothing_and_prints_valid_settings(tmp_path, train, monkeypatch):
@@ -157,3 +176,39 @@ def test_train_on_images_works_from_any_directory(root, tmp_path, train, succeed
     monkeypatch.chdir("/")
     succeeds("evaluate", tmp_path / "run", *below)
     assert train("--out", tmp_path / "run", "--resume=auto", *below)[0] == 0
+
+
+def test_run_made_in_python_can_be_opened_from_any_directory(tmp_path, train, succeeds, monkeypatch, two_classes):
+    monkeypatch.chdir(tmp_path)
+    settings = {"data": {"name": "image_folder", "path": "photos"}, "model": {"name": "mlp", "widths": [8]}}
+    experiment = build_experiment(Config.of({**settings, "batch_size": 8, "epochs": 1}))
+    assert Trainer(experiment, Run.of("python", experiment)).train()
+    assert train("--out", "command", *two_classes, "--epochs=1")[0] == 0
+    assert Run.open("python").config == Run.open("command").config
+    assert Run.open("python").config.data.options == {"path": str(tmp_path / "photos")}
+    monkeypatch.chdir("/")
+    succeeds("evaluate", tmp_path / "python")
+
+
+@pytest.mark.parametrize(
+    ("data", "changed"),
+    [
+        (
+            {"name": "image_list", "path": "a.csv", "validation": "b.csv", "images": "photos"},
+            {"path", "validation", "images"},
+        ),
+        ({"name": "shards", "path": "shards/{000..003}.tar"}, {"path"}),
+        ({"name": "hf_dataset", "path": "cifar10", "validation": "photos"}, set()),
+        ({"name": "recordio", "path": "photos", "validation": "photos"}, {"path"}),
+        ({"name": "image_folder", "path": "photos", "pairs": "nowhere.txt", "size": 8}, {"path"}),
+    ],
+    ids=lambda value: value.get("name", "") if isinstance(value, dict) else "",
+)
+def test_absolute_paths_are_those_that_exist(data, changed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).touch()
+    options = with_absolute_paths(Config.of({"data": data})).data.options
+    for key, value in options.items():
+        assert value == (str(tmp_path / data[key]) if key in changed else data[key])

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from hypersphere.cli.options import check_run
+
 __all__ = ["cite", "read_references", "works_of"]
 
 FRAMEWORK = "liu2020thesis"
@@ -29,7 +31,7 @@ def cite(
     else:
         from hypersphere.training import Run
 
-        uses = works_of(Run.open(folder).config.settings())
+        uses = works_of(Run.open(check_run(folder)).config.settings())
     for key, parts in uses.items():
         print(f"% {', '.join(parts)}\n{references[key][0]}\n")
 
@@ -38,8 +40,8 @@ def read_references() -> dict[str, tuple[str, list[str]]]:
     """Return the entries of references.bib by key: BibTeX without the field `keywords`, and the keywords.
 
     >>> entry, keywords = read_references()["liu2016large"]
-    >>> entry.partition(",")[0], keywords
-    ('@inproceedings{liu2016large', ['head l_softmax'])
+    >>> entry.partition(",")[0], keywords[0]
+    ('@inproceedings{liu2016large', 'head l_softmax')
     """
     references = {}
     text = files("hypersphere.cli").joinpath("references.bib").read_text(encoding="utf-8")

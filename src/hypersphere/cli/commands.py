@@ -1,12 +1,13 @@
 """The application `hypersphere`: its commands, exit codes and error messages.
 
 A command that fails prints one line on stderr. The exit code is 2 for invalid input, 3 for damaged data or checkpoints,
-1 for a run that fails (divergence, full disk, out of memory) and 130 for an interrupt. Commands import torch when they
-run, so that `--help` answers quickly.
+1 for a run that fails (divergence, full disk, out of memory) and 130 for an interrupt. The module of a command is
+imported when the command is used, and torch when the command runs, so that `--help` answers quickly.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import re
@@ -15,24 +16,29 @@ import warnings
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+import typer.main
+from typer.core import TyperCommand, TyperGroup
 
-from hypersphere.cli.attack import attack
-from hypersphere.cli.cite import cite
-from hypersphere.cli.embed import embed
-from hypersphere.cli.evaluate import evaluate
-from hypersphere.cli.export import export
-from hypersphere.cli.fold import fold
-from hypersphere.cli.inspect import inspect
-from hypersphere.cli.list import list_menus
 from hypersphere.cli.output import printable, warn
-from hypersphere.cli.pack import pack
-from hypersphere.cli.report import report
-from hypersphere.cli.reproduce import reproduce
-from hypersphere.cli.train import train
 
 __all__ = ["app", "main"]
 
+COMMANDS = {
+    "train": "Train a model and write a run.",
+    "list": "List every name that other commands accept, with its options.",
+    "reproduce": "Reproduce a table or figure of the sources.",
+    "evaluate": "Measure a run or files of embeddings.",
+    "embed": "Compute the embeddings of images.",
+    "inspect": "Show how redundant the neurons of each layer are.",
+    "fold": "Fold rotations and operators into plain layers.",
+    "export": "Write a run as ONNX or as a torch.export program.",
+    "attack": "Measure the accuracy of a run under attacks.",
+    "report": "Write an HTML report of runs or of records.",
+    "pack": "Write a folder of images as tar shards.",
+    "cite": "Print the BibTeX entries of the works that a run used.",
+}
+FUNCTIONS = {"list": "list_menus"}  # where the function is not named like its module
+CONTEXT = {"train": {"allow_extra_args": True, "ignore_unknown_options": True}}  # for `--head.m=4`
 INTERRUPTED = {"reproduce": "interrupted; finished rows are kept"}
 SMALLER = {  # the option that lowers the memory use of a command
     "train": "--batch-size",
@@ -43,8 +49,51 @@ SMALLER = {  # the option that lowers the memory use of a command
 }
 
 
+class Command(TyperCommand):
+    """A command whose help is plain text: a table of rich cuts long option names on a narrow terminal."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write usage, description, and the arguments and options by panel."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            panel = getattr(one, "rich_help_panel", None) or f"{one.param_type_name.capitalize()}s"
+            if record := one.get_help_record(ctx):
+                panels.setdefault(panel, []).append(record)
+        for panel, records in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(records)
+
+
 class Commands(TyperGroup):
-    """The group of commands. It prints its own messages for errors that typer would print differently or not at all."""
+    """The group of commands, each imported when it is used. Errors are printed in one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # `get_command` returns the commands
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, imported now, or None if there is no such command."""
+        if cmd_name not in COMMANDS:
+            return None
+        function = getattr(importlib.import_module(f"hypersphere.cli.{cmd_name}"), FUNCTIONS.get(cmd_name, cmd_name))
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single.command(cmd_name, cls=Command, context_settings=CONTEXT.get(cmd_name))(function)
+        return typer.main.get_command(single)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; without arguments, show the overview."""
+        return super().parse_args(ctx, args or ["--help"])
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the overview as plain text, without importing the commands or rich."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        with formatter.section("Options"):
+            formatter.write_dl([record for one in self.get_params(ctx) if (record := one.get_help_record(ctx))])
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the requested command."""
@@ -53,9 +102,14 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             end(INTERRUPTED.get(ctx.invoked_subcommand, "interrupted"), 130)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            text = str(error)
+            if not (isinstance(error, MemoryError) or re.search("out of memory|can't allocate memory", text, re.I)):
                 raise
-            end(_about_memory(error, SMALLER.get(ctx.invoked_subcommand)), 1)
+            size = re.search(r"allocate ([\d.]+ ?\w*)", text)
+            request = f" (could not allocate {size[1]})" if size else ""
+            option = SMALLER.get(ctx.invoked_subcommand)
+            advice = f"try a smaller {option}" if option else "try a machine with more memory"
+            end(f"out of memory{request}; {advice}", 1)
         except Exception as error:
             if not hasattr(error, "format_message"):  # only usage errors of typer and click have this method
                 raise
@@ -66,15 +120,10 @@ app = typer.Typer(
     name="hypersphere",
     cls=Commands,
     help="Deep learning on the hypersphere.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
-app.command("list")(list_menus)
-for command in (reproduce, evaluate, embed, inspect, fold, export, attack, report, pack, cite):
-    app.command()(command)
 
 
 def _version(requested: bool) -> None:
@@ -109,37 +158,19 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         sys.exit(1)
-    except Exception as error:
-        end_with(error)
-
-
-def end_with(error: Exception) -> NoReturn:
-    """Exit with the message and code of an error. An unexpected error, which is a bug, is raised again."""
-    if isinstance(error, ValueError):
+    except ValueError as error:
         from hypersphere.data import DamagedData
         from hypersphere.training import DamagedCheckpoint
 
         end(error, 3 if isinstance(error, DamagedData | DamagedCheckpoint) else 2)
-    if isinstance(error, FileNotFoundError | PermissionError | ImportError):
+    except (FileNotFoundError, PermissionError, ImportError) as error:
         # `root` is the name of the argument in Python
         end(str(error).replace("pass root= or", "pass --data-root or"), 2)
-    if isinstance(error, OSError | FloatingPointError):
+    except (OSError, FloatingPointError) as error:
         end(error, 1)
-    raise error
 
 
 def end(reason: object, code: int) -> NoReturn:
     """Print the reason in one line and exit with the code."""
     warn(reason)
     sys.exit(code)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    words = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in words or "can't allocate memory" in words
-
-
-def _about_memory(error: Exception, option: str | None) -> str:
-    size = re.search(r"allocate ([\d.]+ ?\w*)", str(error))
-    request = f" (could not allocate {size[1]})" if size else ""
-    return f"out of memory{request}; {f'try a smaller {option}' if option else 'try a machine with more memory'}"

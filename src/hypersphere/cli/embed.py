@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from hypersphere.cli.options import DataRoot, Device, RunFolder, Step, Threads, TrustCode
+from hypersphere.cli import options
 from hypersphere.cli.output import check_target, print_line
 
 __all__ = ["embed"]
 
 
 def embed(
-    folder: RunFolder,
+    folder: options.RunFolder,
     images: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -29,11 +29,11 @@ def embed(
     ] = None,
     mirror: Annotated[bool, typer.Option("--mirror", help="Append the features of the mirrored image.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 500,
-    step: Step = None,
-    device: Device = None,
-    threads: Threads = None,
-    data_root: DataRoot = None,
-    trust_code: TrustCode = False,
+    step: options.Step = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    data_root: options.DataRoot = None,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Compute the embeddings of images and write them to a file, with names and labels in a JSON file next to it."""
     from hypersphere.cli.opening import open_run

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hypersphere._validation import require
-from hypersphere.cli.options import DataRoot, RunFolder, Step, TrustCode
+from hypersphere.cli import options
 from hypersphere.cli.output import check_target, print_line, write_json
 
 if TYPE_CHECKING:
@@ -27,25 +27,22 @@ INPUTS = ("float32", "uint8")
 
 
 def export(
-    folder: RunFolder,
+    folder: options.RunFolder,
     to: Annotated[str, typer.Option(help="Format: onnx, or torch for a torch.export program.")] = "onnx",
     out: Annotated[
         Path | None, typer.Option(help="File to write, .onnx or .pt2; default: RUN/model.onnx or RUN/model.pt2.")
     ] = None,
     inputs: Annotated[
-        str, typer.Option("--input", help="Images as float32 in \\[0, 1], or as uint8 pixels in 0..255.")
+        str, typer.Option("--input", help="Images as float32 in [0, 1], or as uint8 pixels in 0..255.")
     ] = "float32",
-    step: Step = None,
-    data_root: DataRoot = None,
-    trust_code: TrustCode = False,
+    step: options.Step = None,
+    data_root: options.DataRoot = None,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Export the network and head to ONNX or torch.export, and check that the outputs are the same."""
-    from torch import nn
-
     from hypersphere import rotation
-    from hypersphere.cli.opening import open_run
-    from hypersphere.cli.probe import FeaturesAndScores, probe_inputs, probe_outputs
-    from hypersphere.models.export import SUFFIXES, export_module
+    from hypersphere.cli.opening import open_run, probe_inputs
+    from hypersphere.models.export import SUFFIXES, FeaturesAndScores, export_module
 
     require(to in SUFFIXES, "--to", f"one of {', '.join(SUFFIXES)}", to)
     require(inputs in INPUTS, "--input", f"one of {', '.join(INPUTS)}", inputs)
@@ -59,9 +56,9 @@ def export(
     batches = probe_inputs(experiment, as_bytes=inputs == "uint8")
     if inputs == "uint8":
         opened.require_images("--input uint8")
-    expected = probe_outputs(experiment, batches)
-    rotation.fold_(nn.ModuleDict({"network": experiment.network, "head": experiment.head}))
-    model = FeaturesAndScores(experiment).eval()
+    model = FeaturesAndScores(experiment.network, experiment.head).eval()
+    expected = model.outputs(batches)
+    rotation.fold_(model)
     difference = export_module(model, batches, target, form=to, outputs=["features", "scores"], expected=expected)
     write_json(card, _card(opened, target, batches[0], expected[0], difference))
     shape = " x ".join(map(str, batches[0].shape[1:]))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hypersphere._validation import require
-from hypersphere.cli.options import DataRoot, Step, TrustCode
+from hypersphere.cli import options
 from hypersphere.cli.output import print_line
 
 if TYPE_CHECKING:
@@ -28,19 +29,16 @@ TOLERANCE = 1e-4  # relative to the largest output
 
 
 def fold(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run with rotated or converted layers.")],
+    folder: options.RunFolder,
     out: Annotated[Path | None, typer.Option(help="Folder to write the folded run to; default: RUN/folded.")] = None,
-    step: Step = None,
-    data_root: DataRoot = None,
-    trust_code: TrustCode = False,
+    step: options.Step = None,
+    data_root: options.DataRoot = None,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Fold rotations and operators into plain layers with the same outputs, and write the weights to one file."""
-    from torch import nn
-
     from hypersphere import layers, rotation
-    from hypersphere.cli.opening import open_run
-    from hypersphere.cli.probe import probe_inputs, probe_outputs
-    from hypersphere.models.export import largest_difference
+    from hypersphere.cli.opening import open_run, probe_inputs
+    from hypersphere.models.export import FeaturesAndScores, largest_difference
 
     target = out or folder / "folded"
     occupied = target.exists() and (not target.is_dir() or any(target.iterdir()))
@@ -48,26 +46,28 @@ def fold(
     opened = open_run(folder, data_root, step=step, device="cpu", with_data=False, trust_code=trust_code)
     experiment, config = opened.experiment, opened.run.config
     batches = probe_inputs(experiment)
-    before = probe_outputs(experiment, batches)
+    model = FeaturesAndScores(experiment.network, experiment.head)
+    before = model.outputs(batches)
     rotated = [name for name, _, _ in rotation.rotated_layers(experiment.objective)]
-    rotation.fold_(nn.ModuleDict({"network": experiment.network, "head": experiment.head}))
+    rotation.fold_(model)
     operators = layers.fold_operator_(experiment.network)
     remaining = sum(isinstance(module, layers.DecoupledLayer) for module in experiment.network.modules())
     reason = "which depends on the norm of each patch and has no plain equivalent"
-    kept = f"{remaining} layers with the operator {config.operator.name!r}, {reason}"
+    unfolded = f"{remaining} layers with the operator {config.operator.name!r}, {reason}"
     if not rotated and not operators:
-        raise ValueError(f"{folder} has nothing to fold: {kept if remaining else 'all its layers are plain'}")
-    plain = _plain_experiment(opened, has_operator=not operators, data_root=data_root, trust_code=trust_code)
-    difference = largest_difference(before, probe_outputs(plain, batches))
+        raise ValueError(f"{folder} has nothing to fold: {unfolded if remaining else 'all its layers are plain'}")
+    plain = _plain_experiment(opened, has_operator=not operators, trust_code=trust_code)
+    folded = FeaturesAndScores(plain.network, plain.head)
+    difference = largest_difference(before, folded.outputs(batches))
     require(difference <= TOLERANCE, "folded outputs", f"within {TOLERANCE:g} of those before", difference)
-    _write(target, plain, opened)
+    _write(target, plain, folded.state_dict(), opened)
     print_line(f"folded {len(rotated)} rotated and {operators} decoupled layers: {target}")
     if remaining:
-        print_line(f"not folded: {kept}")
+        print_line(f"not folded: {unfolded}")
     print_line(f"largest relative difference of the outputs: {difference:.1e}")
 
 
-def _plain_experiment(opened: Opened, *, has_operator: bool, data_root: Path | None, trust_code: bool) -> Experiment:
+def _plain_experiment(opened: Opened, *, has_operator: bool, trust_code: bool) -> Experiment:
     """Return the experiment without rotation (and operator, if folded), with the folded weights."""
     from hypersphere.training import build_experiment
 
@@ -81,18 +81,16 @@ def _plain_experiment(opened: Opened, *, has_operator: bool, data_root: Path | N
     return plain
 
 
-def _write(target: Path, plain: Experiment, opened: Opened) -> None:
-    """Write the run under a temporary name and rename it when it is complete."""
+def _write(target: Path, plain: Experiment, state: Mapping[str, Any], opened: Opened) -> None:
+    """Write the run and its weights under a temporary name, and rename the folder when it is complete."""
     from safetensors.torch import save
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from hypersphere.training import Run
 
-    modules = nn.ModuleDict({"network": plain.network, "head": plain.head})
-    state = modules.state_dict().items()
-    weights = {name: value.detach().clone().contiguous() for name, value in state if isinstance(value, Tensor)}
-    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-    run = opened.run
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    weights = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    draft, run = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp"), opened.run
     try:
         written = Run.create(draft, plain.config, outline=run.outline, fingerprint=run.fingerprint)
         (draft / "model.safetensors").write_bytes(save(weights, {"format": "pt"}))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hypersphere._validation import require
-from hypersphere.cli.options import DataRoot, Device, Threads, TrustCode
+from hypersphere.cli import options
 from hypersphere.cli.output import check_target, print_line, write_json
 
 if TYPE_CHECKING:
@@ -25,17 +25,20 @@ __all__ = ["inspect"]
 def inspect(
     source: Annotated[
         Path,
-        typer.Argument(help="Run, .safetensors file or folder of them (also of Hugging Face), or file of torch.save."),
+        typer.Argument(
+            metavar="RUN",
+            help="Run, .safetensors file or folder of them (also of Hugging Face), or file of torch.save.",
+        ),
     ],
     html: Annotated[Path | None, typer.Option(help="Write a report with histograms to this .html file.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write all numbers to this .json file.")] = None,
     pairs: Annotated[int, typer.Option(min=1, help="Number of closest and most opposite pairs to list per layer.")] = 5,
     most: Annotated[int, typer.Option(min=2, help="Sample this number of neurons from larger layers.")] = 2048,
-    seed: Annotated[int, typer.Option(min=0, help="Seed for sampling.")] = 0,
-    device: Device = None,
-    threads: Threads = None,
-    data_root: DataRoot = None,
-    trust_code: TrustCode = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for the random directions of the covering radius.")] = 0,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    data_root: options.DataRoot = None,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Show how redundant the neurons of each layer are compared with random ones."""
     from hypersphere import report
@@ -58,27 +61,24 @@ def _model(source: Path, device: str | None, data_root: Path | None, trust_code:
     from torch import nn
 
     from hypersphere.cli.opening import open_run
-    from hypersphere.data import MissingData
 
-    if not source.exists():
-        raise MissingData(f"{source} not found")
-    if not _is_run(source):
-        require(device is None, "--device", "omitted unless the source is a run", device)
-        return source
-    opened = open_run(source, data_root, device=device, with_data=False, trust_code=trust_code)
-    return nn.ModuleDict({"network": opened.experiment.network.body, "head": opened.experiment.head})
+    if _is_run(source):
+        opened = open_run(source, data_root, device=device, with_data=False, trust_code=trust_code)
+        return nn.ModuleDict({"network": opened.experiment.network.body, "head": opened.experiment.head})
+    has_weights = any(source.glob("*.safetensors")) if source.is_dir() else source.is_file()
+    options.check_run(source, also=", .safetensors files or a file of torch.save", valid=has_weights)
+    require(device is None, "--device", "omitted unless RUN is the folder of a run", device)
+    return source
 
 
 def _is_run(folder: Path) -> bool:
     """Return True for a run, also a damaged one. The config.json of other libraries has no format number."""
-    from hypersphere.training.run import CONFIG
-
+    if not options.is_run(folder):
+        return False
     try:
-        content = json_module.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        content = json_module.loads((folder / options.CONFIG).read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         return True
-    except OSError:
-        return False
     return not isinstance(content, dict) or "format" in content
 
 

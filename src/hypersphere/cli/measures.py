@@ -36,35 +36,58 @@ class Protocol:
     def __post_init__(self) -> None:
         require(self.bootstrap != 1, "--bootstrap", "0, or a number of draws >= 2", self.bootstrap)
 
-    def verify(self, first: Tensor, second: Tensor, same: Tensor, folds: int | Tensor) -> evaluation.Verification:
-        """Verify pairs of embeddings."""
-        return evaluation.verify(first, second, same, folds=folds, far=self.far, subtract_mean=self.subtract_mean)
+    def verify(
+        self,
+        first: Tensor,
+        second: Tensor,
+        same: Tensor,
+        folds: int | Tensor,
+        identities: tuple[Tensor, Tensor] | None = None,
+    ) -> dict[str, Any]:
+        """Verify pairs of embeddings; bootstrap intervals resample whole identities, or pairs without them."""
+        verified = evaluation.verify(first, second, same, folds=folds, far=self.far, subtract_mean=self.subtract_mean)
+        return evaluation.summarize_verification(
+            verified, bootstrap=self.bootstrap, identities=identities, seed=self.seed
+        )
 
 
 def measure_run(opened: Opened, protocol: Protocol, mirror: bool) -> dict[str, Any]:
     """Evaluate a run on its held-out data; the classes are known in training unless the data are an open set."""
     split, source = opened.experiment.data, opened.held_out
-    results: dict[str, Any] = {"step": opened.step}
+    results: dict[str, Any] = {"step": opened.step, "data": _data_name(opened), "classes": len(source.classes)}
     features, labels = opened.embed(source)
     if not split.open_set:
-        correct = float((opened.predict(features) == labels).double().mean())
-        hardness = evaluation.angular_visual_hardness(features, labels, opened.class_vectors)
-        results["classification"] = {"accuracy": correct, "samples": len(labels), "classes": len(split.classes)}
+        head: Any = opened.experiment.head
+        with torch.no_grad():
+            predicted = head.scores(features.to(opened.experiment.device)).argmax(1).cpu()
+        accuracy, count = float((predicted == labels).double().mean()), len(labels)
+        hardness = evaluation.angular_visual_hardness(features, labels, head.weight.detach().cpu())
         moments = {"mean": float(hardness.mean()), "deviation": float(hardness.std(correction=0))}
-        results["hardness"] = moments | {"samples": len(labels)}
+        results["classification"] = {"accuracy": accuracy, "samples": count, "classes": len(split.classes)}
+        results["hardness"] = {**moments, "samples": count}
     if mirror:
         features, _ = opened.embed(source, mirror=True)
     if protocol.pca is not None:
         count = len(split.train)
         train = data.subset(split.train, torch.linspace(0, count - 1, min(count, MOST_FITTED)).long())
         features = evaluation.fit_pca(opened.embed(train, mirror=mirror)[0], protocol.pca)(features)
-    pairs = split.pairs if protocol.pairs is None else protocol.pairs
     names = tuple(source.name(index) for index in range(len(source)))
+    pairs = split.pairs if protocol.pairs is None else protocol.pairs
     try:
         chosen = replace(protocol, pairs=pairs, pca=None)
         return results | _measure(Embeddings(features, labels, names), chosen, by_class=split.open_set)
     except data.NoPairsError as error:
         return results | {"left_out": str(error)}
+
+
+def _data_name(opened: Opened) -> str:
+    """Return what the held-out data of a run are, in words."""
+    fraction = opened.run.config.selection
+    if not fraction:
+        return "test data"
+    if opened.experiment.data.graph is not None:
+        return "selection data (the validation nodes)"
+    return f"selection data ({fraction:g} of the training data)"
 
 
 def measure_files(source: Path, second: Path | None, same: Path | None, protocol: Protocol) -> dict[str, Any]:
@@ -73,13 +96,14 @@ def measure_files(source: Path, second: Path | None, same: Path | None, protocol
     sample = read_embeddings(source)
     if other is None or other.ndim != 2:
         labels = sample.labels if other is None else other
-        return _measure(Embeddings(sample.features, labels, sample.names), protocol, by_class=True)
+        return _measure(replace(sample, labels=labels), protocol, by_class=True)
     require(protocol.pca is None, "--pca", "omitted with two files of embeddings", protocol.pca)
     if same is None:
         raise ValueError("two files of embeddings need --same, a .npy file of zeros and ones")
-    verified = protocol.verify(sample.features, other, torch.from_numpy(read_array(same)), protocol.folds or 10)
-    summary = evaluation.summarize_verification(verified, bootstrap=protocol.bootstrap, seed=protocol.seed)
-    return {"verification": summary | {"pairs": "given"}}
+    matches = torch.from_numpy(read_array(same))
+    return {
+        "verification": {**protocol.verify(sample.features, other, matches, protocol.folds or 10), "pairs": "given"}
+    }
 
 
 def _measure(sample: Embeddings, protocol: Protocol, *, by_class: bool) -> dict[str, Any]:
@@ -88,6 +112,7 @@ def _measure(sample: Embeddings, protocol: Protocol, *, by_class: bool) -> dict[
     Bootstrap intervals resample whole classes, or pairs of classes that were seen in training.
     """
     results: dict[str, Any] = {}
+    folds: int | Tensor = protocol.folds or 10
     features, labels, pairs, people = sample.features, sample.labels, protocol.pairs, None
     if protocol.pca is not None:
         features = evaluation.fit_pca(features, protocol.pca)(features)
@@ -97,26 +122,22 @@ def _measure(sample: Embeddings, protocol: Protocol, *, by_class: bool) -> dict[
         require(fits, "labels", accepted, f"{labels.dtype} {tuple(labels.shape)}")
         labels = labels.long()
     if isinstance(pairs, Path):
-        chosen = data.read_pairs(pairs, sample.names or tuple(map(str, range(len(features)))))
-        require(len(chosen) > 0, "--pairs", "a list with at least one pair", f"{pairs}, which is empty")
-    elif isinstance(pairs, data.Pairs):
-        chosen = pairs
+        pairs = data.read_pairs(pairs, sample.names or tuple(map(str, range(len(features)))))
+        require(len(pairs) > 0, "--pairs", "a list with at least one pair", f"{protocol.pairs}, which is empty")
+    if isinstance(pairs, data.Pairs):
+        chosen, kind = pairs, "listed"
+        if protocol.folds is None and chosen.folds > 1:
+            folds = chosen.fold
     elif labels is not None:
-        chosen = data.draw_all_class_pairs(labels, pairs, seed=protocol.seed)
+        chosen, kind = data.draw_all_class_pairs(labels, pairs, seed=protocol.seed), "drawn"
         people = (labels[chosen.first], labels[chosen.second]) if by_class else None
     else:
         raise ValueError("embeddings without labels need a second .npy file with labels, or --pairs FILE")
     if labels is not None:
         score = evaluation.angular_fisher_score(features, labels)
         results |= {"samples": len(labels), "angular_fisher_score": score}
-    drawn = not isinstance(pairs, (Path, data.Pairs))
-    has_folds = not drawn and protocol.folds is None and chosen.folds > 1
-    folds = chosen.fold if has_folds else protocol.folds or 10
-    verified = protocol.verify(features[chosen.first], features[chosen.second], chosen.same, folds)
-    summary = evaluation.summarize_verification(
-        verified, bootstrap=protocol.bootstrap, identities=people, seed=protocol.seed
-    )
-    results["verification"] = summary | {"pairs": "drawn" if drawn else "listed"}
+    verified = protocol.verify(features[chosen.first], features[chosen.second], chosen.same, folds, people)
+    results["verification"] = {**verified, "pairs": kind}
     if labels is not None and len(labels.unique()) < len(labels):
         results["identification"] = evaluation.summarize_identification(features, labels, protocol.ranks)
     return results

@@ -1,4 +1,4 @@
-"""Open a run: rebuild its experiment with the weights of one checkpoint, on one device, in the precision of the run."""
+"""A run as commands use it: its experiment with the weights of one checkpoint, on one device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from torch import Tensor
 
 from hypersphere.cli.output import warn
 from hypersphere.data import Mirrored, Source
+from hypersphere.models.export import probe_batches
 from hypersphere.training import Experiment, Run
+from hypersphere.training.processes import choose_device
 
-__all__ = ["Opened", "device_of", "open_run"]
+__all__ = ["Opened", "open_run", "probe_inputs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,17 +48,10 @@ class Opened:
             features = torch.cat([features, mirrored], dim=1)
         return features, labels
 
-    @torch.no_grad()
-    def predict(self, features: Tensor) -> Tensor:
-        """Return the class with the largest score (without margin) for each feature."""
-        head: Any = self.experiment.head
-        return head.scores(features.to(self.experiment.device)).argmax(1).cpu()
-
-    @property
-    def class_vectors(self) -> Tensor:
-        """The class vectors (C, d) of the head."""
-        head: Any = self.experiment.head
-        return head.weight.detach().cpu()
+    def classify(self, inputs: Tensor) -> Tensor:
+        """Return the scores (N, C) of inputs without margin, in the precision of the run."""
+        objective: Any = self.experiment.objective
+        return objective.head.scores(objective.features(inputs))
 
     def require_images(self, what: str) -> None:
         """Raise a `ValueError` that names `what` if the run was trained on points or on nodes of a graph."""
@@ -78,36 +73,22 @@ def open_run(
     With `with_data=False` the data of the run are not read and may be missing.
 
     Raises:
-        ValueError: if there is no run or no such checkpoint, its data have changed, or it names code that is not
-            trusted.
+        ValueError: if there is no such checkpoint, the data have changed, or the run names code that is not trusted.
         DamagedCheckpoint: if the requested checkpoint, or every checkpoint, is damaged.
     """
-    run = Run.open(folder)
-    where = device_of(device)
-    if not run.checkpoints().steps():
-        raise ValueError(f"{folder} has no checkpoint yet")
+    run, place = Run.open(folder), choose_device(device)
     checkpoint = run.checkpoint(step, on_damage=warn)
-    experiment = run.build(data_root, with_data=with_data, device=where, trust_code=trust_code)
-    # Averaged weights are those that were validated.
-    checkpoint.restore_({"objective" if experiment.ema is None else "ema": experiment.objective})
-    experiment.objective.eval()
+    experiment = run.experiment(data_root, step=checkpoint, with_data=with_data, device=place, trust_code=trust_code)
     return Opened(run, experiment, checkpoint.step)
 
 
-def device_of(name: str | None) -> torch.device:
-    """Return the device named by `--device`, or by default an accelerator if there is one.
+def probe_inputs(experiment: Experiment, count: int = 32, *, as_bytes: bool = False) -> list[Tensor]:
+    """Return batches to compare two forms of a network, see `probe_batches`; for a graph, one batch of all nodes.
 
-    >>> device_of("cpu")
-    device(type='cpu')
-    >>> device_of("toaster")
-    Traceback (most recent call last):
-    ValueError: --device toaster cannot be used: ...
+    Images are floats in [0, 1], or uint8 with `as_bytes`.
     """
-    accelerator = torch.accelerator.current_accelerator(check_available=True) if name is None else None
-    try:
-        chosen = torch.device(name) if name is not None else accelerator or torch.get_default_device()
-        torch.zeros((), device=chosen).item()
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"--device {name} cannot be used: {reason}") from None
-    return chosen
+    split = experiment.data
+    if split.graph is not None:
+        return [torch.arange(len(split.graph.features))]
+    inputs = torch.stack([split.train[index] for index in range(min(count, len(split.train)))])
+    return probe_batches(inputs.float() / 255 if inputs.dtype == torch.uint8 and not as_bytes else inputs)

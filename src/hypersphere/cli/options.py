@@ -8,7 +8,11 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from hypersphere._validation import require
+from hypersphere.training.config import CONFIG
+
 __all__ = [
+    "CONFIG",
     "DataRoot",
     "Device",
     "JsonFile",
@@ -16,24 +20,44 @@ __all__ = [
     "Step",
     "Threads",
     "TrustCode",
+    "check_run",
+    "is_run",
     "parse_numbers",
 ]
 
+A_RUN = f"the folder of a run of `hypersphere train` (with a {CONFIG})"
 Number = TypeVar("Number", int, float)
 
 
+def is_run(path: Path) -> bool:
+    """Return True if a folder holds a run, also a damaged one."""
+    return (path / CONFIG).is_file()
+
+
+def check_run(path: Path, name: str = "RUN", *, also: str = "", valid: bool = False) -> Path:
+    """Raise a `ValueError` that names the argument and the path, unless the path is the folder of a run.
+
+    Args:
+        path: the path.
+        name: name of the argument.
+        also: what else the argument accepts.
+        valid: whether the path is one of these.
+    """
+    if not (valid or is_run(path)):
+        missing = "" if path.exists() else ", which does not exist"
+        raise ValueError(f"{name} must be {A_RUN}{also}, not {str(path)!r}{missing}")
+    return path
+
+
 def _folder(path: Path | None) -> Path | None:
-    if path is not None and not path.expanduser().is_dir():
-        raise ValueError(f"--data-root must be an existing folder, not {str(path)!r}")
+    existing = path is None or path.expanduser().is_dir()
+    require(existing, "--data-root", "an existing folder", str(path))
     return path
 
 
 def _checkpoint(text: str | None) -> int | str | None:
-    if text is None or text == "best":
-        return text
-    if not text.isdecimal():
-        raise ValueError(f"--step must be a number, or best, not {text!r}")
-    return int(text)
+    require(text in (None, "best") or str(text).isdecimal(), "--step", "a number, or best", text)
+    return int(text) if text and text != "best" else text
 
 
 def _threads(count: int | None) -> int | None:
@@ -44,7 +68,9 @@ def _threads(count: int | None) -> int | None:
     return count
 
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of the run.", callback=lambda path: check_run(path))
+]
 DataRoot = Annotated[
     Path | None, typer.Option(callback=_folder, help="Folder of the data sets; default: the variable HYPERSPHERE_DATA.")
 ]

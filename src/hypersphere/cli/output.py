@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import struct
 import sys
@@ -12,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hypersphere._files import MARK, replacing
+from hypersphere._files import MARK, replacing, strict_json
 from hypersphere._validation import require
 
 __all__ = ["check_target", "mark_png", "print_line", "printable", "warn", "write_json"]
@@ -21,7 +19,7 @@ SEARCHED = 1 << 16  # bytes at the beginning and at the end of a file in which t
 
 
 def printable(text: object) -> str:
-    r"""Return text with control characters written as escapes, so that names cannot change the terminal.
+    r"""Return text with control characters written as escapes, so that a name cannot control the terminal.
 
     >>> printable("a\x1b[31m b")
     'a\\x1b[31m b'
@@ -83,14 +81,5 @@ def mark_png(path: Path) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write strict JSON with the mark; non-finite numbers become null."""
-    text = json.dumps({"note": MARK, **_finite(content)}, indent=1, allow_nan=False)
     with replacing(path) as draft:
-        draft.write_text(text + "\n", encoding="utf-8")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        draft.write_text(strict_json({"note": MARK, **content}, indent=1) + "\n", encoding="utf-8")

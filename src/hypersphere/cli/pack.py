@@ -23,5 +23,5 @@ def pack(
 
     shards = data.pack(folder, out, shard_bytes=shard_megabytes * 2**20, seed=seed)
     size = sum(path.stat().st_size for path in shards) / 2**20
-    print_line(f"{len(shards)} shards with {size:,.1f} MiB: {out}")
+    print_line(f"{len(shards)} shard{'s' * (len(shards) != 1)} with {size:,.1f} MiB: {out}")
     print_line(f"Next: hypersphere train --data shards --data.path={out}")

@@ -1,25 +1,37 @@
-"""Show progress: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of `train` and `reproduce`: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
+from hypersphere.energy import mean_energy
 from hypersphere.training import Trainer
-from hypersphere.training.validation import mean_energy
 
-__all__ = ["View"]
+if TYPE_CHECKING:
+    from hypersphere.recipes import Row
+
+__all__ = ["TrainingProgress", "recipe_progress"]
 
 WIDE = 78  # minimum width of a terminal, in columns, for the bar to include the speed
 NOT_METRICS = ("kind", "epoch", "step", "loss", "seconds", "energy")
 
 
-class View:
+class TrainingProgress:
     """Shows loss, metrics, energy, examples per second and remaining time. Call it after each step and each epoch.
 
     Args:
@@ -39,14 +51,14 @@ class View:
             console=console,
             refresh_per_second=4,
         )
+        self.task = self.bar.add_task("", total=None, epoch="", numbers="")
         self.began, self.due = time.perf_counter(), 0.0
         self.first: int | None = None  # the step of the first call
         self.shown: int | None = None  # the step of the last validation that was shown
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> TrainingProgress:
         if self.console.is_terminal:
             self.bar.start()
-            self.task = self.bar.add_task("", total=None, epoch="", numbers="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -86,11 +98,11 @@ class View:
         return parts
 
     def _line(self, parts: Sequence[str]) -> None:
-        words = "  ".join(parts)
+        text = "  ".join(parts)
         if self.console.is_terminal:
-            self.bar.console.print(words, markup=False, highlight=False)
+            self.console.print(text, markup=False, highlight=False)
         else:
-            print(words, flush=True)
+            print(text, flush=True)
 
 
 def measured(line: Any) -> list[str]:
@@ -117,3 +129,31 @@ def _clock(seconds: float) -> str:
     """
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+@contextmanager
+def recipe_progress(console: Console, total: int) -> Iterator[Callable[[Row, int, float], None]]:
+    """Yield a function that shows the part of a row and seed that is done.
+
+    A terminal shows a bar; other outputs get one line per finished row and seed, of which there are `total`. The line
+    says "recorded" for a row and seed that was finished before.
+    """
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    bar = Progress(*columns, console=console)
+    task, done = bar.add_task("", total=total), 0
+    started: set[str] = set()  # rows and seeds that ran, in place of having a record from before
+
+    def show(row: Row, seed: int, part: float) -> None:
+        nonlocal done
+        label = f"{row.name}, seed {seed}"
+        bar.update(task, description=label, completed=done + part)
+        if part < 1:
+            started.add(label)
+        else:
+            done += 1
+            recorded = "" if label in started else ": recorded"
+            if not console.is_terminal:
+                print(f"[{done}/{total}] {label}{recorded}", file=sys.stderr, flush=True)
+
+    with bar if console.is_terminal else nullcontext():
+        yield show

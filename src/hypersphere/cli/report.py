@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from hypersphere._validation import require
-from hypersphere.cli.options import DataRoot, Device, Threads, TrustCode
+from hypersphere.cli import options
 from hypersphere.cli.output import check_target, print_line
-
-if TYPE_CHECKING:
-    from hypersphere.report import RecipeResults
 
 __all__ = ["report"]
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs of `train`, or of records of `reproduce`.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Folders of runs of `train`, or of records of `reproduce`.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -28,10 +26,10 @@ def report(
     landscape: Annotated[
         bool, typer.Option("--landscape", help="Also compute the loss and error around the trained weights.")
     ] = False,
-    device: Device = None,
-    threads: Threads = None,
-    data_root: DataRoot = None,
-    trust_code: TrustCode = False,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    data_root: options.DataRoot = None,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Write an HTML report of one or several runs: curves, features on the sphere, angles, layers.
 
@@ -41,14 +39,13 @@ def report(
     from rich.status import Status
 
     from hypersphere import report as pages
-    from hypersphere.cli.run_result import run_result
-    from hypersphere.training.run import CONFIG
+    from hypersphere.cli.opening import open_run
+    from hypersphere.cli.recipe_results import stored_results
 
-    require(bool(folders), "folders", "at least one run or folder of records", list(folders))
+    runs = [folder for folder in folders if options.is_run(folder)]
+    recorded = [stored_results(folder) for folder in folders if folder not in runs]
     target = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     check_target("--out", target, [".html"])
-    runs = [folder for folder in folders if (folder / CONFIG).exists()]
-    recorded = [_recipe_results(folder) for folder in folders if folder not in runs]
     if out is None and len(recorded) == len(folders) == 1:
         pages.write_recipe_page(recorded[0], folders[0])
     else:
@@ -56,12 +53,7 @@ def report(
         console, results = Console(stderr=True), []
         for folder in runs:
             with Status(f"evaluating {folder}", console=console):
-                results.append(run_result(folder, data_root, landscape=landscape, device=device, trust_code=trust_code))
+                opened = open_run(folder, data_root, device=device, trust_code=trust_code)
+                results.append(pages.run_result(opened.run, opened.experiment, landscape=landscape))
         pages.write_page(target, pages.join_pages([*([pages.run_page(results)] if results else []), *made]))
     print_line(f"Report: {target}")
-
-
-def _recipe_results(folder: Path) -> RecipeResults:
-    from hypersphere.cli.recipe_results import usable_results  # imports all recipes
-
-    return usable_results(folder)

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from hypersphere.cli.options import DataRoot, Device, Threads
+from hypersphere.cli import options
 from hypersphere.cli.output import print_line, warn
 from hypersphere.cli.settings import assignment
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from hypersphere.recipes import Recipe, Row
 
 __all__ = ["reproduce"]
 
@@ -34,10 +27,13 @@ def reproduce(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting in all rows: KEY=VALUE, for example epochs=5.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings of the rows and run nothing.")] = False,
-    device: Device = None,
-    threads: Threads = None,
-    data_root: DataRoot = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the settings that the rows share, what differs, and run nothing."),
+    ] = False,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    data_root: options.DataRoot = None,
 ) -> None:
     """Reproduce a table or figure of the sources, row by row; rows that already have a record are not run again."""
     from rich.console import Console
@@ -45,29 +41,32 @@ def reproduce(
     from hypersphere import recipes, report
 
     recipe = recipes.find_recipe(name)
-    chosen = tuple(range(seeds)) if seeds else recipe.seeds
+    chosen_rows = list(dict.fromkeys(rows or (row.name for row in recipe.rows_at(scale))))
+    chosen_seeds = list(range(seeds)) if seeds else list(recipe.seeds)
     overrides = dict(map(assignment, assignments or []))
     if dry_run:
-        print(json.dumps(_plan(recipe, scale, rows or [row.name for row in recipe.rows], chosen, overrides), indent=1))
+        plan = recipes.plan(recipe, scale=scale, rows=chosen_rows, seeds=chosen_seeds, overrides=overrides)
+        print(json.dumps(plan, indent=1))
         return
 
-    from hypersphere.cli.processes import process_group
-    from hypersphere.cli.recipe_results import results_of, write_report
-    from hypersphere.cli.signals import interrupts
+    from hypersphere.cli.progress import recipe_progress
+    from hypersphere.cli.recipe_results import recipe_results, write_report
+    from hypersphere.training import interrupts, process_group
 
     console = Console()
-    with interrupts() as signals, process_group(device) as where, _Bar(console, recipe, chosen, rows or None) as bar:
+    bar = recipe_progress(console, len(chosen_rows) * len(chosen_seeds))
+    with interrupts() as signals, process_group(device) as place, bar as on_progress:
         signals.deferred = recipe.compute is None  # training stops after a step; other computations stop at once
         records = recipes.execute(
             recipe,
             out,
             scale=scale,
-            rows=rows or None,
-            seeds=chosen,
+            rows=chosen_rows,
+            seeds=chosen_seeds,
             overrides=overrides,
-            device=where,
+            device=place,
             data_root=data_root,
-            on_progress=bar,
+            on_progress=on_progress,
             stop=lambda: signals.came,
             say=warn,
         )
@@ -75,50 +74,5 @@ def reproduce(
             raise KeyboardInterrupt
     if int(os.environ.get("RANK", 0)) == 0:
         page = write_report(recipe, records, out)  # before printing, so that a closed pipe cannot prevent it
-        report.print_table(report.summary_table(results_of(recipe, records, out)), console)
+        report.print_table(report.summary_table(recipe_results(recipe, records, out)), console)
         print_line(f"\nReport: {page}")
-
-
-def _plan(
-    recipe: Recipe, scale: str, rows: Sequence[str], seeds: Sequence[int], overrides: dict[str, Any]
-) -> dict[str, Any]:
-    """Return what would be run, as plain data."""
-    settings = {row: recipe.settings(row, scale, overrides, seeds[0]) for row in rows}
-    cost = {"core_hours_of_all_rows": recipe.cost.get(scale)}
-    return {"recipe": recipe.name, "scale": scale, "seeds": list(seeds), **cost, "rows": settings}
-
-
-class _Bar:
-    """A live progress bar on a terminal; elsewhere one plain line per finished row."""
-
-    def __init__(self, console: Console, recipe: Recipe, seeds: Sequence[int], rows: list[str] | None) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        self.live = console.is_terminal
-        self.total = len(seeds) * (len(set(rows)) if rows else len(recipe.rows))
-        self.done = 0
-        self.progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
-
-    def __enter__(self) -> _Bar:
-        if self.live:
-            self.progress.start()
-            self.task = self.progress.add_task("", total=self.total)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.progress.stop()
-
-    def __call__(self, row: Row, seed: int, part: float) -> None:
-        if self.live:
-            self.progress.update(self.task, description=f"{row.name}, seed {seed}", completed=self.done + part)
-        if part >= 1:
-            self.done += 1
-            if not self.live:
-                print(f"[{self.done}/{self.total}] {row.name}, seed {seed}", file=sys.stderr, flush=True)

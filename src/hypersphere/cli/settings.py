@@ -14,12 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from hypersphere._validation import nearest_name, require
-from hypersphere.cli.settings_file import read_settings
 from hypersphere.training.config import Config, Embedding, Validation, merge, parse_value, set_path
+from hypersphere.training.settings_file import read_settings
 
 __all__ = ["assignment", "changed_settings", "with_settings"]
 
-Word = tuple[str, Any]  # a dotted path and a value
+Change = tuple[str, Any]  # the dotted path of a setting, and its value
 GROUPS = {"Embedding": Embedding, "Validation": Validation}  # settings that are groups of settings
 PANELS = {"data": "Data", "model": "Model", "optimizer": "Training", "validation": "Measurements and files"}
 KINDS = {"int": "INTEGER", "float": "NUMBER", "bool": None, "str": "TEXT", "Component": "NAME"}
@@ -64,12 +64,14 @@ def _option(one: Field[Any], path: str, panel: str) -> inspect.Parameter:
     choices = one.metadata["choices"]
     option = typer.Option(
         f"{name}/--no-{path.replace('_', '-')}" if kind == "bool" else name,
-        help=one.metadata["help"].replace("[", r"\["),
+        help=one.metadata["help"],
         metavar="|".join(choices) if choices else KINDS[kind],
         rich_help_panel=panel,
         show_default=False,
     )
-    annotation: Any = Annotated[bool | None, option] if kind == "bool" else Annotated[str | None, option]
+    is_list = str(one.type).startswith("tuple")
+    plain: Any = bool if kind == "bool" else list[str] if is_list else str
+    annotation = Annotated[plain | None, option]
     return inspect.Parameter(
         path.replace(".", "__"), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
@@ -81,14 +83,14 @@ def changed_settings(
     options: Mapping[str, Any],
     arguments: Sequence[str] = (),
     assignments: Sequence[str] = (),
-    known: Iterable[str] = (),
+    option_names: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Return settings changed by a file, options, dotted arguments and `--set`, in this order.
 
     Components are named first, because another name drops the options of the old component.
 
     `options` are those of `with_settings`, None where one was not given; `arguments` the rest of the command line;
-    `known` the options of the command, to suggest a correction for a misspelt one.
+    `option_names` those of the command, to suggest a correction for a misspelt one.
 
     Example:
         >>> base = {"head": {"name": "arcface", "m": 0.5}, "epochs": None}
@@ -96,30 +98,37 @@ def changed_settings(
         {'head': {'name': 'a_softmax', 'm': 4}, 'epochs': 3}
     """
     settings = merge(base, read_settings(file)) if file is not None else dict(base)
-    given = {key.replace("__", "."): value for key, value in options.items() if value is not None}
-    words = [(path, _option_value(path, value)) for path, value in given.items()]
-    words += sorted([*_dotted(arguments, known), *map(assignment, assignments)], key=lambda word: "." in word[0])
-    for path, value in words:
+    given = {key.replace("__", "."): value for key, value in options.items() if value not in (None, [], ())}
+    changes = [(path, _option_value(value)) for path, value in given.items()]
+    later = [*_dotted(arguments, option_names), *map(assignment, assignments)]
+    for path, value in [*changes, *sorted(later, key=lambda change: "." in change[0])]:
         settings = set_path(settings, path, value)
     return settings
 
 
-def _option_value(path: str, value: Any) -> Any:
-    """Return the value of an option; items of a list may be separated by commas."""
-    parsed = parse_value(value) if isinstance(value, str) else value
-    group, _, name = path.rpartition(".")
-    declared = {one.name: str(one.type) for one in fields(GROUPS.get(group.capitalize(), Config))}
-    return parsed.split(",") if isinstance(parsed, str) and declared[name].startswith("tuple") else parsed
+def _option_value(value: Any) -> Any:
+    """Return the value of an option. A list may be given in one option, separated by commas, or in several.
+
+    >>> _option_value("1e-3"), _option_value(["mirror,blur", "shift"])
+    (0.001, ['mirror', 'blur', 'shift'])
+    """
+    if not isinstance(value, list):
+        return parse_value(value) if isinstance(value, str) else value
+    items: list[Any] = []
+    for text in value:
+        parsed = parse_value(text)
+        items += parsed.split(",") if isinstance(parsed, str) else parsed if isinstance(parsed, list) else [parsed]
+    return items
 
 
-def assignment(text: str) -> Word:
+def assignment(text: str) -> Change:
     """Return the path and value of `KEY=VALUE`."""
     key, equals, value = text.partition("=")
     require(bool(equals and key), "--set", "KEY=VALUE", text)
     return key, parse_value(value)
 
 
-def _dotted(arguments: Sequence[str], known: Iterable[str]) -> Iterable[Word]:
+def _dotted(arguments: Sequence[str], option_names: Iterable[str]) -> Iterable[Change]:
     """Yield the paths and values of `--a.b=value` and `--a.b value`; `--a.b` without a value means true.
 
     >>> list(_dotted(["--head.m=4", "--model.widths", "[8, 8]", "--head.sharded"], []))
@@ -135,16 +144,16 @@ def _dotted(arguments: Sequence[str], known: Iterable[str]) -> Iterable[Word]:
         path = key.removeprefix("--")
         first, dot, rest = path.partition(".")
         if not (key.startswith("--") and dot and first.replace("-", "_") in settings):
-            raise ValueError(f"{key[:80]} is not an option{_suggestion(path, rest, settings, known)}")
+            raise ValueError(f"{key[:80]} is not an option{_suggestion(path, rest, settings, option_names)}")
         if not equals:
             value = left.pop(0) if left and not left[0].startswith("--") else "true"
         yield f"{first.replace('-', '_')}.{rest}", parse_value(value)
 
 
-def _suggestion(path: str, rest: str, settings: Sequence[str], known: Iterable[str]) -> str:
+def _suggestion(path: str, rest: str, settings: Sequence[str], option_names: Iterable[str]) -> str:
     elsewhere = ELSEWHERE.get(path.replace("-", "_"))
     if elsewhere:
         return f"; did you mean --{elsewhere}?"
     # Dashes are left out of the comparison: they would make every pair of options similar.
-    names = [f"{name}.{rest}" for name in settings] if rest else [name.removeprefix("--") for name in known]
+    names = [f"{name}.{rest}" for name in settings] if rest else [name.removeprefix("--") for name in option_names]
     return nearest_name(path, names).replace("mean ", "mean --")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,25 +10,34 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from hypersphere._validation import require
-from hypersphere.cli.initial_weights import read_weights
-from hypersphere.cli.output import print_line, printable, warn
-from hypersphere.cli.plan import checked_experiment, plan, start_line
-from hypersphere.cli.processes import is_broken, process_group
-from hypersphere.cli.progress import View
-from hypersphere.cli.signals import interrupts
+from hypersphere.cli.output import print_line, warn
+from hypersphere.cli.progress import TrainingProgress
 from hypersphere.heads._collectives import Processes, problem_of
-from hypersphere.training import Config, Experiment, Run, Trainer
+from hypersphere.training import (
+    Config,
+    Experiment,
+    Run,
+    Trainer,
+    build_experiment,
+    check_experiment,
+    interrupts,
+    process_group,
+    read_weights,
+)
 from hypersphere.training.components import foreign_code
-from hypersphere.training.run import CONFIG
+from hypersphere.training.config import CONFIG
+from hypersphere.training.processes import other_process_ended
 
-__all__ = ["require_same_weights", "train_in_folder"]
+__all__ = ["train_in_folder"]
 
 
 def train_in_folder(
     config: Config,
     out: Path,
+    *,
     existing: Run | None,
     source: str | None,
     resuming: bool,
@@ -35,103 +45,138 @@ def train_in_folder(
     data_root: Path | None,
     device: str | None,
 ) -> int:
-    """Train, and return the exit code, 0 or 130."""
-    first = int(os.environ.get("RANK", 0)) == 0
-    say = warn if first else lambda message: None
+    """Train, and return the exit code, 0 or 130.
+
+    `existing` is the run in the folder if it is resumed, and `source` the run or file with the initial weights.
+    """
+    is_first = int(os.environ.get("RANK", 0)) == 0
+    say: Callable[[str], None] = warn if is_first else lambda message: None
+    show: Callable[..., None] = print_line if is_first else lambda *lines: None
     trainer: Trainer | None = None
     with ExitStack() as stack:
         try:
             signals = stack.enter_context(interrupts())
-            where = stack.enter_context(process_group(device))
-            saved = existing.checkpoints(on_damage=say).steps() if existing is not None else []
-            weights = read_weights(Path(source), say) if source is not None and not saved else None
-            experiment = checked_experiment(config, data_root, where, weights, say)
-            if first and experiment.loaded is not None:
-                print_line(f"{'# ' * dry_run}from {source}: {experiment.loaded}")
+            place = stack.enter_context(process_group(device))
+            if existing is not None:
+                _require_same_weights(existing, source)
+            steps = existing.checkpoints(on_damage=say).steps() if existing is not None else []
+            weights = read_weights(source, on_damage=say) if source is not None and not steps else None
+            try:
+                experiment = build_experiment(config, data_root=data_root, weights=weights, device=place)
+            except (TypeError, RuntimeError) as error:  # raised by torch and Python for options that do not fit
+                raise ValueError(f"the experiment cannot be built: {_first_line(error)}") from error
+            check_experiment(experiment, say=say)
+            if experiment.loaded is not None:
+                show(f"{'# ' * dry_run}from {source}: {experiment.loaded}")
             if dry_run:
-                if first:
-                    print(printable(plan(experiment, out, saved[-1] if saved else None)), flush=True)
+                show(_plan(experiment, out, steps))
                 return 0
-            run = _run(out, experiment, source, resuming, stack)
+            run = _open_locked(out, experiment, source, resuming, stack)
             trainer = Trainer(experiment, run, stop=lambda: signals.came, say=say)
-            if first:
-                print_line(start_line(experiment))
+            show(experiment)
             if resuming:
-                _resume(trainer, first)
-            if first:
-                trainer.on_step = stack.enter_context(View(Console(highlight=False)))
+                _resume(trainer, show, say)
+            if is_first:
+                trainer.on_step = stack.enter_context(TrainingProgress(Console(highlight=False)))
             signals.deferred = True
             trainer.train()
         except KeyboardInterrupt:
-            return _interrupted(None if trainer is None else trainer.saved, out, say)
+            pass  # before the first step, or the second interrupt
         except RuntimeError as error:
-            if Processes().size > 1 and is_broken(error):
-                reason = str(error).strip().partition("\n")[0]
-                raise ConnectionError(f"another process of this run has ended: {reason}") from None
+            if Processes().size > 1 and other_process_ended(error):
+                raise ConnectionError(f"another process of this run has ended: {_first_line(error)}") from None
             raise
-    if not trainer.finished:
-        return _interrupted(trainer.saved, out, say)
-    if first:
-        _print_end(trainer, out)
-    return 0
+    if trainer is not None and trainer.finished:
+        _print_end(trainer, out, show, say)
+        return 0
+    if trainer is None or trainer.saved is None:
+        say(f"interrupted; nothing new was saved in {out}")
+    else:
+        say(f"interrupted; step {trainer.saved} is saved in {out}; run the same command with --resume auto to continue")
+    return 130
 
 
-def _print_end(trainer: Trainer, out: Path) -> None:
-    """Print how training ended and which commands may follow."""
-    chosen, best = trainer.config.validation, trainer.best
-    if trainer.progress.step < trainer.steps:
-        print_line(f"stopped early: {chosen.best} did not improve for {chosen.patience} validations")
-    if best["step"] is not None:
-        print_line(f"best {chosen.best} {best['value']:.4f} at step {best['step']}")
-    skipped = trainer.experiment.loader.skipped
-    if skipped:
-        names = ", ".join(list(skipped)[:3]) + (", …" if len(skipped) > 3 else "")
-        warn(f"{len(skipped)} files could not be decoded and were skipped: {names}")
-    trust = " --trust-code" * bool(foreign_code(trainer.config))
-    step = " --step best" * (best["step"] is not None)
-    print_line(f"Run: {out}", f"Next: hypersphere evaluate {out}{step}{trust}, or hypersphere report {out}{trust}")
-
-
-def _run(out: Path, experiment: Experiment, source: str | None, resuming: bool, stack: ExitStack) -> Run:
+def _open_locked(out: Path, experiment: Experiment, source: str | None, resuming: bool, stack: ExitStack) -> Run:
     """Return the run of the folder. The first process creates it if needed and locks it against other commands."""
     processes = Processes()
 
-    def make() -> None:
+    def prepare() -> None:
         if processes.rank == 0:
             exists = resuming and (out / CONFIG).exists()
             run = Run.open(out) if exists else Run.of(out, experiment, weights=source)
             stack.enter_context(run.alone())
-            require_same_weights(run, source)  # another command may have created it in the meantime
+            _require_same_weights(run, source)  # another command may have created it in the meantime
             done = max(run.checkpoints().steps(), default=0)
-            accepted = f"at least the {done} steps that the run has done"
+            accepted = f"at least the {done} step{'s' * (done != 1)} that the run has done"
             require(experiment.steps >= done, "epochs or steps", accepted, experiment.steps)
             run.with_config(experiment.config)  # settings that may change are updated
 
-    processes.raise_any(problem_of(make))
+    processes.raise_any(problem_of(prepare))
     return Run.open(out)
 
 
-def require_same_weights(run: Run, source: str | None) -> None:
-    """Raise a `ValueError` unless a run started from these weights."""
+def _require_same_weights(run: Run, source: str | None) -> None:
     if run.weights != source:
         reason = f"holds a run with different settings: --from was {run.weights} and is {source}"
         raise ValueError(f"{run.folder} {reason}; choose another folder")
 
 
-def _resume(trainer: Trainer, first: bool) -> None:
+def _plan(experiment: Experiment, out: Path, steps: list[int]) -> str:
+    """Return resolved settings as JSON and sizes as comments, so that the text is also valid YAML."""
+    split = experiment.data
+    shape = "×".join(map(str, (experiment.outline or {"shape": ()})["shape"])) or "scalar"
+    held_out = 0 if split.validation is None else len(split.validation)
+    kind = "selection" if experiment.config.selection else "test"
+    tested = f"{held_out:,} {kind} examples{' of other classes' * split.open_set}"
+    per_epoch = experiment.steps_per_epoch
+    lines = [
+        f"{len(split.train):,} training examples of shape {shape}, {tested}, {len(split.classes):,} classes",
+        f"{per_epoch:,} step{'s' * (per_epoch != 1)} per epoch, {experiment.steps:,} in total",
+        f"network: {_sizes(experiment.network)}, {experiment.network.feature_dim:,} features",
+        f"head: {_sizes(experiment.head)}",
+        f"{experiment.device}, processes: {Processes().size}, threads: {torch.get_num_threads()}",
+        f"{out}: {f'would continue from step {steps[-1]:,}' if steps else 'a new run'}",
+    ]
+    return "\n".join([json.dumps(experiment.config.settings(), indent=1), *(f"# {line}" for line in lines)])
+
+
+def _sizes(module: nn.Module) -> str:
+    """Return the number of parameters and how many of them are trained.
+
+    >>> _sizes(nn.Linear(3, 2).requires_grad_(False))
+    '8 parameters, 0 trained'
+    """
+    parameters = list(module.parameters())
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    return f"{sum(parameter.numel() for parameter in parameters):,} parameters, {trained:,} trained"
+
+
+def _resume(trainer: Trainer, show: Callable[..., None], say: Callable[[str], None]) -> None:
     checkpoint = trainer.resume()
-    if checkpoint is not None and first:
+    if checkpoint is not None:
         is_finished = checkpoint.step == trainer.steps
         more = "; the run is finished, and more --epochs or --steps extend it" * is_finished
-        print_line(f"resuming from step {checkpoint.step} of {trainer.steps}{more}")
+        show(f"resuming from step {checkpoint.step} of {trainer.steps}{more}")
         threads = checkpoint.made_with.get("threads")
         if threads != torch.get_num_threads():
-            warn(f"saved with {threads} threads, now {torch.get_num_threads()}: results may differ in rounding")
+            say(f"saved with {threads} threads, now {torch.get_num_threads()}: results may differ in rounding")
 
 
-def _interrupted(saved: int | None, out: Path, say: Callable[[str], None]) -> int:
-    if saved is None:
-        say(f"interrupted; nothing new was saved in {out}")
-    else:
-        say(f"interrupted; step {saved} is saved in {out}; run the same command with --resume auto to continue")
-    return 130
+def _print_end(trainer: Trainer, out: Path, show: Callable[..., None], say: Callable[[str], None]) -> None:
+    """Print how training ended and which commands may follow."""
+    chosen, best = trainer.config.validation, trainer.best
+    if trainer.progress.step < trainer.steps:
+        show(f"stopped early: {chosen.best} did not improve for {chosen.patience} validations")
+    if best["step"] is not None:
+        show(f"best {chosen.best} {best['value']:.4f} at step {best['step']}")
+    skipped = list(trainer.experiment.loader.skipped)
+    if skipped:
+        names = ", ".join(skipped[:3]) + ", …" * (len(skipped) > 3)
+        say(f"{len(skipped)} files could not be decoded and were skipped: {names}")
+    trust = " --trust-code" * bool(foreign_code(trainer.config))
+    step = " --step best" * (best["step"] is not None)
+    show(f"Run: {out}", f"Next: hypersphere evaluate {out}{step}{trust}, or hypersphere report {out}{trust}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
