@@ -24,11 +24,11 @@ from hypersphere.data import DataSplit, TensorSource
 from hypersphere.training import Config, Trainer
 from hypersphere.training.build import Experiment, build
 
-SIDE, PER_CLASS, BATCH = 64, 20, 64
+SIDE, CLASSES, BATCH = 64, 100, 64  # the same head and the same validation data for all numbers of images
 
 
 def write_images(folder: Path, count: int) -> None:
-    """Write small JPEG files in folders of 20; hard links repeat 400 different files."""
+    """Write small JPEG files, one folder per class; hard links repeat 400 different files."""
     from PIL import Image
 
     originals = folder.parent / "originals"
@@ -41,17 +41,17 @@ def write_images(folder: Path, count: int) -> None:
             image = Image.fromarray((255 * pixels).to(torch.uint8).permute(1, 2, 0).numpy())
             image.save(originals / f"{number}.jpg", quality=90)
     for number in range(count):
-        place = folder / f"class-{number // PER_CLASS:05d}"
+        place = folder / f"class-{number % CLASSES:03d}"
         place.mkdir(parents=True, exist_ok=True)
-        os.link(originals / f"{number % 400}.jpg", place / f"{number % PER_CLASS}.jpg")
+        os.link(originals / f"{number % 400}.jpg", place / f"{number // CLASSES}.jpg")
 
 
-def config_of(folder: Path, *, workers: int, steps: int) -> Config:
+def config_of(folder: Path, *, workers: int, steps: int, widths: tuple[int, ...] = (32, 64, 64, 64)) -> Config:
     """Return the settings of the benchmark."""
     return Config.of(
         {
             "data": {"name": "image_folder", "path": str(folder), "size": SIDE, "held_out": 1},
-            "model": {"name": "embedding_cnn", "widths": [32, 64, 64, 64], "feature_dim": 64},
+            "model": {"name": "embedding_cnn", "widths": list(widths), "feature_dim": 64},
             "normalize": {"name": "centered"},
             "head": "arcface",
             "batch_size": BATCH,
@@ -77,9 +77,13 @@ def tree_memory() -> int:
 
 
 def peak_of_training(folder: str, workers: int, steps: int, results: Any) -> None:
-    """Train for some steps and report the peak memory above what a built network needs."""
+    """Train for some steps and report the peak memory above what a built network needs.
+
+    The network is narrow, because the peak of large activations varies by more than what is measured here.
+    """
     torch.set_num_threads(1)
-    blank = build(config_of(Path(folder), workers=0, steps=1))
+    config = config_of(Path(folder), workers=workers, steps=steps, widths=(4, 8, 8, 8))
+    blank = build(config)
     del blank
     before, peak, running = tree_memory(), 0, True
 
@@ -87,11 +91,11 @@ def peak_of_training(folder: str, workers: int, steps: int, results: Any) -> Non
         nonlocal peak
         while running:
             peak = max(peak, tree_memory())
-            time.sleep(0.2)
+            time.sleep(0.05)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    Trainer(build(config_of(Path(folder), workers=workers, steps=steps))).train()
+    Trainer(build(config)).train()
     running = False
     watcher.join()
     results.put(peak - before)

@@ -1,8 +1,10 @@
 """Count how often one training step makes the host wait for the device.
 
 Reading a value in Python (`.item()`, `bool(tensor)`, `.tolist()`) and operations whose output size depends on values
-(`nonzero`, indexing by a boolean mask) stop the host until the device has caught up. On a CPU this costs nothing, but
-the counts are the same as on a GPU. A step is forward and backward.
+(`nonzero`, indexing by a boolean mask) stop the host until the device has caught up. On a CPU this costs nothing. While
+counting, tensors on the CPU are treated as if they were on a GPU (`_numerics.reading_is_free`), so that the counts are
+those of a GPU. Waits inside an operation of torch, such as the SVD on a GPU, are not counted. A step is forward and
+backward.
 
 To add rows, write a function that returns a dictionary from names to callables, and list it in `GROUPS`.
 """
@@ -13,6 +15,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -22,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hypersphere as hs
 from benchmarks.layers import OPERATORS as LAYER_OPERATORS
 from benchmarks.timing import RESULTS
+from hypersphere import _numerics
 
 _SYNCING_OPERATORS = {
     "_local_scalar_dense",  # .item(), bool(tensor), float(tensor), int(tensor)
@@ -35,6 +39,7 @@ _SYNCING_OPERATORS = {
     "unique_consecutive",
     "bincount",
     "repeat_interleave",
+    "_linalg_check_errors",  # of torch.linalg.solve and others; their forms with the suffix _ex do not check
 }
 _INDEXING_OPERATORS = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _SYNCING_METHODS = {"tolist", "numpy", "cpu"}  # these reach no operator on a CPU
@@ -52,7 +57,8 @@ class HostSyncs:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._modes = (_Operators(self.counts), _Methods(self.counts))
+        as_on_a_gpu = mock.patch.object(_numerics, "reading_is_free", return_value=False)
+        self._contexts = (as_on_a_gpu, _Operators(self.counts), _Methods(self.counts))
 
     @property
     def total(self) -> int:
@@ -60,13 +66,13 @@ class HostSyncs:
         return self.counts.total()
 
     def __enter__(self) -> HostSyncs:
-        for mode in self._modes:
-            mode.__enter__()
+        for context in self._contexts:
+            context.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(*error)
+        for context in reversed(self._contexts):
+            context.__exit__(*error)
 
 
 class _Operators(TorchDispatchMode):
@@ -137,10 +143,37 @@ def energy_steps() -> dict[str, Callable[[], object]]:
     return {name: step(energy) for name, energy in energies.items()}
 
 
+def rotation_steps() -> dict[str, Callable[[], object]]:
+    """Return one training step for every kind of rotation of a layer, and for a layer whose input is rotated."""
+    x = torch.randn(4, 36, generator=torch.Generator().manual_seed(0))
+
+    def step(convert: Callable[[torch.nn.Module], object], *layers: torch.nn.Module) -> Callable[[], object]:
+        model = torch.nn.Sequential(*(layers or [torch.nn.Linear(36, 8)]))
+        convert(model)
+        return lambda: model(x).square().sum().backward()
+
+    def rotated(method: str | hs.orthogonal.RowMap, **options: Any) -> Callable[[torch.nn.Module], object]:
+        return lambda model: hs.rotation.rotate_(model, method, output=True, **options)
+
+    methods = {**hs.orthogonal.ORTHOGONALS, **hs.transform.TRANSFORMS}
+    return {
+        **{name: step(rotated(name, spread=0.1)) for name in methods},
+        "cayley of a convolution": step(rotated("cayley"), torch.nn.Unflatten(1, (1, 6, 6)), torch.nn.Conv2d(1, 8, 3)),
+        "cayley with a bound": step(rotated(hs.orthogonal.Cayley(bound=0.5))),
+        "cayley, 4 blocks": step(rotated("cayley", blocks=4)),
+        "cayley, 4 equal blocks": step(rotated("cayley", blocks=4, shared=True)),
+        "cayley, 2 butterfly factors": step(rotated("cayley", blocks=12, factors=2)),
+        "cayley, learned neurons": step(rotated("cayley", learn_neurons=True)),
+        "stochastic": step(lambda model: hs.rotation.Stochastic(model, 0.25, output=True, whole_first=False)),
+        "input rotation": step(lambda model: None, hs.rotation.InputRotation(torch.nn.Linear(36, 8))),
+    }
+
+
 GROUPS: dict[str, Callable[[], dict[str, Callable[[], object]]]] = {
     "heads": head_steps,
     "layers": layer_steps,
     "energies": energy_steps,
+    "rotations": rotation_steps,
 }
 
 
