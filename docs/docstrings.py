@@ -108,20 +108,17 @@ def _classes(module: griffe.Module) -> Iterator[griffe.Class]:
 
 
 def _resolve_constructor(owner: griffe.Class) -> None:
-    """Show the signature of a constructor that is inherited from a private class of the same module."""
+    """Show the signature of a constructor that is inherited from a private class or from a private module."""
     if "__init__" in owner.members:
         return
-    for name in map(str, owner.bases):
-        base = owner.module.members.get(name)
-        if (
-            name.startswith("_")
-            and isinstance(base, griffe.Class)
-            and "__init__" in base.members
-        ):
+    for base in owner.mro():
+        is_private = base.name.startswith("_") or base.module.name.startswith("_")
+        if is_private and "__init__" in base.members:
             parameters = base.members["__init__"].parameters
             owner.members["__init__"] = griffe.Function(
                 "__init__", parameters=parameters, parent=owner
             )
+            return
 
 
 def _add_options(
@@ -233,12 +230,12 @@ class Docstrings(griffe.Extension):
         }
         for owner in _classes(pkg):
             _show_settings(owner)
-            _resolve_constructor(owner)
             for name, member in list(owner.members.items()):
                 if name != "__init__" and (name in NOT_SHOWN or not member.docstring):
                     del owner.members[name]
         loader.resolve_aliases()
         for owner in _classes(pkg):
+            _resolve_constructor(owner)
             _add_options(owner, options)
         for room in pkg.modules.values():
             if room.is_alias:  # a menu, shown on the page of the functions

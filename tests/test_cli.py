@@ -12,10 +12,11 @@ from rich.console import Console
 
 import hypersphere as hs
 from hypersphere import recipes, report
-from hypersphere.cli import commands, reproduce
+from hypersphere.cli import commands, progress, reproduce
 from hypersphere.cli.recipe_results import write_report
 from hypersphere.data import DamagedData, ForbiddenGlobal, MissingData
 from hypersphere.recipes import Metric, Outcome, Recipe, Row, execute, read_records
+from hypersphere.training.config import merge
 
 COMMAND = [sys.executable, "-m", "hypersphere"]
 ENVIRONMENT = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
@@ -87,14 +88,14 @@ def test_version(run_main):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nonsense"], "hypersphere: name must be one of digits"),
+        (["nonsense"], "hypersphere: name must be a recipe of `hypersphere list recipes`, or a table"),
         (["digits", "--set", "epochs"], "hypersphere: --set must be KEY=VALUE, not 'epochs'"),
         (["digits", "--set", "epoch=2"], "hypersphere: epoch is not a setting; did you mean epochs?"),
         (["digits", "--set", "epochs=many"], "hypersphere: epochs must be an integer >= 1, or null, not 'many'"),
         (["digits", "--set", "measure.nothing=1"], "hypersphere: measure.nothing is not a setting of digits"),
         (["digits", "--scale", "huge"], "hypersphere: scale must be one of paper, cpu, smoke, not 'huge'"),
         (["digits", "--row", "x"], "hypersphere: row must be one of Softmax, "),
-        (["digits", "--device", "toaster"], "hypersphere: --device toaster cannot be used"),
+        (["digits", "--device", "toaster"], "hypersphere: device 'toaster' cannot be used"),
         (["digits", "--out", "/proc/nowhere"], "hypersphere: out must be a writable folder"),
     ],
 )
@@ -147,14 +148,35 @@ def test_reproduce_reports_diverged_rows_below_the_table(tmp_path, run_main):
 def test_reproduce_dry_run_prints_the_settings_and_runs_nothing(tmp_path, run_main, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, errors = run_main(
-        "reproduce", "F2.10", "--scale", "paper", "--dry-run", "--set", "head.s=3", "--seeds", "2"
+        "reproduce", "T2.8", "--scale", "paper", "--dry-run", "--set", "batch_size=3", "--seeds", "2"
     )
     assert (code, errors) == (0, "")
     plan = json.loads(out)
-    assert (plan["recipe"], plan["scale"], plan["seeds"]) == ("digits", "paper", [0, 1])
-    assert list(plan["rows"]) == [row.name for row in recipes.RECIPES["digits"].rows]
-    assert all(settings["head"]["s"] == 3 for settings in plan["rows"].values())
+    assert (plan["recipe"], plan["scale"], plan["seeds"]) == ("lfw", "paper", [0, 1])
+    assert list(plan["rows"]) == [row.name for row in recipes.RECIPES["lfw"].rows]
+    assert all(merge(plan["shared"], row)["batch_size"] == 3 for row in plan["rows"].values())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("scale", recipes.SCALES)
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_dry_run_shows_each_setting_once_and_all_of_them(name, scale, run_main):
+    recipe = recipes.RECIPES[name]
+    code, out, _ = run_main("reproduce", name, "--scale", scale, "--dry-run")
+    assert code == 0
+    plan = json.loads(out)
+    assert list(plan["rows"]) == [row.name for row in recipe.rows_at(scale)]
+    for row, rest in plan["rows"].items():
+        assert merge(plan["shared"], rest) == recipe.settings(row, scale, {}, plan["seeds"][0])
+        assert len(plan["rows"]) == 1 or not [key for key in rest if rest[key] == plan["shared"].get(key, rest)]
+    assert plan == recipes.plan(recipe, scale=scale)
+
+
+def test_dry_run_of_one_row_shows_all_its_settings(run_main):
+    _, out, _ = run_main("reproduce", "digits", "--row", "Softmax", "--dry-run")
+    plan = json.loads(out)
+    assert plan["rows"] == {"Softmax": recipes.RECIPES["digits"].settings("Softmax", "cpu", {}, plan["seeds"][0])}
+    assert plan["shared"] == {}
 
 
 def test_list_recipes_prints_json(run_main, tmp_path, monkeypatch):
@@ -214,9 +236,18 @@ def test_reproduce_passes_the_data_root_without_changing_the_environment(tmp_pat
 def test_bar_does_not_interpret_markup_in_names():
     recipe = toy("[bold]row[/bold]")
     out = io.StringIO()
-    with reproduce._Bar(Console(file=out, force_terminal=True, width=100), recipe, (0,), None) as bar:
-        bar(recipe.rows[0], 0, 0.5)
+    with progress.recipe_progress(Console(file=out, force_terminal=True, width=100), 1) as show:
+        show(recipe.rows[0], 0, 0.5)
     assert "[bold]row[/bold], seed 0" in out.getvalue()
+
+
+def test_progress_says_which_rows_were_recorded_before(capsys):
+    row = toy("row").rows[0]
+    with progress.recipe_progress(Console(file=io.StringIO()), 2) as show:
+        show(row, 0, 1.0)
+        show(row, 1, 0.0)
+        show(row, 1, 1.0)
+    assert capsys.readouterr().err == "[1/2] row, seed 0: recorded\n[2/2] row, seed 1\n"
 
 
 def test_reproduce_writes_the_page_before_printing(tmp_path, monkeypatch):

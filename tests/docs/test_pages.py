@@ -274,7 +274,8 @@ def test_commands_on_the_pages_exist():
 
     from hypersphere.cli.commands import app
 
-    commands = typer.main.get_command(app).commands
+    group = typer.main.get_command(app)
+    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
     for page in [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]:
         for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.S | re.M):
             for line in re.findall(r"^hypersphere (.*)", block, re.M):

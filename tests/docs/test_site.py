@@ -108,10 +108,13 @@ def test_search_works_from_disk(site, tmp_path):
     assert int(match[1]) >= 1
 
 
-def test_api_shows_the_signature_of_an_inherited_constructor(site):
-    text = (site / "api" / "layers.html").read_text(encoding="utf-8")
-    section = text[text.index('id="hypersphere.layers.DecoupledConv2d"') :][:4000]
-    assert "in_channels" in html.unescape(re.sub(r"<[^>]+>", "", section))
+@pytest.mark.parametrize(
+    ("room", "name", "argument"), [("layers", "DecoupledConv2d", "in_channels"), ("energy", "Orthonormal", "weight=")]
+)
+def test_api_shows_the_signature_of_an_inherited_constructor(site, room, name, argument):
+    text = (site / "api" / f"{room}.html").read_text(encoding="utf-8")
+    section = text[text.index(f'id="hypersphere.{room}.{name}"') :][:4000]
+    assert argument in html.unescape(re.sub(r"<[^>]+>", "", section))
 
 
 def test_api_shows_every_example_as_code(site):
