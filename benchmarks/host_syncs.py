@@ -162,7 +162,7 @@ def rotation_steps() -> dict[str, Callable[[], object]]:
         "cayley with a bound": step(rotated(hs.orthogonal.Cayley(bound=0.5))),
         "cayley, 4 blocks": step(rotated("cayley", blocks=4)),
         "cayley, 4 equal blocks": step(rotated("cayley", blocks=4, shared=True)),
-        "cayley, 2 butterfly factors": step(rotated("cayley", blocks=12, factors=2)),
+        "cayley, 2 butterfly factors": step(rotated("cayley", blocks=2, factors=2)),
         "cayley, learned neurons": step(rotated("cayley", learn_neurons=True)),
         "stochastic": step(lambda model: hs.rotation.Stochastic(model, 0.25, output=True, whole_first=False)),
         "input rotation": step(lambda model: None, hs.rotation.InputRotation(torch.nn.Linear(36, 8))),

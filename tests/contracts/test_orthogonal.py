@@ -432,3 +432,42 @@ def test_kernels_run_in_eager_mode_and_the_expression_runs_elsewhere():
         calls.clear()
         run()
         assert calls == expected, name
+
+
+@every_map
+@pytest.mark.parametrize("spread", [0.0, 0.05, 1.0])
+def test_map_matrix_of_a_batch_matches_numpy_and_passes_gradcheck(name, spread):
+    method = VARIANTS[name]
+    free = free_parameters(method, 6, 3, spread=spread).requires_grad_()
+    expected = np.stack([reference.rotation(name, one, getattr(method, "bound", None)) for one in free.detach()])
+    np.testing.assert_allclose(method(free).detach().numpy(), expected, atol=1e-12)
+    assert gradcheck(method, (free,))
+    assert gradgradcheck(method, (free,))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_map_of_a_batch_of_large_matrices_is_right_with_two_threads(name):
+    # The LU factorisation of torch 2.13 is wrong for such batches.
+    method, threads = VARIANTS[name], torch.get_num_threads()
+    free = free_parameters(method, 160, 3, spread=0.05, dtype=torch.float32)
+    torch.set_num_threads(2)
+    try:
+        batch = method(free)
+    finally:
+        torch.set_num_threads(threads)
+    one_by_one = torch.stack([method(one) for one in free])
+    torch.testing.assert_close(batch, one_by_one, atol=1e-5, rtol=0)
+    torch.testing.assert_close(batch @ batch.mT, torch.eye(160).expand_as(batch), atol=2e-5, rtol=0)
+
+
+def test_skew_resolvent_is_the_inverse_or_none():
+    for size in (1, 5, 32):
+        for spread in (0.0, 1e-4, 1e-2, 0.1, 3.0):
+            s = factor.unpack_skew(spread * random_rows(4, size * (size - 1) // 2, dtype=torch.float32))
+            resolvent = factor.skew_resolvent(s)
+            norm = torch.linalg.matrix_norm(s.double(), 2).amax() if size > 1 else 0.0
+            assert resolvent is not None or norm > 0.5
+            if resolvent is not None:
+                product = resolvent.double() @ (torch.eye(size) - s).double()
+                torch.testing.assert_close(product, torch.eye(size).double().expand_as(product), atol=1e-6, rtol=0)
+    assert factor.skew_resolvent(torch.full((1, 2, 2), torch.nan)) is None

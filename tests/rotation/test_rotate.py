@@ -128,15 +128,32 @@ def test_rotate_skips_the_output_layer_by_default():
         (lambda m: rotate_(m, lambda d: nn.Linear(d, 3)), r"method must be a module from and to rows \(16, 10\)"),
         (
             lambda m: rotate_(m, lambda d: nn.Linear(d, d), blocks=2),
-            "method must be a name or a RowMap if blocks, shared, factors or spread",
+            "method must be a name or a RowMap if blocks, block_size, shared, factors, dropout or spread are used",
         ),
         (lambda m: rotate_(m, refine="mhe", refine_steps=0), "refine_steps must be an integer >= 1, not 0"),
         (lambda m: rotate_(m, refine="mhe", refine_rate="fast"), "refine_rate must be a positive number, not 'fast'"),
-        (lambda m: rotate_(m, blocks=5, factors=2), "factors must be"),
+        (
+            lambda m: rotate_(m, blocks=5, factors=2),
+            r"layer '0': factors must be a number with 2\^\(factors−1\) dividing the 5 blocks, not 2",
+        ),
+        (
+            lambda m: rotate_(m, blocks=10, factors=2),
+            "layer '0': blocks must be of even size for more than one factor, but 10/10 = 1 is odd, not 10",
+        ),
+        (
+            lambda m: rotate_(m, block_size=3),
+            r"block_size must be a divisor of 10, the length of a neuron of '0' \(or leave it out with `where`\)",
+        ),
+        (
+            lambda m: rotate_(m, blocks=2, block_size=5),
+            "block_size must be None or an integer >= 1, without `blocks`, not 5",
+        ),
+        (lambda m: rotate_(m, side="left"), "side must be 'auto', 'weight' or 'input', not 'left'"),
+        (lambda m: rotate_(m, dropout=1.0), r"dropout must be a number in \[0, 1\), not 1.0"),
         (lambda m: rotate_(m, "twist"), "method must be one of 'gram_schmidt'.*not 'twist'"),
         (lambda m: rotate_(m, where=lambda *_: False), "where must select at least one layer"),
         (lambda m: rotate_(m, refine="max"), "refine must be a callable of rows or one of 'mhe'"),
-        (lambda m: rotate_(m, spread=-1), "spread must be"),
+        (lambda m: rotate_(m, spread=-1), "spread must be None or a number >= 0, not -1"),
     ],
 )
 def test_rotate_rejects_invalid_input_and_leaves_the_model_unchanged(change, message):

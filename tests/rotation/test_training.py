@@ -192,7 +192,7 @@ def test_stochastic_with_fraction_zero_freezes_the_neurons():
         ("none", {"blocks": 2}, r"^rotation\.blocks is not an option of none"),
         ("cayley", {"bound": -1.0}, "^bound must be None or a positive number, not -1.0$"),
         ("cayley", {"blocks": 2.5}, r"^rotation\.blocks must be an integer, not 2.5$"),
-        ("cayley", {"blocks": 3}, "^blocks must be a divisor of 4"),
+        ("cayley", {"blocks": 3}, "^layer 'network.0': blocks must be a divisor of 4"),
         ("descent", {"refine": "max"}, "^refine must be a callable of rows or one of 'mhe'"),
         ("stochastic", {"every": 0}, "^every must be an integer >= 1, not 0$"),
     ],

@@ -58,6 +58,49 @@ def pack_skew(grad: Tensor) -> Tensor:
     return rectangle.flatten(-2)
 
 
+# Equations with a general matrix -------------------------------------------------------------------------------------
+
+# In torch 2.13 with MKL and several threads, the LU factorisation of a batch of matrices is wrong from size 160 on.
+_LARGEST_BATCHED_LU = 128
+
+
+def solve_from_right(a: Tensor, v: Tensor) -> Tensor:
+    """Return Z with Z·A = V, for matrices A that are never singular: nothing waits to check this.
+
+    >>> solve_from_right(torch.tensor([[2.0, 0.0], [0.0, 4.0]]), torch.tensor([[1.0, 1.0]]))
+    tensor([[0.5000, 0.2500]])
+    """
+    is_batch = a.ndim > 2 and a.shape[-1] > _LARGEST_BATCHED_LU
+    if is_batch and a.device.type == "cpu":
+        size = torch.broadcast_shapes(a.shape[:-2], v.shape[:-2])
+        matrices, rows = (x.expand(*size, *x.shape[-2:]).flatten(0, -3) for x in (a, v))
+        solutions = [torch.linalg.solve_ex(*pair, left=False)[0] for pair in zip(matrices, rows, strict=True)]
+        return torch.stack(solutions).unflatten(0, size)
+    return torch.linalg.solve_ex(a, v, left=False)[0]
+
+
+def skew_resolvent(s: Tensor) -> Tensor | None:
+    r"""Return (I−S)⁻¹ of skew matrices by products only, or None if ‖S‖₂ is too large for it.
+
+    (I−S)⁻¹ = (I+S)(I+S²)(I+S⁴)⋯. After the factor with S^p, the product misses S^2p·(I−S)⁻¹, whose norm is at most
+    ‖S^p‖₂². For a power of S, which has pairs of equal singular values, ‖S^p‖₂ ≤ ‖S^p‖_F/√2. The bound is read
+    from the matrices, so the number of factors adapts to them: none beyond I+S for S = 0, three for ‖S‖₂ = 0.1 in
+    float32. A batch takes the number that its largest matrix needs.
+    """
+    eye = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
+    product, power = eye + s, s
+    remainder = _numerics.machine_epsilon(s.dtype)
+    for _ in range(7):
+        bound = float(torch.linalg.matrix_norm(power).amax()) / math.sqrt(2)
+        if bound * bound <= remainder:
+            return product
+        power = power @ power
+        product = torch.baddbmm(product, product, power) if s.ndim == 3 else product + product @ power
+        if not bound < 8:  # far from convergence, or not finite
+            break
+    return None
+
+
 # Q of P = QT, with T upper triangular and positive on the diagonal ----------------------------------------------------
 
 

@@ -52,7 +52,9 @@ class RowMap(abc.ABC):
     def __init_subclass__(cls) -> None:
         """Drop algorithms of a parent class if the subclass defines another map and no algorithms for it."""
         super().__init_subclass__()
-        reset_closed_forms(cls, RowMap, ("evaluate", "forward_kernel", "backward_kernel"), "expression", "generator")
+        reset_closed_forms(
+            cls, RowMap, ("evaluate", "forward_kernel", "backward_kernel", "matrix"), "expression", "generator"
+        )
         cls.has_kernels = cls.forward_kernel is not RowMap.forward_kernel
 
     def identity(self, d: int) -> Float[Tensor, "..."]:
@@ -85,6 +87,13 @@ class RowMap(abc.ABC):
         """
         raise NotImplementedError
 
+    def matrix(self, free: Float[Tensor, "..."]) -> Float[Tensor, "*batch d d"]:
+        """Return R. A map that computes R faster than the rows V·Rᵀ of V = I overrides this method."""
+        # Dimensions of `free` beyond those of one set of parameters are batch dimensions.
+        batch = free.shape[: free.ndim - self.identity(1).ndim]
+        eye = torch.eye(self.size(free), dtype=free.dtype, device=free.device)
+        return self(free, eye.expand(*batch, -1, -1)).mT
+
     def size(self, free: Float[Tensor, "..."]) -> int:
         """Return d, the size of R."""
         return free.shape[-1]
@@ -98,10 +107,7 @@ class RowMap(abc.ABC):
     ) -> Float[Tensor, "*batch n d"]:
         """Return the rows V·Rᵀ, or the matrix R if no rows are given."""
         if v is None:
-            # Dimensions of `free` beyond those of one set of parameters are batch dimensions.
-            batch = free.shape[: free.ndim - self.identity(1).ndim]
-            eye = torch.eye(self.size(free), dtype=free.dtype, device=free.device)
-            return self(free, eye.expand(*batch, -1, -1)).mT
+            return self.matrix(free)
         # Factorisations need float32, also under autocast and for half-precision parameters.
         with _numerics.autocast_disabled(v):
             wide_free, wide_v = _numerics.widen_parameter(free), _numerics.widen_parameter(v)

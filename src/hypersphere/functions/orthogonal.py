@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,7 @@ from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.functions import _expm
 from hypersphere.functions import _factorizations as factorizations
+from hypersphere.functions._autograd import differentiable_gradients
 from hypersphere.functions._rowmap import Gradients, Residuals, RowMap, may_branch_on_values, norms_preserved
 
 __all__ = [
@@ -254,8 +255,7 @@ class _CayleyMap(SkewMap):
     def expression(self, free: Float[Tensor, "*batch m"], v: Float[Tensor, "*batch n d"]) -> Float[Tensor, "..."]:
         """Return 2Z − V."""
         shifted = self.generator(free) + torch.eye(v.shape[-1], dtype=v.dtype, device=v.device)
-        # I+S is never singular, so the form of `solve` that does not wait to check this suffices.
-        z, _ = torch.linalg.solve_ex(shifted, v, left=False)
+        z = factorizations.solve_from_right(shifted, v)  # I+S is never singular
         # An infinite entry of S is the limit of a rotation by 180°, but not a parameter to continue training from.
         return 2 * z - v + factorizations.zero_or_nan(free.detach().unsqueeze(-1))
 
@@ -318,6 +318,44 @@ class Cayley(_CayleyMap):
             if norms_preserved(w.detach(), v.detach()):
                 return w
         return super().evaluate(_numerics.to_float64(free), _numerics.to_float64(v)).to(v.dtype)
+
+    def matrix(self, free: Float[Tensor, "*batch m"]) -> Float[Tensor, "*batch d d"]:
+        """Return R, by matrix products only where S is small enough for them."""
+        wide = _numerics.widen_parameter(free)
+        with _numerics.autocast_disabled(free):
+            if may_branch_on_values(wide, wide):
+                bounded = self._bounded(wide)
+                resolvent = factorizations.skew_resolvent(factorizations.unpack_skew(bounded.detach()))
+                if resolvent is not None:
+                    return _numerics.narrow(_CayleyMatrix.apply(bounded, resolvent), free.dtype)
+        return super().matrix(free)
+
+
+class _CayleyMatrix(torch.autograd.Function):
+    r"""R = 2M − I for the resolvent M = (I−S)⁻¹.
+
+    dM = M·dS·M, so with the gradient G of R, the gradient of S is 2MᵀGMᵀ: two products, and only M is kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, free: Tensor, resolvent: Tensor) -> Tensor:
+        ctx.save_for_backward(free, resolvent)
+        r = 2 * resolvent
+        r.diagonal(dim1=-2, dim2=-1).sub_(1)
+        return r
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        free, resolvent = ctx.saved_tensors
+        with _numerics.autocast_disabled(grad):
+            if torch.is_grad_enabled():  # create_graph=True: the gradient must itself be differentiable
+                eye = torch.eye(grad.shape[-1], dtype=grad.dtype, device=grad.device).expand_as(grad)
+
+                def matrix(entries: Tensor) -> Tensor:
+                    return Cayley().expression(entries, eye).mT
+
+                return differentiable_gradients(matrix, (free,), (True,), grad)[0], None
+            return factorizations.pack_skew(2 * resolvent.mT @ grad @ resolvent.mT), None
 
 
 @dataclass(frozen=True)

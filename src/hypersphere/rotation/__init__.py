@@ -9,7 +9,8 @@ from hypersphere.rotation.diagnostics import (
     orthogonality_error,
     rotation_states,
 )
-from hypersphere.rotation.parametrization import BlockLayout, Rotation
+from hypersphere.rotation.layout import BlockLayout
+from hypersphere.rotation.parametrization import Rotation
 from hypersphere.rotation.refine import CompressiveEnergy, refine_neurons
 from hypersphere.rotation.rotate import (
     fold_,

@@ -18,7 +18,8 @@ from hypersphere import _numerics
 from hypersphere._validation import choose, is_integer, require, warn_user
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.rotation.parametrization import BlockLayout, Rotation, WeightState
+from hypersphere.rotation.layout import BlockLayout
+from hypersphere.rotation.parametrization import Rotation, WeightState
 
 __all__ = ["InputRotation"]
 

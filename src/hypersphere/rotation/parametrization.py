@@ -6,6 +6,7 @@ r"""The parametrisation of a rotated layer: W = V·Rᵀ with fixed neurons V and
     layer.weight  →  Rotation.forward(V)  →  BlockLayout.rotate  →  method(free, parts): a map of hypersphere.orthogonal
 
 `BlockLayout` cuts the rows of V into the parts that the map acts on. With one block, these are the rows themselves.
+The forward pass of a linear layer may rotate its input instead, which gives the same output (`forward_linear`).
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
-from hypersphere._deprecation import deprecated_attribute, deprecated_names
-from hypersphere._validation import is_integer, require
+from hypersphere._deprecation import deprecated_names
+from hypersphere._validation import require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import SkewMap
+from hypersphere.rotation._rotated_linear import input_side_is_cheaper, rotated_linear
+from hypersphere.rotation.layout import BlockLayout
 
-__all__ = ["BlockLayout", "Rotation", "WeightState"]
+__all__ = ["Rotation", "Side", "WeightState"]
+
+Side = Literal["auto", "weight", "input"]
 
 __getattr__ = deprecated_names(__name__, {"Layout": "hypersphere.rotation:BlockLayout"})  # named in saved modules
 
@@ -49,7 +53,9 @@ class Rotation(nn.Module):
         layout: blocks and factors of R.
         dimensions: the p entries of each neuron that are rotated, all of them if None (S-OPT).
         seed: the seed from which `dimensions` are drawn again later (S-OPT).
-        like: a tensor whose dtype and device the free parameters take.
+        side: what the forward pass of a linear layer rotates: "weight", "input", or "auto" for the cheaper of the two.
+        dropout: the probability with which each block is replaced by the identity in training.
+        like: the weight. The free parameters take its device, and its dtype or float32 if that is wider.
 
     Attributes:
         free: the sets of free parameters by name. A new rotation has the single set "main".
@@ -68,18 +74,27 @@ class Rotation(nn.Module):
         *,
         dimensions: Int[Tensor, " p"] | None = None,
         seed: int | None = None,
+        side: Side = "auto",
+        dropout: float = 0.0,
         like: Float[Tensor, "..."],
     ) -> None:
         super().__init__()
         self.method = method
         self.layout = layout
+        self.side = side
+        self.dropout = dropout
         self.active = "main"
         self.layer_name = ""
         self.free = nn.ParameterDict()
         # Dimensions and seed are buffers, so that processes and checkpoints that share the model's state share them.
         self.register_buffer("dimensions", dimensions)
         self.register_buffer("seed", None if seed is None else torch.tensor(seed, device=like.device))
-        self.free["main"] = nn.Parameter(layout.expand(method.identity(layout.block_size)).to(like))
+        # Small steps of a half-precision parameter would be rounded away, so the free parameters are never narrower
+        # than float32, whatever the precision of the frozen weight.
+        identity = layout.expand(method.identity(layout.block_size))
+        self.free["main"] = nn.Parameter(
+            identity.to(device=like.device, dtype=_numerics.widen(like.new_empty(0)).dtype)
+        )
 
     # The weight ------------------------------------------------------------------------------------------------------
 
@@ -89,8 +104,36 @@ class Rotation(nn.Module):
         with _numerics.autocast_disabled(neurons), self._layer_named_in_errors():
             free, wide_neurons = _numerics.widen_parameter(self.parameter), _numerics.widen_parameter(neurons)
             # A filter of a convolution is one neuron: its row has C·k·k entries.
-            rows = self.layout.rotate(self.method, free, wide_neurons.flatten(1), self.dimensions)
+            rows = wide_neurons.flatten(1)
+            if self.dropout and self.training:
+                rows = self.layout.rotate_rows(self.dropped_out(self.method(free)), rows)
+            else:
+                rows = self.layout.rotate(self.method, free, rows, self.dimensions)
             return _in_memory_format_of(neurons, _numerics.narrow(rows, neurons.dtype).view(neurons.shape))
+
+    def forward_linear(
+        self, x: Float[Tensor, "*batch d"], neurons: Float[Tensor, "n d"], bias: Float[Tensor, " n"] | None
+    ) -> Float[Tensor, "*batch n"] | None:
+        """Return the output of a rotated linear layer by rotating its input, or None if the weight is to be rotated."""
+        if self.side == "weight" or self.dimensions is not None or x.shape[-1:] != neurons.shape[1:]:
+            return None
+        trains = torch.is_grad_enabled() and self.parameter.requires_grad
+        needs_grad = torch.is_grad_enabled() and x.requires_grad
+        tokens, out = x.numel() // max(self.layout.size, 1), len(neurons)
+        if self.side == "auto" and not input_side_is_cheaper(
+            tokens, out, self.layout, x_needs_grad=needs_grad, trains=trains
+        ):
+            return None
+        with _numerics.autocast_disabled(neurons), self._layer_named_in_errors():
+            matrices = self.dropped_out(self.method(_numerics.widen_parameter(self.parameter)))
+        return rotated_linear(x, matrices, neurons, bias, self.layout)
+
+    def dropped_out(self, matrices: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Return the matrices with a random share of them replaced by the identity in training (OFT's dropout)."""
+        if not self.dropout or not self.training:
+            return matrices
+        keep = torch.rand(*matrices.shape[:-2], 1, 1, device=matrices.device) >= self.dropout
+        return torch.where(keep, matrices, torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device))
 
     @torch.no_grad()
     def fold(self, neurons: Float[Tensor, "n ..."]) -> None:
@@ -220,93 +263,3 @@ def _in_memory_format_of(neurons: Tensor, weight: Tensor) -> Tensor:
     if not _numerics.values_readable(neurons) or neurons.is_contiguous():
         return weight
     return torch.empty_like(neurons).copy_(weight)
-
-
-# Blocks and factors --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BlockLayout:
-    r"""How R is composed: R = Diag(R₁…R_k), or a product of `factors` such matrices (butterfly).
-
-    The blocks of factor j act on entries that are b^j apart, where b = size/blocks is the block size.
-
-    Args:
-        size: d, the number of entries of a neuron.
-        blocks: k, the number of blocks of each factor.
-        shared: use one matrix for all blocks of a factor.
-        factors: the number of factors.
-
-    Example:
-        >>> BlockLayout(size=8, blocks=4, factors=3).block_size
-        2
-    """
-
-    size: int
-    blocks: int = 1
-    shared: bool = False
-    factors: int = 1
-
-    def __post_init__(self) -> None:
-        """Check that the blocks divide the neuron."""
-        accepted = f"a divisor of {self.size}, the length of a neuron"
-        require(is_integer(self.blocks, 1) and self.size % self.blocks == 0, "blocks", accepted, self.blocks)
-        require(is_integer(self.factors, 1), "factors", "an integer >= 1", self.factors)
-        # The last factor connects entries b^(factors−1) apart, so a neuron must consist of groups of b^factors entries.
-        reach = self.block_size**self.factors
-        accepted = f"a number >= 1 with (d/blocks)^factors = {self.block_size}^factors dividing d = {self.size}"
-        require(self.factors == 1 or self.size % reach == 0, "factors", accepted, self.factors)
-
-    @property
-    def block_size(self) -> int:
-        """The block size b."""
-        return self.size // self.blocks
-
-    @property
-    def matrix_count(self) -> int:
-        """The number of learned b×b matrices."""
-        return self.factors * (1 if self.shared else self.blocks)
-
-    block = deprecated_attribute("block", "block_size")
-    matrices = deprecated_attribute("matrices", "matrix_count")
-
-    def expand(self, one: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Return free parameters of all matrices, each equal to `one`: ([factors], [blocks], *one.shape)."""
-        lead = [self.factors] if self.factors > 1 else []
-        lead += [self.blocks] if self.blocks > 1 and not self.shared else []
-        return one.expand(*lead, *one.shape).clone()
-
-    def rotate(
-        self,
-        method: RowMap,
-        free: Float[Tensor, "..."],
-        rows: Float[Tensor, "n d"],
-        dimensions: Int[Tensor, " p"] | None = None,
-    ) -> Float[Tensor, "n d"]:
-        """Return the rotated rows V·Rᵀ. If `dimensions` are given, only these entries of each row change."""
-        if dimensions is not None:
-            # Autograd saves the indices. `DistributedDataParallel` writes to buffers in every forward pass, which would
-            # invalidate saved ones if there are several forward passes before the backward pass, so save a copy.
-            dimensions = dimensions.clone()
-        selected = rows if dimensions is None else rows.index_select(1, dimensions)
-        for j, free_of_factor in enumerate(free.unbind() if self.factors > 1 else (free,)):
-            rotated_parts = method(free_of_factor, self.split(selected, j))
-            selected = self.join(rotated_parts, rows.shape[0], j)
-        return selected if dimensions is None else rows.index_copy(1, dimensions, selected)
-
-    def split(self, rows: Float[Tensor, "n d"], j: int = 0) -> Float[Tensor, "..."]:
-        """Cut rows into the parts that the blocks of factor j act on: (k, n, b), or (k·n, b) for a shared matrix."""
-        if self.blocks == 1:
-            return rows
-        # Write the index of an entry in three digits, (outer, position, inner) with inner < b^j. Entries that differ
-        # only in `position` form a block, so (outer, inner) is the number of the block.
-        b, n = self.block_size, rows.shape[0]
-        parts = rows.reshape(n, -1, b, b**j).permute(1, 3, 0, 2)
-        return parts.reshape(-1, b) if self.shared else parts.reshape(self.blocks, n, b)
-
-    def join(self, parts: Float[Tensor, "..."], n: int, j: int = 0) -> Float[Tensor, "n d"]:
-        """Undo `split` for `n` rows."""
-        if self.blocks == 1:
-            return parts
-        b = self.block_size
-        return parts.reshape(-1, b**j, n, b).permute(2, 0, 3, 1).reshape(n, self.size)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -19,7 +20,8 @@ from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.transform import TRANSFORMS
 from hypersphere.rotation.activations import InputRotation
-from hypersphere.rotation.parametrization import BlockLayout, Rotation, WeightState
+from hypersphere.rotation.layout import BlockLayout
+from hypersphere.rotation.parametrization import Rotation, Side, WeightState
 from hypersphere.rotation.refine import refine_neurons, require_energy
 
 __all__ = [
@@ -45,8 +47,11 @@ def rotate_(
     *,
     where: Where | None = None,
     blocks: int = 1,
+    block_size: int | None = None,
     shared: bool = False,
     factors: int = 1,
+    side: Side = "auto",
+    dropout: float = 0.0,
     learn_neurons: bool = False,
     normalize: bool = False,
     refine: str | Callable[[Tensor], Tensor] | None = None,
@@ -73,8 +78,12 @@ def rotate_(
             module (n, d) → (n, d) for a given d.
         where: a function of name and module that selects layers. By default all but the output layer.
         blocks: k, to make R block diagonal, along the channels of a convolution (PE-OPT; OFT for trained neurons).
+        block_size: b, the size of the blocks, instead of their number. It must divide the length of every neuron.
         shared: use one matrix for all blocks.
-        factors: more than one makes R a butterfly product of block-diagonal matrices.
+        factors: more than one makes R a butterfly product of block-diagonal matrices (BOFT), see `BlockLayout`.
+        side: what the forward pass of a linear layer rotates. "weight" rotates the neurons, "input" rotates the input
+            instead, which gives the same output, and "auto" takes the cheaper of the two for every batch.
+        dropout: the probability with which each block is replaced by the identity in training (OFT).
         learn_neurons: train V, too.
         normalize: scale the neurons to norm 1 first. Rotations cannot change norms, and torch initialises layers with
             much shorter neurons, so without it such layers learn slowly.
@@ -105,6 +114,10 @@ def rotate_(
         require(isinstance(flag, bool), name, "a bool", flag)
     require(is_integer(blocks, 1), "blocks", "an integer >= 1", blocks)
     require(is_integer(factors, 1), "factors", "an integer >= 1", factors)
+    is_size = block_size is None or (is_integer(block_size, 1) and blocks == 1)
+    require(is_size, "block_size", "None or an integer >= 1, without `blocks`", block_size)
+    require(side in ("auto", "weight", "input"), "side", "'auto', 'weight' or 'input'", side)
+    require(is_number(dropout, 0) and dropout < 1, "dropout", "a number in [0, 1)", dropout)
     require(is_integer(refine_steps, 1), "refine_steps", "an integer >= 1", refine_steps)
     require(is_number(refine_rate, 0) and refine_rate > 0, "refine_rate", "a positive number", refine_rate)
     if refine is not None:
@@ -113,8 +126,9 @@ def rotate_(
     if is_map or not callable(method):
         method = choose(METHODS, cast(RowMap, method), "method")
     else:
-        has_layout = blocks > 1 or factors > 1 or shared or spread is not None
-        require(not has_layout, "method", "a name or a RowMap if blocks, shared, factors or spread are used", method)
+        has_layout = blocks > 1 or block_size or factors > 1 or shared or dropout or spread is not None
+        accepted = "a name or a RowMap if blocks, block_size, shared, factors, dropout or spread are used"
+        require(not has_layout, "method", accepted, method)
     selection = rotatable_layers(model, where, output=output, output_layer=output_layer)
     # All parametrisations are made before the first one is attached, so that an error leaves the model unchanged.
     plans: list[tuple[NeuronLayer, Rotation | CustomTransform, Tensor]] = []
@@ -127,7 +141,8 @@ def rotate_(
             require(channels % blocks == 0, "blocks", accepted, blocks)
         parametrization: Rotation | CustomTransform
         if isinstance(method, RowMap):
-            parametrization = Rotation(method, BlockLayout(rows.shape[1], blocks, shared, factors), like=rows)
+            layout = _layout_of(layer, rows.shape[1], blocks, block_size, shared, factors)
+            parametrization = Rotation(method, layout, side=side, dropout=dropout, like=rows)
             if spread:
                 nn.init.normal_(parametrization.parameter, std=spread)
         else:
@@ -140,6 +155,20 @@ def rotate_(
     if report:
         print(selection.report())
     return model
+
+
+def _layout_of(
+    layer: NeuronLayer, length: int, blocks: int, block_size: int | None, shared: bool, factors: int
+) -> BlockLayout:
+    """Return the blocks of a layer. Errors name the layer."""
+    if block_size is not None:
+        accepted = f"a divisor of {length}, the length of a neuron of {layer.name!r} (or leave it out with `where`)"
+        require(length % block_size == 0, "block_size", accepted, block_size)
+        blocks = length // block_size
+    try:
+        return BlockLayout(length, blocks, shared, factors)
+    except ValueError as error:
+        raise ValueError(f"layer {layer.name!r}: {error}") from None
 
 
 # Attaching and folding -----------------------------------------------------------------------------------------------
@@ -184,6 +213,17 @@ def attach(
     parametrization.train(module.training)
     # unsafe=True skips torch's trial evaluation, which costs one rotation. Shape and dtype are known to be preserved.
     parametrize.register_parametrization(module, "weight", parametrization, unsafe=True)
+    # torch has given the module a class of its own, which it removes with the parametrisation. A subclass with another
+    # forward pass reads `weight`, and so rotates its weight.
+    if isinstance(parametrization, Rotation) and type(module).forward is nn.Linear.forward:
+        type(module).forward = _forward_linear
+
+
+def _forward_linear(self: nn.Linear, x: Tensor) -> Tensor:
+    """The forward pass of a rotated linear layer."""
+    rotation: Rotation = self.parametrizations.weight[0]  # type: ignore[union-attr,index,assignment]
+    output = rotation.forward_linear(x, neurons_of(self), self.bias)
+    return F.linear(x, self.weight, self.bias) if output is None else output
 
 
 def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:

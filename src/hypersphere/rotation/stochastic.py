@@ -13,7 +13,8 @@ from hypersphere._deprecation import deprecated_attribute
 from hypersphere._validation import choose, is_integer, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.rotation.parametrization import BlockLayout, Rotation
+from hypersphere.rotation.layout import BlockLayout
+from hypersphere.rotation.parametrization import Rotation
 from hypersphere.rotation.rotate import attach, neurons_of, plain_weight, rotatable_layers, rotated_layers
 
 __all__ = ["Stochastic"]
