@@ -209,3 +209,56 @@ def test_comhe_has_the_options_of_mhe():
         weighted(labels=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="neuron_weights must be None with a bilateral projection"):
         CoMHE({"w": w}, projection=Bilateral(dim=4), neuron_weights={"w": betas})
+
+
+@pytest.mark.parametrize("half_space", [True, False])
+def test_comhe_random_batches_are_unbiased(half_space):
+    """Layers of different size have samples of equal size, which stand for different numbers of pairs."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 12), nn.Linear(12, 20), nn.Linear(20, 9), nn.Linear(9, 40))
+    options = {"projection": Random(dim=5, views=1, every=10**6), "half_space": half_space, "seed": 1}
+    with pytest.warns(UserWarning, match="not projected"):
+        everything = CoMHE(net, **options)().item()
+    with pytest.warns(UserWarning, match="not projected"):
+        drawn = CoMHE(net, **options, batch=6)
+    values = [drawn().item() for _ in range(150)]
+    assert len(set(values)) == 150
+    assert np.mean(values) == pytest.approx(everything, abs=4 * np.std(values) / 150**0.5)
+
+
+def test_comhe_batch_draws_from_the_output_layer_too():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 40))
+    regularizer = CoMHE(net, hidden=0, projection=Random(dim=4), batch=10)
+    values = [regularizer().item() for _ in range(200)]
+    exact = oracle.energy(net[1].weight.detach().numpy(), 2)
+    assert np.mean(values) == pytest.approx(exact, abs=4 * np.std(values) / 200**0.5)
+    assert len(set(values)) > 100
+
+
+def test_comhe_batch_uses_the_weights_of_the_drawn_neurons():
+    w, betas = torch.randn(9, 8, dtype=torch.float64), torch.linspace(0.5, 2, 9, dtype=torch.float64)
+    projection = Random(dim=4, views=1)
+    drawn = CoMHE({"w": w}, projection=projection, batch=4, neuron_weights={"w": betas}, half_space=False)
+    index = drawn.draw_neurons(~0, drawn.selection)["w"]
+    basis = drawn._draw_bases(0, 0)["8"][0].double()
+    expected = oracle.energy((w[index] @ basis.T).numpy(), 2, weights=betas[index].numpy())
+    assert drawn().item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("projection", [p for p in SMALL if not isinstance(p, Bilateral)], ids=repr)
+def test_comhe_batch_works_with_every_projection_of_neurons(projection):
+    net, twin = network(), network()
+    drawn, resumed = (CoMHE(model, projection=projection, batch=5) for model in (net, twin))
+    for _ in range(3):
+        drawn().backward()
+    assert all(torch.isfinite(net[k].weight.grad).all() for k in (0, 3, 4, 5))
+    resumed.load_state_dict(drawn.state_dict())
+    assert resumed().item() == drawn().item()
+
+
+def test_comhe_batch_is_refused_where_neurons_are_mixed():
+    with pytest.raises(ValueError, match="batch must be None with a bilateral projection, which mixes neurons, not 4"):
+        CoMHE(network(), projection=Bilateral(dim=4), batch=4)
+    with pytest.raises(ValueError, match="batch must be None or an integer >= 2, not 1"):
+        CoMHE(network(), projection=Random(dim=4), batch=1)

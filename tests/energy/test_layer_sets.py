@@ -4,7 +4,8 @@ import pytest
 from torch import nn
 
 from hypersphere import rotation
-from hypersphere.energy import MHE
+from hypersphere.energy import MHE, CoMHE
+from hypersphere.functions.projection import Random
 
 from .networks import pyramid
 
@@ -32,10 +33,18 @@ def test_an_adapted_layer_counts_once_without_its_adapter():
 def test_rotated_layers_give_a_warning_because_their_energy_is_constant():
     net = rotation.rotate_(pyramid())
     with pytest.warns(UserWarning, match="the regulariser is constant in 0, 1"):
+        CoMHE(net, output=0, projection=Random(dim=4))
+    with pytest.warns(UserWarning, match="the regulariser is constant in 0, 1"):
         regularizer = MHE(net, output=0)
     before = regularizer()
     before.backward()
     assert max(p.grad.abs().max().item() for p in net.parameters() if p.grad is not None) < 1e-5
+
+
+@pytest.mark.parametrize(("method", "options"), [("free", {}), ("cayley", {"learn_neurons": True})])
+def test_layers_whose_angles_change_give_no_warning(method, options, recwarn):
+    MHE(rotation.rotate_(pyramid(), method, **options))
+    assert not recwarn.list
 
 
 def test_skipped_layers_have_a_reason():

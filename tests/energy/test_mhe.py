@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import oracle
-from hypersphere.energy import MHE, data_dependent_energy, hyperspherical_energy
+from hypersphere.energy import MHE, CoMHE, Orthonormal, data_dependent_energy, hyperspherical_energy
+from hypersphere.functions.projection import Random
 from hypersphere.heads import AngularHead, ShardedHead
 
 from . import reference
@@ -84,6 +85,25 @@ def test_mhe_labels_select_the_data_dependent_energy():
     torch.testing.assert_close(regulariser(labels=labels), data_dependent_energy(net[5].weight, labels))
 
 
+@pytest.mark.parametrize("make", [MHE, lambda *args, **options: CoMHE(*args, projection=Random(dim=4), **options)])
+def test_labels_of_tokens_have_any_shape_and_ignored_values(make):
+    net = network()
+    rows, tokens = net[5].weight.detach().double().numpy(), torch.tensor([[3, 1, -100], [1, -100, -100]])
+    expected = reference.data_dependent(rows, [3, 1, 1], 2)
+    regulariser = make(net, hidden=0, batch=2)  # the batch does not apply to an output layer with labels
+    value = regulariser(labels=tokens)
+    assert value.item() == pytest.approx(expected, rel=1e-5)
+    value.backward()
+    assert net[5].weight.grad.abs().sum() > 0
+    assert regulariser(labels=torch.full((2, 3), -100)).item() == 0
+    padded = make(net, hidden=0, ignore_index=0)
+    assert padded(labels=tokens.masked_fill(tokens < 0, 0)).item() == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match=r"labels must be integers in \[0, 5\)"):
+        padded(labels=tokens)
+    with pytest.raises(ValueError, match="ignore_index must be an integer, not None"):
+        make(net, ignore_index=None)
+
+
 def test_mhe_random_batches_are_unbiased_and_resume():
     net = network()
     all_neurons, drawn = MHE(net, output=0), MHE(net, output=0, batch=4)
@@ -117,7 +137,7 @@ def test_mhe_follows_copies_moves_and_dtypes():
     assert value.item() == pytest.approx(regulariser().item(), rel=1e-6)
 
 
-def test_mhe_takes_a_wrapped_head_once_as_an_output(monkeypatch):
+def test_mhe_takes_a_wrapped_head_once_as_an_output():
     head = AngularHead(8, 5)
     model = nn.ModuleList([nn.Linear(4, 8), ShardedHead(head), AngularHead(8, 3)])
     selection = MHE(model).selection
@@ -125,12 +145,27 @@ def test_mhe_takes_a_wrapped_head_once_as_an_output(monkeypatch):
     assert [layer.shape[1] for layer in selection.outputs] == [5, 3]
     expected = sum(oracle.energy(model[k].weight.detach().numpy(), 2) for k in (1, 2))
     assert MHE(model, hidden=0)().item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_regularizers_take_a_distributed_head_only_without_output(monkeypatch):
+    model = nn.ModuleList([nn.Linear(4, 8), ShardedHead(AngularHead(8, 5)), AngularHead(8, 3)])
     monkeypatch.setattr(type(model[1].processes), "size", property(lambda processes: 2))
-    regulariser = MHE(model)
-    assert {skip.name: skip.reason for skip in regulariser.skipped} == {
-        "1": "its class vectors are distributed over 2 processes"
-    }
-    assert [layer.name for layer in regulariser.selection.outputs] == ["2"]
+    hidden = oracle.energy(model[0].weight.detach().numpy(), 2, half_space=True)
+    for make in (MHE, lambda *args, **options: CoMHE(*args, projection=Random(dim=4), **options)):
+        regulariser = make(model, output=0)
+        reasons = {skip.name: skip.reason for skip in regulariser.skipped}
+        assert reasons == {"1": "its class vectors are distributed over 2 processes"}
+        assert [layer.name for layer in regulariser.selection.outputs] == ["2"]
+        with pytest.raises(ValueError, match="output must be 0 with '1', whose class vectors are distributed over"):
+            make(model)
+    assert MHE(model, output=0)().item() == pytest.approx(hidden, rel=1e-5)
+    # Another head of the model can have a weight by its name.
+    both = MHE(model, output=0, layer_weights={"2": 3.0})()
+    expected = hidden + 3 * oracle.energy(model[2].weight.detach().numpy(), 2)
+    assert both.item() == pytest.approx(expected, rel=1e-5)
+    assert [layer.name for layer in Orthonormal(model).selection] == ["0"]
+    with pytest.raises(ValueError, match="output must be False with '1', whose class vectors are distributed over"):
+        Orthonormal(model, output=True)
 
 
 def test_mhe_gradients_of_half_precision_saturate():

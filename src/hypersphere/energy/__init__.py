@@ -11,6 +11,7 @@ from hypersphere.energy.energy import (
     random_batch_energy,
     random_energy,
 )
+from hypersphere.energy.features import FEATURE_ENERGIES, FeatureEnergy, Gaussian, alignment, koleo, uniformity
 from hypersphere.energy.inspect import Inspection, LayerInspection, inspect
 from hypersphere.energy.layer_energies import layer_energies, mean_energy
 from hypersphere.energy.low_rank import LowRank, factors, low_rank_
@@ -19,10 +20,13 @@ from hypersphere.energy.minimum import Minimum, minimize
 from hypersphere.energy.orthogonality import SRIP, Orthogonal, Orthonormal
 
 __all__ = [
+    "FEATURE_ENERGIES",
     "MHE",
     "REGULARIZERS",
     "SRIP",
     "CoMHE",
+    "FeatureEnergy",
+    "Gaussian",
     "Inspection",
     "LayerInspection",
     "LayerPenalty",
@@ -35,16 +39,19 @@ __all__ = [
     "Step",
     "StepResult",
     "Warmup",
+    "alignment",
     "data_dependent_energy",
     "factors",
     "hyperspherical_energy",
     "inspect",
+    "koleo",
     "layer_energies",
     "low_rank_",
     "mean_energy",
     "minimize",
     "random_batch_energy",
     "random_energy",
+    "uniformity",
 ]
 
 REGULARIZERS: dict[str, Callable[..., NeuronRegularizer]] = {

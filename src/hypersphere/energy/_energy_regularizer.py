@@ -11,11 +11,11 @@ from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer
-from hypersphere._validation import is_number, require
-from hypersphere.energy._draws import check_seed
-from hypersphere.energy._layer_sets import resolve_patterns
+from hypersphere._validation import is_integer, is_number, require
+from hypersphere.energy._draws import check_seed, seeded_generator
+from hypersphere.energy._layer_sets import require_complete_output, resolve_patterns
 from hypersphere.energy._regularizer import NeuronRegularizer, RegularizerOptions, StepResult
-from hypersphere.energy._steps import Step
+from hypersphere.energy._steps import Step, run_uncompiled
 from hypersphere.energy.energy import check_weights, data_dependent_energy
 from hypersphere.functions._pairwise import PairSum, pair_energies
 from hypersphere.functions.kernel import PairPotential, kernel_of
@@ -46,7 +46,8 @@ class EnergyRegularizer(NeuronRegularizer):
         model: a module or named tensors.
         options: the options that all regularisers share.
         hidden: λ_h; None for 1 in half space and 10 in full space.
-        draws: whether the energy depends on random draws, so that the seed and a counter of steps are saved.
+        draws: whether the energy depends on random draws other than those of `batch`. If it depends on any, the seed
+            and a counter of steps are saved.
     """
 
     seed: Tensor
@@ -58,6 +59,7 @@ class EnergyRegularizer(NeuronRegularizer):
         *,
         hidden: float | None,
         draws: bool,
+        batch: int | None,
         output: float,
         embedding: float,
         power: float | str | Callable[[Tensor], Tensor],
@@ -65,17 +67,23 @@ class EnergyRegularizer(NeuronRegularizer):
         min_distance: float | None,
         neuron_weights: NeuronWeights | None,
         average: bool,
+        ignore_index: int,
         seed: int,
     ) -> None:
+        require(batch is None or is_integer(batch, 2), "batch", "None or an integer >= 2", batch)
         for name, factor in (("output", output), ("embedding", embedding)):
             require(is_number(factor, 0), name, "a finite number >= 0", factor)
         require(isinstance(average, bool), "average", "a bool", average)
+        require(is_integer(ignore_index, -(2**63), 2**63 - 1), "ignore_index", "an integer", ignore_index)
         check_seed(seed)
+        draws = draws or batch is not None
         roles = ("hidden", "output", "embedding") if embedding else ("hidden", "output")
         super().__init__(model, options, roles=roles, shortest=2, needs_counter=draws)
+        require_complete_output(self.selection, output)
         has_effect = not embedding or bool(self.selection.embeddings)
         require(has_effect, "embedding", "0 for a model without embeddings", embedding)
         self.hidden, self.output, self.embedding, self.average = hidden, output, embedding, average
+        self.batch, self.ignore_index = batch, ignore_index
         # The potential of the output layer. Its neurons repel each other in full space.
         self.potential = PairPotential(kernel_of(power, min_distance), distance)
         self.neuron_weights = _resolve_neuron_weights(neuron_weights, self.selection, distance)
@@ -118,6 +126,17 @@ class EnergyRegularizer(NeuronRegularizer):
         is_bounded = labels is None and 2 * sum(map(self.factor, layers)) < _numerics.ENERGY_HEADROOM
         return StepResult(terms, weighted.updates, is_finite and is_bounded)
 
+    def draw_neurons(self, draw: int, layers: Sequence[NeuronLayer]) -> dict[str, Tensor]:
+        """Return the indices of the neurons that draw number `draw` takes from each layer of more than `batch`."""
+        large = [layer for layer in layers if self.batch is not None and layer.shape[1] > self.batch]
+        return self._draw_from(draw, large) if large else {}  # without a batch there is no seed to read
+
+    @run_uncompiled
+    def _draw_from(self, draw: int, layers: Sequence[NeuronLayer]) -> dict[str, Tensor]:
+        # One generator for all layers: the draw depends only on seed, number and the order of the layers.
+        generator = seeded_generator(int(self.seed), draw)
+        return {layer.name: torch.randperm(layer.shape[1], generator=generator)[: self.batch] for layer in layers}
+
     def reduce(self, energies: Tensor) -> Tensor:
         """Return one energy per layer: the mean over its groups."""
         return energies.mean(-1)
@@ -136,7 +155,9 @@ class EnergyRegularizer(NeuronRegularizer):
         accepted = f"given for other layers than the output {output.name} if labels are passed"
         require(output.name not in self.neuron_weights, "neuron_weights", accepted, "given for it")
         kernel, distance = self.potential.kernel, self.potential.distance
-        return data_dependent_energy(output.rows(), labels, power=kernel, distance=distance)
+        return data_dependent_energy(
+            output.rows(), labels, power=kernel, distance=distance, ignore_index=self.ignore_index
+        )
 
 
 def _resolve_neuron_weights(

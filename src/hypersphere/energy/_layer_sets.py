@@ -15,7 +15,7 @@ from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLaye
 from hypersphere._validation import require, warn_user
 from hypersphere.functions.orthogonal import ORTHOGONALS
 
-__all__ = ["place_on_layer", "resolve_patterns", "select_layers", "stack_equal_shapes"]
+__all__ = ["place_on_layer", "require_complete_output", "resolve_patterns", "select_layers", "stack_equal_shapes"]
 
 T = TypeVar("T")
 
@@ -60,6 +60,14 @@ def select_layers(
         reason = "rotations do not change the angles between neurons"
         warn_user(f"{reason}, so the regulariser is constant in {', '.join(rotated)}")
     return selection
+
+
+def require_complete_output(selection: LayerSelection, output: float) -> None:
+    """Raise a `ValueError` if the output layer is regularised but no process holds all of its class vectors."""
+    distributed = [repr(skip.name) for skip in selection.skipped if "distributed over" in skip.reason]
+    zero = False if isinstance(output, bool) else 0
+    accepted = f"{zero} with {', '.join(distributed)}, whose class vectors are distributed over processes"
+    require(not output or not distributed, "output", accepted, output)
 
 
 def _has_fixed_angles(layer: NeuronLayer) -> bool:

@@ -17,7 +17,12 @@ from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_attribute
 from hypersphere._layer_selection import LayerSource, NeuronLayer, SkippedLayer
 from hypersphere._validation import is_integer, is_number, require, warn_user
-from hypersphere.energy._layer_sets import resolve_patterns, select_layers, stack_equal_shapes
+from hypersphere.energy._layer_sets import (
+    require_complete_output,
+    resolve_patterns,
+    select_layers,
+    stack_equal_shapes,
+)
 from hypersphere.energy._steps import Step, StepCounter
 
 __all__ = ["LayerPenalty", "NeuronRegularizer", "RegularizerOptions", "StepResult"]
@@ -151,7 +156,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
 
         Args:
             positional: the labels, deprecated because they are easily confused with the inputs of the model.
-            labels: the labels of a batch, if the regulariser uses them.
+            labels: the labels of a batch or of its tokens, of any shape, if the regulariser uses them.
         """
         if positional:
             labels = self._positional_labels(positional, labels)
@@ -271,6 +276,7 @@ class LayerPenalty(NeuronRegularizer):
             report=report,
         )
         super().__init__(model, options, roles=roles, shortest=1, needs_counter=False)
+        require_complete_output(self.selection, output)
         self.weight = weight
 
     @abc.abstractmethod

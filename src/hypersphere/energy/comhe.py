@@ -26,8 +26,8 @@ class CoMHE(EnergyRegularizer):
 
     Random bases are functions of the seed and the step; learned bases are buffers. Both are in the state dict and the
     same on every rank. The output layer is not projected. A layer whose neurons are shorter than the projection's `dim`
-    is not projected either and contributes its plain energy. Call the regulariser once per optimiser step; see
-    `NeuronRegularizer` for the counting of steps.
+    is not projected either and contributes its plain energy. Labels and distributed heads are as for `MHE`. Call the
+    regulariser once per optimiser step; see `NeuronRegularizer` for the counting of steps.
 
     The arguments from `layer_weights` to `report` are those of `RegularizerOptions`, which all regularisers share.
 
@@ -37,6 +37,8 @@ class CoMHE(EnergyRegularizer):
         hidden: λ_h.
         half_space: True if hidden neurons are also repelled by the opposites of the others.
         shared: True if layers whose neurons have equal length share a basis.
+        batch: the number of neurons that are drawn from each larger layer at each step, as for `MHE`; None for all.
+            Learned bases are updated from the drawn neurons. Not with "bilateral".
         power: s ≥ 0, a kernel or a callable of the distance.
         min_distance: below this distance the energy continues linearly, which bounds the gradient; None for the value
             of the projection, 0.1 for "adversarial" and no bound for the others.
@@ -45,6 +47,7 @@ class CoMHE(EnergyRegularizer):
         distance: "euclidean" or "angular".
         neuron_weights: factors β of neurons by layer, as for `MHE`; not with "bilateral".
         average: divide the sum over hidden layers by their number.
+        ignore_index: labels of this value do not count, as in `torch.nn.functional.cross_entropy`.
         seed: the seed of random draws, which are the same on every rank.
 
     Example:
@@ -66,6 +69,7 @@ class CoMHE(EnergyRegularizer):
         hidden: float = 1.0,
         half_space: bool = True,
         shared: bool = True,
+        batch: int | None = None,
         power: float | str | Callable[[Tensor], Tensor] = 2,
         min_distance: float | None = None,
         output: float = 1.0,
@@ -73,6 +77,7 @@ class CoMHE(EnergyRegularizer):
         distance: str = "euclidean",
         neuron_weights: NeuronWeights | None = None,
         average: bool = False,
+        ignore_index: int = -100,
         seed: int = 0,
         layer_weights: Mapping[str, float] | None = None,
         schedule: Callable[[int], float] | None = None,
@@ -100,6 +105,7 @@ class CoMHE(EnergyRegularizer):
             options,
             hidden=hidden,
             draws=True,
+            batch=batch,
             output=output,
             embedding=embedding,
             power=power,
@@ -107,11 +113,14 @@ class CoMHE(EnergyRegularizer):
             min_distance=min_distance,
             neuron_weights=neuron_weights,
             average=average,
+            ignore_index=ignore_index,
             seed=seed,
         )
         self.projection, self.shared = resolved, shared
-        is_mixing = isinstance(self.projection, Bilateral) and bool(self.neuron_weights)
-        require(not is_mixing, "neuron_weights", "None with a bilateral projection, which mixes neurons", "a mapping")
+        if isinstance(self.projection, Bilateral):
+            accepted = "None with a bilateral projection, which mixes neurons"
+            require(not self.neuron_weights, "neuron_weights", accepted, "a mapping")
+            require(batch is None, "batch", accepted, batch)
         # The projection's cap applies to kernels given by power or name. Other kernels and callables stay as they are.
         # The output layer is not projected, so it needs no cap unless one is requested.
         is_named_power = isinstance(power, (int, float, str))
@@ -143,32 +152,51 @@ class CoMHE(EnergyRegularizer):
 
     def weighted_sums(self, layers: list[NeuronLayer], step: Step) -> WeightedSums:
         """Return the output layers as they are and views (views, sets, N, r) of the others."""
+        # Neurons and bases are drawn from different streams, so the numbers of the draws must differ.
+        indices = self.draw_neurons(~step.number, self.selection)
         # Read the rows once: the bases are learned from them, and a parametrised weight is computed at every access.
-        rows = {layer.name: layer.row_sets() for layer in self.projected}
+        rows = {layer.name: self._sampled_rows(layer, indices) for layer in self.projected}
         bases = self._bases(rows, step)
         sums = WeightedSums()
         if isinstance(self.projection, Learned):
             sums.updates = {f"basis_{key}": basis for key, basis in bases.items()}
-        stackable: list[tuple[Tensor, float]] = []
+        # By the number of neurons that a sample stands for; None for layers that are not sampled.
+        stackable: dict[int | None, list[tuple[Tensor, float]]] = {}
         for layer in layers:
             is_output = layer.role == "output"
             potential = self.potential if is_output else self.projected_potential
-            betas = self.neuron_weights.get(layer.name)
-            for view in self._views(layer, rows, bases):
+            index, betas = indices.get(layer.name), self.neuron_weights.get(layer.name)
+            count = None if index is None else layer.shape[1]
+            for view in self._views(layer, rows, bases, indices):
                 # Views of equal shape share one batched product, unless their neurons have weights.
                 if betas is None and not is_output:
-                    stackable.append((view, self.factor(layer)))
+                    stackable.setdefault(count, []).append((view, self.factor(layer)))
                 else:
-                    weights = None if betas is None else betas.to(view)
-                    sums.add(PairSum(view, potential, weights, mean=True), self.factor(layer))
-        for stack, layer_factors in stack_equal_shapes(stackable):
-            sums.add(PairSum(stack, self.projected_potential, mean=True), layer_factors)
+                    weights = None if betas is None else (betas if index is None else betas[..., index]).to(view)
+                    pair_sum = PairSum(view, potential, weights, mean=True, sampled_from=count)
+                    sums.add(pair_sum, self.factor(layer))
+        for count, views in stackable.items():
+            for stack, layer_factors in stack_equal_shapes(views):
+                pair_sum = PairSum(stack, self.projected_potential, mean=True, sampled_from=count)
+                sums.add(pair_sum, layer_factors)
         return sums
 
-    def _views(self, layer: NeuronLayer, rows: Mapping[str, Tensor], bases: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return the projections of a layer, or one view of all its neurons if it is not projected."""
+    @staticmethod
+    def _sampled_rows(layer: NeuronLayer, indices: Mapping[str, Tensor]) -> Tensor:
+        """Return the neurons of a layer, or those that were drawn from it."""
+        rows, index = layer.row_sets(), indices.get(layer.name)
+        return rows if index is None else rows[:, index.to(rows.device)]
+
+    def _views(
+        self,
+        layer: NeuronLayer,
+        rows: Mapping[str, Tensor],
+        bases: Mapping[str, Tensor],
+        indices: Mapping[str, Tensor],
+    ) -> tuple[Tensor, ...]:
+        """Return the projections of a layer, or one view of its neurons if it is not projected."""
         if layer.name not in rows:
-            return (layer.row_sets().unsqueeze(0),)
+            return (self._sampled_rows(layer, indices).unsqueeze(0),)
         # Group projections have integer indices as a basis, whose dtype must not change.
         basis, w = bases[self._basis_key(layer)], rows[layer.name]
         return self.projection(w, basis.to(w if basis.is_floating_point() else w.device))

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer
-from hypersphere._validation import is_integer, is_number, require
-from hypersphere.energy._draws import seeded_generator
+from hypersphere._validation import is_number, require
 from hypersphere.energy._energy_regularizer import EnergyRegularizer, NeuronWeights, WeightedSums
 from hypersphere.energy._layer_sets import stack_equal_shapes
 from hypersphere.energy._regularizer import RegularizerOptions
-from hypersphere.energy._steps import Step, run_uncompiled
+from hypersphere.energy._steps import Step
 from hypersphere.functions._pairwise import PairSum
 from hypersphere.functions.kernel import PairPotential
 
@@ -27,6 +25,10 @@ class MHE(EnergyRegularizer):
     Ē is the mean energy of the neurons of a layer. Neurons of the output layer always repel each other in full space.
     The regulariser holds no parameters. Call it once per optimiser step and add the result to the loss; see
     `NeuronRegularizer` for the counting of steps. Weights without neurons are listed in `skipped`, with the reason.
+
+    If labels are passed to the call, Ē_output is the energy of the classes of the batch against all classes
+    (`data_dependent_energy`). A head whose class vectors are distributed over processes has no such energy: pass
+    `output=0`.
 
     The arguments from `layer_weights` to `report` are those of `RegularizerOptions`, which all regularisers share.
 
@@ -46,9 +48,11 @@ class MHE(EnergyRegularizer):
         neuron_weights: a mapping from names or patterns of layers to positive factors β of their neurons, for the
             energy of βᵢ·ŵᵢ (Euclidean distance only). The output layer can have them only if no labels are passed.
         average: divide the sum over hidden layers by their number.
+        ignore_index: labels of this value do not count, as in `torch.nn.functional.cross_entropy`.
         seed: the seed of random draws, which are the same on every rank.
 
     Example:
+        >>> import torch
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
         >>> regularizer = MHE(net)
@@ -72,6 +76,7 @@ class MHE(EnergyRegularizer):
         distance: str = "euclidean",
         neuron_weights: NeuronWeights | None = None,
         average: bool = False,
+        ignore_index: int = -100,
         seed: int = 0,
         layer_weights: Mapping[str, float] | None = None,
         schedule: Callable[[int], float] | None = None,
@@ -82,7 +87,6 @@ class MHE(EnergyRegularizer):
         report: bool = False,
     ) -> None:
         require(hidden is None or is_number(hidden, 0), "hidden", "None or a finite number >= 0", hidden)
-        require(batch is None or is_integer(batch, 2), "batch", "None or an integer >= 2", batch)
         options = RegularizerOptions(
             layer_weights=layer_weights,
             schedule=schedule,
@@ -96,7 +100,8 @@ class MHE(EnergyRegularizer):
             model,
             options,
             hidden=hidden,
-            draws=batch is not None,
+            draws=False,
+            batch=batch,
             output=output,
             embedding=embedding,
             power=power,
@@ -104,9 +109,9 @@ class MHE(EnergyRegularizer):
             min_distance=min_distance,
             neuron_weights=neuron_weights,
             average=average,
+            ignore_index=ignore_index,
             seed=seed,
         )
-        self.batch = batch
         self.mirrored = _half_space_names(self.selection, half_space)  # names of the layers in half space
 
     def is_half_space(self, layer: NeuronLayer) -> bool:
@@ -115,8 +120,7 @@ class MHE(EnergyRegularizer):
 
     def weighted_sums(self, layers: list[NeuronLayer], step: Step) -> WeightedSums:
         """Return the neurons of layers as stacks (layers, groups, N, d), with the factors λ of their layers."""
-        sampled = [layer for layer in layers if self.batch is not None and layer.shape[1] > self.batch]
-        indices = self._draw(step.number, sampled) if sampled else {}
+        indices = self.draw_neurons(step.number, layers)
         sums = WeightedSums()
         for half_space in (False, True):
             potential = replace(self.potential, half_space=half_space)
@@ -142,13 +146,6 @@ class MHE(EnergyRegularizer):
         index = index.to(rows.device)
         betas = None if betas is None else betas[..., index]
         return PairSum(rows[:, index], potential, betas, mean=True, sampled_from=layer.shape[1])
-
-    @run_uncompiled
-    def _draw(self, number: int, layers: list[NeuronLayer]) -> dict[str, Tensor]:
-        """Return the neurons that are drawn from each large layer at the step with this number."""
-        # One generator for all layers: the draw depends only on seed, step and the order of the layers.
-        generator = seeded_generator(int(self.seed), number)
-        return {layer.name: torch.randperm(layer.shape[1], generator=generator)[: self.batch] for layer in layers}
 
     def extra_repr(self) -> str:
         """Show the layers and their settings."""
