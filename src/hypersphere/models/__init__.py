@@ -41,6 +41,7 @@ from hypersphere.models.resnet import ResidualUnit, ResNet
 from hypersphere.models.sphereface import SphereFaceNet, SphereFaceUnit
 from hypersphere.models.sync_batch_norm import sync_batch_norm_
 from hypersphere.models.toy import ToyCNN
+from hypersphere.models.transformer import SphereTransformer
 from hypersphere.models.weights import LoadReport, load_matching_weights_
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "ResidualUnit",
     "SphereFaceNet",
     "SphereFaceUnit",
+    "SphereTransformer",
     "ToyCNN",
     "TransformNet",
     "auto_model",

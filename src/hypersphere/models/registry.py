@@ -28,6 +28,7 @@ from hypersphere.models.pointnet import PointNet, PointNet2
 from hypersphere.models.resnet import ResNet
 from hypersphere.models.sphereface import SphereFaceNet
 from hypersphere.models.toy import ToyCNN
+from hypersphere.models.transformer import SphereTransformer
 
 __all__ = ["MODELS"]
 
@@ -124,6 +125,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "iresnet100": partial(IResNet, depths=(3, 13, 30, 3)),
     "mobilefacenet": MobileFaceNet,
     "mobilefacenet_large": partial(MobileFaceNet, depths=(2, 8, 12, 4), scale=4),
+    # In no table of the sources: transformers on patches of images, plain and normalised (nGPT).
+    "vit": partial(SphereTransformer, image_size=32, kind="plain"),
+    "normalized_vit": partial(SphereTransformer, image_size=32, kind="normalized"),
     # Thesis, F.3 (MLP), 6.6.3 and 7.5 (point clouds, graphs), table D.5 (GAN), figure 1.1 (autoencoder).
     "mlp": MLP,
     "pointnet": PointNet,
