@@ -3,13 +3,10 @@
 import copy
 import math
 import pickle
-import socket
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from scipy import special
 from scipy.spatial import distance
 from torch import nn
@@ -30,6 +27,7 @@ from hypersphere.energy import (
     uniformity,
 )
 from hypersphere.heads import AngularHead, ShardedHead
+from processes import run_processes
 
 from . import reference
 
@@ -304,9 +302,7 @@ def inputs(counts):
     return torch.randn(sum(counts), 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def check_in_process(rank, port, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def check_in_process(rank, folder):
     results = {}
     for case, counts in COUNTS.items():
         part = inputs(counts).split(counts)[rank]
@@ -332,15 +328,10 @@ def check_in_process(rank, port, folder):
     except ValueError as error:
         errors.append(str(error))
     torch.save((results, errors), folder / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 def test_gathered_features_give_the_loss_and_gradient_of_one_process(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.set_forkserver_preload(["torch.distributed", "hypersphere.energy", "hypersphere.heads"])
-    mp.start_processes(check_in_process, (port, tmp_path), nprocs=2, start_method="forkserver")
+    run_processes(check_in_process, 2, tmp_path, tmp_path)
     results, errors = zip(*(torch.load(tmp_path / f"{rank}.pt") for rank in range(2)), strict=True)
     for case, counts in COUNTS.items():
         for name in NAMES:

@@ -1,16 +1,14 @@
 """OGD and OGDAdam on matrices that FSDP2 distributes over two processes."""
 
 import itertools
-import os
-import socket
 
 import pytest
 import torch
-import torch.multiprocessing as processes
 from torch import nn
 
 from hypersphere.optim import OGD, OGDAdam
 from hypersphere.rotation import rotate_, rotation_parameters
+from processes import run_processes
 
 
 def rotated_model():
@@ -41,13 +39,9 @@ def matrices_and_momenta(model, optimizers):
     return [value.full_tensor() if hasattr(value, "full_tensor") else value for value in values]
 
 
-def worker(rank, port, folder):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+def worker(rank, folder):
     for case in ("model", "layers"):
         torch.save(train_sharded(case, rank), f"{folder}/{case}_{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 def train_sharded(case, rank):
@@ -72,12 +66,7 @@ def train_sharded(case, rank):
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_ogd_under_fsdp2_equals_one_process(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # Both processes are forked from a server that has imported torch, which costs more than the training.
-    processes.set_forkserver_preload(["torch.distributed.fsdp", "hypersphere.optim", "hypersphere.rotation"])
-    processes.start_processes(worker, args=(port, str(tmp_path)), nprocs=2, start_method="forkserver")
+    run_processes(worker, 2, tmp_path, tmp_path)
     model, batches = rotated_model()
     optimizers = make_optimizers(model)
     train(model, optimizers, batches)

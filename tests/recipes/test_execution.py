@@ -1,15 +1,12 @@
 """Training the rows of recipes: every recipe at the smallest scale, resuming, divergence, measurements."""
 
 import math
-import socket
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from hypersphere.recipes import (
     RECIPES,
@@ -26,6 +23,7 @@ from hypersphere.recipes.protocols import compare_unseen
 from hypersphere.training import Run
 from hypersphere.training.components import MENUS
 from hypersphere.training.config import menus_of
+from processes import run_processes
 
 IDS = (Path(__file__).parent / "ids.txt").read_text().split()
 # Metrics of other rows of the recipe.
@@ -145,19 +143,13 @@ def test_run_of_other_settings_is_not_resumed(tmp_path):
     assert record.metrics["diverged"] == 0
 
 
-def work(rank, port, out):
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def work(rank, out):
     records = execute(tiny(), out, overrides={"epochs": 2})
     assert execute(tiny(), out, overrides={"epochs": 2}) == records
-    dist.destroy_process_group()
 
 
 def test_two_processes_write_one_record_that_agrees_with_one_process(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.set_forkserver_preload(["hypersphere.recipes", "sklearn.datasets"])
-    mp.start_processes(work, (port, tmp_path / "two"), nprocs=2, start_method="forkserver")
+    run_processes(work, 2, tmp_path, tmp_path / "two")
     (one,) = execute(tiny(), tmp_path / "one", overrides={"epochs": 2})
     (two,) = read_records(tmp_path / "two", run_name("digits", {"epochs": 2}))
     assert two.machine == f"{one.machine}, 2 processes"

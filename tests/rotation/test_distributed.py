@@ -1,14 +1,11 @@
 """Two processes train the same rotated model to the same parameters as one."""
 
-import os
-import socket
-
 import pytest
 import torch
-import torch.multiprocessing as processes
 from torch import nn
 
 from hypersphere.rotation import Stochastic, fold_, rotate_, rotation_parameters
+from processes import run_processes
 
 
 def train(model, stochastic, batches, rank=0, world=1):
@@ -33,10 +30,7 @@ def broadcast(model):
         torch.distributed.broadcast(tensor.data, 0)
 
 
-def worker(rank, port, folder):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+def worker(rank, folder):
     model, stochastic, batches = make(torch.Generator().manual_seed(1))
     train(nn.parallel.DistributedDataParallel(model), stochastic, batches, rank, 2)
     torch.save(fold_(model).state_dict(), f"{folder}/same_seed_{rank}.pt")
@@ -59,17 +53,11 @@ def worker(rank, port, folder):
     layer(batches[0])
     broadcast(layer)
     torch.save(layer(batches[0]).detach(), f"{folder}/broadcast_{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_rotations_agree_between_two_processes(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # Both processes are forked from a server that has imported torch.
-    processes.set_forkserver_preload(["torch.distributed.fsdp", "hypersphere.optim", "hypersphere.rotation"])
-    processes.start_processes(worker, args=(port, str(tmp_path)), nprocs=2, start_method="forkserver")
+    run_processes(worker, 2, tmp_path, tmp_path)
     model, stochastic, batches = make(torch.Generator().manual_seed(1))
     train(model, stochastic, batches)
     alone = fold_(model).state_dict()

@@ -1,14 +1,12 @@
 """Training in several processes agrees with training in one, and resumes in another number of processes."""
 
 import json
-import socket
 
 import pytest
-import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from hypersphere.training import Config, Run, Trainer, build, build_experiment
+from processes import run_processes
 
 BASE = {
     "data": {"name": "digits", "limit": 200},
@@ -48,23 +46,15 @@ def train(settings, folder, resume):
     trainer.train()
 
 
-def worker(rank, size, port, settings, folder, resume):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+def worker(rank, settings, folder, resume):
     train(settings, folder, resume)
-    dist.destroy_process_group()
 
 
 def run(size, settings, folder, resume=False):
     if size == 1:
         train(settings, folder, resume)
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # All processes are forked from a server that has imported torch, which costs more than the training.
-    mp.set_forkserver_preload(["torch.distributed.fsdp", "hypersphere.training.trainer", "sklearn.datasets"])
-    mp.start_processes(worker, (size, port, settings, folder, resume), nprocs=size, start_method="forkserver")
+    run_processes(worker, size, folder.parent, settings, folder, resume)
 
 
 def losses(folder):

@@ -1,17 +1,16 @@
 """Checkpoints of tensors that are divided among processes load into any other number of processes."""
 
 import json
-import socket
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors import safe_open
 from torch import nn
 
 from hypersphere.heads import ShardedHead, arcface
 from hypersphere.training.checkpoint import Checkpoints
+from processes import run_processes
 
 CLASSES, DIM = 11, 4
 LAYOUTS = [(2, 1), (1, 2), (2, 3)]
@@ -57,10 +56,7 @@ def train(modules, optimizer, steps):
     return losses
 
 
-def worker(rank, size, port, kind, folder, save):
-    if size > 1:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
-    torch.set_num_threads(1)
+def worker(rank, kind, folder, save):
     modules, optimizer = build(kind)
     checkpoints = Checkpoints(folder, on_damage=pytest.fail)
     if save:
@@ -73,20 +69,13 @@ def worker(rank, size, port, kind, folder, save):
     losses = train(modules, optimizer, 4)
     if rank == 0:
         (folder.parent / f"losses-{'saved' if save else 'loaded'}.json").write_text(json.dumps(losses))
-    if size > 1:
-        dist.destroy_process_group()
 
 
-def run(size, *arguments):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def run(size, kind, folder, save):
     if size == 1:
-        worker(0, 1, port, *arguments)
+        worker(0, kind, folder, save)
     else:
-        # All processes are forked from a server that has imported torch, which costs more than the training.
-        mp.set_forkserver_preload(["torch.distributed.fsdp", "hypersphere.training.checkpoint"])
-        mp.start_processes(worker, (size, port, *arguments), nprocs=size, start_method="forkserver")
+        run_processes(worker, size, folder.parent, kind, folder, save)
 
 
 @pytest.mark.parametrize("kind", ["head", "fsdp"])
