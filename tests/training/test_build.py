@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hypersphere import data, heads, models
+from hypersphere import data, heads, layers_of, models
 from hypersphere.data import DataSplit, Graph, LabelledImages, PointClouds, TensorSource
 from hypersphere.energy import Orthonormal
 from hypersphere.models import INITIALIZATIONS
@@ -89,6 +89,8 @@ def narrow(name):
         return {"name": name}, nodes()
     if name.startswith(("iresnet", "mobilefacenet")):
         return {"name": name}, pictures(16 if name.startswith("iresnet") else 112, channels=3, count=4)
+    if name.endswith("vit"):
+        return {"name": name, "dim": 8, "depth": 1, "heads": 2}, pictures(16, channels=3)
     widths = inspect.signature(NETWORKS[name]).parameters["widths"].default
     side = 32 if getattr(NETWORKS[name], "keywords", {}).get("large_stem") else 16
     return {"name": name, "widths": [4] * len(widths)}, pictures(side, channels=3)
@@ -311,11 +313,12 @@ def test_experiment_suggests_the_closest_name(part):
         ),
         ({"optimizer": {"name": "sgd", "lr": "fast"}}, "optimizer.lr must be a number >= 0, not 'fast'"),
         (
-            {
-                "head": {"name": "softmax", "sharded": True, "sample": 0.5},
-                "optimizer": {"name": "adamw", "weight_decay": 0.1},
-            },
-            "optimizer.weight_decay must be 0 if head.sample is set",
+            {"optimizer": {"name": "sgd", "hyperball": "layer"}},
+            "optimizer.hyperball must be null, 'matrix' or 'row', not 'layer'",
+        ),
+        (
+            {"model": {"name": "normalized_vit", "dim": 8, "depth": 1, "heads": 2}, "ema": 0.9},
+            "ema must be unset with normalized_vit, because averages of unit vectors are no unit vectors, not 0.9",
         ),
         ({"validation": {"protocols": ["accuracy", "accuracy"]}}, "validation.protocols must be different"),
         ({"regularizers": "t_net"}, "without t_net unless the model is pointnet_transforms"),
@@ -383,6 +386,31 @@ def test_layer_decay_lowers_the_rate_of_early_layers():
     decays = {id(p): group["weight_decay"] for group in experiment.optimizer.param_groups for p in group["params"]}
     assert decays[id(first.weight)] == 0.1
     assert decays[id(first.bias)] == 0.0
+
+
+def test_hyperball_keeps_the_norms_of_weights():
+    optimizer = {"name": "adamw", "lr": 0.01, "hyperball": "matrix"}
+    experiment = build(Config.of({"model": HIDDEN, "optimizer": optimizer, "epochs": 1}), split=pictures())
+    weights = [p for p in experiment.network.parameters() if p.ndim > 1]
+    before, norms = [p.detach().clone() for p in weights], [p.detach().norm() for p in weights]
+    Trainer(experiment).train()
+    for p, old, norm in zip(weights, before, norms, strict=True):
+        assert not p.equal(old)
+        torch.testing.assert_close(p.detach().norm(), norm)
+
+
+def test_normalized_transformer_keeps_unit_weights_in_training():
+    model = {"name": "normalized_vit", "dim": 8, "depth": 1, "heads": 2}
+    settings = {"model": model, "optimizer": {"name": "adam", "lr": 0.1}, "epochs": 2, "init": {"name": "xavier"}}
+    experiment = build(Config.of(settings), split=pictures(16, channels=3))
+    layers = [layer for layer in layers_of(experiment.network.body) if layer.name.endswith((".q", ".k", ".up"))]
+    before = [layer.rows().detach().clone() for layer in layers]
+    Trainer(experiment).train()
+    assert len(layers) == 3
+    for layer, old in zip(layers, before, strict=True):
+        assert not layer.rows().equal(old)
+        for rows in (old, layer.rows()):
+            torch.testing.assert_close(rows.norm(dim=1), torch.ones(len(rows)))
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])

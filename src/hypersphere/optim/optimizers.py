@@ -9,18 +9,20 @@ from typing import Any
 import torch
 
 from hypersphere._validation import require
+from hypersphere.optim.muon import Muon
 
 __all__ = ["OPTIMIZERS", "Optimizers"]
 
 _DEFAULTS: dict[str, dict[str, Any]] = {"SGD": {"lr": 0.1, "momentum": 0.9}}
-_OTHER_INTERFACE = ("Optimizer", "LBFGS", "SparseAdam", "Muon")  # a closure; only sparse gradients; only matrices
+_OTHER_INTERFACE = ("Optimizer", "LBFGS", "SparseAdam", "Muon")  # a closure; only sparse gradients; replaced by ours
 
-# Every optimiser of torch under its name in small letters, called with parameter groups and options.
+# Every optimiser of torch under its name in small letters, and Muon, called with parameter groups and options.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     name.lower(): partial(value, **_DEFAULTS[name]) if name in _DEFAULTS else value
     for name, value in sorted(vars(torch.optim).items())
     if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name not in _OTHER_INTERFACE
 }
+OPTIMIZERS["muon"] = Muon
 
 
 class Optimizers:

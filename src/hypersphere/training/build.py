@@ -183,6 +183,10 @@ class Experiment:
         modules = nn.ModuleDict({"network": body, "head": head})
         create(config.init, "init", modules)
         self.loaded = None if weights is None else models.load_matching_weights_(self.network, head, weights)
+        # Networks whose weights are unit vectors, such as a normalised transformer. Initialisation and loading may have
+        # changed the norms.
+        self._unit_weight_modules = [one for one in body.modules() if hasattr(one, "normalize_weights_")]
+        self._normalize_weights_()
         self.rotation: TrainedRotation = create(config.rotation, "rotation", modules)
         terms = [
             _regularizer(one, modules, f"regularizers.{at}", sharded=head_options.divides)
@@ -248,6 +252,9 @@ class Experiment:
         self.scaler = torch.amp.GradScaler(self.device.type) if config.precision == "float16" else None
         folds = config.ema is not None and self.rotation.stochastic is not None
         require(not folds, "ema", "unset with the rotation stochastic, which replaces weights", config.ema)
+        leaves_sphere = config.ema is not None and bool(self._unit_weight_modules)
+        accepted = f"unset with {config.model.name}, because averages of unit vectors are no unit vectors"
+        require(not leaves_sphere, "ema", accepted, config.ema)
         self.ema = None if config.ema is None else optim.MovingAverage(self.objective, config.ema)
 
     def _build_validation(self) -> None:
@@ -308,8 +315,13 @@ class Experiment:
             optim.project_weights_(self.network)
         if self._renormalize:
             optim.project_weights_(self.head)
+        self._normalize_weights_()
         if self.ema is not None:
             self.ema.update()
+
+    def _normalize_weights_(self) -> None:
+        for module in self._unit_weight_modules:
+            module.normalize_weights_()  # type: ignore[operator]
 
     @torch.no_grad()
     def embed(self, source: data.Source | None = None, *, batch_size: int = 500) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from hypersphere._validation import is_number, require
 from hypersphere.models import layer_depths
-from hypersphere.optim import OPTIMIZERS, Optimizers, param_groups
+from hypersphere.optim import OPTIMIZERS, Hyperball, Optimizers, RowAdamW, RowSGD, param_groups
 from hypersphere.rotation import rotation_parameters
 from hypersphere.rotation.training import TrainedRotation
 from hypersphere.training.components import MENUS, create
@@ -31,6 +31,7 @@ class GroupOptions:
         layer_decay: factor of the learning rate per layer, counted from the output.
         rotation_lr: learning rate of rotations, by default that of all parameters.
         rotation_decay: weight decay of rotations.
+        hyperball: keep the norm of each "matrix" or "row" of the weights, see `hypersphere.optim.Hyperball`.
     """
 
     weight_decay: float = 0.0
@@ -38,6 +39,7 @@ class GroupOptions:
     layer_decay: float | None = None
     rotation_lr: float | None = None
     rotation_decay: float = 0.0
+    hyperball: str | None = None
 
     def __post_init__(self) -> None:
         everything, layer_decay, rotation_lr = self.decay_everything, self.layer_decay, self.rotation_lr
@@ -48,6 +50,8 @@ class GroupOptions:
         require(fits, "optimizer.rotation_lr", "null or a number >= 0", rotation_lr)
         is_factor = layer_decay is None or (is_number(layer_decay, 0, 1) and layer_decay > 0)
         require(is_factor, "optimizer.layer_decay", "null or a number in (0, 1]", layer_decay)
+        is_kind = self.hyperball in (None, "matrix", "row")
+        require(is_kind, "optimizer.hyperball", "null, 'matrix' or 'row'", self.hyperball)
 
 
 def build_optimizer(
@@ -59,8 +63,7 @@ def build_optimizer(
         objective: network and head.
         component: name and options of the optimiser, including those of `GroupOptions`.
         rotation: its parameters on the orthogonal group get a separate optimiser.
-        sampled: class vectors of which each step trains a sample. They get an optimiser without momentum for rows that
-            were not drawn.
+        sampled: class vectors of which each step trains a sample. They get an optimiser that moves only the drawn rows.
     """
     component, chosen = MENUS["optimizer"].split(component)
     rate = _learning_rate(component)
@@ -69,10 +72,8 @@ def build_optimizer(
     groups = param_groups(objective, chosen.weight_decay, bias=everything, normalization=everything)
     # Parameters that the main optimiser does not train: rotations on the orthogonal group, and sampled class vectors.
     separate = {id(parameter) for parameter in rotation.on_group}
+    is_decayed = sampled is not None and any(parameter is sampled for parameter in groups[0]["params"])
     if sampled is not None:
-        is_decayed = any(parameter is sampled for parameter in groups[0]["params"]) and chosen.weight_decay > 0
-        accepted = "0 if head.sample is set, because decay would also change class vectors that were not drawn"
-        require(not is_decayed, "optimizer.weight_decay", accepted, chosen.weight_decay)
         separate.add(id(sampled))
     # All other rotations are a group of the main optimiser if they have a learning rate or decay.
     has_group = chosen.rotation_lr is not None or chosen.rotation_decay > 0
@@ -87,15 +88,25 @@ def build_optimizer(
 
     optimizers: list[torch.optim.Optimizer] = []
     if groups:
-        optimizers.append(create(component, "optimizer", groups))
+        main: torch.optim.Optimizer = create(component, "optimizer", groups)
+        optimizers.append(main if chosen.hyperball is None else Hyperball(main, per=chosen.hyperball))
     if rotation.on_group:
         optimizers.append(rotation.group_optimizer(rotation.on_group, lr=rotation_rate))
     if sampled is not None:
-        # Both leave rows unchanged that have no gradient: no momentum, and moments of the drawn rows only.
-        adaptive = "adam" in component.name.lower()
-        optimizers.append((torch.optim.SparseAdam if adaptive else torch.optim.SGD)([sampled], lr=rate))
+        decay = chosen.weight_decay if is_decayed else 0.0
+        optimizers.append(_row_optimizer(component, sampled, rate, decay))
     require(bool(optimizers), "model", "a model with trainable parameters", type(objective.network).__name__)
     return Optimizers(optimizers)
+
+
+def _row_optimizer(component: Component, sampled: nn.Parameter, rate: float, decay: float) -> torch.optim.Optimizer:
+    """Return the optimiser of sampled class vectors: with adaptive steps if the main optimiser has them."""
+    options = component.options
+    if "adam" in component.name.lower():
+        return RowAdamW([sampled], lr=rate, betas=options.get("betas", (0.9, 0.999)), weight_decay=decay)
+    # The default momentum of the main optimiser, unless it is given.
+    momentum = options.get("momentum", getattr(OPTIMIZERS.get(component.name), "keywords", {}).get("momentum", 0.0))
+    return RowSGD([sampled], lr=rate, momentum=momentum, weight_decay=decay)
 
 
 def _split_by_depth(
