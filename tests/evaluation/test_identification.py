@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from hypersphere import _numerics
-from hypersphere.evaluation import first_of_each, identify
+from hypersphere.evaluation import first_of_each, identification, identify
 from hypersphere.evaluation.identification import Mates
 
 from . import reference
@@ -237,3 +237,38 @@ def test_first_of_each_rejects_invalid_labels():
         first_of_each(["ann", "bob"])
     with pytest.raises(ValueError, match="labels must be a non-empty vector of integers"):
         first_of_each(torch.zeros(2, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("block", [3, 8192])
+def test_identify_without_a_gallery_leaves_the_probe_out(monkeypatch, block):
+    monkeypatch.setattr(identification, "PROBE_ROWS", 4)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(14, 5, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 4, 5, 5, 5])  # the people 3 and 4 have one image
+    others = torch.randn(6, 5, generator=generator, dtype=torch.float64)
+    result = identify(x, labels, distractors=others, neighbours=3, block=block)
+    assert result.mated.tolist() == [label not in (3, 4) for label in labels.tolist()]
+    assert result.entries == 13 + 6
+    ranks, top_scores = [], []
+    for probe in range(14):
+        rest = [i for i in range(14) if i != probe]
+        entries = torch.cat([x[rest], others])
+        entry_labels = [*labels[rest].tolist(), *[-1] * 6]
+        one = identify(x[[probe]], labels[[probe]], entries, entry_labels) if result.mated[probe] else None
+        cosines = torch.cosine_similarity(x[[probe]], entries)
+        if one is None:
+            top_scores.append(float(cosines.max()))
+        else:
+            ranks.append(int(one.ranks[0]))
+        nearest = [(rest + list(range(14, 20)))[i] for i in cosines.argsort(descending=True)[:3].tolist()]
+        assert result.neighbours[probe].tolist() == nearest
+    assert result.ranks.tolist() == ranks
+    assert result.top_scores.tolist() == pytest.approx(top_scores)
+    assert identify(x, labels, x, labels).accuracy_at(1) == 1  # here each probe finds itself
+
+
+def test_identify_without_a_gallery_needs_a_person_with_two_images():
+    with pytest.raises(ValueError, match="probe_labels must have a label that occurs twice, but there is none"):
+        identify(torch.eye(3), [0, 1, 2])
+    with pytest.raises(ValueError, match="gallery_labels must be given with a gallery, not None"):
+        identify(torch.eye(3), [0, 1, 2], torch.eye(3))

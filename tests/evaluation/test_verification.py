@@ -1,14 +1,11 @@
-import math
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn import metrics
 from sklearn.model_selection import KFold
 
-from hypersphere.evaluation import bootstrap, cosine_scores, make_folds, roc, verify, verify_scores
+from hypersphere.evaluation import cosine_scores, make_folds, pair_scores, verification, verify, verify_scores
 
 from . import reference
 
@@ -120,7 +117,10 @@ def test_verification_repr_and_intervals():
     text = repr(result)
     assert "threshold chosen on the other folds" in text
     assert "TAR" in text
-    assert "FAR 1e-06  (not resolved by 60 different pairs)" in text
+    for point, line in zip(result.points, text.splitlines()[-len(result.points) :], strict=True):
+        rates = f"TAR {point.true_rate:.4f} at FAR {point.requested_rate:g}, threshold {point.threshold:.4f}"
+        assert line.strip().startswith(rates)
+        assert ("(not resolved by 60 different pairs)" in line) == (point.requested_rate < 1 / 60)
     for statistic in ("accuracy", "auc", lambda curve: curve.tar_at(0.1)):
         interval = result.interval(statistic, samples=100, generator=torch.Generator().manual_seed(0))
         assert interval.low <= interval.value <= interval.high
@@ -183,53 +183,16 @@ def test_verify_names_a_row_that_is_not_finite():
         verify(first, second, same)
 
 
-def test_bootstrap_over_pairs_matches_the_large_sample_formula():
-    generator = torch.Generator().manual_seed(1)
-    same = torch.arange(600) % 2 == 0
-    scores = torch.randn(600, generator=generator) + 1.0 * same
-    result = bootstrap(scores, same, samples=400, generator=torch.Generator().manual_seed(2))
-    a = result.value  # Hanley and McNeil 1982
-    q1, q2 = a / (2 - a), 2 * a * a / (1 + a)
-    error = math.sqrt((a * (1 - a) + 299 * (q1 - a * a) + 299 * (q2 - a * a)) / 300**2)
-    assert result.value == pytest.approx(metrics.roc_auc_score(same, scores))
-    assert (result.high - result.low) / 2 == pytest.approx(1.96 * error, rel=0.2)
-    again = bootstrap(scores, same, samples=400, generator=torch.Generator().manual_seed(2))
-    assert result == again
-    assert str(result).endswith("(95 %)")
-
-
-def test_bootstrap_over_identities_is_wider_if_people_differ():
-    generator = torch.Generator().manual_seed(3)
-    people = 30
-    bias = torch.randn(people, generator=generator)  # all pairs of a person score high or low
-    first = torch.randint(people, (1500,), generator=generator)
-    second = torch.where(torch.arange(1500) % 2 == 0, first, torch.randint(people, (1500,), generator=generator))
-    same = first == second
-    scores = bias[first] + bias[second] + 1.0 * same + 0.3 * torch.randn(1500, generator=generator)
-
-    def width(**more):
-        result = bootstrap(scores, same, "eer", samples=200, generator=torch.Generator().manual_seed(4), **more)
-        assert result.low <= result.value <= result.high
-        return result.high - result.low
-
-    assert width(identities=(first, second)) > 1.5 * width()
-    with pytest.raises(ValueError, match="identities must be equal exactly where same is True"):
-        width(identities=(first, first))
-
-
-def test_bootstrap_accepts_callables_and_rejects_invalid_arguments():
-    scores, same = torch.arange(40.0), torch.arange(40) % 3 > 0
-    result = bootstrap(scores, same, lambda curve: curve.tar_at(0.1), samples=20)
-    assert result.value == roc(scores, same).tar_at(0.1)
+def test_pair_scores_equals_cosine_scores_of_gathered_rows(monkeypatch):
+    monkeypatch.setattr(verification, "SCORE_ROWS", 7)
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(20, 5, generator=generator)
+    first, second = torch.randint(20, (2, 50), generator=generator)
+    assert torch.equal(pair_scores(features, first, second), cosine_scores(features[first], features[second]))
     for arguments, message in (
-        ({"statistic": "tar"}, r"such as lambda roc: roc.tar_at\(1e-3\), not 'tar'"),
-        ({"statistic": "auk"}, "statistic must be one of 'auc', 'eer', 'best_accuracy'"),
-        ({"samples": 1}, "samples must be an integer >= 2"),
-        ({"level": 95}, r"level must be a fraction in \(0, 1\)"),
-        ({"level": "high"}, r"level must be a fraction in \(0, 1\), not 'high'"),
-        ({"identities": 3}, "identities must be two vectors of labels, not 3"),
+        (([0, 20], [0, 1]), r"first must be row numbers in 0\.\.19, not 20"),
+        (([0, 1], [0, -1]), r"second must be row numbers in 0\.\.19, not -1"),
+        (([0, 1], [0]), "second must be a vector of 2 integers"),
     ):
         with pytest.raises(ValueError, match=message):
-            bootstrap(scores, same, **arguments)
-    few = bootstrap([0.1, 0.2], [1, 0], identities=([0, 0], [0, 1]), samples=20)  # half of the samples lack one kind
-    assert (few.low, few.high) == (0, 0)
+            pair_scores(features, *arguments)

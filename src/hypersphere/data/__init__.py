@@ -40,6 +40,16 @@ from hypersphere.data.sources import (
     subset,
 )
 from hypersphere.data.splits import DataSplit, fingerprint_difference, selection_split
+from hypersphere.data.trials import (
+    IJB,
+    TemplateSet,
+    Trials,
+    ijb,
+    read_template_list,
+    read_template_pairs,
+    read_template_set,
+    read_trials,
+)
 
 DATASETS: dict[str, Callable[..., Any]] = {
     "digits": digits,
@@ -61,6 +71,7 @@ __all__ = [
     "AUGMENTATIONS",
     "DATA",
     "DATASETS",
+    "IJB",
     "NORMALIZATIONS",
     "SAMPLERS",
     "Batches",
@@ -85,7 +96,9 @@ __all__ = [
     "Sampler",
     "ShardSource",
     "Source",
+    "TemplateSet",
     "TensorSource",
+    "Trials",
     "VideoPairs",
     "cifar10",
     "cifar100",
@@ -98,6 +111,7 @@ __all__ = [
     "draw_pairs",
     "fashion_mnist",
     "fingerprint_difference",
+    "ijb",
     "image_folder",
     "image_names",
     "lfw",
@@ -115,6 +129,10 @@ __all__ = [
     "published_outline",
     "pubmed",
     "read_pairs",
+    "read_template_list",
+    "read_template_pairs",
+    "read_template_set",
+    "read_trials",
     "selection_split",
     "subset",
     "youtube_faces",

@@ -14,23 +14,31 @@ from hypersphere.evaluation.angles import (
     smallest_angle,
     smallest_margin,
 )
+from hypersphere.evaluation.calibration import Calibration
 from hypersphere.evaluation.comparison import PairedDifference, paired_difference, student_quantile
 from hypersphere.evaluation.correlation import rank_correlation
+from hypersphere.evaluation.costs import actual_dcf, bayes_threshold, calibration_loss, cllr, min_cllr, min_dcf
+from hypersphere.evaluation.det import DetCurve, det_curve
+from hypersphere.evaluation.discard import ErrorVersusDiscard, error_vs_discard
 from hypersphere.evaluation.features import Pca, concatenate, fit_pca, mirrored_features, patch_features
 from hypersphere.evaluation.few_shot import Episodes, FewShot, draw_episodes, few_shot
 from hypersphere.evaluation.generation import InceptionScore, inception_score
+from hypersphere.evaluation.groups import GroupRates, rates_by_group
 from hypersphere.evaluation.identification import Identification, OpenSet, first_of_each, identify
+from hypersphere.evaluation.intervals import Interval, bootstrap
 from hypersphere.evaluation.landscape import Landscape, landscape
 from hypersphere.evaluation.mates import MateRanks, rank_mates
 from hypersphere.evaluation.retrieval import Retrieval, retrieve
 from hypersphere.evaluation.roc import FARS, OperatingPoint, Roc, roc
+from hypersphere.evaluation.score_norm import score_norm
+from hypersphere.evaluation.streaming import AllPairs, RocPoints, verify_blocks
 from hypersphere.evaluation.summary import summarize_identification, summarize_verification
+from hypersphere.evaluation.templates import templates
 from hypersphere.evaluation.verification import (
-    Interval,
     Verification,
-    bootstrap,
     cosine_scores,
     make_folds,
+    pair_scores,
     verify,
     verify_scores,
 )
@@ -39,10 +47,15 @@ __all__ = [
     "FARS",
     "M_MIN_BINARY",
     "M_MIN_MULTICLASS",
+    "AllPairs",
     "AngleDistribution",
     "AngleHistograms",
+    "Calibration",
+    "DetCurve",
     "Episodes",
+    "ErrorVersusDiscard",
     "FewShot",
+    "GroupRates",
     "Identification",
     "InceptionScore",
     "Interval",
@@ -54,14 +67,21 @@ __all__ = [
     "Pca",
     "Retrieval",
     "Roc",
+    "RocPoints",
     "Verification",
+    "actual_dcf",
     "angular_fisher_score",
     "angular_visual_hardness",
+    "bayes_threshold",
     "bootstrap",
+    "calibration_loss",
     "class_angles",
+    "cllr",
     "concatenate",
     "cosine_scores",
+    "det_curve",
     "draw_episodes",
+    "error_vs_discard",
     "few_shot",
     "first_of_each",
     "fit_pca",
@@ -71,19 +91,26 @@ __all__ = [
     "intra_class_angle",
     "landscape",
     "make_folds",
+    "min_cllr",
+    "min_dcf",
     "mirrored_features",
     "pair_angles",
+    "pair_scores",
     "paired_difference",
     "patch_features",
     "rank_correlation",
     "rank_mates",
+    "rates_by_group",
     "retrieve",
     "roc",
+    "score_norm",
     "smallest_angle",
     "smallest_margin",
     "student_quantile",
     "summarize_identification",
     "summarize_verification",
+    "templates",
     "verify",
+    "verify_blocks",
     "verify_scores",
 ]

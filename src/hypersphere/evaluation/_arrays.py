@@ -14,7 +14,18 @@ from torch import Tensor
 from hypersphere import _numerics
 from hypersphere._validation import require
 
-__all__ = ["Array", "as_features", "as_flags", "as_labels", "as_numbers", "as_scores", "as_tensor", "blocks"]
+__all__ = [
+    "Array",
+    "as_features",
+    "as_flags",
+    "as_labels",
+    "as_numbers",
+    "as_rows",
+    "as_scores",
+    "as_tensor",
+    "blocks",
+    "require_finite",
+]
 
 Array: TypeAlias = Tensor | np.ndarray | Sequence[Any]
 BLOCK_ROWS = 65_536  # rows that are read at a time from a matrix that may be larger than the memory
@@ -53,7 +64,7 @@ def as_features(name: str, value: Array, *, like: Tensor | None = None) -> Float
     if like is not None:
         require(x.shape[1] == like.shape[1], name, f"a matrix with {like.shape[1]} columns", tuple(x.shape))
     x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
-    _require_finite(name, x)
+    require_finite(name, x)
     return x
 
 
@@ -63,7 +74,7 @@ def as_scores(name: str, value: Array) -> Float[Tensor, " rows"]:
     is_vector = x.ndim == 1 and x.numel() > 0 and not x.is_complex()
     require(is_vector, name, "a non-empty vector of real numbers", f"{x.dtype} {tuple(x.shape)}")
     x = x.double()
-    _require_finite(name, x[:, None])
+    require_finite(name, x[:, None])
     return x
 
 
@@ -84,7 +95,20 @@ def as_labels(name: str, value: Array, count: int | None, device: torch.device) 
     is_vector = x.ndim == 1 and len(x) > 0 and (count is None or len(x) == count)
     accepted = "a non-empty vector of integers" if count is None else f"a vector of {count} integers"
     require(is_integer and is_vector, name, accepted, f"{x.dtype} {tuple(x.shape)}")
-    return x.to(device=device, dtype=torch.int64)
+    return x.to(device=device, dtype=torch.int64).contiguous()  # `searchsorted` warns about strides
+
+
+def as_rows(name: str, value: Array, count: int | None, rows: int, device: torch.device) -> Int64[Tensor, " positions"]:
+    """Return `count` row numbers of a matrix with `rows` rows; None accepts any number of them.
+
+    >>> as_rows("first", [0, 7], None, 5, torch.device("cpu"))
+    Traceback (most recent call last):
+    ValueError: first must be row numbers in 0..4, not 7
+    """
+    x = as_labels(name, value, count, device)
+    invalid = x[(x < 0) | (x >= rows)]
+    require(len(invalid) == 0, name, f"row numbers in 0..{rows - 1}", int(invalid[0]) if len(invalid) else None)
+    return x
 
 
 def as_flags(name: str, value: Array, count: int | None, device: torch.device | None) -> Bool[Tensor, " rows"]:
@@ -124,7 +148,7 @@ def blocks(x: Shaped[Tensor, "rows ..."], size: int = BLOCK_ROWS) -> Iterator[tu
         yield start, x[start : start + size]
 
 
-def _require_finite(name: str, x: Tensor) -> None:
+def require_finite(name: str, x: Tensor) -> None:
     """Raise a `ValueError` that names the first row with a NaN or an infinity.
 
     This is `_numerics.require_finite_rows` block by block: a memory-mapped matrix may be larger than the memory, and

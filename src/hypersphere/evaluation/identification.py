@@ -137,8 +137,8 @@ class Identification:
 def identify(
     probes: Array,
     probe_labels: Array,
-    gallery: Array,
-    gallery_labels: Array,
+    gallery: Array | None = None,
+    gallery_labels: Array | None = None,
     *,
     distractors: Array | None = None,
     ranks: Sequence[int] | Array = (1, 5, 10),
@@ -152,11 +152,14 @@ def identify(
     rank and not the first. Cosines that differ by less than 16·eps are tied. Probes whose identity is not in the
     gallery have no rank; they are the strangers of `Identification.open_set`.
 
+    Without a gallery, each probe is searched among all other probes (leave-one-out). Passing the probes as the gallery
+    instead would let each of them find itself.
+
     Args:
         probes: (P, d) embeddings. Their norms do not matter.
         probe_labels: (P,) integers.
-        gallery: (G, d), with any number of entries per identity.
-        gallery_labels: (G,) integers.
+        gallery: (G, d), with any number of entries per identity; None for leave-one-out.
+        gallery_labels: (G,) integers, if there is a gallery.
         distractors: (D, d) entries of identities that no probe has.
         ranks: the ranks at which to report the accuracy.
         neighbours: number of best entries to list per probe, which needs a second search; None for no list.
@@ -171,22 +174,32 @@ def identify(
         tensor([1., 1., 1.], dtype=torch.float64)
         >>> identify([[3.0, 2.0, 1.0]], [0], gallery, [0, 1, 2], neighbours=2).neighbours
         tensor([[0, 1]])
+        >>> identify([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]], [0, 0, 1, 1], ranks=[1])
+        Identification(4 probes among 3: rank-1 1.0000)
     """
     x = as_features("probes", probes)
     labels = as_labels("probe_labels", probe_labels, len(x), x.device)
-    sources = [as_features("gallery", gallery, like=x)]
-    entry_labels = as_labels("gallery_labels", gallery_labels, len(sources[0]), x.device)
+    require((gallery is None) == (gallery_labels is None), "gallery_labels", "given with a gallery", gallery_labels)
+    is_leave_one_out = gallery is None or gallery_labels is None
+    sources, entry_labels = [x], labels
+    if gallery is not None and gallery_labels is not None:
+        sources = [as_features("gallery", gallery, like=x)]
+        entry_labels = as_labels("gallery_labels", gallery_labels, len(sources[0]), x.device)
     if distractors is not None:
         sources.append(as_features("distractors", distractors, like=x))
-    entries = sum(map(len, sources))
+    entries = sum(map(len, sources)) - is_leave_one_out  # a probe is not its own entry
     require(is_integer(block, 1), "block", "an integer >= 1", block)
     reported_ranks = as_numbers("ranks", ranks)
     require(all(is_integer(rank, 1) for rank in reported_ranks), "ranks", "integers >= 1", ranks)
     accepted = f"an integer from 1 to {entries}, the number of entries, or None"
     require(neighbours is None or is_integer(neighbours, 1, entries), "neighbours", accepted, neighbours)
     mated = torch.isin(labels, entry_labels)
+    if is_leave_one_out:
+        _, index, counts = labels.unique(return_inverse=True, return_counts=True)
+        mated = counts[index] > 1
     if not bool(mated.any()):
-        raise ValueError("probe_labels must have a label in common with gallery_labels, but there is none")
+        accepted = "a label that occurs twice" if is_leave_one_out else "a label in common with gallery_labels"
+        raise ValueError(f"probe_labels must have {accepted}, but there is none")
 
     # Scores have the widest dtype of all inputs, and float32 at least.
     dtype = torch.float32
@@ -195,13 +208,16 @@ def identify(
     with _numerics.autocast_disabled(x):
         mated_probes, strangers = (sphere.row_directions(x[rows].to(dtype)) for rows in (mated, ~mated))
         mates = Mates(labels[mated], entry_labels)
-        mate_scores = _best_mate_scores(mated_probes, sources[0], mates, block)
+        # The gallery row of each probe, which is excluded from its entries.
+        own_rows = torch.arange(len(x), device=x.device) if is_leave_one_out else None
+        own_mated, own_strangers = (None if own_rows is None else own_rows[rows] for rows in (mated, ~mated))
+        mate_scores = _best_mate_scores(mated_probes, sources[0], mates, block, own_mated)
         # An entry within the tolerance below the best mate is tied with it, and ties count as rivals.
         rival_thresholds = mate_scores - _numerics.tie_tolerance(dtype)
-        rivals, top_scores = _search(mated_probes, strangers, sources, mates, rival_thresholds, block)
+        rivals, top_scores = _search(mated_probes, strangers, sources, mates, rival_thresholds, block, own_strangers)
         nearest = None
         if neighbours is not None:
-            nearest = nearest_entries(sphere.row_directions(x.to(dtype)), sources, int(neighbours), block)
+            nearest = nearest_entries(sphere.row_directions(x.to(dtype)), sources, int(neighbours), block, own_rows)
     return Identification(mated, rivals + 1, mate_scores, top_scores, entries, tuple(map(int, reported_ranks)), nearest)
 
 
@@ -259,8 +275,10 @@ class Mates:
         return self.probes_by_class[offset + torch.arange(len(entry), device=entry.device)], entry
 
 
-def _best_mate_scores(x: Tensor, gallery: Tensor, mates: Mates, block: int) -> Float[Tensor, " probes"]:
-    """Return the highest cosine of each probe with an entry of its identity."""
+def _best_mate_scores(
+    x: Tensor, gallery: Tensor, mates: Mates, block: int, own_rows: Tensor | None
+) -> Float[Tensor, " probes"]:
+    """Return the highest cosine of each probe with an entry of its identity, other than the row of the probe itself."""
     # Row-wise products of the mated pairs only. Reading them from the score matrices of `_search` would be too late:
     # rivals can only be counted once the best mate of the complete gallery is known.
     best = x.new_full((len(x),), -math.inf)
@@ -268,7 +286,10 @@ def _best_mate_scores(x: Tensor, gallery: Tensor, mates: Mates, block: int) -> F
         pairs = mates.between(start, start + block)
         for probe, entry in zip(*(index.split(MATE_PAIRS) for index in pairs), strict=True):
             w = sphere.row_directions(gallery[entry.to(gallery.device)].to(x))
-            best.scatter_reduce_(0, probe, (x[probe] * w).sum(1), "amax")
+            scores = (x[probe] * w).sum(1)
+            if own_rows is not None:
+                scores = scores.masked_fill(own_rows[probe] == entry, -math.inf)
+            best.scatter_reduce_(0, probe, scores, "amax")
     return best
 
 
@@ -279,8 +300,12 @@ def _search(
     mates: Mates,
     rival_thresholds: Tensor,
     block: int,
+    own_rows: Tensor | None,
 ) -> tuple[Int64[Tensor, " mated_probes"], Float[Tensor, " strangers"]]:
     """Compare all probes with all entries of gallery and distractors.
+
+    `own_rows` are the gallery rows of the strangers themselves, with which they are not compared; None if there are
+    none. The row of a mated probe has its identity, and entries of its identity are no rivals anyway.
 
     Returns:
         For each mated probe, the number of rivals: entries of other identities whose score reaches the threshold of the
@@ -305,9 +330,17 @@ def _search(
                 reached = scores.ge_(rival_thresholds[first : first + len(x), None]).sum(1)
                 rivals[first : first + len(x)] += reached.long()
             for first, x in blocks(strangers, PROBE_ROWS):
-                highest = top_scores[first : first + len(x)]
-                torch.maximum(highest, _scores(x, w, buffer).amax(1), out=highest)
+                highest, scores = top_scores[first : first + len(x)], _scores(x, w, buffer)
+                if own_rows is not None and is_gallery:
+                    _exclude(scores, own_rows[first : first + len(x)] - start)
+                torch.maximum(highest, scores.amax(1), out=highest)
     return rivals, top_scores
+
+
+def _exclude(scores: Float[Tensor, "rows columns"], column_of_row: Int64[Tensor, " rows"]) -> None:
+    """Set one entry of each row to −∞, where its column is inside of the matrix."""
+    inside = ((column_of_row >= 0) & (column_of_row < scores.shape[1])).nonzero().flatten()
+    scores[inside, column_of_row[inside]] = -math.inf
 
 
 def _scores(x: Tensor, w: Tensor, buffer: Tensor) -> Float[Tensor, "rows columns"]:
@@ -316,11 +349,12 @@ def _scores(x: Tensor, w: Tensor, buffer: Tensor) -> Float[Tensor, "rows columns
 
 
 def nearest_entries(
-    x: Float[Tensor, "probes dim"], sources: Sequence[Tensor], k: int, block: int
+    x: Float[Tensor, "probes dim"], sources: Sequence[Tensor], k: int, block: int, own_rows: Tensor | None = None
 ) -> Int64[Tensor, "probes k"]:
     """Return the k entries with the highest cosine for each unit row of `x`, best first.
 
-    Entries are numbered consecutively through all matrices of `sources`.
+    Entries are numbered consecutively through all matrices of `sources`. The entry with the number own_rows[i], if
+    given, is excluded for probe i.
 
     >>> nearest_entries(torch.eye(2), [torch.tensor([[0.0, 2.0], [3.0, 1.0]]), torch.eye(2)], 2, block=2)
     tensor([[2, 1],
@@ -335,7 +369,10 @@ def nearest_entries(
             for first, probes in blocks(x, PROBE_ROWS):
                 rows_of_block = slice(first, first + len(probes))
                 # Merge the k best so far with the k best of this block. The stable sort prefers earlier entries.
-                scores, index = (probes @ w.mT).topk(min(k, len(w)), dim=1)
+                of_block = probes @ w.mT
+                if own_rows is not None:
+                    _exclude(of_block, own_rows[rows_of_block] - offset)
+                scores, index = of_block.topk(min(k, len(w)), dim=1)
                 scores = torch.cat([best_scores[rows_of_block], scores], 1)
                 entries = torch.cat([best_entries[rows_of_block], index + offset], 1)
                 scores, order = scores.sort(dim=1, descending=True, stable=True)

@@ -58,7 +58,8 @@ class MateRanks:
     def roc(self) -> Roc:
         """Return the curve of verification: trials are same pairs, probes with all distractors are different pairs.
 
-        Scores are rounded down to the lower edges of the bins, multiples of 2^-19.
+        Scores are rounded down to the lower edges of the bins, multiples of 2^-19. For exact rates and thresholds, pass
+        the scores of the trials and the blocks of `AllPairs` for probes and distractors to `verify_blocks`.
         """
         positives = _histogram(self.scores.double())
         occupied = ((positives + self.negatives) > 0).nonzero().flatten().flip(0)

@@ -7,6 +7,7 @@ accepted. The true accept rate (TAR) is the fraction of same pairs that are acce
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
 
@@ -18,7 +19,16 @@ from hypersphere._deprecation import deprecated_attribute
 from hypersphere._validation import require
 from hypersphere.evaluation._arrays import Array, as_flags, as_scores
 
-__all__ = ["FARS", "OperatingPoint", "RankedScores", "Roc", "read_curve", "roc"]
+__all__ = [
+    "FARS",
+    "OperatingPoint",
+    "RankedScores",
+    "Roc",
+    "choose_threshold",
+    "operating_point_lines",
+    "read_curve",
+    "roc",
+]
 
 FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """False accept rates that verification reports by default."""
@@ -43,6 +53,19 @@ class OperatingPoint:
     resolved: bool
 
     asked = deprecated_attribute("asked", "requested_rate")
+
+
+def operating_point_lines(points: Iterable[OperatingPoint], negatives: float) -> list[str]:
+    """Return one line per point, for the `repr` of results.
+
+    >>> operating_point_lines([OperatingPoint(0.01, 0.75, 0.0, 0.5, False)], 10)
+    ['  TAR 0.5000 at FAR 0.01, threshold 0.7500  (not resolved by 10 different pairs)']
+    """
+    return [
+        f"  TAR {point.true_rate:.4f} at FAR {point.requested_rate:g}, threshold {point.threshold:.4f}"
+        + ("" if point.resolved else f"  (not resolved by {negatives:g} different pairs)")
+        for point in points
+    ]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -187,6 +210,21 @@ def roc(scores: Array, same: Array) -> Roc:
     """
     values = as_scores("scores", scores)
     return RankedScores(values, as_flags("same", same, len(values), values.device)).roc()
+
+
+def choose_threshold(
+    scores: Float[Tensor, " pairs"], same: Tensor, far: float | None, threshold: float | None
+) -> float:
+    """Return the given threshold, or that of the operating point at a false accept rate.
+
+    >>> choose_threshold(torch.tensor([0.9, 0.8, 0.7, 0.3]), torch.tensor([1, 0, 1, 0]), far=0.5, threshold=None)
+    0.699999988079071
+    """
+    require((far is None) != (threshold is None), "far", "given if and only if threshold is not", far)
+    if threshold is None:
+        return RankedScores(scores, same).roc().at(far).threshold  # type: ignore[arg-type]
+    require(isinstance(threshold, Real) and not math.isnan(threshold), "threshold", "a number", threshold)
+    return float(threshold)
 
 
 def read_curve(

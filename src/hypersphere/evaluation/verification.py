@@ -1,13 +1,13 @@
 r"""Verification: do two embeddings show the same identity?
 
 Pairs are accepted if their cosine reaches a threshold. The threshold for each fold is chosen on the other folds, as in
-View 2 of LFW. `bootstrap` gives confidence intervals.
+View 2 of LFW.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,42 +17,30 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere._validation import is_integer, is_number, require
-from hypersphere.evaluation._arrays import Array, as_features, as_flags, as_labels, as_numbers, as_scores, blocks
-from hypersphere.evaluation.roc import FARS, OperatingPoint, RankedScores, Roc
+from hypersphere._validation import is_integer, require
+from hypersphere.evaluation._arrays import (
+    Array,
+    as_features,
+    as_flags,
+    as_labels,
+    as_numbers,
+    as_rows,
+    as_scores,
+    blocks,
+)
+from hypersphere.evaluation.intervals import (
+    Interval,
+    as_groups,
+    bootstrap,
+    check_statistic,
+    percentile_interval,
+    resampled_weights,
+)
+from hypersphere.evaluation.roc import FARS, OperatingPoint, RankedScores, Roc, operating_point_lines
 
-__all__ = ["Interval", "Verification", "bootstrap", "cosine_scores", "make_folds", "verify", "verify_scores"]
+__all__ = ["Verification", "cosine_scores", "make_folds", "pair_scores", "verify", "verify_scores"]
 
 SCORE_ROWS = 8192  # pairs per block of `cosine_scores`
-
-# The statistics of a curve that `bootstrap` accepts by name.
-STATISTICS: Mapping[str, Callable[[Roc], float]] = {
-    "auc": lambda curve: curve.auc,
-    "eer": lambda curve: curve.eer,
-    "best_accuracy": lambda curve: curve.best_accuracy,
-}
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A statistic and a bootstrap confidence interval.
-
-    Attributes:
-        value: the statistic of all pairs.
-        low, high: the interval that contains the fraction `level` of the bootstrap values.
-        level: such as 0.95.
-
-    >>> print(Interval(0.975, 0.9612, 0.9833, 0.95))
-    0.9750 [0.9612, 0.9833] (95 %)
-    """
-
-    value: float
-    low: float
-    high: float
-    level: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}] ({100 * self.level:g} %)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -116,7 +104,7 @@ class Verification:
         self,
         statistic: str | Callable[[Roc], float] = "accuracy",
         *,
-        identities: tuple[Array, Array] | None = None,
+        identities: tuple[Array, Array] | Array | None = None,
         samples: int = 1000,
         level: float = 0.95,
         generator: torch.Generator | None = None,
@@ -128,7 +116,7 @@ class Verification:
             identities, samples, level, generator: as for `bootstrap`.
         """
         if statistic != "accuracy":
-            _check_statistic(statistic, "accuracy")
+            check_statistic(statistic, "accuracy")
             return bootstrap(
                 self.scores,
                 self.same,
@@ -148,8 +136,9 @@ class Verification:
             is_drawn = totals > 0  # a bootstrap sample may contain no pair of a fold
             return float((hits[is_drawn] / totals[is_drawn]).mean())
 
-        draws = _resampled_weights(self.same, identities, generator)
-        return _percentile_interval(self.accuracy, mean_fold_accuracy, draws, samples, level)
+        groups = None if identities is None else as_groups("identities", identities, self.same)
+        draws = resampled_weights(self.same, groups, generator)
+        return percentile_interval(self.accuracy, mean_fold_accuracy, draws, samples, level)
 
     def __repr__(self) -> str:
         lines = [
@@ -159,12 +148,7 @@ class Verification:
             f"(threshold {self.best_threshold:.4f}, chosen on the test pairs)",
             f"  EER {self.eer:.4f}, AUC {self.auc:.4f}",
         ]
-        lines += [
-            f"  TAR {point.true_rate:.4f} at FAR {point.requested_rate:.0e}"
-            + ("" if point.resolved else f"  (not resolved by {self.roc.negatives:g} different pairs)")
-            for point in self.points
-        ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *operating_point_lines(self.points, self.roc.negatives)])
 
 
 def verify(
@@ -198,8 +182,8 @@ def verify(
           accuracy       1.0000 ± 0.0000  (threshold chosen on the other folds)
           best accuracy  1.0000           (threshold 0.5164, chosen on the test pairs)
           EER 0.0000, AUC 1.0000
-          TAR 1.0000 at FAR 1e-01
-          TAR 1.0000 at FAR 1e-02  (not resolved by 10 different pairs)
+          TAR 1.0000 at FAR 0.1, threshold 0.9994
+          TAR 1.0000 at FAR 0.01, threshold 0.9994  (not resolved by 10 different pairs)
     """
     left, right = _as_pairs(first, second)
     flags = as_flags("same", same, len(left), left.device)
@@ -249,6 +233,26 @@ def cosine_scores(first: Array, second: Array, *, center: Array | None = None) -
         for (_, a), (_, b) in zip(blocks(left, SCORE_ROWS), blocks(right, SCORE_ROWS), strict=True)
     ]
     return torch.cat(scores)
+
+
+def pair_scores(features: Array, first: Array, second: Array) -> Float[Tensor, " pairs"]:
+    """Return the cosines of listed pairs of rows in float64, computed in blocks.
+
+    Unlike `cosine_scores(features[first], features[second])`, this never stores the embeddings of all pairs.
+
+    Args:
+        features: (N, d) embeddings.
+        first, second: (M,) row numbers of the two sides of each pair.
+
+    Example:
+        >>> pair_scores([[1.0, 0.0], [1.0, 1.0]], [0, 0], [1, 0])
+        tensor([0.7071, 1.0000], dtype=torch.float64)
+    """
+    x = as_features("features", features)
+    left = as_rows("first", first, None, len(x), x.device)
+    right = as_rows("second", second, len(left), len(x), x.device)
+    pairs = zip(left.split(SCORE_ROWS), right.split(SCORE_ROWS), strict=True)
+    return torch.cat([sphere.cosine(x[a].double(), x[b].double()) for a, b in pairs])
 
 
 def make_folds(same: Array, folds: int = 10) -> Int64[Tensor, " pairs"]:
@@ -339,119 +343,3 @@ def _cross_validate(
     points = tuple(curve.at(rate, rule=rule) for rate in as_numbers("far", far))
     per_fold = torch.tensor([thresholds, accuracies], dtype=torch.float64, device=same.device)
     return Verification(test_scores, same, fold, per_fold[0], per_fold[1], curve, points)
-
-
-# Confidence intervals ------------------------------------------------------------------------------------------------
-
-
-def bootstrap(
-    scores: Array,
-    same: Array,
-    statistic: str | Callable[[Roc], float] = "auc",
-    *,
-    identities: tuple[Array, Array] | None = None,
-    samples: int = 1000,
-    level: float = 0.95,
-    generator: torch.Generator | None = None,
-) -> Interval:
-    r"""Compute a percentile bootstrap interval of a statistic of the ROC curve.
-
-    By default same pairs and different pairs are resampled with replacement, separately, so that their numbers do not
-    change. Pairs that share a person are not independent, so these intervals are too narrow for them. With
-    `identities`, people are resampled instead: if person i is drawn cᵢ times, the same pairs of i count cᵢ times, and
-    the different pairs of i and j count cᵢ·cⱼ times.
-
-    Args:
-        scores: (M,) higher means more similar.
-        same: (M,) booleans, or zeros and ones.
-        statistic: "auc", "eer", "best_accuracy", or a function of the curve: `lambda curve: curve.tar_at(1e-3)`.
-        identities: labels (M,) of the first and of the second side of each pair.
-        samples: the number of bootstrap samples. A sample without same or without different pairs is drawn again.
-        level: the fraction of the samples inside the interval.
-        generator: source of randomness; the global one if None.
-
-    Example:
-        >>> scores, same = torch.arange(40.0), torch.arange(40) % 4 > 0
-        >>> interval = bootstrap(scores, same, samples=200, generator=torch.Generator().manual_seed(0))
-        >>> interval.low < interval.value < interval.high
-        True
-    """
-    _check_statistic(statistic)
-    measure = statistic if callable(statistic) else STATISTICS[statistic]
-    values = as_scores("scores", scores)
-    flags = as_flags("same", same, len(values), values.device)
-    # A bootstrap sample is represented by the weights of the pairs, so the scores are sorted once for all samples.
-    ranked = RankedScores(values, flags)
-    draws = _resampled_weights(flags, identities, generator)
-    return _percentile_interval(
-        measure(ranked.roc()), lambda weights: measure(ranked.roc(weights)), draws, samples, level
-    )
-
-
-def _check_statistic(statistic: str | Callable[[Roc], float], *more_names: str) -> None:
-    """Raise a `ValueError` unless `statistic` is a callable or a name in STATISTICS.
-
-    The error lists `more_names` too, which the caller accepts and has handled before.
-    """
-    names = ", ".join(repr(name) for name in (*more_names, *STATISTICS))
-    accepted = f"one of {names} or a callable of the curve, such as lambda roc: roc.tar_at(1e-3)"
-    require(callable(statistic) or statistic in STATISTICS, "statistic", accepted, statistic)
-
-
-def _percentile_interval(
-    value: float, measure: Callable[[Tensor], float], draws: Iterator[Tensor], samples: int, level: float
-) -> Interval:
-    """Return the interval of `measure` over the first `samples` weight vectors of `draws`."""
-    require(is_integer(samples, 2), "samples", "an integer >= 2", samples)
-    require(is_number(level, 0, 1) and 0 < level < 1, "level", "a fraction in (0, 1)", level)
-    values = torch.tensor([measure(next(draws)) for _ in range(samples)], dtype=torch.float64)
-    tail = (1 - level) / 2
-    low, high = values.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    return Interval(value, low, high, level)
-
-
-def _resampled_weights(
-    same: Tensor, identities: tuple[Array, Array] | None, generator: torch.Generator | None
-) -> Iterator[Tensor]:
-    """Yield an endless sequence of bootstrap samples, each as the number of times that every pair counts.
-
-    Samples without same pairs or without different pairs have no ROC curve and are left out.
-    """
-    draws = _resample_pairs(same, generator) if identities is None else _resample_people(same, identities, generator)
-    for weights in draws:
-        if bool((weights * same).any()) and bool((weights * ~same).any()):
-            yield weights
-
-
-def _resample_pairs(same: Tensor, generator: torch.Generator | None) -> Iterator[Tensor]:
-    """Yield weights of pairs that are drawn with replacement, same and different pairs separately."""
-    members_of_kinds = [same.nonzero().flatten(), (~same).nonzero().flatten()]
-    while True:
-        weights = torch.zeros(len(same), dtype=torch.int64, device=same.device)
-        for members in members_of_kinds:
-            weights[members] = _draw_counts(len(members), generator).to(same.device)
-        yield weights
-
-
-def _resample_people(
-    same: Tensor, identities: tuple[Array, Array], generator: torch.Generator | None
-) -> Iterator[Tensor]:
-    """Yield weights of pairs whose people are drawn with replacement."""
-    is_pair = isinstance(identities, (tuple, list)) and len(identities) == 2
-    require(is_pair, "identities", "two vectors of labels", identities)
-    first, second = (as_labels("identities", labels, len(same), same.device) for labels in identities)
-    wrong = ((first == second) != same).nonzero().flatten().tolist()
-    if wrong:
-        raise ValueError(f"identities must be equal exactly where same is True, which row {wrong[0]} violates")
-    people, index = torch.cat([first, second]).unique(return_inverse=True)
-    left, right = index.chunk(2)
-    while True:
-        # A same pair involves one person, a different pair two.
-        counts = _draw_counts(len(people), generator).to(same.device)
-        yield torch.where(same, counts[left], counts[left] * counts[right])
-
-
-def _draw_counts(count: int, generator: torch.Generator | None) -> Int64[Tensor, " count"]:
-    """Return how often each of `count` items occurs in `count` draws with replacement."""
-    device = None if generator is None else generator.device
-    return torch.randint(count, (count,), generator=generator, device=device).bincount(minlength=count)
