@@ -30,6 +30,7 @@ COMMANDS = {
     "evaluate": "Measure a run or files of embeddings.",
     "embed": "Compute the embeddings of images.",
     "inspect": "Show how redundant the neurons of each layer are.",
+    "adapt": "Fine-tune a language model by rotation.",
     "fold": "Fold rotations and operators into plain layers.",
     "export": "Write a run as ONNX or as a torch.export program.",
     "attack": "Measure the accuracy of a run under attacks.",
@@ -46,6 +47,7 @@ SMALLER = {  # the option that lowers the memory use of a command
     "embed": "--batch",
     "inspect": "--most",
     "attack": "--limit",
+    "adapt": "--batch",
 }
 
 

@@ -1,0 +1,67 @@
+import json
+
+import pytest
+import torch
+
+import hypersphere as hs
+
+transformers = pytest.importorskip("transformers")
+
+TEXT = "the unit sphere is where directions live. rotations keep its points apart. " * 60
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    """A small GPT-2 with a vocabulary of bytes, as a folder of Hugging Face."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=256, n_positions=32, n_embd=16, n_layer=1, n_head=2)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "text.txt"
+
+
+def test_adapt_trains_rotations_that_load_into_the_model(model_folder, text, tmp_path, succeeds):
+    words = ["--text", text, "--out", tmp_path / "adapter", "--block-size", "4", "--steps", "30", "--lr", "0.01"]
+    out = succeeds("adapt", model_folder, *words)
+    before, after = (float(part.split()[0]) for part in out.split("text: ")[1].split(", ")[:2])
+    assert after < before
+    model = transformers.GPT2LMHeadModel.from_pretrained(model_folder).eval()
+    tokens = torch.tensor(list(TEXT.encode()))
+    test = tokens[int(len(tokens) * 0.9) :]
+    objective = hs.training.text.NextToken(model)
+    assert objective.mean_loss(test, 32, 8) == pytest.approx(before, abs=1e-4)
+    hs.rotation.load_adapter(model, tmp_path / "adapter")
+    assert objective.mean_loss(test, 32, 8) == pytest.approx(after, abs=1e-4)
+
+
+def test_adapt_writes_the_format_of_peft(model_folder, text, tmp_path, succeeds):
+    peft = pytest.importorskip("peft")
+    words = ["--text", text, "--out", tmp_path / "adapter", "--block-size", "4", "--steps", "5", "--peft"]
+    succeeds("adapt", model_folder, *words)
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["peft_type"] == "OFT"
+    base = transformers.GPT2LMHeadModel.from_pretrained(model_folder).eval()
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    ours = transformers.GPT2LMHeadModel.from_pretrained(model_folder).eval()
+    hs.rotation.load_adapter(ours, tmp_path / "adapter")
+    tokens = torch.randint(256, (2, 9))
+    torch.testing.assert_close(ours(tokens).logits, theirs(tokens).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_adapt_names_invalid_arguments(model_folder, text, tmp_path, fails):
+    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    for words, message in (
+        ((tmp_path, "--text", text), "MODEL must be the folder of a model of Hugging Face"),
+        ((model_folder, "--text", tmp_path / "none.txt"), "--text must be an existing file"),
+        ((model_folder, "--text", tmp_path / "short.txt"), "--text must be a text of at least 660 tokens, not 5"),
+        ((model_folder, "--text", text, "--out", tmp_path / "used"), "--out must be a new or an empty folder"),
+        ((model_folder, "--text", text, "--block-size", "3"), "block_size must be a divisor of 16"),
+    ):
+        assert message in fails(2, "adapt", *words)
