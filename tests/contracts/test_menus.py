@@ -247,7 +247,7 @@ def test_margin_is_monotone_continuous_and_below_g(g, name, fields):
     expected = [oracle.MARGINS[name](t, oracle.ANGULARS[g], **fields) for t in theta[1:-1:97].tolist()]
     assert values[1:-1:97].tolist() == pytest.approx(expected, abs=1e-10)
     others = psi.others(c, activation)
-    if psi.touches_others:
+    if psi.changes_other_classes:
         assert (others >= activation(c) - 1e-9).all()
         assert (others.diff() <= 1e-7).all()
         expected = [oracle.OTHERS[name](t, oracle.ANGULARS[g], **fields) for t in theta[1:-1:97].tolist()]
@@ -315,7 +315,7 @@ def test_margin_accepts_a_custom_g():
 def test_choose_lists_the_menu_for_an_unknown_name(menu):
     with pytest.raises(ValueError, match=f"{menu} must be one of '{next(iter(MENUS[menu]))}'.*not 'nonsense'"):
         choose(MENUS[menu], "nonsense", menu)
-    with pytest.raises(ValueError, match="not 3"):
+    with pytest.raises(ValueError, match=f"{menu} must be one of .*an instance of those classes or a callable, not 3$"):
         choose(MENUS[menu], 3, menu)
 
 
@@ -365,7 +365,7 @@ def test_kernel_accepts_old_names():
     u = torch.tensor([0.25, 1.0])
     with pytest.warns(DeprecationWarning, match="Riesz.at_square is deprecated, use Riesz.value_at_square"):
         assert torch.equal(kernel.Riesz().at_square(u), 1 / u)
-    with pytest.warns(DeprecationWarning, match="use Riesz.floored_value_at_square"):
+    with pytest.warns(DeprecationWarning, match="Riesz.of_square is deprecated, use Riesz.floored_value_at_square"):
         assert torch.equal(kernel.Riesz().of_square(u), 1 / u)
     with pytest.warns(
         DeprecationWarning, match="Inverse.at_square is deprecated, define value_at_square instead"
@@ -380,3 +380,27 @@ def test_kernel_accepts_old_names():
 
     assert caught[0].filename == __file__
     torch.testing.assert_close(Inverse()(torch.tensor(0.5)), torch.tensor(2.0))
+
+
+def test_margin_accepts_old_names():
+    with pytest.warns(DeprecationWarning, match="FamilyMargin is deprecated, use .*AffineAngleMargin instead"):
+        assert margin.FamilyMargin is margin.AffineAngleMargin
+    with pytest.warns(DeprecationWarning, match="TwoSided.touches_others is deprecated, use TwoSided.changes_other"):
+        assert margin.TwoSided().touches_others
+    with pytest.warns(DeprecationWarning, match="Shifted._parts is deprecated, define coefficients instead") as caught:
+
+        class Shifted(margin.AffineAngleMargin):
+            _parts = (1, 0.2, 0)
+
+    assert caught[0].filename == __file__
+    c = torch.linspace(-0.9, 0.9, 5)
+    torch.testing.assert_close(Shifted()(c), margin.AdditiveAngle(0.2)(c))
+    with pytest.warns(DeprecationWarning, match="Raised.touches_others is deprecated, define changes_other_classes"):
+
+        class Raised(margin.Margin):
+            touches_others = True
+
+            def __call__(self, c, angular=None, strength=1.0):
+                return c
+
+    assert Raised.changes_other_classes

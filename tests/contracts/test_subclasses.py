@@ -17,7 +17,7 @@ from hypersphere.functions.margin import MARGINS, Margin
 from hypersphere.functions.orthogonal import ORTHOGONALS, SkewMap
 from hypersphere.heads import AngularHead
 from hypersphere.layers import DecoupledConv2d, DecoupledLinear
-from hypersphere.layers.fold import plain_weight
+from hypersphere.layers.fold import equivalent_weight
 
 FACTOR = 0.9
 
@@ -28,7 +28,7 @@ def override(parent, method):
     def scaled(self, *arguments):
         return FACTOR * getattr(parent, method)(self, *arguments)
 
-    return type(f"Own{parent.__name__}", (parent,), {method: scaled})
+    return type(f"Scaled{parent.__name__}", (parent,), {method: scaled})
 
 
 def results(module, *inputs):
@@ -70,40 +70,40 @@ Y = torch.tensor([0, 1, 2, 3, 0, 1])
 @pytest.mark.parametrize("name", ANGULARS)
 @pytest.mark.parametrize("listed", [False, True])
 def test_layer_computes_the_angular_of_a_subclass(name, listed, monkeypatch):
-    own, parent = override(ANGULARS[name], "__call__"), ANGULARS[name]()
+    subclass, parent = override(ANGULARS[name], "__call__"), ANGULARS[name]()
     if listed:
-        monkeypatch.setitem(ANGULARS, "own", own)
+        monkeypatch.setitem(ANGULARS, "subclass", subclass)
     for magnitude, weighting in [("tanh", None), ("tanh", "linear"), ("linear", None), ("inner_product", None)]:
-        layer = linear_layer(magnitude, own(), weighting=weighting)
+        layer = linear_layer(magnitude, subclass(), weighting=weighting)
         assert_same(layer, linear_layer(magnitude, lambda c: FACTOR * parent(c), weighting=weighting), X)
-        assert plain_weight(layer) is None
+        assert equivalent_weight(layer) is None
 
 
 @pytest.mark.parametrize("name", MAGNITUDES)
 @pytest.mark.parametrize("listed", [False, True])
 def test_layer_computes_the_magnitude_of_a_subclass(name, listed, monkeypatch):
-    own, parent = override(MAGNITUDES[name], "__call__"), MAGNITUDES[name]()
+    subclass, parent = override(MAGNITUDES[name], "__call__"), MAGNITUDES[name]()
     if listed:
-        monkeypatch.setitem(MAGNITUDES, "own", own)
+        monkeypatch.setitem(MAGNITUDES, "subclass", subclass)
     for angular in ("cosine", "sigmoid"):
         for weighting in (None, "linear") if isinstance(parent, Radial) else (None,):
-            layer = linear_layer(own(), angular, weighting=weighting)
+            layer = linear_layer(subclass(), angular, weighting=weighting)
             assert_same(layer, linear_layer(lambda w, x: FACTOR * parent(w, x), angular, weighting=weighting), X)
-            assert plain_weight(layer) is None
+            assert equivalent_weight(layer) is None
 
 
 @pytest.mark.parametrize("parent", [Ball, Tanh, Seg])
 def test_layer_inserts_the_learned_radius_into_a_subclass(parent):
-    class Own(parent):
+    class Subclass(parent):
         def __call__(self, w_norm, x_norm):
             return self.radius**2 * parent.__call__(self, w_norm, x_norm)
 
-    layer = linear_layer(Own(radius=2.0), "cosine", learn_radius="layer").eval()  # the mean norm is 1
-    fixed = linear_layer(Own(radius=2.0), "cosine")
+    layer = linear_layer(Subclass(radius=2.0), "cosine", learn_radius="layer").eval()  # the mean norm is 1
+    fixed = linear_layer(Subclass(radius=2.0), "cosine")
     torch.testing.assert_close(layer(X), fixed(X))
     layer.train()(X)  # sets the mean norm
     radius = layer.log_radius.exp().item() * layer.mean_norm.item()
-    torch.testing.assert_close(layer(X), linear_layer(Own(radius=radius), "cosine")(X))
+    torch.testing.assert_close(layer(X), linear_layer(Subclass(radius=radius), "cosine")(X))
     layer(X).sum().backward()
     assert layer.log_radius.grad.item() != 0
 
@@ -134,26 +134,26 @@ def test_layer_of_every_listed_magnitude_passes_gradcheck(name, angular, monkeyp
 @pytest.mark.parametrize("margin", [None, "multiplicative", "additive_angle", "divided_others"])
 @pytest.mark.parametrize("listed", [False, True])
 def test_head_computes_the_angular_of_a_subclass(name, margin, listed, monkeypatch):
-    own, parent = override(ANGULARS[name], "__call__"), ANGULARS[name]()
+    subclass, parent = override(ANGULARS[name], "__call__"), ANGULARS[name]()
     if listed:
-        monkeypatch.setitem(ANGULARS, "own", own)
-    ours, theirs = head(angular=own(), margin=margin), head(angular=lambda c: FACTOR * parent(c), margin=margin)
+        monkeypatch.setitem(ANGULARS, "subclass", subclass)
+    ours, theirs = head(angular=subclass(), margin=margin), head(angular=lambda c: FACTOR * parent(c), margin=margin)
     assert_same(ours, theirs, X, Y)
     torch.testing.assert_close(ours.scores(X), theirs.scores(X))
     theta = torch.linspace(0.1, 3.0, 7, dtype=torch.float64)
-    torch.testing.assert_close(response(own(), theta), own()(theta.cos()))
+    torch.testing.assert_close(response(subclass(), theta), subclass()(theta.cos()))
 
 
 @pytest.mark.parametrize("name", MARGINS)
 @pytest.mark.parametrize("gradient", ["true", "detached"])
 @pytest.mark.parametrize("listed", [False, True])
 def test_head_computes_the_margin_of_a_subclass(name, gradient, listed, monkeypatch):
-    own, parent = override(MARGINS[name], "__call__"), MARGINS[name]()
+    subclass, parent = override(MARGINS[name], "__call__"), MARGINS[name]()
     if listed:
-        monkeypatch.setitem(MARGINS, "own", own)
+        monkeypatch.setitem(MARGINS, "subclass", subclass)
 
     class Reference(Margin):
-        touches_others = parent.touches_others
+        changes_other_classes = parent.changes_other_classes
 
         def __call__(self, c, angular, strength=1.0):
             return FACTOR * parent(c, angular, strength)
@@ -162,19 +162,19 @@ def test_head_computes_the_margin_of_a_subclass(name, gradient, listed, monkeypa
             return parent.others(c, angular, strength)
 
     for angular in ("cosine", "linear"):
-        ours = head(margin=own(), angular=angular, gradient=gradient)
+        ours = head(margin=subclass(), angular=angular, gradient=gradient)
         assert_same(ours, head(margin=Reference(), angular=angular, gradient=gradient), X, Y)
 
 
 @pytest.mark.parametrize("name", MARGINS)
 @pytest.mark.parametrize("listed", [False, True])
 def test_head_computes_the_other_responses_of_a_subclass(name, listed, monkeypatch):
-    own, parent = override(MARGINS[name], "others"), MARGINS[name]()
+    subclass, parent = override(MARGINS[name], "others"), MARGINS[name]()
     if listed:
-        monkeypatch.setitem(MARGINS, "own", own)
+        monkeypatch.setitem(MARGINS, "subclass", subclass)
 
     class Reference(Margin):
-        touches_others = True
+        changes_other_classes = True
 
         def __call__(self, c, angular, strength=1.0):
             return parent(c, angular, strength)
@@ -183,8 +183,8 @@ def test_head_computes_the_other_responses_of_a_subclass(name, listed, monkeypat
             return FACTOR * parent.others(c, angular, strength)
 
     if name != "norm_adaptive":  # its margin depends on norms, which the reference does not receive
-        assert_same(head(margin=own()), head(margin=Reference()), X, Y)
-    assert own.touches_others
+        assert_same(head(margin=subclass()), head(margin=Reference()), X, Y)
+    assert subclass.changes_other_classes
 
 
 ROW_MAPS = [
@@ -196,15 +196,15 @@ ROW_MAPS = [
 
 @pytest.mark.parametrize(("parent", "method"), ROW_MAPS)
 def test_rotation_computes_the_map_of_a_subclass(parent, method):
-    own = override(parent, method)()
+    row_map = override(parent, method)()
     torch.manual_seed(0)
-    free, v = own.identity(4).double(), torch.randn(3, 4, dtype=torch.float64)
+    free, v = row_map.identity(4).double(), torch.randn(3, 4, dtype=torch.float64)
     free = (free + 0.1 * torch.randn_like(free)).requires_grad_()
-    (expected,) = torch.autograd.grad(own.expression(free, v).square()[:, 0].sum(), free)
-    functional = torch.func.grad(lambda free: own(free, v).square()[:, 0].sum())(free)
+    (expected,) = torch.autograd.grad(row_map.expression(free, v).square()[:, 0].sum(), free)
+    functional = torch.func.grad(lambda free: row_map(free, v).square()[:, 0].sum())(free)
     torch.testing.assert_close(functional, expected)
-    torch.testing.assert_close(own(free, v), own.expression(free, v))
-    (eager,) = torch.autograd.grad(own(free, v).square()[:, 0].sum(), free)
+    torch.testing.assert_close(row_map(free, v), row_map.expression(free, v))
+    (eager,) = torch.autograd.grad(row_map(free, v).square()[:, 0].sum(), free)
     torch.testing.assert_close(eager, expected)
 
 
@@ -213,13 +213,13 @@ def test_rotated_layer_computes_the_map_of_a_subclass(name):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 2)).double()
     rows = net[0].weight.detach().clone()
-    own = override(ORTHOGONALS[name], "expression")()
-    rotation.rotate_(net, method=own)
+    row_map = override(ORTHOGONALS[name], "expression")()
+    rotation.rotate_(net, method=row_map)
     ((_, _, rotated),) = [one for one in rotation.rotated_layers(net) if one[0] == "0"]
     with torch.no_grad():
         rotated.parameter.add_(0.1 * torch.randn_like(rotated.parameter))
     free = rotated.parameter.detach().clone().requires_grad_()
-    expected = own.expression(free.reshape(rotated.parameter.shape), rows)
+    expected = row_map.expression(free.reshape(rotated.parameter.shape), rows)
     torch.testing.assert_close(net[0].weight.detach(), expected.detach().view(6, 4))
     (expected_grad,) = torch.autograd.grad(expected.square()[..., 0].sum(), free)
     (grad,) = torch.autograd.grad(net[0].weight.square()[:, 0].sum(), rotated.parameter)
@@ -231,7 +231,7 @@ def test_rotated_layer_computes_the_map_of_a_subclass(name):
 def test_energy_computes_the_kernel_of_a_subclass(name, distance):
     parent = KERNELS[name]
 
-    class Own(parent):
+    class Subclass(parent):
         def value_at_square(self, u):
             return u.sqrt() + parent.value_at_square(self, u)
 
@@ -244,10 +244,10 @@ def test_energy_computes_the_kernel_of_a_subclass(name, distance):
     torch.manual_seed(0)
     w = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
     betas = torch.linspace(0.5, 1.5, 7, dtype=torch.float64) if distance == "euclidean" else None
-    values = [hyperspherical_energy(w, power=k, distance=distance, weights=betas) for k in (Own(), Reference())]
+    values = [hyperspherical_energy(w, power=k, distance=distance, weights=betas) for k in (Subclass(), Reference())]
     torch.testing.assert_close(*values)
     torch.testing.assert_close(*[torch.autograd.grad(value, w)[0] for value in values])
-    assert random_energy(10, 6, power=Own(), distance=distance) == pytest.approx(
+    assert random_energy(10, 6, power=Subclass(), distance=distance) == pytest.approx(
         random_energy(10, 6, power=Reference(), distance=distance)
     )
-    assert not Own.bounded_by_power
+    assert not Subclass.bounded_by_power

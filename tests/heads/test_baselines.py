@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pytorch_metric_learning import distances, losses, miners
+from torch.utils.checkpoint import checkpoint
 
 import hypersphere as hs
 from hypersphere.heads import BASELINES, CenterHead, HingeHead, MetricLearningHead
@@ -74,6 +75,22 @@ def test_center_head_attracts_features_to_their_centres():
     (gradient,) = torch.autograd.grad(head(leaf, y), leaf)
     (plain_gradient,) = torch.autograd.grad(plain(leaf, y), leaf)
     torch.testing.assert_close(gradient - plain_gradient, x / 6)  # the centres are zero before the call
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_center_head_repeats_checkpointed_calls_with_the_centres_they_used(use_reentrant):
+    gradients = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        head = CenterHead(5, 4, center_weight=1.0).double()
+        features, total = [], 0
+        for seed in range(2):
+            x, y = problem(seed=seed)
+            features.append(x.requires_grad_())
+            total = total + (checkpoint(head, x, y, use_reentrant=use_reentrant) if checkpointed else head(x, y))
+        total.backward()
+        gradients.append([x.grad for x in features] + [head.weight.grad, head.centers])
+    torch.testing.assert_close(*gradients)
 
 
 def test_metric_learning_head_adds_the_loss_of_the_library():

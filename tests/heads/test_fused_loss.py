@@ -1,4 +1,4 @@
-"""The fused pass against the plain one, and both against sums that are written out."""
+"""The fused pass against the reference, and both against sums that are written out."""
 
 import copy
 
@@ -10,20 +10,20 @@ from torch.profiler import ProfilerActivity, profile
 
 import hypersphere as hs
 from hypersphere.heads import fused_loss
-from hypersphere.heads.fused_loss import LOG_SUM_EXP, SOFTPLUS_SUM, ClassInputs, ScoreRule, class_terms, plain_terms
+from hypersphere.heads.fused_loss import LOG_SUM_EXP, SOFTPLUS_SUM, ClassInputs, ScoreRule, class_terms, reference_terms
 
 from .samples import class_problem
 
 RULES = {
     "unit": ScoreRule(True),
-    "raw": ScoreRule(False, feature_norm=True, target_norm=True),
-    "radius": ScoreRule(True, 2.0, feature_norm=True),
+    "raw": ScoreRule(False, needs_feature_norm=True, needs_target_norm=True),
+    "radius": ScoreRule(True, 2.0, needs_feature_norm=True),
     "response": ScoreRule(True, None, hs.angular.Linear(), hs.angular.Linear().slope),
-    "response without derivative": ScoreRule(True, None, hs.angular.SquareCosine(), feature_norm=True),
+    "response without derivative": ScoreRule(True, None, hs.angular.SquareCosine(), needs_feature_norm=True),
     "detached": ScoreRule(True, 2.0, hs.angular.Sigmoid(), detached=True),
     "binary": ScoreRule(True, 2.0, hs.angular.PowerCosine(), reduction=SOFTPLUS_SUM),
-    "energy": ScoreRule(True, energy=True, targets_present=True),
-    "energy and response": ScoreRule(True, None, hs.angular.PowerCosine(), energy=True, targets_present=True),
+    "energy": ScoreRule(True, needs_energy=True, targets_present=True),
+    "energy and response": ScoreRule(True, None, hs.angular.PowerCosine(), needs_energy=True, targets_present=True),
 }
 FIELDS = ("others", "weighted_sum", "target", "feature_norm", "target_norm", "target_bias", "energy")
 
@@ -38,7 +38,7 @@ def blocks(request, monkeypatch):
 
 def evaluate(function, rule, smoothing, counted, x, w, y, bias):
     """Return all terms, and the gradients of a random linear combination of them."""
-    y = y.clamp_min(0) if rule.energy else y
+    y = y.clamp_min(0) if rule.needs_energy else y
     leaves = [t.clone().requires_grad_() for t in (x, w, bias)]
     options = {"bias": leaves[2], "counted": counted}
     options["class_weights"] = torch.linspace(0, 1, len(w), dtype=torch.float64) if smoothing else None
@@ -51,12 +51,12 @@ def evaluate(function, rule, smoothing, counted, x, w, y, bias):
     return [*values, *(t.grad for t in leaves)]
 
 
-@pytest.mark.parametrize("smoothing", [False, True], ids=["plain", "smoothing"])
+@pytest.mark.parametrize("smoothing", [False, True], ids=["no smoothing", "smoothing"])
 @pytest.mark.parametrize("form", RULES)
-def test_class_terms_fused_values_and_gradients_equal_plain_ones(form, smoothing, blocks):
+def test_class_terms_fused_values_and_gradients_equal_the_reference(form, smoothing, blocks):
     counted = torch.arange(9) != 3
     ours = evaluate(class_terms, RULES[form], smoothing, counted, *class_problem())
-    expected = evaluate(plain_terms, RULES[form], smoothing, counted, *class_problem())
+    expected = evaluate(reference_terms, RULES[form], smoothing, counted, *class_problem())
     for a, b in zip(ours, expected, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
@@ -80,7 +80,7 @@ def test_class_terms_others_are_the_sum_over_all_classes_except_the_target(block
 def test_class_terms_differentiate_twice(form, blocks):
     x, w, y, bias = class_problem(4, 3, 40)
     rule = RULES[form]
-    y = y.clamp_min(0) if rule.energy else y
+    y = y.clamp_min(0) if rule.needs_energy else y
 
     def loss(x, w, bias):
         terms = class_terms(ClassInputs(x, w, y, bias), rule)
@@ -110,7 +110,7 @@ def test_class_terms_backward_twice_through_one_graph(blocks):
 @pytest.mark.parametrize("form", ["unit", "energy", "response"])
 def test_class_terms_float32_gradients_are_as_accurate_as_autograd(form):
     arguments = class_problem(batch=64, dim=32, classes=500)
-    exact = evaluate(plain_terms, RULES[form], False, None, *arguments)
+    exact = evaluate(reference_terms, RULES[form], False, None, *arguments)
     ours = evaluate(
         class_terms, RULES[form], False, None, *(t.float() if t.is_floating_point() else t for t in arguments)
     )
@@ -132,7 +132,7 @@ def test_class_terms_in_range_is_false_for_zero_huge_tiny_and_coincident_class_v
     twin[5] = 3 * twin[y[1]]
     assert not class_terms(ClassInputs(x, twin, y), RULES["energy"]).in_range
     assert class_terms(ClassInputs(x, twin, y), RULES["unit"]).in_range
-    assert class_terms(ClassInputs(x, twin, y), RULES["energy"], careful=True).in_range
+    assert class_terms(ClassInputs(x, twin, y), RULES["energy"], scale_safely=True).in_range
 
 
 def test_head_computes_class_vectors_out_of_range_exactly():
@@ -152,19 +152,19 @@ def test_head_computes_class_vectors_out_of_range_exactly():
     assert not head.weight.grad[3].any()
 
 
-def test_class_reduction_slopes_equal_autograd():
+def test_class_reduction_derivatives_equal_autograd():
     scores = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     for reduction in (LOG_SUM_EXP, SOFTPLUS_SUM):
         value = reduction.within(scores)
         (expected,) = torch.autograd.grad(value.sum(), scores)
-        torch.testing.assert_close(reduction.within_and_slopes(scores.detach()), (value.detach(), expected))
+        torch.testing.assert_close(reduction.within_and_derivatives(scores.detach()), (value.detach(), expected))
 
 
 def test_class_reduction_log_sum_exp_of_the_excluded_target_alone_is_minus_infinity():
     scores = torch.tensor([[float("-inf")], [2.0]])
-    value, slopes = LOG_SUM_EXP.within_and_slopes(scores)
+    value, derivatives = LOG_SUM_EXP.within_and_derivatives(scores)
     assert value.tolist() == [float("-inf"), 2.0]
-    assert torch.isfinite(slopes).all()
+    assert torch.isfinite(derivatives).all()
 
 
 def test_class_terms_memory_does_not_grow_with_the_number_of_classes(monkeypatch):

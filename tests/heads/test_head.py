@@ -323,7 +323,7 @@ def test_head_passes_gradients_to_a_computed_k():
         other.load_state_dict({"weight": head.weight.detach()})
     numeric = (above(x, y) - below(x, y)).item() / (2 * step)
     assert ours.item() == pytest.approx(numeric, rel=1e-5)
-    with pytest.raises(ValueError, match="k of angular must be one number in a head"):
+    with pytest.raises(ValueError, match=r"^k of angular must be one number in a head, not \(5,\)$"):
         AngularHead(8, 5, angular=hs.angular.Sigmoid(torch.rand(5) + 0.2))
 
 
@@ -529,7 +529,11 @@ def test_head_rejects_bad_arguments(arguments, message):
         ({"ignore_index": "a"}, "ignore_index must be an integer"),
         ({"energy_weight": 1.0, "reduction": "none"}, "reduction must be 'mean' with an energy or norm weight"),
         ({"radius": True}, "radius must be 'feature' or a positive number"),
-        ({"gradient": "normalized"}, "gradient must be 'true' or 'detached' unless"),
+        (
+            {"gradient": "normalized"},
+            "gradient='normalized' needs a margin on the target, radius='feature', weight_norm=True and "
+            "angular='cosine'",
+        ),
     ],
 )
 def test_head_rejects_bad_loss_options(arguments, message):
@@ -702,7 +706,7 @@ def test_head_counts_labels_that_equal_the_ignored_one_only_in_a_narrow_dtype(dt
 
 @pytest.mark.parametrize("name", ["weight_norm", "bias"])
 def test_head_requires_booleans(name):
-    with pytest.raises(ValueError, match=f"{name} must be True or False"):
+    with pytest.raises(ValueError, match=f"^{name} must be True or False, not 'no'$"):
         AngularHead(4, 3, **{name: "no"})
 
 
@@ -714,3 +718,37 @@ def test_head_logits_accept_a_feature_that_is_not_finite_with_an_ignored_label()
     torch.testing.assert_close(loss, head(x, y))
     loss.backward()
     assert torch.isfinite(head.weight.grad).all()
+
+
+@pytest.mark.parametrize("k", [torch.tensor(0.5), torch.tensor([0.5])])
+def test_head_reset_parameters_restores_a_learned_k(k):
+    head = AngularHead(5, 4, angular=hs.angular.Sigmoid(torch.nn.Parameter(k.clone())))
+    with torch.no_grad():
+        head.angular_k.fill_(9.0)
+    head.reset_parameters()
+    assert torch.equal(head.angular_k, k)
+
+
+def test_head_moves_a_fixed_tensor_of_an_entry_with_its_parameters():
+    k = torch.tensor([0.5])
+    head = AngularHead(5, 4, angular=hs.angular.Sigmoid(k), margin="additive_cosine")
+    assert head.to("meta").angular.k.is_meta
+    assert k.device.type == "cpu"
+    learned = AngularHead(5, 4, angular=hs.angular.Sigmoid(torch.nn.Parameter(k))).to("meta")
+    assert learned.angular.k is learned.angular_k
+    # Other than a buffer, a fixed tensor keeps its value if the parameters are allocated later.
+    with torch.device("meta"):
+        head = AngularHead(5, 4, angular=hs.angular.Sigmoid(k))
+    assert torch.equal(head.to_empty(device="cpu").angular.k, k)
+
+
+def test_head_with_a_callable_or_a_learned_k_equals_its_menu_entry():
+    x, y = problem()
+    angular = hs.angular.Sigmoid(0.5)
+    heads = [AngularHead(5, 4, angular=g).double() for g in (angular, lambda c: angular(c))]
+    heads.append(AngularHead(5, 4, angular=hs.angular.Sigmoid(torch.nn.Parameter(torch.tensor(0.5)))).double())
+    assert [head._needs_autograd() for head in heads] == [False, True, True]
+    for head in heads[1:]:
+        with torch.no_grad():
+            head.weight.copy_(heads[0].weight)
+        torch.testing.assert_close(head(x, y), heads[0](x, y))

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hypersphere as hs
 import oracle
+from hypersphere.functions._recomputation import REMEMBERED_PASSES
 from hypersphere.heads import AngularHead, Annealing, Ramp
 
 from .samples import problem
@@ -20,8 +22,13 @@ def test_annealing_ends_at_its_end_and_rejects_bad_settings():
     schedule = Annealing(end=0, gamma=2.5e-5, power=35)
     assert schedule(torch.tensor(0)).item() == 1000
     assert schedule(torch.tensor(10**7)).item() < 1e-3
-    for wrong in ({"end": -1}, {"end": 2000}, {"gamma": -1}, {"power": -1}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+    for wrong, message in (
+        ({"end": -1}, r"^end must be a number in \[0, start=1000\], not -1$"),
+        ({"end": 2000}, r"^end must be a number in \[0, start=1000\], not 2000$"),
+        ({"gamma": -1}, "^gamma must be a number >= 0, not -1$"),
+        ({"power": -1}, "^power must be a number >= 0, not -1$"),
+    ):
+        with pytest.raises(ValueError, match=message):
             Annealing(**wrong)
 
 
@@ -31,9 +38,9 @@ def test_annealing_blends_scores_counts_calls_and_resumes():
     head = hs.heads.a_softmax(5, 4, annealing=schedule).double()
     w = head.weight.detach().numpy()
     for step in range(4):
-        share = max(2, 10 / (1 + 0.5 * step))
+        weight = max(2, 10 / (1 + 0.5 * step))  # λ
         psi = lambda t: oracle.margin(t, math.cos, m1=4)  # noqa: E731
-        expected = oracle.head_logits(x.numpy(), w, y.tolist(), psi=psi, share=share)
+        expected = oracle.head_logits(x.numpy(), w, y.tolist(), psi=psi, share=weight)
         np.testing.assert_allclose(head.logits(x, y).detach().numpy(), expected, atol=1e-5)
         head(x, y)
     again = hs.heads.a_softmax(5, 4, annealing=schedule).double()
@@ -77,7 +84,7 @@ def test_ramp_backward_uses_the_strength_of_its_forward(margin):
         torch.testing.assert_close(ours, expected, atol=1e-11, rtol=1e-9)
 
 
-def test_logits_do_not_advance_schedules():
+def test_head_logits_do_not_advance_schedules():
     x, y = problem(batch=7)
     head = hs.heads.a_softmax(5, 4, annealing=Annealing()).double()
     head.logits(x, y)
@@ -87,7 +94,7 @@ def test_logits_do_not_advance_schedules():
     hs.heads.softmax(5, 4).advance()  # nothing to advance
 
 
-def test_reset_parameters_resets_schedules_and_statistics():
+def test_head_reset_parameters_resets_schedules_and_statistics():
     with torch.device("meta"):
         head = hs.heads.AngularHead(5, 4, margin="norm_adaptive", ramp=Ramp())
     head.to_empty(device="cpu").reset_parameters()
@@ -95,7 +102,7 @@ def test_reset_parameters_resets_schedules_and_statistics():
     assert (head.norm_mean.item(), head.norm_std.item()) == (20, 100)
 
 
-def test_inference_mode_does_not_advance_schedules():
+def test_head_in_inference_mode_does_not_advance_schedules():
     x, y = problem(dim=8, classes=5)
     head = AngularHead(8, 5, radius=8.0, margin="norm_adaptive", ramp=Ramp()).double()
     with torch.inference_mode():
@@ -115,9 +122,9 @@ SCHEDULED = {
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("name", SCHEDULED)
-def test_schedules_give_the_same_gradients_and_state_under_checkpointing(name, use_reentrant):
-    plain = SCHEDULED[name]().double()
-    recomputed = copy.deepcopy(plain)
+def test_head_schedules_give_the_same_gradients_and_state_under_checkpointing(name, use_reentrant):
+    reference = SCHEDULED[name]().double()
+    recomputed = copy.deepcopy(reference)
     backbone = torch.nn.Linear(5, 5).double()
 
     def checkpointed(x, y):
@@ -126,12 +133,12 @@ def test_schedules_give_the_same_gradients_and_state_under_checkpointing(name, u
     for step in range(5):
         x, y = problem(seed=step)
         ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-        loss, expected = checkpointed(ours, y), plain(backbone(theirs), y)
+        loss, expected = checkpointed(ours, y), reference(backbone(theirs), y)
         loss.backward()
         expected.backward()
         torch.testing.assert_close((loss, ours.grad), (expected, theirs.grad))
-        torch.testing.assert_close(recomputed.weight.grad, plain.weight.grad)
-        for key, value in plain.state_dict().items():
+        torch.testing.assert_close(recomputed.weight.grad, reference.weight.grad)
+        for key, value in reference.state_dict().items():
             torch.testing.assert_close(recomputed.state_dict()[key], value)
     assert recomputed.steps.item() == 5
 
@@ -172,3 +179,118 @@ def test_advance_with_makes_several_checkpointed_calls_per_step_exact(use_reentr
             optimizer.step()
         gradients.append(head.weight.grad.clone())
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def gradients_of_two_calls(head, batches, use_checkpoint, use_reentrant=False, loss=None):
+    """Return the gradients of features and class vectors after two calls and one backward pass.
+
+    `loss` is the function to call, if it is not the head. Then schedules advance after each call.
+    """
+    features = [x.clone().requires_grad_() for x, _ in batches]
+    head.zero_grad()
+    total = 0
+    for x, (_, y) in zip(features, batches, strict=True):
+        call = loss or head
+        total = total + (checkpoint(call, x, y, use_reentrant=use_reentrant) if use_checkpoint else call(x, y))
+        if loss is not None:
+            head.advance()
+    total.backward()
+    return [x.grad for x in features] + [head.weight.grad.clone()]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_head_repeats_two_checkpointed_calls_before_one_backward_with_their_steps(name, use_reentrant):
+    head = SCHEDULED[name]().double()
+    reference = copy.deepcopy(head)
+    for step in range(3):
+        batches = [problem(seed=2 * step + i, batch=6 - i) for i in range(2)]
+        ours = gradients_of_two_calls(head, batches, True, use_reentrant)
+        torch.testing.assert_close(ours, gradients_of_two_calls(reference, batches, False))
+    for key, value in reference.state_dict().items():
+        torch.testing.assert_close(head.state_dict()[key], value)
+
+
+def test_head_repeats_checkpointed_mixup_with_the_steps_of_both_labels():
+    head = SCHEDULED["annealing"]().double()
+    reference = copy.deepcopy(head)
+    x, y = problem()
+    batches = [(x, y), (x, y.flip(0))]
+    ours = gradients_of_two_calls(head, batches, True)
+    torch.testing.assert_close(ours, gradients_of_two_calls(reference, batches, False))
+
+
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_head_repeats_checkpointed_logits_with_their_steps(name):
+    head = SCHEDULED[name]().double()
+    reference = copy.deepcopy(head)
+
+    def loss(head):
+        return lambda x, y: F.cross_entropy(head.logits(x, y), y)
+
+    for step in range(2):
+        batches = [problem(seed=2 * step + i) for i in range(2)]
+        ours = gradients_of_two_calls(head, batches, True, loss=loss(head))
+        torch.testing.assert_close(ours, gradients_of_two_calls(reference, batches, False, loss=loss(reference)))
+
+
+def test_head_logits_between_forward_and_backward_do_not_change_a_repeated_call():
+    head = SCHEDULED["ramp"]().double()
+    reference = copy.deepcopy(head)
+    x, y = problem()
+    loss = checkpoint(head, x, y, use_reentrant=False)
+    head.logits(x, y)
+    ours, expected = torch.autograd.grad(loss, head.weight), torch.autograd.grad(reference(x, y), reference.weight)
+    torch.testing.assert_close(ours, expected)
+
+
+def test_head_repeats_a_checkpointed_call_with_nan_in_an_ignored_sample():
+    head = SCHEDULED["adaface"]().double()
+    reference = copy.deepcopy(head)
+    batches = [problem(seed=seed) for seed in range(2)]
+    for x, y in batches:
+        x[1], y[1] = float("nan"), -100
+    ours = gradients_of_two_calls(head, batches, True)
+    torch.testing.assert_close(ours[-1], gradients_of_two_calls(reference, batches, False)[-1])
+
+
+def test_head_warns_once_of_a_repeated_call_that_is_not_remembered():
+    head = SCHEDULED["ramp"]().double()
+
+    def backward(calls):
+        batches = [problem(seed=seed) for seed in range(calls)]
+        sum(checkpoint(head, x, y, use_reentrant=False) for x, y in batches).backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backward(REMEMBERED_PASSES)
+    message = (
+        "^a forward pass that activation checkpointing repeats was not recognised by its input, so its gradient uses "
+        "the step and the statistics of the last pass: the last 8 passes of a module are remembered, and a repeated "
+        "pass must have the same input$"
+    )
+    with pytest.warns(UserWarning, match=message) as caught:
+        backward(REMEMBERED_PASSES + 3)
+    assert len(caught) == 1
+
+
+def test_advance_with_handle_returns_to_counting_calls():
+    x, y = problem()
+    head = hs.heads.a_softmax(5, 4, annealing=Annealing()).double()
+    optimizers = [torch.optim.SGD(head.parameters(), lr=0.1) for _ in range(2)]
+    handles = [head.advance_with(optimizer) for optimizer in optimizers]
+    head(x, y)
+    handles[0].remove()
+    handles[0].remove()
+    head(x, y)
+    assert head.steps.item() == 0  # the second optimizer counts
+    handles[1].remove()
+    head(x, y)
+    assert head.steps.item() == 1
+    with head.advance_with(optimizers[0]):
+        head(x, y)
+        optimizers[0].step()
+        assert head.steps.item() == 2
+    optimizers[0].step()
+    head(x, y)
+    assert head.steps.item() == 3

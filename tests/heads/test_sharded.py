@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 
 from hypersphere import angular, margin
 from hypersphere.energy import data_dependent_energy
@@ -162,6 +163,20 @@ def test_sharded_head_sampling_updates_only_sampled_classes(make_optimizer):
     assert head.eval()(x, y).item() < first
 
 
+def test_sharded_head_repeats_checkpointed_calls_with_the_classes_they_sampled():
+    gradients = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        head = ShardedHead(arcface(4, 60, s=4.0, ramp=Ramp(3)), sample=0.2)
+        total = 0
+        for seed in range(2):
+            x, y = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)), torch.arange(5)
+            total = total + (checkpoint(head, x, y, use_reentrant=False) if checkpointed else head(x, y))
+        total.backward()
+        gradients.append((head.weight.grad.to_dense(), head.sampling, head.head.steps))
+    torch.testing.assert_close(*gradients)
+
+
 def test_sharded_head_has_the_sizes_of_the_full_head():
     head = ShardedHead(arcface(5, 4))
     assert (head.in_features, head.num_classes) == (5, 4)
@@ -197,22 +212,23 @@ def test_sharded_head_samples_the_given_fraction():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"),
+    ("arguments", "message"),
     [
-        ({"sample": 0.0}, "sample"),
-        ({"sample": 1.5}, "sample"),
-        ({"backbone": "mean"}, "backbone"),
-        ({"sizes": [2, 2]}, "sizes"),
-        ({"sizes": [3]}, "sizes"),
+        ({"sample": 0.0}, r"^sample must be a number in \(0, 1\] or None, not 0\.0$"),
+        ({"sample": 1.5}, r"^sample must be a number in \(0, 1\] or None, not 1\.5$"),
+        ({"backbone": "mean"}, "^backbone must be 'averaged' or 'summed', not 'mean'$"),
+        ({"sizes": [2, 2]}, r"^sizes must be 1 positive numbers, the classes of each process .*, not \(2, 2\)$"),
+        ({"sizes": [3]}, r"^sizes must be integers that add up to the 4 classes, not \(3,\)$"),
     ],
 )
-def test_sharded_head_rejects_bad_arguments(arguments, word):
-    with pytest.raises(ValueError, match=word):
+def test_sharded_head_rejects_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
         ShardedHead(arcface(5, 4), **arguments)
 
 
 def test_sharded_head_rejects_a_learned_activation():
-    with pytest.raises(ValueError, match="learned"):
+    message = r"^head must be without learned parameters other than weight and bias, not \['_angular\.weight'\]$"
+    with pytest.raises(ValueError, match=message):
         ShardedHead(AngularHead(5, 4, angular=torch.nn.PReLU()))
 
 

@@ -5,8 +5,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import hypersphere as hs
-from hypersphere.functions.margin import Combined, FamilyMargin, Multiplicative, NormAdaptive
-from hypersphere.heads.target_score import TargetScore
+from hypersphere.functions.margin import AffineAngleMargin, Combined, Multiplicative, NormAdaptive
+from hypersphere.heads.target_score import product_score, reference_score
 
 QUALITY = torch.linspace(-1, 1, 41, dtype=torch.float64)
 FAMILY = {
@@ -21,7 +21,7 @@ FAMILY = {
 
 @pytest.mark.parametrize("strength", [1.0, 0.4, torch.tensor(0.7, dtype=torch.float64)], ids=["full", "0.4", "tensor"])
 @pytest.mark.parametrize("name", FAMILY)
-def test_value_and_slope_equal_automatic_differentiation(name, strength):
+def test_margin_value_and_slope_equal_automatic_differentiation(name, strength):
     psi = FAMILY[name]
     c = torch.linspace(-0.999, 0.999, 41, dtype=torch.float64).requires_grad_()
     expected = psi(c, hs.angular.Cosine(), strength)
@@ -32,20 +32,20 @@ def test_value_and_slope_equal_automatic_differentiation(name, strength):
 
 
 @pytest.mark.parametrize("m", [2, 3, 4, 5])
-def test_value_and_slope_of_a_multiple_are_exact_at_the_poles(m):
+def test_margin_value_and_slope_of_a_multiple_are_exact_at_the_poles(m):
     value, slope = Multiplicative(m).value_and_slope(torch.tensor([1.0, -1.0, 1.0000001]))
     torch.testing.assert_close(value, torch.tensor([1.0, 1.0 - 2 * m, 1.0]))
     torch.testing.assert_close(slope, torch.full((3,), float(m**2)))
 
 
-def test_every_preset_with_a_margin_of_the_family_has_an_explicit_slope():
+def test_presets_with_a_margin_of_the_family_have_a_closed_form():
     presets = ("l_softmax", "a_softmax", "am_softmax", "arcface", "combined_margin", "adaface", "sphereface_plus")
     heads = [hs.heads.PRESETS[name](4, 3) for name in presets]
-    assert all(isinstance(head.margin, FamilyMargin) and head._has_explicit_slope for head in heads)
+    assert all(isinstance(head.margin, AffineAngleMargin) and head._has_closed_form for head in heads)
 
 
 @pytest.mark.parametrize("preset", ["l_softmax", "a_softmax", "am_softmax", "arcface", "adaface"])
-def test_target_score_differentiates_twice(preset):
+def test_product_score_differentiates_twice(preset):
     torch.manual_seed(0)
     head = hs.heads.PRESETS[preset](4, 5).double().eval()
     x, y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 4, 2])
@@ -59,21 +59,21 @@ def test_target_score_differentiates_twice(preset):
     assert gradgradcheck(loss, inputs, atol=1e-4, fast_mode=True)
 
 
-def test_explicit_score_of_zero_magnitude_has_the_gradient_of_a_linear_layer():
-    score_of = TargetScore(Multiplicative(4), hs.angular.Cosine(), explicit=True)
+def test_product_score_of_zero_magnitude_has_the_gradient_of_a_linear_layer():
+    psi = Multiplicative(4)
     product = torch.tensor([0.0, 0.5], requires_grad=True)
     magnitude = torch.tensor([0.0, 1.0], requires_grad=True)
-    score = score_of(product, magnitude)
+    score = product_score(product, magnitude, psi, psi.value_and_slope)
     assert score[0] == 0
     (grad,) = torch.autograd.grad(score.sum(), product)
     assert grad[0] == 1
     assert torch.isfinite(grad).all()
 
 
-class Doubled(FamilyMargin):
+class Doubled(AffineAngleMargin):
     """ψ = 2c, whose slope is a number other than 1."""
 
-    _parts = (1, 0, 0)
+    coefficients = (1, 0, 0)
 
     def __call__(self, c, angular=None, strength=1.0):
         return 2 * c
@@ -83,12 +83,12 @@ class Doubled(FamilyMargin):
 
 
 @pytest.mark.parametrize("magnitude", [3.0, torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)])
-def test_target_score_uses_a_constant_slope(magnitude):
+def test_product_score_uses_a_constant_derivative(magnitude):
     product = torch.tensor([0.25, 0.5], dtype=torch.float64, requires_grad=True)
     inputs = [product, *([magnitude] if isinstance(magnitude, torch.Tensor) else [])]
-    score_of = TargetScore(Doubled(), hs.angular.Cosine(), explicit=True)
-    ours = torch.autograd.grad(score_of(product, magnitude).sum(), inputs)
-    expected = torch.autograd.grad(score_of.plain(product, magnitude).sum(), inputs)
+    psi = Doubled()
+    ours = torch.autograd.grad(product_score(product, magnitude, psi, psi.value_and_slope).sum(), inputs)
+    expected = torch.autograd.grad(reference_score(product, magnitude, psi).sum(), inputs)
     torch.testing.assert_close(ours, expected)
 
 

@@ -33,5 +33,5 @@ def run(layer, x):
     """Return the output, and the gradients of the input and of all parameters for a fixed output gradient."""
     x = x.detach().clone().requires_grad_()
     y = layer(x)
-    pull = images(*y.shape, seed=7).to(y.dtype)
-    return y, torch.autograd.grad((y * pull).sum(), [x, *layer.parameters()])
+    grad = images(*y.shape, seed=7).to(y.dtype)
+    return y, torch.autograd.grad((y * grad).sum(), [x, *layer.parameters()])

@@ -1,6 +1,7 @@
 """Conversion of models, ours and others', to decoupled layers and back."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -107,22 +108,50 @@ def test_convert_keeps_tied_weights():
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "reason"),
     [
-        (lambda m: parametrizations.weight_norm(m[4]), "where must exclude '4', which is parametrised"),
-        (lambda m: nn.utils.spectral_norm(m[4]), "'4', which does not own its weight"),
-        (lambda m: m.__setitem__(4, nn.LazyLinear(16)), "'4', which has no weight yet"),
+        (
+            lambda m: parametrizations.weight_norm(m[4]),
+            "it is parametrised: remove the parametrisation first (torch.nn.utils.parametrize, hypersphere.rotation)",
+        ),
+        (
+            lambda m: nn.utils.spectral_norm(m[4]),
+            "it does not own its weight: a hook computes it (weight_norm, spectral_norm, pruning)",
+        ),
+        (
+            lambda m: m.__setitem__(4, nn.LazyLinear(16)),
+            "it has no weight yet: run a batch through the model first",
+        ),
     ],
+    ids=["parametrised", "hook", "lazy"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_convert_refuses_layers_without_a_plain_weight(spoil, words):
+def test_convert_skips_layers_that_do_not_own_a_weight_unless_they_are_chosen(spoil, reason):
     model = small()
     spoil(model)
-    with pytest.raises(ValueError, match=words):
-        convert_(model)
+    kind = type(model[4])
+    plan = conversion_plan(model)
+    assert plan.converted == ("0",)
+    assert {skip.name: skip.reason for skip in plan.skipped}["4"] == reason
+    for function in (convert_, conversion_plan):
+        with pytest.raises(ValueError, match=f"^where must exclude '4': {re.escape(reason)}$"):
+            function(model, where=lambda name, module: True)
     assert type(model[0]) is nn.Conv2d
-    convert_(model, where=lambda name, module: isinstance(module, nn.Conv2d))
+    convert_(model)
     assert isinstance(model[0], DecoupledConv2d)
+    assert type(model[4]) is kind
+    with pytest.raises(ValueError, match="none of its other layers is chosen; call revert_ first to convert decoupled"):
+        convert_(model)
+
+
+def test_convert_names_the_plan_if_no_layer_is_chosen():
+    model = nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 2, 3)), nn.Flatten(), nn.Linear(2, 2))
+    message = (
+        r"^model must have a layer to convert, but none of its convolutions and linear layers is chosen; "
+        r"conversion_plan\(model\) gives the reasons$"
+    )
+    with pytest.raises(ValueError, match=message):
+        convert_(model)
 
 
 def test_convert_with_invalid_settings_leaves_the_model_unchanged():
@@ -138,27 +167,37 @@ def test_convert_with_invalid_settings_leaves_the_model_unchanged():
         assert type(model[4]) is nn.Linear
         assert not hasattr(model[0], "magnitude")
     model = small()
-    with pytest.raises(ValueError, match="learn_k must be"):  # fits the first layer, not the second
+    message = r"^learn_k must be None, 'layer', 'filter' or a parameter with 1 or 16 entries, not \(8,\)$"
+    with pytest.raises(ValueError, match=message):  # fits the first layer, not the second
         convert_(model, angular="sigmoid", learn_k=nn.Parameter(torch.zeros(8)))
     assert type(model[0]) is nn.Conv2d
 
 
 def test_convert_skips_custom_forwards_and_attention():
-    class Own(nn.Linear):
+    class Shifted(nn.Linear):
         def forward(self, x):
             return super().forward(x) + 1
 
-    layers = {"in": nn.Linear(4, 4), "own": Own(4, 4), "attention": nn.MultiheadAttention(4, 2), "out": nn.Linear(4, 2)}
-    model = nn.ModuleDict(layers)
+    model = nn.ModuleDict(
+        {
+            "in": nn.Linear(4, 4),
+            "shifted": Shifted(4, 4),
+            "attention": nn.MultiheadAttention(4, 2),
+            "out": nn.Linear(4, 2),
+        }
+    )
     convert_(model)
     assert isinstance(model["in"], DecoupledLinear)
-    with pytest.raises(ValueError, match="none of its plain layers is chosen; call revert_ first"):
+    with pytest.raises(ValueError, match="none of its other layers is chosen; call revert_ first to convert decoupled"):
         convert_(model)
-    assert type(model["own"]) is Own
+    assert type(model["shifted"]) is Shifted
     assert not isinstance(model["attention"].out_proj, DecoupledLinear)
-    with pytest.raises(ValueError, match="'own', which is a Own that overrides forward"):
-        convert_(model, where=lambda name, module: name == "own")
-    with pytest.raises(ValueError, match="reads its weight without calling it"):
+    with pytest.raises(
+        ValueError, match=r"^where must exclude 'shifted': Shifted overrides forward, which would be lost$"
+    ):
+        convert_(model, where=lambda name, module: name == "shifted")
+    message = "^where must exclude 'attention.out_proj': its parent reads its weight without calling it$"
+    with pytest.raises(ValueError, match=message):
         convert_(model, where=lambda name, module: name == "attention.out_proj")
 
 
@@ -239,7 +278,11 @@ def test_revert_refuses_parametrised_layers():
     rotate_(model, output=True)
     x = torch.rand(1, 3, 4, 4)
     before = model(x)
-    with pytest.raises(ValueError, match="fold it"):
+    message = (
+        r"^model must have no parametrised decoupled layers, but '0' is parametrised: "
+        r"fold it \(hypersphere.rotation.fold_\) or remove its parametrisation first$"
+    )
+    with pytest.raises(ValueError, match=message):
         revert_(model)
     assert torch.equal(model(x), before)
     assert type(revert_(fold_(model))[0]) is nn.Conv2d
@@ -252,7 +295,8 @@ def test_revert_leaves_sphere_norm_unchanged():
     convert_(model, where=lambda name, _: name == "1")
     assert type(revert_(model)[1]) is nn.Conv2d
     assert torch.equal(model[0](x), before)
-    with pytest.raises(ValueError, match="layer must be a plain Conv1d"):
+    message = "^layer must be a Conv1d, Conv2d, Conv3d or Linear layer of torch, not 'BatchNorm2d'$"
+    with pytest.raises(ValueError, match=message):
         SphereNorm(nn.BatchNorm2d(3))
 
 
@@ -283,7 +327,6 @@ def test_revert_removes_all_attributes_that_convert_added(make):
     kind, names = type(model[0]), {key: list(before[key]) for key in ("_parameters", "_buffers", "_modules")}
     options = {"magnitude": "tanh", "learn_radius": "filter", "angular": "sigmoid", "learn_k": "layer"}
     convert_(model, where=lambda name, module: True, **options)
-    model[0]._has_warned = True
     layer = revert_(model)[0]
     assert type(layer) is kind
     assert vars(layer).keys() == before.keys()
@@ -345,7 +388,27 @@ def test_convert_with_calibration_sets_the_mean_patch_norm():
     convert_(model, magnitude="tanh", learn_radius="layer", scale="keep", calibration=(x,))
     norms = nn.functional.conv2d(x.square(), torch.ones(1, 3, 3, 3)).sqrt()
     assert model[0].mean_norm.item() == pytest.approx(norms.mean().item(), rel=1e-5)
-    assert int(model[0].batches) == 1
+    assert int(model[0].num_batches_tracked) == 1
+
+
+def test_convert_with_calibration_reads_inputs_before_they_are_overwritten():
+    class Residual(nn.Module):
+        def __init__(self, inplace):
+            super().__init__()
+            self.layer, self.inplace = nn.Conv2d(3, 3, 3, padding=1), inplace
+
+        def forward(self, x):
+            x = x * 2
+            y = self.layer(x)
+            return y + (x.clamp_(0, 0.1) if self.inplace else x.clamp(0, 0.1))
+
+    alphas = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        model = Residual(inplace)
+        convert_(model, magnitude="linear", scale="keep", calibration=images())
+        alphas.append(model.layer.magnitude.alpha)
+    assert alphas[0] == alphas[1]
 
 
 def test_convert_can_keep_filter_norms_without_calibration():
@@ -362,13 +425,13 @@ def test_convert_can_keep_filter_norms_without_calibration():
 def test_convert_refuses_unusable_scales():
     with pytest.raises(ValueError, match="scale must be None or 'keep', not 'yes'"):
         convert_(small(), scale="yes")
-    with pytest.raises(ValueError, match="calibration must be None unless scale='keep'"):
+    with pytest.raises(ValueError, match=r"^calibration must be None unless scale='keep', not"):
         convert_(small(), calibration=images())
     model = small()
-    with pytest.raises(ValueError, match="scale must be None for"):
+    with pytest.raises(ValueError, match=r"^scale must be None for .*, which has no alpha, not 'keep'$"):
         convert_(model, magnitude=lambda w, x: x, scale="keep", calibration=images())
     assert type(model[0]) is nn.Conv2d
-    with pytest.raises(ValueError, match="calibration must be an input for which all converted layers are called"):
+    with pytest.raises(ValueError, match=r"^the calibration input does not reach layer 'unused'$"):
         convert_(Branch(), scale="keep", calibration=images())
 
 

@@ -55,7 +55,7 @@ def gradients(layer, x, y):
 
 
 @pytest.mark.parametrize(("h", "g", "weighting"), OPERATORS)
-def test_convolution_agrees_with_the_definition_for_every_operator(h, g, weighting):
+def test_decoupled_convolution_agrees_with_the_definition_for_every_operator(h, g, weighting):
     layer = build(*ARGUMENTS["groups"][:2], magnitude=h, angular=g, weighting=weighting)
     x = batch(ARGUMENTS["groups"][2])
     y, expected = layer(x), reference.convolve(x, layer, h, g, weighting)
@@ -66,7 +66,7 @@ def test_convolution_agrees_with_the_definition_for_every_operator(h, g, weighti
 
 @pytest.mark.parametrize("case", ARGUMENTS)
 @pytest.mark.parametrize(("h", "g"), [("sphere", "cosine"), ("tanh", "linear")])
-def test_convolution_agrees_with_the_definition_for_every_argument(case, h, g):
+def test_decoupled_convolution_agrees_with_the_definition_for_every_argument(case, h, g):
     kind, settings, shape = ARGUMENTS[case]
     layer, x = build(kind, settings, magnitude=h, angular=g), batch(shape)
     y, expected = layer(x), reference.convolve(x, layer, h, g)
@@ -87,7 +87,7 @@ def test_convolution_agrees_with_the_definition_for_every_argument(case, h, g):
         ("mix", "linear", "linear"),
     ],
 )
-def test_convolution_passes_gradcheck(h, g, weighting):
+def test_decoupled_convolution_passes_gradcheck(h, g, weighting):
     layer = build(DecoupledConv2d, {"groups": 2, "kernel_size": 2}, magnitude=h, angular=g, weighting=weighting)
     x = batch((1, 4, 3, 3))
 
@@ -98,7 +98,7 @@ def test_convolution_passes_gradcheck(h, g, weighting):
 
 
 @pytest.mark.parametrize(("h", "g", "weighting"), OPERATORS)
-def test_linear_layer_agrees_with_the_definition_for_every_operator(h, g, weighting):
+def test_decoupled_linear_layer_agrees_with_the_definition_for_every_operator(h, g, weighting):
     torch.manual_seed(0)
     layer = DecoupledLinear(5, 3, bias=False, magnitude=h, angular=g, weighting=weighting, dtype=torch.float64)
     x = batch((2, 4, 5))
@@ -111,7 +111,7 @@ def test_linear_layer_agrees_with_the_definition_for_every_operator(h, g, weight
 
 
 @pytest.mark.parametrize("case", ARGUMENTS)
-def test_inner_product_with_cosine_equals_the_convolution_of_torch(case):
+def test_decoupled_inner_product_with_cosine_equals_the_convolution_of_torch(case):
     kind, settings, shape = ARGUMENTS[case]
     ours = build(kind, settings, magnitude="inner_product").float()
     names = ["kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"]
@@ -121,13 +121,13 @@ def test_inner_product_with_cosine_equals_the_convolution_of_torch(case):
     assert torch.equal(ours(x), theirs(x))
 
 
-def test_weighted_linear_with_cosine_equals_the_convolution_of_torch():
+def test_decoupled_weighted_linear_with_cosine_equals_the_convolution_of_torch():
     layer = build(DecoupledConv2d, {"padding": 1}, magnitude="linear", weighting="linear")
     x = batch((2, 4, 5, 5))
     assert torch.equal(layer(x), nn.functional.conv2d(x, layer.weight, layer.bias, padding=1))
 
 
-def test_user_callables_agree_with_the_definition():
+def test_decoupled_user_callables_agree_with_the_definition():
     layer = build(DecoupledConv2d, {"padding": 1}, magnitude=lambda w, x: w * x.sqrt(), angular=lambda c: c**3)
     x = batch((2, 4, 5, 5))
     ours = build(DecoupledConv2d, {"padding": 1}, magnitude="sphere")
@@ -140,7 +140,7 @@ def test_user_callables_agree_with_the_definition():
     assert torch.isfinite(layer.weight.grad).all()
 
 
-def test_user_callable_with_parameters_learns():
+def test_decoupled_user_callable_with_parameters_learns():
     class Cubic(nn.Module):
         def __init__(self):
             super().__init__()
@@ -157,7 +157,7 @@ def test_user_callable_with_parameters_learns():
 
 @pytest.mark.parametrize("h", magnitude.MAGNITUDES)
 @pytest.mark.parametrize("g", angular.ANGULARS)
-def test_menu_entries_are_accepted_by_name(h, g):
+def test_decoupled_menu_entries_are_accepted_by_name(h, g):
     layer = DecoupledConv2d(2, 3, 3, magnitude=h, angular=g)
     assert torch.isfinite(layer(torch.randn(1, 2, 4, 4))).all()
 
@@ -169,7 +169,7 @@ def test_menu_entries_are_accepted_by_name(h, g):
     + [(h, "linear") for h in ("sphere", "ball", "log")]
     + [("tanh", "joint"), ("tanh", "separate")],
 )
-def test_linear_layer_passes_gradgradcheck_for_every_operator(h, g, weighting):
+def test_decoupled_linear_layer_passes_gradgradcheck_for_every_operator(h, g, weighting):
     torch.manual_seed(0)
     layer = DecoupledLinear(3, 2, magnitude=h, angular=g, weighting=weighting, dtype=torch.float64)
     x = 0.4 * batch((2, 3)).detach()
@@ -181,7 +181,7 @@ def test_linear_layer_passes_gradgradcheck_for_every_operator(h, g, weighting):
 
 
 @pytest.mark.parametrize("kind", ["filter", "layer"])
-def test_learned_numbers_pass_gradgradcheck(kind):
+def test_decoupled_learned_numbers_pass_gradgradcheck(kind):
     settings = {"learn_k": kind, "learn_radius": kind, "groups": 2, "kernel_size": 2}
     layer = build(DecoupledConv2d, settings, magnitude="tanh", angular="sigmoid").eval()
     x = batch((1, 4, 3, 3))
@@ -192,12 +192,12 @@ def test_learned_numbers_pass_gradgradcheck(kind):
     assert gradgradcheck(run, (x, layer.log_k, layer.log_radius), atol=1e-4)
 
 
-def test_gradient_penalty_agrees_with_the_definition():
+def test_decoupled_gradient_penalty_agrees_with_the_definition():
     layer, x = build(DecoupledConv2d, {}), batch((1, 4, 3, 3))
 
     def penalty(respond):
-        (slope,) = torch.autograd.grad(respond(x).square().sum(), x, create_graph=True)
-        return torch.autograd.grad(slope.square().sum(), [x, layer.weight])
+        (grad,) = torch.autograd.grad(respond(x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), [x, layer.weight])
 
     for ours, theirs in zip(
         penalty(layer), penalty(lambda x: reference.convolve(x, layer, "sphere", "cosine")), strict=True
@@ -206,21 +206,39 @@ def test_gradient_penalty_agrees_with_the_definition():
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: DecoupledConv2d(2, 3, 3, magnitude="cube"), "magnitude must be one of 'sphere'.*not 'cube'"),
         (lambda: DecoupledConv2d(2, 3, 3, angular=3), "angular must be one of 'cosine'.*not 3"),
-        (lambda: DecoupledConv2d(2, 3, 3, weighting="joint"), "'joint' is defined for the magnitude Tanh"),
-        (lambda: DecoupledConv2d(2, 3, 3, learn_k="layer"), r"learn_k must be None for Cosine\(\)"),
-        (lambda: DecoupledConv2d(2, 3, 3, angular="sigmoid", learn_k="net"), "learn_k must be None, 'layer'"),
-        (lambda: DecoupledConv2d(2, 3, 3, learn_radius="layer"), "learn_radius must be None for Sphere"),
-        (lambda: DecoupledLinear(2, 3, magnitude="ball", learn_radius="net"), "learn_radius must be None, 'layer'"),
-        (lambda: DecoupledLinear(2, 3, momentum=0), r"momentum must be a number in \(0, 1\]"),
-        (lambda: DecoupledConv2d(2, 3, 3, padding_mode="wrap"), "padding_mode"),
+        (
+            lambda: DecoupledConv2d(2, 3, 3, weighting="joint"),
+            "^weighting 'joint' is defined for the magnitude Tanh, not",
+        ),
+        (
+            lambda: DecoupledConv2d(2, 3, 3, learn_k="layer"),
+            r"^learn_k must be None for Cosine\(\); only a Sigmoid has a k$",
+        ),
+        (
+            lambda: DecoupledConv2d(2, 3, 3, angular="sigmoid", learn_k="net"),
+            "^learn_k must be None, 'layer', 'filter' or a parameter with 1 or 3 entries, not 'net'$",
+        ),
+        (
+            lambda: DecoupledConv2d(2, 3, 3, learn_radius="layer"),
+            r"^learn_radius must be None for Sphere\(alpha=1\.0\); only Ball, Tanh and Seg have a radius$",
+        ),
+        (
+            lambda: DecoupledLinear(2, 3, magnitude="ball", learn_radius="net"),
+            "^learn_radius must be None, 'layer' or 'filter', not 'net'$",
+        ),
+        (lambda: DecoupledLinear(2, 3, momentum=0), r"^momentum must be a number in \(0, 1\], not 0$"),
+        (
+            lambda: DecoupledConv2d(2, 3, 3, padding_mode="wrap"),
+            r"padding_mode must be one of .*got padding_mode='wrap'",
+        ),
     ],
 )
-def test_invalid_arguments_are_named_in_the_error(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_decoupled_names_invalid_arguments_in_the_error(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
@@ -230,5 +248,5 @@ def test_decoupled_layer_is_abstract():
             pass
 
     for kind in (DecoupledLayer, Incomplete):
-        with pytest.raises(TypeError, match=r"abstract.*_inner_product.*_input_and_geometry.*_respond"):
+        with pytest.raises(TypeError, match=r"abstract.*_forward_any_shape.*_inner_product.*_input_and_geometry"):
             kind(3, 2)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hypersphere.functions.angular import Sigmoid
-from hypersphere.functions.magnitude import Ball, Linear, Sphere, Tanh
+from hypersphere.functions.magnitude import Ball, Linear, LinearlyWeighted, Sphere, Tanh
 from hypersphere.layers import DecoupledConv2d, shared_k
 
 from .cases import KINDS, conv, every_kind, images, run
@@ -29,7 +29,7 @@ def test_decoupled_state_dict_and_copies_restore_the_layer(kind):
     assert f"magnitude={layer.magnitude!r}" in repr(layer)
 
 
-def test_learned_radius_follows_the_patch_norm():
+def test_decoupled_learned_radius_follows_the_patch_norm():
     layer = conv("tanh", momentum=0.25, magnitude=Tanh(radius=2.0), bias=False)
     x = images(2, 4, 5, 5)
 
@@ -52,7 +52,7 @@ def test_learned_radius_follows_the_patch_norm():
 
 
 @pytest.mark.parametrize("kind", [Ball, Linear, Sphere])
-def test_tensor_as_alpha_has_a_gradient(kind):
+def test_decoupled_tensor_as_alpha_has_a_gradient(kind):
     alpha = torch.tensor(1.0, requires_grad=True)
     layer = DecoupledConv2d(4, 6, 3, padding=1, bias=False, magnitude=kind(alpha=alpha))
     y = layer(images(2, 4, 5, 5))
@@ -60,7 +60,7 @@ def test_tensor_as_alpha_has_a_gradient(kind):
     torch.testing.assert_close(grad, y.sum() / alpha)  # y is proportional to α
 
 
-def test_learned_radius_per_filter():
+def test_decoupled_learned_radius_per_filter():
     layer = conv("ball", learn_radius="filter", bias=False)
     with torch.no_grad():
         layer.log_radius.copy_(torch.linspace(-1, 1, 6))
@@ -76,7 +76,7 @@ def test_learned_radius_per_filter():
 
 
 @pytest.mark.parametrize("radius_norm", ["running", "batch"])
-def test_learned_radius_is_used_with_any_angular_function(radius_norm):
+def test_decoupled_learned_radius_is_used_with_any_angular_function(radius_norm):
     settings = {"magnitude": Tanh(radius=2.0), "learn_radius": "layer", "radius_norm": radius_norm, "bias": False}
     layer = DecoupledConv2d(4, 6, 3, padding=1, angular="square_cosine", **settings)
     same = DecoupledConv2d(4, 6, 3, padding=1, angular=lambda c: c * c.abs(), **settings)
@@ -89,7 +89,7 @@ def test_learned_radius_is_used_with_any_angular_function(radius_norm):
     torch.testing.assert_close(*grads)
 
 
-def test_learned_k_per_layer_per_filter_and_shared():
+def test_decoupled_learned_k_per_layer_per_filter_and_shared():
     x = images(2, 4, 5, 5)
     assert conv("sigmoid", learn_k="layer").log_k.shape == (1,)
     layer = conv("sigmoid", bias=False)
@@ -107,11 +107,13 @@ def test_learned_k_per_layer_per_filter_and_shared():
     assert sum(p is k for p in network.parameters()) == 1
     network(x).sum().backward()
     assert k.grad.abs() > 0
-    with pytest.raises(ValueError, match="angular must have a fixed k"):
+    with pytest.raises(
+        ValueError, match=r"^angular must have a fixed k; to learn k, pass learn_k='layer', 'filter' or shared_k\(\)$"
+    ):
         conv(angular=Sigmoid(k=nn.Parameter(torch.tensor(0.5))))
 
 
-def test_learned_k_and_radius_pass_gradcheck():
+def test_decoupled_learned_k_and_radius_pass_gradcheck():
     layer = DecoupledConv2d(
         2,
         4,
@@ -132,11 +134,11 @@ def test_learned_k_and_radius_pass_gradcheck():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_running_mean_ignores_non_finite_batches_and_stays_in_float32(bad):
+def test_decoupled_running_mean_ignores_non_finite_batches_and_stays_in_float32(bad):
     layer = DecoupledConv2d(2, 3, 1, magnitude="tanh", learn_radius="layer")
     x = torch.rand(2, 2, 3, 3)
     layer(x.clone().fill_(bad))
-    assert int(layer.batches) == 0
+    assert int(layer.num_batches_tracked) == 0
     layer(x)
     mean = layer.mean_norm.clone()
     layer(torch.full_like(x, bad))
@@ -145,7 +147,7 @@ def test_running_mean_ignores_non_finite_batches_and_stays_in_float32(bad):
     assert torch.equal(layer.mean_norm, mean)
 
 
-def test_reset_parameters_restores_learned_numbers():
+def test_decoupled_reset_parameters_restores_learned_numbers():
     layer = DecoupledConv2d(2, 3, 1, angular="sigmoid", learn_k="filter", magnitude="tanh", learn_radius="layer")
     start = copy.deepcopy(layer.state_dict())
     with torch.no_grad():
@@ -153,23 +155,23 @@ def test_reset_parameters_restores_learned_numbers():
         layer.log_radius.add_(1)
     layer(torch.rand(2, 2, 3, 3))
     layer.reset_parameters()
-    for name in ("log_k", "log_radius", "mean_norm", "batches"):
+    for name in ("log_k", "log_radius", "mean_norm", "num_batches_tracked"):
         assert torch.equal(layer.state_dict()[name], start[name])
     assert not torch.equal(layer.weight, start["weight"])
 
 
-def test_running_mean_of_a_group_starts_at_its_first_nonzero_batch():
+def test_decoupled_running_mean_of_a_group_starts_at_its_first_nonzero_batch():
     layer = DecoupledConv2d(2, 2, 1, groups=2, magnitude="tanh", learn_radius="layer")
     x = torch.full((2, 2, 3, 3), 5.0)
     layer(x * torch.tensor([1.0, 0.0]).view(1, 2, 1, 1))
     assert layer.mean_norm.tolist() == pytest.approx([5, 1])
     layer(2 * x)
     assert layer.mean_norm.tolist() == pytest.approx([5.5, 10])
-    assert layer.batches.tolist() == [2, 1]
+    assert layer.num_batches_tracked.tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("learn_radius", ["layer", "filter"])
-def test_running_mean_is_kept_per_group(learn_radius):
+def test_decoupled_running_mean_is_kept_per_group(learn_radius):
     layer = DecoupledConv2d(2, 2, 3, groups=2, bias=False, magnitude="tanh", learn_radius=learn_radius)
     x = images(8, 2, 12, 12)
     x[:, 1] *= 100
@@ -183,10 +185,12 @@ def test_running_mean_is_kept_per_group(learn_radius):
     assert magnitude.tolist() == pytest.approx([0.74, 0.74], abs=0.02)
 
 
-def test_state_dict_of_version_0_1_loads():
+def test_decoupled_state_dict_of_version_0_1_loads():
     settings = {"magnitude": "tanh", "angular": "sigmoid", "learn_radius": "layer", "learn_k": "layer"}
     layer = DecoupledConv2d(4, 6, 3, groups=2, **settings)
-    old = layer.state_dict() | {
+    old = {
+        "weight": layer.weight,
+        "bias": layer.bias,
         "log_k": torch.tensor(-0.3),
         "log_radius": torch.tensor(0.2),
         "mean_norm": torch.tensor(3.0),
@@ -196,18 +200,21 @@ def test_state_dict_of_version_0_1_loads():
     assert layer.log_k.tolist() == pytest.approx([-0.3])
     assert layer.log_radius.tolist() == pytest.approx([0.2])
     assert layer.mean_norm.tolist() == [3, 3]
-    assert layer.batches.tolist() == [7, 7]
-    assert old["mean_norm"].shape == ()
+    assert layer.num_batches_tracked.tolist() == [7, 7]
+    assert old["mean_norm"].shape == old["batches"].shape == ()
+    nn.Sequential(layer).load_state_dict({f"0.{name}": value for name, value in old.items()})
+    with pytest.warns(DeprecationWarning, match=r"batches is deprecated, use DecoupledConv2d\.num_batches_tracked"):
+        assert layer.batches is layer.num_batches_tracked
 
 
-def test_parameters_have_at_least_one_dimension():
+def test_decoupled_parameters_have_at_least_one_dimension():
     layer = conv(magnitude="ball", angular="sigmoid", learn_radius="layer", learn_k="layer")
     assert all(p.ndim > 0 for p in [*layer.parameters(), shared_k()])
-    assert conv("sigmoid", learn_k=nn.Parameter(torch.tensor(0.1))).log_k.ndim == 0  # a user's own parameter
+    assert conv("sigmoid", learn_k=nn.Parameter(torch.tensor(0.1))).log_k.ndim == 0  # a parameter of the user
 
 
 @pytest.mark.parametrize("learn_radius", ["layer", "filter"])
-def test_batch_radius_uses_the_mean_of_the_batch_with_its_gradient(learn_radius):
+def test_decoupled_batch_radius_uses_the_mean_of_the_batch_with_its_gradient(learn_radius):
     layer = conv(magnitude="tanh", learn_radius=learn_radius, radius_norm="batch", bias=False).double()
     x = images(2, 4, 5, 5).double().requires_grad_()
     layer(5 * x.detach())  # moves the running mean away from that of the next batch
@@ -217,21 +224,21 @@ def test_batch_radius_uses_the_mean_of_the_batch_with_its_gradient(learn_radius)
         filters = layer.weight / layer.weight.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
         return torch.tanh(norms / norms.mean()) * F.conv2d(x, filters, padding=1) / norms
 
-    y, expected, pull = layer(x), definition(x), images(2, 6, 5, 5).double()
+    y, expected, grad = layer(x), definition(x), images(2, 6, 5, 5).double()
     torch.testing.assert_close(y, expected)
-    torch.testing.assert_close(torch.autograd.grad(y, x, pull), torch.autograd.grad(expected, x, pull))
+    torch.testing.assert_close(torch.autograd.grad(y, x, grad), torch.autograd.grad(expected, x, grad))
     assert layer.mean_norm.item() == pytest.approx(
         F.conv2d(x.square(), torch.ones(1, 4, 3, 3).double(), padding=1).sqrt().mean().item() * (0.9 * 5 + 0.1)
     )
     assert not torch.allclose(layer.eval()(x), expected)
-    with pytest.raises(ValueError, match="radius_norm must be 'running' or 'batch', not 'mean'"):
+    with pytest.raises(ValueError, match=r"^radius_norm must be 'running' or 'batch', not 'mean'$"):
         conv("tanh", radius_norm="mean")
 
 
 @pytest.mark.parametrize("radius_norm", ["running", "batch"])
 @pytest.mark.parametrize("angular", ["cosine", "sigmoid"])
 @pytest.mark.parametrize("scale", [1e20, 1e-20])
-def test_learned_radius_of_seg_is_exact_for_huge_and_tiny_inputs(angular, radius_norm, scale):
+def test_decoupled_learned_radius_of_seg_is_exact_for_huge_and_tiny_inputs(angular, radius_norm, scale):
     settings = {"magnitude": "seg", "angular": angular, "learn_radius": "filter", "radius_norm": radius_norm}
     layer = DecoupledConv2d(2, 3, 3, **settings)
     wide = copy.deepcopy(layer).double()
@@ -245,3 +252,34 @@ def test_learned_radius_of_seg_is_exact_for_huge_and_tiny_inputs(angular, radius
         torch.testing.assert_close(
             grad.double(), reference_grad, rtol=1e-3, atol=1e-4 * float(reference_grad.abs().max())
         )
+
+
+@pytest.mark.parametrize(
+    "magnitude", [Ball(radius=torch.tensor(2.0)), LinearlyWeighted(Ball(radius=torch.tensor(2.0)))]
+)
+def test_decoupled_moves_fixed_tensors_of_its_entries_with_its_parameters(magnitude):
+    angular = Sigmoid(torch.tensor([0.5]))
+    layer = DecoupledConv2d(2, 3, 1, magnitude=magnitude, angular=angular)
+    x = torch.rand(2, 2, 3, 3)
+    expected = layer(x)
+    with torch.device("meta"):
+        other = DecoupledConv2d(2, 3, 1, magnitude=magnitude, angular=angular)
+    other.to_empty(device="cpu").load_state_dict(layer.state_dict())
+    torch.testing.assert_close(other(x), expected)  # `to_empty` does not overwrite fixed tensors
+    layer.to("meta")
+    ball = layer.magnitude if isinstance(layer.magnitude, Ball) else layer.magnitude.magnitude
+    assert layer.angular.k.is_meta
+    assert ball.radius.is_meta
+    assert layer(x.to("meta")).is_meta
+    assert angular.k.device.type == "cpu"
+
+
+def test_decoupled_uses_weight_norm_of_a_callable_unless_it_says_otherwise():
+    def ignoring(w_norm, x_norm):
+        return x_norm
+
+    ignoring.uses_weight_norm = False
+    assert conv(magnitude=lambda w_norm, x_norm: w_norm).uses_weight_norm
+    assert not conv(magnitude=ignoring).uses_weight_norm
+    assert not conv(magnitude=ignoring, weighting=None).uses_weight_norm
+    assert conv(magnitude="tanh", weighting="linear").uses_weight_norm

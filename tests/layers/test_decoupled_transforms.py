@@ -11,8 +11,8 @@ from torch import nn
 from torch.autograd import gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
+from hypersphere.functions._recomputation import REMEMBERED_PASSES
 from hypersphere.layers import DecoupledLinear, SphereNorm
-from hypersphere.layers.decoupled import REMEMBERED_PASSES
 
 from .cases import conv, every_kind, images, run
 
@@ -66,15 +66,15 @@ def test_decoupled_exports_to_onnx(kind, tmp_path):
 def test_decoupled_forward_mode_agrees_with_reverse_mode(kind):
     layer = conv(kind).double().eval()
     x, direction = images(2, 4, 5, 5).double(), images(2, 4, 5, 5, seed=3).double()
-    pull = images(2, 6, 5, 5, seed=4).double()
+    grad = images(2, 6, 5, 5, seed=4).double()
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, direction)
         tangent = torch.autograd.forward_ad.unpack_dual(layer(dual)).tangent
     y, from_func = torch.func.jvp(layer, (x,), (direction,))
     torch.testing.assert_close(from_func, tangent)
     leaf = x.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(layer(leaf), leaf, pull)
-    torch.testing.assert_close((tangent * pull).sum(), (gradient * direction).sum())
+    (grad_x,) = torch.autograd.grad(layer(leaf), leaf, grad)
+    torch.testing.assert_close((tangent * grad).sum(), (grad_x * direction).sum())
     torch.testing.assert_close(y, layer(x))
 
 
@@ -103,7 +103,7 @@ def test_decoupled_checkpointing_moves_the_running_mean_once(kind, use_reentrant
             y = checkpoint(layer, x, use_reentrant=use_reentrant) if use_checkpoint else layer(x)
             total = total + y.square().sum()
         total.backward()
-        return [p.grad for p in layer.parameters()], layer.mean_norm, layer.batches
+        return [p.grad for p in layer.parameters()], layer.mean_norm, layer.num_batches_tracked
 
     for ours, theirs in zip(train(True), train(False), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
@@ -135,7 +135,12 @@ def test_decoupled_checkpointing_warns_once_of_a_pass_that_is_not_remembered(rad
         if radius_norm == "batch":  # no pass uses the running mean
             backward(REMEMBERED_PASSES + 1)
             return
-    with pytest.warns(UserWarning, match="repeats was not recognised.*remembers the last 8 passes") as caught:
+    message = (
+        "^a forward pass that activation checkpointing repeats was not recognised by its input, so its gradient uses "
+        "the current running mean: the last 8 passes of a module are remembered, and a repeated pass must have the "
+        "same input$"
+    )
+    with pytest.warns(UserWarning, match=message) as caught:
         backward(REMEMBERED_PASSES + 3)
     assert len(caught) == 1
 

@@ -1,4 +1,4 @@
-"""Folding decoupled layers into plain ones."""
+"""Folding decoupled layers into layers of torch."""
 
 import copy
 
@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from hypersphere.functions.magnitude import Linear
-from hypersphere.layers import DecoupledConv2d, DecoupledLinear, fold_operator_, plain_weight
+from hypersphere.layers import DecoupledConv2d, DecoupledLinear, equivalent_weight, fold_operator_
 
 INNER_PRODUCTS = {
     "inner product": {"magnitude": "inner_product"},
@@ -44,7 +44,7 @@ def test_fold_operator_leaves_a_model_with_another_response_unchanged(options):
     model = network(**INNER_PRODUCTS["scaled"])
     model[3] = DecoupledLinear(36, 2, **options)
     state = copy.deepcopy(model.state_dict())
-    assert plain_weight(model[3]) is None
+    assert equivalent_weight(model[3]) is None
     assert fold_operator_(model) == 0
     assert isinstance(model[0], DecoupledConv2d)
     torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
@@ -55,8 +55,16 @@ def test_fold_operator_leaves_a_model_with_a_parametrised_layer_unchanged(kind):
     model, x = network(**INNER_PRODUCTS[kind]), images()
     parametrizations.weight_norm(model[3])
     before, state = model(x), copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="'3' is parametrised"):
+    with pytest.raises(
+        ValueError, match=r"^model must have no parametrised decoupled layers, but '3' is parametrised: fold it"
+    ):
         fold_operator_(model)
     assert parametrize.is_parametrized(model[3])
     torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
     torch.testing.assert_close(model(x), before, rtol=0, atol=0)
+
+
+def test_equivalent_weight_is_available_under_its_old_name():
+    with pytest.warns(DeprecationWarning, match="layers.plain_weight is deprecated, use .*equivalent_weight instead"):
+        from hypersphere.layers import plain_weight
+    assert plain_weight is equivalent_weight

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hypersphere.layers._geometry import ConvGeometry, measure_patches, patch_norms, plain_patch_norms
+from hypersphere.layers._geometry import ConvGeometry, measure_patches
 
 
 def randn(*shape, seed=1):
@@ -38,18 +38,17 @@ def test_window_spread_is_the_transpose_of_window_sum(geometry):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("size", [1.0, 1e25, 1e-25])
-def test_patch_norms_are_norms_of_unfolded_patches(geometry, size):
+def test_measure_patches_returns_norms_of_unfolded_patches(geometry, size):
     x = randn(2, 3, 7, 8)
     patches = F.unfold(x, geometry.kernel, geometry.dilation, geometry.padding, geometry.stride)
     expected = patches.norm(dim=1)
-    norms = patch_norms((x * size).float(), geometry)
-    plain = plain_patch_norms((x * size).float(), geometry)
-    for patches in (norms, plain):
+    for with_graph in (False, True):
+        patches = measure_patches((x * size).float(), geometry, with_graph=with_graph)
         torch.testing.assert_close(patches.norm.double().flatten(1) / size, expected, rtol=1e-6, atol=0)
         # The reciprocals and the scale are those of the scaled input, which is `x` times a power of two per sample.
-        of_scaled = patch_norms(patches.scaled.double(), geometry)
-        torch.testing.assert_close(patches.scaled_reciprocal.double(), of_scaled.scaled_reciprocal, rtol=1e-6, atol=0)
-        squares = (patches.scaled * patches.square_scale).square().sum((1, 2, 3))
+        of_scaled = measure_patches(patches.x.double(), geometry, with_graph=False)
+        torch.testing.assert_close(patches.reciprocal.double(), of_scaled.reciprocal, rtol=1e-6, atol=0)
+        squares = (patches.x * patches.scale).square().sum((1, 2, 3))
         assert ((squares > 1e-6) & (squares < 1e6)).all()
 
 
@@ -59,14 +58,14 @@ def test_measure_patches_limits_float16_inputs_and_returns_their_norms(size, wit
     x = (size * torch.rand(3, 2, 6, generator=torch.Generator().manual_seed(0))).half()
     geometry = ConvGeometry((3,), (1,), (1,), (1,))
     norms = measure_patches(x, geometry, with_graph=with_graph)
-    scaled = norms.scaled
+    scaled = norms.x
     assert scaled.dtype == torch.float16
     assert ((scaled.abs().amax((1, 2)) > 64) & (scaled.abs().amax((1, 2)) <= 128)).all()
-    expected = patch_norms(x.double(), geometry).norm
+    expected = measure_patches(x.double(), geometry, with_graph=False).norm
     torch.testing.assert_close(norms.norm.double(), expected, rtol=1e-5, atol=0)
 
 
-def test_patch_norms_of_zero_patches_are_zero():
-    _, norm, reciprocal, scale = patch_norms(torch.zeros(2, 3, 4, 4), GEOMETRIES[0])
+def test_measure_patches_returns_zero_for_zero_patches():
+    _, norm, reciprocal, scale = measure_patches(torch.zeros(2, 3, 4, 4), GEOMETRIES[0], with_graph=False)
     assert norm.abs().max() == reciprocal.abs().max() == 0
     assert torch.equal(scale, torch.ones_like(scale))

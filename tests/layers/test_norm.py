@@ -22,7 +22,7 @@ def test_sphere_norm_rescales_the_sphere_operator():
     learned(images(5, 4)).sum().backward()
     assert learned.beta.grad.shape == (3,)
     assert SphereNorm(nn.Conv2d(4, 6, 3))(x).shape == (2, 6, 3, 3)
-    with pytest.raises(ValueError, match="rescale must be None"):
+    with pytest.raises(ValueError, match=r"^rescale must be None, \(beta, gamma\) or 'learned', not "):
         SphereNorm(nn.Linear(4, 3), rescale="yes")
 
 
@@ -44,15 +44,18 @@ class Shifted(nn.Linear):
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (torch.nn.utils.weight_norm(nn.Linear(4, 3)), "does not own its weight"),
-        (torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), "is parametrised"),
-        (Shifted(4, 3), "is a Shifted that overrides forward"),
-        (nn.LazyLinear(3), "has no weight yet"),
+        (torch.nn.utils.weight_norm(nn.Linear(4, 3)), "it does not own its weight: a hook computes it"),
+        (
+            torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+            "it is parametrised: remove the parametrisation",
+        ),
+        (Shifted(4, 3), "Shifted overrides forward, which would be lost"),
+        (nn.LazyLinear(3), "it has no weight yet: run a batch through the model first"),
     ],
-    ids=["hook", "parametrised", "own forward", "lazy"],
+    ids=["hook", "parametrised", "custom forward", "lazy"],
 )
 def test_sphere_norm_refuses_a_layer_that_cannot_be_converted(layer, message):
-    with pytest.raises(ValueError, match=f"layer must be a layer that can be converted, but it {message}"):
+    with pytest.raises(ValueError, match=f"^layer must be a layer that can be converted, but {message}"):
         SphereNorm(layer)
     assert not hasattr(layer, "magnitude")
 
@@ -60,5 +63,5 @@ def test_sphere_norm_refuses_a_layer_that_cannot_be_converted(layer, message):
 @pytest.mark.parametrize("beta", [-1e35, 1e35])
 def test_sphere_norm_accepts_any_finite_rescaling(beta):
     assert SphereNorm(nn.Linear(3, 2), rescale=(beta, 0.0)).rescale == (beta, 0.0)
-    with pytest.raises(ValueError, match="rescale must be None"):
+    with pytest.raises(ValueError, match=r"^rescale must be None, \(beta, gamma\) or 'learned', not "):
         SphereNorm(nn.Linear(3, 2), rescale=(beta * 1e300, 0.0))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_number, require
-from hypersphere.functions._overrides import describes
+from hypersphere.functions._overrides import closed_form_matches
 
 __all__ = ["ANGULARS", "Angular", "Cosine", "Linear", "PowerCosine", "Sigmoid", "SquareCosine", "response"]
 
@@ -33,10 +33,10 @@ class Angular(abc.ABC):
     """True if `slope` belongs to `__call__` and `at`, False in a subclass that overrides only those."""
 
     def __init_subclass__(cls) -> None:
-        """Find out which closed forms describe the function of the subclass."""
+        """Find out which closed forms match the function of the subclass."""
         super().__init_subclass__()
-        cls.has_angle_form = describes(cls, "at", "__call__")
-        cls.has_slope = describes(cls, "slope", "__call__", "at")
+        cls.has_angle_form = closed_form_matches(cls, "at", of=("__call__",))
+        cls.has_slope = closed_form_matches(cls, "slope", of=("__call__", "at"))
 
     @abc.abstractmethod
     def __call__(self, c: Tensor) -> Tensor:

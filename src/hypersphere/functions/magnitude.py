@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hypersphere import _numerics
 from hypersphere._validation import choose, is_number, require
-from hypersphere.functions._overrides import describes
+from hypersphere.functions._overrides import closed_form_matches
 
 __all__ = [
     "MAGNITUDES",
@@ -57,9 +57,9 @@ class Radial(Magnitude):
     """True if `slope` belongs to `__call__`, False in a subclass that overrides only `__call__`."""
 
     def __init_subclass__(cls) -> None:
-        """Find out whether the slope describes the function of the subclass."""
+        """Find out whether the slope matches the function of the subclass."""
         super().__init_subclass__()
-        cls.has_slope = describes(cls, "slope", "__call__")
+        cls.has_slope = closed_form_matches(cls, "slope", of=("__call__",))
 
     def __post_init__(self) -> None:
         """Check numbers. Tensors are not checked, because that would read their values."""

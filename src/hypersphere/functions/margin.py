@@ -2,9 +2,9 @@ r"""Margins ψ, which lower the response of the target class during training.
 
 A margin maps the target cosine c to ψ(θ) ≤ g(θ), monotone and continuous on [0, π]. Most entries belong to one family,
 ψ(θ) = G(m₁θ + m₂) − m₃. G continues g beyond π so that it keeps falling: G(φ) = g(φ − kπ) − 2k with k = ⌊φ/π⌋. Margins
-with `touches_others` also change the response of the other classes. Every margin accepts a strength from 0 (no margin)
-to 1, which schedules use. Margins of the family also have their derivative in closed form. To add a margin, write a
-frozen dataclass that derives from `Margin` or `FamilyMargin`, and list it in MARGINS.
+with `changes_other_classes` also change the response of the other classes. Every margin accepts a strength from 0 (no
+margin) to 1, which schedules use. Margins of the family also have their derivative in closed form. To add a margin,
+write a frozen dataclass that derives from `Margin` or `AffineAngleMargin`, and list it in MARGINS.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ import torch
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
+from hypersphere._deprecation import accept_old_methods, deprecated_attribute, deprecated_names
 from hypersphere._validation import is_number, require
-from hypersphere.functions._overrides import describes
+from hypersphere.functions._overrides import closed_form_matches
 from hypersphere.functions.angular import Cosine, response
 
 __all__ = [
     "MARGINS",
     "AdditiveAngle",
     "AdditiveCosine",
+    "AffineAngleMargin",
     "Combined",
     "DividedOthers",
-    "FamilyMargin",
     "Margin",
     "Multiplicative",
     "NormAdaptive",
@@ -46,45 +47,50 @@ _RECURRENCE_RANGE = range(2, 17)  # for larger m the recurrence is less accurate
 class Margin(abc.ABC):
     """The interface of a margin: responses of the target and of the other classes, for any g and strength in [0, 1]."""
 
-    touches_others = False
+    changes_other_classes = False
+    """True if `others` is not g: the margin changes the response of classes that are not the target."""
+
+    touches_others = deprecated_attribute("touches_others", "changes_other_classes")
 
     def __init_subclass__(cls) -> None:
-        """Set `touches_others` for a subclass that defines `others` and does not say whether it touches them."""
+        """Set `changes_other_classes` for a subclass that defines `others` and does not set it."""
         super().__init_subclass__()
-        if not describes(cls, "touches_others", "others"):
-            cls.touches_others = True
+        accept_old_methods(cls, {"touches_others": "changes_other_classes"})
+        if not closed_form_matches(cls, "changes_other_classes", of=("others",)):
+            cls.changes_other_classes = True
 
     @abc.abstractmethod
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
         """Return ψ(θ) for the target cosines c = cos θ."""
 
     def others(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
-        """Return the response of classes that are not the target: g, unless `touches_others`."""
+        """Return the response of classes that are not the target: g, unless `changes_other_classes`."""
         return angular(c)
 
 
 # The family G(m₁θ + m₂) − m₃ -----------------------------------------------------------------------------------------
 
 
-class FamilyMargin(Margin):
-    """A margin ψ(θ) = G(m₁θ + m₂) − m₃, given by its three parts. A strength a means 1 + a(m₁−1), a·m₂ and a·m₃."""
+class AffineAngleMargin(Margin):
+    """A margin ψ(θ) = G(m₁θ + m₂) − m₃, given by its coefficients. A strength a means 1 + a(m₁−1), a·m₂ and a·m₃."""
 
     has_slope: ClassVar[bool]
     """True if `value_and_slope` belongs to `__call__`, False in a subclass that overrides only `__call__`."""
 
     def __init_subclass__(cls) -> None:
-        """Find out whether the closed form describes the margin of the subclass."""
+        """Find out whether the closed form matches the margin of the subclass."""
         super().__init_subclass__()
-        cls.has_slope = describes(cls, "value_and_slope", "__call__")
+        accept_old_methods(cls, {"_parts": "coefficients"})
+        cls.has_slope = closed_form_matches(cls, "value_and_slope", of=("__call__",))
 
     @property
     @abc.abstractmethod
-    def _parts(self) -> tuple[float, Strength, Strength]:
-        """m₁, m₂ and m₃; the last two may be tensors with one number per sample."""
+    def coefficients(self) -> tuple[float, Strength, Strength]:
+        """m₁, m₂ and m₃. The last two may be tensors with one number per sample."""
 
     def __call__(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
         """Return G(m₁θ + m₂) − m₃. The angle is computed only if needed."""
-        m1, m2, m3 = self._scaled_parts(strength)
+        m1, m2, m3 = self._scaled_coefficients(strength)
         wide = _numerics.widen(c)
         # g of the cosine is exact at ±1, where the arc cosine has an infinite derivative. Avoid the angle if possible.
         if _equals(m1, 1) and _equals(m2, 0):
@@ -98,33 +104,33 @@ class FamilyMargin(Margin):
     @torch.no_grad()
     def value_and_slope(self, c: Tensor, strength: Strength = 1.0) -> tuple[Tensor, Tensor | float]:
         """Return ψ and dψ/dc = m₁·|sin(m₁θ + m₂)|/sin θ ≥ 0 for g = cos, for an explicit backward pass."""
-        m1, m2, m3 = self._scaled_parts(strength)
+        m1, m2, m3 = self._scaled_coefficients(strength)
         if _equals(m1, 1) and _equals(m2, 0):
             return c - m3, 1.0
         c = c.clamp(-1, 1)
         if _has_recurrence(m1, m2):
             # |T_m′| is m·|sin mθ|/sin θ without the division, which is 0/0 at c = ±1.
-            polynomial, polynomial_slope = _chebyshev_and_slope(c, int(m1))
-            assert isinstance(polynomial_slope, Tensor)  # a number only for m = 1
-            psi, slope = _unfolded(polynomial, c, int(m1)), polynomial_slope.abs()
+            polynomial, polynomial_derivative = _chebyshev_and_derivative(c, int(m1))
+            assert isinstance(polynomial_derivative, Tensor)  # a number only for m = 1
+            psi, slope = _unfolded(polynomial, c, int(m1)), polynomial_derivative.abs()
         else:
             phi = _shifted_angle(c, m1, m2)
             psi, slope = _continued(COSINE, phi), phi.sin().abs_().mul_(_numerics.cosecant(c))
             slope = slope if _equals(m1, 1) else slope * m1
         return psi if _equals(m3, 0) else psi - m3, slope
 
-    def _scaled_parts(self, strength: Strength) -> tuple[Strength, Strength, Strength]:
-        m1, m2, m3 = self._parts
+    def _scaled_coefficients(self, strength: Strength) -> tuple[Strength, Strength, Strength]:
+        m1, m2, m3 = self.coefficients
         if _equals(strength, 1):
             return m1, m2, m3
-        # Parts that do nothing stay numbers, so that later steps can skip them.
+        # Coefficients without effect stay numbers, so that later steps can skip them.
         scaled_m1 = 1 if m1 == 1 else 1 + strength * (m1 - 1)
         return scaled_m1, m2 if _equals(m2, 0) else strength * m2, m3 if _equals(m3, 0) else strength * m3
 
 
-def _equals(part: Strength, number: float) -> bool:
-    """Return True if a part is this number. The values of tensors are not read."""
-    return not isinstance(part, Tensor) and part == number
+def _equals(coefficient: Strength, number: float) -> bool:
+    """Return True if a coefficient is this number. The values of tensors are not read."""
+    return not isinstance(coefficient, Tensor) and coefficient == number
 
 
 def _has_recurrence(m1: Strength, m2: Strength) -> bool:
@@ -148,19 +154,19 @@ def _multiple_of_cosine(c: Tensor, m: int) -> Tensor:
     """Return (−1)^k cos(mθ) − 2k as a polynomial in c by the Chebyshev recurrence (thesis, 2.6), smooth at c = ±1."""
     # Rounding may produce cosines beyond ±1, where the polynomial grows fast. Clamp the value, keep the gradient.
     clamped = c.detach().clamp(-1, 1)
-    polynomial, _ = _chebyshev_and_slope(c + (clamped - c.detach()), m)
+    polynomial, _ = _chebyshev_and_derivative(c + (clamped - c.detach()), m)
     return _unfolded(polynomial, clamped, m)
 
 
-def _chebyshev_and_slope(c: Tensor, n: int) -> tuple[Tensor, Tensor | float]:
+def _chebyshev_and_derivative(c: Tensor, n: int) -> tuple[Tensor, Tensor | float]:
     """Return T_n(c) = cos(nθ) and T_n′(c) by T_{a+b} = 2·T_a·T_b − T_{a−b}, which needs about log₂ n steps."""
     if n == 1:
         return c, 1.0
-    half, half_slope = _chebyshev_and_slope(c, n // 2)
+    half, half_derivative = _chebyshev_and_derivative(c, n // 2)
     if n % 2 == 0:
-        return 2 * half.square() - 1, (4 * half_slope) * half
-    next_half, next_slope = _chebyshev_and_slope(c, n // 2 + 1)
-    return 2 * half * next_half - c, 2 * (half_slope * next_half + half * next_slope) - 1
+        return 2 * half.square() - 1, (4 * half_derivative) * half
+    next_half, next_derivative = _chebyshev_and_derivative(c, n // 2 + 1)
+    return 2 * half * next_half - c, 2 * (half_derivative * next_half + half * next_derivative) - 1
 
 
 def _unfolded(polynomial: Tensor, c: Tensor, m: int) -> Tensor:
@@ -172,7 +178,7 @@ def _unfolded(polynomial: Tensor, c: Tensor, m: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Multiplicative(FamilyMargin):
+class Multiplicative(AffineAngleMargin):
     r"""Multiply the target angle: ψ_m(θ) = g(mθ − kπ) − 2k, k = ⌊mθ/π⌋   (thesis, 2.6, 2.20 and 3.11).
 
     For cosine this is (−1)^k cos(mθ) − 2k, for linear it is 1 − 2mθ/π. m need not be an integer.
@@ -188,12 +194,13 @@ class Multiplicative(FamilyMargin):
         require(is_number(self.m, 1), "m", "a number >= 1", self.m)
 
     @property
-    def _parts(self) -> tuple[float, float, float]:
+    def coefficients(self) -> tuple[float, float, float]:
+        """m₁ = m, m₂ = 0 and m₃ = 0."""
         return self.m, 0, 0
 
 
 @dataclass(frozen=True)
-class AdditiveCosine(FamilyMargin):
+class AdditiveCosine(AffineAngleMargin):
     r"""Lower the target response by a constant: ψ(θ) = g(θ) − m   (thesis, D.11; CosFace, AM-Softmax).
 
     >>> AdditiveCosine(m=0.35)(torch.tensor(1.0))
@@ -207,12 +214,13 @@ class AdditiveCosine(FamilyMargin):
         require(is_number(self.m, 0), "m", "a number >= 0", self.m)
 
     @property
-    def _parts(self) -> tuple[float, float, float]:
+    def coefficients(self) -> tuple[float, float, float]:
+        """m₁ = 1, m₂ = 0 and m₃ = m."""
         return 1, 0, self.m
 
 
 @dataclass(frozen=True)
-class AdditiveAngle(FamilyMargin):
+class AdditiveAngle(AffineAngleMargin):
     r"""Increase the target angle by a constant: ψ(θ) = cos(θ+m) up to θ+m = π, then −cos(θ+m) − 2   (ArcFace).
 
     Beyond π the continuation is monotone and continuous, unlike that of most public code. The same holds for other g.
@@ -228,12 +236,13 @@ class AdditiveAngle(FamilyMargin):
         require(is_number(self.m, 0, math.pi), "m", "an angle in [0, pi]", self.m)
 
     @property
-    def _parts(self) -> tuple[float, float, float]:
+    def coefficients(self) -> tuple[float, float, float]:
+        """m₁ = 1, m₂ = m and m₃ = 0."""
         return 1, self.m, 0
 
 
 @dataclass(frozen=True)
-class Combined(FamilyMargin):
+class Combined(AffineAngleMargin):
     r"""The whole family: ψ(θ) = G(m₁θ + m₂) − m₃   (combined margin of the ArcFace paper).
 
     >>> Combined(m1=1.0, m2=0.5, m3=0.2)(torch.tensor(1.0))
@@ -245,18 +254,19 @@ class Combined(FamilyMargin):
     m3: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check that no part raises the target's response."""
+        """Check that no coefficient raises the target's response."""
         require(is_number(self.m1, 1), "m1", "a number >= 1", self.m1)
         require(is_number(self.m2, 0, math.pi), "m2", "an angle in [0, pi]", self.m2)
         require(is_number(self.m3, 0), "m3", "a number >= 0", self.m3)
 
     @property
-    def _parts(self) -> tuple[float, float, float]:
+    def coefficients(self) -> tuple[float, float, float]:
+        """m₁, m₂ and m₃."""
         return self.m1, self.m2, self.m3
 
 
 @dataclass(frozen=True)
-class TwoSided(FamilyMargin):
+class TwoSided(AffineAngleMargin):
     r"""Lower the target's response and raise all others by m: g(θ_y) − m and g(θ_j) + m   (SphereFace2, type C).
 
     >>> TwoSided(m=0.4)(torch.tensor(1.0)), TwoSided(m=0.4).others(torch.tensor(0.0))
@@ -264,14 +274,15 @@ class TwoSided(FamilyMargin):
     """
 
     m: float = 0.4
-    touches_others = True
+    changes_other_classes = True
 
     def __post_init__(self) -> None:
         """Check that m >= 0."""
         require(is_number(self.m, 0), "m", "a number >= 0", self.m)
 
     @property
-    def _parts(self) -> tuple[float, float, float]:
+    def coefficients(self) -> tuple[float, float, float]:
+        """m₁ = 1, m₂ = 0 and m₃ = m."""
         return 1, 0, self.m
 
     def others(self, c: Tensor, angular: AngularFunction = COSINE, strength: Strength = 1.0) -> Tensor:
@@ -280,7 +291,7 @@ class TwoSided(FamilyMargin):
 
 
 @dataclass(frozen=True)
-class NormAdaptive(FamilyMargin):
+class NormAdaptive(AffineAngleMargin):
     r"""A margin that depends on the quality q of a feature: ψ(θ) = G(θ − m·q) − m·(1 + q)   (AdaFace).
 
     The quality q = clip(h·(‖x‖ − mean)/std, −1, 1) compares the norm of a feature with the others. The head keeps the
@@ -299,7 +310,7 @@ class NormAdaptive(FamilyMargin):
     def __init_subclass__(cls) -> None:
         """Use the margin of a subclass that overrides `__call__` for all qualities, unless it defines `for_quality`."""
         super().__init_subclass__()
-        if not describes(cls, "for_quality", "__call__"):
+        if not closed_form_matches(cls, "for_quality", of=("__call__",)):
             cls.for_quality = lambda self, q: self  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
@@ -309,7 +320,8 @@ class NormAdaptive(FamilyMargin):
         require(is_number(self.momentum, 0, 1) and self.momentum > 0, "momentum", "a number in (0, 1]", self.momentum)
 
     @property
-    def _parts(self) -> tuple[float, float, float]:
+    def coefficients(self) -> tuple[float, float, float]:
+        """m₁ = 1, m₂ = 0 and m₃ = m."""
         return 1, 0, self.m
 
     def quality(self, x_norm: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -318,21 +330,21 @@ class NormAdaptive(FamilyMargin):
         factor = self.h / std.masked_fill(std <= 0, math.inf)
         return ((x_norm - mean) * factor).clamp(-1, 1)
 
-    def for_quality(self, q: Tensor) -> FamilyMargin:
+    def for_quality(self, q: Tensor) -> AffineAngleMargin:
         """Return the margin of features of quality q: m₂ = −m·q and m₃ = m·(1 + q)."""
         m2 = -self.m * q
         return _PerSample(m2, self.m - m2)
 
 
 @dataclass(frozen=True, eq=False)
-class _PerSample(FamilyMargin):
+class _PerSample(AffineAngleMargin):
     """A member of the family with one m₂ and one m₃ per sample."""
 
     m2: Tensor
     m3: Tensor
 
     @property
-    def _parts(self) -> tuple[float, Tensor, Tensor]:
+    def coefficients(self) -> tuple[float, Tensor, Tensor]:
         return 1, self.m2, self.m3
 
 
@@ -369,7 +381,7 @@ class DividedOthers(Margin):
     """
 
     m: float = 1.5
-    touches_others = True
+    changes_other_classes = True
 
     def __post_init__(self) -> None:
         """Check that m >= 1."""
@@ -395,3 +407,5 @@ MARGINS: dict[str, type[Margin]] = {
     "two_sided": TwoSided,
     "norm_adaptive": NormAdaptive,
 }
+
+__getattr__ = deprecated_names(__name__, {"FamilyMargin": "hypersphere.functions.margin:AffineAngleMargin"})

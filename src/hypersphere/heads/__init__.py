@@ -9,7 +9,7 @@ from hypersphere.heads.baselines import BASELINES, CenterHead, HingeHead, Metric
 from hypersphere.heads.binary import BinaryHead
 from hypersphere.heads.head import AngularHead, NonFiniteScoresError
 from hypersphere.heads.presets import (
-    LITERATURE_NAMES,
+    PRESET_ALIASES,
     PRESETS,
     HeadOptions,
     a_softmax,
@@ -68,6 +68,6 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> NoReturn:
         """Suggest the preset for a name in another case, such as `CosFace` or `ArcFace`."""
-        preset = LITERATURE_NAMES.get(name.lower(), name.lower())
+        preset = PRESET_ALIASES.get(name.lower(), name.lower())
         suggestion = f"; did you mean {preset}?" if preset in PRESETS else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{suggestion}")

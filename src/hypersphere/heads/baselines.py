@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics
 from hypersphere._validation import is_number, nearest_name, require, require_package
+from hypersphere.functions._recomputation import PassHistory
 from hypersphere.heads.head import AngularHead, check_features, check_labels, require_labels
 
 __all__ = ["BASELINES", "CenterHead", "HingeHead", "MetricLearningHead"]
@@ -103,6 +104,7 @@ class CenterHead(_LinearHead):
         require(is_number(center_weight, 0), "center_weight", "a number >= 0", center_weight)
         require(is_number(rate, 0, 1), "rate", "a number in [0, 1]", rate)
         self.center_weight, self.rate = center_weight, rate
+        self._center_passes = PassHistory("the current centres")
         self.register_buffer("centers", torch.zeros(num_classes, in_features))
 
     def reset_parameters(self) -> None:
@@ -110,14 +112,19 @@ class CenterHead(_LinearHead):
         super().reset_parameters()
         if hasattr(self, "centers"):  # not yet when the parent's constructor calls this method
             nn.init.zeros_(self.centers)
+            self._center_passes.clear()
 
     def forward(self, x: Float[Tensor, "batch dim"], y: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
         """Return the mean loss of features `x` with labels `y`; in training mode, move the centres."""
         loss = super().forward(x, y)
         x, y = self._counted(x, y)
-        deviations = x - self.centers[y].to(x.dtype)
+        centers = self.centers[y]
+        if self.training and _numerics.in_backward():  # activation checkpointing repeats a pass that moved the centres
+            (centers,) = self._center_passes.recall(self._fingerprint(x, y), (centers,))  # type: ignore[assignment]
+        deviations = x - centers.to(x.dtype)
         loss = loss + self.center_weight / 2 * deviations.square().sum() / max(len(y), 1)
         if self.training and _numerics.can_update_state(x):
+            self._center_passes.record(self._fingerprint(x, y), (centers,))
             self._move_centers(deviations.detach().to(self.centers.dtype), y)
         return loss
 

@@ -43,6 +43,7 @@ class BinaryHead(AngularHead):
     """
 
     class_reduction = SOFTPLUS_SUM
+    shares_bias = True
 
     def __init__(
         self,
@@ -97,8 +98,8 @@ class BinaryHead(AngularHead):
         if self.margin is None:
             target = radius * float(self.angular(right_angle))
         else:
-            score_of = self._target_score_of(1.0, right_angle + radius, self._norm_statistics())
-            target = radius * float(score_of.psi(right_angle))
+            margin = self._batch_margin(right_angle + radius, self._current_state())
+            target = radius * float(margin(right_angle, self.angular, 1.0))
         others = radius * float(self._other_response(right_angle, 1.0))
         odds = self.balance / ((1 - self.balance) * (self.num_classes - 1))
         root = math.sqrt((1 - odds) ** 2 + 4 * odds * math.exp(target - others))
@@ -106,10 +107,7 @@ class BinaryHead(AngularHead):
             return math.log((root + odds - 1) / 2) - target
         return math.log(2 * odds) - others - math.log(1 - odds + root)
 
-    def _bias_size(self) -> int:
-        return 1
-
-    def _row_losses(self, terms: ClassTerms, score: Tensor, labels: Tensor) -> Tensor:
+    def _sample_losses(self, terms: ClassTerms, score: Tensor, labels: Tensor) -> Tensor:
         """Return the weighted sum of all binary losses of each sample."""
         target = F.softplus(-score, threshold=50)
         return (self.balance * target + (1 - self.balance) * terms.others) / float(self.radius)

@@ -1,8 +1,8 @@
 r"""The loss of a head from a few numbers per sample, computed in blocks of classes.
 
 A margin changes only the score of the target class. So a loss needs one reduction over all other classes per sample,
-and the product of the feature with its target class vector. `class_terms` computes these numbers, `row_losses` turns
-them into a cross entropy. `class_terms` has two implementations of the same formulas: `plain_terms`, through a B×C
+and the product of the feature with its target class vector. `class_terms` computes these numbers, `sample_losses` turns
+them into a cross entropy. `class_terms` has two implementations of the same formulas: `reference_terms`, through a B×C
 matrix and automatic differentiation, and a fused one with the derivatives below, which is faster and needs less memory.
 
 **Forward.** Write z_bj = x_b·ŵ_j (x_b·w_j if class vectors keep their norms), r for the response of the other classes
@@ -22,12 +22,12 @@ the gradients are
     ∂w_j = (Σ_b D_bj·x_b − a_j·ŵ_j)/‖w_j‖,            a_j = Σ_b D_bj·z_bj.
 
 The last line is the projection to the tangent space of the sphere. The radial part a_j is a sum over the batch, not
-over the d entries of w_j, and class vectors are never normalised as a tensor: products are divided by row norms. The
+over the d entries of w_j, and class vectors are never normalised as a tensor: products are divided by norms. The
 gradient of rescaled features is projected in the same way, and the gradient of ‖x‖ is added along x̂.
 
 **Energy** (SphereFace+). The energy of the class vectors of the batch, E = Σ_b Σ_{j≠y} φ(c_bj) with c_bj = ŵ_y·ŵ_j and
-φ(c) = 1/(2 − 2c), needs the products of the rows ŵ_y with the same class vectors. These rows are stacked below the
-features, so one matrix product per block gives both, and φ′(c) = 1/(2(1−c)²) are further rows of D.
+φ(c) = 1/(2 − 2c), needs the products of the vectors ŵ_y with the same class vectors. These vectors are stacked below
+the features, so one matrix product per block gives both, and φ′(c) = 1/(2(1−c)²) are further rows of D.
 
 **Memory.** A block of class vectors fits into the cache, where its norms, products, exponentials and gradient are
 computed. All products are saved for the backward pass if there are at most 2²⁶ of them (256 MB in float32). If there
@@ -62,9 +62,9 @@ __all__ = [
     "ClassTerms",
     "ScoreRule",
     "class_terms",
-    "plain_terms",
-    "reduce_rows",
-    "row_losses",
+    "reduce_samples",
+    "reference_terms",
+    "sample_losses",
     "straight_through",
 ]
 
@@ -80,36 +80,36 @@ class ClassReduction:
 
     Args:
         within: reduces the scores of a block of classes, (B, n) → (B,). A score of −∞ contributes nothing.
-        within_and_slopes: also returns d(result)/d(scores), (B, n), for passes without automatic differentiation.
+        within_and_derivatives: also returns d(result)/d(scores), (B, n), for passes without automatic differentiation.
         across: reduces the results of several blocks, (B, blocks) → (B,).
         part_derivative: d(across)/d(result of one block), given that result and the final one; None if it is 1.
     """
 
     within: Callable[[Tensor], Tensor]
-    within_and_slopes: Callable[[Tensor], tuple[Tensor, Tensor]]
+    within_and_derivatives: Callable[[Tensor], tuple[Tensor, Tensor]]
     across: Callable[[Tensor], Tensor]
     part_derivative: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
-def _log_sum_exp_and_slopes(scores: Tensor) -> tuple[Tensor, Tensor]:
+def _log_sum_exp_and_derivatives(scores: Tensor) -> tuple[Tensor, Tensor]:
     # A single class may be the excluded target, whose score of −∞ has no softmax.
     if scores.shape[1] == 1:
         return scores.squeeze(1).clone(), torch.ones_like(scores)
     # The fused softmax kernel is faster than `logsumexp` followed by `exp`, which is slow where its results underflow.
     # Its largest entry is exp(peak − result), which is between 1/n and 1, so the logarithm is well conditioned.
-    slopes = torch.softmax(scores, 1)
-    return scores.amax(1).sub_(slopes.amax(1).log_()), slopes
+    derivatives = torch.softmax(scores, 1)
+    return scores.amax(1).sub_(derivatives.amax(1).log_()), derivatives
 
 
 LOG_SUM_EXP = ClassReduction(
     within=lambda scores: torch.logsumexp(scores, 1),
-    within_and_slopes=_log_sum_exp_and_slopes,
+    within_and_derivatives=_log_sum_exp_and_derivatives,
     across=lambda parts: torch.logsumexp(parts, 1),
     part_derivative=lambda part, total: (part - total).exp_(),
 )
 SOFTPLUS_SUM = ClassReduction(
     within=lambda scores: F.softplus(scores, threshold=50).sum(1),
-    within_and_slopes=lambda scores: (F.softplus(scores, threshold=50).sum(1), scores.sigmoid()),
+    within_and_derivatives=lambda scores: (F.softplus(scores, threshold=50).sum(1), scores.sigmoid()),
     across=lambda parts: parts.sum(1),
 )
 
@@ -119,38 +119,39 @@ class ScoreRule:
     """How products become scores of the other classes, and which terms the loss needs.
 
     Args:
-        unit_rows: whether class vectors count as unit vectors.
-        radius: s, the norm that every feature counts with; None to use ‖x‖.
+        unit_class_vectors: whether products are divided by ‖w‖.
+        radius: s, the norm to which features are rescaled; None to keep ‖x‖.
         response: r, a function of the cosine; None if scores are the products themselves.
         derivative: dr/dc as a function of the cosine and the response; None to differentiate r automatically.
-        detached: whether the response passes its gradient on as the bare cosine would.
-        learned: whether r has learned parameters, which need automatic differentiation.
+        detached: straight-through: r in the forward pass, the identity in the backward pass.
+        needs_autograd: whether r may have learned parameters, so that it must be differentiated automatically. Then
+            the terms are computed through a B×C matrix of scores.
         reduction: the reduction over the other classes.
         shared_bias: whether all classes share one bias.
-        feature_norm: whether ‖x‖ is needed.
-        target_norm: whether ‖w_y‖ is needed.
-        target_direction: whether ŵ_y is needed, without gradient.
-        energy: whether the energy of the class vectors of the batch is needed. The fused pass computes it only if
+        needs_feature_norm: whether ‖x‖ is needed.
+        needs_target_norm: whether ‖w_y‖ is needed.
+        needs_target_direction: whether ŵ_y is needed, without gradient.
+        needs_energy: whether the energy of the class vectors of the batch is needed. The fused pass computes it only if
             `targets_present`, because it takes the class vectors of the labels from `w`.
         targets_present: whether every label is one of the classes. False if some labels may be −1.
     """
 
-    unit_rows: bool
+    unit_class_vectors: bool
     radius: float | None = None
     response: Callable[[Tensor], Tensor] | None = None
     derivative: Callable[[Tensor, Tensor], Tensor] | None = None
     detached: bool = False
-    learned: bool = False
+    needs_autograd: bool = False
     reduction: ClassReduction = LOG_SUM_EXP
     shared_bias: bool = False
-    feature_norm: bool = False
-    target_norm: bool = False
-    target_direction: bool = False
-    energy: bool = False
+    needs_feature_norm: bool = False
+    needs_target_norm: bool = False
+    needs_target_direction: bool = False
+    needs_energy: bool = False
     targets_present: bool = False
 
     @property
-    def row_length(self) -> float | None:
+    def feature_scale_norm(self) -> float | None:
         """The norm to which features are rescaled before they are multiplied with class vectors; None to keep them."""
         return self.radius if self.response is None else 1.0
 
@@ -179,7 +180,7 @@ class ClassInputs(NamedTuple):
         bias: (C,) or, if shared, (1,).
         class_weights: (C,) factors v of the weighted sum of scores; None if it is not needed.
         counted: (B,) booleans, the samples whose energy counts; None for all.
-        energy_rows: (B, d) class vectors of the labels; None to take them from `w`.
+        target_vectors: (B, d) class vectors of the labels; None to take them from `w`.
     """
 
     x: Tensor
@@ -188,11 +189,11 @@ class ClassInputs(NamedTuple):
     bias: Tensor | None = None
     class_weights: Tensor | None = None
     counted: Tensor | None = None
-    energy_rows: Tensor | None = None
+    target_vectors: Tensor | None = None
 
     def energy(self) -> Tensor:
         """Return the energy of the class vectors of the batch, exact for class vectors that nearly coincide."""
-        pairs = PairSum(self.w, _ENERGY, labels=self.labels, rows=self.energy_rows, counted=self.counted)
+        pairs = PairSum(self.w, _ENERGY, labels=self.labels, rows=self.target_vectors, counted=self.counted)
         return pair_energy(pairs)
 
 
@@ -224,37 +225,37 @@ class ClassTerms(NamedTuple):
     target_direction: Tensor | None = None
 
 
-def straight_through(plain: Tensor, value: Tensor) -> Tensor:
-    """Return `value` with the gradient of `plain`."""
-    return plain + (value - plain).detach()
+def straight_through(source: Tensor, value: Tensor) -> Tensor:
+    """Return `value` with the gradient of `source`."""
+    return source + (value - source).detach()
 
 
-def class_terms(inputs: ClassInputs, rule: ScoreRule, *, careful: bool = False) -> ClassTerms:
+def class_terms(inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool = False) -> ClassTerms:
     """Return the terms that `rule` asks for, by the fused pass where possible.
 
-    With `careful`, `in_range` is read here, and plain operations, which scale safely, are used if it is False.
+    With `scale_safely`, `in_range` is read here, and `reference_terms`, which scales safely, is used if it is False.
     """
-    fusable = not rule.learned and (rule.response is None or rule.unit_rows) and len(inputs.x) > 0
+    fusable = not rule.needs_autograd and (rule.response is None or rule.unit_class_vectors) and len(inputs.x) > 0
     with _numerics.autocast_disabled(inputs.x):
         if not fusable or not only_reverse_mode(inputs.x, inputs.w, inputs.labels):
-            return plain_terms(inputs, rule)
-        # The fused energy is less accurate for class vectors that nearly coincide, so a careful pass does not use it.
-        fuse_energy = rule.energy and rule.targets_present and not careful
-        terms = ClassTerms(*_FusedTerms.apply(replace(rule, energy=fuse_energy), *inputs))
-        if careful and not bool(terms.in_range):
-            return plain_terms(inputs, rule)
-        if rule.energy and not fuse_energy:
+            return reference_terms(inputs, rule)
+        # The fused energy is less accurate for class vectors that nearly coincide, so it is not used here.
+        fuse_energy = rule.needs_energy and rule.targets_present and not scale_safely
+        terms = ClassTerms(*_FusedTerms.apply(replace(rule, needs_energy=fuse_energy), *inputs))
+        if scale_safely and not bool(terms.in_range):
+            return reference_terms(inputs, rule)
+        if rule.needs_energy and not fuse_energy:
             terms = terms._replace(energy=inputs.energy())
         return _with_target_terms(terms, inputs, rule)
 
 
-def plain_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
+def reference_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     """Return the terms through a B×C matrix of scores and automatic differentiation."""
     (w_norm, w_hat), (x_norm, x_hat) = sphere.polar(inputs.w), sphere.polar(inputs.x)
-    rows = inputs.x if rule.row_length is None else rule.row_length * x_hat
-    z = rows @ (w_hat if rule.unit_rows or rule.response is not None else inputs.w).mT
+    features = inputs.x if rule.feature_scale_norm is None else rule.feature_scale_norm * x_hat
+    z = features @ (w_hat if rule.unit_class_vectors or rule.response is not None else inputs.w).mT
     scores = rule.scores(z, x_norm.squeeze(1), None)
-    if rule.response is not None and not rule.unit_rows:
+    if rule.response is not None and not rule.unit_class_vectors:
         scores = scores * w_norm.mT
     if inputs.bias is not None:
         scores = scores + inputs.bias
@@ -267,9 +268,9 @@ def plain_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
         others=rule.reduction.within(scores.masked_fill(is_target, float("-inf"))),
         weighted_sum=weighted_sum,
         target=z.gather(1, column).masked_fill(is_absent, 0).squeeze(1),
-        feature_norm=x_norm.squeeze(1) if rule.feature_norm else None,
-        target_norm=w_norm[column.squeeze(1)].masked_fill(is_absent, 0).squeeze(1) if rule.target_norm else None,
-        energy=inputs.energy() if rule.energy else None,
+        feature_norm=x_norm.squeeze(1) if rule.needs_feature_norm else None,
+        target_norm=w_norm[column.squeeze(1)].masked_fill(is_absent, 0).squeeze(1) if rule.needs_target_norm else None,
+        energy=inputs.energy() if rule.needs_energy else None,
         in_range=torch.isfinite(inputs.x.detach()).all(),
     )
     return _with_target_terms(terms, inputs, rule)
@@ -280,7 +281,7 @@ def _with_target_terms(terms: ClassTerms, inputs: ClassInputs, rule: ScoreRule) 
     labels = inputs.labels
     if inputs.bias is not None and not rule.shared_bias:
         terms = terms._replace(target_bias=inputs.bias[labels.clamp_min(0)].masked_fill(labels < 0, 0))
-    if rule.target_direction:
+    if rule.needs_target_direction:
         direction = sphere.polar(inputs.w.detach()[labels.clamp_min(0)])[1]
         terms = terms._replace(target_direction=direction.masked_fill((labels < 0).unsqueeze(1), 0))
     return terms
@@ -317,22 +318,22 @@ class _Block(NamedTuple):
         scores.scatter_(1, self.column, source)
 
     def reduce_others(self, scores: Tensor, targets: Tensor, reduction: ClassReduction) -> tuple[Tensor, Tensor]:
-        """Return the reduction over all classes of the block except the targets, and its slopes, 0 at the targets.
+        """Return the reduction over all classes of the block except the targets, and its derivatives, 0 at the targets.
 
-        For `LOG_SUM_EXP` the slope of the only class of a block is 1, even if it is a target. Its gradient is zero
-        nevertheless: the reduction of this block is −∞, so its part of the result, exp(−∞), is a factor 0.
+        A one-class block that holds the target reports derivative 1. This is harmless: its value is −∞, so
+        `part_derivative` multiplies it by 0.
         """
         # Scores may be the saved products themselves, so the targets are excluded in place and restored.
         self.fill_targets_(scores, float("-inf"))
-        part, slopes = reduction.within_and_slopes(scores)
+        part, derivatives = reduction.within_and_derivatives(scores)
         scores.scatter_(1, self.column, targets)
-        return part, slopes
+        return part, derivatives
 
 
-def _blocks(labels: Tensor, w: Tensor, num_rows: int, rule: ScoreRule) -> list[_Block]:
+def _blocks(labels: Tensor, w: Tensor, left_rows: int, rule: ScoreRule) -> list[_Block]:
     """Cut the classes into blocks whose class vectors and products fit into the cache."""
     num_classes, dim = w.shape
-    size = max(1, min(_WEIGHT_ENTRIES_PER_BLOCK // dim, _PRODUCTS_PER_BLOCK // num_rows))
+    size = max(1, min(_WEIGHT_ENTRIES_PER_BLOCK // dim, _PRODUCTS_PER_BLOCK // left_rows))
     column = labels.unsqueeze(1)
     # Two small products are slower than one of twice the size.
     if num_classes <= 2 * size:
@@ -348,34 +349,36 @@ def _blocks(labels: Tensor, w: Tensor, num_rows: int, rule: ScoreRule) -> list[_
     return blocks
 
 
-class _Rows(NamedTuple):
+class _LeftFactor(NamedTuple):
     """The left factor of all products, and the norms that were used to compute it."""
 
-    stacked: Tensor  # features, rescaled if the rule says so, and below them the rows ŵ_y of the energy
+    matrix: Tensor  # features, rescaled if the rule says so, and below them the vectors ŵ_y of the energy
     feature_norm: Tensor | None  # (B,) ‖x‖
     inverse_norm: Tensor | None  # (B, 1) 1/‖x‖, and 0 for a zero feature, which has no direction
-    energy_norms: Tensor | None  # (B, 1) ‖w_y‖, the norms of the energy's rows
+    target_vector_norms: Tensor | None  # (B, 1) ‖w_y‖ of the energy's vectors
 
 
-def _stacked_rows(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> _Rows:
-    """Return the rows to multiply with class vectors, and their norms."""
-    feature_norm, inverse_norm, energy_norms = None, None, None
-    if rule.feature_norm or rule.row_length is not None:
+def _left_factor(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> _LeftFactor:
+    """Return the matrix that is multiplied with class vectors, and the norms of its rows."""
+    feature_norm, inverse_norm, target_vector_norms = None, None, None
+    if rule.needs_feature_norm or rule.feature_scale_norm is not None:
         norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
         feature_norm, inverse_norm = norms.squeeze(1), norms.masked_fill(norms == 0, torch.inf).reciprocal_()
-        if rule.row_length is not None:
-            x = x * (inverse_norm if rule.row_length == 1 else inverse_norm * rule.row_length)
-    if rule.energy:
+        if rule.feature_scale_norm is not None:
+            x = x * (inverse_norm if rule.feature_scale_norm == 1 else inverse_norm * rule.feature_scale_norm)
+    if rule.needs_energy:
         assert rule.targets_present  # a label of −1 has no class vector
         w_target = w.index_select(0, labels)  # faster than indexing, because it copies contiguous rows
-        energy_norms = torch.linalg.vector_norm(w_target, dim=1, keepdim=True)
-        x = torch.cat([x, w_target.div_(energy_norms)])
-    return _Rows(stacked=x, feature_norm=feature_norm, inverse_norm=inverse_norm, energy_norms=energy_norms)
+        target_vector_norms = torch.linalg.vector_norm(w_target, dim=1, keepdim=True)
+        x = torch.cat([x, w_target.div_(target_vector_norms)])
+    return _LeftFactor(
+        matrix=x, feature_norm=feature_norm, inverse_norm=inverse_norm, target_vector_norms=target_vector_norms
+    )
 
 
-def _products(rows: Tensor, w: Tensor, norms: Tensor | None, block: _Block) -> Tensor:
-    """Return the products of all rows with a block of class vectors, which count as unit vectors if norms are given."""
-    z = rows @ block.select(w).mT
+def _products(left: Tensor, w: Tensor, norms: Tensor | None, block: _Block) -> Tensor:
+    """Return the products of the left factor with a block of class vectors, divided by ‖w‖ if norms are given."""
+    z = left @ block.select(w).mT
     return z if norms is None else z.div_(block.select(norms))
 
 
@@ -384,7 +387,7 @@ def _block_bias(bias: Tensor | None, rule: ScoreRule, block: _Block) -> Tensor |
 
 
 def _half_squared_distances(cosines: Tensor, block: _Block) -> Tensor:
-    """Return 1 − c for the energy's rows. The distance of a class to itself is infinite, so that it repels nothing."""
+    """Return 1 − c for the energy. The entry of a class with itself is set to ∞, so its energy is 0."""
     half_squares = 1 - cosines
     block.fill_targets_(half_squares, float("inf"))
     return half_squares
@@ -399,8 +402,8 @@ def _in_range(x: Tensor, norms: Tensor | None, w_target: Tensor | None, half_squ
         w_target: the class vectors of the labels, if their norms are needed.
         half_squares: the smallest 1 − c of each block, half the squared distance of two class vectors.
     """
-    # Largest entries instead of norms: they tell a zero vector, which is exact, from one whose squares underflow.
-    # (`vector_norm` of order ∞ computes the same, but is not vectorised on CPUs.)
+    # A zero vector is handled exactly, a vector whose squares underflow is not, and both have norm 0. Largest entries
+    # distinguish them. (`vector_norm` of order ∞ computes the same, but is not vectorised on CPUs.)
     peaks = x.abs().amax(1)
     if w_target is not None:
         peaks = torch.cat([peaks, w_target.abs().amax(1)])
@@ -416,28 +419,28 @@ class _Saved(NamedTuple):
     """The tensors saved for the backward pass."""
 
     inputs: ClassInputs
-    rows: _Rows
+    left: _LeftFactor
     others: Tensor
     norms: Tensor | None  # (C,) ‖w_j‖
     w_target: Tensor | None
     target_norm: Tensor | None
-    slopes: Tensor | None  # ∂others/∂f, if there is one block
+    derivatives: Tensor | None  # ∂others/∂f, if there is one block
     repulsion: Tensor | None  # 1/(1 − c), if there is one block
     products: tuple[Tensor, ...]  # one matrix per block, or none
 
     def flattened(self) -> tuple[Tensor | None, ...]:
         """Return all tensors, in the form that `save_for_backward` accepts."""
-        inputs, rows, *single, products = self
-        return (*inputs, *rows, *single, *products)
+        inputs, left, *single, products = self
+        return (*inputs, *left, *single, *products)
 
     @classmethod
     def unflatten(cls, tensors: tuple[Any, ...]) -> _Saved:
         """Invert `flattened`."""
         remaining = iter(tensors)
         inputs = ClassInputs._make(islice(remaining, len(ClassInputs._fields)))
-        rows = _Rows._make(islice(remaining, len(_Rows._fields)))
-        single = islice(remaining, len(cls._fields) - 3)  # the fields between `rows` and `products`
-        return cls._make((inputs, rows, *single, tuple(remaining)))
+        left = _LeftFactor._make(islice(remaining, len(_LeftFactor._fields)))
+        single = islice(remaining, len(cls._fields) - 3)  # the fields between `left` and `products`
+        return cls._make((inputs, left, *single, tuple(remaining)))
 
 
 class _FusedTerms(torch.autograd.Function):
@@ -453,29 +456,29 @@ class _FusedTerms(torch.autograd.Function):
         bias: Tensor | None,
         class_weights: Tensor | None,
         counted: Tensor | None,
-        energy_rows: Tensor | None,
+        target_vectors: Tensor | None,
     ) -> Any:
-        inputs = ClassInputs(x, w, labels, bias, class_weights, counted, energy_rows)
-        batch, rows = len(x), _stacked_rows(x, w, labels, rule)
-        blocks = _blocks(labels, w, len(rows.stacked), rule)
-        save_products = len(rows.stacked) * len(w) <= _SAVED_PRODUCTS
-        norms = w.new_empty(len(w)) if rule.unit_rows else None
+        inputs = ClassInputs(x, w, labels, bias, class_weights, counted, target_vectors)
+        batch, left = len(x), _left_factor(x, w, labels, rule)
+        blocks = _blocks(labels, w, len(left.matrix), rule)
+        save_products = len(left.matrix) * len(w) <= _SAVED_PRODUCTS
+        norms = w.new_empty(len(w)) if rule.unit_class_vectors else None
         target: Any = 0.0
         weighted_sum: Any = None if class_weights is None else 0.0
-        row_energies, smallest_half_squares = [], []
-        parts, products, slopes, repulsion = [], [], None, None
+        sample_energies, smallest_half_squares = [], []
+        parts, products, derivatives, repulsion = [], [], None, None
         for block in blocks:
             if norms is not None:
                 torch.linalg.vector_norm(block.select(w), dim=1, out=block.select(norms))
-            stacked = _products(rows.stacked, w, norms, block)
-            z = stacked[:batch] if rule.energy else stacked
+            block_products = _products(left.matrix, w, norms, block)
+            z = block_products[:batch] if rule.needs_energy else block_products
             # The target's product, from the one block that contains it
             target_products = block.at_targets(z)
             target = block.where_inside(target_products, target)
             # The reduction over the other classes of this block
-            scores = rule.scores(z, rows.feature_norm, _block_bias(bias, rule, block))
+            scores = rule.scores(z, left.feature_norm, _block_bias(bias, rule, block))
             target_scores = target_products if scores is z else block.at_targets(scores)
-            part, slopes = block.reduce_others(scores, target_scores, rule.reduction)
+            part, derivatives = block.reduce_others(scores, target_scores, rule.reduction)
             parts.append(part)
             # weighted_sum += Σ_{j≠y} v_j·f_j
             if class_weights is not None:
@@ -483,33 +486,33 @@ class _FusedTerms(torch.autograd.Function):
                 target_terms = target_scores * weights[block.column.squeeze(1)].unsqueeze(1)
                 weighted_sum = weighted_sum + scores @ weights - block.where_inside(target_terms, 0.0).squeeze(1)
             # Σ_{j≠y} 1/(1 − c), twice the energy of each row
-            if rule.energy:
-                half_squares = _half_squared_distances(stacked[batch:], block)
+            if rule.needs_energy:
+                half_squares = _half_squared_distances(block_products[batch:], block)
                 smallest_half_squares.append(half_squares.amin())
                 repulsion = half_squares.reciprocal_()
-                row_energies.append(repulsion.sum(1))
+                sample_energies.append(repulsion.sum(1))
             if save_products:
-                products.append(stacked)
+                products.append(block_products)
         # Combine the blocks.
         others = parts[0] if len(parts) == 1 else rule.reduction.across(torch.stack(parts, 1))
-        w_target, target_norm = _target_norm(w, labels, rule) if rule.target_norm else (None, None)
+        w_target, target_norm = _target_norm(w, labels, rule) if rule.needs_target_norm else (None, None)
         energy = None
-        if rule.energy:
-            energies = row_energies[0] if len(row_energies) == 1 else torch.stack(row_energies).sum(0)
+        if rule.needs_energy:
+            energies = sample_energies[0] if len(sample_energies) == 1 else torch.stack(sample_energies).sum(0)
             energy = (energies if counted is None else energies.masked_fill(~counted, 0)).sum() / 2
         in_range = _in_range(x, norms, w_target, smallest_half_squares)
         # The derivatives of the reduction and of the energy are saved only if they are as small as one block.
         # For more classes it is cheaper to compute them again than to write them to memory and read them back.
         if not save_products or len(blocks) > 1:
-            slopes, repulsion = None, None
+            derivatives, repulsion = None, None
         saved = _Saved(
             inputs=inputs,
-            rows=rows,
+            left=left,
             others=others,
             norms=norms,
             w_target=w_target,
             target_norm=target_norm,
-            slopes=slopes,
+            derivatives=derivatives,
             repulsion=repulsion,
             products=tuple(products),
         )
@@ -518,7 +521,7 @@ class _FusedTerms(torch.autograd.Function):
         ctx.mark_non_differentiable(in_range)
         ctx.save_for_backward(*saved.flattened())
         target = target.squeeze(1)
-        feature_norm = rows.feature_norm if rule.feature_norm else None
+        feature_norm = left.feature_norm if rule.needs_feature_norm else None
         return others, weighted_sum, target, feature_norm, target_norm, energy, in_range
 
     @staticmethod
@@ -547,7 +550,7 @@ def _differentiable_backward(
     """Return the gradients as a differentiable graph, for `create_graph=True`."""
 
     def terms(x: Tensor, w: Tensor, bias: Tensor | None) -> ClassTerms:
-        return plain_terms(saved.inputs._replace(x=x, w=w, bias=bias), rule)
+        return reference_terms(saved.inputs._replace(x=x, w=w, bias=bias), rule)
 
     x, w, _, bias, *_ = saved.inputs
     return differentiable_gradients(terms, (x, w, bias), needs_grad, *grads)
@@ -562,17 +565,19 @@ def _blocked_backward(
     """Return the gradients with respect to x, w and β; see the top of this file."""
     needs_x, needs_w, needs_bias = needs_grad
     x, w, labels, bias, *_ = saved.inputs
-    rows, batch = saved.rows.stacked, len(x)
+    left, batch = saved.left.matrix, len(x)
     terms, grad_norm = _BackwardTerms(rule, saved, grads), grads.feature_norm
     grad_w = torch.empty_like(w) if needs_w else None
     grad_bias = torch.zeros_like(bias) if needs_bias and bias is not None else None
-    grad_rows: Tensor | None = None  # Σ_j (D/‖w‖)·w for features and energy rows
-    energy_factor = terms.energy_factor() if rule.energy else None
-    energy_radial: Tensor | float = 0.0  # Σ_j D·c of the energy's rows
-    for number, block in enumerate(_blocks(labels, w, len(rows), rule)):
-        stacked = saved.products[number] if saved.products else _products(rows, w, saved.norms, block)
-        grad_stacked = torch.empty_like(stacked)  # P, then D, then D/‖w‖
-        z, grad_z = (stacked[:batch], grad_stacked[:batch]) if rule.energy else (stacked, grad_stacked)
+    grad_left: Tensor | None = None  # Σ_j (D/‖w‖)·w for the left factor
+    energy_factor = terms.energy_factor() if rule.needs_energy else None
+    energy_radial: Tensor | float = 0.0  # Σ_j D·c of the energy's vectors
+    for number, block in enumerate(_blocks(labels, w, len(left), rule)):
+        block_products = saved.products[number] if saved.products else _products(left, w, saved.norms, block)
+        grad_products = torch.empty_like(block_products)  # P, then D, then D/‖w‖
+        z, grad_z = (
+            (block_products[:batch], grad_products[:batch]) if rule.needs_energy else (block_products, grad_products)
+        )
         response, leaf = terms.response(z)
         terms.score_gradients_(grad_z, z, response, block)
         if grad_bias is not None:
@@ -582,30 +587,30 @@ def _blocked_backward(
             grad_norm = grad_rho if grad_norm is None else grad_norm + grad_rho
         terms.product_gradients_(grad_z, z, response, leaf, block)
         if energy_factor is not None:
-            terms.energy_gradients_(grad_stacked[batch:], stacked[batch:], energy_factor, block)
+            terms.energy_gradients_(grad_products[batch:], block_products[batch:], energy_factor, block)
         w_block = block.select(w)
         if saved.norms is None:
             if grad_w is not None:  # Σ_b D·x
-                torch.mm(grad_stacked.mT, rows, out=block.select(grad_w))
+                torch.mm(grad_products.mT, left, out=block.select(grad_w))
         else:
-            radial = grad_stacked * stacked  # D·z, whose sum over the batch is a
-            if rule.energy:
+            radial = grad_products * block_products  # D·z, whose sum over the batch is a
+            if rule.needs_energy:
                 energy_radial = energy_radial + radial[batch:].sum(1, keepdim=True)
             inverse = block.select(saved.norms).reciprocal()
-            grad_stacked.mul_(inverse)
+            grad_products.mul_(inverse)
             if grad_w is not None:  # (Σ_b D·x − a·ŵ)/‖w‖
                 along = radial.sum(0).mul_(inverse).mul_(inverse).neg_().unsqueeze(1)
-                torch.mul(w_block, along, out=block.select(grad_w)).addmm_(grad_stacked.mT, rows)
+                torch.mul(w_block, along, out=block.select(grad_w)).addmm_(grad_products.mT, left)
             del radial  # free its memory before the next block needs as much
-        if needs_x or rule.energy:
-            grad_rows = grad_stacked @ w_block if grad_rows is None else grad_rows.addmm_(grad_stacked, w_block)
+        if needs_x or rule.needs_energy:
+            grad_left = grad_products @ w_block if grad_left is None else grad_left.addmm_(grad_products, w_block)
     if grad_w is not None and grads.target_norm is not None:
         terms.add_target_norm_gradient_(grad_w)
-    if grad_w is not None and grad_rows is not None and rule.energy:
-        terms.add_energy_row_gradient_(grad_w, grad_rows[batch:], energy_radial)
-    if not needs_x or grad_rows is None:
+    if grad_w is not None and grad_left is not None and rule.needs_energy:
+        terms.add_energy_target_gradient_(grad_w, grad_left[batch:], energy_radial)
+    if not needs_x or grad_left is None:
         return None, grad_w, grad_bias
-    return terms.feature_gradient_(grad_rows[:batch] if rule.energy else grad_rows, grad_norm), grad_w, grad_bias
+    return terms.feature_gradient_(grad_left[:batch] if rule.needs_energy else grad_left, grad_norm), grad_w, grad_bias
 
 
 class _BackwardTerms(NamedTuple):
@@ -632,16 +637,16 @@ class _BackwardTerms(NamedTuple):
         if grads.others is None:
             grad_z.zero_()
         else:
-            factor, slopes = grads.others, saved.slopes
-            if slopes is None:
+            factor, derivatives = grads.others, saved.derivatives
+            if derivatives is None:
                 # `grad_z` holds a copy of the products, because saved tensors must not be written to.
-                scores = grad_z.copy_(z) if response is None else rule.rho(saved.rows.feature_norm) * response.detach()
+                scores = grad_z.copy_(z) if response is None else rule.rho(saved.left.feature_norm) * response.detach()
                 bias = _block_bias(saved.inputs.bias, rule, block)
                 scores = scores if bias is None else scores + bias
-                part, slopes = block.reduce_others(scores, block.at_targets(scores), rule.reduction)
+                part, derivatives = block.reduce_others(scores, block.at_targets(scores), rule.reduction)
                 part_derivative = rule.reduction.part_derivative
                 factor = factor if part_derivative is None else factor * part_derivative(part, saved.others)
-            torch.mul(slopes, factor.unsqueeze(1), out=grad_z)
+            torch.mul(derivatives, factor.unsqueeze(1), out=grad_z)
         if grads.weighted_sum is not None:
             grad_z.addcmul_(grads.weighted_sum.unsqueeze(1), block.select(saved.inputs.class_weights))
             block.fill_targets_(grad_z, 0.0)
@@ -659,7 +664,7 @@ class _BackwardTerms(NamedTuple):
         """Turn P in `grad_z` into D = P·ρ·r′(z), and H at the target."""
         rule, saved, grads = self
         if response is not None:
-            grad_z.mul_(rule.rho(saved.rows.feature_norm))
+            grad_z.mul_(rule.rho(saved.left.feature_norm))
             if leaf is not None:
                 grad_z.copy_(torch.autograd.grad(response, leaf, grad_z)[0])
             elif rule.derivative is not None and not rule.detached:
@@ -686,19 +691,19 @@ class _BackwardTerms(NamedTuple):
         factor = self.grads.target_norm / norms.masked_fill(norms == 0, torch.inf)
         grad_w.index_add_(0, self.saved.inputs.labels.clamp_min(0), self.saved.w_target * factor.unsqueeze(1))
 
-    def add_energy_row_gradient_(self, grad_w: Tensor, grad_rows: Tensor, radial: Any) -> None:
-        """Add the gradient through the rows ŵ_y, projected: ∂w_y += (Σ_j D·ŵ_j − (Σ_j D·c)·ŵ_y)/‖w_y‖."""
-        rows = self.saved.rows
-        w_hat = rows.stacked[len(grad_rows) :]
-        grad_target = grad_rows.addcmul_(radial, w_hat, value=-1).div_(rows.energy_norms)
+    def add_energy_target_gradient_(self, grad_w: Tensor, grad_left: Tensor, radial: Any) -> None:
+        """Add the gradient through the vectors ŵ_y, projected: ∂w_y += (Σ_j D·ŵ_j − (Σ_j D·c)·ŵ_y)/‖w_y‖."""
+        left = self.saved.left
+        w_hat = left.matrix[len(grad_left) :]
+        grad_target = grad_left.addcmul_(radial, w_hat, value=-1).div_(left.target_vector_norms)
         grad_w.index_add_(0, self.saved.inputs.labels, grad_target)
 
     def feature_gradient_(self, grad_x: Tensor, grad_norm: Tensor | None) -> Tensor:
         """Return ∂x from the gradient g with respect to the rescaled features, and from the gradient of ‖x‖."""
-        length, inverse = self.rule.row_length, self.saved.rows.inverse_norm
+        length, inverse = self.rule.feature_scale_norm, self.saved.left.inverse_norm
         if length is not None:
             # Features of length s: ∂x = (s/‖x‖)·(g − (g·x̂)x̂)
-            features = self.saved.rows.stacked[: len(grad_x)]
+            features = self.saved.left.matrix[: len(grad_x)]
             along = torch.linalg.vecdot(grad_x, features, dim=1).unsqueeze(1)
             grad_x = grad_x.addcmul_(along, features, value=-1 / length**2).mul_(inverse * length)
         if grad_norm is not None:
@@ -709,7 +714,7 @@ class _BackwardTerms(NamedTuple):
 # Cross entropy -------------------------------------------------------------------------------------------------------
 
 
-def row_losses(
+def sample_losses(
     terms: ClassTerms, score: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None, smoothing: float
 ) -> Tensor:
     r"""Return the cross entropy of each sample, as `torch.nn.CrossEntropyLoss(reduction="none")` defines it.
@@ -736,7 +741,7 @@ def row_losses(
     return (1 - smoothing) * losses + smoothing / num_classes * spread
 
 
-def reduce_rows(losses: Tensor, labels: Tensor, weights: Tensor | None, counted: Tensor, reduction: str) -> Tensor:
+def reduce_samples(losses: Tensor, labels: Tensor, weights: Tensor | None, counted: Tensor, reduction: str) -> Tensor:
     """Return the losses of all samples ("none"), their sum, or their mean weighted by class.
 
     Samples that are not counted have loss 0, and so has a mean over no samples.

@@ -2,15 +2,16 @@ r"""The angular head: scores h(‖w‖, ‖x‖)·g(θ) with a margin ψ on the 
 
 The forward pass has four steps, in this order: the terms of all classes (`fused_loss`), the target score with margin
 and schedules (`target_score`), the loss per sample, and penalties. `BinaryHead` replaces the third step; `ShardedHead`
-replaces `compute_terms`, the function that computes the first.
+replaces `compute_terms`, the method that computes the first.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Integer
@@ -19,9 +20,11 @@ from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import choose, is_integer, is_number, require
+from hypersphere.functions._recomputation import PassHistory
+from hypersphere.functions._tensor_fields import fields_on_device
 from hypersphere.functions.angular import ANGULARS, Angular, Cosine
 from hypersphere.functions.magnitude import InnerProduct, Linear, LinearlyWeighted, Magnitude, Sphere
-from hypersphere.functions.margin import MARGINS, FamilyMargin, Margin, NormAdaptive
+from hypersphere.functions.margin import COSINE, MARGINS, AffineAngleMargin, Margin, NormAdaptive
 from hypersphere.heads.fused_loss import (
     LOG_SUM_EXP,
     ClassInputs,
@@ -29,12 +32,12 @@ from hypersphere.heads.fused_loss import (
     ClassTerms,
     ScoreRule,
     class_terms,
-    reduce_rows,
-    row_losses,
+    reduce_samples,
+    sample_losses,
     straight_through,
 )
 from hypersphere.heads.schedules import Annealing, Ramp
-from hypersphere.heads.target_score import TargetScore, normalized_gradient_term
+from hypersphere.heads.target_score import normalized_gradient_term, product_score
 
 __all__ = ["AngularHead", "NonFiniteScoresError", "check_features", "check_labels", "require_labels"]
 
@@ -46,20 +49,30 @@ class NonFiniteScoresError(ValueError):
     """Finite features have scores that are not finite: class vectors diverged, or a score overflows."""
 
 
-class _NormStatistics(NamedTuple):
-    """Running mean and standard deviation of the feature norm."""
+class _State(NamedTuple):
+    """What schedules and margins depend on, apart from the batch. A head has only the fields that it uses."""
 
-    mean: Tensor
-    std: Tensor
+    step: Tensor | None  # the number of steps before this one
+    norm_mean: Tensor | None  # running mean of the feature norm, including this batch in training mode
+    norm_std: Tensor | None  # running standard deviation of the feature norm, in the same form
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the head has neither a schedule nor statistics."""
+        return all(value is None for value in self)
 
 
-class _Target(NamedTuple):
-    """What the target score is computed from. Norms and directions that it does not depend on are None."""
+class _OptimizerHandle(RemovableHandle):
+    """The handle of `AngularHead.advance_with`, which also lets the head count its training calls again."""
 
-    value: Tensor  # (B,) h·cos θ if scores are products, else cos θ
-    feature_norm: Tensor | None  # (B,) ‖x‖
-    class_norm: Tensor | None  # (B,) ‖w_y‖
-    class_direction: Tensor | None  # (B, d) ŵ_y, for the normalized gradient
+    def __init__(self, hook: RemovableHandle, head: AngularHead) -> None:
+        super().__init__(OrderedDict())
+        self.hook, self.head = hook, head
+        head._optimizer_hooks |= {self.id}
+
+    def remove(self) -> None:
+        self.hook.remove()
+        self.head._optimizer_hooks -= {self.id}
 
 
 class AngularHead(nn.Module):
@@ -68,8 +81,15 @@ class AngularHead(nn.Module):
         f_j = h(‖w_j‖, ‖x‖)·g(θ_j),   f_y = h(‖w_y‖, ‖x‖)·ψ(θ_y),   loss = mean cross entropy(f, y)
 
     Class vectors are the rows of `weight`. The loss is computed in blocks of classes (see `fused_loss`): the B×C
-    products are saved for the backward pass up to 256 MB and computed again beyond that. A training step reads values
-    on the host once, to check labels and features.
+    products are saved for the backward pass up to 256 MB and computed again beyond that. This needs a g of the
+    menu with fixed numbers, and unit class vectors if g is not the cosine. With a user's callable g, a learned k, or a
+    user's margin that changes other classes, all B×C scores are computed and differentiated by autograd, which saves
+    several matrices of this size.
+
+    A training step reads values on the host once, to check labels and features. A step is computed twice if squares of
+    a class vector or feature leave the range of the dtype, if a class vector is zero and `weight_norm` is True, or if
+    `energy_weight` > 0 and a class vector of the batch is closer than 7.8° (in float32) to another one. The second time
+    it uses safe scaling and an exact energy.
 
     A zero feature has score 0 for every class. Where scores are linear in x (`radius="feature"`, cosine g), it gets the
     gradient of a linear layer, as if there were no margin; elsewhere it has no direction and its gradient is zero.
@@ -81,7 +101,7 @@ class AngularHead(nn.Module):
         weight_norm: whether class vectors are normalised to unit vectors; False keeps ‖w‖.
         angular: g, a name from `hypersphere.angular`, an instance or a callable of the cosine.
         margin: ψ, a name from `hypersphere.margin`, an instance, a callable of the target's cosine, or None for g.
-        annealing: a schedule from the plain target score to the one with the margin.
+        annealing: a schedule from the target score without margin to the one with the margin.
         ramp: a schedule of the strength of the margin. Schedules read the buffer `steps`, which counts training calls,
             or optimizer steps after `advance_with`.
         bias: whether to learn one bias per class.
@@ -109,6 +129,8 @@ class AngularHead(nn.Module):
     norm_std: Tensor
     class_weights: Tensor | None
     class_reduction: ClassReduction = LOG_SUM_EXP
+    shares_bias: ClassVar[bool] = False
+    """True if all classes share one bias."""
 
     def __init__(
         self,
@@ -159,26 +181,32 @@ class AngularHead(nn.Module):
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.decay_free_parameters = ("weight",) if weight_norm else ()
-        self.compute_terms: Callable[..., ClassTerms] = class_terms
-        self._counts_calls = True  # until `advance_with`
-        self._margin_on_others = isinstance(self._margin, Margin) and self._margin.touches_others
-        # The normalized gradient is a formula for ‖x‖·ψ(θ) and for no other score.
+        self._optimizer_hooks: frozenset[int] = frozenset()  # of `advance_with`
+        # The state that recent passes used, for activation checkpointing.
+        fallback = "the step and the statistics of the last pass"
+        self._loss_passes, self._logit_passes = PassHistory(fallback), PassHistory(fallback)
+        self._margin_on_others = isinstance(self._margin, Margin) and self._margin.changes_other_classes
+        # The normalized gradient is defined only for ‖x‖·ψ(θ).
         if gradient == "normalized":
             is_a_softmax = margin is not None and radius == "feature" and weight_norm
-            fits = is_a_softmax and type(self._angular) is Cosine and not self._margin_on_others
-            accepted = "'true' or 'detached' unless the head has a margin on the target, the feature's norm as radius, "
-            accepted += "unit class vectors and cosine g"
-            require(fits, "gradient", accepted, gradient)
+            if not (is_a_softmax and type(self._angular) is Cosine and not self._margin_on_others):
+                raise ValueError(
+                    "gradient='normalized' needs a margin on the target, radius='feature', weight_norm=True and "
+                    "angular='cosine'"
+                )
         # A g or ψ may hold tensors, such as a learned k. Parameters among them become parameters of the head.
         self._tensor_fields: dict[str, tuple[str, ...]] = {}
+        self._initial_values: dict[str, Tensor] = {}
         for owner, entry in (("angular", self._angular), ("margin", self._margin)):
             self._tensor_fields[owner] = _tensor_fields(owner, entry)
             for name in self._tensor_fields[owner]:
-                if isinstance(getattr(entry, name), nn.Parameter):
-                    self.register_parameter(f"{owner}_{name}", getattr(entry, name))
+                value = getattr(entry, name)
+                if isinstance(value, nn.Parameter):
+                    self.register_parameter(f"{owner}_{name}", value)
+                    self._initial_values[f"{owner}_{name}"] = value.detach().clone()
         self.weight = nn.Parameter(torch.empty(num_classes, in_features))
-        self.bias = nn.Parameter(torch.empty(self._bias_size())) if bias else None
-        # Buffers exist only where they are used: the state dict of a plain head contains nothing but parameters.
+        self.bias = nn.Parameter(torch.empty(1 if self.shares_bias else num_classes)) if bias else None
+        # Buffers exist only where they are used: without schedules the state dict contains nothing but parameters.
         if self._has_schedule:
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         if isinstance(self._margin, NormAdaptive):
@@ -204,14 +232,20 @@ class AngularHead(nn.Module):
         return not self.weight_norm
 
     def reset_parameters(self) -> None:
-        """Draw class vectors uniformly over the sphere, with norms near 1, and reset schedules and statistics."""
+        """Draw class vectors uniformly over the sphere, with norms near 1; reset learned numbers and all counters."""
         nn.init.normal_(self.weight, std=self.in_features**-0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+        with torch.no_grad():
+            for name, value in self._initial_values.items():
+                if not value.is_meta:  # a head that was created on the meta device does not know its initial values
+                    self.get_parameter(name).copy_(value)
+        for history in (self._loss_passes, self._logit_passes):
+            history.clear()
         if hasattr(self, "steps"):
             nn.init.zeros_(self.steps)
         if hasattr(self, "norm_mean"):
-            # The initial values of AdaFace, which the momentum of the margin soon replaces.
+            # AdaFace's initial values; the running average replaces them.
             nn.init.constant_(self.norm_mean, 20.0)
             nn.init.constant_(self.norm_std, 100.0)
 
@@ -225,22 +259,27 @@ class AngularHead(nn.Module):
         """
         check_features(x, self.in_features)
         y = check_labels(y, len(x))
-        step = self._schedule_step()
+        before = self._state_of_pass(x, y, self._loss_passes)
         with _numerics.autocast_disabled(x):
             # Compute first and check afterwards: all checks are combined into `is_valid`, the only value that the host
             # has to wait for. A batch that fails is examined and, if it is legal, computed again with safe scaling.
-            careful = len(x) == 0 or not _numerics.values_readable(x, y, self.weight)
-            loss, statistics, is_valid = self._loss(x, y, step, careful=careful)
-            if not careful and not bool(is_valid):
+            scale_safely = len(x) == 0 or not _numerics.values_readable(x, y, self.weight)
+            loss, state, is_valid = self._loss(x, y, before, scale_safely=scale_safely)
+            if not scale_safely and not bool(is_valid):
                 require_labels(y, self.num_classes, self.ignore_index)
                 _numerics.require_finite_rows("x", self._without_ignored(x, y))
-                loss, statistics, _ = self._loss(x, y, step, careful=True)
+                loss, state, _ = self._loss(x, y, before, scale_safely=True)
                 self._require_finite(loss, self._without_ignored(x, y))
-        self._update_state(statistics, x)
+        if self.training and _numerics.can_update_state(x):
+            self._record_pass(x, y, state, self._loss_passes)
+            if state.norm_mean is not None and state.norm_std is not None:
+                self.norm_mean, self.norm_std = state.norm_mean, state.norm_std
+            if not self._optimizer_hooks:
+                self.advance()
         return self._narrow(loss, x)
 
     def scores(self, x: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
-        """Return the plain scores without margin, from which predictions are made.
+        """Return the scores without margin, from which predictions are made.
 
         Raises:
             ValueError: if `x` has the wrong shape or dtype, or a feature is not finite.
@@ -250,13 +289,13 @@ class AngularHead(nn.Module):
         with _numerics.autocast_disabled(x):
             # ‖x‖·cos θ is computed without dividing by ‖x‖, so that a zero feature has the gradient of a linear layer.
             if self._is_linear_in_x:
-                plain = self._products(x)
+                scores = self._products(x)
             else:
                 magnitudes, cosines = self._polar_scores(x)[1:]
-                plain = magnitudes * self.angular(cosines)
-            plain = plain if self.bias is None else plain + self.bias.to(plain.dtype)
-        self._require_finite(plain, x)
-        return self._narrow(plain, x)
+                scores = magnitudes * self.angular(cosines)
+            scores = scores if self.bias is None else scores + self.bias.to(scores.dtype)
+        self._require_finite(scores, x)
+        return self._narrow(scores, x)
 
     def logits(self, x: Float[Tensor, "batch dim"], y: Integer[Tensor, " batch"]) -> Float[Tensor, "batch classes"]:
         """Return the scores with the margin on each target, for use with another loss.
@@ -268,23 +307,24 @@ class AngularHead(nn.Module):
         y = check_labels(y, len(x))
         require_labels(y, self.num_classes, self.ignore_index)
         x = self._without_ignored(x, y)
-        step = self._schedule_step()
+        state = self._state_of_pass(x, y, self._logit_passes)
         column = y.clamp(0, self.num_classes - 1).unsqueeze(1)  # ignored labels get any class; their rows do not count
         with _numerics.autocast_disabled(x):
             x_norm, magnitudes, cosines = self._polar_scores(x)
             if self._is_linear_in_x:
-                plain = self._products(x)
+                scores = self._products(x)
             else:
-                response = self._other_response(cosines, self._strength(step, cosines))
-                plain = magnitudes * self._apply_gradient_mode(cosines, response)
-            # Replace the target's entry of the plain scores by the score with the margin.
-            value = (plain if self._scores_are_products else cosines).gather(1, column).squeeze(1)
-            w_norm, w_hat = (t.to(value.dtype) for t in sphere.polar(self.weight[column.squeeze(1)]))
-            target = _Target(value, x_norm, w_norm.squeeze(1), w_hat.detach())
-            score = self._target_score(target, x, step, self._norm_statistics())
-            logits = plain.scatter(1, column, score.unsqueeze(1))
+                response = self._other_response(cosines, self._strength(state.step, cosines))
+                scores = magnitudes * self._apply_gradient_mode(cosines, response)
+            # Replace the target's entry by the score with the margin.
+            target = (scores if self._scores_are_products else cosines).gather(1, column).squeeze(1)
+            w_norm, w_hat = (t.to(target.dtype) for t in sphere.polar(self.weight[column.squeeze(1)]))
+            score = self._target_score(target, x, state, x_norm, w_norm.squeeze(1), w_hat.detach())
+            logits = scores.scatter(1, column, score.unsqueeze(1))
             logits = logits if self.bias is None else logits + self.bias.to(logits.dtype)
         self._require_finite(logits, x)
+        if self.training and _numerics.can_update_state(x):
+            self._record_pass(x, y, state, self._logit_passes)
         return self._narrow(logits, x)
 
     def advance(self) -> None:
@@ -299,7 +339,7 @@ class AngularHead(nn.Module):
         not follow the optimizer.
 
         Returns:
-            A handle; its `remove()` stops the counting. After that, call `advance` yourself.
+            A handle; its `remove()` lets the schedules count training calls again.
 
         Example:
             >>> head = AngularHead(8, 3, margin="multiplicative", ramp=Ramp(steps=100))
@@ -311,8 +351,7 @@ class AngularHead(nn.Module):
             >>> head.steps
             tensor(1)
         """
-        self._counts_calls = False
-        return optimizer.register_step_post_hook(lambda *_: self.advance())
+        return _OptimizerHandle(optimizer.register_step_post_hook(lambda *_: self.advance()), self)
 
     def extra_repr(self) -> str:
         """Show the sizes and all settings that differ from the defaults."""
@@ -325,57 +364,57 @@ class AngularHead(nn.Module):
 
     # The forward pass, step by step ----------------------------------------------------------------------------------
 
-    def _loss(
-        self, x: Tensor, y: Tensor, step: Tensor | None, *, careful: bool
-    ) -> tuple[Tensor, _NormStatistics | None, Tensor]:
-        """Return the loss, the new statistics of feature norms, and whether all inputs and results are valid.
+    def _loss(self, x: Tensor, y: Tensor, before: _State, *, scale_safely: bool) -> tuple[Tensor, _State, Tensor]:
+        """Return the loss, the state that it used, and whether all inputs and results are valid.
 
         Args:
             x: features.
             y: labels.
-            step: the step that the schedules use.
-            careful: whether to scale features and class vectors if a square overflows, and to remove the features of
-                ignored samples, which may be NaN.
+            before: the state before this batch.
+            scale_safely: whether to scale features and class vectors if a square overflows, and to remove the features
+                of ignored samples, which may be NaN.
         """
         counted = y != self.ignore_index
         labels = y.clamp(0, self.num_classes - 1)  # a bad label is reported after the computation
         labels_valid = (~counted | (labels == y)).all()
-        x = self._without_ignored(x, y) if careful else x
+        x = self._without_ignored(x, y) if scale_safely else x
         x = x.to(self._wide_dtype(x))
-        terms = self._terms_of_classes(x, labels, counted, step, careful=careful)
-        statistics = self._updated_statistics(terms.feature_norm, counted)
-        target = _Target(terms.target, terms.feature_norm, terms.target_norm, terms.target_direction)
-        score = self._target_score(target, x, step, statistics)
+        terms = self._terms_of_classes(x, labels, counted, before.step, scale_safely=scale_safely)
+        state = self._with_batch_statistics(before, terms.feature_norm, counted)
+        score = self._target_score(
+            terms.target, x, state, terms.feature_norm, terms.target_norm, terms.target_direction
+        )
         if self.bias is not None:
             # `target_bias` is None if all classes share one bias.
             score = score + (self.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)
-        losses = self._row_losses(terms, score, labels)
+        losses = self._sample_losses(terms, score, labels)
         weights = None if self.class_weights is None else self.class_weights.to(losses.dtype)
-        loss = reduce_rows(losses, labels, weights, counted, self.reduction)
-        loss = self._with_penalties(loss, terms, counted, step)
+        loss = reduce_samples(losses, labels, weights, counted, self.reduction)
+        loss = self._with_penalties(loss, terms, counted, state.step)
         is_finite = loss.detach().abs() < torch.inf
-        return loss, statistics, labels_valid & terms.in_range & (is_finite if loss.ndim == 0 else is_finite.all())
+        return loss, state, labels_valid & terms.in_range & (is_finite if loss.ndim == 0 else is_finite.all())
 
     def _terms_of_classes(
-        self, x: Tensor, labels: Tensor, counted: Tensor, step: Tensor | None, *, careful: bool
+        self, x: Tensor, labels: Tensor, counted: Tensor, step: Tensor | None, *, scale_safely: bool
     ) -> ClassTerms:
         """Step 1: the reductions over all other classes, and the product with the target class vector."""
-        as_products, plain_target = self._scores_are_products, self._scores_are_products and self._margin is None
-        strength = self._strength(step, x)  # a local, because backward runs after the step has been counted
+        as_products, unmargined = self._scores_are_products, self._scores_are_products and self._margin is None
+        # Evaluated now: the closure below runs in backward, when `steps` has advanced.
+        strength = self._strength(step, x)
         needs_norm = self.norm_weight > 0 or isinstance(self._margin, NormAdaptive)
         rule = ScoreRule(
-            unit_rows=self.weight_norm,
+            unit_class_vectors=self.weight_norm,
             radius=None if self.radius == "feature" else float(self.radius),
             response=None if as_products else lambda c: self._other_response(c, strength),
-            derivative=self._other_slope(),
+            derivative=self._other_derivative(),
             detached=self.gradient == "detached",
-            learned=self._has_learned_response(),
+            needs_autograd=self._needs_autograd(),
             reduction=self.class_reduction,
-            shared_bias=self._bias_size() == 1,
-            feature_norm=needs_norm or (self.radius == "feature" and not plain_target),
-            target_norm=not self.weight_norm and not plain_target,
-            target_direction=self.gradient == "normalized",
-            energy=self.energy_weight > 0,
+            shared_bias=self.shares_bias,
+            needs_feature_norm=needs_norm or (self.radius == "feature" and not unmargined),
+            needs_target_norm=not self.weight_norm and not unmargined,
+            needs_target_direction=self.gradient == "normalized",
+            needs_energy=self.energy_weight > 0,
             targets_present=True,
         )
         # Label smoothing needs Σ_j v_j·f_j, with v = 1 if there are no class weights.
@@ -391,48 +430,66 @@ class AngularHead(nn.Module):
             class_weights=smoothing_weights,
             counted=counted,
         )
-        return self.compute_terms(inputs, rule, careful=careful)
+        return self.compute_terms(inputs, rule, scale_safely=scale_safely)
+
+    def compute_terms(self, inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool) -> ClassTerms:
+        """Return the terms of all classes. A head whose classes are stored elsewhere overrides this method."""
+        return class_terms(inputs, rule, scale_safely=scale_safely)
 
     def _target_score(
-        self, target: _Target, x: Tensor, step: Tensor | None, statistics: _NormStatistics | None
+        self,
+        target: Tensor,
+        x: Tensor,
+        state: _State,
+        x_norm: Tensor | None,
+        w_norm: Tensor | None,
+        w_hat: Tensor | None,
     ) -> Tensor:
         """Step 2: the target score h·ψ(θ) with the chosen gradient, blended with h·g(θ) while annealing.
 
         Args:
-            target: the product or cosine of each sample with its target class, and norms.
+            target: (B,) h·cos θ of each sample with its target class if scores are products, else cos θ.
             x: (B, d) features, for the normalized gradient.
-            step: the step that the schedules use.
-            statistics: mean and standard deviation of feature norms, for a margin that depends on them.
+            state: the step of the schedules, and the statistics of feature norms for a margin that depends on them.
+            x_norm: (B,) ‖x‖, or None if the score does not depend on it.
+            w_norm: (B,) ‖w_y‖, or None if the score does not depend on it.
+            w_hat: (B, d) ŵ_y without gradient, for the normalized gradient.
         """
-        value, x_norm, w_norm, w_hat = target
         if self._margin is None and self._scores_are_products:
-            return value
+            return target
         magnitude: Any = x_norm if self.radius == "feature" else float(self.radius)  # h
         magnitude = magnitude if self.weight_norm else magnitude * w_norm
-        plain = value
+        unmargined = target
         if not self._scores_are_products:
-            plain = magnitude * self._apply_gradient_mode(value, self.angular(value))
+            unmargined = magnitude * self._apply_gradient_mode(target, self.angular(target))
         if self._margin is None:
-            return plain
-        score_of = self._target_score_of(self._strength(step, value), x_norm, statistics)
-        score = score_of(value, magnitude)
+            return unmargined
+        margin, angular, strength = self._batch_margin(x_norm, state), self.angular, self._strength(state.step, target)
+
+        def psi(c: Tensor) -> Tensor:
+            return self._apply_gradient_mode(c, margin(c, angular, strength))
+
+        if self._scores_are_products:
+            score = product_score(target, magnitude, psi, self._psi_and_derivative(margin, strength))
+        else:
+            score = magnitude * psi(target)
         if self.gradient == "normalized":
             assert x_norm is not None
             assert w_hat is not None
-            score = straight_through(plain, score)
+            score = straight_through(unmargined, score)
             # The correction changes only gradients, and an exported program has none.
             if torch.is_grad_enabled() and not torch.compiler.is_exporting():
-                score = score + normalized_gradient_term(score_of, value, x, x_norm, w_hat)
-        # Annealing: (λ·plain + margin)/(1 + λ)
-        if self.annealing is not None and step is not None:
-            plain_weight = self.annealing(step.to(value.dtype))  # λ
-            score = (plain_weight * plain + score) / (1 + plain_weight)
+                score = score + normalized_gradient_term(target, psi, x, x_norm, w_hat)
+        # Annealing: (λ·unmargined + margin)/(1 + λ)
+        if self.annealing is not None and state.step is not None:
+            weight = self.annealing(state.step.to(target.dtype))  # λ
+            score = (weight * unmargined + score) / (1 + weight)
         return score
 
-    def _row_losses(self, terms: ClassTerms, score: Tensor, labels: Tensor) -> Tensor:
+    def _sample_losses(self, terms: ClassTerms, score: Tensor, labels: Tensor) -> Tensor:
         """Step 3: the loss of each sample."""
         weights = None if self.class_weights is None else self.class_weights.to(score.dtype)
-        return row_losses(terms, score, labels, self.num_classes, weights, self.label_smoothing)
+        return sample_losses(terms, score, labels, self.num_classes, weights, self.label_smoothing)
 
     def _with_penalties(self, loss: Tensor, terms: ClassTerms, counted: Tensor, step: Tensor | None) -> Tensor:
         """Step 4: add the mean energy of the class vectors of the batch, and the penalty on feature norms."""
@@ -465,8 +522,8 @@ class AngularHead(nn.Module):
         learned = {name: getattr(self, f"{owner}_{name}") for name in names if hasattr(self, f"{owner}_{name}")}
         return replace(entry, **learned) if learned else entry
 
-    def _has_learned_response(self) -> bool:
-        """Return True if the response of the other classes needs automatic differentiation."""
+    def _needs_autograd(self) -> bool:
+        """Return True if the response of the other classes must be differentiated automatically."""
         # A user's function, also one of a subclass, may have parameters that are not among its fields.
         is_custom_margin = self._margin_on_others and type(self._margin) not in MARGINS.values()
         if type(self._angular) not in ANGULARS.values() or is_custom_margin:
@@ -483,50 +540,50 @@ class AngularHead(nn.Module):
     def _other_response(self, c: Tensor, strength: float | Tensor) -> Tensor:
         """Return the response of classes that are not the target: g, unless the margin changes it."""
         margin = self.margin
-        if isinstance(margin, Margin) and margin.touches_others:
+        if isinstance(margin, Margin) and margin.changes_other_classes:
             return margin.others(c, self.angular, strength)
         return self.angular(c)
 
-    def _other_slope(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+    def _other_derivative(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """Return g′, or None if the derivative of `_other_response` is not known in closed form."""
         angular = self.angular
-        # A subclass that overrides only g inherits the slope of another function.
+        # A subclass that overrides `__call__` alone inherits a slope that does not match; `has_slope` is False then.
         if self._margin_on_others or not isinstance(angular, Angular) or not angular.has_slope:
             return None
         return angular.slope
 
-    def _target_score_of(
-        self, strength: float | Tensor, x_norm: Tensor | None, statistics: _NormStatistics | None
-    ) -> TargetScore:
-        """Return the target score with the margin of this batch; some margins depend on feature norms."""
+    def _batch_margin(self, x_norm: Tensor | None, state: _State) -> Margin:
+        """Return ψ for this batch: some margins depend on feature norms, and a callable is wrapped."""
         margin = self.margin
         if isinstance(margin, NormAdaptive):
             assert x_norm is not None
-            assert statistics is not None
+            assert state.norm_mean is not None
+            assert state.norm_std is not None
             # The norm decides how large the margin is, but no gradient flows through this choice.
-            mean, std = (t.to(x_norm.dtype) for t in statistics)
+            mean, std = state.norm_mean.to(x_norm.dtype), state.norm_std.to(x_norm.dtype)
             margin = margin.for_quality(margin.quality(x_norm.detach(), mean, std))
-        return TargetScore(
-            margin,
-            self.angular,
-            strength,
-            interpolates=self.ramp is not None,
-            of_products=self._scores_are_products,
-            detached=self.gradient == "detached",
-            explicit=self._has_explicit_slope,
-        )
+        assert margin is not None
+        return margin if isinstance(margin, Margin) else _CallableMargin(margin)
+
+    def _psi_and_derivative(
+        self, margin: Any, strength: float | Tensor
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor | float]] | None:
+        """Return ψ and ψ′ as functions of the cosine, or None if ψ′ is not known in closed form."""
+        if not self._has_closed_form:
+            return None
+        if self.gradient == "detached":
+            angular = self.angular
+            return lambda c: (margin(c, angular, strength), 1.0)
+        return lambda c: margin.value_and_slope(c, strength)
 
     @property
-    def _has_explicit_slope(self) -> bool:
-        """Whether the derivative of the target score is known in closed form: that of ψ, or 1 if it is detached."""
+    def _has_closed_form(self) -> bool:
+        """Whether the derivative of the target score is known: that of ψ, or 1 if it is detached."""
         if not self._scores_are_products or self._tensor_fields["margin"]:
             return False
         if self.gradient == "true":
-            return isinstance(self._margin, FamilyMargin) and self._margin.has_slope
+            return isinstance(self._margin, AffineAngleMargin) and self._margin.has_slope
         return self.gradient == "detached" and isinstance(self._margin, Margin)
-
-    def _bias_size(self) -> int:
-        return self.num_classes
 
     # Schedules and statistics ----------------------------------------------------------------------------------------
 
@@ -534,39 +591,50 @@ class AngularHead(nn.Module):
     def _has_schedule(self) -> bool:
         return self.annealing is not None or self.ramp is not None or self.energy_start > 0
 
-    def _schedule_step(self) -> Tensor | None:
-        """Return the step that the schedules use in this call, or None without a schedule.
+    def _current_state(self) -> _State:
+        is_adaptive = isinstance(self._margin, NormAdaptive)
+        return _State(
+            step=self.steps if self._has_schedule else None,
+            norm_mean=self.norm_mean if is_adaptive else None,
+            norm_std=self.norm_std if is_adaptive else None,
+        )
 
-        Activation checkpointing calls `forward` a second time during backward. By then the first call has been counted,
-        and the second must use the same step as the first.
-        """
-        if not self._has_schedule:
-            return None
-        counted_already = self.training and self._counts_calls and _numerics.in_backward()
-        return (self.steps - 1).clamp_min(0) if counted_already else self.steps
+    def _state_of_pass(self, x: Tensor, y: Tensor, passes: PassHistory) -> _State:
+        """Return the current state, or the one that this pass used before if activation checkpointing repeats it."""
+        state = self._current_state()
+        if not self.training or not _numerics.in_backward() or state.is_empty:
+            return state
+        return _State(*passes.recall(self._fingerprint(x, y), passes.newest or state))
+
+    def _record_pass(self, x: Tensor, y: Tensor, state: _State, passes: PassHistory) -> None:
+        """Remember the state that this call used, in case activation checkpointing repeats it."""
+        if not state.is_empty and _numerics.values_readable(x, y):
+            passes.record(self._fingerprint(x, y), state)
+
+    def _fingerprint(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return one number per sample, and the labels, which identify a call: mixup uses two labels per feature."""
+        return x.detach().sum(1, dtype=self._wide_dtype(x)), y
 
     def _strength(self, step: Tensor | None, like: Tensor) -> float | Tensor:
         """Return the strength of the margin, 1 without a ramp."""
         return 1.0 if self.ramp is None or step is None else self.ramp(step.to(like.dtype))
 
-    def _norm_statistics(self) -> _NormStatistics | None:
-        return _NormStatistics(self.norm_mean, self.norm_std) if isinstance(self._margin, NormAdaptive) else None
+    def _with_batch_statistics(self, state: _State, norms: Tensor | None, counted: Tensor) -> _State:
+        """Return the state with statistics of feature norms that include this batch, in training mode."""
+        if state.norm_mean is None or state.norm_std is None or norms is None:
+            return state
+        if not self.training or not _numerics.can_update_state(norms):
+            return state
+        mean, std = _update_statistics(state.norm_mean, state.norm_std, norms.detach(), counted, self._margin.momentum)
+        return state._replace(norm_mean=mean, norm_std=std)
 
-    def _updated_statistics(self, norms: Tensor | None, counted: Tensor) -> _NormStatistics | None:
-        """Return the statistics of feature norms, updated with this batch in training mode."""
-        statistics = self._norm_statistics()
-        if statistics is None or norms is None or not self.training or not _numerics.can_update_state(norms):
-            return statistics
-        return _update_statistics(statistics, norms.detach(), counted, self._margin.momentum)
-
-    def _update_state(self, statistics: _NormStatistics | None, x: Tensor) -> None:
-        """Store what a successful training call changes: running statistics and the step counter."""
-        if not self.training or not _numerics.can_update_state(x):
-            return
-        if statistics is not None:
-            self.norm_mean, self.norm_std = statistics
-        if self._counts_calls:
-            self.advance()
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move and cast as torch does, and move the fixed tensors of g and ψ with the parameters."""
+        super()._apply(fn, recurse)
+        device = next(self.parameters()).device  # not that of `weight`, which a parametrisation would compute
+        self._angular = fields_on_device(self._angular, device)
+        self._margin = fields_on_device(self._margin, device)
+        return self
 
     # Polar coordinates, checks and dtypes ----------------------------------------------------------------------------
 
@@ -576,9 +644,9 @@ class AngularHead(nn.Module):
 
     def _products(self, x: Tensor) -> Tensor:
         """Return the inner products (B, C) of features with class vectors, normalised if `weight_norm`."""
-        rows = self.weight if self.uses_weight_norm else sphere.polar(self.weight)[1]
+        class_vectors = self.weight if self.uses_weight_norm else sphere.polar(self.weight)[1]
         dtype = self._wide_dtype(x)
-        return x.to(dtype) @ rows.to(dtype).mT
+        return x.to(dtype) @ class_vectors.to(dtype).mT
 
     def _polar_scores(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return feature norms (B,), and magnitudes, which broadcast to (B, C), and cosines (B, C) of all classes."""
@@ -704,10 +772,28 @@ def _tensor_fields(owner: str, entry: object) -> tuple[str, ...]:
     return tuple(fields)
 
 
-# Statistics of feature norms -----------------------------------------------------------------------------------------
+# Margins and statistics ----------------------------------------------------------------------------------------------
 
 
-def _update_statistics(statistics: _NormStatistics, norms: Tensor, counted: Tensor, momentum: float) -> _NormStatistics:
+@dataclass(frozen=True)
+class _CallableMargin(Margin):
+    """A user's function of the cosine as a margin. Strengths other than 1 interpolate: g + strength·(ψ − g)."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(
+        self, c: Tensor, angular: Callable[[Tensor], Tensor] = COSINE, strength: float | Tensor = 1.0
+    ) -> Tensor:
+        psi = self.function(c)
+        if not isinstance(strength, Tensor) and strength == 1:
+            return psi
+        g = angular(c)
+        return g + strength * (psi - g)
+
+
+def _update_statistics(
+    mean: Tensor, std: Tensor, norms: Tensor, counted: Tensor, momentum: float
+) -> tuple[Tensor, Tensor]:
     """Return running statistics, updated with the mean and standard deviation of the counted norms.
 
     Fewer than two samples or norms that are not finite leave the statistics unchanged. No shape depends on the number
@@ -715,13 +801,10 @@ def _update_statistics(statistics: _NormStatistics, norms: Tensor, counted: Tens
     """
     weights = counted.to(norms.dtype)  # 1 for samples that count, else 0
     count = weights.sum()
-    mean = torch.dot(norms, weights) / count.clamp_min(1)
-    deviations = (norms - mean) * weights
-    std = (torch.dot(deviations, deviations) / (count - 1).clamp_min(1)).sqrt()
+    batch_mean = torch.dot(norms, weights) / count.clamp_min(1)
+    deviations = (norms - batch_mean) * weights
+    batch_std = (torch.dot(deviations, deviations) / (count - 1).clamp_min(1)).sqrt()
     # A sample standard deviation needs two samples. It is not finite if the mean is not.
-    is_usable = (count >= 2) & (std < torch.inf)
-    new_mean = statistics.mean.lerp(mean.to(statistics.mean.dtype), momentum)
-    new_std = statistics.std.lerp(std.to(statistics.std.dtype), momentum)
-    return _NormStatistics(
-        torch.where(is_usable, new_mean, statistics.mean), torch.where(is_usable, new_std, statistics.std)
-    )
+    is_usable = (count >= 2) & (batch_std < torch.inf)
+    new_mean, new_std = (old.lerp(new.to(old.dtype), momentum) for old, new in ((mean, batch_mean), (std, batch_std)))
+    return torch.where(is_usable, new_mean, mean), torch.where(is_usable, new_std, std)

@@ -69,7 +69,7 @@ class HeadOptions(TypedDict, total=False):
 
 
 def softmax(in_features: int, num_classes: int, *, bias: bool = False, **options: Unpack[HeadOptions]) -> AngularHead:
-    """Plain softmax: f_j = ‖w_j‖‖x‖ cos θ_j (thesis, 2.2)."""
+    """Softmax of a linear layer: f_j = ‖w_j‖‖x‖ cos θ_j (thesis, 2.2)."""
     return AngularHead(in_features, num_classes, weight_norm=False, bias=bias, **options)
 
 
@@ -130,7 +130,10 @@ def s_softmax(
 def am_softmax(
     in_features: int, num_classes: int, s: float = 30.0, m: float = 0.35, **options: Unpack[HeadOptions]
 ) -> AngularHead:
-    """AM-Softmax, CosFace: the target's cosine lowered by m (thesis, D.11; Wang et al. 2018, both)."""
+    """AM-Softmax, CosFace: the target's cosine lowered by m (thesis, D.11).
+
+    AM-Softmax is by F. Wang et al., IEEE Signal Processing Letters 2018, CosFace by H. Wang et al., CVPR 2018.
+    """
     return AngularHead(in_features, num_classes, radius=s, margin=AdditiveCosine(m), **options)
 
 
@@ -234,8 +237,8 @@ def sphereface2(
 ) -> BinaryHead:
     """SphereFace2: C binary classifiers with a two-sided margin and an analytic initial bias (Wen et al. 2022).
 
-    The margin is `TwoSided(m)`, with m = 0.4 by default. Pass `margin` to use another one, and then no `m`. None stands
-    for this default; for a head without margin use `BinaryHead`.
+    The margin is `TwoSided(m)`, with m = 0.4 by default. `margin` replaces it and excludes `m`. None stands for this
+    default; for a head without margin use `BinaryHead`.
     """
     require(m is None or margin is None, "m", "None if margin is given", m)
     return BinaryHead(
@@ -272,4 +275,5 @@ PRESETS: dict[str, Callable[..., AngularHead]] = {
 # Names of the literature for two presets. Messages about unknown names in configs suggest the preset.
 cosface = am_softmax
 sphereface = a_softmax
-LITERATURE_NAMES = {"cosface": "am_softmax", "sphereface": "a_softmax"}
+PRESET_ALIASES = {"cosface": "am_softmax", "sphereface": "a_softmax"}
+LITERATURE_NAMES = PRESET_ALIASES  # the name that `training.components` imports

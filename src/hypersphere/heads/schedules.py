@@ -1,4 +1,4 @@
-r"""Schedules from the plain softmax, which is easy to train, to the full margin. A head counts the steps."""
+r"""Schedules from the softmax without margin, which is easy to train, to the full margin. A head counts the steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def _as_float(steps: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Annealing:
-    r"""The weight λ of the plain target score after t steps: λ(t) = max(λ_end, λ_start·(1+γt)^−p).
+    r"""The weight λ of the score without margin after t steps: λ(t) = max(λ_end, λ_start·(1+γt)^−p).
 
-    The score with the margin has weight 1, so the target score is (λ·plain + margin)/(1+λ). The form and the
-    defaults are those of the public SphereFace code (thesis, section A.7). The original L-Softmax used
+    The score with the margin has weight 1, so the target score is (λ·unmargined + margined)/(1+λ). The form
+    and the defaults are those of the public SphereFace code (thesis, section A.7). The original L-Softmax used
     ``Annealing(start=1000, gamma=2.5e-5, power=35, end=0)``.
 
     Args:

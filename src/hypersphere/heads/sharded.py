@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics
 from hypersphere._validation import is_number, require
+from hypersphere.functions._recomputation import PassHistory
 from hypersphere.heads._collectives import Processes, problem_of
 from hypersphere.heads.fused_loss import ClassInputs, ClassTerms, ScoreRule, class_terms
 from hypersphere.heads.head import AngularHead, NonFiniteScoresError, check_features, check_labels, require_labels
@@ -94,7 +95,7 @@ class ShardedHead(nn.Module):
         super().__init__()
         self.processes = Processes(group)
         self.processes.raise_any(problem_of(lambda: _check_plan(head, sizes, sample, backbone)))
-        shared_bias = head.bias is not None and len(head.bias) == 1
+        shared_bias = head.bias is not None and head.shares_bias
         # A bias is compared even if it is missing: either all processes have one, or none.
         plan = fingerprint(head, ["weight"] if shared_bias else ["weight", "bias"])
         plan |= {"sizes": repr(sizes and tuple(sizes)), "sample": repr(sample), "backbone": backbone}
@@ -115,6 +116,7 @@ class ShardedHead(nn.Module):
         self.head = self._local_part(head, seed)
         if sample is not None:
             self.register_buffer("sampling", torch.tensor([sampling_seed, 0]))
+            self._sampling_passes = PassHistory("the classes of the next step")
 
     @property
     def weight(self) -> Tensor:
@@ -144,9 +146,9 @@ class ShardedHead(nn.Module):
             NonFiniteScoresError: a `ValueError` for a class vector that is not finite or a score that overflows.
         """
         features, labels, counts = self._gathered(x, y)
-        if self.sample is not None and self.training:
-            seed, step = self.sampling.tolist()
-            self._terms.sample_classes(labels, self.sample, seed, step)
+        sampling = self._sampling_of_pass(features, labels)
+        if self.sample is not None and sampling is not None:
+            self._terms.sample_classes(labels, self.sample, *sampling.tolist())
         failure = None
         try:
             loss = self.head(features, labels)
@@ -161,9 +163,20 @@ class ShardedHead(nn.Module):
             self.processes.raise_any(problem, NonFiniteScoresError)
             if failure is not None:
                 raise failure
-        if self.sample is not None and self.training:
+        if sampling is not None and _numerics.can_update_state(features):
+            self._sampling_passes.record(self.head._fingerprint(features, labels), (sampling,))
             self.sampling[1] += 1
         return self.processes.local_rows(loss, counts) if self.head.reduction == "none" else loss
+
+    def _sampling_of_pass(self, features: Tensor, labels: Tensor) -> Tensor | None:
+        """Return a copy of the state of the sampling, or the state that a repeated pass used; None without sampling."""
+        if self.sample is None or not self.training:
+            return None
+        sampling = self.sampling.clone()
+        if _numerics.in_backward():  # activation checkpointing repeats a pass
+            (state,) = self._sampling_passes.recall(self.head._fingerprint(features, labels), (sampling,))
+            return state
+        return sampling
 
     def advance_with(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
         """Let the schedules count the steps of `optimizer`, as `AngularHead.advance_with` does, in every process."""
@@ -171,7 +184,7 @@ class ShardedHead(nn.Module):
 
     @torch.no_grad()
     def scores(self, x: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
-        """Return the plain scores of this process's features for all classes, without gradient."""
+        """Return the scores without margin of this process's features for all classes, without gradient."""
         features, _, counts = self._gathered(x, torch.zeros(len(x), dtype=torch.int64, device=x.device))
         # If the class vectors of one process are not finite, all must raise. Otherwise they would wait for each other.
         columns, problem = features, None
@@ -185,7 +198,7 @@ class ShardedHead(nn.Module):
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the state of the logical head on the first process and an empty dict on the others.
 
-        All processes must call it. The state loads into any number of processes, and into the plain head (with
+        All processes must call it. The state loads into any number of processes, and into the original head (with
         `strict=True` if nothing is sampled).
 
         Example:
@@ -211,7 +224,7 @@ class ShardedHead(nn.Module):
         return state if self.processes.rank == 0 else {}
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load this process's part of a `full_state_dict` or of a plain head's state dict. All processes must pass it.
+        """Load this process's part of a `full_state_dict` or of the state dict of the original head, in all processes.
 
         Raises:
             ValueError: if a name is missing, unknown, or has another shape.
@@ -248,7 +261,7 @@ class ShardedHead(nn.Module):
             rows = torch.empty_like(rows, device=device) if rows.is_meta else rows.clone()
             memo[key] = nn.Parameter(rows, requires_grad=parameter.requires_grad)
         local = copy.deepcopy(head, memo)
-        local.compute_terms = self._terms
+        local.compute_terms = self._terms  # type: ignore[method-assign]  # of this copy only
         if head.weight.is_meta:
             self._initialize(local, seed)
         return local
@@ -295,7 +308,8 @@ class ShardedHead(nn.Module):
 def _check_plan(head: AngularHead, sizes: Sequence[int] | None, sample: float | None, backbone: str) -> None:
     require(isinstance(head, AngularHead), "head", "a head of this library", head)
     accepted = "a head whose loss is computed from the terms of its classes"
-    require(type(head).forward is AngularHead.forward, "head", accepted, type(head).__name__)
+    inherits = all(getattr(type(head), name) is getattr(AngularHead, name) for name in ("forward", "compute_terms"))
+    require(inherits, "head", accepted, type(head).__name__)
     learned = [name for name, _ in head.named_parameters() if name not in ("weight", "bias")]
     require(not learned, "head", "without learned parameters other than weight and bias", learned)
     if sizes is not None:
@@ -358,22 +372,22 @@ class _ShardedClassTerms:
         """End the use of sampled classes."""
         self.sampled = None
 
-    def __call__(self, inputs: ClassInputs, rule: ScoreRule, *, careful: bool = False) -> ClassTerms:
+    def __call__(self, inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool = False) -> ClassTerms:
         """Return the terms of all classes; `w` and `bias` hold the local classes, `class_weights` all classes.
 
-        `careful` has no effect, because every call is careful: `in_range` differs between processes, and if some of
-        them repeated a call, the others would not take part in its collectives.
+        `scale_safely` has no effect, because every call scales safely: `in_range` differs between processes, and if
+        some of them repeated a call, the others would not take part in its collectives.
         """
-        x, w, labels, bias, class_weights, counted, energy_rows = inputs
+        x, w, labels, bias, class_weights, counted, target_vectors = inputs
         local_labels = self._local_labels(labels)
         weight = self._sampled_rows(w)
         shared_bias = bias if rule.shared_bias else None
-        if rule.energy:
+        if rule.needs_energy:
             # Each class vector of the batch is held by one process; the others contribute zeros.
             rows = weight[local_labels.clamp_min(0)].masked_fill((local_labels < 0).unsqueeze(1), 0)
-            energy_rows = self.processes.sum_parts(rows)
+            target_vectors = self.processes.sum_parts(rows)
         # Global tensors that all processes use: their gradients are summed over processes.
-        features, shared_bias, energy_rows = self.processes.share(x, shared_bias, energy_rows)
+        features, shared_bias, target_vectors = self.processes.share(x, shared_bias, target_vectors)
         assert features is not None
         local_inputs = ClassInputs(
             x=features,
@@ -382,9 +396,9 @@ class _ShardedClassTerms:
             bias=shared_bias if rule.shared_bias or bias is None else self._sampled_rows(bias),
             class_weights=None if class_weights is None else self._sampled_rows(class_weights[self.classes]),
             counted=counted,
-            energy_rows=energy_rows,
+            target_vectors=target_vectors,
         )
-        part = class_terms(local_inputs, dataclasses.replace(rule, targets_present=False), careful=True)
+        part = class_terms(local_inputs, dataclasses.replace(rule, targets_present=False), scale_safely=True)
         # All terms with one number per sample travel together. Feature norms come from the first process.
         feature_norm = part.feature_norm
         if feature_norm is not None and self.processes.rank > 0:

@@ -1,114 +1,81 @@
-r"""The target score f_y = h·ψ(θ) with an explicit derivative, and the gradient of the original SphereFace code."""
+r"""The target score f_y = h·ψ(θ) from a product h·cos θ, and the gradient of the original SphereFace code."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
-from hypersphere.functions.margin import Margin
-from hypersphere.heads.fused_loss import straight_through
 
-__all__ = ["TargetScore", "normalized_gradient_term"]
+__all__ = ["normalized_gradient_term", "product_score"]
+
+Psi = Callable[[Tensor], Tensor]
+PsiAndDerivative = Callable[[Tensor], tuple[Tensor, Tensor | float]]
 
 
-@dataclass(frozen=True, eq=False)
-class TargetScore:
-    r"""The score f = h·ψ(c) of the target class, c the cosine of the target angle, for one call of a head.
+def product_score(
+    product: Tensor, magnitude: Tensor | float, psi: Psi, psi_and_derivative: PsiAndDerivative | None = None
+) -> Tensor:
+    r"""Return the target score h·ψ(c) with c = z/h, given the products z = h·c.
 
-    Where h is zero there is no angle, and a score of products has the gradient of a linear layer, as if ψ(c) were c.
+    Where h = 0 the angle is undefined. The gradient there is that of h·c.
 
     Args:
-        margin: ψ, one of the library's margins or any callable of the cosine.
-        angular: g.
-        strength: the strength of the margin in this call.
-        interpolates: whether a margin that takes no strength is interpolated: g + strength·(ψ − g).
-        of_products: whether the score is computed from products h·c instead of cosines c.
-        detached: whether the response passes its gradient on as the bare cosine would.
-        explicit: whether ψ′ is known in closed form, so that automatic differentiation is not needed.
+        product: (B,) z.
+        magnitude: (B,) h, or one number for all samples.
+        psi: ψ, a function of the cosine.
+        psi_and_derivative: ψ and ψ′ as functions of the cosine; None to differentiate ψ automatically.
     """
+    if psi_and_derivative is not None and only_reverse_mode(product):
+        return _ExplicitScore.apply(product, magnitude, psi, psi_and_derivative)
+    return reference_score(product, magnitude, psi)
 
-    margin: Any
-    angular: Callable[[Tensor], Tensor]
-    strength: float | Tensor = 1.0
-    interpolates: bool = False
-    of_products: bool = True
-    detached: bool = False
-    explicit: bool = False
 
-    def __call__(self, target: Tensor, magnitude: Tensor | float) -> Tensor:
-        """Return h·ψ(c).
-
-        Args:
-            target: (B,) products h·c, or cosines c.
-            magnitude: (B,) h, or one number for all samples.
-        """
-        if self.explicit and only_reverse_mode(target):
-            return _ExplicitScore.apply(self, target, magnitude)
-        return self.plain(target, magnitude)
-
-    def plain(self, target: Tensor, magnitude: Tensor | float) -> Tensor:
-        """Return the same by automatic differentiation."""
-        c = _cosines(target, magnitude) if self.of_products else target
-        psi = self.psi(c)
-        score = magnitude * (straight_through(c, psi) if self.detached else psi)
-        if self.of_products and isinstance(magnitude, Tensor):
-            return torch.where(magnitude == 0, target, score)
-        return score
-
-    def psi(self, c: Tensor) -> Tensor:
-        """Return ψ(c)."""
-        if isinstance(self.margin, Margin):
-            return self.margin(c, self.angular, self.strength)
-        psi = self.margin(c)
-        if not self.interpolates:
-            return psi
-        g = self.angular(c)
-        return g + self.strength * (psi - g)
-
-    def value_and_slope(self, c: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return ψ(c) and ψ′(c) for an explicit score; None instead of a slope of 1, which saves a multiplication."""
-        if self.detached:
-            return self.psi(c), None
-        psi, slope = self.margin.value_and_slope(c, self.strength)
-        if isinstance(slope, Tensor):
-            return psi, slope
-        return psi, None if slope == 1 else torch.full_like(psi, slope)
+def reference_score(product: Tensor, magnitude: Tensor | float, psi: Psi) -> Tensor:
+    """Return h·ψ(c) in ordinary, differentiable operations."""
+    score = magnitude * psi(_cosines(product, magnitude))
+    return torch.where(magnitude == 0, product, score) if isinstance(magnitude, Tensor) else score
 
 
 class _ExplicitScore(torch.autograd.Function):
     r"""f = h·ψ(z/h) with ∂f/∂z = ψ′ and ∂f/∂h = ψ − ψ′c: half as many operations as automatic differentiation."""
 
     @staticmethod
-    def forward(ctx: Any, score: TargetScore, product: Tensor, magnitude: Tensor | float) -> Tensor:
-        ctx.score = score
+    def forward(
+        ctx: Any, product: Tensor, magnitude: Tensor | float, psi: Psi, psi_and_derivative: PsiAndDerivative
+    ) -> Tensor:
+        ctx.psi = psi
         ctx.number = None if isinstance(magnitude, Tensor) else magnitude
         c = _cosines(product, magnitude)
-        psi, slope = score.value_and_slope(c)
+        value, factor = psi_and_derivative(c)
+        if isinstance(factor, Tensor):
+            derivative: Tensor | None = factor
+        else:  # None stands for 1, which saves a multiplication
+            derivative = None if factor == 1 else torch.full_like(value, factor)
         if not isinstance(magnitude, Tensor):
-            ctx.save_for_backward(product, None, slope, None)
-            return psi * magnitude
-        if slope is not None:
-            slope = slope.masked_fill(magnitude == 0, 1.0)  # the gradient of a linear layer
-        magnitude_slope = psi - c if slope is None else torch.addcmul(psi, slope, c, value=-1)
-        ctx.save_for_backward(product, magnitude, slope, magnitude_slope)
-        return psi * magnitude
+            ctx.save_for_backward(product, None, derivative, None)
+            return value * magnitude
+        if derivative is not None:
+            derivative = derivative.masked_fill(magnitude == 0, 1.0)  # the gradient of h·c
+        magnitude_derivative = value - c if derivative is None else torch.addcmul(value, derivative, c, value=-1)
+        ctx.save_for_backward(product, magnitude, derivative, magnitude_derivative)
+        return value * magnitude
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        product, magnitude, slope, magnitude_slope = ctx.saved_tensors
-        _, *needs = ctx.needs_input_grad
+        product, magnitude, derivative, magnitude_derivative = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
 
-            def plain(product: Tensor, magnitude: Tensor | None) -> Tensor:
-                return ctx.score.plain(product, ctx.number if magnitude is None else magnitude)
+            def reference(product: Tensor, magnitude: Tensor | None) -> Tensor:
+                return reference_score(product, ctx.number if magnitude is None else magnitude, ctx.psi)
 
-            return None, *differentiable_gradients(plain, (product, magnitude), needs, grad)
-        return None, grad if slope is None else grad * slope, grad * magnitude_slope if needs[1] else None
+            return *differentiable_gradients(reference, (product, magnitude), needs, grad), None, None
+        grad_product = grad if derivative is None else grad * derivative
+        return grad_product, grad * magnitude_derivative if needs[1] else None, None, None
 
 
 def _cosines(product: Tensor, magnitude: Tensor | float) -> Tensor:
@@ -117,41 +84,41 @@ def _cosines(product: Tensor, magnitude: Tensor | float) -> Tensor:
 
 
 def _nonzero(norms: Tensor) -> Tensor:
-    """Return the norms with ∞ in place of 0, so that what is divided by a zero norm becomes 0."""
+    """Return the norms with ∞ in place of 0, so that a quotient by a zero norm is 0."""
     return norms.masked_fill(norms == 0, torch.inf)
 
 
 # The normalized gradient ---------------------------------------------------------------------------------------------
 
 
-def normalized_gradient_term(score: TargetScore, target: Tensor, x: Tensor, x_norm: Tensor, w_hat: Tensor) -> Tensor:
-    r"""Return zeros whose gradient turns the plain gradient of the target score into that of the original SphereFace.
+def normalized_gradient_term(product: Tensor, psi: Psi, x: Tensor, x_norm: Tensor, w_hat: Tensor) -> Tensor:
+    r"""Return zeros whose gradient turns the gradient without margin into that of the original SphereFace.
 
-    The plain gradient is ∂f_y/∂x = ŵ. The original code has
+    Without margin ∂f_y/∂x = ŵ. The original code has
 
         ∂f_y/∂x = (ψ′·ŵ + (ψ − ψ′c)·x̂)/√(ψ′² + ((ψ − ψ′c)/‖x‖)²),
 
     whose length is bounded for any margin, while ∂f_y/∂w is the one without margin.
 
     Args:
-        score: the target score, of products with unit class vectors.
-        target: (B,) products ‖x‖·c.
+        product: (B,) products ‖x‖·c of features with unit class vectors.
+        psi: ψ, a function of the cosine.
         x: (B, d) features.
         x_norm: (B,) feature norms.
         w_hat: (B, d) directions of the target class vectors, detached.
     """
     x_norm = x_norm.detach()
-    c = _cosines(target.detach(), x_norm)
-    value, slope = score.psi(c).detach(), _derivative(score.psi, c)
+    c = _cosines(product.detach(), x_norm)
+    value, derivative = psi(c).detach(), _derivative(psi, c)
     with torch.no_grad():
         inverse_norm = 1 / _nonzero(x_norm)
-        along_x = value - slope * c
-        length = torch.hypot(slope, along_x * inverse_norm)
+        along_x = value - derivative * c
+        length = torch.hypot(derivative, along_x * inverse_norm)
         x_hat = x.detach() * inverse_norm.unsqueeze(1)
-        direction = slope.unsqueeze(1) * w_hat + along_x.unsqueeze(1) * x_hat
+        direction = derivative.unsqueeze(1) * w_hat + along_x.unsqueeze(1) * x_hat
         # A zero length means ψ = ψ′ = 0, where the direction is zero too.
-        target = direction / length.masked_fill(length == 0, 1).unsqueeze(1)
-        difference = (target - w_hat).masked_fill((x_norm == 0).unsqueeze(1), 0)
+        target_gradient = direction / length.masked_fill(length == 0, 1).unsqueeze(1)
+        difference = (target_gradient - w_hat).masked_fill((x_norm == 0).unsqueeze(1), 0)
     return ((x - x.detach()) * difference).sum(1)
 
 

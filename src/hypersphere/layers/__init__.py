@@ -3,6 +3,7 @@
 Numbers of equations and sections refer to Weiyang Liu's thesis, *Deep Representation Learning on Hypersphere*.
 """
 
+from hypersphere._deprecation import deprecated_names
 from hypersphere.layers.convert import ConversionPlan, conversion_plan, convert_, revert_
 from hypersphere.layers.decoupled import (
     DEFAULT_OPTIONS,
@@ -22,7 +23,7 @@ from hypersphere.layers.decoupled import (
     sphere_conv2d,
     tanh_conv2d,
 )
-from hypersphere.layers.fold import fold_operator_, plain_weight
+from hypersphere.layers.fold import equivalent_weight, fold_operator_
 from hypersphere.layers.norm import SphereNorm
 
 __all__ = [
@@ -39,14 +40,16 @@ __all__ = [
     "ball_conv2d",
     "conversion_plan",
     "convert_",
+    "equivalent_weight",
     "fold_operator_",
     "linear_conv2d",
     "log_conv2d",
     "mix_conv2d",
-    "plain_weight",
     "revert_",
     "seg_conv2d",
     "shared_k",
     "sphere_conv2d",
     "tanh_conv2d",
 ]
+
+__getattr__ = deprecated_names(__name__, {"plain_weight": "hypersphere.layers:equivalent_weight"})

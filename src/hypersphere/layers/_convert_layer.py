@@ -19,11 +19,10 @@ from hypersphere.layers.decoupled import (
 
 __all__ = [
     "DECOUPLED_CLASSES",
-    "conversion_obstacle",
     "convert_layer_",
-    "has_custom_forward",
-    "plain_class",
+    "reason_not_convertible",
     "revert_layer_",
+    "torch_class",
 ]
 
 DECOUPLED_CLASSES: dict[type[nn.Module], type[DecoupledLayer]] = {
@@ -34,21 +33,12 @@ DECOUPLED_CLASSES: dict[type[nn.Module], type[DecoupledLayer]] = {
 }
 
 
-def plain_class(module: nn.Module) -> type[nn.Module]:
+def torch_class(module: nn.Module) -> type[nn.Module]:
     """Return torch's class of a layer; another library's linear layer counts as `nn.Linear`."""
-    return next((plain for plain in DECOUPLED_CLASSES if isinstance(module, plain)), nn.Linear)
+    return next((base for base in DECOUPLED_CLASSES if isinstance(module, base)), nn.Linear)
 
 
-def has_custom_forward(module: nn.Module) -> bool:
-    """Return True if a subclass overrides the forward pass, which a conversion would lose."""
-    plain = plain_class(module)
-    if not isinstance(module, plain) or parametrize.is_parametrized(module):
-        return False
-    methods = ("forward", "_conv_forward")
-    return any(getattr(type(module), name, None) is not getattr(plain, name, None) for name in methods)
-
-
-def conversion_obstacle(module: nn.Module, bypassed: Collection[nn.Module] = ()) -> str | None:
+def reason_not_convertible(module: nn.Module, bypassed: Collection[nn.Module] = ()) -> str | None:
     """Return why a layer cannot be converted, or None.
 
     Args:
@@ -57,34 +47,42 @@ def conversion_obstacle(module: nn.Module, bypassed: Collection[nn.Module] = ())
     """
     weight = module._parameters.get("weight")
     if parametrize.is_parametrized(module):
-        return "is parametrised: remove the parametrisation first (torch.nn.utils.parametrize, hypersphere.rotation)"
+        return "it is parametrised: remove the parametrisation first (torch.nn.utils.parametrize, hypersphere.rotation)"
     if isinstance(weight, UninitializedParameter):
-        return "has no weight yet: run a batch through the model first"
+        return "it has no weight yet: run a batch through the model first"
     if weight is None:
-        return "does not own its weight: a hook computes it (weight_norm, spectral_norm, pruning)"
-    if has_custom_forward(module):
-        return f"is a {type(module).__name__} that overrides forward, which would be lost"
+        return "it does not own its weight: a hook computes it (weight_norm, spectral_norm, pruning)"
+    if _has_custom_forward(module):
+        return f"{type(module).__name__} overrides forward, which would be lost"
     if module in bypassed:
-        return "is part of an attention or transformer layer of torch that reads its weight without calling it"
+        return "its parent reads its weight without calling it"
     return None
+
+
+def _has_custom_forward(module: nn.Module) -> bool:
+    """Return True if a subclass of torch's layer overrides the forward pass."""
+    base = torch_class(module)
+    methods = ("forward", "_conv_forward")
+    overrides = any(getattr(type(module), name, None) is not getattr(base, name, None) for name in methods)
+    return isinstance(module, base) and overrides
 
 
 def convert_layer_(module: nn.Module, options: OperatorOptions) -> None:
     """Replace the class of a layer by that of the decoupled layer, and configure it."""
     module._converted_from = type(module)  # type: ignore[assignment]
-    if plain_class(module) is nn.Linear and not hasattr(module, "in_features"):
+    if torch_class(module) is nn.Linear and not hasattr(module, "in_features"):
         module.in_features, module.out_features = module.in_channels, module.out_channels
         module._sizes_were_added = True  # type: ignore[assignment]
-    module.__class__ = DECOUPLED_CLASSES[plain_class(module)]
+    module.__class__ = DECOUPLED_CLASSES[torch_class(module)]
     assert isinstance(module, DecoupledLayer)
     module._configure(options)
 
 
 def revert_layer_(module: nn.Module) -> None:
     """Restore the class of a layer and remove all that a conversion added, also one that failed halfway."""
-    plain = plain_class(module)
+    original = torch_class(module)
     if isinstance(module, DecoupledLayer):
         module._remove_configuration()
     if module.__dict__.pop("_sizes_were_added", False):
         del module.in_features, module.out_features
-    object.__setattr__(module, "__class__", module.__dict__.pop("_converted_from", plain))
+    object.__setattr__(module, "__class__", module.__dict__.pop("_converted_from", original))

@@ -13,20 +13,20 @@ filter. A learned radius ρ enters as a = 1/ρ, and ‖w‖ through a or s.
     ∂p = ∂c·r                           gradient of the product, at constant norm
     ∂n = −r·Σ ∂c·c + Σ G·g·s·a·φ′(a·n)  gradient of the norm; sums over the filters of the group
     ∂ŵ = convolution_backward(∂p)
-    ∂x = convolution_backward(∂p) + x·boxᵀ(∂n·r)        because ∂n/∂x = x/n for every patch that contains x
+    ∂x = convolution_backward(∂p) + x·spread(∂n·r)      because ∂n/∂x = x/n for every patch that contains x
     ∂a = Σ G·g·s·φ′(a·n)·n     ∂s = Σ G·g·φ(a·n)     ∂k = Σ G·h·∂g/∂k     sums over samples and places
 
-Everything follows from x, ŵ, the products p and the norms of the patches, so only these are saved for backward. The
-products take as much memory as y, in the same dtype. With half storage, float16 cotangents cot θ replace float32
-products. Their relative precision is 5e-4 at right angles and also near the poles, where float16 cosines would lose all
-digits of sin θ.
+where `spread` sums over all patches that contain an entry (`ConvGeometry.window_spread`). Everything follows from x, ŵ,
+the products p and the norms of the patches, so only these are saved for backward. The products take as much memory as
+y, in the same dtype. With half storage, float16 cotangents cot θ replace float32 products. Their relative precision is
+5e-4 at right angles and also near the poles, where float16 cosines would lose all digits of sin θ.
 
 **Blocks.** Allocating a large buffer costs more than the arithmetic done in it, so samples are processed in blocks:
 the product of a block, and everything computed from it, stays in cache. Temporaries are overwritten where
 possible, because a pass over memory costs more than the arithmetic of most element-wise operations.
 
 **When it is used.** Tracing, export, `torch.func` transforms, forward-mode differentiation and gradients of gradients
-need plain operations: `plain_response` computes the same function with them.
+need ordinary operations: `reference_forward` computes the same function with them.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from hypersphere.layers._geometry import (
     ConvGeometry,
     MeasuredPatches,
     batch_blocks,
+    measure_patches,
     on_accelerator,
-    plain_patch_norms,
     split_batches,
 )
 
-__all__ = ["Response", "absorb_output_scale", "filter_polar", "fused_response", "plain_response", "use_custom_op"]
+__all__ = ["OperatorSpec", "absorb_output_scale", "filter_polar", "fused_forward", "reference_forward", "use_custom_op"]
 
 # Responses per block of a convolution, which reads all filters once per block and should therefore be large.
 PRODUCT_BLOCK = 2**19
@@ -66,7 +66,7 @@ def use_custom_op(*tensors: Tensor) -> bool:
     """Return True if the custom operator should be used.
 
     It is used where `only_reverse_mode` allows an explicit backward pass, except for empty tensors, and it can also be
-    compiled. Compilation for an accelerator uses plain operations, because its compiler fuses them better.
+    compiled. Compilation for an accelerator uses ordinary operations, because its compiler fuses them better.
     """
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         return not torch._C._are_functorch_transforms_active() and not on_accelerator(tensors[0])
@@ -77,8 +77,8 @@ def use_custom_op(*tensors: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Response:
-    """The response s·φ(a·‖x‖)·g(cos θ) of filters to patches.
+class OperatorSpec:
+    """The operator s·φ(a·‖x‖)·g(cos θ) of filters and patches.
 
     Attributes:
         magnitude: φ, one of the library's functions of ‖x‖.
@@ -99,7 +99,7 @@ class Response:
 
     @functools.cached_property
     def kernel(self) -> _AngularKernel:
-        """g in the form that computes blocks, the same for all of them."""
+        """The block kernel of g, built once."""
         return _KERNELS.get(type(self.angular), _AngularKernel)(self.angular)
 
     @property
@@ -126,26 +126,34 @@ class Response:
         return value if self.output_scale is None else value * self.output_scale
 
 
-def absorb_output_scale(response: Response, w_hat: Tensor) -> tuple[Response, Tensor]:
+def absorb_output_scale(spec: OperatorSpec, w_hat: Tensor) -> tuple[OperatorSpec, Tensor]:
     """Multiply s into the filters if g is the cosine, which is linear in ŵ. Return the other factors and filters."""
-    s = response.output_scale
-    if s is None or type(response.angular) is not Cosine:
-        return response, w_hat
-    if response.input_scale is not None and type(response.magnitude) is Seg:
-        return response, w_hat  # s is a radius, and filters times a huge radius times huge patches would overflow
+    s = spec.output_scale
+    if s is None or type(spec.angular) is not Cosine:
+        return spec, w_hat
+    if spec.input_scale is not None and type(spec.magnitude) is Seg:
+        return spec, w_hat  # s is a radius, and filters times a huge radius times huge patches would overflow
     # Repeat an s per layer or per group for all of its filters.
     factors = s.reshape(-1, 1).expand(-1, len(w_hat) // s.numel())
-    return replace(response, output_scale=None), w_hat * factors.reshape(-1, *[1] * (w_hat.ndim - 1))
+    return replace(spec, output_scale=None), w_hat * factors.reshape(-1, *[1] * (w_hat.ndim - 1))
 
 
-def plain_response(
+def saves_cotangents(x: Tensor, *, half_storage: bool) -> bool:
+    """Return True if float16 cotangents are saved instead of products, which half storage does for float32 only.
+
+    Products in half precision take 16 bits already, and float64 is used where precision matters.
+    """
+    return half_storage and x.dtype == torch.float32
+
+
+def reference_forward(
     patches: MeasuredPatches,
     w_hat: Tensor,
     geometry: ConvGeometry,
     magnitude: Callable[[Tensor], Tensor | None],
     angular: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    r"""Return h·g(c) in the dtype of the input, in plain differentiable operations.
+    r"""Return h·g(c) in the dtype of the input, in ordinary, differentiable operations.
 
     Args:
         patches: the input and its norms, from `measure_patches`, with a graph.
@@ -154,44 +162,45 @@ def plain_response(
         magnitude: h, a function of the norms (N, groups, 1, *places). It may return None for 1.
         angular: g, a function of the cosines (N, groups, filters per group, *places).
     """
-    product = geometry.product(patches.scaled, w_hat)
-    value = angular(geometry.split_filters(_numerics.widen(product)) * patches.scaled_reciprocal)
+    product = geometry.product(patches.x, w_hat)
+    value = angular(geometry.split_filters(_numerics.widen(product)) * patches.reciprocal)
     h = magnitude(patches.norm)
     if h is not None:
         value = value * h  # in this order the result has the memory format of the product
     return _numerics.narrow(value, product.dtype).flatten(1, 2)
 
 
-def fused_response(
-    patches: MeasuredPatches, w_hat: Tensor, geometry: ConvGeometry, response: Response, half_storage: bool
+def fused_forward(
+    patches: MeasuredPatches, w_hat: Tensor, geometry: ConvGeometry, spec: OperatorSpec, half_storage: bool
 ) -> Tensor:
-    r"""Return s·φ(a·‖x‖)·g(c) like `plain_response`, with the custom operator.
+    r"""Return s·φ(a·‖x‖)·g(c) like `reference_forward`, with the custom operator.
 
     Args:
         patches: the input and its norms, from `measure_patches`, without a graph: the operator differentiates the norms
             itself.
         w_hat: directions of the filters.
         geometry: of the convolution.
-        response: φ, g, a, s and k.
-        half_storage: whether to save float16 numbers for backward instead of float32 numbers.
+        spec: φ, g, a, s and k.
+        half_storage: whether to save float16 numbers for backward instead of float32 numbers. The filters must then be
+            unit vectors, because cotangents are defined for cosines only.
     """
-    k = response.k
-    needs_products = [patches.scaled, response.input_scale, response.output_scale, k]
-    if type(response.angular) is not Cosine:  # ∂ŵ of a cosine needs ∂p = G·h·r only
+    k = spec.k
+    needs_products = [patches.x, spec.input_scale, spec.output_scale, k]
+    if type(spec.angular) is not Cosine:  # ∂ŵ of a cosine needs ∂p = G·h·r only
         needs_products.append(w_hat)
     saves = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in needs_products)
     arguments = _Arguments(
-        patches.scaled,
+        patches.x,
         w_hat,
-        response.input_scale,
-        response.output_scale,
+        spec.input_scale,
+        spec.output_scale,
         k,
         patches.norm,
-        patches.scaled_reciprocal,
-        patches.square_scale,
+        patches.reciprocal,
+        patches.scale,
         geometry.to_list(),
-        *_name_and_numbers(response.magnitude, MAGNITUDES),
-        *_name_and_numbers(response.angular if k is None else Sigmoid(), ANGULARS),
+        *_name_and_numbers(spec.magnitude, MAGNITUDES),
+        *_name_and_numbers(spec.angular if k is None else Sigmoid(), ANGULARS),
         storage="none" if not saves else "half" if half_storage else "full",
     )
     return _decoupled(*arguments)[0]
@@ -212,7 +221,7 @@ class _Arguments(NamedTuple):
     input_scale: Tensor | None
     output_scale: Tensor | None
     k: Tensor | None
-    # Constant tensors, from `MeasuredPatches`: `reciprocal` and `scale` belong to `x`, `norm` to the original input.
+    # Constant tensors, from `MeasuredPatches`.
     norm: Tensor
     reciprocal: Tensor
     scale: Tensor
@@ -234,19 +243,16 @@ class _Arguments(NamedTuple):
         return ConvGeometry.from_list(self.geometry)
 
     @property
-    def response(self) -> Response:
-        """The response, rebuilt from names and numbers."""
+    def spec(self) -> OperatorSpec:
+        """The operator, rebuilt from names and numbers."""
         angular = ANGULARS[self.angular](*self.angular_numbers) if self.k is None else Sigmoid(self.k)
         magnitude = MAGNITUDES[self.magnitude](*self.magnitude_numbers)
-        return Response(magnitude, angular, self.input_scale, self.output_scale)  # type: ignore[arg-type]
+        return OperatorSpec(magnitude, angular, self.input_scale, self.output_scale)  # type: ignore[arg-type]
 
     @property
     def saves_cotangents(self) -> bool:
-        """True if float16 cotangents are saved instead of products, which half storage does for float32 only.
-
-        Products in half precision take 16 bits already, and float64 is used where precision matters.
-        """
-        return self.storage == "half" and self.x.dtype == torch.float32
+        """True if float16 cotangents are saved instead of products."""
+        return saves_cotangents(self.x, half_storage=self.storage == "half")
 
     @property
     def responses_per_sample(self) -> int:
@@ -271,9 +277,8 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
     """Return y (N, filters, *places) and the tensor saved for backward, in the same shape or empty."""
     arguments = _Arguments(*values)
     x, weight, norm, reciprocal = arguments.x, arguments.weight, arguments.norm, arguments.reciprocal
-    convolution, response = arguments.convolution, arguments.response
-    saves_cotangents = arguments.saves_cotangents
-    saves_products = arguments.storage != "none" and not saves_cotangents
+    convolution, spec = arguments.convolution, arguments.spec
+    saves_products = arguments.storage != "none" and not arguments.saves_cotangents
     y = stored = None
     for block in arguments.product_blocks():
         product = convolution.product(x[block], weight)
@@ -284,7 +289,7 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
             y = product if reusable and not saves_products else _empty_like(product, len(x), product.dtype)
             if saves_products:
                 stored = product if reusable else _empty_like(product, len(x), product.dtype)
-            elif saves_cotangents:
+            elif arguments.saves_cotangents:
                 stored = _empty_like(product, len(x), torch.float16)
         for p, r, n, out, saved in split_batches(
             ELEMENT_BLOCK,
@@ -299,10 +304,10 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
                 saved.copy_(p)
             # The cosine c = p·r, written into the output if its dtype is wide enough.
             c = torch.mul(p, r, out=out) if out.dtype == r.dtype else p.to(r.dtype).mul_(r)
-            if saves_cotangents:
+            if arguments.saves_cotangents:
                 saved.copy_(_numerics.cotangent(c))
-            value = response.kernel.value_(c)
-            terms = _magnitude_terms(response, n)
+            value = spec.kernel.value_(c)
+            terms = _magnitude_terms(spec, n)
             if terms is not None:
                 value.mul_(terms.h)
             if value is not out:
@@ -324,40 +329,40 @@ def _(*values: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op(
     "hypersphere::decoupled_backward",
     mutates_args=(),
-    schema=f"(Tensor gradient, Tensor stored, bool[] needed, {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor grad, Tensor stored, bool[] needed, {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _decoupled_backward(gradient: Tensor, stored: Tensor, needed: list[bool], *values: Any) -> tuple[Tensor, ...]:
+def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *values: Any) -> tuple[Tensor, ...]:
     """Return the gradients of x, weight, a, s and k. Those that are not needed are empty."""
     arguments = _Arguments(*values)
     x, weight, scale = arguments.x, arguments.weight, arguments.scale
-    convolution, response, wide = arguments.convolution, arguments.response, arguments.reciprocal.dtype
+    convolution, spec, wide = arguments.convolution, arguments.spec, arguments.reciprocal.dtype
     grad_x = grad_weight = None  # allocated by the first block
-    parameters = _ParameterGradients(response, needed, wide)
+    parameters = _ParameterGradients(spec, needed, wide)
     for block in arguments.product_blocks():
         r, n = arguments.reciprocal[block], arguments.norm[block]
-        grad_product = torch.empty_like(gradient[block], dtype=wide)
+        grad_product = torch.empty_like(grad[block], dtype=wide)
         grad_norm = []
         for grad_piece, saved, r_piece, n_piece, out in split_batches(
             ELEMENT_BLOCK,
             arguments.responses_per_sample,
-            convolution.split_filters(gradient[block]),
+            convolution.split_filters(grad[block]),
             convolution.split_filters(stored[block]) if stored.numel() else None,
             r,
             n,
             convolution.split_filters(grad_product),
         ):
             if saved is None:  # only the filters of a cosine learn: ∂p = G·h·r
-                terms = _magnitude_terms(response, n_piece)
+                terms = _magnitude_terms(spec, n_piece)
                 torch.mul(grad_piece, r_piece if terms is None else terms.h * r_piece, out=out)
                 continue
             grad_piece = _numerics.widen(grad_piece)
             c = _cosines_from_cotangents(saved) if arguments.saves_cotangents else None
-            if type(response.angular) is Cosine:
+            if type(spec.angular) is Cosine:
                 # Σ G·c over the filters. With products, the factor r of c = p·r is applied after the sum.
                 if c is not None:
-                    grad_times_c = response.sum_filters(c.mul_(grad_piece))
+                    grad_times_c = spec.sum_filters(c.mul_(grad_piece))
                 else:
-                    grad_times_c = response.sum_filters(torch.mul(grad_piece, saved)).mul_(r_piece)
+                    grad_times_c = spec.sum_filters(torch.mul(grad_piece, saved)).mul_(r_piece)
                 grad_norm.append(_cosine_gradients(grad_piece, grad_times_c, r_piece, n_piece, out, parameters))
             else:
                 c = torch.mul(saved, r_piece) if c is None else c
@@ -369,7 +374,7 @@ def _decoupled_backward(gradient: Tensor, stored: Tensor, needed: list[bool], *v
         if grad_weight_block is not None:  # summed in float32 or wider over all blocks
             grad_weight = grad_weight_block.to(wide) if grad_weight is None else grad_weight.add_(grad_weight_block)
         if grad_x_block is not None:
-            # The part of ∂x that passes through the norms, x·boxᵀ(∂n·r). The scale is divided out of one factor and
+            # The part of ∂x that passes through the norms, x·spread(∂n·r). The scale is divided out of one factor and
             # multiplied into the other, because r² may overflow for tiny inputs.
             spread = convolution.window_spread(
                 torch.cat(grad_norm).mul_(r / scale[block].unsqueeze(1)).squeeze(2), x.shape[2:]
@@ -390,11 +395,11 @@ def _decoupled_backward(gradient: Tensor, stored: Tensor, needed: list[bool], *v
 
 
 @_decoupled_backward.register_fake
-def _(gradient: Tensor, stored: Tensor, needed: list[bool], *values: Any) -> tuple[Tensor, ...]:
+def _(grad: Tensor, stored: Tensor, needed: list[bool], *values: Any) -> tuple[Tensor, ...]:
     """Gradients have the layout of their inputs; `_match_layout` ensures this."""
     inputs = _Arguments(*values).differentiated
     return tuple(
-        gradient.new_empty(0) if like is None or not need else torch.empty_like(like)
+        grad.new_empty(0) if like is None or not need else torch.empty_like(like)
         for like, need in zip(inputs, needed, strict=True)
     )
 
@@ -407,20 +412,20 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     ctx.settings = inputs[TENSOR_COUNT:]
 
 
-def _differentiate(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     """Return one gradient per argument of `_decoupled`, None for all but x, weight, a, s and k."""
     stored, *tensors = ctx.saved_tensors
     arguments = _Arguments(*tensors, *ctx.settings)
     needed = list(ctx.needs_input_grad[: len(arguments.differentiated)])
     grads: Iterable[Tensor | None]
-    if gradient is None:
+    if grad is None:
         grads = [None] * len(needed)
     elif torch.is_grad_enabled() and not torch.compiler.is_compiling():
         # With create_graph=True the gradients must be differentiable themselves. A compiler also traces with gradients
         # enabled, but differentiates only once.
-        grads = _differentiable_gradients(arguments, gradient, needed)
+        grads = _differentiable_gradients(arguments, grad, needed)
     else:
-        grads = _decoupled_backward(gradient, stored, needed, *arguments)
+        grads = _decoupled_backward(grad, stored, needed, *arguments)
     no_gradients = [None] * (len(arguments) - len(needed))
     return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), *no_gradients
 
@@ -428,21 +433,21 @@ def _differentiate(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor |
 _decoupled.register_autograd(_differentiate, setup_context=_save_for_backward)
 
 
-def _differentiable_gradients(arguments: _Arguments, gradient: Tensor, needed: list[bool]) -> list[Tensor | None]:
-    """Return the gradients of x, weight, a, s and k with a graph, from plain operations on the saved inputs."""
+def _differentiable_gradients(arguments: _Arguments, grad: Tensor, needed: list[bool]) -> list[Tensor | None]:
+    """Return the gradients of x, weight, a, s and k with a graph, from ordinary operations on the saved inputs."""
 
-    def plain(
+    def reference(
         x: Tensor, weight: Tensor, input_scale: Tensor | None, output_scale: Tensor | None, k: Tensor | None
     ) -> Tensor:
         learned = arguments._replace(input_scale=input_scale, output_scale=output_scale, k=k)
-        convolution, response = learned.convolution, learned.response
-        patches = plain_patch_norms(x, convolution)
+        convolution, spec = learned.convolution, learned.spec
+        patches = measure_patches(x, convolution, with_graph=True)
         # Multiply by n·r, the ratio of the norms that the operator received to those of its input `x`. See
         # `_norm_gradient` for the two cases in which it is not 1.
         patches = patches._replace(norm=patches.norm * (arguments.norm * arguments.reciprocal))
-        return plain_response(patches, weight, convolution, response.h, response.angular)
+        return reference_forward(patches, weight, convolution, spec.h, spec.angular)
 
-    return differentiable_gradients(plain, arguments.differentiated, needed, gradient)
+    return differentiable_gradients(reference, arguments.differentiated, needed, grad)
 
 
 # Element-wise derivatives --------------------------------------------------------------------------------------------
@@ -456,19 +461,19 @@ class _MagnitudeTerms(NamedTuple):
     h: Tensor
 
 
-def _magnitude_terms(response: Response, n: Tensor) -> _MagnitudeTerms | None:
+def _magnitude_terms(spec: OperatorSpec, n: Tensor) -> _MagnitudeTerms | None:
     """Return the terms of h for norms n (N, groups, 1, *places), or None if h = 1."""
-    if response.has_unit_magnitude:
+    if spec.has_unit_magnitude:
         return None
-    argument = n if response.input_scale is None else n * response.input_scale
-    if type(response.magnitude) is Tanh:
+    argument = n if spec.input_scale is None else n * spec.input_scale
+    if type(spec.magnitude) is Tanh:
         # tanh(u) = e/(−2 − e) with e = expm1(−2u), almost twice as fast as torch.tanh and as accurate.
-        e = torch.mul(argument, -2 / response.magnitude.radius).expm1_()
+        e = torch.mul(argument, -2 / spec.magnitude.radius).expm1_()
         phi = e.div_(torch.rsub(e, -2))
-        phi = phi if response.magnitude.alpha == 1 else phi.mul_(response.magnitude.alpha)
+        phi = phi if spec.magnitude.alpha == 1 else phi.mul_(spec.magnitude.alpha)
     else:
-        phi = response.magnitude(argument, argument)
-    return _MagnitudeTerms(argument, phi, phi if response.output_scale is None else phi * response.output_scale)
+        phi = spec.magnitude(argument, argument)
+    return _MagnitudeTerms(argument, phi, phi if spec.output_scale is None else phi * spec.output_scale)
 
 
 class _ParameterGradients:
@@ -481,21 +486,21 @@ class _ParameterGradients:
     so that Σ G·h·σ′·e and Σ G·h·g are accumulated and combined once at the end.
     """
 
-    def __init__(self, response: Response, needed: list[bool], wide: torch.dtype) -> None:
-        self.response = response
+    def __init__(self, spec: OperatorSpec, needed: list[bool], wide: torch.dtype) -> None:
+        self.spec = spec
         self.needs_input, _, self.needs_input_scale, self.needs_output_scale, self.needs_k = needed
 
         def zeros(t: Tensor | None, need: bool) -> Tensor | None:
             return torch.zeros_like(t, dtype=wide) if t is not None and need else None
 
-        self.input_scale = zeros(response.input_scale, self.needs_input_scale)
-        self.output_scale = zeros(response.output_scale, self.needs_output_scale)
-        self.sigmoid_sum, self.value_sum = zeros(response.k, self.needs_k), zeros(response.k, self.needs_k)
+        self.input_scale = zeros(spec.input_scale, self.needs_input_scale)
+        self.output_scale = zeros(spec.output_scale, self.needs_output_scale)
+        self.sigmoid_sum, self.value_sum = zeros(spec.k, self.needs_k), zeros(spec.k, self.needs_k)
 
     @property
     def needs_magnitude(self) -> bool:
         """True if the derivative of h is needed: for x, a or s."""
-        return not self.response.has_unit_magnitude and (
+        return not self.spec.has_unit_magnitude and (
             self.needs_input or self.needs_input_scale or self.needs_output_scale
         )
 
@@ -503,7 +508,7 @@ class _ParameterGradients:
         """Combine the two sums to ∂k."""
         if self.sigmoid_sum is None or self.value_sum is None:
             return None
-        sigmoid = self.response.angular
+        sigmoid = self.spec.angular
         assert isinstance(sigmoid, Sigmoid)
         assert isinstance(sigmoid.k, Tensor)
         k, height = sigmoid.k, torch.as_tensor(sigmoid.height)
@@ -511,41 +516,41 @@ class _ParameterGradients:
 
 
 def _element_gradients(
-    gradient: Tensor, c: Tensor, r: Tensor, n: Tensor, out: Tensor, parameters: _ParameterGradients
+    grad: Tensor, c: Tensor, r: Tensor, n: Tensor, out: Tensor, parameters: _ParameterGradients
 ) -> Tensor:
     """Write ∂p into `out`, add to the gradients of a, s and k, and return ∂n (N, groups, 1, *places).
 
     Args:
-        gradient: G (N, groups, filters per group, *places), in float32 or wider.
+        grad: G (N, groups, filters per group, *places), in float32 or wider.
         c: cosines in the same shape.
         r: reciprocal norms (N, groups, 1, *places).
         n: norms in the same shape.
-        out: uninitialised, in the shape of `gradient`.
+        out: uninitialised, in the shape of `grad`.
         parameters: sums of the gradients of a, s and k.
     """
-    response = parameters.response
-    terms = _magnitude_terms(response, n)
+    spec = parameters.spec
+    terms = _magnitude_terms(spec, n)
     # One number per patch unless h depends on the filter, so multiplying h and r first saves a pass.
     h_r = r if terms is None else terms.h * r
     h = None if terms is None else terms.h
-    grad_slope, grad_value = response.kernel.gradients(gradient, c, h, parameters)  # G·g′ and G·g
-    torch.mul(grad_slope, h_r, out=out)
-    radial = response.sum_filters(grad_slope.mul_(c))
-    values = None if grad_value is None else response.sum_filters(grad_value)
+    grad_times_derivative, grad_times_value = spec.kernel.gradients(grad, c, h, parameters)  # G·g′ and G·g
+    torch.mul(grad_times_derivative, h_r, out=out)
+    radial = spec.sum_filters(grad_times_derivative.mul_(c))
+    values = None if grad_times_value is None else spec.sum_filters(grad_times_value)
     return _norm_gradient(parameters, terms, radial=radial, values=values, h_r=h_r, r=r, n=n)
 
 
 def _cosine_gradients(
-    gradient: Tensor, grad_times_c: Tensor, r: Tensor, n: Tensor, out: Tensor, parameters: _ParameterGradients
+    grad: Tensor, grad_times_c: Tensor, r: Tensor, n: Tensor, out: Tensor, parameters: _ParameterGradients
 ) -> Tensor:
-    """Do the same as `_element_gradients` for g = c. There g′ = 1, so G·g′·c and G·g are both G·c.
+    """`_element_gradients` for g = c. There g′ = 1, so G·g′·c and G·g are both G·c.
 
-    `grad_times_c` is G·c after `Response.sum_filters`, so that the caller can compute it without the cosines. It is
+    `grad_times_c` is G·c after `OperatorSpec.sum_filters`, so that the caller can compute it without the cosines. It is
     overwritten.
     """
-    terms = _magnitude_terms(parameters.response, n)
+    terms = _magnitude_terms(parameters.spec, n)
     h_r = r if terms is None else terms.h * r
-    torch.mul(gradient, h_r, out=out)
+    torch.mul(grad, h_r, out=out)
     return _norm_gradient(parameters, terms, radial=grad_times_c, values=grad_times_c, h_r=h_r, r=r, n=n)
 
 
@@ -564,7 +569,7 @@ def _norm_gradient(
     Args:
         parameters: sums of the gradients of a and s.
         terms: of the magnitude, or None if h = 1.
-        radial: G·g′·c, after `Response.sum_filters`.
+        radial: G·g′·c, after `OperatorSpec.sum_filters`.
         values: G·g in the same shape, or None if the magnitude needs no gradient. It may be the same tensor as `radial`
             and is overwritten.
         h_r: h·r.
@@ -576,20 +581,21 @@ def _norm_gradient(
     if terms is None or not parameters.needs_magnitude:
         return grad_norm
     assert values is not None
-    response = parameters.response
+    spec = parameters.spec
     if parameters.output_scale is not None:  # ∂s
         _add_sum_(parameters.output_scale, values * terms.phi)
     # G·g·s·φ′(a·n), the gradient of a·n.
-    values = values.mul_(response.magnitude.slope(terms.argument, terms.phi))
-    if response.output_scale is not None:
-        values = values * response.output_scale
+    values = values.mul_(spec.magnitude.slope(terms.argument, terms.phi))
+    if spec.output_scale is not None:
+        values = values * spec.output_scale
     if parameters.input_scale is not None:  # ∂a
         _add_sum_(parameters.input_scale, values * n)
     # ∂n through the magnitude. Gradients are those of the norm 1/r of the operator's input, so by the chain rule there
     # is a factor n·r. It is 1 except in two cases, in which it is a power of two: for float16 inputs, where n is the
-    # norm before `limit_float16`, and for a Seg with a huge or tiny learned ρ, where `_build_response` scales n.
-    if response.input_scale is not None:
-        values = values * response.input_scale
+    # norm before `measure_patches` scales them, and for a Seg with a huge or tiny learned ρ, where `DecoupledLayer`
+    # scales n.
+    if spec.input_scale is not None:
+        values = values * spec.input_scale
     return grad_norm.add_(values.sum(2, keepdim=True) * (n * r))
 
 
@@ -605,11 +611,11 @@ class _AngularKernel:
         return value
 
     def gradients(
-        self, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
+        self, grad: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
     ) -> tuple[Tensor, Tensor | None]:
         """Return G·g′(c), and G·g(c) if the magnitude needs it; add to the gradient of k. Both are new tensors."""
         value = self.angular(c)
-        return self.angular.slope(c, value) * gradient, value * gradient
+        return self.angular.slope(c, value) * grad, value * grad
 
 
 class _LinearKernel(_AngularKernel):
@@ -619,11 +625,11 @@ class _LinearKernel(_AngularKernel):
         return _numerics.arcsin_(c).mul_(-self.angular.angle_slope())
 
     def gradients(
-        self, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
+        self, grad: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
     ) -> tuple[Tensor, Tensor | None]:
-        slope = -self.angular.angle_slope()
-        value = _numerics.arcsin(c).mul_(slope).mul_(gradient) if parameters.needs_magnitude else None
-        return _numerics.cosecant(c).mul_(slope).mul_(gradient), value
+        derivative = -self.angular.angle_slope()  # dg/de
+        value = _numerics.arcsin(c).mul_(derivative).mul_(grad) if parameters.needs_magnitude else None
+        return _numerics.cosecant(c).mul_(derivative).mul_(grad), value
 
 
 class _SigmoidKernel(_AngularKernel):
@@ -633,26 +639,26 @@ class _SigmoidKernel(_AngularKernel):
         super().__init__(angular)
         k, height = angular.k, angular.height
         # Computed once for all blocks.
-        self.inverse_k, self.two_over_height, self.slope_factor = 1 / k, 2 / height, 2 / (k * height)
+        self.inverse_k, self.two_over_height, self.derivative_factor = 1 / k, 2 / height, 2 / (k * height)
 
     def value_(self, c: Tensor) -> Tensor:
         return _numerics.arcsin_(c).mul_(self.inverse_k).sigmoid_().sub_(0.5).mul_(self.two_over_height)
 
     def gradients(
-        self, gradient: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
+        self, grad: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
     ) -> tuple[Tensor, Tensor | None]:
         elevation = _numerics.arcsin(c)
-        rise = torch.mul(elevation, self.inverse_k).sigmoid_()
-        to_angle = torch.ops.aten.sigmoid_backward(gradient, rise)  # G·σ(1 − σ)
+        sigma = torch.mul(elevation, self.inverse_k).sigmoid_()
+        grad_sigma = torch.ops.aten.sigmoid_backward(grad, sigma)  # G·σ(1 − σ)
         value = None
         if parameters.needs_magnitude or parameters.value_sum is not None:
-            value = rise.sub_(0.5).mul_(self.two_over_height).mul_(gradient)
+            value = sigma.sub_(0.5).mul_(self.two_over_height).mul_(grad)
         if parameters.sigmoid_sum is not None and parameters.value_sum is not None and value is not None:
             # The two sums of ∂k. Neither elevations nor, if h = 1, values are used afterwards.
-            elevation.mul_(to_angle)
+            elevation.mul_(grad_sigma)
             _add_sum_(parameters.sigmoid_sum, elevation if h is None else elevation.mul_(h))
             _add_sum_(parameters.value_sum, value if h is None else value * h)
-        return to_angle.mul_(self.slope_factor).mul_(_numerics.cosecant(c)), value
+        return grad_sigma.mul_(self.derivative_factor).mul_(_numerics.cosecant(c)), value
 
 
 # To add a faster form of another g, write a kernel and list it here. The cosine, whose derivative is 1, has its own
@@ -672,11 +678,11 @@ def _add_sum_(total: Tensor, values: Tensor) -> None:
     total.add_(sums.sum_to_size(total.shape))
 
 
-def _match_layout(gradient: Tensor, like: Tensor) -> Tensor:
-    """Return `gradient` in the dtype and memory format of `like`, as the fake implementation promises."""
-    if gradient.dtype == like.dtype and gradient.stride() == like.stride():
-        return gradient
-    return torch.empty_like(like).copy_(gradient)
+def _match_layout(grad: Tensor, like: Tensor) -> Tensor:
+    """Return `grad` in the dtype and memory format of `like`, as the fake implementation promises."""
+    if grad.dtype == like.dtype and grad.stride() == like.stride():
+        return grad
+    return torch.empty_like(like).copy_(grad)
 
 
 def _empty_like(product: Tensor, length: int, dtype: torch.dtype) -> Tensor:

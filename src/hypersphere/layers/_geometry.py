@@ -28,8 +28,6 @@ __all__ = [
     "batch_blocks",
     "measure_patches",
     "on_accelerator",
-    "patch_norms",
-    "plain_patch_norms",
     "split_batches",
 ]
 
@@ -140,53 +138,46 @@ class ConvGeometry:
 class MeasuredPatches(NamedTuple):
     """An input from which products with filters are computed, and the norms of its patches.
 
-    The input is the one of the layer times a power of two per sample, which does not change cosines but keeps products
-    and gradients in the range of the dtype. The norm is an argument of the magnitude, so it is that of the original
-    patch x. The reciprocal turns products into cosines, so it is that of the scaled patch.
+    The input is that of the layer, times a power of two per sample. This does not change cosines but keeps products and
+    gradients in the range of the dtype. The magnitude is a function of the norm of the layer's patches, so `norm` is
+    that of the original input. The reciprocal turns products into cosines, so it is that of the input `x`.
 
     Attributes:
-        scaled: the scaled input, (N, channels, *size).
-        norm: ‖x‖, (N, groups, 1, *places), 0 for a zero patch.
-        scaled_reciprocal: 1/‖patch of `scaled`‖ in the same shape, 0 for a zero patch.
-        square_scale: power of two per sample, (N, 1, *ones), by which `scaled` can be multiplied before it is squared
-            without overflow or underflow. It is 1 for ordinary inputs.
+        x: the scaled input, (N, channels, *size).
+        norm: norms of the patches of the original input, (N, groups, 1, *places), 0 for a zero patch.
+        reciprocal: 1/norms of the patches of `x` in the same shape, 0 for a zero patch.
+        scale: power of two per sample, (N, 1, *ones), by which `x` can be multiplied before it is squared without
+            overflow or underflow. It is 1 for ordinary inputs.
     """
 
-    scaled: Tensor
+    x: Tensor
     norm: Tensor
-    scaled_reciprocal: Tensor
-    square_scale: Tensor
+    reciprocal: Tensor
+    scale: Tensor
 
 
 def measure_patches(x: Tensor, geometry: ConvGeometry, *, with_graph: bool) -> MeasuredPatches:
-    """Measure all patches of `x` (N, channels, *size). The result is differentiable if `with_graph` is True."""
-    measure = plain_patch_norms if with_graph else patch_norms
+    """Measure all patches of `x` (N, channels, *size). The result is differentiable if `with_graph` is True.
+
+    >>> measure_patches(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), ConvGeometry(), with_graph=False).norm.flatten()
+    tensor([5., 0.])
+    """
+    measure = _measure_with_graph if with_graph else _measure_without_graph
     if x.dtype != torch.float16:
         return measure(x, geometry)
-    limited, inverse_scale = limit_float16(x)
-    patches = measure(limited, geometry)
-    return patches._replace(norm=patches.norm * inverse_scale.unsqueeze(1))
-
-
-def limit_float16(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale the largest entry of each float16 sample to at most 128, and return the inverse scales (N, 1, *ones).
-
-    Then neither the products of the samples nor the gradients of large inputs overflow.
-    """
+    # Scale the largest entry of each sample to at most 128. Then neither products nor the gradients of large inputs
+    # overflow.
     scale = 128 * _numerics.unit_scale(_sample_peak(x))
-    return (x * scale).to(x.dtype), scale.reciprocal()
+    patches = measure((x * scale).to(x.dtype), geometry)
+    return patches._replace(norm=patches.norm / scale.unsqueeze(1))
 
 
 @torch.no_grad()
-def patch_norms(x: Tensor, geometry: ConvGeometry) -> MeasuredPatches:
-    """Measure all patches of `x` (N, channels, *size) without a graph. Products are computed from `x` itself.
-
-    >>> patch_norms(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), ConvGeometry()).norm.flatten()
-    tensor([5., 0.])
-    """
-    if torch.compiler.is_compiling():  # the compiler fuses plain operations into one pass
-        _, scale, norm, scaled_reciprocal = _scale_and_measure(x, geometry)
-        return MeasuredPatches(x, norm, scaled_reciprocal * scale.unsqueeze(1), scale)
+def _measure_without_graph(x: Tensor, geometry: ConvGeometry) -> MeasuredPatches:
+    """Measure patches in blocks. Products are computed from `x` itself, so that it keeps its graph."""
+    if torch.compiler.is_compiling():  # the compiler fuses ordinary operations into one pass
+        patches, scale = _measure_with_graph(x, geometry), _numerics.safe_scale(_sample_peak(x))
+        return patches._replace(x=x, reciprocal=patches.reciprocal * scale.unsqueeze(1), scale=scale)
     wide = _numerics.widen(x[:0]).dtype
     squares = torch.empty(len(x), geometry.groups, *x.shape[2:], dtype=wide, device=x.device)
     scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
@@ -199,23 +190,13 @@ def patch_norms(x: Tensor, geometry: ConvGeometry) -> MeasuredPatches:
     return MeasuredPatches(x, norm, reciprocal, scale)
 
 
-def plain_patch_norms(x: Tensor, geometry: ConvGeometry) -> MeasuredPatches:
-    """Measure all patches of `x` (N, channels, *size) in differentiable operations.
-
-    Scaling keeps all products, norms and their derivatives near one, so that tiny and huge inputs have accurate
-    gradients too.
-    """
-    scaled, scale, norm, scaled_reciprocal = _scale_and_measure(x, geometry)
-    return MeasuredPatches(scaled, norm, scaled_reciprocal, torch.ones_like(scale))
-
-
-def _scale_and_measure(x: Tensor, geometry: ConvGeometry) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return `x` times a scale that makes squares safe, the scale, ‖x‖, and 1/‖scaled x‖, differentiably."""
+def _measure_with_graph(x: Tensor, geometry: ConvGeometry) -> MeasuredPatches:
+    """Measure patches in differentiable operations, scaled so that tiny and huge inputs have accurate gradients."""
     scale = _numerics.safe_scale(_sample_peak(x))
     scaled = (x * scale).to(x.dtype)  # exact, because the scale is a power of two
     squares = _numerics.widen(scaled).square().unflatten(1, (geometry.groups, -1)).sum(2)
-    scaled_norm, scaled_reciprocal = _norm_and_reciprocal(geometry.window_sum(squares))
-    return scaled, scale, scaled_norm / scale.unsqueeze(1), scaled_reciprocal
+    norm, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares))
+    return MeasuredPatches(scaled, norm / scale.unsqueeze(1), reciprocal, torch.ones_like(scale))
 
 
 def _sample_peak(x: Tensor) -> Tensor:

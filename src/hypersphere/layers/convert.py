@@ -23,11 +23,10 @@ from hypersphere._modes import evaluation_mode, training_mode
 from hypersphere._validation import require
 from hypersphere.layers._convert_layer import (
     DECOUPLED_CLASSES,
-    conversion_obstacle,
     convert_layer_,
-    has_custom_forward,
-    plain_class,
+    reason_not_convertible,
     revert_layer_,
+    torch_class,
 )
 from hypersphere.layers.decoupled import DecoupledLayer, OperatorOptions
 from hypersphere.layers.norm import SphereNorm
@@ -67,7 +66,8 @@ def convert_(
         scale: None to leave the scale of outputs to the magnitude, or "keep".
         calibration: with scale="keep", an input of the model, or a tuple of positional arguments.
         where: which of these layers, by name and module. None for all except the output layer (see `layers_of`; if it
-            is not recognised, the last linear layer) and layers that `conversion_plan` lists as skipped.
+            is not recognised, the last linear layer) and layers that cannot be converted; `conversion_plan` lists them
+            with the reason.
         report: whether to print the converted and the skipped layers.
         **options: `magnitude`, `angular`, `weighting`, `learn_k`, `learn_radius`, `radius_norm`, `momentum` and
             `storage`, with the meaning and the defaults that they have in `DecoupledConv2d`.
@@ -76,7 +76,7 @@ def convert_(
         The model.
 
     Raises:
-        ValueError: no layer is chosen, or a chosen layer cannot be converted. The model is unchanged.
+        ValueError: no layer is chosen, or a layer that `where` chooses cannot be converted. The model is unchanged.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 10))
@@ -91,11 +91,6 @@ def convert_(
     require(calibration is None or scale == "keep", "calibration", "None unless scale='keep'", type(calibration))
     plan = conversion_plan(model, where)
     modules = {name: model.get_submodule(name) for name in plan.converted}
-    bypassed = _bypassed_modules(model)
-    for name, module in modules.items():
-        reason = conversion_obstacle(module, bypassed)
-        if reason is not None:
-            raise ValueError(f"where must exclude {name or type(module).__name__!r}, which {reason}")
     if not modules:
         raise ValueError(f"model must have a layer to convert, but {_why_nothing_is_chosen(model)}")
     observed = {} if calibration is None else _observe(model, modules, calibration)
@@ -146,7 +141,9 @@ def layers_to_revert(model: nn.Module) -> list[nn.Module]:
     for name, module in decoupled.items():
         if parametrize.is_parametrized(module):
             advice = "fold it (hypersphere.rotation.fold_) or remove its parametrisation first"
-            raise ValueError(f"model must have plain decoupled layers, but {name!r} is parametrised: {advice}")
+            raise ValueError(
+                f"model must have no parametrised decoupled layers, but {name!r} is parametrised: {advice}"
+            )
     return list(decoupled.values())
 
 
@@ -179,6 +176,9 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
         model: any module.
         where: as in `convert_`.
 
+    Raises:
+        ValueError: a layer that `where` chooses cannot be converted.
+
     Example:
         >>> print(conversion_plan(nn.Sequential(nn.Linear(4, 8), nn.LSTM(8, 8), nn.Linear(8, 2))).skipped[0])
         SkippedLayer(name='2', reason='it is the output layer')
@@ -193,19 +193,18 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
     bypassed = _bypassed_modules(model)
     outputs = {name for layer in selection.outputs for name in (layer.name, *layer.aliases)}
     if not outputs:
-        linear = [name for name, m in candidates.items() if plain_class(m) is nn.Linear and m not in bypassed]
+        linear = [name for name, m in candidates.items() if torch_class(m) is nn.Linear and m not in bypassed]
         outputs = set(linear[-1:])
 
     def reason_to_skip(name: str, module: nn.Module) -> str | None:
-        if where is not None:
-            return None if where(name, module) else "excluded by `where`"
-        if name in outputs:
+        if where is not None and not where(name, module):
+            return "excluded by `where`"
+        if where is None and name in outputs:
             return "it is the output layer"
-        if module in bypassed:
-            return "its parent reads its weight without calling it"
-        if has_custom_forward(module):
-            return f"{type(module).__name__} overrides forward, which would be lost"
-        return None
+        reason = reason_not_convertible(module, bypassed)
+        if where is not None and reason is not None:
+            raise ValueError(f"where must exclude {name or type(module).__name__!r}: {reason}")
+        return reason
 
     reasons = {name: reason_to_skip(name, module) for name, module in candidates.items()}
     skipped = [SkippedLayer(name, reason) for name, reason in reasons.items() if reason is not None]
@@ -257,8 +256,8 @@ def _why_nothing_is_chosen(model: nn.Module) -> str:
     if is_decoupled and not any(_looks_convertible(module) for module in model.modules()):
         return "its layers are decoupled already: call revert_ first"
     if is_decoupled:
-        return "none of its plain layers is chosen; call revert_ first to convert decoupled layers again"
-    return "none of its convolutions and linear layers is chosen"
+        return "none of its other layers is chosen; call revert_ first to convert decoupled layers again"
+    return "none of its convolutions and linear layers is chosen; conversion_plan(model) gives the reasons"
 
 
 @torch.no_grad()
@@ -270,7 +269,8 @@ def _observe(
 
     def remember(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, arguments: tuple[Tensor, ...], y: Tensor) -> None:
-            observed.setdefault(name, (arguments[0].detach(), _root_mean_square(module, y)))
+            # A copy, because a later operation may overwrite the input in place.
+            observed.setdefault(name, (arguments[0].detach().clone(), _root_mean_square(module, y)))
 
         return hook
 
@@ -282,9 +282,8 @@ def _observe(
         for handle in handles:
             handle.remove()
     for name in modules:
-        require(
-            name in observed, "calibration", "an input for which all converted layers are called", f"without {name}"
-        )
+        if name not in observed:
+            raise ValueError(f"the calibration input does not reach layer {name!r}")
     return observed
 
 
@@ -315,6 +314,6 @@ def _root_mean_square(module: nn.Module, y: Tensor) -> Tensor:
     bias = module._parameters.get("bias")
     y = y.float()
     if bias is not None:
-        channels_last = plain_class(module) is nn.Linear
+        channels_last = torch_class(module) is nn.Linear
         y = y - (bias.float() if channels_last else bias.float().reshape(-1, *[1] * (module.weight.ndim - 2)))  # type: ignore[operator]
     return y.square().mean().sqrt()

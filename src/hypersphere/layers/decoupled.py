@@ -3,9 +3,9 @@ r"""Decoupled layers: f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)) instead of the 
 Each layer takes the arguments of torch's layer of the same kind and has the same parameters and state dict. A learned
 k or ρ adds parameters and buffers, so a checkpoint of torch's layer is loaded into such a layer with `strict=False`.
 
-The path of a forward pass: `DecoupledLayer.forward` checks the input, `_respond` of the convolutions or of the linear
-layer makes it a batch, and `_respond_to_batch` computes the responses. There `_geometry` computes the norms of all
-patches, `_build_response` inserts the learned k and ρ into the operator, and `_fused_op` evaluates it.
+The path of a forward pass: `DecoupledLayer.forward` checks the input, `_forward_any_shape` of the convolutions or of
+the linear layer makes it a batch, and `_forward_batch` computes the responses. There `_geometry` computes the norms of
+all patches, `_operator_spec` inserts the learned k and ρ into the operator, and `_fused_op` evaluates it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from torch import Tensor, nn
 from torch.jit._trace import is_tracing
 
 from hypersphere import _numerics
-from hypersphere._validation import choose, is_number, require, warn_user
+from hypersphere._deprecation import deprecated_attribute
+from hypersphere._validation import choose, is_number, require
+from hypersphere.functions._recomputation import PassHistory
+from hypersphere.functions._tensor_fields import fields_on_device
 from hypersphere.functions.angular import ANGULARS, Cosine, Sigmoid
 from hypersphere.functions.magnitude import (
     MAGNITUDES,
     Ball,
     InnerProduct,
     Linear,
-    Magnitude,
     Radial,
     Seg,
     Sphere,
@@ -38,11 +40,12 @@ from hypersphere.functions.magnitude import (
     weighted,
 )
 from hypersphere.layers._fused_op import (
-    Response,
+    OperatorSpec,
     absorb_output_scale,
     filter_polar,
-    fused_response,
-    plain_response,
+    fused_forward,
+    reference_forward,
+    saves_cotangents,
     use_custom_op,
 )
 from hypersphere.layers._geometry import ConvGeometry, MeasuredPatches, measure_patches
@@ -71,10 +74,6 @@ __all__ = [
 
 MagnitudeFunction = Callable[[Tensor, Tensor], Tensor]
 AngularFunction = Callable[[Tensor], Tensor]
-
-# Number of forward passes whose mean patch norms are stored for activation checkpointing. An older pass that is
-# recomputed uses the current running mean.
-REMEMBERED_PASSES = 8
 
 
 def shared_k(k: float = 0.5) -> nn.Parameter:
@@ -130,8 +129,8 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
     r"""Mixin that makes a layer of torch decoupled: the operator, its settings and its learned k and ρ.
 
     A decoupled layer inherits from this class first and from torch's layer second, so that `super()` is torch's layer.
-    It calls `_configure` at the end of its constructor and defines `_check_shape`, `_inner_product`, `_respond` and
-    `_input_and_geometry`, the four methods in which convolutions and linear layers differ.
+    It calls `_configure` at the end of its constructor and defines `_check_shape`, `_inner_product`,
+    `_forward_any_shape` and `_input_and_geometry`, the four methods in which convolutions and linear layers differ.
 
     The learned k and ρ are kept positive by learning their logarithms: `log_k` holds log k, and `log_radius` holds the
     logarithm of the factor in ρ = factor·(mean of ‖x‖), thesis (C.1). Both have one entry, or one per filter.
@@ -140,12 +139,10 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
     handled like the statistics of BatchNorm: each training batch moves it by `momentum`, and the first batch in which
     the group has a nonzero patch sets it. It is constant in evaluation mode and part of the state dict.
 
-    Activation checkpointing computes a forward pass twice; the second pass reuses the mean of the first and does not
-    update it. Torch does not tell a layer which pass it repeats, but a repeated pass has the same input and therefore,
-    bit for bit, the same mean patch norm of its batch. The layer stores this number as a fingerprint of each of its
-    last `REMEMBERED_PASSES` passes, together with the running mean that the pass used. If more passes than these
-    precede the backward pass, the second pass uses the current running mean instead, and the gradient belongs to a
-    slightly different ρ than the loss. A warning reports this once per layer.
+    Activation checkpointing computes a forward pass twice; the second pass reuses the running mean of the first and
+    does not update it. The mean patch norm of a batch identifies the pass that is repeated, see `PassHistory`. If the
+    pass is not remembered, it uses the current running mean, and the gradient belongs to a slightly different ρ than
+    the loss. A warning reports this once per layer.
     """
 
     groups: int
@@ -158,9 +155,9 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
     log_k: nn.Parameter | None
     log_radius: nn.Parameter | None
     mean_norm: Tensor
-    batches: Tensor
-    recent_means: Tensor
-    _has_warned = False  # of a pass that was not recognised
+    num_batches_tracked: Tensor
+    batches = deprecated_attribute("batches", "num_batches_tracked")
+    _passes: PassHistory
 
     # Settings --------------------------------------------------------------------------------------------------------
 
@@ -185,18 +182,14 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
             groups, device, dtype = self.groups, log_radius.device, log_radius.dtype
             self.register_buffer("mean_norm", torch.ones(groups, dtype=dtype, device=device))
             # Batches that have moved the mean of each group. The first one sets it instead.
-            self.register_buffer("batches", torch.zeros(groups, dtype=torch.int64, device=device))
-            # Pairs of the mean of a batch, which identifies its forward pass, and the running mean that the pass used.
-            # The newest pair is first.
-            recent = torch.zeros(REMEMBERED_PASSES, 2, groups, dtype=dtype, device=device)
-            self.register_buffer("recent_means", recent, persistent=False)
+            self.register_buffer("num_batches_tracked", torch.zeros(groups, dtype=torch.int64, device=device))
+            self._passes = PassHistory("the current running mean")
 
     def _remove_configuration(self) -> None:
         """Undo `_configure`."""
-        for name in (*DEFAULT_OPTIONS, "log_k", "log_radius", "mean_norm", "batches", "recent_means"):
+        for name in (*DEFAULT_OPTIONS, "log_k", "log_radius", "mean_norm", "num_batches_tracked", "_passes"):
             if hasattr(self, name):
                 delattr(self, name)
-        self.__dict__.pop("_has_warned", None)
 
     def _initial_log_k(self, angular: AngularFunction, learn_k: str | nn.Parameter | None) -> nn.Parameter | None:
         if isinstance(angular, Sigmoid) and isinstance(angular.k, nn.Parameter):
@@ -241,15 +234,15 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
             if log_radius is not None and isinstance(self.magnitude, (Ball, Tanh, Seg)):
                 log_radius.copy_(torch.as_tensor(self.magnitude.radius).log())
                 self.mean_norm.fill_(1)
-                self.batches.zero_()
-                self.recent_means.zero_()
+                self.num_batches_tracked.zero_()
+                self._passes.clear()
 
     @property
     def uses_weight_norm(self) -> bool:
         """True if ‖w‖ changes the output. A user's callable counts as using it unless it has this attribute."""
         if self.weighting is not None:
             return True
-        return bool(getattr(self.magnitude, "uses_weight_norm", not isinstance(self.magnitude, Magnitude)))
+        return bool(getattr(self.magnitude, "uses_weight_norm", True))
 
     @property
     def decay_free_parameters(self) -> tuple[str, ...]:
@@ -288,7 +281,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         with _numerics.autocast_disabled(x):
             weight = self._equivalent_weight()
             if weight is None:
-                return self._respond(x)
+                return self._forward_any_shape(x)
             return self._inner_product(x, weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
 
     @abc.abstractmethod
@@ -300,8 +293,8 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         """Return ⟨w, x⟩ + b, computed as torch's layer does."""
 
     @abc.abstractmethod
-    def _respond(self, x: Tensor) -> Tensor:
-        """Return the responses to an input of any accepted shape, with `_respond_to_batch`."""
+    def _forward_any_shape(self, x: Tensor) -> Tensor:
+        """Return the responses to an input of any accepted shape, with `_forward_batch`."""
 
     @abc.abstractmethod
     def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
@@ -321,26 +314,28 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
             return weight if is_one else weight * magnitude.alpha
         return None
 
-    def _respond_to_batch(self, x: Tensor) -> Tensor:
+    def _forward_batch(self, x: Tensor) -> Tensor:
         """Return f(w, x) + b (N, filters, *places) for a batch (N, channels, *size)."""
         x, geometry = self._input_and_geometry(x)
         w_norm, w_hat = filter_polar(self.weight)
-        # The custom operator differentiates the norms itself; plain operations need norms with a graph.
-        is_fused = self._has_fused_form and use_custom_op(x, self.weight)
+        # The custom operator differentiates the norms itself; ordinary operations need norms with a graph.
+        is_fused, half_storage = self._has_fused_form and use_custom_op(x, self.weight), self.storage == "half"
         patches = measure_patches(x, geometry, with_graph=not is_fused)
-        if self._has_factors:
+        if self._is_factorable:
             # The magnitude is a function of ‖x‖, with ‖w‖ and a learned ρ as factors.
-            response, patches = self._build_response(x, geometry, patches, w_norm)
-            response, w_hat = absorb_output_scale(response, w_hat)
+            spec, patches = self._operator_spec(x, geometry, patches, w_norm)
+            # Cotangents are those of cosines, so the filters must stay unit vectors if they are saved.
+            if not (is_fused and saves_cotangents(x, half_storage=half_storage)):
+                spec, w_hat = absorb_output_scale(spec, w_hat)
             if is_fused:
-                y = fused_response(patches, w_hat.to(x.dtype), geometry, response, self.storage == "half")
+                y = fused_forward(patches, w_hat.to(x.dtype), geometry, spec, half_storage)
                 return y if self.bias is None else y.add_(self._shaped_bias(y))  # backward does not need y
-            h, g = response.h, response.angular
+            h, g = spec.h, spec.angular
         else:  # a user's function of both norms
             magnitude = self._magnitude_with_radius(x, geometry, patches.norm)
             h = partial(weighted(magnitude, self.weighting), self._per_filter(w_norm, x))
             g = self._angular_with_k(x)
-        y = plain_response(patches, w_hat.to(x.dtype), geometry, h, g)
+        y = reference_forward(patches, w_hat.to(x.dtype), geometry, h, g)
         return y if self.bias is None else y + self._shaped_bias(y)
 
     def _shaped_bias(self, y: Tensor) -> Tensor:
@@ -349,8 +344,8 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
     # The operator with the current k and ρ ---------------------------------------------------------------------------
 
     @property
-    def _has_factors(self) -> bool:
-        """True if `_build_response` can write h as s·φ(a·‖x‖): h is from the menu and depends on ‖x‖ only, or ‖w‖‖x‖.
+    def _is_factorable(self) -> bool:
+        """True if h = s·φ(a·‖x‖) with φ from the menu.
 
         Types are compared exactly, because a user's subclass may be any function of ‖w‖, ‖x‖ and ρ.
         """
@@ -366,7 +361,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         It cannot call a user's function, it needs the slopes of h and g, and it differentiates only the k and ρ that
         this layer learns.
         """
-        if not self._has_factors or type(self.angular) not in ANGULARS.values():
+        if not self._is_factorable or type(self.angular) not in ANGULARS.values():
             return False
         if not all(getattr(entry, "has_slope", True) for entry in (self.magnitude, self.angular)):
             return False
@@ -374,15 +369,16 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         learned = {"radius": self.log_radius is not None, "k": self.log_k is not None}
         return not any(isinstance(value, Tensor) and not learned.get(name) for name, value in numbers.items())
 
-    def _build_response(
+    def _operator_spec(
         self, x: Tensor, geometry: ConvGeometry, patches: MeasuredPatches, w_norm: Tensor
-    ) -> tuple[Response, MeasuredPatches]:
+    ) -> tuple[OperatorSpec, MeasuredPatches]:
         r"""Write h(‖w‖, ‖x‖)·g(θ) as s·φ(a·n)·g(θ), and return it and the patches with the norms n.
 
         Ball and Tanh are functions of ‖x‖/ρ, and Seg is ρ times one, so a = 1/ρ and, for Seg, s = ρ. The weightings
-        multiply a (joint) or s (linear, separate) by a function of ‖w‖. The norms are n = ‖x‖, except for a Seg with a
-        learned ρ so large or small that ρ² leaves the range of the dtype: its gradients multiply s by n, so n is then
-        ‖x‖ times a power of two close to 1/ρ.
+        multiply a (joint) or s (linear, separate) by a function of ‖w‖.
+
+        n = ‖x‖. For a Seg with a learned ρ, gradients contain s·n = ρ·‖x‖. If that could overflow or underflow, n is
+        ‖x‖ scaled by a power of two near 1/ρ, and a compensates.
         """
         magnitude, a, s = self.magnitude, None, None
         if self.log_radius is not None:
@@ -409,10 +405,10 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
             argument = filter_norms if a is None else a * filter_norms
             s = bounded(argument, argument)
         assert isinstance(magnitude, Radial)
-        # Move α of a constant φ into s, which a cosine absorbs into its filters: then h = 1 and is left out.
+        # For constant φ = α, move α into s. With cosine g, s is then multiplied into the filters and h is skipped.
         if type(magnitude) is Sphere and s is not None:
             magnitude, s = Sphere(), s * magnitude.alpha
-        return Response(magnitude, self._angular_with_k(x), a, s), patches
+        return OperatorSpec(magnitude, self._angular_with_k(x), a, s), patches
 
     def _magnitude_with_radius(self, x: Tensor, geometry: ConvGeometry, norm: Tensor) -> MagnitudeFunction:
         """Return a user's h with the current ρ, which depends on the patch norms in training."""
@@ -450,7 +446,10 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         # operations and not branches, so that nothing waits for the device.
         is_valid = (batch_mean > 0) & torch.isfinite(batch_mean)
         if _numerics.in_backward():  # activation checkpointing repeats a forward pass
-            running = self._recall_pass(batch_mean)
+            # With `radius_norm="batch"`, ρ depends on the mean of the batch, which is the same in both passes.
+            state = self._passes.recall([batch_mean], (self.mean_norm,), warn=self.radius_norm == "running")
+            (running,) = state
+            assert running is not None
         else:
             running = self._running_mean(batch_mean, is_valid, can_update=_numerics.can_update_state(x))
         if self.radius_norm == "running":
@@ -462,65 +461,37 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
 
     def _running_mean(self, batch_mean: Tensor, is_valid: Tensor, *, can_update: bool) -> Tensor:
         """Return the running mean after this batch. Store it, and record the pass, if `can_update` is True."""
-        rate = torch.where(self.batches == 0, 1.0, self.momentum).to(batch_mean.dtype)
+        rate = torch.where(self.num_batches_tracked == 0, 1.0, self.momentum).to(batch_mean.dtype)
         running = torch.where(is_valid, torch.lerp(self.mean_norm, batch_mean, rate), self.mean_norm)
         if can_update:
             self.mean_norm.copy_(running)
-            self.batches += is_valid.to(self.batches.dtype)
-            newest = torch.stack([batch_mean, running]).unsqueeze(0)
-            self.recent_means.copy_(torch.cat([newest, self.recent_means[:-1]]))
+            self.num_batches_tracked += is_valid.to(self.num_batches_tracked.dtype)
+            self._passes.record([batch_mean], (running,))
         return running
-
-    def _recall_pass(self, batch_mean: Tensor) -> Tensor:
-        """Return the running mean that a pass used when it was computed first, or the current one if it is unknown.
-
-        The pass is identified by the mean patch norm of its batch. Equality is exact, because a repeated pass computes
-        the same operations on the same input.
-        """
-        batch_means, running_means = self.recent_means.unbind(1)  # (passes, groups), newest first
-        is_same = (batch_means == batch_mean).all(1)
-        # Several passes match if the same batch was seen before, each with the running mean of its time. The newest one
-        # is repeated, because the older ones belong to earlier steps. Only if a batch is passed twice before one
-        # backward pass do both repetitions use the mean of the second.
-        newest_match = is_same.to(torch.int64).argmax().unsqueeze(0)  # the first of equal maxima
-        if self.radius_norm == "running":  # otherwise ρ depends on the mean of the batch, the same in both passes
-            self._warn_of_unknown_pass(batch_mean, is_same)
-        return torch.where(is_same.any(), running_means.index_select(0, newest_match)[0], self.mean_norm)
-
-    def _warn_of_unknown_pass(self, batch_mean: Tensor, is_same: Tensor) -> None:
-        """Warn once if a recomputed pass is not among the remembered ones, because its gradient is inexact then."""
-        # This waits for the device, but only in passes that activation checkpointing repeats. Capturing a CUDA graph
-        # does not allow it.
-        is_captured = batch_mean.is_cuda and torch.cuda.is_current_stream_capturing()
-        if self._has_warned or is_captured or not _numerics.values_readable(batch_mean):
-            return
-        # A mean that is not a number equals no other, and the forward pass did not use it.
-        if bool(is_same.any() | ~torch.isfinite(batch_mean).all()):
-            return
-        self._has_warned = True
-        warn_user(
-            "a forward pass that activation checkpointing repeats was not recognised by its mean patch norm, so its "
-            f"gradient uses the current running mean: learn_radius remembers the last {REMEMBERED_PASSES} passes per "
-            "layer, and the repeated pass must have the same input"
-        )
 
     # State -----------------------------------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move and cast as torch does, but keep the running mean in float32 or wider."""
+        """Move and cast as torch does, but keep the running mean in float32 or wider; move fixed tensors of h and g."""
         # In half precision an update by a small momentum would be rounded away.
-        names = [name for name in ("mean_norm", "recent_means") if self._buffers.get(name) is not None]
-        before = {name: self._buffers[name] for name in names}
+        old = self._buffers.get("mean_norm")
         super()._apply(fn, recurse)
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is not None and new is not None and new.dtype in (torch.float16, torch.bfloat16):
-                self._buffers[name] = old.to(new.device)
+        new = self._buffers.get("mean_norm")
+        if old is not None and new is not None and new.dtype in (torch.float16, torch.bfloat16):
+            self._buffers["mean_norm"] = old.to(new.device)
+        device = next(self.parameters()).device  # not that of `weight`, which a parametrisation would compute
+        self.magnitude = fields_on_device(self.magnitude, device)
+        self.angular = fields_on_device(self.angular, device)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load a state dict. In version 0.1, k and ρ per layer, the mean norm and its counter were 0-d tensors."""
-        for name in ("log_k", "log_radius", "mean_norm", "batches"):
+        """Load a state dict. In version 0.1, k and ρ per layer, the mean norm and its counter were 0-d tensors.
+
+        The counter was named `batches`.
+        """
+        if prefix + "batches" in state_dict and hasattr(self, "num_batches_tracked"):
+            state_dict[prefix + "num_batches_tracked"] = state_dict.pop(prefix + "batches")
+        for name in ("log_k", "log_radius", "mean_norm", "num_batches_tracked"):
             stored, current = state_dict.get(prefix + name), getattr(self, name, None)
             if stored is not None and current is not None and stored.ndim == 0 and current.ndim == 1:
                 state_dict[prefix + name] = stored.expand(current.shape).clone()
@@ -576,10 +547,10 @@ class _DecoupledConv(DecoupledLayer):
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)
 
-    def _respond(self, x: Tensor) -> Tensor:
+    def _forward_any_shape(self, x: Tensor) -> Tensor:
         if x.ndim < self.weight.ndim:  # a single sample
-            return self._respond_to_batch(x.unsqueeze(0)).squeeze(0)
-        return self._respond_to_batch(x)
+            return self._forward_batch(x.unsqueeze(0)).squeeze(0)
+        return self._forward_batch(x)
 
     def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
         # Pairs (before, after) in reverse order of the dimensions, the order of F.pad.
@@ -624,16 +595,16 @@ class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
 
     A zero patch gives h·g(π/2), with zero gradient through its direction. Products of patches and filters have the
     dtype of the input, so in half precision a cosine is as accurate as that dtype. Norms and angles are computed in
-    float32 or wider. Patches whose norm is 10¹⁶ times smaller than the largest entry of their sample count as zero. If
-    h is unbounded, gradients are finite for patch norms up to 10¹⁹ in float32.
+    float32 or wider. A patch is treated as zero if its norm is below 1e-16 times the largest entry of its sample. If h
+    is unbounded, gradients are finite for patch norms up to 10¹⁹ in float32.
 
     Memory saved for backward: the input, as in `torch.nn.Conv2d`, plus the products, which have the size and dtype of
     the output, plus two numbers per patch and group. With 64 channels and filters at stride 1 this is twice the memory
     of `torch.nn.Conv2d`. With `storage="half"` the products take 16 bits each, so it is 1.5 times that memory; float32
     gradients are then rounded to about 2e-4 of their size, and to 1e-2 for an input within 0.1 rad of a filter.
 
-    A user's callable, or a tensor as fixed k or radius, is computed with plain operations. They take up to 2.5 times as
-    long as `torch.nn.Conv2d` and save several tensors of the size of the output.
+    A user's callable, or a tensor as fixed k or radius, is computed with ordinary operations. They take up to 2.5 times
+    as long as `torch.nn.Conv2d` and save several tensors of the size of the output.
 
     Example:
         >>> layer = DecoupledConv2d(3, 16, 3, padding=1, magnitude="tanh", learn_radius="layer")
@@ -683,8 +654,8 @@ class DecoupledLinear(DecoupledLayer, nn.Linear):
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
 
-    def _respond(self, x: Tensor) -> Tensor:
-        y = self._respond_to_batch(x.reshape(-1, x.shape[-1]))
+    def _forward_any_shape(self, x: Tensor) -> Tensor:
+        y = self._forward_batch(x.reshape(-1, x.shape[-1]))
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:

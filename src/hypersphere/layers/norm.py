@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere._validation import is_number, require
-from hypersphere.layers._convert_layer import conversion_obstacle, convert_layer_
+from hypersphere.layers._convert_layer import DECOUPLED_CLASSES, convert_layer_, reason_not_convertible
 from hypersphere.layers.decoupled import DecoupledLayer, OperatorOptions
 
 __all__ = ["SphereNorm"]
@@ -48,12 +48,11 @@ class SphereNorm(nn.Module):
         storage: str = "full",
     ) -> None:
         super().__init__()
-        is_plain = isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))
-        is_plain = is_plain and not isinstance(layer, DecoupledLayer)
-        require(is_plain, "layer", "a plain Conv1d, Conv2d, Conv3d or Linear layer", type(layer).__name__)
-        reason = conversion_obstacle(layer)
+        is_accepted = isinstance(layer, tuple(DECOUPLED_CLASSES)) and not isinstance(layer, DecoupledLayer)
+        require(is_accepted, "layer", "a Conv1d, Conv2d, Conv3d or Linear layer of torch", type(layer).__name__)
+        reason = reason_not_convertible(layer)
         if reason is not None:
-            raise ValueError(f"layer must be a layer that can be converted, but it {reason}")
+            raise ValueError(f"layer must be a layer that can be converted, but {reason}")
         is_fixed = (
             isinstance(rescale, (tuple, list)) and len(rescale) == 2 and all(is_number(v, -math.inf) for v in rescale)
         )
