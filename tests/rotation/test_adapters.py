@@ -634,6 +634,18 @@ def test_save_adapter_writes_what_peft_opens(method, options, tmp_path, butterfl
     save_adapter(ours, tmp_path, format="peft")
 
 
+def test_adapters_of_half_precision_models_are_exchanged_with_peft(tmp_path):
+    peft = pytest.importorskip("peft")
+    base = bert().bfloat16()
+    ours = trained(base, block_size=4, where=attention)
+    save_adapter(ours, tmp_path, format="peft")
+    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
+    again = load_adapter(copy.deepcopy(base), tmp_path)
+    assert again(TOKENS).logits.equal(ours(TOKENS).logits)
+    torch.testing.assert_close(theirs(TOKENS).logits, ours(TOKENS).logits, rtol=0.05, atol=0.05)
+    assert (ours(TOKENS).logits - base(TOKENS).logits).abs().max() > 0.2
+
+
 def test_save_adapter_constrains_training_in_peft_alike(tmp_path):
     save_adapter(trained(bert(), Cayley(bound=0.2), block_size=4, where=attention), tmp_path, format="peft")
     config = json.loads((tmp_path / "adapter_config.json").read_text())
