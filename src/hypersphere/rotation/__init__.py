@@ -2,6 +2,7 @@
 
 from hypersphere._deprecation import deprecated_names
 from hypersphere.rotation.activations import InputRotation
+from hypersphere.rotation.adapters import combine, load_adapter, merge, save_adapter, unmerge
 from hypersphere.rotation.diagnostics import (
     RotationPenalty,
     RotationState,
@@ -31,8 +32,11 @@ __all__ = [
     "RotationPenalty",
     "RotationState",
     "Stochastic",
+    "combine",
     "degrees_of_freedom",
     "fold_",
+    "load_adapter",
+    "merge",
     "orthogonality_error",
     "refine_neurons",
     "rotatable_layers",
@@ -40,7 +44,9 @@ __all__ = [
     "rotated_layers",
     "rotation_parameters",
     "rotation_states",
+    "save_adapter",
     "select",
+    "unmerge",
     "use_rotation_set",
 ]
 

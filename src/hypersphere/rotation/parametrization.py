@@ -61,10 +61,12 @@ class Rotation(nn.Module):
         free: the sets of free parameters by name. A new rotation has the single set "main".
         active: the name of the set that rotates the neurons, see `use_rotation_set`.
         layer_name: the name of the layer in the model, for error messages. It is empty until the rotation is attached.
+        merged: the rotated weight while the rotation is merged, else None, see `hypersphere.rotation.merge`.
     """
 
     dimensions: Tensor | None
     seed: Tensor | None
+    merged: Tensor | None
     original_state: WeightState  # set when the rotation is attached to a layer
 
     def __init__(
@@ -89,6 +91,7 @@ class Rotation(nn.Module):
         # Dimensions and seed are buffers, so that processes and checkpoints that share the model's state share them.
         self.register_buffer("dimensions", dimensions)
         self.register_buffer("seed", None if seed is None else torch.tensor(seed, device=like.device))
+        self.register_buffer("merged", None, persistent=False)
         # Small steps of a half-precision parameter would be rounded away, so the free parameters are never narrower
         # than float32, whatever the precision of the frozen weight.
         identity = layout.expand(method.identity(layout.block_size))
@@ -100,6 +103,8 @@ class Rotation(nn.Module):
 
     def forward(self, neurons: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         """Return the rotated weight, with the shape, dtype and memory format of `neurons`."""
+        if self.merged is not None:
+            return self.merged
         # Widen once for all factors, so that a half-precision weight is rounded only at the end.
         with _numerics.autocast_disabled(neurons), self._layer_named_in_errors():
             free, wide_neurons = _numerics.widen_parameter(self.parameter), _numerics.widen_parameter(neurons)
@@ -116,6 +121,8 @@ class Rotation(nn.Module):
     ) -> Float[Tensor, "*batch n"] | None:
         """Return the output of a rotated linear layer by rotating its input, or None if the weight is to be rotated."""
         if self.side == "weight" or self.dimensions is not None or x.shape[-1:] != neurons.shape[1:]:
+            return None
+        if self.merged is not None:
             return None
         trains = torch.is_grad_enabled() and self.parameter.requires_grad
         needs_grad = torch.is_grad_enabled() and x.requires_grad
@@ -147,6 +154,23 @@ class Rotation(nn.Module):
             rows = self.layout.rotate(self.method, free, rows, dimensions)
         neurons.copy_(_numerics.narrow(rows, neurons.dtype).view_as(neurons))
         self.parameter.copy_(self.identity())
+        self.merged = None
+
+    @torch.no_grad()
+    def merge(self, neurons: Float[Tensor, "n ..."]) -> None:
+        """Compute the rotated weight once and return it from now on. The neurons and the parameters stay as they are.
+
+        Training mode, another set of parameters and a loaded state end this, because the weight would be outdated.
+        """
+        self.require_finite()
+        self.merged = None
+        self.merged = self(neurons)
+
+    def train(self, mode: bool = True) -> Rotation:
+        """Set training or evaluation mode. Training mode ends a merge."""
+        if mode:
+            self.merged = None
+        return super().train(mode)
 
     def require_finite(self) -> None:
         """Raise a `ValueError` if a free parameter is not finite."""
@@ -202,14 +226,19 @@ class Rotation(nn.Module):
 
     def add(self, name: str) -> None:
         """Add a set of free parameters that starts at R = I."""
+        self.require_new_name(name)
+        self.free[name] = nn.Parameter(self.identity())
+
+    def require_new_name(self, name: str) -> None:
+        """Raise a `ValueError` unless a set of this name can be added."""
         fits = isinstance(name, str) and name.isidentifier() and not hasattr(self.free, name)
         require(fits, "name", "an identifier that is not yet in use, nor an attribute of ParameterDict", name)
-        self.free[name] = nn.Parameter(self.identity())
 
     def use(self, name: str) -> None:
         """Make this set of free parameters the active one. The state dict stores the choice."""
         require(name in self.free, "name", "one of " + ", ".join(map(repr, self.free)), name)
         self.active = name
+        self.merged = None
 
     # Saving and loading ----------------------------------------------------------------------------------------------
 
@@ -220,6 +249,7 @@ class Rotation(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         *_, error_messages = others  # after metadata, strict, missing keys and unexpected keys
+        self.merged = None
         saved = state_dict.pop(prefix + "active", None)
         active = self.active if saved is None else bytes(saved.tolist()).decode()
         if active in self.free:

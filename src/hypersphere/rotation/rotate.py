@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from hypersphere import _numerics, sphere
 from hypersphere._layer_selection import LayerSelection, NeuronLayer, layers_of
 from hypersphere._modes import evaluation_mode
-from hypersphere._validation import choose, is_integer, is_number, require, warn_user
+from hypersphere._validation import choose, guard_save_pretrained, is_integer, is_number, require, warn_user
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.transform import TRANSFORMS
@@ -152,6 +152,7 @@ def rotate_(
         plans.append((layer, parametrization, sphere.normalize(rows) if normalize else rows))
     for layer, parametrization, rows in plans:
         attach(layer, parametrization, rows, learn_neurons=learn_neurons)
+    guard_save_pretrained(model, save_obstacle)
     if report:
         print(selection.report())
     return model
@@ -331,7 +332,7 @@ def rotatable_layers(
 
     # Two steps, because only layers that the user did not exclude deserve a warning if they cannot be rotated.
     candidates = layers.without(reason_excluded)
-    selection = candidates.without(_reason_not_rotatable)
+    selection = candidates.without(reason_not_rotatable)
     for layer in selection:
         if layer.aliases:
             other = layer.aliases[0]
@@ -354,7 +355,7 @@ def select(model: nn.Module, where: Where | None = None, *, output: bool = False
     return [(layer.module_name, cast(nn.Module, layer.module)) for layer in layers]
 
 
-def _reason_not_rotatable(layer: NeuronLayer) -> str | None:
+def reason_not_rotatable(layer: NeuronLayer) -> str | None:
     """Return why the weight of a layer cannot be rotated, or None."""
     if layer.parameter != "weight":
         return f"its weight is part of {layer.parameter}, which is not rotated"
@@ -389,6 +390,17 @@ def rotated_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rotation 
             parametrization = cast(nn.ModuleDict, module.parametrizations)["weight"][0]  # type: ignore[index]
             if isinstance(parametrization, (Rotation, CustomTransform)):
                 yield name, module, parametrization
+
+
+def save_obstacle(model: nn.Module) -> str | None:
+    """Return why a Hugging Face model with rotated layers must not be saved, or None if it has none."""
+    rotated = [name for name, _, _ in rotated_layers(model)]
+    if not rotated:
+        return None
+    return (
+        f"model must be folded before save_pretrained, because from_pretrained would give its {len(rotated)} rotated "
+        f"layers ({rotated[0]}, …) random weights: call save_adapter to save the rotations, or fold_ first"
+    )
 
 
 def neurons_of(module: nn.Module) -> Tensor:

@@ -10,12 +10,19 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from hypersphere._deprecation import deprecated_attribute
-from hypersphere._validation import choose, is_integer, require
+from hypersphere._validation import choose, guard_save_pretrained, is_integer, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation
-from hypersphere.rotation.rotate import attach, neurons_of, plain_weight, rotatable_layers, rotated_layers
+from hypersphere.rotation.rotate import (
+    attach,
+    neurons_of,
+    plain_weight,
+    rotatable_layers,
+    rotated_layers,
+    save_obstacle,
+)
 
 __all__ = ["Stochastic"]
 
@@ -96,6 +103,7 @@ class Stochastic:
             self.partially_rotated.append((cast(nn.Module, layer.module), rotations[-1]))
         for layer, rotation in zip(selection, rotations, strict=True):
             attach(layer, rotation)
+        guard_save_pretrained(model, save_obstacle)
         if report:
             print(selection.report())
 
