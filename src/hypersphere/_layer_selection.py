@@ -94,7 +94,7 @@ class NeuronLayer:
         module = cast(nn.Module, self.module)
         stored = module._parameters.get(self.parameter)
         if stored is None:  # parametrised: the free parameters have the device and dtype of the weight
-            stored = next(module.parameters(), None)
+            stored = next((p for p in module.parameters() if p.is_floating_point()), None)
         return self.tensor if stored is None else stored  # a quantised module may have no parameters
 
     @property
@@ -269,7 +269,7 @@ class _Slice:
     Attributes:
         suffix: appended to the module's name, or "" for a module with a single weight.
         parameter: the attribute that holds the weight.
-        index: this layer is slice number `index` of `count` equal slices along the first dimension.
+        index: this layer is slice number `index` of `count` equal slices along the dimension that counts neurons.
         count: the number of these slices; 3 for the fused q, k and v of attention.
         groups: number of sets of neurons within the slice.
         stacked: True if the first dimension counts groups, as for experts: (groups, out, in) or (groups, in, out).
@@ -286,14 +286,22 @@ class _Slice:
     orientation: Orientation = "rows"
     role: Role = "hidden"
 
+    def _bounds_in(self, weight: Tensor) -> tuple[int, int, int]:
+        """Return the dimension that counts neurons, and where the slice starts and ends."""
+        dim = weight.ndim - 1 if self.orientation == "columns" else 0
+        size = weight.shape[dim] // self.count
+        return dim, self.index * size, (self.index + 1) * size
+
     def _slice_of(self, weight: Tensor) -> Tensor:
-        size = weight.shape[0] // self.count
-        return weight if self.count == 1 else weight.narrow(0, self.index * size, size)
+        if self.count == 1:
+            return weight
+        dim, start, end = self._bounds_in(weight)
+        return weight.narrow(dim, start, end - start)
 
     def shape_of(self, weight: Tensor) -> tuple[int, int, int, int]:
         """Return `NeuronLayer.shape`: groups, neurons per group, channels and kernel positions."""
         if self.orientation == "columns":  # (in, out), or (groups, in, out) if stacked
-            channels, neurons = weight.shape[-2:]
+            channels, neurons = self._slice_of(weight).shape[-2:]
             return self.groups, neurons, channels, 1
         if self.stacked:  # (groups, out, in)
             _, neurons, channels = weight.shape
@@ -316,15 +324,25 @@ class _Slice:
 
     def write(self, weight: Tensor, rows: Tensor, shape: tuple[int, int, int, int]) -> None:
         """Write neurons back into `weight`, in place: the inverse of `read`."""
-        groups, neurons, channels, taps = shape
         view = self._slice_of(weight)
+        view.copy_(self._arranged(rows, shape).reshape(view.shape))
+
+    def replaced(self, weight: Tensor, rows: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+        """Return `weight` with other neurons. It is differentiable with respect to `weight` and `rows`."""
+        if self.count == 1:
+            return self._arranged(rows, shape).reshape(weight.shape)
+        dim, start, end = self._bounds_in(weight)
+        source = self._arranged(rows, shape).reshape(self._slice_of(weight).shape)
+        return weight.slice_scatter(source, dim, start, end)
+
+    def _arranged(self, rows: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+        """Return rows of neurons with their dimensions in the order of the weight."""
+        groups, neurons, channels, taps = shape
         if self.orientation == "columns":
-            source = rows.reshape(groups, neurons, channels).mT
-        elif self.orientation == "transposed":
-            source = rows.reshape(groups, neurons, channels, taps).transpose(1, 2)
-        else:
-            source = rows
-        view.copy_(source.reshape(view.shape))
+            return rows.reshape(groups, neurons, channels).mT
+        if self.orientation == "transposed":
+            return rows.reshape(groups, neurons, channels, taps).transpose(1, 2)
+        return rows
 
 
 # Recognition of modules ----------------------------------------------------------------------------------------------
@@ -376,6 +394,19 @@ def _convolution_slices(module: nn.Module, per_head: bool) -> list[_Slice] | Non
     return [_Slice(groups=getattr(module, "groups", 1), orientation=orientation)]
 
 
+def _split_attention(path: str, slices: list[_Slice], module: nn.Module) -> list[_Slice]:
+    """Split the `Conv1D` that GPT-2 calls `c_attn` into q, k and v, or into k and v in cross-attention.
+
+    The name decides: a feed-forward layer may be three times as wide as its input, too.
+    """
+    is_fused = path.rpartition(".")[2] == "c_attn" and [entry.orientation for entry in slices] == ["columns"]
+    width, fused_width = getattr(module, "nx", 0), getattr(module, "nf", 0)
+    names = {2 * width: "kv", 3 * width: "qkv"}.get(fused_width) if is_fused else None
+    if names is None:
+        return slices
+    return [replace(slices[0], suffix=name, index=i, count=len(names)) for i, name in enumerate(names)]
+
+
 def _linear_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
     """Recognise linear layers of any library, Hugging Face's `Conv1D`, and heads (modules with `num_classes`)."""
     if _is_lazy(module, "weight"):
@@ -400,13 +431,16 @@ def _linear_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
 def _expert_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
     """Recognise fused experts: parameters (experts, out, in) or (experts, in, out) of one module."""
     has_experts = getattr(module, "num_experts", None) is not None or "expert" in type(module).__name__.lower()
-    names = [name for name, p in module._parameters.items() if p is not None and p.ndim == 3]
-    if not has_experts or not names:
+    if not has_experts:
+        return None
+    weights = {name: weight for name in _parameter_names(module) if (weight := _peek_weight(module, name)) is not None}
+    weights = {name: weight for name, weight in weights.items() if weight.ndim == 3}
+    if not weights:
         return None
     width = next((int(w) for key in ("hidden_size", "hidden_dim") if (w := getattr(module, key, None))), None)
     slices = []
-    for name in names:
-        experts, first, second = cast(Tensor, module._parameters[name]).shape
+    for name, weight in weights.items():
+        experts, first, second = weight.shape
         # The hidden width is the input of gate and up projections and the output of down projections (w2), so its
         # position shows the orientation. Where it does not, assume (experts, out, in), the convention of `F.linear`.
         reads_hidden = "down" not in name and not name.endswith("w2")
@@ -428,10 +462,13 @@ _RECOGNIZERS: tuple[Callable[[nn.Module, bool], list[_Slice] | None], ...] = (
 
 def _weight_names(module: nn.Module) -> list[str]:
     """Return the names of a module's weight matrices, parametrised ones included."""
-    names = [name for name, p in module._parameters.items() if p is not None and name.startswith("weight")]
-    if parametrize.is_parametrized(module):
-        names += [name for name in module.parametrizations if name.startswith("weight")]  # type: ignore[union-attr]
-    return names
+    return [name for name in _parameter_names(module) if name.startswith("weight")]
+
+
+def _parameter_names(module: nn.Module) -> list[str]:
+    """Return the names of a module's own parameters, parametrised ones included."""
+    names = [name for name, p in module._parameters.items() if p is not None]
+    return [*names, *module.parametrizations] if parametrize.is_parametrized(module) else names  # type: ignore[misc]
 
 
 def _has_weight(module: nn.Module) -> bool:
@@ -489,8 +526,8 @@ def layers_of(
 ) -> LayerSelection:
     """List the weights of a model that hold neurons, with the role of each, and the weights that were skipped.
 
-    The function recognises linear layers, convolutions and transposed convolutions, Hugging Face's `Conv1D`,
-    `nn.MultiheadAttention` (q, k and v separately), LSTM, GRU and RNN (one layer per gate), embeddings, fused experts
+    The function recognises linear layers, convolutions and transposed convolutions, Hugging Face's `Conv1D` (with q, k
+    and v of the fused `c_attn` separately), `nn.MultiheadAttention` (q, k and v separately), LSTM, GRU and RNN (one layer per gate), embeddings, fused experts
     and the heads of this library. Weights may be parametrised, quantised or tied. A tied weight is listed once.
 
     Args:
@@ -584,6 +621,7 @@ def _layers_of_module(
     with parametrize.cached():  # evaluates each parametrisation once, so that its weight has one identity
         for path, module in _modules_owners_first(model):
             slices = next((s for recognize in _RECOGNIZERS if (s := recognize(module, per_head)) is not None), [])
+            slices = _split_attention(path, slices, module)
             reason = _reason_to_skip(path, module, where, distributed) if slices else None
             if reason is not None:
                 # A distributed head contains a plain head with the same weight: report it once, under its outer name.
@@ -704,12 +742,15 @@ def _recognize_outputs(model: nn.Module, layers: Sequence[NeuronLayer]) -> tuple
     heads = {layer.name for layer in layers if layer.role == "output"}  # also tied heads of language models
     if heads:
         return heads, None
-    # Only the complete weight of a linear layer can be a classifier. Slices of attention and gates have another
-    # parameter name; a 1×1 convolution has one kernel position, but is no linear layer either.
+    # Only the complete weight of a linear layer can be a classifier: no slice of a fused weight, no gate, and no 1×1
+    # convolution, which has one kernel position but is no linear layer.
     linear = [
         layer
         for layer in layers
-        if layer.role == "hidden" and layer.parameter == "weight" and not hasattr(layer.module, "kernel_size")
+        if layer.role == "hidden"
+        and layer.parameter == "weight"
+        and layer._slice.count == 1
+        and not hasattr(layer.module, "kernel_size")
     ]
     if len(layers) == 1 or not linear:
         return set(), None  # a single layer may be hidden or an output, so there is nothing to warn about
