@@ -4,7 +4,7 @@ Energies, rotations, conversions, optimisers and reports all select layers with 
 vector of one output: a row of a linear layer, a flattened filter of a convolution, a class vector of a head.
 
 Different modules store neurons differently. Each kind of module has one recogniser (`_RECOGNIZERS`), a function that
-returns `_Slice` objects: which parameter holds neurons, which part of it, and how to view that part as rows.
+returns `WeightPart` objects: which parameter holds neurons, which part of it, and how to view that part as rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hypersphere import _numerics
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require, warn_user
 
-__all__ = ["LayerSelection", "LayerSource", "NeuronLayer", "SkippedLayer", "layers_of"]
+__all__ = ["LayerSelection", "LayerSource", "NeuronLayer", "SkippedLayer", "WeightPart", "layers_of"]
 
 LayerSource = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 Role = Literal["hidden", "output", "embedding"]
@@ -66,6 +66,7 @@ class NeuronLayer:
             attention heads with `per_head=True`, or experts. It is unrelated to `group`.
         shape: (groups, neurons per group, channels per neuron, kernel positions per channel).
         aliases: qualified names of other modules that use the same weight (tied weights).
+        part: where the weight stores the neurons.
     """
 
     name: str
@@ -76,7 +77,7 @@ class NeuronLayer:
     groups: int
     shape: tuple[int, int, int, int]
     aliases: tuple[str, ...]
-    _slice: _Slice
+    part: WeightPart
     _source: Tensor | None = None
 
     @property
@@ -110,7 +111,7 @@ class NeuronLayer:
     @property
     def orientation(self) -> Orientation:
         """How the weight stores neurons: "rows" (out, in, …), "columns" (…, in, out) or "transposed" (in, out, …)."""
-        return self._slice.orientation
+        return self.part.orientation
 
     @property
     def uses_weight_norm(self) -> bool:
@@ -129,7 +130,7 @@ class NeuronLayer:
 
     def row_sets(self) -> Float[Tensor, "groups neurons dim"]:
         """Return the current neurons per group, in float32 or wider. The result is differentiable."""
-        return self._slice.read(_numerics.widen_parameter(self.tensor), self.shape)
+        return self.part.read(_numerics.widen_parameter(self.tensor), self.shape)
 
     def rows(self) -> Float[Tensor, "neurons dim"]:
         """Return the current neurons of all groups as the rows of one matrix, in float32 or wider."""
@@ -171,10 +172,10 @@ class NeuronLayer:
         if self.module is not None and parametrize.is_parametrized(self.module, self.parameter):
             # The evaluated weight is a temporary. Assigning it to the attribute makes torch call `right_inverse`.
             weight = weight.clone()
-            self._slice.write(weight, rows, self.shape)
+            self.part.write(weight, rows, self.shape)
             setattr(self.module, self.parameter, weight)
         else:
-            self._slice.write(weight, rows, self.shape)
+            self.part.write(weight, rows, self.shape)
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ class LayerSelection(Sequence[NeuronLayer]):
 
 
 @dataclass(frozen=True)
-class _Slice:
+class WeightPart:
     """Where a weight stores the neurons of one layer.
 
     Attributes:
@@ -350,7 +351,7 @@ class _Slice:
 # A recogniser returns None for a module of another kind. The first one that returns slices decides.
 
 
-def _attention_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
+def _attention_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     """Recognise q, k and v of `nn.MultiheadAttention`, fused in one weight or separate.
 
     Its `out_proj` is a submodule and is recognised as a linear layer.
@@ -359,11 +360,11 @@ def _attention_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
         return None
     heads = module.num_heads if per_head else 1
     if module._qkv_same_embed_dim:
-        return [_Slice(name, "in_proj_weight", index, count=3, groups=heads) for index, name in enumerate("qkv")]
-    return [_Slice(name, f"{name}_proj_weight", groups=heads) for name in "qkv"]
+        return [WeightPart(name, "in_proj_weight", index, count=3, groups=heads) for index, name in enumerate("qkv")]
+    return [WeightPart(name, f"{name}_proj_weight", groups=heads) for name in "qkv"]
 
 
-def _recurrent_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
+def _recurrent_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     """Recognise LSTM, GRU and RNN layers and cells: one layer per gate of each input and recurrent weight."""
     if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return None
@@ -373,28 +374,30 @@ def _recurrent_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
     slices = []
     for parameter in _weight_names(module):
         if not gates or parameter.startswith("weight_hr"):  # the projection of an LSTM with proj_size has no gates
-            slices.append(_Slice(parameter, parameter))
+            slices.append(WeightPart(parameter, parameter))
         else:
-            slices += [_Slice(f"{parameter}.{gate}", parameter, index, len(gates)) for index, gate in enumerate(gates)]
+            slices += [
+                WeightPart(f"{parameter}.{gate}", parameter, index, len(gates)) for index, gate in enumerate(gates)
+            ]
     return slices
 
 
-def _embedding_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
+def _embedding_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return None
-    return [_Slice(role="embedding")]
+    return [WeightPart(role="embedding")]
 
 
-def _convolution_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
+def _convolution_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     # Decided by attributes, because convolutions of other libraries need not subclass those of torch. Pooling layers
     # have a kernel size too, but no weight.
     if not hasattr(module, "kernel_size") or not _has_weight(module):
         return None
     orientation: Orientation = "transposed" if getattr(module, "transposed", False) else "rows"
-    return [_Slice(groups=getattr(module, "groups", 1), orientation=orientation)]
+    return [WeightPart(groups=getattr(module, "groups", 1), orientation=orientation)]
 
 
-def _split_attention(path: str, slices: list[_Slice], module: nn.Module) -> list[_Slice]:
+def _split_attention(path: str, slices: list[WeightPart], module: nn.Module) -> list[WeightPart]:
     """Split the `Conv1D` that GPT-2 calls `c_attn` into q, k and v, or into k and v in cross-attention.
 
     The name decides: a feed-forward layer may be three times as wide as its input, too.
@@ -407,16 +410,16 @@ def _split_attention(path: str, slices: list[_Slice], module: nn.Module) -> list
     return [replace(slices[0], suffix=name, index=i, count=len(names)) for i, name in enumerate(names)]
 
 
-def _linear_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
+def _linear_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     """Recognise linear layers of any library, Hugging Face's `Conv1D`, and heads (modules with `num_classes`)."""
     if _is_lazy(module, "weight"):
-        return [_Slice()]  # `_layers_of_module` reports it as not initialised
+        return [WeightPart()]  # `_layers_of_module` reports it as not initialised
     weight = _peek_weight(module, "weight")
     if weight is None or weight.ndim != 2:
         return None
     size = tuple(weight.shape)
     if size == (getattr(module, "nx", None), getattr(module, "nf", None)):  # Conv1D stores (in, out)
-        return [_Slice(orientation="columns")]
+        return [WeightPart(orientation="columns")]
     is_head = hasattr(module, "num_classes") and hasattr(module, "in_features")
     # Other libraries do not subclass nn.Linear, but their attributes agree with the shape of the weight.
     out_in = [
@@ -424,11 +427,11 @@ def _linear_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
         (getattr(module, "out_channels", None), getattr(module, "in_channels", None)),
     ]
     if is_head or isinstance(module, nn.Linear) or size in out_in:
-        return [_Slice(role="output" if is_head else "hidden")]
+        return [WeightPart(role="output" if is_head else "hidden")]
     return None
 
 
-def _expert_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
+def _expert_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     """Recognise fused experts: parameters (experts, out, in) or (experts, in, out) of one module."""
     has_experts = getattr(module, "num_experts", None) is not None or "expert" in type(module).__name__.lower()
     if not has_experts:
@@ -446,11 +449,11 @@ def _expert_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
         reads_hidden = "down" not in name and not name.endswith("w2")
         is_columns = first != second and width is not None and (first if reads_hidden else second) == width
         orientation: Orientation = "columns" if is_columns else "rows"
-        slices.append(_Slice(name, name, groups=experts, stacked=True, orientation=orientation))
+        slices.append(WeightPart(name, name, groups=experts, stacked=True, orientation=orientation))
     return slices
 
 
-_RECOGNIZERS: tuple[Callable[[nn.Module, bool], list[_Slice] | None], ...] = (
+_RECOGNIZERS: tuple[Callable[[nn.Module, bool], list[WeightPart] | None], ...] = (
     _attention_slices,
     _recurrent_slices,
     _embedding_slices,
@@ -526,9 +529,10 @@ def layers_of(
 ) -> LayerSelection:
     """List the weights of a model that hold neurons, with the role of each, and the weights that were skipped.
 
-    The function recognises linear layers, convolutions and transposed convolutions, Hugging Face's `Conv1D` (with q, k
-    and v of the fused `c_attn` separately), `nn.MultiheadAttention` (q, k and v separately), LSTM, GRU and RNN (one layer per gate), embeddings, fused experts
-    and the heads of this library. Weights may be parametrised, quantised or tied. A tied weight is listed once.
+    The function recognises linear layers, convolutions and transposed convolutions, Hugging Face's `Conv1D`,
+    `nn.MultiheadAttention`, LSTM, GRU and RNN (one layer per gate), embeddings, fused experts and the heads of this
+    library. The fused q, k and v of `nn.MultiheadAttention` and of GPT-2's `c_attn` are separate layers. Weights may be
+    parametrised, quantised or tied. A tied weight is listed once.
 
     Args:
         model: a module, a mapping from names to tensors, or (name, tensor) pairs, such as `model.named_parameters()`.
@@ -604,8 +608,8 @@ def _layers_of_tensors(source: object) -> list[NeuronLayer]:
         received = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
         require(is_matrix, name, "a floating-point tensor (N, ...) of neurons", received)
         require(name not in layers, "model", "pairs with different names", f"pairs with {name!r} twice")
-        shape = _Slice().shape_of(tensor)
-        layers[name] = NeuronLayer(name, None, name, "hidden", name, 1, shape, (), _Slice(), tensor)
+        shape = WeightPart().shape_of(tensor)
+        layers[name] = NeuronLayer(name, None, name, "hidden", name, 1, shape, (), WeightPart(), tensor)
     return list(layers.values())
 
 
@@ -656,7 +660,7 @@ def _layers_of_module(
                         groups=entry.groups,
                         shape=entry.shape_of(weight),
                         aliases=(),
-                        _slice=entry,
+                        part=entry,
                     )
         skipped += _unrecognized_weights(model, handled)
     # The search visits wrappers last. Return the layers in the order of registration.
@@ -749,7 +753,7 @@ def _recognize_outputs(model: nn.Module, layers: Sequence[NeuronLayer]) -> tuple
         for layer in layers
         if layer.role == "hidden"
         and layer.parameter == "weight"
-        and layer._slice.count == 1
+        and layer.part.count == 1
         and not hasattr(layer.module, "kernel_size")
     ]
     if len(layers) == 1 or not linear:

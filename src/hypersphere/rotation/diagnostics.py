@@ -11,12 +11,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere import _numerics
+from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_number, require
 from hypersphere.energy import hyperspherical_energy
 from hypersphere.functions._factorizations import gram_error
 from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.rotation.activations import InputRotation
-from hypersphere.rotation.parametrization import Rotation
+from hypersphere.rotation.parametrization import Rotation, rows_of
 from hypersphere.rotation.rotate import neurons_of, rotated_layers
 
 __all__ = ["RotationPenalty", "RotationState", "degrees_of_freedom", "orthogonality_error", "rotation_states"]
@@ -53,11 +54,14 @@ def rotation_states(model: nn.Module) -> dict[str, RotationState]:
     states = {}
     for name, module, rotation in rotated_layers(model):
         if isinstance(rotation, Rotation):
-            states[name] = _state(rotation, neurons_of(module), cast(Tensor, module.weight))
+            part = rotation.part
+            with evaluation_mode(rotation):  # without the dropout of blocks
+                weight = cast(Tensor, getattr(module, part.parameter))
+            states[name] = _state(rotation, rows_of(part, neurons_of(module, part.parameter)), rows_of(part, weight))
     for name, module in model.named_modules():
         if isinstance(module, InputRotation):
             rows = _numerics.widen(module.rows[:_MAX_ENERGY_ROWS])
-            states[name] = _state(module.rotation, rows, module.method(_numerics.widen(module.free), rows))
+            states[name] = _state(module.rotation, rows, module.rotation(rows))
     return states
 
 
