@@ -69,12 +69,20 @@ def _state(rotation: Rotation, neurons: Tensor, rotated: Tensor) -> RotationStat
     free, generator_norm = _numerics.widen(rotation.parameter), None
     if isinstance(rotation.method, SkewMap):
         generator_norm = float(torch.linalg.matrix_norm(rotation.method.generator(free), 2).max())
-    energy_drift = 0.0  # a single neuron has no energy
-    if len(neurons) > 1:
-        first_rows = (_numerics.to_float64(w.flatten(1)[:_MAX_ENERGY_ROWS]) for w in (neurons, rotated))
-        before, after = (float(hyperspherical_energy(rows)) for rows in first_rows)
-        energy_drift = abs(after / before - 1)
+    # Every expert has a rotation of its own, which changes the angles to the neurons of other experts.
+    experts = rotation.part.groups if rotation.part.stacked else 1
+    pairs = zip(neurons.chunk(experts), rotated.chunk(experts), strict=True)
+    energy_drift = max(_energy_drift(before, after) for before, after in pairs)
     return RotationState(_max_error(rotation), energy_drift, generator_norm, rotation.degrees_of_freedom())
+
+
+def _energy_drift(neurons: Tensor, rotated: Tensor) -> float:
+    """Return the relative change of the energy of one set of neurons."""
+    if len(neurons) < 2:
+        return 0.0  # a single neuron has no energy
+    first_rows = (_numerics.to_float64(w[:_MAX_ENERGY_ROWS]) for w in (neurons, rotated))
+    before, after = (float(hyperspherical_energy(rows)) for rows in first_rows)
+    return abs(after / before - 1)
 
 
 def _max_error(rotation: Rotation) -> float:

@@ -143,7 +143,7 @@ class Rotation(nn.Module):
         with _numerics.autocast_disabled(x), self._layer_named_in_errors():
             return self.dropped_out(self.method(_numerics.widen_parameter(self.parameter)))
 
-    def _stacked(self, weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
+    def _stacked(self, weight: Float[Tensor, "..."]) -> Float[Tensor, "rows size"]:
         """Return the rows that `layout` rotates: the neurons, or in one row the i-th neurons of all experts.
 
         One rotation per expert is a rotation of these longer rows, whose blocks are those of all experts.
@@ -153,7 +153,7 @@ class Rotation(nn.Module):
             return rows_of(self.part, weight)
         return self.part.read(weight, (groups, neurons, channels, taps)).transpose(0, 1).reshape(neurons, -1)
 
-    def _unstacked(self, rows: Float[Tensor, "n d"], weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
+    def _unstacked(self, rows: Float[Tensor, "rows size"], weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
         """Undo `_stacked`."""
         groups, neurons, channels, taps = self.part.shape_of(weight)
         if not self._has_rotation_per_group(groups, channels * taps):

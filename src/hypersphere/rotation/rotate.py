@@ -389,7 +389,7 @@ def _forward_embedding(plain: Callable[..., Any]) -> Callable[..., Any]:
             vectors = F.embedding(tokens, stored[0], *options)
         else:
             vectors = maps[0](*(tensor[tokens] for tensor in stored))
-        return cast(Tensor, rotation(vectors.flatten(0, -2)).view(vectors.shape))
+        return cast(Tensor, rotation(vectors.reshape(-1, self.embedding_dim)).view(vectors.shape))
 
     return forward
 
