@@ -53,7 +53,7 @@ MODELS = {
     gpt2: (
         "transformer.wte.weight",
         {"transformer.wpe": "an embedding"},
-        {".weight": lambda w: [w.T]},  # Conv1D stores (in, out)
+        {"c_attn.weight": lambda w: np.split(w.T, 3), ".weight": lambda w: [w.T]},  # Conv1D stores (in, out)
     ),
     bert: (
         "bert.embeddings.word_embeddings.weight",
@@ -100,7 +100,7 @@ def expected_energy(make, model):
     total = oracle.energy(output, 2)
     for sets in hidden:
         energies = [oracle.energy(rows, 2, half_space=True) for rows in sets]
-        total += sum(energies) if make is torch_encoder else np.mean(energies)
+        total += sum(energies) if make in (torch_encoder, gpt2) else np.mean(energies)
     return total
 
 

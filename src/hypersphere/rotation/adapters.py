@@ -18,10 +18,9 @@ from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
-from hypersphere._layer_selection import NeuronLayer, layers_of
+from hypersphere._layer_selection import NeuronLayer, WeightPart, layers_of
 from hypersphere._validation import guard_save_pretrained, is_number, nearest_name, require
 from hypersphere.rotation._adapter_files import (
     CARD,
@@ -37,9 +36,10 @@ from hypersphere.rotation._logarithm import logarithm, parameters_of
 from hypersphere.rotation._peft_format import read_peft_adapter, write_peft_adapter
 from hypersphere.rotation.activations import InputRotation
 from hypersphere.rotation.layout import BlockLayout
-from hypersphere.rotation.parametrization import Rotation
+from hypersphere.rotation.parametrization import Rotation, rows_of
 from hypersphere.rotation.rotate import (
     attach,
+    name_of,
     neurons_of,
     plain_weight,
     reason_not_rotatable,
@@ -91,10 +91,10 @@ def save_adapter(model: nn.Module, folder: str | PathLike[str], *, format: Forma
         with_name = f"layer {name!r} of model"
         rotation.require_finite()
         require(rotation.dimensions is None, with_name, "rotated in all dimensions; S-OPT changes the neurons", "S-OPT")
-        neurons = neurons_of(module)
+        neurons = _neurons(module, rotation)
         require(not neurons.requires_grad, with_name, "frozen except for its rotation", "trained neurons")
         if format == "peft":
-            is_supported = name != "" and isinstance(module, nn.Linear)
+            is_supported = name != "" and isinstance(module, nn.Linear) and not rotation.part.suffix
             require(is_supported, with_name, "a linear layer inside the model for PEFT", type(module).__name__)
         layout = rotation.layout
         layers[name] = LayerAdapter(
@@ -115,6 +115,15 @@ def save_adapter(model: nn.Module, folder: str | PathLike[str], *, format: Forma
         write_peft_adapter(Path(folder), Adapter(layers), base_name or None)
     else:
         write_adapter(Path(folder), Adapter(layers))
+
+
+def _neurons(module: nn.Module, rotation: Rotation) -> Tensor:
+    """Return the neurons of a rotated layer: the weight, or the rows of a layer that has only a part of it."""
+    return _whole_weight_or_rows(rotation.part, neurons_of(module, rotation.part.parameter))
+
+
+def _whole_weight_or_rows(part: WeightPart, weight: Tensor) -> Tensor:
+    return weight if part.is_whole else rows_of(part, weight)
 
 
 def _rotations(model: nn.Module) -> list[tuple[str, nn.Module, Rotation]]:
@@ -171,33 +180,39 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
     """
     require(isinstance(check, bool), "check", "a bool", check)
     adapter = _read(Path(folder))
-    modules = dict(model.named_modules())
-    unknown = [layer for layer in adapter.layers if layer not in modules]
+    selection = layers_of(model, output=None)
+    layers = {name: layer for layer in selection for name in (name_of(layer), *layer.aliases)}
+    unknown = [layer for layer in adapter.layers if layer not in layers]
     if unknown:
-        near = nearest_name(unknown[0], modules)
+        near = nearest_name(unknown[0], layers)
         raise ValueError(f"model must have the layers of the adapter, but has no {_names(unknown)}{near}")
     rotated = {path: (module, rotation) for path, module, rotation in rotated_layers(model)}
     if rotated:
         _rotations(model)  # raises an error for a custom transform
         _require_only_rotations(adapter)
     # Everything is prepared and checked before the first change, so that an error leaves the model unchanged.
-    added = _prepare_plain_layers(model, adapter, [path for path in adapter.layers if path not in rotated], name)
+    plain = {path: layers[path] for path in adapter.layers if path not in rotated}
+    added = _prepare_plain_layers(plain, adapter, name)
     parameters: list[tuple[Rotation, Tensor]] = []
     for path, (module, rotation) in rotated.items():
         rotation = cast(Rotation, rotation)
         rotation.require_new_name(name)
         if path in adapter.layers:
-            _require_shape(path, adapter, neurons_of(module))
+            _require_shape(path, adapter, _neurons(module, rotation))
             parameters.append((rotation, _converted(path, adapter.layers[path], rotation)))
     weights = _replaced_weights(model, adapter)
     if check:
-        _require_same_base(adapter, {path: modules[path] for path in adapter.layers})
+        frozen = {path: _neurons(module, cast(Rotation, one)) for path, (module, one) in rotated.items()}
+        frozen |= {path: _whole_weight_or_rows(layer.part, layer.tensor) for path, layer in plain.items()}
+        _require_same_base(adapter, {path: frozen[path] for path in adapter.layers})
 
     with torch.no_grad():
         for stored, weight in weights:
             weight.copy_(stored)
-    for layer, rotation, rows in added:
-        attach(layer, rotation, rows)
+    for layer, rotation, scaled_rows in added:
+        if scaled_rows is not None:
+            layer.write(scaled_rows)
+        attach(layer, rotation)
     rotations = [rotation for _, _, rotation in _rotations(model)]
     sets = {one for rotation in rotations for one in rotation.free} | {name}
     for rotation in rotations:  # every rotation has every set
@@ -235,40 +250,34 @@ def _require_only_rotations(adapter: Adapter) -> None:
 
 
 def _prepare_plain_layers(
-    model: nn.Module, adapter: Adapter, paths: list[str], name: str
-) -> list[tuple[NeuronLayer, Rotation, Tensor]]:
-    """Return the layers to rotate, each with its rotation, which has the parameters of the adapter, and its neurons."""
-    if not paths:
-        return []
-    selection = layers_of(model, output=None, where=lambda path, module: path in paths)
-    found = {layer.module_name: layer for layer in selection}
-    prepared = []
-    for path in paths:
-        reason = _reason_not_rotatable(found[path]) if path in found else "it has no weight of neurons"
+    layers: Mapping[str, NeuronLayer], adapter: Adapter, name: str
+) -> list[tuple[NeuronLayer, Rotation, Tensor | None]]:
+    """Return each layer with its rotation, which has the parameters of the adapter, and its neurons if they change."""
+    prepared: list[tuple[NeuronLayer, Rotation, Tensor | None]] = []
+    for path, layer in layers.items():
+        reason = _reason_not_rotatable(layer)
         if reason is not None:
             raise ValueError(f"layer {path!r} of the adapter cannot be rotated in this model: {reason}")
-        stored, weight = adapter.layers[path], plain_weight(found[path])
-        _require_shape(path, adapter, weight)
-        rows = weight.detach().flatten(1)
-        layout = _layout_of(path, stored, rows.shape[1])
+        stored, rows = adapter.layers[path], plain_weight(layer)
+        _require_shape(path, adapter, _whole_weight_or_rows(layer.part, layer.tensor))
+        layout = _layout_of(path, stored, layer.length * (layer.groups if layer.part.stacked else 1))
         rotation = Rotation(stored.method, layout, side=stored.side, dropout=stored.dropout, like=rows)
         if name not in rotation.free:
             rotation.add(name)
         with torch.no_grad():
             rotation.free[name].copy_(_fitting_parameters(path, stored, rotation))
+        scaled_rows = None
         if stored.row_scale is not None:
             fits = stored.row_scale.numel() == len(rows)
             require(fits, f"the scale of layer {path!r}", f"of {len(rows)} numbers", stored.row_scale.numel())
             wide = _numerics.widen(rows)
-            rows = _numerics.narrow(wide * stored.row_scale.to(wide).unsqueeze(-1), rows.dtype)
-        prepared.append((found[path], rotation, rows))
+            scaled_rows = _numerics.narrow(wide * stored.row_scale.to(wide).unsqueeze(-1), rows.dtype)
+        prepared.append((layer, rotation, scaled_rows))
     return prepared
 
 
 def _reason_not_rotatable(layer: NeuronLayer) -> str | None:
     """Return why a plain layer cannot be rotated, or None."""
-    if layer.role == "embedding":
-        return "embeddings are not rotated"
     if layer.aliases:
         return f"it shares its weight with {layer.aliases[0]!r}"
     return reason_not_rotatable(layer)
@@ -330,18 +339,13 @@ def _replaced_weights(model: nn.Module, adapter: Adapter) -> list[tuple[Tensor, 
     return pairs
 
 
-def _require_same_base(adapter: Adapter, modules: Mapping[str, nn.Module]) -> None:
+def _require_same_base(adapter: Adapter, frozen: Mapping[str, Tensor]) -> None:
     """Raise a `ValueError` that names the layers whose frozen weights differ from those of the adapter."""
-    different = []
-    for path, module in modules.items():
-        is_rotated = parametrize.is_parametrized(module, "weight")
-        weight = neurons_of(module) if is_rotated else cast(Tensor, module.weight)
-        stored = adapter.layers[path].base
-        if stored is not None and not same_base(stored, weight):
-            different.append(path)
+    samples = {path: adapter.layers[path].base for path in frozen}
+    different = [path for path, base in samples.items() if base is not None and not same_base(base, frozen[path])]
     if different:
         raise ValueError(
-            f"model must be the base model of the adapter, but {len(different)} of {len(modules)} weights differ "
+            f"model must be the base model of the adapter, but {len(different)} of {len(frozen)} weights differ "
             f"({_names(different)}): use the weights that were rotated in training, or check=False to load it anyway"
         )
 
@@ -373,8 +377,12 @@ def merge(model: nn.Module) -> nn.Module:
     require(not training, "model", "in evaluation mode, see nn.Module.eval", "in training mode")
     for _, _, rotation in layers:  # all checks come first, so that an error leaves the model unchanged
         rotation.require_finite()
+    weights: dict[tuple[nn.Module, str], Tensor] = {}
     for _, module, rotation in layers:
-        rotation.merge(neurons_of(module))
+        # Rotations of several parts of a weight are applied one after the other.
+        key = (module, rotation.part.parameter)
+        rotation.merge(weights.get(key, neurons_of(*key)))
+        weights[key] = cast(Tensor, rotation.merged)
     return model
 
 

@@ -11,12 +11,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere import _numerics
+from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_number, require
 from hypersphere.energy import hyperspherical_energy
 from hypersphere.functions._factorizations import gram_error
 from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.rotation.activations import InputRotation
-from hypersphere.rotation.parametrization import Rotation
+from hypersphere.rotation.parametrization import Rotation, rows_of
 from hypersphere.rotation.rotate import neurons_of, rotated_layers
 
 __all__ = ["RotationPenalty", "RotationState", "degrees_of_freedom", "orthogonality_error", "rotation_states"]
@@ -53,11 +54,14 @@ def rotation_states(model: nn.Module) -> dict[str, RotationState]:
     states = {}
     for name, module, rotation in rotated_layers(model):
         if isinstance(rotation, Rotation):
-            states[name] = _state(rotation, neurons_of(module), cast(Tensor, module.weight))
+            part = rotation.part
+            with evaluation_mode(rotation):  # without the dropout of blocks
+                weight = cast(Tensor, getattr(module, part.parameter))
+            states[name] = _state(rotation, rows_of(part, neurons_of(module, part.parameter)), rows_of(part, weight))
     for name, module in model.named_modules():
         if isinstance(module, InputRotation):
             rows = _numerics.widen(module.rows[:_MAX_ENERGY_ROWS])
-            states[name] = _state(module.rotation, rows, module.method(_numerics.widen(module.free), rows))
+            states[name] = _state(module.rotation, rows, module.rotation(rows))
     return states
 
 
@@ -65,12 +69,20 @@ def _state(rotation: Rotation, neurons: Tensor, rotated: Tensor) -> RotationStat
     free, generator_norm = _numerics.widen(rotation.parameter), None
     if isinstance(rotation.method, SkewMap):
         generator_norm = float(torch.linalg.matrix_norm(rotation.method.generator(free), 2).max())
-    energy_drift = 0.0  # a single neuron has no energy
-    if len(neurons) > 1:
-        first_rows = (_numerics.to_float64(w.flatten(1)[:_MAX_ENERGY_ROWS]) for w in (neurons, rotated))
-        before, after = (float(hyperspherical_energy(rows)) for rows in first_rows)
-        energy_drift = abs(after / before - 1)
+    # Every expert has a rotation of its own, which changes the angles to the neurons of other experts.
+    experts = rotation.part.groups if rotation.part.stacked else 1
+    pairs = zip(neurons.chunk(experts), rotated.chunk(experts), strict=True)
+    energy_drift = max(_energy_drift(before, after) for before, after in pairs)
     return RotationState(_max_error(rotation), energy_drift, generator_norm, rotation.degrees_of_freedom())
+
+
+def _energy_drift(neurons: Tensor, rotated: Tensor) -> float:
+    """Return the relative change of the energy of one set of neurons."""
+    if len(neurons) < 2:
+        return 0.0  # a single neuron has no energy
+    first_rows = (_numerics.to_float64(w[:_MAX_ENERGY_ROWS]) for w in (neurons, rotated))
+    before, after = (float(hyperspherical_energy(rows)) for rows in first_rows)
+    return abs(after / before - 1)
 
 
 def _max_error(rotation: Rotation) -> float:

@@ -14,7 +14,7 @@ from hypersphere._validation import choose, guard_save_pretrained, is_integer, r
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.rotation.layout import BlockLayout
-from hypersphere.rotation.parametrization import Rotation
+from hypersphere.rotation.parametrization import Rotation, rows_of
 from hypersphere.rotation.rotate import (
     attach,
     neurons_of,
@@ -128,11 +128,12 @@ class Stochastic:
         for module, rotation in self.partially_rotated:
             is_rotated = any(r is rotation for _, _, r in rotated_layers(module))
             require(is_rotated, "model", "still rotated, but one of its layers was folded", type(module).__name__)
-            neurons = neurons_of(module)
+            neurons = neurons_of(module, rotation.part.parameter)
             rotation.fold(neurons)
+            size = rows_of(rotation.part, neurons).shape[1]
             seed, dimensions = cast(Tensor, rotation.seed), cast(Tensor, rotation.dimensions)
             folds = self.steps // self.every
-            dimensions.copy_(_draw_dimensions(int(seed), folds, neurons[0].numel(), len(dimensions)))
+            dimensions.copy_(_draw_dimensions(int(seed), folds, size, len(dimensions)))
             if optimizer is not None:
                 optimizer.state.pop(rotation.parameter, None)
         return True

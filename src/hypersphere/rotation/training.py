@@ -66,7 +66,8 @@ class RotationOptions:
     def rotate_(self, modules: nn.ModuleDict, method: str | RowMap) -> None:
         """Rotate the layers that the options select."""
         where = None if self.hidden else _is_one_of(["head"])
-        names = [layer.name for layer in rotation.rotatable_layers(modules, where, output=self.output)]
+        layers = rotation.rotatable_layers(modules, where, output=self.output)
+        names = list(dict.fromkeys(layer.module_name for layer in layers))  # once per module
         first, others = (names[:1], names[1:]) if self.whole_first else ([], names)
         if first:
             self._rotate_layers_(modules, method, first, blocks=1, shared=False, factors=1)
