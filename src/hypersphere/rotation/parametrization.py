@@ -28,7 +28,7 @@ from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.rotation._rotated_linear import input_side_is_cheaper, rotated_linear
 from hypersphere.rotation.layout import BlockLayout
 
-__all__ = ["Rotation", "Side", "WeightState"]
+__all__ = ["Rotation", "Side", "WeightState", "in_memory_format_of"]
 
 Side = Literal["auto", "weight", "input"]
 
@@ -101,7 +101,7 @@ class Rotation(nn.Module):
     def forward(self, neurons: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         """Return the rotated weight, with the shape, dtype and memory format of `neurons`."""
         # Widen once for all factors, so that a half-precision weight is rounded only at the end.
-        with _numerics.autocast_disabled(neurons), self._layer_named_in_errors():
+        with _numerics.autocast_disabled(neurons), self.layer_named_in_errors():
             free, wide_neurons = _numerics.widen_parameter(self.parameter), _numerics.widen_parameter(neurons)
             # A filter of a convolution is one neuron: its row has C·k·k entries.
             rows = wide_neurons.flatten(1)
@@ -109,7 +109,7 @@ class Rotation(nn.Module):
                 rows = self.layout.rotate_rows(self.dropped_out(self.method(free)), rows)
             else:
                 rows = self.layout.rotate(self.method, free, rows, self.dimensions)
-            return _in_memory_format_of(neurons, _numerics.narrow(rows, neurons.dtype).view(neurons.shape))
+            return in_memory_format_of(neurons, _numerics.narrow(rows, neurons.dtype).view(neurons.shape))
 
     def forward_linear(
         self, x: Float[Tensor, "*batch d"], neurons: Float[Tensor, "n d"], bias: Float[Tensor, " n"] | None
@@ -124,7 +124,7 @@ class Rotation(nn.Module):
             tokens, out, self.layout, x_needs_grad=needs_grad, trains=trains
         ):
             return None
-        with _numerics.autocast_disabled(neurons), self._layer_named_in_errors():
+        with _numerics.autocast_disabled(neurons), self.layer_named_in_errors():
             matrices = self.dropped_out(self.method(_numerics.widen_parameter(self.parameter)))
         return rotated_linear(x, matrices, neurons, bias, self.layout)
 
@@ -143,21 +143,28 @@ class Rotation(nn.Module):
         free, rows = _numerics.to_float64(self.parameter), _numerics.to_float64(neurons.flatten(1))
         # `to_float64` moves tensors of a device without float64 to the CPU.
         dimensions = None if self.dimensions is None else self.dimensions.to(rows.device)
-        with self._layer_named_in_errors():
+        with self.layer_named_in_errors():
             rows = self.layout.rotate(self.method, free, rows, dimensions)
         neurons.copy_(_numerics.narrow(rows, neurons.dtype).view_as(neurons))
         self.parameter.copy_(self.identity())
+
+    @torch.no_grad()
+    def redraw(self, neurons: Float[Tensor, "n ..."], folds: int) -> None:
+        """Draw other dimensions after fold number `folds` (S-OPT)."""
+        dimensions, seed = cast(Tensor, self.dimensions), int(cast(Tensor, self.seed))
+        dimensions.copy_(self.layout.draw_order(neurons[0].numel(), seed, folds)[: len(dimensions)])
 
     def require_finite(self) -> None:
         """Raise a `ValueError` if a free parameter is not finite."""
         free = self.parameter.detach()
         if _numerics.values_readable(free) and not bool(torch.isfinite(free).all()):
             bad = int((~torch.isfinite(free)).sum())
-            with self._layer_named_in_errors():
+            with self.layer_named_in_errors():
                 raise ValueError(f"the parameters of a rotation must be finite, but {bad} of {free.numel()} are not")
 
     @contextmanager
-    def _layer_named_in_errors(self) -> Iterator[None]:
+    def layer_named_in_errors(self) -> Iterator[None]:
+        """Add the name of the layer to a `ValueError` raised inside the context."""
         try:
             yield
         except ValueError as error:
@@ -257,7 +264,7 @@ class WeightState(NamedTuple):
             module._parameters[name] = module._parameters.pop(name)
 
 
-def _in_memory_format_of(neurons: Tensor, weight: Tensor) -> Tensor:
+def in_memory_format_of(neurons: Tensor, weight: Tensor) -> Tensor:
     """Return a contiguous weight in the memory format of the neurons, such as `torch.channels_last`."""
     # Compilers choose memory formats themselves, and transforms cannot ask for them.
     if not _numerics.values_readable(neurons) or neurons.is_contiguous():

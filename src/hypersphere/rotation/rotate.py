@@ -23,6 +23,7 @@ from hypersphere.rotation.activations import InputRotation
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation, Side, WeightState
 from hypersphere.rotation.refine import refine_neurons, require_energy
+from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = [
     "CustomTransform",
@@ -195,7 +196,7 @@ class CustomTransform(nn.Module):
 
 def attach(
     layer: NeuronLayer,
-    parametrization: Rotation | CustomTransform,
+    parametrization: Rotation | TwoSidedRotation | CustomTransform,
     rows: Tensor | None = None,
     *,
     learn_neurons: bool = False,
@@ -204,7 +205,7 @@ def attach(
     module = cast(nn.Module, layer.module)
     weight = cast(nn.Parameter, module.weight)
     parametrization.original_state = WeightState.of(module)
-    if isinstance(parametrization, Rotation):
+    if not isinstance(parametrization, CustomTransform):
         parametrization.layer_name = layer.module_name
     with torch.no_grad():
         if rows is not None and rows.data_ptr() != weight.data_ptr():  # `rows` may be a view of the weight itself
@@ -215,13 +216,13 @@ def attach(
     parametrize.register_parametrization(module, "weight", parametrization, unsafe=True)
     # torch has given the module a class of its own, which it removes with the parametrisation. A subclass with another
     # forward pass reads `weight`, and so rotates its weight.
-    if isinstance(parametrization, Rotation) and type(module).forward is nn.Linear.forward:
+    if not isinstance(parametrization, CustomTransform) and type(module).forward is nn.Linear.forward:
         type(module).forward = _forward_linear
 
 
 def _forward_linear(self: nn.Linear, x: Tensor) -> Tensor:
     """The forward pass of a rotated linear layer."""
-    rotation: Rotation = self.parametrizations.weight[0]  # type: ignore[union-attr,index,assignment]
+    rotation: Rotation | TwoSidedRotation = self.parametrizations.weight[0]  # type: ignore[union-attr,index,assignment]
     output = rotation.forward_linear(x, neurons_of(self), self.bias)
     return F.linear(x, self.weight, self.bias) if output is None else output
 
@@ -256,13 +257,14 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
         if users[id(child.module._parameters.get("weight"))] > 1:
             raise ValueError(f"the rows of {name!r} cannot be folded, because another layer shares them")
     for _, _, rotation in layers:
-        if isinstance(rotation, Rotation):
-            rotation.require_finite()
-            require(not keep or len(rotation.free) == 1, "keep", "False where there are several sets", keep)
-        else:
+        if isinstance(rotation, CustomTransform):
             require(not keep, "keep", "False for a custom transform", keep)
+        else:
+            rotation.require_finite()
+            several = isinstance(rotation, Rotation) and len(rotation.free) > 1
+            require(not keep or not several, "keep", "False where there are several sets", keep)
     for _, module, rotation in layers:
-        if keep and isinstance(rotation, Rotation):
+        if keep and not isinstance(rotation, CustomTransform):
             rotation.fold(neurons_of(module))
         else:
             _detach(module, rotation)
@@ -272,7 +274,7 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
     return model
 
 
-def _detach(module: nn.Module, rotation: Rotation | CustomTransform) -> None:
+def _detach(module: nn.Module, rotation: Rotation | TwoSidedRotation | CustomTransform) -> None:
     """Replace the parametrisation of a layer by its current weight."""
     # `copy.deepcopy` of a parametrised module makes a second instance of the class that torch generated for it, and
     # `remove_parametrizations` deletes the property `weight` from this class, which would break the other instance.
@@ -382,12 +384,12 @@ def plain_weight(layer: NeuronLayer) -> Tensor:
 # Rotated models ------------------------------------------------------------------------------------------------------
 
 
-def rotated_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rotation | CustomTransform]]:
+def rotated_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rotation | TwoSidedRotation | CustomTransform]]:
     """Yield name, module and parametrisation of every rotated layer."""
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module, "weight"):
             parametrization = cast(nn.ModuleDict, module.parametrizations)["weight"][0]  # type: ignore[index]
-            if isinstance(parametrization, (Rotation, CustomTransform)):
+            if isinstance(parametrization, (Rotation, TwoSidedRotation, CustomTransform)):
                 yield name, module, parametrization
 
 

@@ -247,7 +247,8 @@ class Experiment:
         self.scheduler = optim.Scheduler(self.optimizer.optimizers, schedule, self.steps, self.steps_per_epoch)
         self.scaler = torch.amp.GradScaler(self.device.type) if config.precision == "float16" else None
         folds = config.ema is not None and self.rotation.stochastic is not None
-        require(not folds, "ema", "unset with the rotation stochastic, which replaces weights", config.ema)
+        accepted = f"unset with the rotation {config.rotation.name}, which replaces weights"
+        require(not folds, "ema", accepted, config.ema)
         self.ema = None if config.ema is None else optim.MovingAverage(self.objective, config.ema)
 
     def _build_validation(self) -> None:
