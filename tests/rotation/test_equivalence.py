@@ -101,8 +101,7 @@ def test_equivalence_linear_layer_equals_its_weight(tokens, sides, block_size):
     results = []
     for output in (layer(x), x @ layer.weight.mT + layer.bias):
         results.append([output, *torch.autograd.grad(output.square().sum(), [x, *parameters])])
-    rotates_activations = layer.parametrizations.weight[0].forward_linear(x, layer.weight, None) is not None
-    assert rotates_activations == (tokens > 0)
+    assert layer.parametrizations.weight[0].forward_linear(x, layer.weight, None) is not None  # rotates activations
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-3)
     assert layer(x[:, None].expand(-1, 2, -1)).shape == (tokens, 2, 40)
@@ -288,7 +287,7 @@ def test_equivalence_trains_digits_better_than_frozen_layers():
             for p in rotation_parameters(model):
                 p.requires_grad_(False)
         optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
-        for step in range(150):
+        for step in range(100):
             rows = torch.randint(1400, (64,), generator=seeded(step))
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()

@@ -95,8 +95,9 @@ def activations_are_cheaper(
         return False
     n, d = shape
     b_out, b_in = (0 if layout is None else layout.block_size for layout in (outputs, inputs))
-    # The backward pass of the weight side multiplies by the blocks of R once and by those of P twice.
-    weight_side = tokens * n * d * (1 + trains + x_needs_grad) + n * d * ((b_out + b_in) * (1 + 2 * trains))
+    # The backward pass of the weight side needs the gradients of R, of W₀·P and of P, but not that of W₀.
+    block_products = b_out * (1 + 2 * trains) + b_in * (1 + trains)
+    weight_side = tokens * n * d * (1 + trains + x_needs_grad) + n * d * block_products
     blocks = tokens * (n * b_out + d * b_in)
     activation_side = tokens * n * d * (1 + (trains or x_needs_grad)) + blocks * (1 + trains + x_needs_grad)
     return activation_side < weight_side
