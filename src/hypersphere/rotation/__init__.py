@@ -10,6 +10,7 @@ from hypersphere.rotation.diagnostics import (
     orthogonality_error,
     rotation_states,
 )
+from hypersphere.rotation.equivalence import Equivalence
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation
 from hypersphere.rotation.refine import CompressiveEnergy, refine_neurons
@@ -23,15 +24,18 @@ from hypersphere.rotation.rotate import (
     use_rotation_set,
 )
 from hypersphere.rotation.stochastic import Stochastic
+from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = [
     "BlockLayout",
     "CompressiveEnergy",
+    "Equivalence",
     "InputRotation",
     "Rotation",
     "RotationPenalty",
     "RotationState",
     "Stochastic",
+    "TwoSidedRotation",
     "combine",
     "degrees_of_freedom",
     "fold_",

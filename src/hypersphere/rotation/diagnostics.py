@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,6 +19,7 @@ from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.rotation.activations import InputRotation
 from hypersphere.rotation.parametrization import Rotation, rows_of
 from hypersphere.rotation.rotate import neurons_of, rotated_layers
+from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = ["RotationPenalty", "RotationState", "degrees_of_freedom", "orthogonality_error", "rotation_states"]
 
@@ -32,7 +33,8 @@ class RotationState:
 
     Attributes:
         orthogonality_error: max |RᵀR − I|.
-        energy_drift: relative change of the energy of the neurons, |E(W)/E(V) − 1|. Zero for exact rotations.
+        energy_drift: relative change of the energy of the neurons, |E(W)/E(V) − 1|. Zero for exact rotations, except
+            those of outputs, which change the angles between neurons (`TwoSidedRotation`).
         generator_norm: ‖S‖₂, or None if the map has no generator.
         degrees_of_freedom: dimension of the set of all R that training can reach.
     """
@@ -57,23 +59,31 @@ def rotation_states(model: nn.Module) -> dict[str, RotationState]:
             part = rotation.part
             with evaluation_mode(rotation):  # without the dropout of blocks
                 weight = cast(Tensor, getattr(module, part.parameter))
-            states[name] = _state(rotation, rows_of(part, neurons_of(module, part.parameter)), rows_of(part, weight))
+            rows = rows_of(part, neurons_of(module, part.parameter))
+            states[name] = _state([rotation], rows, rows_of(part, weight), experts=part.groups if part.stacked else 1)
+        elif isinstance(rotation, TwoSidedRotation):
+            part = rotation.part
+            neurons = rotation.in_order_of_layer(rows_of(part, neurons_of(module, part.parameter)))
+            rotated = rows_of(part, cast(Tensor, getattr(module, part.parameter)))
+            states[name] = _state(rotation.rotations, neurons, rotated)
     for name, module in model.named_modules():
         if isinstance(module, InputRotation):
             rows = _numerics.widen(module.rows[:_MAX_ENERGY_ROWS])
-            states[name] = _state(module.rotation, rows, module.rotation(rows))
+            states[name] = _state([module.rotation], rows, module.rotation(rows))
     return states
 
 
-def _state(rotation: Rotation, neurons: Tensor, rotated: Tensor) -> RotationState:
-    free, generator_norm = _numerics.widen(rotation.parameter), None
-    if isinstance(rotation.method, SkewMap):
-        generator_norm = float(torch.linalg.matrix_norm(rotation.method.generator(free), 2).max())
+def _state(rotations: Sequence[Rotation], neurons: Tensor, rotated: Tensor, *, experts: int = 1) -> RotationState:
+    generator_norm = None
+    for rotation in rotations:
+        if isinstance(rotation.method, SkewMap):
+            generator = rotation.method.generator(_numerics.widen(rotation.parameter))
+            generator_norm = max(generator_norm or 0.0, float(torch.linalg.matrix_norm(generator, 2).max()))
     # Every expert has a rotation of its own, which changes the angles to the neurons of other experts.
-    experts = rotation.part.groups if rotation.part.stacked else 1
     pairs = zip(neurons.chunk(experts), rotated.chunk(experts), strict=True)
     energy_drift = max(_energy_drift(before, after) for before, after in pairs)
-    return RotationState(_max_error(rotation), energy_drift, generator_norm, rotation.degrees_of_freedom())
+    error = max(_max_error(rotation) for rotation in rotations)
+    return RotationState(error, energy_drift, generator_norm, sum(r.degrees_of_freedom() for r in rotations))
 
 
 def _energy_drift(neurons: Tensor, rotated: Tensor) -> float:

@@ -112,7 +112,7 @@ class Rotation(nn.Module):
         if self.merged is not None:
             return self.merged
         # Widen once for all factors, so that a half-precision weight is rounded only at the end.
-        with _numerics.autocast_disabled(neurons), self._layer_named_in_errors():
+        with _numerics.autocast_disabled(neurons), self.layer_named_in_errors():
             free, rows = _numerics.widen_parameter(self.parameter), _numerics.widen_parameter(self._stacked(neurons))
             if self.dropout and self.training:
                 rows = self.layout.rotate_rows(self.dropped_out(self.method(free)), rows)
@@ -147,7 +147,7 @@ class Rotation(nn.Module):
             return _numerics.narrow(rows, x.dtype).view(x.shape)
 
     def _matrices_in_training(self, x: Tensor) -> Float[Tensor, "..."]:
-        with _numerics.autocast_disabled(x), self._layer_named_in_errors():
+        with _numerics.autocast_disabled(x), self.layer_named_in_errors():
             return self.dropped_out(self.method(_numerics.widen_parameter(self.parameter)))
 
     def _stacked(self, weight: Float[Tensor, "..."]) -> Float[Tensor, "rows size"]:
@@ -185,7 +185,7 @@ class Rotation(nn.Module):
         free, rows = _numerics.to_float64(self.parameter), _numerics.to_float64(self._stacked(neurons))
         # `to_float64` moves tensors of a device without float64 to the CPU.
         dimensions = None if self.dimensions is None else self.dimensions.to(rows.device)
-        with self._layer_named_in_errors():
+        with self.layer_named_in_errors():
             rows = self.layout.rotate(self.method, free, rows, dimensions)
         rows = self._unstacked(_numerics.narrow(rows, neurons.dtype), neurons)
         self.part.write(neurons, rows, self.part.shape_of(neurons))
@@ -208,16 +208,24 @@ class Rotation(nn.Module):
             self.merged = None
         return super().train(mode)
 
+    @torch.no_grad()
+    def redraw(self, neurons: Float[Tensor, "..."], folds: int) -> None:
+        """Draw other dimensions after fold number `folds` (S-OPT)."""
+        dimensions, seed = cast(Tensor, self.dimensions), int(cast(Tensor, self.seed))
+        size = rows_of(self.part, neurons).shape[1]
+        dimensions.copy_(self.layout.draw_order(size, seed, folds)[: len(dimensions)])
+
     def require_finite(self) -> None:
         """Raise a `ValueError` if a free parameter is not finite."""
         free = self.parameter.detach()
         if _numerics.values_readable(free) and not bool(torch.isfinite(free).all()):
             bad = int((~torch.isfinite(free)).sum())
-            with self._layer_named_in_errors():
+            with self.layer_named_in_errors():
                 raise ValueError(f"the parameters of a rotation must be finite, but {bad} of {free.numel()} are not")
 
     @contextmanager
-    def _layer_named_in_errors(self) -> Iterator[None]:
+    def layer_named_in_errors(self) -> Iterator[None]:
+        """Add the name of the layer to a `ValueError` raised inside the context."""
         try:
             yield
         except ValueError as error:

@@ -25,6 +25,7 @@ from hypersphere.rotation.activations import InputRotation
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation, Side, WeightState, replace_rows, rows_of
 from hypersphere.rotation.refine import refine_neurons, require_energy
+from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = [
     "CustomTransform",
@@ -213,9 +214,12 @@ class CustomTransform(nn.Module):
         return replace_rows(self.part, neurons, self.transform(rows_of(self.part, neurons)))
 
 
+AnyRotation = Rotation | TwoSidedRotation | CustomTransform
+
+
 def attach(
     layer: NeuronLayer,
-    parametrization: Rotation | CustomTransform,
+    parametrization: Rotation | TwoSidedRotation | CustomTransform,
     *,
     learn_neurons: bool = False,
     quantize: bool = False,
@@ -223,7 +227,7 @@ def attach(
     """Register the parametrisation of a layer's weight, or of a part of it. Other parts keep their own."""
     module, parameter = cast(nn.Module, layer.module), layer.parameter
     parametrization.part = layer.part
-    if isinstance(parametrization, Rotation):
+    if not isinstance(parametrization, CustomTransform):
         parametrization.layer_name = name_of(layer)
     others = [(rotation.part.parameter, rotation.original_state) for rotation in _rotations_of(module)]
     if parametrize.is_parametrized(module, parameter):  # the rotation of another part of the same weight
@@ -281,7 +285,7 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
         _require_foldable(name, module, rotation, keep)
     if keep:
         for _, module, rotation in layers:
-            cast(Rotation, rotation).fold(neurons_of(module, rotation.part.parameter))
+            cast(Rotation | TwoSidedRotation, rotation).fold(neurons_of(module, rotation.part.parameter))
     else:
         # A weight with several rotations is replaced once.
         states = {(module, rotation.part.parameter): rotation.original_state for _, module, rotation in layers}
@@ -293,10 +297,11 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
     return model
 
 
-def _require_foldable(name: str, module: nn.Module, rotation: Rotation | CustomTransform, keep: bool) -> None:
+def _require_foldable(name: str, module: nn.Module, rotation: AnyRotation, keep: bool) -> None:
     """Raise a `ValueError` if the rotation of a layer cannot be folded."""
     maps = _parametrizations_of(module, rotation.part.parameter)
-    stacked = [type(one).__name__ for one in maps if not isinstance(one, (Int8Neurons, Rotation, CustomTransform))]
+    ours = (Int8Neurons, Rotation, TwoSidedRotation, CustomTransform)
+    stacked = [type(one).__name__ for one in maps if not isinstance(one, ours)]
     if stacked:
         raise ValueError(
             f"layer {name!r} has another parametrisation after its rotation ({stacked[0]}), "
@@ -306,7 +311,7 @@ def _require_foldable(name: str, module: nn.Module, rotation: Rotation | CustomT
         require(not keep, "keep", "False for a custom transform", keep)
         return
     rotation.require_finite()
-    if keep and len(rotation.free) > 1:
+    if keep and isinstance(rotation, Rotation) and len(rotation.free) > 1:
         raise ValueError(f"keep=True needs a single rotation set, but layer {name!r} has {len(rotation.free)}")
     if keep and isinstance(maps[0], Int8Neurons):
         raise ValueError(f"keep=True needs neurons in floating point, but those of layer {name!r} are quantised")
@@ -356,8 +361,11 @@ def _forward_linear(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     def forward(self: nn.Module, x: Tensor) -> Tensor:
         maps = _parametrizations_of(self, "weight")
-        rotations = [one for one in maps if isinstance(one, Rotation)]
         stored = _stored(self, "weight")
+        if len(maps) == 1 and isinstance(maps[0], TwoSidedRotation) and maps[0].part.is_whole:
+            output = maps[0].forward_linear(x, stored[0], cast(Tensor | None, self.bias))
+            return cast(Tensor, plain(self, x)) if output is None else output
+        rotations = [one for one in maps if isinstance(one, Rotation)]
         neuron_count = rotations[0].part.shape_of(stored[0])[1] if rotations else 0
         is_known = len(rotations) + (len(stored) - 1) == len(maps)  # a user may have added a parametrisation
         if not is_known or not all(rotation.rotates_input(x, neuron_count) for rotation in rotations):
@@ -516,7 +524,7 @@ def _joined(path: str, suffix: str) -> str:
 # Rotated models ------------------------------------------------------------------------------------------------------
 
 
-def rotated_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rotation | CustomTransform]]:
+def rotated_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, AnyRotation]]:
     """Yield name, module and parametrisation of every rotated layer.
 
     The name is that of the module. If a module holds several layers, the name of the layer follows, as in
@@ -538,12 +546,13 @@ def save_obstacle(model: nn.Module) -> str | None:
     )
 
 
-def _rotations_of(module: nn.Module) -> list[Rotation | CustomTransform]:
+def _rotations_of(module: nn.Module) -> list[AnyRotation]:
     """Return the rotations of all weights of a module."""
     if not parametrize.is_parametrized(module):
         return []
     lists = cast(nn.ModuleDict, module.parametrizations).values()
-    return [one for maps in lists for one in cast(nn.ModuleList, maps) if isinstance(one, (Rotation, CustomTransform))]
+    kinds = (Rotation, TwoSidedRotation, CustomTransform)
+    return [one for maps in lists for one in cast(nn.ModuleList, maps) if isinstance(one, kinds)]
 
 
 def _parametrizations_of(module: nn.Module, parameter: str) -> parametrize.ParametrizationList:
