@@ -32,7 +32,7 @@ from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.rotation._rotated_linear import input_side_is_cheaper, rotated_linear
 from hypersphere.rotation.layout import BlockLayout
 
-__all__ = ["Rotation", "Side", "WeightState", "replace_rows", "rows_of"]
+__all__ = ["Rotation", "Side", "WeightState", "in_memory_format_of", "replace_rows", "rows_of"]
 
 Side = Literal["auto", "weight", "input"]
 
@@ -107,7 +107,7 @@ class Rotation(nn.Module):
     def forward(self, neurons: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the rotated weight, with the shape, dtype and memory format of `neurons`."""
         # Widen once for all factors, so that a half-precision weight is rounded only at the end.
-        with _numerics.autocast_disabled(neurons), self._layer_named_in_errors():
+        with _numerics.autocast_disabled(neurons), self.layer_named_in_errors():
             free, rows = _numerics.widen_parameter(self.parameter), _numerics.widen_parameter(self._stacked(neurons))
             if self.dropout and self.training:
                 rows = self.layout.rotate_rows(self.dropped_out(self.method(free)), rows)
@@ -140,7 +140,7 @@ class Rotation(nn.Module):
             return _numerics.narrow(rows, x.dtype).view(x.shape)
 
     def _matrices_in_training(self, x: Tensor) -> Float[Tensor, "..."]:
-        with _numerics.autocast_disabled(x), self._layer_named_in_errors():
+        with _numerics.autocast_disabled(x), self.layer_named_in_errors():
             return self.dropped_out(self.method(_numerics.widen_parameter(self.parameter)))
 
     def _stacked(self, weight: Float[Tensor, "..."]) -> Float[Tensor, "rows size"]:
@@ -178,7 +178,7 @@ class Rotation(nn.Module):
         free, rows = _numerics.to_float64(self.parameter), _numerics.to_float64(self._stacked(neurons))
         # `to_float64` moves tensors of a device without float64 to the CPU.
         dimensions = None if self.dimensions is None else self.dimensions.to(rows.device)
-        with self._layer_named_in_errors():
+        with self.layer_named_in_errors():
             rows = self.layout.rotate(self.method, free, rows, dimensions)
         rows = self._unstacked(_numerics.narrow(rows, neurons.dtype), neurons)
         self.part.write(neurons, rows, self.part.shape_of(neurons))
@@ -189,11 +189,12 @@ class Rotation(nn.Module):
         free = self.parameter.detach()
         if _numerics.values_readable(free) and not bool(torch.isfinite(free).all()):
             bad = int((~torch.isfinite(free)).sum())
-            with self._layer_named_in_errors():
+            with self.layer_named_in_errors():
                 raise ValueError(f"the parameters of a rotation must be finite, but {bad} of {free.numel()} are not")
 
     @contextmanager
-    def _layer_named_in_errors(self) -> Iterator[None]:
+    def layer_named_in_errors(self) -> Iterator[None]:
+        """Add the name of the layer to a `ValueError` raised inside the context."""
         try:
             yield
         except ValueError as error:
@@ -301,8 +302,12 @@ def rows_of(part: WeightPart, weight: Float[Tensor, "..."]) -> Float[Tensor, "n 
 
 def replace_rows(part: WeightPart, weight: Float[Tensor, "..."], rows: Float[Tensor, "n d"]) -> Float[Tensor, "..."]:
     """Return the weight with other neurons in this part of it, in the memory format of `weight`. Differentiable."""
-    result = part.replaced(weight, rows, part.shape_of(weight))
+    return in_memory_format_of(weight, part.replaced(weight, rows, part.shape_of(weight)))
+
+
+def in_memory_format_of(neurons: Tensor, weight: Tensor) -> Tensor:
+    """Return the weight in the memory format of the neurons, such as `torch.channels_last`."""
     # Compilers choose memory formats themselves, and transforms cannot ask for them.
-    if not _numerics.values_readable(weight) or result.stride() == weight.stride():
-        return result
-    return torch.empty_like(weight).copy_(result)
+    if not _numerics.values_readable(neurons) or weight.stride() == neurons.stride():
+        return weight
+    return torch.empty_like(neurons).copy_(weight)

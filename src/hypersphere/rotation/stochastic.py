@@ -15,7 +15,7 @@ from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation, rows_of
-from hypersphere.rotation.rotate import attach, neurons_of, plain_weight, rotatable_layers, rotated_layers
+from hypersphere.rotation.rotate import attach, neurons_of, plain_rows, rotatable_layers, rotated_layers
 
 __all__ = ["Stochastic"]
 
@@ -84,8 +84,8 @@ class Stochastic:
         # All rotations are made before the first one is attached, so that an error leaves the model unchanged.
         rotations = []
         for i, layer in enumerate(selection):
-            weight = plain_weight(layer)
-            size = weight[0].numel()
+            weight = plain_rows(layer)
+            size = weight.shape[1]
             count = size if whole_first and i == 0 else _dimension_count(fraction, layer.module_name, size)
             if count == size:
                 rotations.append(Rotation(chosen, BlockLayout(size), like=weight))
