@@ -366,13 +366,16 @@ def test_rotate_turns_embeddings_on_request(options):
 
 
 @pytest.mark.parametrize("mask", [False, True])
-def test_rotated_encoder_gives_the_same_output_on_the_fast_path_of_torch(mask):
+def test_rotated_encoder_gives_the_same_output_on_the_fast_path_of_torch(mask, monkeypatch):
+    calls, plain = [], torch._transformer_encoder_layer_fwd
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *a: calls.append(1) or plain(*a))
     model, x = Encoder(dropout=0.1).eval(), torch.randn(3, 5, 8)
     rotate_(model, block_size=4)
     perturb_(model)
     masks = {"src_key_padding_mask": torch.arange(5) >= torch.tensor([[5], [3], [2]])} if mask else {}
     with torch.no_grad():
         fast = model(x, **masks)
+        assert len(calls) == 2  # one per layer
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             slow = model(x, **masks)

@@ -41,7 +41,7 @@ from hypersphere.rotation.rotate import (
     attach,
     name_of,
     neurons_of,
-    plain_weight,
+    plain_rows,
     reason_not_rotatable,
     rotated_layers,
     save_obstacle,
@@ -210,9 +210,7 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
         for stored, weight in weights:
             weight.copy_(stored)
     for layer, rotation, scaled_rows in added:
-        if scaled_rows is not None:
-            layer.write(scaled_rows)
-        attach(layer, rotation)
+        attach(layer, rotation, scaled_rows)
     rotations = [rotation for _, _, rotation in _rotations(model)]
     sets = {one for rotation in rotations for one in rotation.free} | {name}
     for rotation in rotations:  # every rotation has every set
@@ -258,7 +256,7 @@ def _prepare_plain_layers(
         reason = _reason_not_rotatable(layer)
         if reason is not None:
             raise ValueError(f"layer {path!r} of the adapter cannot be rotated in this model: {reason}")
-        stored, rows = adapter.layers[path], plain_weight(layer)
+        stored, rows = adapter.layers[path], plain_rows(layer)
         _require_shape(path, adapter, _whole_weight_or_rows(layer.part, layer.tensor))
         layout = _layout_of(path, stored, layer.length * (layer.groups if layer.part.stacked else 1))
         rotation = Rotation(stored.method, layout, side=stored.side, dropout=stored.dropout, like=rows)

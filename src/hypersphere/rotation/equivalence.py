@@ -15,7 +15,7 @@ from hypersphere._validation import choose, guard_save_pretrained, is_integer, i
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.rotation._periodic_fold import PeriodicFold
-from hypersphere.rotation.rotate import attach, plain_weight, rotatable_layers, save_obstacle
+from hypersphere.rotation.rotate import attach, plain_rows, rotatable_layers, save_obstacle
 from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = ["Equivalence"]
@@ -97,7 +97,7 @@ class Equivalence(PeriodicFold):
         # All rotations are made before the first one is attached, so that an error leaves the model unchanged.
         plans: list[tuple[NeuronLayer, TwoSidedRotation, Tensor]] = []
         for layer in selection:
-            weight = plain_weight(layer)
+            weight = plain_rows(layer)
             seeds = {
                 f"{side}_seed": int(torch.randint(2**62, (), generator=generator)) if sides in (side, "both") else None
                 for side in ("output", "input")
@@ -105,10 +105,8 @@ class Equivalence(PeriodicFold):
             rotation = TwoSidedRotation(chosen, block_size, **seeds, like=weight)
             rows = weight if start == "keep" else _normalized_rows(weight, scale, generator)
             plans.append((layer, rotation, rotation.in_order_of_blocks(rows)))
-        for layer, _, rows in plans:
-            layer.write(rows)
-        for layer, rotation, _ in plans:
-            attach(layer, rotation)
+        for layer, rotation, rows in plans:
+            attach(layer, rotation, rows)
         guard_save_pretrained(model, save_obstacle)
         self.layers: list[tuple[nn.Module, TwoSidedRotation]] = [
             (cast(nn.Module, layer.module), rotation) for layer, rotation, _ in plans

@@ -32,7 +32,7 @@ from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.rotation._rotated_linear import input_side_is_cheaper, rotated_linear
 from hypersphere.rotation.layout import BlockLayout
 
-__all__ = ["Rotation", "Side", "WeightState", "replace_rows", "rows_of"]
+__all__ = ["Rotation", "Side", "WeightState", "in_memory_format_of", "replace_rows", "rows_of"]
 
 Side = Literal["auto", "weight", "input"]
 
@@ -339,8 +339,12 @@ def rows_of(part: WeightPart, weight: Float[Tensor, "..."]) -> Float[Tensor, "n 
 
 def replace_rows(part: WeightPart, weight: Float[Tensor, "..."], rows: Float[Tensor, "n d"]) -> Float[Tensor, "..."]:
     """Return the weight with other neurons in this part of it, in the memory format of `weight`. Differentiable."""
-    result = part.replaced(weight, rows, part.shape_of(weight))
+    return in_memory_format_of(weight, part.replaced(weight, rows, part.shape_of(weight)))
+
+
+def in_memory_format_of(neurons: Tensor, weight: Tensor) -> Tensor:
+    """Return the weight in the memory format of the neurons, such as `torch.channels_last`."""
     # Compilers choose memory formats themselves, and transforms cannot ask for them.
-    if not _numerics.values_readable(weight) or result.stride() == weight.stride():
-        return result
-    return torch.empty_like(weight).copy_(result)
+    if not _numerics.values_readable(neurons) or weight.stride() == neurons.stride():
+        return weight
+    return torch.empty_like(neurons).copy_(weight)

@@ -147,7 +147,7 @@ def rotate_(
     # All parametrisations are made before the first one is attached, so that an error leaves the model unchanged.
     plans: list[tuple[NeuronLayer, Rotation | CustomTransform, Tensor | None]] = []
     for layer in selection:
-        weight = plain_weight(layer)
+        weight = plain_rows(layer)
         parametrization: Rotation | CustomTransform
         if isinstance(method, RowMap):
             layout = _layout_of(layer, blocks, block_size, shared, factors)
@@ -219,14 +219,20 @@ AnyRotation = Rotation | TwoSidedRotation | CustomTransform
 
 def attach(
     layer: NeuronLayer,
-    parametrization: Rotation | TwoSidedRotation | CustomTransform,
+    parametrization: AnyRotation,
+    rows: Float[Tensor, "n d"] | None = None,
     *,
     learn_neurons: bool = False,
     quantize: bool = False,
 ) -> None:
-    """Register the parametrisation of a layer's weight, or of a part of it. Other parts keep their own."""
+    """Register the parametrisation of a layer's weight, or of a part of it. `rows` replace its neurons if given."""
     module, parameter = cast(nn.Module, layer.module), layer.parameter
     parametrization.part = layer.part
+    if rows is not None:  # in the stored weight, which another part may have parametrised already
+        is_new = not parametrize.is_parametrized(module, parameter)
+        weight = layer.tensor if is_new else neurons_of(module, parameter)
+        with torch.no_grad():
+            layer.part.write(weight, rows, layer.shape)
     if not isinstance(parametrization, CustomTransform):
         parametrization.layer_name = name_of(layer)
     others = [(rotation.part.parameter, rotation.original_state) for rotation in _rotations_of(module)]
@@ -505,11 +511,17 @@ def _require_not_parametrized(layer: NeuronLayer) -> None:
         raise ValueError(f"layer {name!r} must have a plain weight, but it is parametrised already (by {by})")
 
 
-def plain_weight(layer: NeuronLayer) -> Float[Tensor, "n d"]:
-    """Return the neurons of a layer as rows in the dtype of the weight, or raise an error if they are not finite."""
-    rows = rows_of(layer.part, layer.tensor.detach())
-    _numerics.require_finite_rows(f"the weight of layer {name_of(layer)!r}", rows)
-    return rows
+def plain_weight(layer: NeuronLayer) -> Float[Tensor, "..."]:
+    """Return the complete weight of a layer, or raise an error if it is parametrised or its neurons are not finite."""
+    _require_not_parametrized(layer)
+    weight = layer.tensor
+    _numerics.require_finite_rows(f"the weight of layer {name_of(layer)!r}", rows_of(layer.part, weight.detach()))
+    return weight
+
+
+def plain_rows(layer: NeuronLayer) -> Float[Tensor, "n d"]:
+    """Return the neurons of `plain_weight` as rows, in the dtype of the weight."""
+    return rows_of(layer.part, plain_weight(layer).detach())
 
 
 def name_of(layer: NeuronLayer) -> str:

@@ -15,7 +15,7 @@ from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.rotation._periodic_fold import PeriodicFold
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation
-from hypersphere.rotation.rotate import attach, name_of, plain_weight, rotatable_layers, save_obstacle
+from hypersphere.rotation.rotate import attach, name_of, plain_rows, rotatable_layers, save_obstacle
 
 __all__ = ["Stochastic"]
 
@@ -82,8 +82,8 @@ class Stochastic(PeriodicFold):
         # All rotations are made before the first one is attached, so that an error leaves the model unchanged.
         rotations = []
         for i, layer in enumerate(selection):
-            weight = plain_weight(layer)
-            size = weight[0].numel()
+            weight = plain_rows(layer)
+            size = weight.shape[1]
             count = size if whole_first and i == 0 else _dimension_count(fraction, name_of(layer), size)
             if count == size:
                 rotations.append(Rotation(chosen, BlockLayout(size), like=weight))
