@@ -262,3 +262,63 @@ def test_comhe_batch_is_refused_where_neurons_are_mixed():
         CoMHE(network(), projection=Bilateral(dim=4), batch=4)
     with pytest.raises(ValueError, match="batch must be None or an integer >= 2, not 1"):
         CoMHE(network(), projection=Random(dim=4), batch=1)
+
+
+def changed_steps(regularizer, count, *, by_more_than):
+    """Return the steps of `count` calls at which the learned basis changes by more than a bound."""
+    steps, before = [], regularizer.basis_9
+    for number in range(count):
+        regularizer()
+        if (regularizer.basis_9 - before).norm().item() > by_more_than:
+            steps.append(number)
+        before = regularizer.basis_9
+    return steps
+
+
+@pytest.mark.parametrize(
+    "skipping", [{"every": 2}, {"schedule": lambda step: float(step % 2 == 0)}], ids=["every", "schedule"]
+)
+def test_comhe_redraws_a_basis_once_per_period_although_steps_are_skipped(skipping):
+    projection = AnglePreserving(dim=3, rate=1e-3, redraw_every=3)
+    regularizer = CoMHE({"w": torch.randn(6, 9)}, projection=projection, **skipping)
+    assert changed_steps(regularizer, 13, by_more_than=1) == [4, 6, 10, 12]  # periods start at 3, 6, 9 and 12
+
+
+def test_comhe_redraws_the_basis_of_its_period_although_steps_are_skipped():
+    projection = AnglePreserving(dim=3, rate=1e-6, redraw_every=3)
+    w = torch.randn(6, 9)
+    whole, skipping = (CoMHE({"w": w}, projection=projection, every=every) for every in (1, 2))
+    for _ in range(5):
+        whole()
+        skipping()
+    torch.testing.assert_close(skipping.basis_9, whole.basis_9, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "skipping", [{"every": 2}, {"schedule": lambda step: float(step % 2 == 0)}], ids=["every", "schedule"]
+)
+def test_comhe_updates_a_basis_once_per_period_although_steps_are_skipped(skipping):
+    projection = Adversarial(dim=3, every=3)
+    regularizer = CoMHE({"w": torch.randn(6, 9)}, projection=projection, **skipping)
+    assert changed_steps(regularizer, 13, by_more_than=0) == [0, 4, 6, 10, 12]
+
+
+def test_comhe_layers_of_weight_zero_do_not_change_a_shared_basis():
+    torch.manual_seed(0)
+    w, v = torch.randn(6, 9), torch.randn(5, 9)
+    projection = AnglePreserving(dim=3)
+    alone = CoMHE({"w": w}, projection=projection)
+    both = CoMHE({"w": w, "v": v}, projection=projection, layer_weights={"v": 0.0})
+    for _ in range(3):
+        assert both().item() == alone().item()
+    assert torch.equal(both.basis_9, alone.basis_9)
+
+
+def test_comhe_without_weighted_hidden_layers_does_not_change_its_basis():
+    regularizer = CoMHE(network(), hidden=0, projection=AnglePreserving(dim=4, redraw_every=1))
+    before = {name: value.clone() for name, value in regularizer.named_buffers() if name.startswith("basis")}
+    for _ in range(2):
+        regularizer()
+    assert before
+    for name, value in before.items():
+        assert torch.equal(regularizer.get_buffer(name), value)

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -312,7 +313,17 @@ def test_regularizers_name_themselves_for_an_unknown_argument(kind):
         kind(pyramid(), shcedule=None)
 
 
-@pytest.mark.parametrize("kind", [MHE, Orthonormal, Orthogonal, SRIP])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        MHE,
+        Orthonormal,
+        Orthogonal,
+        SRIP,
+        partial(CoMHE, projection=Random(dim=4)),
+        partial(CoMHE, projection=AnglePreserving(dim=4)),
+    ],
+)
 def test_layers_of_weight_zero_are_not_computed(kind):
     net = pyramid()
     factors = {name: 0.0 if name == "0" else 1.0 for name in ("0", "1")}

@@ -155,8 +155,8 @@ class CoMHE(EnergyRegularizer):
         # Neurons and bases are drawn from different streams, so the numbers of the draws must differ.
         indices = self.draw_neurons(~step.number, self.selection)
         # Read the rows once: the bases are learned from them, and a parametrised weight is computed at every access.
-        rows = {layer.name: self._sampled_rows(layer, indices) for layer in self.projected}
-        bases = self._bases(rows, step)
+        rows = {layer.name: self._sampled_rows(layer, indices) for layer in layers if layer in self.projected}
+        bases = self._bases(rows, step) if rows else {}
         sums = WeightedSums()
         if isinstance(self.projection, Learned):
             sums.updates = {f"basis_{key}": basis for key, basis in bases.items()}
@@ -240,13 +240,15 @@ class CoMHE(EnergyRegularizer):
         updates = 0
         if step.kind != "read":
             period = projection.redraw_every
-            if period is not None and step.number > 0 and step.number % period == 0:
+            if period is not None and step.number >= period and self._is_first_of_period(step.number, period):
                 redrawn = self._draw_bases(int(self.seed), step.number // period)
-            if projection.unrolled or step.number % projection.every == 0:
+            if projection.unrolled or self._is_first_of_period(step.number, projection.every):
                 updates = projection.updates
         bases: dict[str, Tensor] = {}
         for key, layers in self._layers_by_basis.items():
-            sets = [rows[layer.name] for layer in layers]
+            sets = [rows[layer.name] for layer in layers if layer.name in rows]
+            if not sets:
+                continue
             basis = redrawn.get(key, step.buffers[f"basis_{key}"]).to(sets[0])
             # Unrolled updates are part of the energy and need a graph. In all others the basis is a constant.
             with torch.set_grad_enabled(torch.is_grad_enabled() and projection.unrolled):
@@ -256,6 +258,15 @@ class CoMHE(EnergyRegularizer):
                     basis = projection.update(basis, torch.stack(gradients).sum(0))
             bases[key] = basis
         return bases
+
+    def _is_first_of_period(self, number: int, period: int) -> bool:
+        """Return True at the first step of each `period` steps at which the regulariser is computed.
+
+        The start of the period itself may be skipped by `every` or by a schedule that is 0 there.
+        """
+        start = number - number % period
+        earliest = -(-start // self.every) * self.every  # the first step from `start` on that `every` does not skip
+        return not any(self._scheduled_factor(earlier) for earlier in range(earliest, number, self.every))
 
     def extra_repr(self) -> str:
         """Show the layers and their settings."""
