@@ -254,16 +254,17 @@ def _plain_sum(pair_sum: PairSum) -> Tensor:
     if pair_sum.labels is None:
         rows, no_pair = columns, torch.eye(w.shape[-2], dtype=torch.bool, device=columns.device)
     else:
-        rows = (
-            columns[pair_sum.labels] if pair_sum.rows is None else sphere.polar(_numerics.to_float64(pair_sum.rows))[1]
-        )
+        if pair_sum.rows is None:
+            rows = columns[pair_sum.labels.to(columns.device)]
+        else:
+            rows = sphere.polar(_numerics.to_float64(pair_sum.rows))[1]
         no_pair = _no_pair(pair_sum, slice(None), slice(0, len(w))).to(columns.device)
     # Mask before and after φ: the cosine 1 of a row with itself would have an infinite derivative, and a masked value
     # alone would turn it into 0·∞ = NaN in backward.
     c = (rows @ columns.mT).masked_fill(no_pair, 0.0)
-    betas = None if weights is None else (weights.unsqueeze(-1), weights.unsqueeze(-2))
+    betas = None if weights is None else (weights.unsqueeze(-1).to(c), weights.unsqueeze(-2).to(c))
     values = pair_sum.potential(2 - 2 * c, 2 + 2 * c, betas, w.dtype)
-    return _saturate(values.masked_fill(no_pair, 0.0).sum((-2, -1)), w.dtype).to(w.device)
+    return _saturate(values.masked_fill(no_pair, 0.0).sum((-2, -1)), w)
 
 
 def _no_pair(pair_sum: PairSum, rows: slice, columns: slice) -> Tensor:
@@ -354,7 +355,7 @@ def _careful_sum(pair_sum: PairSum, with_gradient: bool) -> _Result:
         return _Result(total)
     # The factor 1/‖w‖ comes last, because the others may overflow with it.
     gradient = (factor @ unit).mul_(_inverse(lengths))
-    return _Result(total, _saturate(gradient, w.dtype).to(w.device))
+    return _Result(total, _saturate(gradient, w))
 
 
 def _total_and_factor(
@@ -366,7 +367,7 @@ def _total_and_factor(
     value, slope = _evaluate(pair_sum.potential, unit, unit, c, betas, dtype, with_gradient, is_close=is_close)
     # E: the diagonal holds φ(0), which is no pair.
     value.diagonal(dim1=-2, dim2=-1).zero_()
-    total = _saturate(value.sum((-2, -1)), dtype).to(pair_sum.w.device)
+    total = _saturate(value.sum((-2, -1)), pair_sum.w)
     if slope is None:
         return total, None
     # The diagonal of s is no pair either and takes the radial term.
@@ -422,10 +423,10 @@ def _inverse(length: Tensor) -> Tensor:
     return torch.where(length > 0, 1 / length, 0.0)
 
 
-def _saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert to `dtype`; numbers that it cannot represent become its largest ones."""
-    largest = torch.finfo(dtype).max
-    return x.clamp(-largest, largest).to(dtype)
+def _saturate(x: Tensor, like: Tensor) -> Tensor:
+    """Convert to dtype and device of `like`; numbers that the dtype cannot represent become its largest ones."""
+    largest = torch.finfo(like.dtype).max
+    return x.clamp(-largest, largest).to(like.dtype).to(like.device)
 
 
 # In blocks -----------------------------------------------------------------------------------------------------------
@@ -436,7 +437,7 @@ def _sum_in_blocks(pair_sum: PairSum, with_gradient: bool) -> _Result:
     is_mutual = pair_sum.labels is None
     w = pair_sum.w.flatten(0, -2)
     rows = w if is_mutual else w[pair_sum.labels] if pair_sum.rows is None else pair_sum.rows
-    total = torch.zeros((), dtype=torch.float64, device=w.device)
+    total = _numerics.to_float64(w.new_zeros(()))
     grad_w = torch.zeros_like(w) if with_gradient else None
     grad_rows = grad_w if is_mutual or grad_w is None else torch.zeros_like(rows)
     for block in _blocks(pair_sum, rows, w):
@@ -445,7 +446,7 @@ def _sum_in_blocks(pair_sum: PairSum, with_gradient: bool) -> _Result:
         if grad_w is not None and grad_rows is not None:
             grad_rows[block.i].add_(block_grad_rows, alpha=block.copies)
             grad_w[block.j].add_(block_grad_columns, alpha=block.copies)
-    total = _saturate(total, w.dtype).reshape(pair_sum.w.shape[:-2])
+    total = _saturate(total, w).reshape(pair_sum.w.shape[:-2])
     if grad_w is None or grad_rows is None:
         return _Result(total)
     grad_w = _divide_by_norms_(grad_w, w)
@@ -461,7 +462,7 @@ def _divide_by_norms_(gradient: Tensor, w: Tensor) -> Tensor:
     """Multiply by the factor 1/‖wᵢ‖ in place. It comes after the sum over blocks, which all have the same factor."""
     for i in _slices(len(w), _ROWS_IN_CACHE):
         gradient[i].mul_(_inverse(sphere.row_polar(w[i])[0]))
-    return _saturate(gradient, gradient.dtype)
+    return _saturate(gradient, gradient)
 
 
 def _slices(n: int, size: int, start: int = 0) -> Iterator[slice]:
@@ -543,7 +544,8 @@ class _Block(NamedTuple):
         # E: entries that are no pair hold φ(0).
         if block.no_pair is not None:
             value.masked_fill_(block.no_pair, 0.0)
-        total = value.sum(dtype=torch.float64)
+        # Rows first: blocks would be slower to add in float64, and some devices do not have it.
+        total = _numerics.to_float64(value.sum(1)).sum()
         if slope is None:
             return total, rows[:0], columns[:0]
         if block.no_pair is not None:
@@ -552,9 +554,9 @@ class _Block(NamedTuple):
         # because the two nearly cancel for close pairs.
         radial = slope * c
         grad_rows = torch.addcmul(slope @ columns, radial.sum(1, keepdim=True), rows, value=-1)
-        grad_rows = _saturate(grad_rows, dtype)
+        grad_rows = _saturate(grad_rows, self.directions[0])
         if self.is_symmetric:
             return total, grad_rows, grad_rows
         # ∂E/∂ŵⱼ: the same with rows and columns exchanged.
         grad_columns = torch.addcmul(slope.mT @ rows, radial.sum(0).unsqueeze(1), columns, value=-1)
-        return total, grad_rows, _saturate(grad_columns, dtype)
+        return total, grad_rows, _saturate(grad_columns, self.directions[1])
