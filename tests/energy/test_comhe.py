@@ -205,7 +205,7 @@ def test_comhe_has_the_options_of_mhe():
     weighted = CoMHE(net, hidden=0, output=1, projection=projection, neuron_weights=output_betas)
     expected = oracle.energy(net[2].weight.detach().numpy(), 2, weights=betas.numpy())
     assert weighted().item() == pytest.approx(expected)
-    with pytest.raises(ValueError, match="neuron_weights must be given for other layers than the output 2 if labels"):
+    with pytest.raises(ValueError, match="labels cannot be combined with neuron_weights of the output layer '2'"):
         weighted(labels=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="neuron_weights must be None with a bilateral projection"):
         CoMHE({"w": w}, projection=Bilateral(dim=4), neuron_weights={"w": betas})

@@ -83,7 +83,7 @@ def test_imitated_device_has_no_float64():
 )
 def test_pair_energy_needs_no_float64_of_the_device(options, dense, monkeypatch):
     if not dense:
-        monkeypatch.setattr(_pairwise, "_PAIRS_AT_ONCE", 16)
+        monkeypatch.setattr(_pairwise, "_DENSE_PAIRS", 16)
         monkeypatch.setattr(_pairwise, "_PAIRS_IN_CACHE", 16)
     w = near_duplicates()
     energy, gradient = energy_and_gradient(w, DEVICE, **options)

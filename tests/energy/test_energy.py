@@ -131,7 +131,7 @@ def test_energy_of_one_vector_in_half_space():
 
 
 @pytest.mark.parametrize("pairs_in_cache", [400, 440, 24])  # a square number, and two others
-def test_energy_in_blocks_equals_energy_at_once(monkeypatch, pairs_in_cache):
+def test_hyperspherical_energy_blocked_equals_dense(monkeypatch, pairs_in_cache):
     w, weights = neurons(90, 5).requires_grad_(), torch.linspace(0.5, 2, 90, dtype=torch.float64)
     for choice in (
         {"power": 2},
@@ -140,26 +140,26 @@ def test_energy_in_blocks_equals_energy_at_once(monkeypatch, pairs_in_cache):
         {"power": 1, "weights": weights},
         {"power": lambda z: z**-3},
     ):
-        at_once = hyperspherical_energy(w, **choice)
-        (gradient,) = torch.autograd.grad(at_once, w)
+        dense = hyperspherical_energy(w, **choice)
+        (gradient,) = torch.autograd.grad(dense, w)
         with monkeypatch.context() as small:
-            small.setattr(_pairwise, "_PAIRS_AT_ONCE", 100)
+            small.setattr(_pairwise, "_DENSE_PAIRS", 100)
             small.setattr(_pairwise, "_PAIRS_IN_CACHE", pairs_in_cache)
             blocked = hyperspherical_energy(w, **choice)
-            torch.testing.assert_close(blocked, at_once, rtol=1e-12, atol=0)
+            torch.testing.assert_close(blocked, dense, rtol=1e-12, atol=0)
             torch.testing.assert_close(torch.autograd.grad(blocked, w)[0], gradient, rtol=1e-9, atol=1e-14)
 
 
-def test_pair_energy_in_chunks_equals_energy_at_once(monkeypatch):
+def test_pair_energy_of_split_stacks_equals_dense(monkeypatch):
     w = torch.randn(5, 2, 20, 4, dtype=torch.float64, requires_grad=True)
     potential = PairPotential(half_space=True)
-    at_once = pair_energy(PairSum(w, potential, mean=True))
-    monkeypatch.setattr(_pairwise, "_PAIRS_AT_ONCE", 800)
+    dense = pair_energy(PairSum(w, potential, mean=True))
+    monkeypatch.setattr(_pairwise, "_DENSE_PAIRS", 800)
     chunked = pair_energy(PairSum(w, potential, mean=True))
-    torch.testing.assert_close(chunked, at_once)
-    first, second = (torch.autograd.grad(e.square().sum(), w)[0] for e in (at_once, chunked))
+    torch.testing.assert_close(chunked, dense)
+    first, second = (torch.autograd.grad(e.square().sum(), w)[0] for e in (dense, chunked))
     torch.testing.assert_close(first, second)
-    assert at_once[3, 1].item() == pytest.approx(oracle.energy(w[3, 1].detach().numpy(), 2, half_space=True))
+    assert dense[3, 1].item() == pytest.approx(oracle.energy(w[3, 1].detach().numpy(), 2, half_space=True))
 
 
 def test_energy_memory_does_not_grow_with_pairs():
@@ -413,7 +413,7 @@ def test_near_duplicates_are_accurate_in_compiled_transformed_and_blocked_code(c
     torch.testing.assert_close(
         gradient.double(), expected_gradient, rtol=2e-3, atol=1e-3 * expected_gradient.abs().max()
     )
-    monkeypatch.setattr(_pairwise, "_PAIRS_AT_ONCE", 16)
+    monkeypatch.setattr(_pairwise, "_DENSE_PAIRS", 16)
     monkeypatch.setattr(_pairwise, "_PAIRS_IN_CACHE", 16)
     leaf = w.clone().requires_grad_()
     blocked = energy(leaf)

@@ -1,6 +1,7 @@
 """Which layers a regulariser takes."""
 
 import pytest
+import torch
 from torch import nn
 
 from hypersphere import rotation
@@ -56,3 +57,10 @@ def test_skipped_layers_have_a_reason():
 def test_output_layer_last_is_deprecated():
     with pytest.warns(DeprecationWarning, match="use 'auto' instead"):
         MHE(pyramid(), output_layer="last")
+
+
+def test_mhe_does_not_take_an_unknown_module_for_a_distributed_head():
+    unknown = type("distributed over", (nn.Module,), {})()  # the reason to skip it contains the name of its type
+    unknown.rows = nn.Parameter(torch.ones(3, 3))
+    net = nn.Sequential(nn.Linear(5, 6), unknown, nn.Linear(6, 4))
+    assert [skip.name for skip in MHE(net).skipped] == ["1.rows"]

@@ -179,8 +179,11 @@ def test_mhe_labels_work_with_transposed_outputs():
     up, labels = nn.ConvTranspose1d(6, 4, 2), torch.tensor([0, 3])
     rows = up.weight.detach().transpose(0, 1).flatten(1)
     torch.testing.assert_close(MHE(up, output_layer="weight")(labels=labels), data_dependent_energy(rows, labels))
-    with pytest.raises(ValueError, match="labels must be None unless there is one output layer"):
+    with pytest.raises(ValueError, match="labels need exactly one output layer without groups; this model has 0"):
         MHE({"w": torch.randn(4, 3)})(labels=labels)
+    grouped = nn.Conv1d(4, 6, 1, groups=2)
+    with pytest.raises(ValueError, match="this model has one with 2 groups"):
+        MHE(grouped, output_layer="weight")(labels=labels)
 
 
 def test_mhe_defaults_are_those_of_the_source():
@@ -220,7 +223,7 @@ def test_mhe_neuron_weights_scale_the_directions():
     output = oracle.energy(net[5].weight.detach().numpy(), 2, weights=np.linspace(0.5, 2, len(net[5].weight)))
     regulariser = MHE(net, hidden=0, output=1, neuron_weights={"5": np.linspace(0.5, 2, len(net[5].weight)).tolist()})
     assert regulariser().item() == pytest.approx(output, rel=1e-5)
-    with pytest.raises(ValueError, match="neuron_weights must be given for other layers than the output 5 if labels"):
+    with pytest.raises(ValueError, match="labels cannot be combined with neuron_weights of the output layer '5'"):
         regulariser(labels=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="neuron_weights must be 12 numbers for 3"):
         MHE(net, neuron_weights={"3": betas[:5]})

@@ -276,7 +276,7 @@ def test_positional_labels_are_deprecated():
         value = regularizer(token_ids)
     assert caught[0].filename == __file__
     torch.testing.assert_close(value, regularizer(labels=token_ids))
-    with pytest.raises(ValueError, match="labels must be the only argument"):
+    with pytest.raises(ValueError, match="pass one positional argument at most, the labels"):
         regularizer(token_ids, labels=token_ids)
 
 

@@ -27,7 +27,7 @@ class Learner(NeuronRegularizer):
 
     def compute(self, labels, step):
         self.calls.append(step)
-        learned = step.buffers["learned"] + (step.kind != "read")
+        learned = step.buffers["learned"] + (step.kind != "peek")
         return StepResult([learned * self.selection[0].rows().sum()], {"learned": learned})
 
     @property
@@ -69,8 +69,8 @@ def call_inside(place, learner, gradients):
 # training mode, gradients enabled, place of the call, step started: kind of the call
 ANY = object()
 TABLE = [
-    ((False, ANY, ANY, ANY), "read"),
-    ((True, False, ANY, ANY), "read"),
+    ((False, ANY, ANY, ANY), "peek"),
+    ((True, False, ANY, ANY), "peek"),
     ((True, True, "backward", ANY), "repeat"),
     ((True, True, "transform", ANY), "repeat"),
     ((True, True, "plain", True), "repeat"),
@@ -137,7 +137,7 @@ def test_step_counter_does_not_store_updates_of_a_skipped_step():
 
 
 def test_step_counter_advances_only_without_auto_advance():
-    with pytest.raises(ValueError, match="auto_advance must be False if steps are counted by calling advance"):
+    with pytest.raises(ValueError, match=r"advance\(\) needs auto_advance=False"):
         Learner(pyramid()).advance()
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from hypersphere import _numerics
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer
 from hypersphere._validation import is_integer, is_number, require
-from hypersphere.energy._draws import check_seed, seeded_generator
 from hypersphere.energy._layer_sets import require_complete_output, resolve_patterns
 from hypersphere.energy._regularizer import NeuronRegularizer, RegularizerOptions, StepResult
+from hypersphere.energy._sampling import check_seed, seeded_generator
 from hypersphere.energy._steps import Step, run_uncompiled
 from hypersphere.energy.energy import check_weights, data_dependent_energy
 from hypersphere.functions._pairwise import PairSum, pair_energies
@@ -144,16 +144,16 @@ class EnergyRegularizer(NeuronRegularizer):
     def _labelled_output(self) -> NeuronLayer:
         """Return the output layer that labels refer to."""
         outputs = self.selection.outputs
-        is_single = len(outputs) == 1 and outputs[0].shape[0] == 1
-        accepted = "None unless there is one output layer of one group"
-        require(is_single, "labels", accepted, f"given, with {len(outputs)} outputs")
+        if len(outputs) != 1 or outputs[0].shape[0] != 1:
+            received = f"one with {outputs[0].shape[0]} groups" if len(outputs) == 1 else str(len(outputs))
+            raise ValueError(f"labels need exactly one output layer without groups; this model has {received}")
         return outputs[0]
 
     def _labelled_energy(self, output: NeuronLayer, labels: Tensor) -> Tensor:
         """Return the energy of the classes of a batch against all classes, which replaces that of all pairs."""
         # The data-dependent energy is defined for directions, without factors β.
-        accepted = f"given for other layers than the output {output.name} if labels are passed"
-        require(output.name not in self.neuron_weights, "neuron_weights", accepted, "given for it")
+        if output.name in self.neuron_weights:
+            raise ValueError(f"labels cannot be combined with neuron_weights of the output layer {output.name!r}")
         kernel, distance = self.potential.kernel, self.potential.distance
         return data_dependent_energy(
             output.rows(), labels, power=kernel, distance=distance, ignore_index=self.ignore_index

@@ -125,7 +125,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         # Without a counter there is nothing to save, and `forward` does not read a buffer from the device.
         if needs_counter or self.schedule is not None or self.every > 1:
             self.register_buffer("steps", torch.tensor(0))
-        self.register_load_state_dict_post_hook(_forget_start)
+        self.register_load_state_dict_post_hook(_reset_step_after_load)
         if options.report:
             print(self.selection.report())
 
@@ -139,7 +139,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         """Return λ of a layer: that of `layer_weights`, or the default."""
 
     def weighted_layers(self) -> list[NeuronLayer]:
-        """Return the layers with λ > 0. The others cost nothing, and a term that overflows is not 0·∞ = NaN."""
+        """Return the layers with λ > 0. Layers with λ = 0 are not computed, which also avoids 0·∞ = NaN."""
         return [layer for layer in self.selection if self.factor(layer)]
 
     @abc.abstractmethod
@@ -148,7 +148,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
 
         Args:
             labels: the labels of a batch, or None.
-            step: the number of the step, and the buffers to start from. A "read" does not update learned buffers.
+            step: the number of the step, and the buffers to start from. A "peek" does not update learned buffers.
         """
 
     def forward(self, *positional: Tensor, labels: Int[Tensor, "..."] | None = None) -> Float[Tensor, ""]:
@@ -174,7 +174,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
             if not is_finite or factor > 1:
                 self._require_finite(total, factor)
         else:
-            total, updates = _add([], anchor), {}  # constant: this step has no gradient
+            total, updates = _add([], anchor), {}  # a skipped step contributes a constant 0
         # State changes last, so a call that raised an error can be repeated.
         if self._buffers:
             self.counter.finish(self, step, updates)
@@ -187,7 +187,8 @@ class NeuronRegularizer(nn.Module, abc.ABC):
     def _positional_labels(self, positional: tuple[Tensor, ...], labels: Tensor | None) -> Tensor:
         """Return labels that were not passed by keyword, with a warning."""
         kind = type(self).__name__
-        require(len(positional) == 1 and labels is None, "labels", "the only argument", f"{len(positional)} more")
+        if len(positional) > 1 or labels is not None:
+            raise ValueError("pass one positional argument at most, the labels")
         message = f"{kind} takes no inputs of the model, only labels: pass {kind}(...)(labels=labels)"
         warn_user(message, DeprecationWarning)
         return positional[0]
@@ -216,9 +217,12 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         raise ValueError(f"the regulariser must be finite, but is {total.item()} although all weights are: {reason}")
 
 
-def _forget_start(regularizer: NeuronRegularizer, incompatible_keys: object) -> None:
-    """Let the next call start a step, after a state dict was loaded. A hook that is no method can be pickled."""
-    regularizer.counter.forget_start()
+def _reset_step_after_load(regularizer: NeuronRegularizer, incompatible_keys: object) -> None:
+    """Let the next call start a step, after a state dict was loaded.
+
+    A module-level function, because bound methods in hooks cannot be pickled with the module.
+    """
+    regularizer.counter.reset_step()
 
 
 def _add(terms: Sequence[Tensor], anchor: Tensor) -> Tensor:

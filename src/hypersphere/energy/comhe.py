@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from hypersphere._layer_selection import LayerSource, NeuronLayer
 from hypersphere._validation import is_number, require, warn_user
-from hypersphere.energy._draws import seeded_generator
 from hypersphere.energy._energy_regularizer import EnergyRegularizer, NeuronWeights, WeightedSums
 from hypersphere.energy._layer_sets import place_on_layer, stack_equal_shapes
 from hypersphere.energy._regularizer import RegularizerOptions
+from hypersphere.energy._sampling import seeded_generator
 from hypersphere.energy._steps import Step, run_uncompiled
 from hypersphere.functions._pairwise import PairSum
 from hypersphere.functions.kernel import PairPotential, kernel_of
@@ -121,7 +121,7 @@ class CoMHE(EnergyRegularizer):
             accepted = "None with a bilateral projection, which mixes neurons"
             require(not self.neuron_weights, "neuron_weights", accepted, "a mapping")
             require(batch is None, "batch", accepted, batch)
-        # The projection's cap applies to kernels given by power or name. Other kernels and callables stay as they are.
+        # Apply the projection's cap only to kernels given by power or name.
         # The output layer is not projected, so it needs no cap unless one is requested.
         is_named_power = isinstance(power, (int, float, str))
         cap = self.projection.min_distance if min_distance is None and is_named_power else min_distance
@@ -238,7 +238,7 @@ class CoMHE(EnergyRegularizer):
         """Return learned bases: those at the start of the step, or drawn again, after the updates of this step."""
         redrawn: dict[str, Tensor] = {}
         updates = 0
-        if step.kind != "read":
+        if step.kind != "peek":
             period = projection.redraw_every
             if period is not None and step.number >= period and self._is_first_of_period(step.number, period):
                 redrawn = self._draw_bases(int(self.seed), step.number // period)

@@ -34,9 +34,9 @@ class MHE(EnergyRegularizer):
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
-        hidden: λ_h; None for the values of the source, 1 for layers in half space and 10 for layers in full space.
-        half_space: True if hidden neurons are also repelled by the opposites of the others, or the names of the layers
-            where they are; None for all hidden layers, if there are any.
+        hidden: λ_h; None for the paper's values: 1 in half space, 10 in full space.
+        half_space: layers whose neurons are also repelled by the opposites −ŵ: True for all hidden layers, False for
+            none, or a list of names. None means True if the model has hidden layers.
         batch: the number of neurons that are drawn from each larger layer at each step; None for all. It does not apply
             to the output layer if labels are passed.
         power: s ≥ 0, a kernel or a callable of the distance.
@@ -112,11 +112,11 @@ class MHE(EnergyRegularizer):
             ignore_index=ignore_index,
             seed=seed,
         )
-        self.mirrored = _half_space_names(self.selection, half_space)  # names of the layers in half space
+        self.half_space_layers = _half_space_names(self.selection, half_space)  # names of the layers in half space
 
     def is_half_space(self, layer: NeuronLayer) -> bool:
         """Return True if the layer is in half space."""
-        return layer.name in self.mirrored
+        return layer.name in self.half_space_layers
 
     def weighted_sums(self, layers: list[NeuronLayer], step: Step) -> WeightedSums:
         """Return the neurons of layers as stacks (layers, groups, N, d), with the factors λ of their layers."""
@@ -151,12 +151,12 @@ class MHE(EnergyRegularizer):
         """Show the layers and their settings."""
         names = [layer.name for layer in self.selection.hidden]
         output = ", ".join(layer.name for layer in self.selection.outputs) or None
-        if not self.mirrored:
+        if not self.half_space_layers:
             space, default = "full space", "10.0"
-        elif self.mirrored == set(names):
+        elif self.half_space_layers == set(names):
             space, default = "half space", "1.0"
         else:
-            space = f"half space in [{', '.join(sorted(self.mirrored))}]"
+            space = f"half space in [{', '.join(sorted(self.half_space_layers))}]"
             default = "1 in half space, 10 in full space,"
         hidden = f"hidden={default if self.hidden is None else self.hidden} of [{', '.join(names)}]"
         return (

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from hypersphere import sphere
 from hypersphere._layer_selection import LayerSource
 from hypersphere._validation import is_integer, require
-from hypersphere.energy._draws import check_seed, seeded_generator
 from hypersphere.energy._layer_sets import place_on_layer
 from hypersphere.energy._regularizer import LayerPenalty, StepResult
+from hypersphere.energy._sampling import check_seed, seeded_generator
 from hypersphere.energy._steps import Step
 
 __all__ = ["SRIP", "Orthogonal", "Orthonormal"]
@@ -118,8 +118,8 @@ class Orthogonal(LayerPenalty):
         """Return the sum of squares off the diagonal of the Gram matrix of each set."""
         rows = sphere.row_directions(w) if self.uses_cosines else w
         # The diagonal is masked instead of subtracted: it is large, and rounding errors of it would remain.
-        no_pair = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
-        return (rows @ rows.mT).masked_fill(no_pair, 0.0).square().sum((-2, -1))
+        excluded = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
+        return (rows @ rows.mT).masked_fill(excluded, 0.0).square().sum((-2, -1))
 
 
 class SRIP(LayerPenalty):
