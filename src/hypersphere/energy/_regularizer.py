@@ -5,9 +5,9 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_attribute
 from hypersphere._layer_selection import LayerSource, NeuronLayer, SkippedLayer
+from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_integer, is_number, require, warn_user
 from hypersphere.energy._layer_sets import (
     require_complete_output,
@@ -25,7 +26,17 @@ from hypersphere.energy._layer_sets import (
 )
 from hypersphere.energy._steps import Step, StepCounter
 
-__all__ = ["LayerPenalty", "NeuronRegularizer", "RegularizerOptions", "StepResult"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = [
+    "LayerPenalty",
+    "NeuronRegularizer",
+    "RegularizerKeywords",
+    "RegularizerOptions",
+    "StepResult",
+    "options_of",
+]
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,32 @@ class RegularizerOptions:
         require(is_integer(self.every, 1), "every", "an integer >= 1", self.every)
         for name, flag in (("auto_advance", self.auto_advance), ("report", self.report)):
             require(isinstance(flag, bool), name, "a bool", flag)
+
+
+class RegularizerKeywords(TypedDict, total=False):
+    """The options of `RegularizerOptions` as keyword arguments, for `**options: Unpack[RegularizerKeywords]`."""
+
+    layer_weights: Mapping[str, float] | None
+    schedule: Callable[[int], float] | None
+    every: int
+    output_layer: str | Sequence[str] | None
+    where: Callable[[str, nn.Module], bool] | None
+    auto_advance: bool
+    report: bool
+
+
+def options_of(regularizer: NeuronRegularizer, keywords: RegularizerKeywords) -> RegularizerOptions:
+    """Return the options that the constructor of a regulariser received as keyword arguments.
+
+    Raises:
+        TypeError: an argument is unknown. The message names the regulariser, as for a declared signature.
+    """
+    known = {field.name for field in fields(RegularizerOptions)}
+    unknown = next((name for name in keywords if name not in known), None)
+    if unknown is not None:
+        kind = type(regularizer).__name__
+        raise TypeError(f"{kind}.__init__() got an unexpected keyword argument {unknown!r}")
+    return RegularizerOptions(**keywords)
 
 
 class StepResult(NamedTuple):
@@ -253,33 +290,19 @@ class LayerPenalty(NeuronRegularizer):
         tensor(4.)
     """
 
+    @accept_options_of(RegularizerOptions)
     def __init__(
         self,
         model: LayerSource,
         weight: float = 1.0,
         *,
         output: bool = False,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        auto_advance: bool = True,
-        report: bool = False,
+        **options: Unpack[RegularizerKeywords],
     ) -> None:
         require(is_number(weight, 0), "weight", "a finite number >= 0", weight)
         require(isinstance(output, bool), "output", "a bool", output)
         roles = ("hidden", "output") if output else ("hidden",)
-        options = RegularizerOptions(
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            auto_advance=auto_advance,
-            report=report,
-        )
-        super().__init__(model, options, roles=roles, shortest=1, needs_counter=False)
+        super().__init__(model, options_of(self, options), roles=roles, shortest=1, needs_counter=False)
         require_complete_output(self.selection, output)
         self.weight = weight
 

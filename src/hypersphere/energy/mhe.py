@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer
+from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_number, require
 from hypersphere.energy._energy_regularizer import EnergyRegularizer, NeuronWeights, WeightedSums
 from hypersphere.energy._layer_sets import stack_equal_shapes
-from hypersphere.energy._regularizer import RegularizerOptions
+from hypersphere.energy._regularizer import RegularizerKeywords, RegularizerOptions, options_of
 from hypersphere.energy._steps import Step
 from hypersphere.functions._pairwise import PairSum
 from hypersphere.functions.kernel import PairPotential
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["MHE"]
 
@@ -62,6 +67,7 @@ class MHE(EnergyRegularizer):
         Liu et al., Learning towards Minimum Hyperspherical Energy, NeurIPS 2018.
     """
 
+    @accept_options_of(RegularizerOptions)
     def __init__(
         self,
         model: LayerSource,
@@ -78,29 +84,13 @@ class MHE(EnergyRegularizer):
         average: bool = False,
         ignore_index: int = -100,
         seed: int = 0,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        auto_advance: bool = True,
-        report: bool = False,
+        **options: Unpack[RegularizerKeywords],
     ) -> None:
         require(hidden is None or is_number(hidden, 0), "hidden", "None or a finite number >= 0", hidden)
-        options = RegularizerOptions(
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            auto_advance=auto_advance,
-            report=report,
-        )
         super().__init__(
             model,
-            options,
-            hidden=hidden,
-            draws=False,
+            options_of(self, options),
+            is_random=False,
             batch=batch,
             output=output,
             embedding=embedding,
@@ -112,11 +102,12 @@ class MHE(EnergyRegularizer):
             ignore_index=ignore_index,
             seed=seed,
         )
-        self.half_space_layers = _half_space_names(self.selection, half_space)  # names of the layers in half space
+        self.hidden, self.half_space_layers = hidden, _half_space_names(self.selection, half_space)
 
-    def is_half_space(self, layer: NeuronLayer) -> bool:
-        """Return True if the layer is in half space."""
-        return layer.name in self.half_space_layers
+    def factor(self, layer: NeuronLayer) -> float:
+        """Return λ of a layer, by default that of the paper."""
+        in_paper = 1.0 if layer.name in self.half_space_layers else 10.0
+        return self.factor_of_role(layer, hidden=in_paper if self.hidden is None else self.hidden)
 
     def weighted_sums(self, layers: list[NeuronLayer], step: Step) -> WeightedSums:
         """Return the neurons of layers as stacks (layers, groups, N, d), with the factors λ of their layers."""
@@ -124,7 +115,7 @@ class MHE(EnergyRegularizer):
         sums = WeightedSums()
         for half_space in (False, True):
             potential = replace(self.potential, half_space=half_space)
-            in_space = [layer for layer in layers if self.is_half_space(layer) == half_space]
+            in_space = [layer for layer in layers if (layer.name in self.half_space_layers) == half_space]
             # Samples and weighted neurons differ from layer to layer, so these layers are stacks of one.
             single = [layer for layer in in_space if layer.name in indices or layer.name in self.neuron_weights]
             for layer in single:
