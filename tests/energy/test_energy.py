@@ -10,10 +10,17 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.profiler import ProfilerActivity, profile
 
 import oracle
-from hypersphere.energy import MHE, data_dependent_energy, hyperspherical_energy, random_batch_energy, random_energy
+from hypersphere.energy import (
+    MHE,
+    data_dependent_energy,
+    hyperspherical_energy,
+    layer_energies,
+    random_batch_energy,
+    random_energy,
+)
 from hypersphere.functions import _pairwise
 from hypersphere.functions._pairwise import PairSum, pair_energy
-from hypersphere.functions.kernel import PairPotential, kernel_of
+from hypersphere.functions.kernel import PairPotential
 
 from . import reference
 
@@ -527,28 +534,6 @@ def test_backward_keeps_the_smaller_of_gradient_and_factors(shape):
     assert sum(saved.values()) <= shape[0] * min(shape) + shape[0]
 
 
-@pytest.mark.parametrize("power", [0, 1, 2])
-@pytest.mark.parametrize("distance", ["euclidean", "angular"])
-@pytest.mark.parametrize("half_space", [False, True])
-def test_random_energy_agrees_with_samples(power, distance, half_space):
-    w = torch.randn(2000, 10, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    values = pair_energy(PairSum(w, PairPotential(kernel_of(power), distance, half_space), mean=True))
-    mean, deviation = random_energy(10, 8, power, distance, half_space)
-    assert values.mean().item() == pytest.approx(mean, abs=4 * deviation / 2000**0.5)
-    assert values.std().item() == pytest.approx(deviation, rel=0.15)
-
-
-def test_random_energy_agrees_with_the_beta_distribution():
-    """E‖x−y‖^−s = 2^−s Γ(a−s/2)Γ(2a)/(Γ(a)Γ(2a−s/2)) with a = (d−1)/2, by the Beta law of (1−c)/2."""
-    for d, s in ((5, 1), (9, 2), (40, 2), (3000, 2)):
-        a = (d - 1) / 2
-        log = math.lgamma(a - s / 2) + math.lgamma(2 * a) - math.lgamma(a) - math.lgamma(2 * a - s / 2)
-        assert random_energy(7, d, s)[0] == pytest.approx(2**-s * math.exp(log), rel=1e-6)
-    assert random_energy(7, 3, 2) == (math.inf, math.inf)
-    assert random_energy(7, 4, 2)[0] == pytest.approx(1.0, rel=1e-6)
-    assert math.isinf(random_energy(7, 4, 2)[1])
-
-
 @pytest.mark.parametrize("half_space", [False, True])
 def test_energies_in_forward_mode_equal_the_directional_derivative(half_space):
     w, direction, labels = neurons(6, 4), neurons(6, 4, seed=1), torch.tensor([0, 2, 2])
@@ -561,3 +546,13 @@ def test_energies_in_forward_mode_equal_the_directional_derivative(half_space):
         with forward_ad.dual_level():
             tangent = forward_ad.unpack_dual(energy(forward_ad.make_dual(w, direction))).tangent
         torch.testing.assert_close(tangent, expected)
+
+
+def test_layer_energies_sample_large_layers():
+    body = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3, groups=2), torch.nn.Linear(3, 1))
+    rows = torch.randn(5000, 16)
+    found = layer_energies(body, rows)
+    assert list(found) == ["0", "head"]
+    halves = [hyperspherical_energy(part, half_space=True) for part in body[0].weight.flatten(1).split(3)]
+    assert found["0"] == pytest.approx(sum(halves).item() / 2)
+    assert found["head"] == pytest.approx(hyperspherical_energy(rows).item(), rel=0.02)

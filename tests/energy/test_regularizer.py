@@ -28,6 +28,7 @@ from hypersphere.energy import (
     minimize,
     random_energy,
 )
+from hypersphere.energy._regularizer import RegularizerKeywords
 from hypersphere.functions.projection import Adversarial, AnglePreserving, Random
 
 from .networks import network, pyramid
@@ -44,8 +45,8 @@ def test_comhe_regularizes_a_data_parallel_model():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         parallel = nn.parallel.DistributedDataParallel(net)
-        regulariser = CoMHE(parallel, projection=AnglePreserving(dim=4))
-        (parallel(torch.randn(2, 4, 4, 4)).square().mean() + regulariser()).backward()
+        regularizer = CoMHE(parallel, projection=AnglePreserving(dim=4))
+        (parallel(torch.randn(2, 4, 4, 4)).square().mean() + regularizer()).backward()
         assert net[0].weight.grad.abs().sum() > 0
     finally:
         torch.distributed.destroy_process_group()
@@ -54,11 +55,11 @@ def test_comhe_regularizes_a_data_parallel_model():
 @pytest.mark.parametrize("make", [MHE, Orthonormal, SRIP, lambda net: CoMHE(net, projection=Random(dim=4))])
 def test_regularizers_name_weights_that_are_not_finite(make):
     net = network()
-    regulariser = make(net)
+    regularizer = make(net)
     with torch.no_grad():
         net[3].weight[2, 1] = float("nan")
     with pytest.raises(ValueError, match="weight of 3 must be finite, but row 2 is not"):
-        regulariser()
+        regularizer()
 
 
 @pytest.mark.parametrize(
@@ -72,28 +73,28 @@ def test_regularizers_name_weights_that_are_not_finite(make):
 )
 def test_regularizers_keep_their_state_if_a_step_fails(make):
     net = pyramid()
-    regulariser = make(net)
-    regulariser()
-    before = {name: value.clone() for name, value in regulariser.state_dict().items()}
+    regularizer = make(net)
+    regularizer()
+    before = {name: value.clone() for name, value in regularizer.state_dict().items()}
     weight = net[0].weight.detach().clone()
     with torch.no_grad():
         net[0].weight.fill_(float("nan"))
     with pytest.raises(ValueError, match="weight of 0 must be finite"):
-        regulariser()
-    for name, value in regulariser.state_dict().items():
+        regularizer()
+    for name, value in regularizer.state_dict().items():
         assert torch.equal(value, before[name])
     with torch.no_grad():
         net[0].weight.copy_(weight)
-    assert torch.isfinite(regulariser())
+    assert torch.isfinite(regularizer())
 
 
 @pytest.mark.parametrize("make", [SRIP, lambda net: CoMHE(net, projection=AnglePreserving(dim=4))])
 def test_regularizers_resume_float64_state_exactly(make):
     net = pyramid(torch.float64)
-    regulariser, resumed = make(net), make(net)
-    regulariser()
-    resumed.load_state_dict(regulariser.state_dict())
-    assert resumed().item() == regulariser().item()
+    regularizer, resumed = make(net), make(net)
+    regularizer()
+    resumed.load_state_dict(regularizer.state_dict())
+    assert resumed().item() == regularizer().item()
 
 
 class Counted(nn.Module):
@@ -118,9 +119,9 @@ def test_regularizers_evaluate_parametrisations_once():
     )
     for make in regularizers:
         Counted.calls = 0
-        regulariser = make(net)
+        regularizer = make(net)
         assert Counted.calls == 3
-        regulariser()
+        regularizer()
         assert Counted.calls == 6
     layer = parametrizations.spectral_norm(nn.Linear(6, 5))
     before = layer.parametrizations.weight[0]._u.clone()
@@ -280,6 +281,11 @@ def test_positional_labels_are_deprecated():
         regularizer(token_ids, labels=token_ids)
 
 
+def test_regularizer_keywords_are_those_of_the_options():
+    declared = {field.name: field.type for field in dataclasses.fields(RegularizerOptions)}
+    assert {name: one.__forward_arg__ for name, one in RegularizerKeywords.__annotations__.items()} == declared
+
+
 @pytest.mark.parametrize("kind", [MHE, CoMHE, LayerPenalty, Orthonormal, Orthogonal, SRIP])
 def test_signature_declares_the_shared_options_with_their_defaults(kind):
     parameters = inspect.signature(kind).parameters
@@ -289,7 +295,7 @@ def test_signature_declares_the_shared_options_with_their_defaults(kind):
     ]
     assert {p.kind for p in declared} == {inspect.Parameter.KEYWORD_ONLY}
     assert "output" in parameters
-    assert not {"options", "roles", "shortest", "needs_counter", "draws"} & set(parameters)
+    assert not {"options", "roles", "shortest", "needs_counter", "is_random"} & set(parameters)
 
 
 @pytest.mark.parametrize("kind", [MHE, CoMHE, LayerPenalty, Orthonormal, Orthogonal, SRIP])

@@ -208,6 +208,19 @@ class CoMHE(EnergyRegularizer):
 
     # Bases ---------------------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
+    def bases(self) -> dict[str, Tensor]:
+        """Return the current basis of each projected layer by name: that of the last step, or the learned one.
+
+        Layers that share a basis have the same tensor. `Projection.basis` documents the shape.
+        """
+        step = self.counter.begin(self)
+        if isinstance(self.projection, Learned):
+            by_key = {key: step.buffers[f"basis_{key}"] for key in self._layers_by_basis}
+        else:
+            by_key = self._drawn_bases(step.number)
+        return {layer.name: by_key[self._basis_key(layer)] for layer in self.projected}
+
     def _basis_key(self, layer: NeuronLayer) -> str:
         """Return what layers that share a basis have in common, as part of a buffer's name."""
         _, _, channels, taps = layer.shape
@@ -228,9 +241,13 @@ class CoMHE(EnergyRegularizer):
         """Return the basis of every key at a step: drawn, or learned."""
         if isinstance(self.projection, Learned):
             return self._learn_bases(self.projection, rows, step)
+        return self._drawn_bases(step.number)
+
+    def _drawn_bases(self, number: int) -> dict[str, Tensor]:
+        """Return the bases that are drawn for a step."""
         # Bases are functions of seed and step. Cache the last ones for projections that draw less than once per step,
-        # and for calls that read or repeat a step.
-        draw = (int(self.seed), step.number // self.projection.every)
+        # and for calls that peek at a step or repeat it.
+        draw = (int(self.seed), number // self.projection.every)
         if self._drawn[:2] != draw:
             self._drawn = self._draw_bases(*draw)
         return self._drawn.bases
