@@ -98,7 +98,7 @@ def test_mhe_labels_select_the_data_dependent_energy():
 
 
 @pytest.mark.parametrize("make", [MHE, lambda *args, **options: CoMHE(*args, projection=Random(dim=4), **options)])
-def test_labels_of_tokens_have_any_shape_and_ignored_values(make):
+def test_mhe_and_comhe_labels_have_any_shape_and_ignored_values(make):
     net = network()
     rows, tokens = net[5].weight.detach().double().numpy(), torch.tensor([[3, 1, -100], [1, -100, -100]])
     expected = reference.data_dependent(rows, [3, 1, 1], 2)

@@ -204,7 +204,7 @@ def test_regularizers_reject_bad_input(make, words):
         ),
     ],
 )
-def test_arguments_are_named_in_errors(make, words):
+def test_regularizers_and_energies_name_arguments_in_errors(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
@@ -251,14 +251,14 @@ def test_regularizers_work_under_torch_func(make):
 
 
 @pytest.mark.parametrize("make", [MHE, Orthonormal, lambda net, **o: CoMHE(net, projection=Random(dim=4), **o)])
-def test_every_computes_the_regularizer_only_at_every_kth_step(make):
+def test_regularizers_with_every_are_zero_at_other_steps(make):
     regularizer = make(pyramid(), every=3)
     assert [regularizer().item() > 0 for _ in range(7)] == [True, False, False, True, False, False, True]
     rare = make(pyramid(), every=10**30)
     assert [rare().item() > 0 for _ in range(3)] == [True, False, False]
 
 
-def test_population_is_a_deprecated_name_of_selection():
+def test_regularizers_population_is_a_deprecated_name_of_selection():
     regularizer = MHE(network())
     with pytest.warns(DeprecationWarning, match="MHE.population is deprecated, use MHE.selection instead"):
         assert regularizer.population is regularizer.selection
@@ -270,7 +270,7 @@ def test_comhe_labels_select_the_data_dependent_energy_of_the_output():
     torch.testing.assert_close(regularizer(labels=labels), data_dependent_energy(net[2].weight, labels))
 
 
-def test_positional_labels_are_deprecated():
+def test_regularizers_positional_labels_are_deprecated():
     net, token_ids = pyramid(), torch.tensor([0, 1])
     regularizer = MHE(net)
     with pytest.warns(DeprecationWarning, match="MHE takes no inputs of the model, only labels") as caught:
@@ -287,7 +287,7 @@ def test_regularizer_keywords_are_those_of_the_options():
 
 
 @pytest.mark.parametrize("kind", [MHE, CoMHE, LayerPenalty, Orthonormal, Orthogonal, SRIP])
-def test_signature_declares_the_shared_options_with_their_defaults(kind):
+def test_regularizers_signature_has_the_shared_options_with_their_defaults(kind):
     parameters = inspect.signature(kind).parameters
     declared = [p for p in parameters.values() if p.name in inspect.signature(RegularizerOptions).parameters]
     assert [(p.name, p.annotation, p.default) for p in declared] == [
@@ -330,7 +330,7 @@ def test_regularizers_name_themselves_for_an_unknown_argument(kind):
         partial(CoMHE, projection=AnglePreserving(dim=4)),
     ],
 )
-def test_layers_of_weight_zero_are_not_computed(kind):
+def test_regularizers_do_not_compute_layers_of_weight_zero(kind):
     net = pyramid()
     factors = {name: 0.0 if name == "0" else 1.0 for name in ("0", "1")}
     expected = kind(net, layer_weights=factors)().item()
@@ -339,7 +339,7 @@ def test_layers_of_weight_zero_are_not_computed(kind):
     assert kind(net, layer_weights=factors)().item() == expected
 
 
-def test_a_new_penalty_needs_one_method():
+def test_layer_penalty_needs_one_method():
     class RowNorms(LayerPenalty):
         def penalty(self, w):
             return w.square().sum((-2, -1))
@@ -353,7 +353,7 @@ def test_a_new_penalty_needs_one_method():
     assert {"weight", "output", "every"} <= set(inspect.signature(RowNorms).parameters)
 
 
-def test_a_new_penalty_has_weight_one_by_default():
+def test_layer_penalty_has_weight_one_by_default():
     class SquaredNorm(LayerPenalty):
         def penalty(self, w):
             return w.square().sum((-2, -1))
@@ -368,7 +368,7 @@ def test_a_new_penalty_has_weight_one_by_default():
     ("reduce", "shape"),
     [(lambda w: w.norm(dim=-1), r"\(1, 1, 6\)"), (lambda w: w.square().sum(), r"\(\)"), (lambda w: 0.0, "'float'")],
 )
-def test_a_new_penalty_of_a_wrong_shape_is_rejected(reduce, shape):
+def test_layer_penalty_of_a_wrong_shape_is_rejected(reduce, shape):
     class RowNorms(LayerPenalty):
         def penalty(self, w):
             return reduce(w)
@@ -378,7 +378,7 @@ def test_a_new_penalty_of_a_wrong_shape_is_rejected(reduce, shape):
         RowNorms(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)))()
 
 
-def test_a_new_regularizer_needs_a_factor_and_terms():
+def test_neuron_regularizer_needs_a_factor_and_terms():
     class NormPenalty(NeuronRegularizer):
         def __init__(self, model, options):
             super().__init__(model, options, roles=("hidden",), shortest=1, needs_counter=False)

@@ -119,8 +119,8 @@ class CoMHE(EnergyRegularizer):
             accepted = "None with a bilateral projection, which mixes neurons"
             require(not self.neuron_weights, "neuron_weights", accepted, "a mapping")
             require(batch is None, "batch", accepted, batch)
-        # Apply the projection's cap only to kernels given by power or name.
-        # The output layer is not projected, so it needs no cap unless one is requested.
+        # Apply the projection's cap only to kernels given by power or name. The output layer is not projected, so it
+        # needs no cap unless one is requested.
         is_named_power = isinstance(power, (int, float, str))
         cap = self.projection.min_distance if min_distance is None and is_named_power else min_distance
         self.projected_potential = PairPotential(kernel_of(power, cap), self.potential.distance, half_space)
