@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast, overload
 
 import torch
@@ -184,6 +184,7 @@ class SkippedLayer:
 
     name: str
     reason: str
+    is_distributed: bool = field(default=False, repr=False)  # True for class vectors distributed over processes
 
 
 @dataclass(frozen=True, eq=False)
@@ -635,7 +636,7 @@ def _layers_of_module(
             if reason is not None:
                 # A distributed head contains a plain head with the same weight: report it once, under its outer name.
                 if not any(path != outer and _is_within(path, outer) for outer in distributed):
-                    skipped.append(SkippedLayer(path or type(module).__name__, reason))
+                    skipped.append(SkippedLayer(path or type(module).__name__, reason, path in distributed))
                 handled |= {id(module._parameters.get(entry.parameter)) for entry in slices}
                 continue
             for entry in slices:

@@ -120,7 +120,7 @@ def test_mhe_of_a_transformer_is_the_sum_over_its_weights(make, capsys):
 
 
 @every_model
-def test_a_gradient_step_lowers_the_energy_of_a_transformer(make):
+def test_regularizers_lower_the_energy_of_a_transformer_in_a_gradient_step(make):
     for kind in (MHE, lambda model: CoMHE(model, projection=Random(dim=8, every=10**6))):
         model = make()
         regularizer = kind(model)
