@@ -447,7 +447,7 @@ def test_equivalence_step_rejects_a_folded_model():
     model = mlp()
     equivalence = Equivalence(model, every=1)
     fold_(model)
-    with pytest.raises(ValueError, match="model must be still rotated"):
+    with pytest.raises(ValueError, match="was folded; create a new"):
         equivalence.step()
 
 
