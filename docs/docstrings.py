@@ -60,6 +60,7 @@ FIRST = {
         "rotate_",
         "fold_",
         "Stochastic",
+        "Equivalence",
         "rotation_parameters",
         "orthogonality_error",
     ),

@@ -329,8 +329,32 @@ def test_hugging_face_models_have_outputs_and_experts():
     )
     selection = hs.layers_of(gpt)
     assert selection.outputs[0].aliases == ("lm_head",)
-    c_attn = next(layer for layer in selection if layer.name.endswith("c_attn"))
-    torch.testing.assert_close(c_attn.rows().detach(), brute_force_rows(c_attn.module), rtol=1e-4, atol=1e-6)
+    fused = [layer for layer in selection if layer.group.endswith("c_attn.weight")]
+    assert [layer.name.rpartition(".")[2] for layer in fused] == ["q", "k", "v"]
+    rows = torch.cat([layer.rows().detach() for layer in fused])
+    torch.testing.assert_close(rows, brute_force_rows(fused[0].module), rtol=1e-4, atol=1e-6)
+    fused[1].write(torch.zeros_like(fused[1].rows()))
+    assert [bool(layer.rows().any()) for layer in fused] == [True, False, True]
+
+
+def test_only_the_attention_of_gpt2_is_split_and_not_a_wide_feed_forward_layer():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=1, n_embd=8, n_head=2, n_inner=24, vocab_size=20, n_positions=8, add_cross_attention=True
+    )
+    layers = {layer.name.removeprefix("h.0."): layer.shape for layer in hs.layers_of(transformers.GPT2Model(config))}
+    assert {name: shape[1:3] for name, shape in layers.items() if "." in name} == {
+        "attn.c_attn.q": (8, 8),
+        "attn.c_attn.k": (8, 8),
+        "attn.c_attn.v": (8, 8),
+        "attn.c_proj": (8, 8),
+        "crossattention.c_attn.k": (8, 8),
+        "crossattention.c_attn.v": (8, 8),
+        "crossattention.q_attn": (8, 8),
+        "crossattention.c_proj": (8, 8),
+        "mlp.c_fc": (24, 8),
+        "mlp.c_proj": (8, 24),
+    }
 
 
 # Skipped weights -----------------------------------------------------------------------------------------------------

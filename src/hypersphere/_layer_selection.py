@@ -4,14 +4,14 @@ Energies, rotations, conversions, optimisers and reports all select layers with 
 vector of one output: a row of a linear layer, a flattened filter of a convolution, a class vector of a head.
 
 Different modules store neurons differently. Each kind of module has one recogniser (`_RECOGNIZERS`), a function that
-returns `_Slice` objects: which parameter holds neurons, which part of it, and how to view that part as rows.
+returns `WeightPart` objects: which parameter holds neurons, which part of it, and how to view that part as rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast, overload
 
 import torch
@@ -23,7 +23,7 @@ from hypersphere import _numerics
 from hypersphere._modes import evaluation_mode
 from hypersphere._validation import require, warn_user
 
-__all__ = ["LayerSelection", "LayerSource", "NeuronLayer", "SkippedLayer", "layers_of"]
+__all__ = ["LayerSelection", "LayerSource", "NeuronLayer", "SkippedLayer", "WeightPart", "layers_of"]
 
 LayerSource = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 Role = Literal["hidden", "output", "embedding"]
@@ -66,6 +66,7 @@ class NeuronLayer:
             attention heads with `per_head=True`, or experts. It is unrelated to `group`.
         shape: (groups, neurons per group, channels per neuron, kernel positions per channel).
         aliases: qualified names of other modules that use the same weight (tied weights).
+        part: where the weight stores the neurons.
     """
 
     name: str
@@ -76,7 +77,7 @@ class NeuronLayer:
     groups: int
     shape: tuple[int, int, int, int]
     aliases: tuple[str, ...]
-    _slice: _Slice
+    part: WeightPart
     _source: Tensor | None = None
 
     @property
@@ -94,7 +95,7 @@ class NeuronLayer:
         module = cast(nn.Module, self.module)
         stored = module._parameters.get(self.parameter)
         if stored is None:  # parametrised: the free parameters have the device and dtype of the weight
-            stored = next(module.parameters(), None)
+            stored = next((p for p in module.parameters() if p.is_floating_point()), None)
         return self.tensor if stored is None else stored  # a quantised module may have no parameters
 
     @property
@@ -110,7 +111,7 @@ class NeuronLayer:
     @property
     def orientation(self) -> Orientation:
         """How the weight stores neurons: "rows" (out, in, …), "columns" (…, in, out) or "transposed" (in, out, …)."""
-        return self._slice.orientation
+        return self.part.orientation
 
     @property
     def uses_weight_norm(self) -> bool:
@@ -129,7 +130,7 @@ class NeuronLayer:
 
     def row_sets(self) -> Float[Tensor, "groups neurons dim"]:
         """Return the current neurons per group, in float32 or wider. The result is differentiable."""
-        return self._slice.read(_numerics.widen_parameter(self.tensor), self.shape)
+        return self.part.read(_numerics.widen_parameter(self.tensor), self.shape)
 
     def rows(self) -> Float[Tensor, "neurons dim"]:
         """Return the current neurons of all groups as the rows of one matrix, in float32 or wider."""
@@ -171,10 +172,10 @@ class NeuronLayer:
         if self.module is not None and parametrize.is_parametrized(self.module, self.parameter):
             # The evaluated weight is a temporary. Assigning it to the attribute makes torch call `right_inverse`.
             weight = weight.clone()
-            self._slice.write(weight, rows, self.shape)
+            self.part.write(weight, rows, self.shape)
             setattr(self.module, self.parameter, weight)
         else:
-            self._slice.write(weight, rows, self.shape)
+            self.part.write(weight, rows, self.shape)
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,7 @@ class SkippedLayer:
 
     name: str
     reason: str
+    is_distributed: bool = field(default=False, repr=False)  # True for class vectors distributed over processes
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,13 +265,13 @@ class LayerSelection(Sequence[NeuronLayer]):
 
 
 @dataclass(frozen=True)
-class _Slice:
+class WeightPart:
     """Where a weight stores the neurons of one layer.
 
     Attributes:
         suffix: appended to the module's name, or "" for a module with a single weight.
         parameter: the attribute that holds the weight.
-        index: this layer is slice number `index` of `count` equal slices along the first dimension.
+        index: this layer is slice number `index` of `count` equal slices along the dimension that counts neurons.
         count: the number of these slices; 3 for the fused q, k and v of attention.
         groups: number of sets of neurons within the slice.
         stacked: True if the first dimension counts groups, as for experts: (groups, out, in) or (groups, in, out).
@@ -286,14 +288,27 @@ class _Slice:
     orientation: Orientation = "rows"
     role: Role = "hidden"
 
+    @property
+    def is_whole(self) -> bool:
+        """True if the layer is the whole weight and its first dimension counts neurons."""
+        return self.count == 1 and self.orientation == "rows" and not self.stacked
+
+    def _bounds_in(self, weight: Tensor) -> tuple[int, int, int]:
+        """Return the dimension that counts neurons, and where the slice starts and ends."""
+        dim = weight.ndim - 1 if self.orientation == "columns" else 0
+        size = weight.shape[dim] // self.count
+        return dim, self.index * size, (self.index + 1) * size
+
     def _slice_of(self, weight: Tensor) -> Tensor:
-        size = weight.shape[0] // self.count
-        return weight if self.count == 1 else weight.narrow(0, self.index * size, size)
+        if self.count == 1:
+            return weight
+        dim, start, end = self._bounds_in(weight)
+        return weight.narrow(dim, start, end - start)
 
     def shape_of(self, weight: Tensor) -> tuple[int, int, int, int]:
         """Return `NeuronLayer.shape`: groups, neurons per group, channels and kernel positions."""
         if self.orientation == "columns":  # (in, out), or (groups, in, out) if stacked
-            channels, neurons = weight.shape[-2:]
+            channels, neurons = self._slice_of(weight).shape[-2:]
             return self.groups, neurons, channels, 1
         if self.stacked:  # (groups, out, in)
             _, neurons, channels = weight.shape
@@ -316,15 +331,25 @@ class _Slice:
 
     def write(self, weight: Tensor, rows: Tensor, shape: tuple[int, int, int, int]) -> None:
         """Write neurons back into `weight`, in place: the inverse of `read`."""
-        groups, neurons, channels, taps = shape
         view = self._slice_of(weight)
+        view.copy_(self._arranged(rows, shape).reshape(view.shape))
+
+    def replaced(self, weight: Tensor, rows: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+        """Return `weight` with other neurons. It is differentiable with respect to `weight` and `rows`."""
+        if self.count == 1:
+            return self._arranged(rows, shape).reshape(weight.shape)
+        dim, start, end = self._bounds_in(weight)
+        source = self._arranged(rows, shape).reshape(self._slice_of(weight).shape)
+        return weight.slice_scatter(source, dim, start, end)
+
+    def _arranged(self, rows: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+        """Return rows of neurons with their dimensions in the order of the weight."""
+        groups, neurons, channels, taps = shape
         if self.orientation == "columns":
-            source = rows.reshape(groups, neurons, channels).mT
-        elif self.orientation == "transposed":
-            source = rows.reshape(groups, neurons, channels, taps).transpose(1, 2)
-        else:
-            source = rows
-        view.copy_(source.reshape(view.shape))
+            return rows.reshape(groups, neurons, channels).mT
+        if self.orientation == "transposed":
+            return rows.reshape(groups, neurons, channels, taps).transpose(1, 2)
+        return rows
 
 
 # Recognition of modules ----------------------------------------------------------------------------------------------
@@ -332,7 +357,7 @@ class _Slice:
 # A recogniser returns None for a module of another kind. The first one that returns slices decides.
 
 
-def _attention_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
+def _attention_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     """Recognise q, k and v of `nn.MultiheadAttention`, fused in one weight or separate.
 
     Its `out_proj` is a submodule and is recognised as a linear layer.
@@ -341,11 +366,11 @@ def _attention_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
         return None
     heads = module.num_heads if per_head else 1
     if module._qkv_same_embed_dim:
-        return [_Slice(name, "in_proj_weight", index, count=3, groups=heads) for index, name in enumerate("qkv")]
-    return [_Slice(name, f"{name}_proj_weight", groups=heads) for name in "qkv"]
+        return [WeightPart(name, "in_proj_weight", index, count=3, groups=heads) for index, name in enumerate("qkv")]
+    return [WeightPart(name, f"{name}_proj_weight", groups=heads) for name in "qkv"]
 
 
-def _recurrent_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
+def _recurrent_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     """Recognise LSTM, GRU and RNN layers and cells: one layer per gate of each input and recurrent weight."""
     if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return None
@@ -355,37 +380,52 @@ def _recurrent_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
     slices = []
     for parameter in _weight_names(module):
         if not gates or parameter.startswith("weight_hr"):  # the projection of an LSTM with proj_size has no gates
-            slices.append(_Slice(parameter, parameter))
+            slices.append(WeightPart(parameter, parameter))
         else:
-            slices += [_Slice(f"{parameter}.{gate}", parameter, index, len(gates)) for index, gate in enumerate(gates)]
+            slices += [
+                WeightPart(f"{parameter}.{gate}", parameter, index, len(gates)) for index, gate in enumerate(gates)
+            ]
     return slices
 
 
-def _embedding_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
+def _embedding_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return None
-    return [_Slice(role="embedding")]
+    return [WeightPart(role="embedding")]
 
 
-def _convolution_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
+def _convolution_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     # Decided by attributes, because convolutions of other libraries need not subclass those of torch. Pooling layers
     # have a kernel size too, but no weight.
     if not hasattr(module, "kernel_size") or not _has_weight(module):
         return None
     orientation: Orientation = "transposed" if getattr(module, "transposed", False) else "rows"
-    return [_Slice(groups=getattr(module, "groups", 1), orientation=orientation)]
+    return [WeightPart(groups=getattr(module, "groups", 1), orientation=orientation)]
 
 
-def _linear_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
+def _split_attention(path: str, slices: list[WeightPart], module: nn.Module) -> list[WeightPart]:
+    """Split the `Conv1D` that GPT-2 calls `c_attn` into q, k and v, or into k and v in cross-attention.
+
+    The name decides: a feed-forward layer may be three times as wide as its input, too.
+    """
+    is_fused = path.rpartition(".")[2] == "c_attn" and [entry.orientation for entry in slices] == ["columns"]
+    width, fused_width = getattr(module, "nx", 0), getattr(module, "nf", 0)
+    names = {2 * width: "kv", 3 * width: "qkv"}.get(fused_width) if is_fused else None
+    if names is None:
+        return slices
+    return [replace(slices[0], suffix=name, index=i, count=len(names)) for i, name in enumerate(names)]
+
+
+def _linear_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     """Recognise linear layers of any library, Hugging Face's `Conv1D`, and heads (modules with `num_classes`)."""
     if _is_lazy(module, "weight"):
-        return [_Slice()]  # `_layers_of_module` reports it as not initialised
+        return [WeightPart()]  # `_layers_of_module` reports it as not initialised
     weight = _peek_weight(module, "weight")
     if weight is None or weight.ndim != 2:
         return None
     size = tuple(weight.shape)
     if size == (getattr(module, "nx", None), getattr(module, "nf", None)):  # Conv1D stores (in, out)
-        return [_Slice(orientation="columns")]
+        return [WeightPart(orientation="columns")]
     is_head = hasattr(module, "num_classes") and hasattr(module, "in_features")
     # Other libraries do not subclass nn.Linear, but their attributes agree with the shape of the weight.
     out_in = [
@@ -393,30 +433,33 @@ def _linear_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
         (getattr(module, "out_channels", None), getattr(module, "in_channels", None)),
     ]
     if is_head or isinstance(module, nn.Linear) or size in out_in:
-        return [_Slice(role="output" if is_head else "hidden")]
+        return [WeightPart(role="output" if is_head else "hidden")]
     return None
 
 
-def _expert_slices(module: nn.Module, per_head: bool) -> list[_Slice] | None:
+def _expert_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | None:
     """Recognise fused experts: parameters (experts, out, in) or (experts, in, out) of one module."""
     has_experts = getattr(module, "num_experts", None) is not None or "expert" in type(module).__name__.lower()
-    names = [name for name, p in module._parameters.items() if p is not None and p.ndim == 3]
-    if not has_experts or not names:
+    if not has_experts:
+        return None
+    weights = {name: weight for name in _parameter_names(module) if (weight := _peek_weight(module, name)) is not None}
+    weights = {name: weight for name, weight in weights.items() if weight.ndim == 3}
+    if not weights:
         return None
     width = next((int(w) for key in ("hidden_size", "hidden_dim") if (w := getattr(module, key, None))), None)
     slices = []
-    for name in names:
-        experts, first, second = cast(Tensor, module._parameters[name]).shape
+    for name, weight in weights.items():
+        experts, first, second = weight.shape
         # The hidden width is the input of gate and up projections and the output of down projections (w2), so its
         # position shows the orientation. Where it does not, assume (experts, out, in), the convention of `F.linear`.
         reads_hidden = "down" not in name and not name.endswith("w2")
         is_columns = first != second and width is not None and (first if reads_hidden else second) == width
         orientation: Orientation = "columns" if is_columns else "rows"
-        slices.append(_Slice(name, name, groups=experts, stacked=True, orientation=orientation))
+        slices.append(WeightPart(name, name, groups=experts, stacked=True, orientation=orientation))
     return slices
 
 
-_RECOGNIZERS: tuple[Callable[[nn.Module, bool], list[_Slice] | None], ...] = (
+_RECOGNIZERS: tuple[Callable[[nn.Module, bool], list[WeightPart] | None], ...] = (
     _attention_slices,
     _recurrent_slices,
     _embedding_slices,
@@ -428,10 +471,13 @@ _RECOGNIZERS: tuple[Callable[[nn.Module, bool], list[_Slice] | None], ...] = (
 
 def _weight_names(module: nn.Module) -> list[str]:
     """Return the names of a module's weight matrices, parametrised ones included."""
-    names = [name for name, p in module._parameters.items() if p is not None and name.startswith("weight")]
-    if parametrize.is_parametrized(module):
-        names += [name for name in module.parametrizations if name.startswith("weight")]  # type: ignore[union-attr]
-    return names
+    return [name for name in _parameter_names(module) if name.startswith("weight")]
+
+
+def _parameter_names(module: nn.Module) -> list[str]:
+    """Return the names of a module's own parameters, parametrised ones included."""
+    names = [name for name, p in module._parameters.items() if p is not None]
+    return [*names, *module.parametrizations] if parametrize.is_parametrized(module) else names  # type: ignore[misc]
 
 
 def _has_weight(module: nn.Module) -> bool:
@@ -490,8 +536,9 @@ def layers_of(
     """List the weights of a model that hold neurons, with the role of each, and the weights that were skipped.
 
     The function recognises linear layers, convolutions and transposed convolutions, Hugging Face's `Conv1D`,
-    `nn.MultiheadAttention` (q, k and v separately), LSTM, GRU and RNN (one layer per gate), embeddings, fused experts
-    and the heads of this library. Weights may be parametrised, quantised or tied. A tied weight is listed once.
+    `nn.MultiheadAttention`, LSTM, GRU and RNN (one layer per gate), embeddings, fused experts and the heads of this
+    library. The fused q, k and v of `nn.MultiheadAttention` and of GPT-2's `c_attn` are separate layers. Weights may be
+    parametrised, quantised or tied. A tied weight is listed once.
 
     Args:
         model: a module, a mapping from names to tensors, or (name, tensor) pairs, such as `model.named_parameters()`.
@@ -567,8 +614,8 @@ def _layers_of_tensors(source: object) -> list[NeuronLayer]:
         received = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
         require(is_matrix, name, "a floating-point tensor (N, ...) of neurons", received)
         require(name not in layers, "model", "pairs with different names", f"pairs with {name!r} twice")
-        shape = _Slice().shape_of(tensor)
-        layers[name] = NeuronLayer(name, None, name, "hidden", name, 1, shape, (), _Slice(), tensor)
+        shape = WeightPart().shape_of(tensor)
+        layers[name] = NeuronLayer(name, None, name, "hidden", name, 1, shape, (), WeightPart(), tensor)
     return list(layers.values())
 
 
@@ -584,11 +631,12 @@ def _layers_of_module(
     with parametrize.cached():  # evaluates each parametrisation once, so that its weight has one identity
         for path, module in _modules_owners_first(model):
             slices = next((s for recognize in _RECOGNIZERS if (s := recognize(module, per_head)) is not None), [])
+            slices = _split_attention(path, slices, module)
             reason = _reason_to_skip(path, module, where, distributed) if slices else None
             if reason is not None:
                 # A distributed head contains a plain head with the same weight: report it once, under its outer name.
                 if not any(path != outer and _is_within(path, outer) for outer in distributed):
-                    skipped.append(SkippedLayer(path or type(module).__name__, reason))
+                    skipped.append(SkippedLayer(path or type(module).__name__, reason, path in distributed))
                 handled |= {id(module._parameters.get(entry.parameter)) for entry in slices}
                 continue
             for entry in slices:
@@ -618,7 +666,7 @@ def _layers_of_module(
                         groups=entry.groups,
                         shape=entry.shape_of(weight),
                         aliases=(),
-                        _slice=entry,
+                        part=entry,
                     )
         skipped += _unrecognized_weights(model, handled)
     # The search visits wrappers last. Return the layers in the order of registration.
@@ -704,12 +752,15 @@ def _recognize_outputs(model: nn.Module, layers: Sequence[NeuronLayer]) -> tuple
     heads = {layer.name for layer in layers if layer.role == "output"}  # also tied heads of language models
     if heads:
         return heads, None
-    # Only the complete weight of a linear layer can be a classifier. Slices of attention and gates have another
-    # parameter name; a 1×1 convolution has one kernel position, but is no linear layer either.
+    # Only the complete weight of a linear layer can be a classifier: no slice of a fused weight, no gate, and no 1×1
+    # convolution, which has one kernel position but is no linear layer.
     linear = [
         layer
         for layer in layers
-        if layer.role == "hidden" and layer.parameter == "weight" and not hasattr(layer.module, "kernel_size")
+        if layer.role == "hidden"
+        and layer.parameter == "weight"
+        and layer.part.count == 1
+        and not hasattr(layer.module, "kernel_size")
     ]
     if len(layers) == 1 or not linear:
         return set(), None  # a single layer may be hidden or an output, so there is nothing to warn about

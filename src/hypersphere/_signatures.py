@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from inspect import Parameter
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["accept_options_of", "named_parameters"]
 
 Function = Callable[..., Any]
+Decorated = TypeVar("Decorated", bound=Function)
 
 
 def named_parameters(function: Function) -> dict[str, Parameter]:
@@ -18,7 +19,7 @@ def named_parameters(function: Function) -> dict[str, Parameter]:
     return {key: one for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
 
 
-def accept_options_of(*others: Function) -> Callable[[Function], Function]:
+def accept_options_of(*others: Function) -> Callable[[Decorated], Decorated]:
     """Decorate a function with `**options` that it passes on to `others`: their parameters appear in its signature.
 
     >>> @accept_options_of(lambda a, *, b=2: None)
@@ -27,7 +28,7 @@ def accept_options_of(*others: Function) -> Callable[[Function], Function]:
     '(x, *, a, b=2)'
     """
 
-    def decorate(function: Function) -> Function:
+    def decorate(function: Decorated) -> Decorated:
         parameters = named_parameters(function)
         for other in others:
             for key, one in named_parameters(other).items():

@@ -1,6 +1,7 @@
 """Argument checks. A failed check raises a one-sentence `ValueError` that names the argument and its value.
 
-`warn_user` gives warnings that point to the line of the user.
+`warn_user` gives warnings that point to the line of the user. `guard_save_pretrained` refuses to save what would not
+load again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
-__all__ = ["choose", "is_integer", "is_number", "nearest_name", "require", "require_package", "warn_user"]
+__all__ = [
+    "choose",
+    "guard_save_pretrained",
+    "is_integer",
+    "is_number",
+    "nearest_name",
+    "require",
+    "require_package",
+    "warn_user",
+]
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
@@ -125,3 +135,40 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("hypersphere.", "torch.")):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level + 1)
+
+
+def guard_save_pretrained(model: Any, obstacle: Callable[[Any], str | None]) -> None:
+    """Make `save_pretrained` of Hugging Face models raise a `ValueError` while `obstacle(model)` returns a message.
+
+    The model itself and the Hugging Face models inside it get the check, as an attribute of the object. It asks again
+    at every call, so saving works as before once the obstacle is removed.
+
+    Args:
+        model: any module. Modules without `save_pretrained` are left unchanged.
+        obstacle: a function of a module that returns why it cannot be saved, or None. It must be importable, so that
+            models that can be pickled still can.
+    """
+    for module in model.modules():
+        save = getattr(module, "save_pretrained", None)
+        if callable(save) and not (isinstance(save, _SaveGuard) and save.has(obstacle)):
+            module.save_pretrained = _SaveGuard(module, save, obstacle)
+
+
+class _SaveGuard:
+    """The method `save_pretrained` of one model, behind a check. Copies of the model get a guard for the copy."""
+
+    def __init__(self, model: Any, save: Callable[..., Any], obstacle: Callable[[Any], str | None]) -> None:
+        self.model = model
+        self.save = save  # the method of the model, or another guard
+        self.obstacle = obstacle
+
+    def has(self, obstacle: Callable[[Any], str | None]) -> bool:
+        """Return True if this guard, or the one behind it, has this check."""
+        return self.obstacle is obstacle or (isinstance(self.save, _SaveGuard) and self.save.has(obstacle))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise a `ValueError`, or save the model. The arguments are those of the guarded method."""
+        message = self.obstacle(self.model)
+        if message is not None:
+            raise ValueError(message)
+        return self.save(*args, **kwargs)

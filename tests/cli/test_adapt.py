@@ -40,14 +40,18 @@ def test_adapt_trains_rotations_that_load_into_the_model(model_folder, text, tmp
     assert objective.mean_loss(test, 32, 8) == pytest.approx(after, abs=1e-4)
 
 
-def test_adapt_writes_the_format_of_peft(model_folder, text, tmp_path, succeeds):
+def test_adapt_writes_the_format_of_peft(text, tmp_path, succeeds):
     peft = pytest.importorskip("peft")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=256, max_position_embeddings=32, **sizes)
+    model_folder = tmp_path / "llama"
+    transformers.LlamaForCausalLM(config).save_pretrained(model_folder)
     words = ["--text", text, "--out", tmp_path / "adapter", "--block-size", "4", "--steps", "5", "--peft"]
     succeeds("adapt", model_folder, *words)
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["peft_type"] == "OFT"
-    base = transformers.GPT2LMHeadModel.from_pretrained(model_folder).eval()
+    base = transformers.LlamaForCausalLM.from_pretrained(model_folder).eval()
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
-    ours = transformers.GPT2LMHeadModel.from_pretrained(model_folder).eval()
+    ours = transformers.LlamaForCausalLM.from_pretrained(model_folder).eval()
     hs.rotation.load_adapter(ours, tmp_path / "adapter")
     tokens = torch.randint(256, (2, 9))
     torch.testing.assert_close(ours(tokens).logits, theirs(tokens).logits, atol=1e-5, rtol=1e-5)

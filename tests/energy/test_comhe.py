@@ -45,11 +45,8 @@ def test_every_projection_is_tested():
 def test_comhe_is_the_energy_of_projected_rows(projection):
     """One layer, one step: the energies of what the projection makes of its rows."""
     w = torch.randn(9, 12, dtype=torch.float64)
-    regulariser = CoMHE({"w": w}, projection=projection, seed=3).eval()
-    bases = dict(regulariser.named_buffers())
-    basis = next((b for name, b in bases.items() if name.startswith("basis")), None)
-    if basis is None:
-        basis = regulariser._draw_bases(3, 0)[regulariser._basis_key(regulariser.projected[0])]
+    regularizer = CoMHE({"w": w}, projection=projection, seed=3).eval()
+    basis = regularizer.bases()["w"]
     rows, views = w.numpy(), basis.double().numpy()
     if isinstance(projection, Group):
         sets = [rows[:, [k for k in group if k < 12]] for group in basis.tolist()]
@@ -60,7 +57,7 @@ def test_comhe_is_the_energy_of_projected_rows(projection):
     energies = [oracle.energy(s, 2, half_space=True) for s in sets]
     total = sum(energies) if isinstance(projection, Bilateral) else np.mean(energies)
     total = max(energies) if projection.aggregate == "max" else total
-    assert regulariser().item() == pytest.approx(total, rel=1e-5)
+    assert regularizer().item() == pytest.approx(total, rel=1e-5)
 
 
 @every_projection
@@ -93,14 +90,14 @@ def test_comhe_unrolled_differentiates_through_the_step():
     start = CoMHE({"w": w}, projection=projection).basis_7.double()
 
     def value(w):
-        regulariser = CoMHE({"w": w}, projection=projection)
-        regulariser.basis_7 = start
-        return regulariser()
+        regularizer = CoMHE({"w": w}, projection=projection)
+        regularizer.basis_7 = start
+        return regularizer()
 
     assert torch.autograd.gradcheck(value, (w,))
-    regulariser = CoMHE({"w": w}, projection=projection)
-    regulariser()
-    assert not torch.equal(regulariser.basis_7, start)
+    regularizer = CoMHE({"w": w}, projection=projection)
+    regularizer()
+    assert not torch.equal(regularizer.basis_7, start)
 
 
 def test_comhe_bases_are_shared_by_length_and_redrawn():
@@ -118,9 +115,9 @@ def test_comhe_bases_are_shared_by_length_and_redrawn():
 def test_comhe_does_not_project_short_neurons():
     net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 2))
     with pytest.warns(UserWarning, match="not projected, because the layers are smaller .*: 0$") as caught:
-        regulariser = CoMHE(net, projection=Random(dim=5), output=0)
+        regularizer = CoMHE(net, projection=Random(dim=5), output=0)
     assert caught[0].filename == __file__  # the caller, through all constructors
-    with_short = regulariser().item()
+    with_short = regularizer().item()
     alone = CoMHE({"1": net[1].weight}, projection=Random(dim=5))().item()
     first = oracle.energy(net[0].weight.detach().numpy(), 2, half_space=True)
     assert with_short == pytest.approx(alone + first, rel=1e-5)
@@ -141,8 +138,8 @@ def test_comhe_groups_of_one_number_are_merged():
 def test_comhe_buffers_are_unique_for_similar_names():
     generator = torch.Generator().manual_seed(0)
     pairs = [(name, torch.randn(6, 8, generator=generator)) for name in ("a.b", "a_b", "a.~1b")]
-    regulariser = CoMHE(pairs, projection=AnglePreserving(dim=3), shared=False)
-    assert sum(name.startswith("basis") for name in regulariser.state_dict()) == 3
+    regularizer = CoMHE(pairs, projection=AnglePreserving(dim=3), shared=False)
+    assert sum(name.startswith("basis") for name in regularizer.state_dict()) == 3
     with pytest.raises(ValueError, match="model must be pairs with different names, not \"pairs with 'a' twice\""):
         MHE([("a", pairs[0][1]), ("a", pairs[1][1])])
 
@@ -189,26 +186,57 @@ def test_comhe_angle_preserving_basis_is_drawn_again():
         AnglePreserving(redraw_every=0)
 
 
-def test_comhe_has_the_options_of_mhe():
+ONE_BASIS = Random(dim=4, views=1, every=1000)
+BETAS = torch.linspace(0.5, 2, 7, dtype=torch.float64)
+
+
+def test_comhe_bases_are_those_of_the_last_step():
+    regularizer = CoMHE(network(), projection=Random(dim=4))
+    seen = []
+    for _ in range(2):
+        value = regularizer().item()
+        seen.append(regularizer.bases())
+        with torch.no_grad():
+            assert regularizer().item() == value
+    assert list(seen[0]) == ["0", "3", "4"]
+    assert not torch.equal(seen[0]["3"], seen[1]["3"])
+
+
+def test_comhe_bases_of_layers_that_share_one_are_the_same_tensor():
+    pairs = [("a", torch.randn(6, 9)), ("b", torch.randn(5, 9))]
+    for projection in (Random(dim=3), AnglePreserving(dim=3)):
+        shared, separate = (CoMHE(pairs, projection=projection, shared=s).bases() for s in (True, False))
+        assert shared["a"] is shared["b"]
+        assert not torch.equal(separate["a"], separate["b"])
+
+
+def test_comhe_layer_weights_and_average_scale_the_energies():
     w, v = torch.randn(7, 12, dtype=torch.float64), torch.randn(5, 12, dtype=torch.float64)
-    projection = Random(dim=4, views=1, every=1000)
-    plain = [CoMHE({"w": x}, projection=projection, seed=2)().item() for x in (w, v)]
-    both = CoMHE([("w", w), ("v", v)], projection=projection, seed=2, layer_weights={"v": 3.0}, average=True)
+    plain = [CoMHE({"w": x}, projection=ONE_BASIS, seed=2)().item() for x in (w, v)]
+    both = CoMHE([("w", w), ("v", v)], projection=ONE_BASIS, seed=2, layer_weights={"v": 3.0}, average=True)
     assert both().item() == pytest.approx((plain[0] + 3 * plain[1]) / 2)
-    betas = torch.linspace(0.5, 2, 7, dtype=torch.float64)
-    weighted = CoMHE({"w": w}, projection=projection, seed=2, neuron_weights={"w": betas})
-    basis = weighted._draw_bases(2, 0)["12"][0].double().numpy()
-    expected = oracle.energy(w.numpy() @ basis.T, 2, half_space=True, weights=betas.numpy())
-    assert weighted().item() == pytest.approx(expected)
+
+
+def test_comhe_neuron_weights_scale_projected_directions():
+    w = torch.randn(7, 12, dtype=torch.float64)
+    weighted = CoMHE({"w": w}, projection=ONE_BASIS, neuron_weights={"w": BETAS})
+    value, basis = weighted().item(), weighted.bases()["w"][0].double().numpy()
+    assert value == pytest.approx(oracle.energy(w.numpy() @ basis.T, 2, half_space=True, weights=BETAS.numpy()))
+
+
+def test_comhe_neuron_weights_of_the_output_exclude_labels():
     net = nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 7)).double()
-    output_betas = {"2": betas, "0": torch.ones(12)}
-    weighted = CoMHE(net, hidden=0, output=1, projection=projection, neuron_weights=output_betas)
-    expected = oracle.energy(net[2].weight.detach().numpy(), 2, weights=betas.numpy())
+    weights = {"2": BETAS, "0": torch.ones(12)}
+    weighted = CoMHE(net, hidden=0, output=1, projection=ONE_BASIS, neuron_weights=weights)
+    expected = oracle.energy(net[2].weight.detach().numpy(), 2, weights=BETAS.numpy())
     assert weighted().item() == pytest.approx(expected)
-    with pytest.raises(ValueError, match="neuron_weights must be given for other layers than the output 2 if labels"):
+    with pytest.raises(ValueError, match="labels cannot be combined with neuron_weights of the output layer '2'"):
         weighted(labels=torch.tensor([0, 1]))
+
+
+def test_comhe_neuron_weights_are_refused_where_neurons_are_mixed():
     with pytest.raises(ValueError, match="neuron_weights must be None with a bilateral projection"):
-        CoMHE({"w": w}, projection=Bilateral(dim=4), neuron_weights={"w": betas})
+        CoMHE({"w": torch.randn(7, 12)}, projection=Bilateral(dim=4), neuron_weights={"w": BETAS})
 
 
 @pytest.mark.parametrize("half_space", [True, False])
@@ -241,9 +269,9 @@ def test_comhe_batch_uses_the_weights_of_the_drawn_neurons():
     projection = Random(dim=4, views=1)
     drawn = CoMHE({"w": w}, projection=projection, batch=4, neuron_weights={"w": betas}, half_space=False)
     index = drawn.draw_neurons(~0, drawn.selection)["w"]
-    basis = drawn._draw_bases(0, 0)["8"][0].double()
+    value, basis = drawn().item(), drawn.bases()["w"][0].double()
     expected = oracle.energy((w[index] @ basis.T).numpy(), 2, weights=betas[index].numpy())
-    assert drawn().item() == pytest.approx(expected)
+    assert value == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("projection", [p for p in SMALL if not isinstance(p, Bilateral)], ids=repr)
@@ -262,3 +290,63 @@ def test_comhe_batch_is_refused_where_neurons_are_mixed():
         CoMHE(network(), projection=Bilateral(dim=4), batch=4)
     with pytest.raises(ValueError, match="batch must be None or an integer >= 2, not 1"):
         CoMHE(network(), projection=Random(dim=4), batch=1)
+
+
+def changed_steps(regularizer, count, *, by_more_than):
+    """Return the steps of `count` calls at which the learned basis changes by more than a bound."""
+    steps, before = [], regularizer.basis_9
+    for number in range(count):
+        regularizer()
+        if (regularizer.basis_9 - before).norm().item() > by_more_than:
+            steps.append(number)
+        before = regularizer.basis_9
+    return steps
+
+
+@pytest.mark.parametrize(
+    "skipping", [{"every": 2}, {"schedule": lambda step: float(step % 2 == 0)}], ids=["every", "schedule"]
+)
+def test_comhe_redraws_a_basis_once_per_period_although_steps_are_skipped(skipping):
+    projection = AnglePreserving(dim=3, rate=1e-3, redraw_every=3)
+    regularizer = CoMHE({"w": torch.randn(6, 9)}, projection=projection, **skipping)
+    assert changed_steps(regularizer, 13, by_more_than=1) == [4, 6, 10, 12]  # periods start at 3, 6, 9 and 12
+
+
+def test_comhe_redraws_the_basis_of_its_period_although_steps_are_skipped():
+    projection = AnglePreserving(dim=3, rate=1e-6, redraw_every=3)
+    w = torch.randn(6, 9)
+    whole, skipping = (CoMHE({"w": w}, projection=projection, every=every) for every in (1, 2))
+    for _ in range(5):
+        whole()
+        skipping()
+    torch.testing.assert_close(skipping.basis_9, whole.basis_9, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "skipping", [{"every": 2}, {"schedule": lambda step: float(step % 2 == 0)}], ids=["every", "schedule"]
+)
+def test_comhe_updates_a_basis_once_per_period_although_steps_are_skipped(skipping):
+    projection = Adversarial(dim=3, every=3)
+    regularizer = CoMHE({"w": torch.randn(6, 9)}, projection=projection, **skipping)
+    assert changed_steps(regularizer, 13, by_more_than=0) == [0, 4, 6, 10, 12]
+
+
+def test_comhe_layers_of_weight_zero_do_not_change_a_shared_basis():
+    torch.manual_seed(0)
+    w, v = torch.randn(6, 9), torch.randn(5, 9)
+    projection = AnglePreserving(dim=3)
+    alone = CoMHE({"w": w}, projection=projection)
+    both = CoMHE({"w": w, "v": v}, projection=projection, layer_weights={"v": 0.0})
+    for _ in range(3):
+        assert both().item() == alone().item()
+    assert torch.equal(both.basis_9, alone.basis_9)
+
+
+def test_comhe_without_weighted_hidden_layers_does_not_change_its_basis():
+    regularizer = CoMHE(network(), hidden=0, projection=AnglePreserving(dim=4, redraw_every=1))
+    before = {name: value.clone() for name, value in regularizer.named_buffers() if name.startswith("basis")}
+    for _ in range(2):
+        regularizer()
+    assert before
+    for name, value in before.items():
+        assert torch.equal(regularizer.get_buffer(name), value)

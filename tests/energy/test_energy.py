@@ -10,10 +10,17 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.profiler import ProfilerActivity, profile
 
 import oracle
-from hypersphere.energy import MHE, data_dependent_energy, hyperspherical_energy, random_batch_energy, random_energy
+from hypersphere.energy import (
+    MHE,
+    data_dependent_energy,
+    hyperspherical_energy,
+    layer_energies,
+    random_batch_energy,
+    random_energy,
+)
 from hypersphere.functions import _pairwise
 from hypersphere.functions._pairwise import PairSum, pair_energy
-from hypersphere.functions.kernel import PairPotential, kernel_of
+from hypersphere.functions.kernel import PairPotential
 
 from . import reference
 
@@ -28,7 +35,7 @@ def neurons(n=7, d=4, seed=0):
 @pytest.mark.parametrize("distance", ["euclidean", "angular"])
 @pytest.mark.parametrize("half_space", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_energy_agrees_with_the_oracle(power, distance, half_space, reduction):
+def test_hyperspherical_energy_agrees_with_the_oracle(power, distance, half_space, reduction):
     w = neurons()
     choice = {"distance": distance, "half_space": half_space, "reduction": reduction}
     ours = hyperspherical_energy(w, power=power, **choice)
@@ -37,7 +44,7 @@ def test_energy_agrees_with_the_oracle(power, distance, half_space, reduction):
 
 @pytest.mark.parametrize("half_space", [False, True])
 @pytest.mark.parametrize("power", [0, 1, 2])
-def test_weighted_energy_agrees_with_the_oracle(half_space, power):
+def test_hyperspherical_energy_weighted_agrees_with_the_oracle(half_space, power):
     w, weights = neurons(), torch.linspace(0.5, 2, 7, dtype=torch.float64)
     ours = hyperspherical_energy(w, power=power, half_space=half_space, weights=weights)
     assert ours.item() == pytest.approx(oracle.energy(w.numpy(), power, "euclidean", half_space, weights), rel=1e-10)
@@ -45,7 +52,7 @@ def test_weighted_energy_agrees_with_the_oracle(half_space, power):
 
 @pytest.mark.parametrize("distance", ["euclidean", "angular"])
 @pytest.mark.parametrize("half_space", [False, True])
-def test_energy_is_twice_differentiable(distance, half_space):
+def test_hyperspherical_energy_is_twice_differentiable(distance, half_space):
     w = neurons(4, 3).requires_grad_()
     for power in (0, 1, 2):
 
@@ -60,7 +67,9 @@ def test_energy_is_twice_differentiable(distance, half_space):
 @pytest.mark.parametrize("distance", ["euclidean", "angular"])
 @pytest.mark.parametrize("half_space", [False, True])
 @pytest.mark.parametrize("power", [0, 1, 2, 4])
-def test_energy_of_coincident_antipodal_zero_and_huge_vectors_is_finite(dtype, distance, half_space, power):
+def test_hyperspherical_energy_of_coincident_antipodal_zero_and_huge_vectors_is_finite(
+    dtype, distance, half_space, power
+):
     w = torch.zeros(6, 3, dtype=dtype)
     w[0] = w[1] = torch.tensor([1.0, 2.0, 3.0])
     w[2] = -w[0]
@@ -75,7 +84,7 @@ def test_energy_of_coincident_antipodal_zero_and_huge_vectors_is_finite(dtype, d
     assert not w.grad[3].any()
 
 
-def test_energy_does_not_change_under_rotation_or_scale():
+def test_hyperspherical_energy_does_not_change_under_rotation_or_scale():
     w = neurons(20, 6)
     q = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))[0]
     scale = torch.rand(20, 1, dtype=torch.float64) + 0.1
@@ -84,7 +93,7 @@ def test_energy_does_not_change_under_rotation_or_scale():
         assert hyperspherical_energy(scale * w @ q, half_space=half_space).item() == pytest.approx(before, rel=1e-12)
 
 
-def test_energy_of_known_minima():
+def test_hyperspherical_energy_of_known_minima():
     simplex = torch.eye(4, dtype=torch.float64) - 0.25
     assert hyperspherical_energy(simplex, power=2).item() == pytest.approx(3 / 8)  # chord^2 = 2 - 2(-1/3)
     golden = (1 + 5**0.5) / 2
@@ -94,7 +103,7 @@ def test_energy_of_known_minima():
     assert thomson.item() == pytest.approx(49.165253058, rel=1e-9)
 
 
-def test_energy_flattens_filters_and_accepts_callables():
+def test_hyperspherical_energy_flattens_filters_and_accepts_callables():
     w = torch.randn(5, 2, 3, 3)
     assert torch.equal(hyperspherical_energy(w), hyperspherical_energy(w.flatten(1)))
     mine = hyperspherical_energy(w, power=lambda z: z**-2)
@@ -120,18 +129,18 @@ def test_energy_flattens_filters_and_accepts_callables():
         ({"weights": torch.ones(3), "distance": "angular"}, "distance must be 'euclidean' when weights"),
     ],
 )
-def test_energy_rejects_bad_input(arguments, words):
+def test_hyperspherical_energy_rejects_bad_input(arguments, words):
     arguments = {"w": torch.randn(3, 3)} | arguments
     with pytest.raises(ValueError, match=words):
         hyperspherical_energy(arguments.pop("w"), **arguments)
 
 
-def test_energy_of_one_vector_in_half_space():
+def test_hyperspherical_energy_of_one_vector_in_half_space():
     assert hyperspherical_energy(torch.tensor([[3.0, 4.0]]), power=2, half_space=True).item() == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("pairs_in_cache", [400, 440, 24])  # a square number, and two others
-def test_energy_in_blocks_equals_energy_at_once(monkeypatch, pairs_in_cache):
+def test_hyperspherical_energy_blocked_equals_dense(monkeypatch, pairs_in_cache):
     w, weights = neurons(90, 5).requires_grad_(), torch.linspace(0.5, 2, 90, dtype=torch.float64)
     for choice in (
         {"power": 2},
@@ -140,29 +149,29 @@ def test_energy_in_blocks_equals_energy_at_once(monkeypatch, pairs_in_cache):
         {"power": 1, "weights": weights},
         {"power": lambda z: z**-3},
     ):
-        at_once = hyperspherical_energy(w, **choice)
-        (gradient,) = torch.autograd.grad(at_once, w)
+        dense = hyperspherical_energy(w, **choice)
+        (gradient,) = torch.autograd.grad(dense, w)
         with monkeypatch.context() as small:
-            small.setattr(_pairwise, "_PAIRS_AT_ONCE", 100)
+            small.setattr(_pairwise, "_DENSE_PAIRS", 100)
             small.setattr(_pairwise, "_PAIRS_IN_CACHE", pairs_in_cache)
             blocked = hyperspherical_energy(w, **choice)
-            torch.testing.assert_close(blocked, at_once, rtol=1e-12, atol=0)
+            torch.testing.assert_close(blocked, dense, rtol=1e-12, atol=0)
             torch.testing.assert_close(torch.autograd.grad(blocked, w)[0], gradient, rtol=1e-9, atol=1e-14)
 
 
-def test_pair_energy_in_chunks_equals_energy_at_once(monkeypatch):
+def test_pair_energy_of_split_stacks_equals_dense(monkeypatch):
     w = torch.randn(5, 2, 20, 4, dtype=torch.float64, requires_grad=True)
     potential = PairPotential(half_space=True)
-    at_once = pair_energy(PairSum(w, potential, mean=True))
-    monkeypatch.setattr(_pairwise, "_PAIRS_AT_ONCE", 800)
+    dense = pair_energy(PairSum(w, potential, mean=True))
+    monkeypatch.setattr(_pairwise, "_DENSE_PAIRS", 800)
     chunked = pair_energy(PairSum(w, potential, mean=True))
-    torch.testing.assert_close(chunked, at_once)
-    first, second = (torch.autograd.grad(e.square().sum(), w)[0] for e in (at_once, chunked))
+    torch.testing.assert_close(chunked, dense)
+    first, second = (torch.autograd.grad(e.square().sum(), w)[0] for e in (dense, chunked))
     torch.testing.assert_close(first, second)
-    assert at_once[3, 1].item() == pytest.approx(oracle.energy(w[3, 1].detach().numpy(), 2, half_space=True))
+    assert dense[3, 1].item() == pytest.approx(oracle.energy(w[3, 1].detach().numpy(), 2, half_space=True))
 
 
-def test_energy_memory_does_not_grow_with_pairs():
+def test_hyperspherical_energy_memory_does_not_grow_with_pairs():
     n = 9_000  # a matrix of pairs would be 324 MB, and several are needed
     w = torch.randn(n, 2, requires_grad=True)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
@@ -177,7 +186,7 @@ def test_energy_memory_does_not_grow_with_pairs():
     assert block <= peak < 10 * block
 
 
-def test_energy_is_differentiable_in_the_weights():
+def test_hyperspherical_energy_is_differentiable_in_the_weights():
     w, weights = neurons(5, 3).requires_grad_(), torch.linspace(0.5, 2, 5, dtype=torch.float64).requires_grad_()
     for half_space in (False, True):
         assert gradcheck(
@@ -187,7 +196,7 @@ def test_energy_is_differentiable_in_the_weights():
 
 @pytest.mark.parametrize("half_space", [False, True])
 @pytest.mark.parametrize("betas", [None, torch.linspace(0.5, 2, 6, dtype=torch.float64)])
-def test_sampled_energy_is_unbiased(half_space, betas):
+def test_pair_energy_of_samples_is_unbiased(half_space, betas):
     w = neurons(6, 3)
     all_rows = hyperspherical_energy(w, half_space=half_space, weights=betas).item()
     subsets = [torch.tensor(s) for s in itertools.combinations(range(6), 3)]
@@ -275,7 +284,7 @@ def test_data_dependent_energy_names_bad_input(w, labels, words):
         data_dependent_energy(w, labels)
 
 
-def test_energy_compiled_transformed_and_in_autocast():
+def test_hyperspherical_energy_compiled_transformed_and_in_autocast():
     w = torch.randn(6, 4, requires_grad=True)
     eager = hyperspherical_energy(w, half_space=True)
     compiled = torch.compile(hyperspherical_energy, backend="aot_eager", fullgraph=True)(w, half_space=True)
@@ -294,7 +303,7 @@ def test_energy_compiled_transformed_and_in_autocast():
 @pytest.mark.parametrize("power", [7, 13, 20, 50, 200])
 @pytest.mark.parametrize("apart", [0.0, 1e-3, 2e-3, 0.1])
 @pytest.mark.parametrize("distance", ["euclidean", "angular"])
-def test_energy_with_high_powers_is_finite(dtype, power, apart, distance):
+def test_hyperspherical_energy_with_high_powers_is_finite(dtype, power, apart, distance):
     w = torch.tensor([[1.0, 0.0], [1.0, apart], [0.0, 1.0]], dtype=dtype, requires_grad=True)
     value = hyperspherical_energy(w, power=power, distance=distance)
     value.backward()
@@ -302,7 +311,7 @@ def test_energy_with_high_powers_is_finite(dtype, power, apart, distance):
     assert torch.isfinite(w.grad).all()
 
 
-def test_energy_in_half_precision_keeps_its_gradient_if_the_value_saturates():
+def test_hyperspherical_energy_in_half_precision_keeps_its_gradient_if_the_value_saturates():
     w = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
     half, wide = (w.to(t).requires_grad_() for t in (torch.float16, torch.float32))
     hyperspherical_energy(half, reduction="sum").backward()
@@ -310,21 +319,21 @@ def test_energy_in_half_precision_keeps_its_gradient_if_the_value_saturates():
     torch.testing.assert_close(half.grad.float(), wide.grad, rtol=0.02, atol=0.02)
 
 
-def test_energy_with_a_callable_kernel_has_a_floor():
+def test_hyperspherical_energy_with_a_callable_kernel_has_a_floor():
     for distance in ("euclidean", "angular"):
         value = hyperspherical_energy(torch.ones(3, 4), power=lambda z: z**-1, distance=distance)
         assert 1e6 < value.item() < 1e8  # a callable is assumed to grow like the power 4
 
 
 @pytest.mark.parametrize("bad", [-1.0, 0.0, float("nan"), float("inf")])
-def test_energy_rejects_weights_that_are_not_positive(bad):
+def test_hyperspherical_energy_rejects_weights_that_are_not_positive(bad):
     with pytest.raises(ValueError, match="weights must be positive and finite"):
         hyperspherical_energy(torch.randn(3, 4), weights=torch.tensor([1.0, bad, 1.0]))
 
 
 @pytest.mark.parametrize("power", [0, 1, 2, 3])
 @pytest.mark.parametrize("scale", [1e-5, 1.0, 1e5, 1e18])
-def test_weighted_energy_handles_any_scale(power, scale):
+def test_hyperspherical_energy_weighted_handles_any_scale(power, scale):
     generator = torch.Generator().manual_seed(0)
     w, beta = torch.randn(6, 4, generator=generator), torch.rand(6, generator=generator) + 0.5
     w.requires_grad_()
@@ -342,7 +351,7 @@ def test_weighted_energy_handles_any_scale(power, scale):
 
 
 @pytest.mark.parametrize("length", [1e-30, 1e30])
-def test_energy_of_close_rows_of_extreme_length_has_finite_gradients(length):
+def test_hyperspherical_energy_of_close_rows_of_extreme_length_has_finite_gradients(length):
     w = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     w = w / w.norm(dim=1, keepdim=True)
     w[1] = w[0] + torch.tensor([2e-3, 0, 0])
@@ -351,7 +360,7 @@ def test_energy_of_close_rows_of_extreme_length_has_finite_gradients(length):
     assert torch.isfinite(w.grad).all()
 
 
-def test_energy_backward_inside_autocast_is_exact():
+def test_hyperspherical_energy_backward_inside_autocast_is_exact():
     generator = torch.Generator().manual_seed(0)
     w, labels = torch.randn(20, 6, generator=generator, requires_grad=True), torch.tensor([1, 2])
     for energy in (hyperspherical_energy, lambda w: data_dependent_energy(w, labels)):
@@ -384,7 +393,7 @@ def with_near_duplicate(d, chord, sign=1.0, seed=0):
 @pytest.mark.parametrize("chord", [1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6])
 @pytest.mark.parametrize("d", [3, 27, 1152])
 @pytest.mark.parametrize("half_space", [False, True])
-def test_near_duplicates_have_accurate_energies_and_push_each_other_apart(chord, d, half_space):
+def test_hyperspherical_energy_near_duplicates_are_accurate_and_push_each_other_apart(chord, d, half_space):
     w = with_near_duplicate(d, chord, sign=-1.0 if half_space else 1.0).requires_grad_()
     exact = w.detach().double().requires_grad_()
     energy, expected = hyperspherical_energy(w, half_space=half_space, reduction="sum"), exact_energy(exact, half_space)
@@ -399,7 +408,9 @@ def test_near_duplicates_have_accurate_energies_and_push_each_other_apart(chord,
 
 
 @pytest.mark.parametrize("chord", [1e-2, 1e-4, 1e-6])
-def test_near_duplicates_are_accurate_in_compiled_transformed_and_blocked_code(chord, monkeypatch):
+def test_hyperspherical_energy_near_duplicates_are_accurate_in_compiled_transformed_and_blocked_code(
+    chord, monkeypatch
+):
     w = with_near_duplicate(64, chord)
     exact = w.double().requires_grad_()
     expected = exact_energy(exact, True)
@@ -413,7 +424,7 @@ def test_near_duplicates_are_accurate_in_compiled_transformed_and_blocked_code(c
     torch.testing.assert_close(
         gradient.double(), expected_gradient, rtol=2e-3, atol=1e-3 * expected_gradient.abs().max()
     )
-    monkeypatch.setattr(_pairwise, "_PAIRS_AT_ONCE", 16)
+    monkeypatch.setattr(_pairwise, "_DENSE_PAIRS", 16)
     monkeypatch.setattr(_pairwise, "_PAIRS_IN_CACHE", 16)
     leaf = w.clone().requires_grad_()
     blocked = energy(leaf)
@@ -426,7 +437,7 @@ def test_near_duplicates_are_accurate_in_compiled_transformed_and_blocked_code(c
 
 @pytest.mark.parametrize("distance", ["euclidean", "angular"])
 @pytest.mark.parametrize(("n", "d"), [(600, 2), (1500, 3), (500, 8)])
-def test_float32_is_accurate_for_many_neurons_in_few_dimensions(n, d, distance):
+def test_hyperspherical_energy_in_float32_is_accurate_for_many_neurons_in_few_dimensions(n, d, distance):
     w = torch.randn(n, d, generator=torch.Generator().manual_seed(0))
     leaf, exact = w.clone().requires_grad_(), w.double().requires_grad_()
     for half_space in (False, True):
@@ -457,7 +468,7 @@ def test_data_dependent_energy_ignores_labels_and_accepts_any_shape():
 
 @pytest.mark.parametrize("power", [0, 1, 2])
 @pytest.mark.parametrize("distance", ["euclidean", "angular"])
-def test_min_distance_bounds_the_gradient_and_continues_linearly(power, distance):
+def test_hyperspherical_energy_min_distance_bounds_the_gradient_and_continues_linearly(power, distance):
     def energy(chord, min_distance):
         angle = torch.tensor(2 * math.asin(chord / 2), dtype=torch.float64, requires_grad=True)
         w = torch.stack([torch.stack([angle.cos(), angle.sin()]), angle.new_tensor([1.0, 0.0])])
@@ -479,7 +490,7 @@ def test_min_distance_bounds_the_gradient_and_continues_linearly(power, distance
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("power", [8, 64, 500, 10_000])
-def test_min_distance_keeps_steep_kernels_finite(power, dtype):
+def test_hyperspherical_energy_min_distance_keeps_steep_kernels_finite(power, dtype):
     w = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     w[1] = w[0] + 1e-5
     leaf = w.to(dtype).requires_grad_()
@@ -490,7 +501,7 @@ def test_min_distance_keeps_steep_kernels_finite(power, dtype):
         assert torch.isfinite(gradient).all()
 
 
-def test_energy_of_tiny_powers_is_that_of_the_constant_kernel():
+def test_hyperspherical_energy_of_tiny_powers_is_that_of_the_constant_kernel():
     w = torch.randn(4, 3, requires_grad=True)
     for power in (1e-30, 5e-324):
         value = hyperspherical_energy(w, power=power)
@@ -499,7 +510,7 @@ def test_energy_of_tiny_powers_is_that_of_the_constant_kernel():
 
 
 @pytest.mark.parametrize("power", [1e300, 10_001, 10**400, math.inf, math.nan, -1, True])
-def test_energy_rejects_powers_whose_energies_cannot_be_represented(power):
+def test_hyperspherical_energy_rejects_powers_whose_energies_cannot_be_represented(power):
     words = "power must be a number >= 0 and at most 10000, a kernel or a callable of the distance, not"
     for call in (
         lambda: hyperspherical_energy(torch.eye(3), power=power),
@@ -510,7 +521,7 @@ def test_energy_rejects_powers_whose_energies_cannot_be_represented(power):
             call()
 
 
-def test_identical_rows_have_a_finite_energy_and_no_gradient():
+def test_hyperspherical_energy_of_identical_rows_is_finite_and_no_gradient():
     w = torch.ones(300, 2000, requires_grad=True)
     value = hyperspherical_energy(w, half_space=True)
     value.backward()
@@ -519,34 +530,12 @@ def test_identical_rows_have_a_finite_energy_and_no_gradient():
 
 
 @pytest.mark.parametrize("shape", [(8, 100), (100, 8)])
-def test_backward_keeps_the_smaller_of_gradient_and_factors(shape):
+def test_pair_energy_keeps_the_smaller_of_gradient_and_factors(shape):
     w, saved = torch.randn(shape, requires_grad=True), {}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.update({t.data_ptr(): t.numel()}) or t, lambda t: t):
         hyperspherical_energy(w)
     saved.pop(w.data_ptr(), None)
     assert sum(saved.values()) <= shape[0] * min(shape) + shape[0]
-
-
-@pytest.mark.parametrize("power", [0, 1, 2])
-@pytest.mark.parametrize("distance", ["euclidean", "angular"])
-@pytest.mark.parametrize("half_space", [False, True])
-def test_random_energy_agrees_with_samples(power, distance, half_space):
-    w = torch.randn(2000, 10, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    values = pair_energy(PairSum(w, PairPotential(kernel_of(power), distance, half_space), mean=True))
-    mean, deviation = random_energy(10, 8, power, distance, half_space)
-    assert values.mean().item() == pytest.approx(mean, abs=4 * deviation / 2000**0.5)
-    assert values.std().item() == pytest.approx(deviation, rel=0.15)
-
-
-def test_random_energy_agrees_with_the_beta_distribution():
-    """E‖x−y‖^−s = 2^−s Γ(a−s/2)Γ(2a)/(Γ(a)Γ(2a−s/2)) with a = (d−1)/2, by the Beta law of (1−c)/2."""
-    for d, s in ((5, 1), (9, 2), (40, 2), (3000, 2)):
-        a = (d - 1) / 2
-        log = math.lgamma(a - s / 2) + math.lgamma(2 * a) - math.lgamma(a) - math.lgamma(2 * a - s / 2)
-        assert random_energy(7, d, s)[0] == pytest.approx(2**-s * math.exp(log), rel=1e-6)
-    assert random_energy(7, 3, 2) == (math.inf, math.inf)
-    assert random_energy(7, 4, 2)[0] == pytest.approx(1.0, rel=1e-6)
-    assert math.isinf(random_energy(7, 4, 2)[1])
 
 
 @pytest.mark.parametrize("half_space", [False, True])
@@ -561,3 +550,13 @@ def test_energies_in_forward_mode_equal_the_directional_derivative(half_space):
         with forward_ad.dual_level():
             tangent = forward_ad.unpack_dual(energy(forward_ad.make_dual(w, direction))).tangent
         torch.testing.assert_close(tangent, expected)
+
+
+def test_layer_energies_sample_large_layers():
+    body = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3, groups=2), torch.nn.Linear(3, 1))
+    rows = torch.randn(5000, 16)
+    found = layer_energies(body, rows)
+    assert list(found) == ["0", "head"]
+    halves = [hyperspherical_energy(part, half_space=True) for part in body[0].weight.flatten(1).split(3)]
+    assert found["0"] == pytest.approx(sum(halves).item() / 2)
+    assert found["head"] == pytest.approx(hyperspherical_energy(rows).item(), rel=0.02)

@@ -17,22 +17,34 @@ from . import reference
 from .networks import network, pyramid
 
 
-def test_mhe_is_the_sum_of_layer_energies():
+def rows_of(net):
+    """The neurons of the four layers of `network`, the last one being the output."""
+    return [net[k].weight.detach().flatten(1).numpy() for k in (0, 3, 4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("half_space", "distance", "power"), [(True, "euclidean", 2), (False, "angular", 1), (True, "angular", 0)]
+)
+def test_mhe_is_the_weighted_sum_of_layer_energies(half_space, distance, power):
     net = network()
-    weights = [net[k].weight.detach().flatten(1).numpy() for k in (0, 3, 4, 5)]
-    for half_space, distance, power in ((True, "euclidean", 2), (False, "angular", 1), (True, "angular", 0)):
-        ours = MHE(net, hidden=0.5, output=3.0, half_space=half_space, power=power, distance=distance)()
-        hidden = sum(oracle.energy(w, power, distance, half_space) for w in weights[:-1])
-        expected = 0.5 * hidden + 3 * oracle.energy(weights[-1], power, distance)
-        assert ours.item() == pytest.approx(expected, rel=1e-5)
-    named = MHE(net, hidden=1, half_space=["3"], output_layer="4")()
-    full = [oracle.energy(w, 2) for w in weights]
-    assert named.item() == pytest.approx(
-        full[0] + oracle.energy(weights[1], 2, half_space=True) + full[2] + full[3], rel=1e-5
-    )
-    assert MHE(net, output=0)().item() == pytest.approx(
-        sum(oracle.energy(w, 2, half_space=True) for w in weights[:-1]), rel=1e-5
-    )
+    *hidden, output = rows_of(net)
+    ours = MHE(net, hidden=0.5, output=3.0, half_space=half_space, power=power, distance=distance)()
+    expected = sum(oracle.energy(w, power, distance, half_space) for w in hidden)
+    assert ours.item() == pytest.approx(0.5 * expected + 3 * oracle.energy(output, power, distance), rel=1e-5)
+
+
+def test_mhe_half_space_applies_to_the_named_layers():
+    net = network()
+    first, named, *others = rows_of(net)
+    ours = MHE(net, hidden=1, half_space=["3"], output_layer="4")()
+    expected = oracle.energy(named, 2, half_space=True) + sum(oracle.energy(w, 2) for w in (first, *others))
+    assert ours.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_mhe_output_zero_leaves_out_the_output_layer():
+    net = network()
+    expected = sum(oracle.energy(w, 2, half_space=True) for w in rows_of(net)[:-1])
+    assert MHE(net, output=0)().item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_mhe_gradients_equal_those_of_separate_energies():
@@ -67,11 +79,11 @@ def test_mhe_handles_groups_transposed_filters_and_single_neurons():
 
 def test_mhe_handles_heads_parametrised_and_tied_weights():
     model = nn.ModuleDict({"head": AngularHead(6, 4), "first": nn.Linear(8, 6)})
-    regulariser = MHE(model)
-    assert [layer.name for layer in regulariser.selection.outputs] == ["head"]
+    regularizer = MHE(model)
+    assert [layer.name for layer in regularizer.selection.outputs] == ["head"]
     parametrizations.weight_norm(model["first"])
     seen = MHE(model)
-    assert seen().item() == pytest.approx(regulariser().item())
+    assert seen().item() == pytest.approx(regularizer().item())
     seen().backward()
     assert model["first"].parametrizations.weight.original1.grad.abs().sum() > 0
     tied = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
@@ -81,21 +93,21 @@ def test_mhe_handles_heads_parametrised_and_tied_weights():
 
 def test_mhe_labels_select_the_data_dependent_energy():
     net, labels = network(), torch.tensor([0, 0, 4])
-    regulariser = MHE(net, hidden=0)
-    torch.testing.assert_close(regulariser(labels=labels), data_dependent_energy(net[5].weight, labels))
+    regularizer = MHE(net, hidden=0)
+    torch.testing.assert_close(regularizer(labels=labels), data_dependent_energy(net[5].weight, labels))
 
 
 @pytest.mark.parametrize("make", [MHE, lambda *args, **options: CoMHE(*args, projection=Random(dim=4), **options)])
-def test_labels_of_tokens_have_any_shape_and_ignored_values(make):
+def test_mhe_and_comhe_labels_have_any_shape_and_ignored_values(make):
     net = network()
     rows, tokens = net[5].weight.detach().double().numpy(), torch.tensor([[3, 1, -100], [1, -100, -100]])
     expected = reference.data_dependent(rows, [3, 1, 1], 2)
-    regulariser = make(net, hidden=0, batch=2)  # the batch does not apply to an output layer with labels
-    value = regulariser(labels=tokens)
+    regularizer = make(net, hidden=0, batch=2)  # the batch does not apply to an output layer with labels
+    value = regularizer(labels=tokens)
     assert value.item() == pytest.approx(expected, rel=1e-5)
     value.backward()
     assert net[5].weight.grad.abs().sum() > 0
-    assert regulariser(labels=torch.full((2, 3), -100)).item() == 0
+    assert regularizer(labels=torch.full((2, 3), -100)).item() == 0
     padded = make(net, hidden=0, ignore_index=0)
     assert padded(labels=tokens.masked_fill(tokens < 0, 0)).item() == pytest.approx(expected, rel=1e-5)
     with pytest.raises(ValueError, match=r"labels must be integers in \[0, 5\)"):
@@ -116,25 +128,42 @@ def test_mhe_random_batches_are_unbiased_and_resume():
     assert again().item() == drawn().item()
 
 
-def test_mhe_follows_copies_moves_and_dtypes():
+def test_mhe_copied_with_its_model_follows_the_copy():
     net = network()
-    regulariser = MHE(net)
-    before = regulariser().item()
-    model, of_copy = copy.deepcopy((net, regulariser))
+    regularizer = MHE(net)
+    before = regularizer().item()
+    _, of_copy = copy.deepcopy((net, regularizer))
     with torch.no_grad():
         net[3].weight.add_(torch.randn_like(net[3].weight))
-    assert of_copy().item() == before != regulariser().item()
-    model.double()
-    assert of_copy().dtype == torch.float64
-    model.bfloat16()
-    assert of_copy().dtype == torch.float32
-    assert not regulariser.state_dict()
-    assert not list(regulariser.parameters())
-    net.regulariser = regulariser  # a part of the model it looks at
-    assert copy.deepcopy(net).regulariser().item() == regulariser().item()
+    assert of_copy().item() == before != regularizer().item()
+
+
+def test_mhe_as_a_part_of_its_model_is_copied_with_it():
+    net = network()
+    net.regularizer = MHE(net)
+    assert copy.deepcopy(net).regularizer().item() == net.regularizer().item()
+
+
+def test_mhe_has_the_dtype_of_the_model_and_at_least_float32():
+    net = network()
+    regularizer = MHE(net)
+    net.double()
+    assert regularizer().dtype == torch.float64
+    net.bfloat16()
+    assert regularizer().dtype == torch.float32
+
+
+def test_mhe_holds_no_state():
+    regularizer = MHE(network())
+    assert not regularizer.state_dict()
+    assert not list(regularizer.parameters())
+
+
+def test_mhe_is_computed_without_autocast():
+    regularizer = MHE(network())
     with torch.autocast("cpu", torch.bfloat16):
-        value = regulariser()
-    assert value.item() == pytest.approx(regulariser().item(), rel=1e-6)
+        value = regularizer()
+    assert value.item() == pytest.approx(regularizer().item(), rel=1e-6)
 
 
 def test_mhe_takes_a_wrapped_head_once_as_an_output():
@@ -152,10 +181,10 @@ def test_regularizers_take_a_distributed_head_only_without_output(monkeypatch):
     monkeypatch.setattr(type(model[1].processes), "size", property(lambda processes: 2))
     hidden = oracle.energy(model[0].weight.detach().numpy(), 2, half_space=True)
     for make in (MHE, lambda *args, **options: CoMHE(*args, projection=Random(dim=4), **options)):
-        regulariser = make(model, output=0)
-        reasons = {skip.name: skip.reason for skip in regulariser.skipped}
+        regularizer = make(model, output=0)
+        reasons = {skip.name: skip.reason for skip in regularizer.skipped}
         assert reasons == {"1": "its class vectors are distributed over 2 processes"}
-        assert [layer.name for layer in regulariser.selection.outputs] == ["2"]
+        assert [layer.name for layer in regularizer.selection.outputs] == ["2"]
         with pytest.raises(ValueError, match="output must be 0 with '1', whose class vectors are distributed over"):
             make(model)
     assert MHE(model, output=0)().item() == pytest.approx(hidden, rel=1e-5)
@@ -179,8 +208,11 @@ def test_mhe_labels_work_with_transposed_outputs():
     up, labels = nn.ConvTranspose1d(6, 4, 2), torch.tensor([0, 3])
     rows = up.weight.detach().transpose(0, 1).flatten(1)
     torch.testing.assert_close(MHE(up, output_layer="weight")(labels=labels), data_dependent_energy(rows, labels))
-    with pytest.raises(ValueError, match="labels must be None unless there is one output layer"):
+    with pytest.raises(ValueError, match="labels need exactly one output layer without groups; this model has 0"):
         MHE({"w": torch.randn(4, 3)})(labels=labels)
+    grouped = nn.Conv1d(4, 6, 1, groups=2)
+    with pytest.raises(ValueError, match="this model has one with 2 groups"):
+        MHE(grouped, output_layer="weight")(labels=labels)
 
 
 def test_mhe_defaults_are_those_of_the_source():
@@ -207,27 +239,39 @@ def test_mhe_layer_weights_replace_the_factors_of_matching_layers():
         MHE(net, layer_weights={"3": -1})
 
 
-def test_mhe_neuron_weights_scale_the_directions():
+@pytest.mark.parametrize("half_space", [False, True])
+def test_mhe_neuron_weights_scale_the_directions(half_space):
     net, betas = network(), torch.linspace(0.5, 2, 12)
-    for half_space in (False, True):
-        ours = MHE(net, hidden=1, output=0, half_space=half_space, neuron_weights={"3": betas, "4": betas.tolist()})()
-        weights = {0: None, 3: betas.numpy(), 4: betas.numpy()}
-        expected = sum(
-            oracle.energy(net[k].weight.detach().flatten(1).numpy(), 2, half_space=half_space, weights=b)
-            for k, b in weights.items()
-        )
-        assert ours.item() == pytest.approx(expected, rel=1e-5)
-    output = oracle.energy(net[5].weight.detach().numpy(), 2, weights=np.linspace(0.5, 2, len(net[5].weight)))
-    regulariser = MHE(net, hidden=0, output=1, neuron_weights={"5": np.linspace(0.5, 2, len(net[5].weight)).tolist()})
-    assert regulariser().item() == pytest.approx(output, rel=1e-5)
-    with pytest.raises(ValueError, match="neuron_weights must be given for other layers than the output 5 if labels"):
-        regulariser(labels=torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="neuron_weights must be 12 numbers for 3"):
-        MHE(net, neuron_weights={"3": betas[:5]})
-    with pytest.raises(ValueError, match="neuron_weights must be positive and finite"):
-        MHE(net, neuron_weights={"3": -betas})
-    with pytest.raises(ValueError, match="distance must be 'euclidean' when neuron_weights are given"):
-        MHE(net, neuron_weights={"3": betas}, distance="angular")
+    weights = [None, betas.numpy(), betas.numpy()]
+    ours = MHE(net, hidden=1, output=0, half_space=half_space, neuron_weights={"3": betas, "4": betas.tolist()})()
+    energies = [
+        oracle.energy(w, 2, half_space=half_space, weights=b) for w, b in zip(rows_of(net)[:-1], weights, strict=True)
+    ]
+    assert ours.item() == pytest.approx(sum(energies), rel=1e-5)
+
+
+def test_mhe_neuron_weights_of_the_output_exclude_labels():
+    net, betas = network(), np.linspace(0.5, 2, 5)
+    regularizer = MHE(net, hidden=0, output=1, neuron_weights={"5": betas.tolist()})
+    assert regularizer().item() == pytest.approx(oracle.energy(rows_of(net)[-1], 2, weights=betas), rel=1e-5)
+    with pytest.raises(ValueError, match="labels cannot be combined with neuron_weights of the output layer '5'"):
+        regularizer(labels=torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"neuron_weights": {"3": torch.ones(5)}}, "neuron_weights must be 12 numbers for 3"),
+        ({"neuron_weights": {"3": -torch.ones(12)}}, "neuron_weights must be positive and finite"),
+        (
+            {"neuron_weights": {"3": torch.ones(12)}, "distance": "angular"},
+            "distance must be 'euclidean' when neuron_weights are given",
+        ),
+    ],
+)
+def test_mhe_neuron_weights_are_checked(options, words):
+    with pytest.raises(ValueError, match=words):
+        MHE(network(), **options)
 
 
 def test_mhe_average_divides_by_the_number_of_hidden_layers():

@@ -38,10 +38,10 @@ def test_orthogonality_agrees_with_numpy():
 
 def test_srip_recovers_from_an_orthonormal_layer():
     w = torch.eye(5)
-    regulariser = SRIP({"w": w}, 1.0, iterations=9)
-    assert regulariser().item() == 0
+    regularizer = SRIP({"w": w}, 1.0, iterations=9)
+    assert regularizer().item() == 0
     w.mul_(2)
-    assert regulariser().item() == pytest.approx(3)
+    assert regularizer().item() == pytest.approx(3)
 
 
 @pytest.mark.parametrize("make", [Orthonormal, lambda net: Orthogonal(net, normalize=False), SRIP])

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from hypersphere.energy import (
     minimize,
     random_energy,
 )
+from hypersphere.energy._regularizer import RegularizerKeywords
 from hypersphere.functions.projection import Adversarial, AnglePreserving, Random
 
 from .networks import network, pyramid
@@ -43,8 +45,8 @@ def test_comhe_regularizes_a_data_parallel_model():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         parallel = nn.parallel.DistributedDataParallel(net)
-        regulariser = CoMHE(parallel, projection=AnglePreserving(dim=4))
-        (parallel(torch.randn(2, 4, 4, 4)).square().mean() + regulariser()).backward()
+        regularizer = CoMHE(parallel, projection=AnglePreserving(dim=4))
+        (parallel(torch.randn(2, 4, 4, 4)).square().mean() + regularizer()).backward()
         assert net[0].weight.grad.abs().sum() > 0
     finally:
         torch.distributed.destroy_process_group()
@@ -53,11 +55,11 @@ def test_comhe_regularizes_a_data_parallel_model():
 @pytest.mark.parametrize("make", [MHE, Orthonormal, SRIP, lambda net: CoMHE(net, projection=Random(dim=4))])
 def test_regularizers_name_weights_that_are_not_finite(make):
     net = network()
-    regulariser = make(net)
+    regularizer = make(net)
     with torch.no_grad():
         net[3].weight[2, 1] = float("nan")
     with pytest.raises(ValueError, match="weight of 3 must be finite, but row 2 is not"):
-        regulariser()
+        regularizer()
 
 
 @pytest.mark.parametrize(
@@ -71,28 +73,28 @@ def test_regularizers_name_weights_that_are_not_finite(make):
 )
 def test_regularizers_keep_their_state_if_a_step_fails(make):
     net = pyramid()
-    regulariser = make(net)
-    regulariser()
-    before = {name: value.clone() for name, value in regulariser.state_dict().items()}
+    regularizer = make(net)
+    regularizer()
+    before = {name: value.clone() for name, value in regularizer.state_dict().items()}
     weight = net[0].weight.detach().clone()
     with torch.no_grad():
         net[0].weight.fill_(float("nan"))
     with pytest.raises(ValueError, match="weight of 0 must be finite"):
-        regulariser()
-    for name, value in regulariser.state_dict().items():
+        regularizer()
+    for name, value in regularizer.state_dict().items():
         assert torch.equal(value, before[name])
     with torch.no_grad():
         net[0].weight.copy_(weight)
-    assert torch.isfinite(regulariser())
+    assert torch.isfinite(regularizer())
 
 
 @pytest.mark.parametrize("make", [SRIP, lambda net: CoMHE(net, projection=AnglePreserving(dim=4))])
 def test_regularizers_resume_float64_state_exactly(make):
     net = pyramid(torch.float64)
-    regulariser, resumed = make(net), make(net)
-    regulariser()
-    resumed.load_state_dict(regulariser.state_dict())
-    assert resumed().item() == regulariser().item()
+    regularizer, resumed = make(net), make(net)
+    regularizer()
+    resumed.load_state_dict(regularizer.state_dict())
+    assert resumed().item() == regularizer().item()
 
 
 class Counted(nn.Module):
@@ -117,9 +119,9 @@ def test_regularizers_evaluate_parametrisations_once():
     )
     for make in regularizers:
         Counted.calls = 0
-        regulariser = make(net)
+        regularizer = make(net)
         assert Counted.calls == 3
-        regulariser()
+        regularizer()
         assert Counted.calls == 6
     layer = parametrizations.spectral_norm(nn.Linear(6, 5))
     before = layer.parametrizations.weight[0]._u.clone()
@@ -202,7 +204,7 @@ def test_regularizers_reject_bad_input(make, words):
         ),
     ],
 )
-def test_arguments_are_named_in_errors(make, words):
+def test_regularizers_and_energies_name_arguments_in_errors(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
@@ -249,14 +251,14 @@ def test_regularizers_work_under_torch_func(make):
 
 
 @pytest.mark.parametrize("make", [MHE, Orthonormal, lambda net, **o: CoMHE(net, projection=Random(dim=4), **o)])
-def test_every_computes_the_regularizer_only_at_every_kth_step(make):
+def test_regularizers_with_every_are_zero_at_other_steps(make):
     regularizer = make(pyramid(), every=3)
     assert [regularizer().item() > 0 for _ in range(7)] == [True, False, False, True, False, False, True]
     rare = make(pyramid(), every=10**30)
     assert [rare().item() > 0 for _ in range(3)] == [True, False, False]
 
 
-def test_population_is_a_deprecated_name_of_selection():
+def test_regularizers_population_is_a_deprecated_name_of_selection():
     regularizer = MHE(network())
     with pytest.warns(DeprecationWarning, match="MHE.population is deprecated, use MHE.selection instead"):
         assert regularizer.population is regularizer.selection
@@ -268,19 +270,24 @@ def test_comhe_labels_select_the_data_dependent_energy_of_the_output():
     torch.testing.assert_close(regularizer(labels=labels), data_dependent_energy(net[2].weight, labels))
 
 
-def test_positional_labels_are_deprecated():
+def test_regularizers_positional_labels_are_deprecated():
     net, token_ids = pyramid(), torch.tensor([0, 1])
     regularizer = MHE(net)
     with pytest.warns(DeprecationWarning, match="MHE takes no inputs of the model, only labels") as caught:
         value = regularizer(token_ids)
     assert caught[0].filename == __file__
     torch.testing.assert_close(value, regularizer(labels=token_ids))
-    with pytest.raises(ValueError, match="labels must be the only argument"):
+    with pytest.raises(ValueError, match="pass one positional argument at most, the labels"):
         regularizer(token_ids, labels=token_ids)
 
 
+def test_regularizer_keywords_are_those_of_the_options():
+    declared = {field.name: field.type for field in dataclasses.fields(RegularizerOptions)}
+    assert {name: one.__forward_arg__ for name, one in RegularizerKeywords.__annotations__.items()} == declared
+
+
 @pytest.mark.parametrize("kind", [MHE, CoMHE, LayerPenalty, Orthonormal, Orthogonal, SRIP])
-def test_signature_declares_the_shared_options_with_their_defaults(kind):
+def test_regularizers_signature_has_the_shared_options_with_their_defaults(kind):
     parameters = inspect.signature(kind).parameters
     declared = [p for p in parameters.values() if p.name in inspect.signature(RegularizerOptions).parameters]
     assert [(p.name, p.annotation, p.default) for p in declared] == [
@@ -288,7 +295,7 @@ def test_signature_declares_the_shared_options_with_their_defaults(kind):
     ]
     assert {p.kind for p in declared} == {inspect.Parameter.KEYWORD_ONLY}
     assert "output" in parameters
-    assert not {"options", "roles", "shortest", "needs_counter", "draws"} & set(parameters)
+    assert not {"options", "roles", "shortest", "needs_counter", "is_random"} & set(parameters)
 
 
 @pytest.mark.parametrize("kind", [MHE, CoMHE, LayerPenalty, Orthonormal, Orthogonal, SRIP])
@@ -312,8 +319,18 @@ def test_regularizers_name_themselves_for_an_unknown_argument(kind):
         kind(pyramid(), shcedule=None)
 
 
-@pytest.mark.parametrize("kind", [MHE, Orthonormal, Orthogonal, SRIP])
-def test_layers_of_weight_zero_are_not_computed(kind):
+@pytest.mark.parametrize(
+    "kind",
+    [
+        MHE,
+        Orthonormal,
+        Orthogonal,
+        SRIP,
+        partial(CoMHE, projection=Random(dim=4)),
+        partial(CoMHE, projection=AnglePreserving(dim=4)),
+    ],
+)
+def test_regularizers_do_not_compute_layers_of_weight_zero(kind):
     net = pyramid()
     factors = {name: 0.0 if name == "0" else 1.0 for name in ("0", "1")}
     expected = kind(net, layer_weights=factors)().item()
@@ -322,7 +339,7 @@ def test_layers_of_weight_zero_are_not_computed(kind):
     assert kind(net, layer_weights=factors)().item() == expected
 
 
-def test_a_new_penalty_needs_one_method():
+def test_layer_penalty_needs_one_method():
     class RowNorms(LayerPenalty):
         def penalty(self, w):
             return w.square().sum((-2, -1))
@@ -336,7 +353,7 @@ def test_a_new_penalty_needs_one_method():
     assert {"weight", "output", "every"} <= set(inspect.signature(RowNorms).parameters)
 
 
-def test_a_new_penalty_has_weight_one_by_default():
+def test_layer_penalty_has_weight_one_by_default():
     class SquaredNorm(LayerPenalty):
         def penalty(self, w):
             return w.square().sum((-2, -1))
@@ -351,7 +368,7 @@ def test_a_new_penalty_has_weight_one_by_default():
     ("reduce", "shape"),
     [(lambda w: w.norm(dim=-1), r"\(1, 1, 6\)"), (lambda w: w.square().sum(), r"\(\)"), (lambda w: 0.0, "'float'")],
 )
-def test_a_new_penalty_of_a_wrong_shape_is_rejected(reduce, shape):
+def test_layer_penalty_of_a_wrong_shape_is_rejected(reduce, shape):
     class RowNorms(LayerPenalty):
         def penalty(self, w):
             return reduce(w)
@@ -361,7 +378,7 @@ def test_a_new_penalty_of_a_wrong_shape_is_rejected(reduce, shape):
         RowNorms(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)))()
 
 
-def test_a_new_regularizer_needs_a_factor_and_terms():
+def test_neuron_regularizer_needs_a_factor_and_terms():
     class NormPenalty(NeuronRegularizer):
         def __init__(self, model, options):
             super().__init__(model, options, roles=("hidden",), shortest=1, needs_counter=False)

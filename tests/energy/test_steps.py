@@ -27,7 +27,7 @@ class Learner(NeuronRegularizer):
 
     def compute(self, labels, step):
         self.calls.append(step)
-        learned = step.buffers["learned"] + (step.kind != "read")
+        learned = step.buffers["learned"] + (step.kind != "peek")
         return StepResult([learned * self.selection[0].rows().sum()], {"learned": learned})
 
     @property
@@ -69,8 +69,8 @@ def call_inside(place, learner, gradients):
 # training mode, gradients enabled, place of the call, step started: kind of the call
 ANY = object()
 TABLE = [
-    ((False, ANY, ANY, ANY), "read"),
-    ((True, False, ANY, ANY), "read"),
+    ((False, ANY, ANY, ANY), "peek"),
+    ((True, False, ANY, ANY), "peek"),
     ((True, True, "backward", ANY), "repeat"),
     ((True, True, "transform", ANY), "repeat"),
     ((True, True, "plain", True), "repeat"),
@@ -137,12 +137,12 @@ def test_step_counter_does_not_store_updates_of_a_skipped_step():
 
 
 def test_step_counter_advances_only_without_auto_advance():
-    with pytest.raises(ValueError, match="auto_advance must be False if steps are counted by calling advance"):
+    with pytest.raises(ValueError, match=r"advance\(\) needs auto_advance=False"):
         Learner(pyramid()).advance()
 
 
 @pytest.mark.parametrize("auto_advance", [True, False])
-def test_loading_a_state_dict_starts_a_step_of_the_loaded_state(auto_advance):
+def test_step_counter_starts_a_step_after_loading_a_state_dict(auto_advance):
     source = learner_after_two_steps(auto_advance=auto_advance, started=not auto_advance)
     target = Learner(pyramid(), auto_advance=auto_advance)
     target()
@@ -155,7 +155,7 @@ def test_loading_a_state_dict_starts_a_step_of_the_loaded_state(auto_advance):
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_a_copy_continues_independently(duplicate):
+def test_step_counter_of_a_copy_continues_independently(duplicate):
     learner = learner_after_two_steps(auto_advance=False, started=True)
     twin = duplicate(learner)
     twin()
@@ -179,7 +179,7 @@ LEARNING = [*COUNTING, SRIP]
 
 
 @pytest.mark.parametrize("make", COUNTING)
-def test_steps_are_not_counted_without_gradients_or_in_eval_mode(make):
+def test_regularizers_do_not_count_steps_without_gradients_or_in_eval_mode(make):
     regularizer = make(pyramid())
     regularizer()
     state = {name: value.clone() for name, value in regularizer.state_dict().items()}
@@ -192,7 +192,7 @@ def test_steps_are_not_counted_without_gradients_or_in_eval_mode(make):
 
 
 @pytest.mark.parametrize("make", LEARNING)
-def test_activation_checkpointing_repeats_the_same_step(make):
+def test_regularizers_repeat_a_step_in_activation_checkpointing(make):
     plain_net, net = pyramid(), pyramid()
     plain, checkpointed = make(plain_net), make(net)
     for _ in range(3):
@@ -209,7 +209,7 @@ def test_activation_checkpointing_repeats_the_same_step(make):
 
 
 @pytest.mark.parametrize("make", LEARNING)
-def test_accumulation_repeats_a_step_until_it_is_advanced(make):
+def test_regularizers_repeat_a_step_until_it_is_advanced(make):
     automatic, manual = make(pyramid()), make(pyramid(), auto_advance=False)
     for _ in range(3):
         expected = automatic().item()
@@ -217,7 +217,7 @@ def test_accumulation_repeats_a_step_until_it_is_advanced(make):
         manual.advance()
 
 
-def test_compiled_regularizer_draws_the_same_projections():
+def test_comhe_compiled_draws_the_same_projections():
     net = pyramid()
     projected = CoMHE(net, projection=Random(dim=4))
     expected = [projected().item() for _ in range(3)]
@@ -225,7 +225,7 @@ def test_compiled_regularizer_draws_the_same_projections():
     assert [compiled().item() for _ in range(3)] == pytest.approx(expected, rel=1e-4)
 
 
-def test_compiled_regularizer_repeats_the_step_of_activation_checkpointing():
+def test_comhe_compiled_repeats_the_step_of_activation_checkpointing():
     regularizer = CoMHE(pyramid(), projection=Random(dim=4))
     compiled = torch.compile(regularizer, backend="aot_eager")
     for _ in range(2):
@@ -233,7 +233,7 @@ def test_compiled_regularizer_repeats_the_step_of_activation_checkpointing():
     assert int(regularizer.steps) == 2
 
 
-def test_schedule_scales_the_regularizer_and_resumes():
+def test_mhe_schedule_scales_the_value_and_resumes():
     net = pyramid()
     constant = MHE(net)().item()
     scheduled = MHE(net, schedule=Warmup(steps=2))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hypersphere.rotation import Stochastic, fold_, rotate_, rotation_parameters
+from hypersphere.rotation import Equivalence, Stochastic, fold_, rotate_, rotation_parameters
 from processes import run_processes
 
 
@@ -47,6 +47,15 @@ def worker(rank, folder):
     train(nn.parallel.DistributedDataParallel(model), stochastic, batches, rank, 2)
     torch.save(fold_(model).state_dict(), f"{folder}/other_seed_{rank}.pt")
 
+    # Orthogonal equivalence: weights, seeds and permutations differ before the model is wrapped.
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+    equivalence = Equivalence(model, 4, every=3)
+    replica = nn.parallel.DistributedDataParallel(model)
+    (replica(batches[0]) + replica(batches[1])).square().mean().backward()
+    train(replica, equivalence, batches, rank, 2)
+    torch.save(fold_(model).state_dict(), f"{folder}/equivalence_{rank}.pt")
+
     # Neurons that a broadcast overwrites after the weight was read, without changing their version counter.
     torch.manual_seed(rank)
     layer = rotate_(nn.Linear(6, 4), "cayley")
@@ -64,7 +73,7 @@ def test_rotations_agree_between_two_processes(tmp_path):
     for rank in range(2):
         together = torch.load(tmp_path / f"same_seed_{rank}.pt")
         torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)
-    for case in ("other_seed", "broadcast"):
+    for case in ("other_seed", "equivalence", "broadcast"):
         first, second = (torch.load(tmp_path / f"{case}_{rank}.pt") for rank in range(2))
         torch.testing.assert_close(first, second, atol=0, rtol=0)
 

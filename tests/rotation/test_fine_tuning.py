@@ -106,16 +106,6 @@ def test_rotate_supports_models_with_gradient_checkpointing():
     assert all(rotation.parameter.grad.abs().sum() > 0 for _, _, rotation in rotated_layers(model))
 
 
-def test_rotate_leaves_a_layer_with_neurons_as_columns_unchanged():
-    kind = pytest.importorskip("transformers.pytorch_utils").Conv1D
-    model = nn.Sequential(kind(6, 4), nn.Linear(6, 6), nn.Linear(6, 2))
-    with pytest.raises(ValueError, match=r"none is left .*0: Conv1D stores its neurons as columns"):
-        rotate_(model, where=lambda name, module: name == "0")
-    with pytest.warns(UserWarning, match="1 layer is not rotated"):
-        rotate_(model)
-    assert [name for name, _, _ in rotated_layers(model)] == ["1"]
-
-
 def test_peft_changes_three_by_three_convolutions_at_the_identity():
     peft = pytest.importorskip("peft")
     model, inputs, _ = resnet()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import hypersphere as hs
 import oracle
@@ -21,6 +22,7 @@ from hypersphere.rotation import (
     degrees_of_freedom,
     fold_,
     orthogonality_error,
+    rotatable_layers,
     rotate_,
     rotated_layers,
     rotation_parameters,
@@ -111,7 +113,7 @@ def test_rotate_skips_the_output_layer_by_default():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: rotate_(m, blocks=3), "blocks must be a divisor of 10"),
+        (lambda m: rotate_(m, blocks=3), "layer '0': blocks must be a divisor of 10"),
         (lambda m: rotate_(m, blocks=0), "blocks must be an integer >= 1, not 0"),
         (lambda m: rotate_(m, blocks=2.0), "blocks must be an integer >= 1, not 2.0"),
         (lambda m: rotate_(m, blocks="2"), "blocks must be an integer >= 1, not '2'"),
@@ -153,6 +155,11 @@ def test_rotate_skips_the_output_layer_by_default():
         (lambda m: rotate_(m, "twist"), "method must be one of 'gram_schmidt'.*not 'twist'"),
         (lambda m: rotate_(m, where=lambda *_: False), "where must select at least one layer"),
         (lambda m: rotate_(m, refine="max"), "refine must be a callable of rows or one of 'mhe'"),
+        (lambda m: rotate_(m, quantize="int4"), "quantize must be None or 'int8', not 'int4'"),
+        (
+            lambda m: rotate_(m, quantize="int8", learn_neurons=True),
+            "quantize must be None if learn_neurons=True, not 'int8'",
+        ),
         (lambda m: rotate_(m, spread=-1), "spread must be None or a number >= 0, not -1"),
     ],
 )
@@ -165,8 +172,32 @@ def test_rotate_rejects_invalid_input_and_leaves_the_model_unchanged(change, mes
 def test_rotate_rejects_rotated_layers():
     model = rotate_(mlp())
     message = "layer '0' must have a plain weight, but it is parametrised already"
+    for call in (rotate_, rotatable_layers):
+        with left_unchanged(model), pytest.raises(ValueError, match=message):
+            call(model)
+
+
+def test_fold_rejects_a_parametrisation_that_it_would_remove():
+    class Double(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    model, x = rotate_(mlp(), block_size=2, side="input"), torch.randn(3, 10)
+    perturb_(model)
+    parametrize.register_parametrization(model[2], "weight", Double())
+    hidden = model[1](model[0](x))
+    torch.testing.assert_close(model[2](hidden), hidden @ model[2].weight.mT + model[2].bias)
+    message = r"layer '2' has another parametrisation after its rotation \(Double\), which folding would remove"
     with left_unchanged(model), pytest.raises(ValueError, match=message):
-        rotate_(model)
+        fold_(model)
+
+
+def test_fold_ignores_the_dropout_of_blocks():
+    layer = rotate_(nn.Linear(8, 6), block_size=2, dropout=0.5)
+    perturb_(layer)
+    x = torch.randn(3, 8)
+    y = layer.eval()(x)
+    torch.testing.assert_close(fold_(layer.train())(x), y)
 
 
 def test_fold_rejects_a_keep_that_is_not_a_bool():
@@ -320,7 +351,7 @@ def test_rotate_treats_an_input_rotation_as_output(seed):
     assert [name for name, _, _ in rotated_layers(model)] == ["net.0", "net.2", "net.4"]
 
 
-def test_rotate_selects_only_layers_that_store_neurons_as_rows(capsys):
+def test_rotate_selects_layers_of_other_libraries_by_their_attributes():
     class CustomLayer(nn.Module):
         def __init__(self, *shape, **attributes):
             super().__init__()
@@ -335,12 +366,9 @@ def test_rotate_selects_only_layers_that_store_neurons_as_rows(capsys):
     rotate_(model)
     assert [name for name, _, _ in rotated_layers(model)] == ["0", "4.0", "4.2"]
     model = nn.Sequential(CustomLayer(4, 6, nx=4, nf=6), mlp())
-    with pytest.warns(
-        UserWarning, match=r"1 layer is not rotated \(0\); rotate_\(\.\.\., report=True\) prints the reason"
-    ):
-        rotate_(model, report=True)
-    assert [name for name, _, _ in rotated_layers(model)] == ["1.0", "1.2"]
-    assert "0: CustomLayer stores its neurons as columns" in capsys.readouterr().out
+    rotate_(model)
+    assert [name for name, _, _ in rotated_layers(model)] == ["0", "1.0", "1.2"]
+    assert next(rotated_layers(model))[2].layout.size == 4  # a column is one neuron
 
 
 @pytest.mark.parametrize("name", ["values", "training", "_keys", "a b", "", 3])
@@ -399,7 +427,7 @@ def test_use_switches_between_parameter_sets():
     use_rotation_set(model, "main")
     assert torch.equal(model(x), start)
     use_rotation_set(model, "other")
-    with pytest.raises(ValueError, match="keep must be False where there are several sets"):
+    with pytest.raises(ValueError, match="keep=True needs a single rotation set, but layer '0' has 2"):
         fold_(model, keep=True)
     torch.testing.assert_close(fold_(model)(x), rotated, atol=1e-6, rtol=0)
 
@@ -527,18 +555,23 @@ def test_rotate_reports_layers_that_it_leaves_unchanged(capsys):
     torch.manual_seed(0)
     model, tokens = Tagger(), torch.randint(20, (3, 5))
     before = model(tokens)
-    with pytest.warns(UserWarning, match="layers are not rotated") as caught:
+    message = (
+        r"8 layers are not rotated \(lstm.weight_ih_l0.i, .*, …\); rotate_\(\.\.\., report=True\) prints the reason"
+    )
+    with pytest.warns(UserWarning, match=message) as caught:
         rotate_(model, report=True)
     assert caught[0].filename == __file__
     report = capsys.readouterr().out
     assert [name for name, _, _ in rotated_layers(model)] == [
+        "encoder.self_attn.q",
+        "encoder.self_attn.k",
+        "encoder.self_attn.v",
         "encoder.self_attn.out_proj",
         "encoder.linear1",
         "encoder.linear2",
     ]
-    assert "encoder.self_attn.q: its weight is part of in_proj_weight, which is not rotated" in report
-    assert "lstm.weight_ih_l0" in report
-    assert "embedding: embeddings are not rotated" in report
+    assert "lstm.weight_ih_l0.i: LSTM passes its stored weights to torch, and not those of a parametrisation" in report
+    assert "embedding: it is an embedding, which needs embeddings=True" in report
     assert "classifier: it is the output layer, which needs output=True" in report
     torch.testing.assert_close(model(tokens), before)
     perturb_(model)
@@ -587,7 +620,7 @@ def test_deprecated_names_of_rotation_still_work():
         assert rotation.refined is rotation.refine_neurons
 
 
-@pytest.mark.parametrize("name", ["shared", "learn_neurons", "normalize", "output", "report"])
+@pytest.mark.parametrize("name", ["shared", "learn_neurons", "normalize", "output", "embeddings", "report"])
 def test_rotate_requires_bools_and_leaves_the_model_unchanged(name):
     model = mlp()
     with left_unchanged(model), pytest.raises(ValueError, match=rf"^{name} must be a bool.*, not 3$"):

@@ -129,7 +129,7 @@ def test_stochastic_step_rejects_a_folded_model():
     model = mlp()
     stochastic = Stochastic(model, 0.5, every=1)
     fold_(model)
-    with pytest.raises(ValueError, match="model must be still rotated"):
+    with pytest.raises(ValueError, match="was folded; create a new"):
         stochastic.step()
 
 

@@ -53,6 +53,8 @@ def test_other_rotations_have_their_own_options():
     assert defaults("descent") == {"momentum": 0.9, "adam": False} | layout | NEURON_OPTIONS
     own = {"fraction": 0.25, "every": 750, "method": "cayley", "whole_first": True}
     assert defaults("stochastic") == own | NEURON_OPTIONS
+    own = {"block_size": 64, "every": 200, "sides": "both", "start": "normalized", "scale": 1.0, "method": "cayley"}
+    assert defaults("equivalence") == own
 
 
 def test_none_rotates_no_layer():
@@ -167,6 +169,16 @@ def test_stochastic_draws_dimensions_that_do_not_depend_on_the_refinement():
     assert torch.equal(*drawn)
 
 
+def test_equivalence_rotates_the_hidden_layers_of_the_network():
+    modules = network(4, 6, 8)
+    torch.manual_seed(1)
+    added = ROTATIONS["equivalence"](modules, block_size=3, every=7, sides="output", scale=2.0)
+    assert (added.stochastic.every, added.stochastic.sides) == (7, "output")
+    assert [rotation.output.layout.blocks for rotation in rotations(modules).values()] == [2, 3]
+    torch.testing.assert_close(modules["network"][0].weight.norm(dim=1), torch.full((6,), 2.0))
+    assert modules["head"].weight.requires_grad
+
+
 def test_stochastic_with_fraction_zero_freezes_the_neurons():
     modules = network(4, 6)
     before = copy.deepcopy(modules.state_dict())
@@ -195,6 +207,8 @@ def test_stochastic_with_fraction_zero_freezes_the_neurons():
         ("cayley", {"blocks": 3}, "^layer 'network.0': blocks must be a divisor of 4"),
         ("descent", {"refine": "max"}, "^refine must be a callable of rows or one of 'mhe'"),
         ("stochastic", {"every": 0}, "^every must be an integer >= 1, not 0$"),
+        ("equivalence", {"sides": "left"}, "^sides must be 'both', 'input' or 'output', not 'left'$"),
+        ("equivalence", {"fraction": 0.5}, r"^rotation\.fraction is not an option of equivalence"),
     ],
 )
 def test_rotations_name_invalid_options(name, options, message):

@@ -129,7 +129,8 @@ def test_experiment_trains_with_every_regularizer(name):
 
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_experiment_trains_every_rotation(name):
-    trained({"rotation": {"name": name, **({"every": 2} if name == "stochastic" else {})}, "model": HIDDEN}, steps=3)
+    options = {"every": 2} if name in ("stochastic", "equivalence") else {}
+    trained({"rotation": {"name": name, **options}, "model": HIDDEN}, steps=3)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

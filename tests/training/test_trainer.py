@@ -45,6 +45,7 @@ EXPERIMENTS = {
     "several regularisers": {"regularizers": [{"name": "mhe", "batch": 4}, "orthonormal"], "head": "sphereface_plus"},
     "spectral": {"regularizers": "srip", "head": "adaface"},
     "stochastic rotation": {"rotation": {"name": "stochastic", "every": 4}, "optimizer": {"name": "adam", "lr": 0.01}},
+    "orthogonal equivalence": {"rotation": {"name": "equivalence", "block_size": 4, "every": 4}},
     "descent on the group": {"rotation": "descent", "optimizer": {"name": "sgd", "lr": 0.01, "rotation_lr": 0.1}},
     "penalty": {"rotation": "penalized", "precision": "bfloat16"},
     "accumulation and ramp": {

@@ -92,6 +92,7 @@ def _read(folder: Path, text: Path) -> tuple[Any, Tensor]:
     require(is_model, "MODEL", "the folder of a model of Hugging Face (with a config.json)", str(folder))
     require(text.is_file(), "--text", "an existing file", str(text))
     content = text.read_bytes()
+    transformers.utils.logging.disable_progress_bar()
     # Local files only, as safetensors: nothing is downloaded and nothing is unpickled.
     network = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):

@@ -8,16 +8,17 @@ from hypersphere.energy.comhe import CoMHE
 from hypersphere.energy.energy import (
     data_dependent_energy,
     hyperspherical_energy,
+    layer_energies,
+    mean_energy,
     random_batch_energy,
-    random_energy,
 )
 from hypersphere.energy.features import FEATURE_ENERGIES, FeatureEnergy, Gaussian, alignment, koleo, uniformity
 from hypersphere.energy.inspect import Inspection, LayerInspection, inspect
-from hypersphere.energy.layer_energies import layer_energies, mean_energy
 from hypersphere.energy.low_rank import LowRank, factors, low_rank_
 from hypersphere.energy.mhe import MHE
 from hypersphere.energy.minimum import Minimum, minimize
 from hypersphere.energy.orthogonality import SRIP, Orthogonal, Orthonormal
+from hypersphere.energy.random_directions import random_energy
 
 __all__ = [
     "FEATURE_ENERGIES",

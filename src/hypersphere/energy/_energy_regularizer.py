@@ -12,9 +12,9 @@ from torch import Tensor
 from hypersphere import _numerics
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer
 from hypersphere._validation import is_integer, is_number, require
-from hypersphere.energy._draws import check_seed, seeded_generator
 from hypersphere.energy._layer_sets import require_complete_output, resolve_patterns
 from hypersphere.energy._regularizer import NeuronRegularizer, RegularizerOptions, StepResult
+from hypersphere.energy._sampling import check_seed, seeded_generator
 from hypersphere.energy._steps import Step, run_uncompiled
 from hypersphere.energy.energy import check_weights, data_dependent_energy
 from hypersphere.functions._pairwise import PairSum, pair_energies
@@ -25,10 +25,23 @@ __all__ = ["EnergyRegularizer", "NeuronWeights", "WeightedSums"]
 NeuronWeights = Mapping[str, Tensor | Sequence[float]]
 
 
+def _mean_over_groups(energies: Tensor) -> Tensor:
+    """Return one energy per layer from those of its groups (…, groups)."""
+    return energies.mean(-1)
+
+
 @dataclass
 class WeightedSums:
-    """Mean energies (…, groups) of stacks, the factors λ of their layers, and new values of buffers."""
+    """Mean energies of stacks of layers, and new values of buffers.
 
+    Attributes:
+        reduce: how the energies of a stack become one energy per layer.
+        sums: the mean energies of the stacks.
+        factors: λ of the layers of each stack.
+        updates: new values of buffers by name.
+    """
+
+    reduce: Callable[[Tensor], Tensor] = _mean_over_groups
     sums: list[PairSum] = field(default_factory=list)
     factors: list[Tensor | float] = field(default_factory=list)
     updates: dict[str, Tensor] = field(default_factory=dict)
@@ -40,14 +53,15 @@ class WeightedSums:
 
 
 class EnergyRegularizer(NeuronRegularizer):
-    r"""A weighted sum of mean energies. A subclass defines the sums; `MHE` documents the options.
+    r"""A weighted sum of mean energies. A subclass implements `factor` and `weighted_sums`.
+
+    `MHE` documents the other arguments.
 
     Args:
         model: a module or named tensors.
         options: the options that all regularisers share.
-        hidden: λ_h; None for 1 in half space and 10 in full space.
-        draws: whether the energy depends on random draws other than those of `batch`. If it depends on any, the seed
-            and a counter of steps are saved.
+        is_random: whether the energy depends on random draws other than those of `batch`. If it depends on any, the
+            seed and a counter of steps are saved.
     """
 
     seed: Tensor
@@ -57,8 +71,7 @@ class EnergyRegularizer(NeuronRegularizer):
         model: LayerSource,
         options: RegularizerOptions,
         *,
-        hidden: float | None,
-        draws: bool,
+        is_random: bool,
         batch: int | None,
         output: float,
         embedding: float,
@@ -76,35 +89,30 @@ class EnergyRegularizer(NeuronRegularizer):
         require(isinstance(average, bool), "average", "a bool", average)
         require(is_integer(ignore_index, -(2**63), 2**63 - 1), "ignore_index", "an integer", ignore_index)
         check_seed(seed)
-        draws = draws or batch is not None
+        is_random = is_random or batch is not None
         roles = ("hidden", "output", "embedding") if embedding else ("hidden", "output")
-        super().__init__(model, options, roles=roles, shortest=2, needs_counter=draws)
+        super().__init__(model, options, roles=roles, shortest=2, needs_counter=is_random)
         require_complete_output(self.selection, output)
         has_effect = not embedding or bool(self.selection.embeddings)
         require(has_effect, "embedding", "0 for a model without embeddings", embedding)
-        self.hidden, self.output, self.embedding, self.average = hidden, output, embedding, average
+        self.output, self.embedding, self.average = output, embedding, average
         self.batch, self.ignore_index = batch, ignore_index
         # The potential of the output layer. Its neurons repel each other in full space.
         self.potential = PairPotential(kernel_of(power, min_distance), distance)
         self.neuron_weights = _resolve_neuron_weights(neuron_weights, self.selection, distance)
         # The seed is saved with the counter, so that a resumed run continues the same sequence of draws.
-        if draws:
+        if is_random:
             self.register_buffer("seed", torch.tensor(seed))
 
     @abc.abstractmethod
     def weighted_sums(self, layers: list[NeuronLayer], step: Step) -> WeightedSums:
         """Return the energies of layers at a step."""
 
-    def is_half_space(self, layer: NeuronLayer) -> bool:
-        """Return True if the neurons of a layer are also repelled by the opposites of the others."""
-        return False
-
-    def factor(self, layer: NeuronLayer) -> float:
-        """Return λ of a layer, with the division by the number of hidden layers included."""
+    def factor_of_role(self, layer: NeuronLayer, hidden: float) -> float:
+        """Return λ of a layer, given λ_h, with the division by the number of hidden layers included."""
         # A weight of `layer_weights` replaces the default of the role; only hidden layers are averaged.
-        by_role = {"output": self.output, "embedding": self.embedding}
-        default = (1.0 if self.is_half_space(layer) else 10.0) if self.hidden is None else self.hidden
-        factor = self.layer_weights.get(layer.name, by_role.get(layer.role, default))
+        by_role = {"hidden": hidden, "output": self.output, "embedding": self.embedding}
+        factor = self.layer_weights.get(layer.name, by_role[layer.role])
         return factor / len(self.selection.hidden) if self.average and layer.role == "hidden" else factor
 
     def compute(self, labels: Tensor | None, step: Step) -> StepResult:
@@ -119,7 +127,7 @@ class EnergyRegularizer(NeuronRegularizer):
         # All other energies are computed by one call, so that the host waits for the device once.
         weighted = self.weighted_sums(layers, step)
         energies, is_finite = pair_energies(weighted.sums)
-        terms += [(factor * self.reduce(e)).sum() for factor, e in zip(weighted.factors, energies, strict=True)]
+        terms += [(factor * weighted.reduce(e)).sum() for factor, e in zip(weighted.factors, energies, strict=True)]
         # Energies that are known to be finite are smaller than the largest number by ENERGY_HEADROOM. If the factors λ
         # are smaller than it in total, the sum cannot overflow, and the base class need not read it. A layer has at
         # most two stacks (`Bilateral`).
@@ -137,23 +145,19 @@ class EnergyRegularizer(NeuronRegularizer):
         generator = seeded_generator(int(self.seed), draw)
         return {layer.name: torch.randperm(layer.shape[1], generator=generator)[: self.batch] for layer in layers}
 
-    def reduce(self, energies: Tensor) -> Tensor:
-        """Return one energy per layer: the mean over its groups."""
-        return energies.mean(-1)
-
     def _labelled_output(self) -> NeuronLayer:
         """Return the output layer that labels refer to."""
         outputs = self.selection.outputs
-        is_single = len(outputs) == 1 and outputs[0].shape[0] == 1
-        accepted = "None unless there is one output layer of one group"
-        require(is_single, "labels", accepted, f"given, with {len(outputs)} outputs")
+        if len(outputs) != 1 or outputs[0].shape[0] != 1:
+            received = f"one with {outputs[0].shape[0]} groups" if len(outputs) == 1 else str(len(outputs))
+            raise ValueError(f"labels need exactly one output layer without groups; this model has {received}")
         return outputs[0]
 
     def _labelled_energy(self, output: NeuronLayer, labels: Tensor) -> Tensor:
         """Return the energy of the classes of a batch against all classes, which replaces that of all pairs."""
         # The data-dependent energy is defined for directions, without factors β.
-        accepted = f"given for other layers than the output {output.name} if labels are passed"
-        require(output.name not in self.neuron_weights, "neuron_weights", accepted, "given for it")
+        if output.name in self.neuron_weights:
+            raise ValueError(f"labels cannot be combined with neuron_weights of the output layer {output.name!r}")
         kernel, distance = self.potential.kernel, self.potential.distance
         return data_dependent_energy(
             output.rows(), labels, power=kernel, distance=distance, ignore_index=self.ignore_index

@@ -30,9 +30,9 @@ def select_layers(
     output_layer: str | Sequence[str] | None,
     where: Callable[[str, nn.Module], bool] | None,
     roles: Sequence[str],
-    shortest: int,
+    min_length: int,
 ) -> LayerSelection:
-    """Return the layers of some roles whose neurons can be compared: two per set, of at least `shortest` numbers.
+    """Return the layers of some roles whose neurons can be compared: two per set, of at least `min_length` numbers.
 
     Raises:
         ValueError: there is no such layer.
@@ -43,7 +43,7 @@ def select_layers(
             return _LEFT_OUT[layer.role]
         if layer.shape[1] < 2:
             return "one neuron per set"
-        return f"neurons of {layer.length} number" if layer.length < shortest else None
+        return f"neurons of {layer.length} number" if layer.length < min_length else None
 
     if output_layer == "last":
         warn_user("output_layer='last' is deprecated, use 'auto' instead", DeprecationWarning)
@@ -64,7 +64,7 @@ def select_layers(
 
 def require_complete_output(selection: LayerSelection, output: float) -> None:
     """Raise a `ValueError` if the output layer is regularised but no process holds all of its class vectors."""
-    distributed = [repr(skip.name) for skip in selection.skipped if "distributed over" in skip.reason]
+    distributed = [repr(skip.name) for skip in selection.skipped if skip.is_distributed]
     zero = False if isinstance(output, bool) else 0
     accepted = f"{zero} with {', '.join(distributed)}, whose class vectors are distributed over processes"
     require(not output or not distributed, "output", accepted, output)

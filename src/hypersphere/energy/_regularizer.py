@@ -5,9 +5,9 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_attribute
 from hypersphere._layer_selection import LayerSource, NeuronLayer, SkippedLayer
+from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_integer, is_number, require, warn_user
 from hypersphere.energy._layer_sets import (
     require_complete_output,
@@ -25,7 +26,17 @@ from hypersphere.energy._layer_sets import (
 )
 from hypersphere.energy._steps import Step, StepCounter
 
-__all__ = ["LayerPenalty", "NeuronRegularizer", "RegularizerOptions", "StepResult"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = [
+    "LayerPenalty",
+    "NeuronRegularizer",
+    "RegularizerKeywords",
+    "RegularizerOptions",
+    "StepResult",
+    "options_of",
+]
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,32 @@ class RegularizerOptions:
         require(is_integer(self.every, 1), "every", "an integer >= 1", self.every)
         for name, flag in (("auto_advance", self.auto_advance), ("report", self.report)):
             require(isinstance(flag, bool), name, "a bool", flag)
+
+
+class RegularizerKeywords(TypedDict, total=False):
+    """The options of `RegularizerOptions` as keyword arguments, for `**options: Unpack[RegularizerKeywords]`."""
+
+    layer_weights: Mapping[str, float] | None
+    schedule: Callable[[int], float] | None
+    every: int
+    output_layer: str | Sequence[str] | None
+    where: Callable[[str, nn.Module], bool] | None
+    auto_advance: bool
+    report: bool
+
+
+def options_of(regularizer: NeuronRegularizer, keywords: RegularizerKeywords) -> RegularizerOptions:
+    """Return the options that the constructor of a regulariser received as keyword arguments.
+
+    Raises:
+        TypeError: an argument is unknown. The message names the regulariser, as for a declared signature.
+    """
+    known = {field.name for field in fields(RegularizerOptions)}
+    unknown = next((name for name in keywords if name not in known), None)
+    if unknown is not None:
+        kind = type(regularizer).__name__
+        raise TypeError(f"{kind}.__init__() got an unexpected keyword argument {unknown!r}")
+    return RegularizerOptions(**keywords)
 
 
 class StepResult(NamedTuple):
@@ -125,7 +162,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         # Without a counter there is nothing to save, and `forward` does not read a buffer from the device.
         if needs_counter or self.schedule is not None or self.every > 1:
             self.register_buffer("steps", torch.tensor(0))
-        self.register_load_state_dict_post_hook(_forget_start)
+        self.register_load_state_dict_post_hook(_reset_step_after_load)
         if options.report:
             print(self.selection.report())
 
@@ -139,7 +176,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         """Return λ of a layer: that of `layer_weights`, or the default."""
 
     def weighted_layers(self) -> list[NeuronLayer]:
-        """Return the layers with λ > 0. The others cost nothing, and a term that overflows is not 0·∞ = NaN."""
+        """Return the layers with λ > 0. Layers with λ = 0 are not computed, which also avoids 0·∞ = NaN."""
         return [layer for layer in self.selection if self.factor(layer)]
 
     @abc.abstractmethod
@@ -148,7 +185,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
 
         Args:
             labels: the labels of a batch, or None.
-            step: the number of the step, and the buffers to start from. A "read" does not update learned buffers.
+            step: the number of the step, and the buffers to start from. A "peek" does not update learned buffers.
         """
 
     def forward(self, *positional: Tensor, labels: Int[Tensor, "..."] | None = None) -> Float[Tensor, ""]:
@@ -174,7 +211,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
             if not is_finite or factor > 1:
                 self._require_finite(total, factor)
         else:
-            total, updates = _add([], anchor), {}  # constant: this step has no gradient
+            total, updates = _add([], anchor), {}  # a skipped step contributes a constant 0
         # State changes last, so a call that raised an error can be repeated.
         if self._buffers:
             self.counter.finish(self, step, updates)
@@ -187,7 +224,8 @@ class NeuronRegularizer(nn.Module, abc.ABC):
     def _positional_labels(self, positional: tuple[Tensor, ...], labels: Tensor | None) -> Tensor:
         """Return labels that were not passed by keyword, with a warning."""
         kind = type(self).__name__
-        require(len(positional) == 1 and labels is None, "labels", "the only argument", f"{len(positional)} more")
+        if len(positional) > 1 or labels is not None:
+            raise ValueError("pass one positional argument at most, the labels")
         message = f"{kind} takes no inputs of the model, only labels: pass {kind}(...)(labels=labels)"
         warn_user(message, DeprecationWarning)
         return positional[0]
@@ -216,9 +254,12 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         raise ValueError(f"the regulariser must be finite, but is {total.item()} although all weights are: {reason}")
 
 
-def _forget_start(regularizer: NeuronRegularizer, incompatible_keys: object) -> None:
-    """Let the next call start a step, after a state dict was loaded. A hook that is no method can be pickled."""
-    regularizer.counter.forget_start()
+def _reset_step_after_load(regularizer: NeuronRegularizer, incompatible_keys: object) -> None:
+    """Let the next call start a step, after a state dict was loaded.
+
+    A module-level function, because bound methods in hooks cannot be pickled with the module.
+    """
+    regularizer.counter.reset_step()
 
 
 def _add(terms: Sequence[Tensor], anchor: Tensor) -> Tensor:
@@ -249,33 +290,19 @@ class LayerPenalty(NeuronRegularizer):
         tensor(4.)
     """
 
+    @accept_options_of(RegularizerOptions)
     def __init__(
         self,
         model: LayerSource,
         weight: float = 1.0,
         *,
         output: bool = False,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        auto_advance: bool = True,
-        report: bool = False,
+        **options: Unpack[RegularizerKeywords],
     ) -> None:
         require(is_number(weight, 0), "weight", "a finite number >= 0", weight)
         require(isinstance(output, bool), "output", "a bool", output)
         roles = ("hidden", "output") if output else ("hidden",)
-        options = RegularizerOptions(
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            auto_advance=auto_advance,
-            report=report,
-        )
-        super().__init__(model, options, roles=roles, shortest=1, needs_counter=False)
+        super().__init__(model, options_of(self, options), roles=roles, shortest=1, needs_counter=False)
         require_complete_output(self.selection, output)
         self.weight = weight
 

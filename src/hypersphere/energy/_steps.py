@@ -1,4 +1,4 @@
-"""The steps of a regulariser: which call starts one, which call repeats it, and which call only reads a value."""
+"""The steps of a regulariser: which call starts one, which call repeats it, and which call only peeks at the value."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Step(NamedTuple):
     """The step that a call of a regulariser belongs to.
 
     Attributes:
-        kind: "new" if the call starts the step, "repeat" if it computes the step again, "read" if it only reads the
-            value. Both "new" and "repeat" update learned buffers; "read" uses them as they are.
+        kind: "new" if the call starts the step, "repeat" if it computes the step again, "peek" if it only asks for the
+            value. Both "new" and "repeat" update learned buffers; "peek" uses them as they are.
         number: the number of the step, from 0. Schedules and random draws are functions of it.
         buffers: the buffers of the regulariser by name, as they were when the step started.
     """
 
-    kind: Literal["new", "repeat", "read"] = "new"
+    kind: Literal["new", "repeat", "peek"] = "new"
     number: int = 0
     buffers: Mapping[str, Tensor] = MappingProxyType({})
 
@@ -57,16 +57,16 @@ class StepCounter:
         training  gradients  in a backward pass    step     |  kind    number  starts from  stores
         mode      enabled    or torch.func         started  |                  buffers      updates
         --------  ---------  --------------------  -------  |  ------  ------  -----------  -------
-        no        any        any                   any      |  read    last    current      no
-        yes       no         any                   any      |  read    last    current      no
+        no        any        any                   any      |  peek    last    current      no
+        yes       no         any                   any      |  peek    last    current      no
         yes       yes        yes                   any      |  repeat  last    replaced     no
         yes       yes        no                    yes      |  repeat  last    replaced     no
         yes       yes        no                    no       |  new     steps   current      yes
 
-    With `auto_advance`, the call that starts a step also counts it. So no step is ever "started" when a call begins,
-    and last = steps − 1 (0 before the first step). Without it, a step is "started" from its first call until
-    `advance` counts it, and last = steps. "Replaced" are the buffers that the call that started the step has replaced;
-    if there was none since the regulariser was created, advanced or loaded, they are the current ones.
+    `last` is the number of the most recent step: steps − 1 with `auto_advance` (steps are counted when they start; 0
+    before the first one), steps otherwise. Without `auto_advance` a step is `started` from its first call until
+    `advance` counts it; with it, never. The `replaced` buffers are those that the first call of the step replaced. If
+    the regulariser was created, advanced or loaded since then, they are the current ones.
 
     A forward pass during a backward pass is the recomputation of activation checkpointing. Its reentrant form runs the
     first pass without gradients, so its steps are not counted.
@@ -77,7 +77,7 @@ class StepCounter:
 
     def __init__(self, auto_advance: bool = True) -> None:
         self.auto_advance = auto_advance
-        # Buffers before the update of the last step; None if no step has started since `advance` or `forget_start`.
+        # Buffers before the update of the last step; None if no step has started since `advance` or `reset_step`.
         self._replaced: dict[str, Tensor] | None = None
 
     @run_uncompiled
@@ -87,7 +87,7 @@ class StepCounter:
         last = max(steps - 1, 0) if self.auto_advance else steps
         buffers = dict(module.named_buffers(recurse=False))
         if not module.training or not torch.is_grad_enabled():
-            return Step("read", last, buffers)
+            return Step("peek", last, buffers)
         # Outside of compiled code, values cannot be read only if a transform of torch.func is active.
         is_recomputed = _numerics.in_backward() or not _numerics.values_readable()
         is_started = not self.auto_advance and self._replaced is not None
@@ -111,12 +111,13 @@ class StepCounter:
 
     def advance(self, module: nn.Module) -> None:
         """Count one step; the next call starts another one. Only without `auto_advance`."""
-        require(not self.auto_advance, "auto_advance", "False if steps are counted by calling advance()", True)
+        if self.auto_advance:
+            raise ValueError("advance() needs auto_advance=False")
         self._replaced = None
         self._count(module)
 
-    def forget_start(self) -> None:
-        """Forget how the last step started, because its buffers were loaded: the next call starts a step."""
+    def reset_step(self) -> None:
+        """Let the next call start a step, because the buffers were loaded."""
         self._replaced = None
 
     @staticmethod

@@ -2,23 +2,36 @@ r"""CoMHE: the energy of projected neurons as a regulariser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hypersphere._layer_selection import LayerSource, NeuronLayer
+from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_number, require, warn_user
-from hypersphere.energy._draws import seeded_generator
 from hypersphere.energy._energy_regularizer import EnergyRegularizer, NeuronWeights, WeightedSums
 from hypersphere.energy._layer_sets import place_on_layer, stack_equal_shapes
-from hypersphere.energy._regularizer import RegularizerOptions
+from hypersphere.energy._regularizer import RegularizerKeywords, RegularizerOptions, options_of
+from hypersphere.energy._sampling import seeded_generator
 from hypersphere.energy._steps import Step, run_uncompiled
 from hypersphere.functions._pairwise import PairSum
 from hypersphere.functions.kernel import PairPotential, kernel_of
 from hypersphere.functions.projection import PROJECTIONS, Bilateral, Learned, Projection
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["CoMHE"]
+
+
+class _DrawnBases(NamedTuple):
+    """Bases by key, with the seed and the number of their draw."""
+
+    seed: int
+    number: int
+    bases: dict[str, Tensor]
 
 
 class CoMHE(EnergyRegularizer):
@@ -61,6 +74,7 @@ class CoMHE(EnergyRegularizer):
         Lin et al., Regularizing Neural Networks via Minimizing Hyperspherical Energy, CVPR 2020.
     """
 
+    @accept_options_of(RegularizerOptions)
     def __init__(
         self,
         model: LayerSource,
@@ -79,32 +93,16 @@ class CoMHE(EnergyRegularizer):
         average: bool = False,
         ignore_index: int = -100,
         seed: int = 0,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        auto_advance: bool = True,
-        report: bool = False,
+        **options: Unpack[RegularizerKeywords],
     ) -> None:
         require(is_number(hidden, 0), "hidden", "a finite number >= 0", hidden)
         for name, flag in (("half_space", half_space), ("shared", shared)):
             require(isinstance(flag, bool), name, "a bool", flag)
         resolved = _projection_of(projection)  # before the layers are read, which takes longer
-        options = RegularizerOptions(
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            auto_advance=auto_advance,
-            report=report,
-        )
         super().__init__(
             model,
-            options,
-            hidden=hidden,
-            draws=True,
+            options_of(self, options),
+            is_random=True,
             batch=batch,
             output=output,
             embedding=embedding,
@@ -116,13 +114,13 @@ class CoMHE(EnergyRegularizer):
             ignore_index=ignore_index,
             seed=seed,
         )
-        self.projection, self.shared = resolved, shared
+        self.hidden, self.projection, self.shared = hidden, resolved, shared
         if isinstance(self.projection, Bilateral):
             accepted = "None with a bilateral projection, which mixes neurons"
             require(not self.neuron_weights, "neuron_weights", accepted, "a mapping")
             require(batch is None, "batch", accepted, batch)
-        # The projection's cap applies to kernels given by power or name. Other kernels and callables stay as they are.
-        # The output layer is not projected, so it needs no cap unless one is requested.
+        # Apply the projection's cap only to kernels given by power or name. The output layer is not projected, so it
+        # needs no cap unless one is requested.
         is_named_power = isinstance(power, (int, float, str))
         cap = self.projection.min_distance if min_distance is None and is_named_power else min_distance
         self.projected_potential = PairPotential(kernel_of(power, cap), self.potential.distance, half_space)
@@ -131,11 +129,9 @@ class CoMHE(EnergyRegularizer):
         self._layers_by_basis: dict[str, list[NeuronLayer]] = {}
         for layer in self.projected:
             self._layers_by_basis.setdefault(self._basis_key(layer), []).append(layer)
-        # The last bases that were drawn, with the seed and the number of the draw.
-        draw = int(self.seed), 0
-        self._drawn: tuple[tuple[int, int], dict[str, Tensor]] = draw, self._draw_bases(*draw)
+        self._drawn = self._draw_bases(int(self.seed), 0)  # the last bases that were drawn
         if isinstance(self.projection, Learned):
-            for key, basis in self._drawn[1].items():
+            for key, basis in self._drawn.bases.items():
                 # The first layer determines device and dtype.
                 self.register_buffer(f"basis_{key}", place_on_layer(basis, self._layers_by_basis[key][0]))
 
@@ -150,14 +146,18 @@ class CoMHE(EnergyRegularizer):
             warn_user(f"not projected, because the layers are smaller than the projection: {small}")
         return projected
 
+    def factor(self, layer: NeuronLayer) -> float:
+        """Return λ of a layer."""
+        return self.factor_of_role(layer, hidden=self.hidden)
+
     def weighted_sums(self, layers: list[NeuronLayer], step: Step) -> WeightedSums:
         """Return the output layers as they are and views (views, sets, N, r) of the others."""
         # Neurons and bases are drawn from different streams, so the numbers of the draws must differ.
         indices = self.draw_neurons(~step.number, self.selection)
         # Read the rows once: the bases are learned from them, and a parametrised weight is computed at every access.
-        rows = {layer.name: self._sampled_rows(layer, indices) for layer in self.projected}
-        bases = self._bases(rows, step)
-        sums = WeightedSums()
+        rows = {layer.name: self._sampled_rows(layer, indices) for layer in layers if layer in self.projected}
+        bases = self._bases(rows, step) if rows else {}
+        sums = WeightedSums(self._reduce)
         if isinstance(self.projection, Learned):
             sums.updates = {f"basis_{key}": basis for key, basis in bases.items()}
         # By the number of neurons that a sample stands for; None for layers that are not sampled.
@@ -201,12 +201,25 @@ class CoMHE(EnergyRegularizer):
         basis, w = bases[self._basis_key(layer)], rows[layer.name]
         return self.projection(w, basis.to(w if basis.is_floating_point() else w.device))
 
-    def reduce(self, energies: Tensor) -> Tensor:
+    def _reduce(self, energies: Tensor) -> Tensor:
         """Reduce energies (…, views, sets): the mean or maximum over views, then the mean over sets."""
         views = energies.amax(-2) if self.projection.aggregate == "max" else energies.mean(-2)
         return views.mean(-1)
 
     # Bases ---------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def bases(self) -> dict[str, Tensor]:
+        """Return the current basis of each projected layer by name: that of the last step, or the learned one.
+
+        Layers that share a basis have the same tensor. `Projection.basis` documents the shape.
+        """
+        step = self.counter.begin(self)
+        if isinstance(self.projection, Learned):
+            by_key = {key: step.buffers[f"basis_{key}"] for key in self._layers_by_basis}
+        else:
+            by_key = self._drawn_bases(step.number)
+        return {layer.name: by_key[self._basis_key(layer)] for layer in self.projected}
 
     def _basis_key(self, layer: NeuronLayer) -> str:
         """Return what layers that share a basis have in common, as part of a buffer's name."""
@@ -215,38 +228,45 @@ class CoMHE(EnergyRegularizer):
             return layer.name.replace("~", "~0").replace(".", "~1")  # names of buffers contain no dot
         return f"{channels}x{taps}" if self.projection.scope == "channels" else str(channels * taps)
 
-    def _draw_bases(self, seed: int, number: int) -> dict[str, Tensor]:
-        """Draw the bases of all keys; the same seed and number give the same bases."""
+    def _draw_bases(self, seed: int, number: int) -> _DrawnBases:
+        """Draw the bases of all keys, also those of layers with λ = 0, so that λ does not change the other bases."""
         generator = seeded_generator(seed, number)
-        return {
+        bases = {
             key: self.projection.basis(*layers[0].shape[1:], generator) for key, layers in self._layers_by_basis.items()
         }
+        return _DrawnBases(seed, number, bases)
 
     @run_uncompiled
     def _bases(self, rows: Mapping[str, Tensor], step: Step) -> dict[str, Tensor]:
         """Return the basis of every key at a step: drawn, or learned."""
         if isinstance(self.projection, Learned):
             return self._learn_bases(self.projection, rows, step)
+        return self._drawn_bases(step.number)
+
+    def _drawn_bases(self, number: int) -> dict[str, Tensor]:
+        """Return the bases that are drawn for a step."""
         # Bases are functions of seed and step. Cache the last ones for projections that draw less than once per step,
-        # and for calls that read or repeat a step.
-        draw = (int(self.seed), step.number // self.projection.every)
-        if self._drawn[0] != draw:
-            self._drawn = draw, self._draw_bases(*draw)
-        return self._drawn[1]
+        # and for calls that peek at a step or repeat it.
+        draw = (int(self.seed), number // self.projection.every)
+        if self._drawn[:2] != draw:
+            self._drawn = self._draw_bases(*draw)
+        return self._drawn.bases
 
     def _learn_bases(self, projection: Learned, rows: Mapping[str, Tensor], step: Step) -> dict[str, Tensor]:
         """Return learned bases: those at the start of the step, or drawn again, after the updates of this step."""
         redrawn: dict[str, Tensor] = {}
         updates = 0
-        if step.kind != "read":
+        if step.kind != "peek":
             period = projection.redraw_every
-            if period is not None and step.number > 0 and step.number % period == 0:
-                redrawn = self._draw_bases(int(self.seed), step.number // period)
-            if projection.unrolled or step.number % projection.every == 0:
+            if period is not None and step.number >= period and self._is_first_of_period(step.number, period):
+                redrawn = self._draw_bases(int(self.seed), step.number // period).bases
+            if projection.unrolled or self._is_first_of_period(step.number, projection.every):
                 updates = projection.updates
         bases: dict[str, Tensor] = {}
         for key, layers in self._layers_by_basis.items():
-            sets = [rows[layer.name] for layer in layers]
+            sets = [rows[layer.name] for layer in layers if layer.name in rows]
+            if not sets:
+                continue
             basis = redrawn.get(key, step.buffers[f"basis_{key}"]).to(sets[0])
             # Unrolled updates are part of the energy and need a graph. In all others the basis is a constant.
             with torch.set_grad_enabled(torch.is_grad_enabled() and projection.unrolled):
@@ -256,6 +276,15 @@ class CoMHE(EnergyRegularizer):
                     basis = projection.update(basis, torch.stack(gradients).sum(0))
             bases[key] = basis
         return bases
+
+    def _is_first_of_period(self, number: int, period: int) -> bool:
+        """Return True at the first step of each `period` steps at which the regulariser is computed.
+
+        The start of the period itself may be skipped by `every` or by a schedule that is 0 there.
+        """
+        start = number - number % period
+        earliest = -(-start // self.every) * self.every  # the first step from `start` on that `every` does not skip
+        return not any(self._scheduled_factor(earlier) for earlier in range(earliest, number, self.every))
 
     def extra_repr(self) -> str:
         """Show the layers and their settings."""

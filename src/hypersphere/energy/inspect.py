@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, require, require_package
-from hypersphere.energy._draws import check_seed
-from hypersphere.energy._sampling import MAX_NEURONS, evenly_spaced
+from hypersphere.energy._sampling import MAX_NEURONS, check_seed, evenly_spaced
 from hypersphere.energy._weight_files import UnreadableWeights, read_neurons
-from hypersphere.energy.energy import random_energy
+from hypersphere.energy.random_directions import random_energy
 from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, kernel_of
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer
+from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_number, require
 from hypersphere.energy._energy_regularizer import EnergyRegularizer, NeuronWeights, WeightedSums
 from hypersphere.energy._layer_sets import stack_equal_shapes
-from hypersphere.energy._regularizer import RegularizerOptions
+from hypersphere.energy._regularizer import RegularizerKeywords, RegularizerOptions, options_of
 from hypersphere.energy._steps import Step
 from hypersphere.functions._pairwise import PairSum
 from hypersphere.functions.kernel import PairPotential
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["MHE"]
 
@@ -34,9 +39,9 @@ class MHE(EnergyRegularizer):
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
-        hidden: λ_h; None for the values of the source, 1 for layers in half space and 10 for layers in full space.
-        half_space: True if hidden neurons are also repelled by the opposites of the others, or the names of the layers
-            where they are; None for all hidden layers, if there are any.
+        hidden: λ_h; None for the paper's values: 1 in half space, 10 in full space.
+        half_space: layers whose neurons are also repelled by the opposites −ŵ: True for all hidden layers, False for
+            none, or a list of names. None means True if the model has hidden layers.
         batch: the number of neurons that are drawn from each larger layer at each step; None for all. It does not apply
             to the output layer if labels are passed.
         power: s ≥ 0, a kernel or a callable of the distance.
@@ -62,6 +67,7 @@ class MHE(EnergyRegularizer):
         Liu et al., Learning towards Minimum Hyperspherical Energy, NeurIPS 2018.
     """
 
+    @accept_options_of(RegularizerOptions)
     def __init__(
         self,
         model: LayerSource,
@@ -78,29 +84,13 @@ class MHE(EnergyRegularizer):
         average: bool = False,
         ignore_index: int = -100,
         seed: int = 0,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        auto_advance: bool = True,
-        report: bool = False,
+        **options: Unpack[RegularizerKeywords],
     ) -> None:
         require(hidden is None or is_number(hidden, 0), "hidden", "None or a finite number >= 0", hidden)
-        options = RegularizerOptions(
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            auto_advance=auto_advance,
-            report=report,
-        )
         super().__init__(
             model,
-            options,
-            hidden=hidden,
-            draws=False,
+            options_of(self, options),
+            is_random=False,
             batch=batch,
             output=output,
             embedding=embedding,
@@ -112,11 +102,12 @@ class MHE(EnergyRegularizer):
             ignore_index=ignore_index,
             seed=seed,
         )
-        self.mirrored = _half_space_names(self.selection, half_space)  # names of the layers in half space
+        self.hidden, self.half_space_layers = hidden, _half_space_names(self.selection, half_space)
 
-    def is_half_space(self, layer: NeuronLayer) -> bool:
-        """Return True if the layer is in half space."""
-        return layer.name in self.mirrored
+    def factor(self, layer: NeuronLayer) -> float:
+        """Return λ of a layer, by default that of the paper."""
+        in_paper = 1.0 if layer.name in self.half_space_layers else 10.0
+        return self.factor_of_role(layer, hidden=in_paper if self.hidden is None else self.hidden)
 
     def weighted_sums(self, layers: list[NeuronLayer], step: Step) -> WeightedSums:
         """Return the neurons of layers as stacks (layers, groups, N, d), with the factors λ of their layers."""
@@ -124,7 +115,7 @@ class MHE(EnergyRegularizer):
         sums = WeightedSums()
         for half_space in (False, True):
             potential = replace(self.potential, half_space=half_space)
-            in_space = [layer for layer in layers if self.is_half_space(layer) == half_space]
+            in_space = [layer for layer in layers if (layer.name in self.half_space_layers) == half_space]
             # Samples and weighted neurons differ from layer to layer, so these layers are stacks of one.
             single = [layer for layer in in_space if layer.name in indices or layer.name in self.neuron_weights]
             for layer in single:
@@ -151,12 +142,12 @@ class MHE(EnergyRegularizer):
         """Show the layers and their settings."""
         names = [layer.name for layer in self.selection.hidden]
         output = ", ".join(layer.name for layer in self.selection.outputs) or None
-        if not self.mirrored:
+        if not self.half_space_layers:
             space, default = "full space", "10.0"
-        elif self.mirrored == set(names):
+        elif self.half_space_layers == set(names):
             space, default = "half space", "1.0"
         else:
-            space = f"half space in [{', '.join(sorted(self.mirrored))}]"
+            space = f"half space in [{', '.join(sorted(self.half_space_layers))}]"
             default = "1 in half space, 10 in full space,"
         hidden = f"hidden={default if self.hidden is None else self.hidden} of [{', '.join(names)}]"
         return (

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hypersphere import sphere
 from hypersphere._layer_selection import LayerSource
+from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_integer, require
-from hypersphere.energy._draws import check_seed, seeded_generator
 from hypersphere.energy._layer_sets import place_on_layer
-from hypersphere.energy._regularizer import LayerPenalty, StepResult
+from hypersphere.energy._regularizer import LayerPenalty, RegularizerKeywords, RegularizerOptions, StepResult
+from hypersphere.energy._sampling import check_seed, seeded_generator
 from hypersphere.energy._steps import Step
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["SRIP", "Orthogonal", "Orthonormal"]
 
@@ -34,32 +38,16 @@ class Orthonormal(LayerPenalty):
         tensor(18.)
     """
 
+    @accept_options_of(RegularizerOptions)
     def __init__(
         self,
         model: LayerSource,
         weight: float = 1e-5,
         *,
         output: bool = False,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        auto_advance: bool = True,
-        report: bool = False,
+        **options: Unpack[RegularizerKeywords],
     ) -> None:
-        super().__init__(
-            model,
-            weight,
-            output=output,
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            auto_advance=auto_advance,
-            report=report,
-        )
+        super().__init__(model, weight, output=output, **options)
 
     def penalty(self, w: Tensor) -> Tensor:
         """Return ‖WWᵀ − I‖² of each set."""
@@ -84,6 +72,7 @@ class Orthogonal(LayerPenalty):
         (tensor(1.0000), tensor(8.))
     """
 
+    @accept_options_of(RegularizerOptions)
     def __init__(
         self,
         model: LayerSource,
@@ -91,35 +80,18 @@ class Orthogonal(LayerPenalty):
         *,
         normalize: bool = True,
         output: bool = False,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        auto_advance: bool = True,
-        report: bool = False,
+        **options: Unpack[RegularizerKeywords],
     ) -> None:
         require(isinstance(normalize, bool), "normalize", "a bool", normalize)
-        super().__init__(
-            model,
-            weight,
-            output=output,
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            auto_advance=auto_advance,
-            report=report,
-        )
+        super().__init__(model, weight, output=output, **options)
         self.uses_cosines = normalize
 
     def penalty(self, w: Tensor) -> Tensor:
         """Return the sum of squares off the diagonal of the Gram matrix of each set."""
         rows = sphere.row_directions(w) if self.uses_cosines else w
         # The diagonal is masked instead of subtracted: it is large, and rounding errors of it would remain.
-        no_pair = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
-        return (rows @ rows.mT).masked_fill(no_pair, 0.0).square().sum((-2, -1))
+        excluded = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
+        return (rows @ rows.mT).masked_fill(excluded, 0.0).square().sum((-2, -1))
 
 
 class SRIP(LayerPenalty):
@@ -144,6 +116,7 @@ class SRIP(LayerPenalty):
         Bansal et al., Can We Gain More from Orthogonality Regularizations in Training Deep CNNs?, NeurIPS 2018.
     """
 
+    @accept_options_of(RegularizerOptions)
     def __init__(
         self,
         model: LayerSource,
@@ -152,26 +125,9 @@ class SRIP(LayerPenalty):
         iterations: int = 2,
         seed: int = 0,
         output: bool = False,
-        layer_weights: Mapping[str, float] | None = None,
-        schedule: Callable[[int], float] | None = None,
-        every: int = 1,
-        output_layer: str | Sequence[str] | None = "auto",
-        where: Callable[[str, nn.Module], bool] | None = None,
-        auto_advance: bool = True,
-        report: bool = False,
+        **options: Unpack[RegularizerKeywords],
     ) -> None:
-        super().__init__(
-            model,
-            weight,
-            output=output,
-            layer_weights=layer_weights,
-            schedule=schedule,
-            every=every,
-            output_layer=output_layer,
-            where=where,
-            auto_advance=auto_advance,
-            report=report,
-        )
+        super().__init__(model, weight, output=output, **options)
         require(is_integer(iterations, 1), "iterations", "an integer >= 1", iterations)
         check_seed(seed)
         self.iterations = iterations

@@ -27,9 +27,9 @@ pairs of the vectors ±ŵᵢ, which include every ŵᵢ with −ŵᵢ.
 
 * plain: differentiable operations on float64 cosines of all pairs. `torch.compile`, `torch.func`, forward mode and
   second derivatives need it.
-* at once: value and gradient from one matrix of all pairs, for mutual sums of small sets. Their cosines are computed
+* dense: value and gradient from one matrix of all pairs, for mutual sums of small sets. Their cosines are computed
   together for many layers, so that the host waits for the device once.
-* in blocks: value and gradient from blocks of pairs that fit into the cache, for large sets and cross sums.
+* blocked: value and gradient from blocks of pairs that fit into the cache, for large sets and cross sums.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from hypersphere.functions.kernel import PairPotential
 
 __all__ = ["PairSum", "pair_energies", "pair_energy"]
 
-_PAIRS_AT_ONCE = 2**22  # sets with at most this many pairs in total are computed at once
+_DENSE_PAIRS = 2**22  # sets with at most this many pairs in total are dense sums
 _PAIRS_IN_CACHE = 2**20  # pairs per block of larger sets
 _ROWS_IN_CACHE = 2**12  # rows whose norms are computed at once
 _SMALLEST_MIRRORED_GRAM = 192  # from this many rows on, copying a quarter of the Gram matrix beats computing it
@@ -91,16 +91,16 @@ class PairSum(NamedTuple):
 
     @property
     def pairs(self) -> float:
-        """The size of the matrices that computing at once would need; infinite for a cross sum, which needs blocks."""
+        """The size of the matrices of a dense sum; infinite for a cross sum, which needs blocks."""
         return math.inf if self.labels is not None else self.w.shape[:-1].numel() * self.w.shape[-2]
 
     def split(self) -> list[PairSum]:
-        """Return mutual sums of stacks (S, N, d) with at most `_PAIRS_AT_ONCE` pairs, or of one larger set."""
+        """Return mutual sums of stacks (S, N, d) with at most `_DENSE_PAIRS` pairs, or of one larger set."""
         if self.labels is not None:
             return [self]
         w = self.w.reshape(-1, *self.w.shape[-2:])
         weights = None if self.weights is None else self.weights.expand(self.w.shape[:-1]).reshape(w.shape[:-1])
-        size = max(_PAIRS_AT_ONCE // max(w.shape[-2] ** 2, 1), 1)
+        size = max(_DENSE_PAIRS // max(w.shape[-2] ** 2, 1), 1)
         if len(w) <= size:
             return [PairSum(w, self.potential, weights)]
         betas = () if weights is None else weights.split(size)
@@ -108,13 +108,26 @@ class PairSum(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """A sum, its gradients, and whether it is known to be finite. If `is_factor`, ∂E/∂W is `grad_w` @ W."""
+    """A sum with its gradients.
+
+    Attributes:
+        total: the sum.
+        grad_w: ∂E/∂W; None if it is not needed, or if there is a factor instead.
+        grad_rows: the gradient of the rows of a cross sum; None if it is not needed.
+        factor_w: (S, N, N) a matrix whose product with W is ∂E/∂W, where it is smaller than the gradient; else None.
+        is_finite: whether the sum is known to be finite.
+    """
 
     total: Tensor
     grad_w: Tensor | None = None
     grad_rows: Tensor | None = None
-    is_factor: bool = False
+    factor_w: Tensor | None = None
     is_finite: bool = False
+
+    @property
+    def has_gradient(self) -> bool:
+        """True if the gradient was computed."""
+        return self.grad_w is not None or self.factor_w is not None
 
 
 def pair_energy(pair_sum: PairSum) -> Tensor:
@@ -136,7 +149,7 @@ def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
     """Return several sums, and whether they are known to be finite.
 
     Reading a value makes the host wait for the device. Computed one at a time, every sum reads values; together they
-    do so once, or once per `_PAIRS_AT_ONCE` pairs. The flag is True if all norms are ordinary, no pair is close and the
+    do so once, or once per `_DENSE_PAIRS` pairs. The flag is True if all norms are ordinary, no pair is close and the
     kernels are `bounded_by_power`. Then every φ, and their mean, is smaller than the largest number of the dtype by the
     factor `_numerics.ENERGY_HEADROOM` (see `_numerics.close_pair_threshold`).
 
@@ -157,8 +170,8 @@ def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
         parts = [part for _, part in batch]
         for (k, part), result in zip(batch, _fused_sums(parts), strict=True):
             is_finite = is_finite and result.is_finite
-            has_gradient = result.grad_w is not None
-            totals[k].append(_Differentiable.apply(part, result, part.w, part.rows) if has_gradient else result.total)
+            total = result.total
+            totals[k].append(_Differentiable.apply(part, result, part.w, part.rows) if result.has_gradient else total)
     energies = []
     for pair_sum, part_totals in zip(sums, totals, strict=True):
         total = part_totals[0] if len(part_totals) == 1 else torch.cat(part_totals)
@@ -168,15 +181,15 @@ def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
 
 
 def _fused_sums(parts: Sequence[PairSum]) -> list[_Result]:
-    """Return the sums of a batch with the gradients that are required: one large sum in blocks, or several at once."""
+    """Return the sums of a batch with the gradients that are required: one large blocked sum, or several dense ones."""
     needs = [torch.is_grad_enabled() and part.requires_grad for part in parts]
     with _numerics.autocast_disabled(parts[0].w), torch.no_grad():
-        if parts[0].pairs > _PAIRS_AT_ONCE:
-            return [_sum_in_blocks(parts[0], needs[0])]
+        if parts[0].pairs > _DENSE_PAIRS:
+            return [_blocked_sum(parts[0], needs[0])]
         # All cosines first, then their extremes, then the potentials: the list below is the only read of values.
         cosines = [_cosines(part.w) for part in parts]
         extremes = torch.stack([c.extremes for c in cosines]).tolist()
-        return [_sum_at_once(*one) for one in zip(parts, cosines, extremes, needs, strict=True)]
+        return [_dense_sum(*one) for one in zip(parts, cosines, extremes, needs, strict=True)]
 
 
 def _mean(pair_sum: PairSum, total: Tensor) -> Tensor:
@@ -189,23 +202,23 @@ def _mean(pair_sum: PairSum, total: Tensor) -> Tensor:
     if not potential.half_space:
         return total / (count * (count - 1))
     # Each of the `count` vectors is also paired with its mirror image, at the squared chord 4. With weights these terms
-    # differ, and only those of the n rows are known: their mean stands for that of all `count` vectors.
+    # differ per row. For a sample, their mean over the n rows estimates the mean over all `count` rows.
     betas = None if pair_sum.weights is None else (pair_sum.weights, pair_sum.weights)
     antipodal = PairPotential(potential.kernel, potential.distance)(w.new_full((), 4.0), w.new_zeros(()), betas)
     antipodal = count * (antipodal if betas is None else antipodal.mean(-1))
-    # Of the four signed copies of a pair, two are at the distance of ŵⱼ and two at that of −ŵⱼ.
+    # Of the four pairs with signs that a pair stands for, two are at the distance of ŵⱼ and two at that of −ŵⱼ.
     return 2 * (total + antipodal) / (2 * count * (2 * count - 1))
 
 
 def _batches(parts: Sequence[tuple[int, PairSum]]) -> Iterator[list[tuple[int, PairSum]]]:
-    """Group consecutive sums of one device and dtype, up to `_PAIRS_AT_ONCE` pairs; a larger one is alone."""
+    """Group consecutive sums of one device and dtype, up to `_DENSE_PAIRS` pairs; a larger one is alone."""
     batch: list[tuple[int, PairSum]] = []
     pairs = 0.0
     for k, part in parts:
         if batch:
             last = batch[-1][1].w
             is_alike = (part.w.device, part.w.dtype) == (last.device, last.dtype)
-            if not is_alike or pairs + part.pairs > _PAIRS_AT_ONCE:
+            if not is_alike or pairs + part.pairs > _DENSE_PAIRS:
                 yield batch
                 batch, pairs = [], 0.0
         batch.append((k, part))
@@ -219,15 +232,15 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pair_sum: PairSum, result: _Result, w: Tensor, rows: Tensor | None) -> Tensor:
-        ctx.potential, ctx.is_factor = pair_sum.potential, result.is_factor
-        ctx.save_for_backward(
-            w, rows, pair_sum.weights, pair_sum.labels, pair_sum.counted, result.grad_w, result.grad_rows
-        )
+        ctx.potential = pair_sum.potential
+        inputs = (w, rows, pair_sum.weights, pair_sum.labels, pair_sum.counted)
+        ctx.save_for_backward(*inputs, result.grad_w, result.factor_w, result.grad_rows)
         return result.total
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        w, rows, weights, labels, counted, *gradients = ctx.saved_tensors  # activation checkpointing allows one access
+        # Activation checkpointing allows one access.
+        w, rows, weights, labels, counted, grad_w, factor_w, grad_rows = ctx.saved_tensors
         needs = ctx.needs_input_grad[2:]
         with _numerics.autocast_disabled(w):
             if torch.is_grad_enabled():  # the gradients themselves will be differentiated
@@ -239,9 +252,10 @@ class _Differentiable(torch.autograd.Function):
                 grads = differentiable_gradients(plain, inputs, needs[: len(inputs)], grad_output)
                 return None, None, *grads, *([None] if rows is None else [])
             # One factor per set; the batch of a cross sum has one in total.
-            factor = grad_output[..., None, None]
-            grads = [factor * g if g is not None and need else None for g, need in zip(gradients, needs, strict=True)]
-            return None, None, grads[0] @ w if ctx.is_factor and needs[0] else grads[0], grads[1]
+            scale = grad_output[..., None, None]
+            if needs[0]:
+                grad_w = scale * grad_w if factor_w is None else (scale * factor_w) @ w
+            return None, None, grad_w if needs[0] else None, scale * grad_rows if needs[1] else None
 
 
 # Plain ---------------------------------------------------------------------------------------------------------------
@@ -252,28 +266,29 @@ def _plain_sum(pair_sum: PairSum) -> Tensor:
     w, weights = pair_sum.w, pair_sum.weights
     columns = sphere.polar(_numerics.to_float64(w))[1]
     if pair_sum.labels is None:
-        rows, no_pair = columns, torch.eye(w.shape[-2], dtype=torch.bool, device=columns.device)
+        rows, excluded = columns, torch.eye(w.shape[-2], dtype=torch.bool, device=columns.device)
     else:
-        rows = (
-            columns[pair_sum.labels] if pair_sum.rows is None else sphere.polar(_numerics.to_float64(pair_sum.rows))[1]
-        )
-        no_pair = _no_pair(pair_sum, slice(None), slice(0, len(w))).to(columns.device)
+        if pair_sum.rows is None:
+            rows = columns[pair_sum.labels.to(columns.device)]
+        else:
+            rows = sphere.polar(_numerics.to_float64(pair_sum.rows))[1]
+        excluded = _excluded_entries(pair_sum, slice(None), slice(0, len(w))).to(columns.device)
     # Mask before and after φ: the cosine 1 of a row with itself would have an infinite derivative, and a masked value
     # alone would turn it into 0·∞ = NaN in backward.
-    c = (rows @ columns.mT).masked_fill(no_pair, 0.0)
-    betas = None if weights is None else (weights.unsqueeze(-1), weights.unsqueeze(-2))
+    c = (rows @ columns.mT).masked_fill(excluded, 0.0)
+    betas = None if weights is None else (weights.unsqueeze(-1).to(c), weights.unsqueeze(-2).to(c))
     values = pair_sum.potential(2 - 2 * c, 2 + 2 * c, betas, w.dtype)
-    return _saturate(values.masked_fill(no_pair, 0.0).sum((-2, -1)), w.dtype).to(w.device)
+    return _saturate(values.masked_fill(excluded, 0.0).sum((-2, -1)), w)
 
 
-def _no_pair(pair_sum: PairSum, rows: slice, columns: slice) -> Tensor:
-    """Return True for entries of a cross sum that do not count: a row with itself, and rows that do not count."""
+def _excluded_entries(pair_sum: PairSum, rows: slice, columns: slice) -> Tensor:
+    """Return True for excluded entries of a cross sum: a row with itself, and rows that do not count."""
     assert pair_sum.labels is not None
     is_itself = pair_sum.labels[rows, None] == torch.arange(columns.start, columns.stop, device=pair_sum.labels.device)
     return is_itself if pair_sum.counted is None else is_itself | ~pair_sum.counted[rows, None]
 
 
-# At once -------------------------------------------------------------------------------------------------------------
+# Dense ---------------------------------------------------------------------------------------------------------------
 
 
 class _Cosines(NamedTuple):
@@ -298,8 +313,8 @@ def _cosines(w: Tensor) -> _Cosines:
     norms = diagonal.sqrt()
     inverse_norms = 1 / norms
     c.mul_(inverse_norms.unsqueeze(-1)).mul_(inverse_norms.unsqueeze(-2))
-    diagonal.zero_()  # no pair: the cosine 0 cannot be mistaken for a close pair
-    # aminmax of an empty tensor is an error. Norms of 0 send empty sets to the careful path, which accepts them.
+    diagonal.zero_()  # not a pair: the cosine 0 cannot be mistaken for a close pair
+    # aminmax of an empty tensor is an error. Norms of 0 send empty sets to `_float64_sum`, which accepts them.
     extremes = torch.stack([*torch.aminmax(norms), *torch.aminmax(c)]) if w.numel() else w.new_zeros(4)
     return _Cosines(c, inverse_norms, extremes)
 
@@ -316,7 +331,7 @@ def _gram(w: Tensor) -> Tensor:
     return c
 
 
-def _sum_at_once(pair_sum: PairSum, cosines: _Cosines, extremes: list[float], with_gradient: bool) -> _Result:
+def _dense_sum(pair_sum: PairSum, cosines: _Cosines, extremes: list[float], with_gradient: bool) -> _Result:
     """Return the totals of sets (S, N, d) and their gradient.
 
     Args:
@@ -331,7 +346,7 @@ def _sum_at_once(pair_sum: PairSum, cosines: _Cosines, extremes: list[float], wi
     # NaN fails these comparisons, so rows that are not finite count as not ordinary.
     has_ordinary_norms = least_norm > low and largest_norm < high
     if not has_ordinary_norms or _has_close_pair(top, bottom, potential, w.dtype):
-        return _careful_sum(pair_sum, with_gradient)
+        return _float64_sum(pair_sum, with_gradient)
     total, factor = _total_and_factor(pair_sum, w, cosines.values, with_gradient, is_close=False)
     is_finite = pair_sum.weights is None and potential.kernel.bounded_by_power
     if factor is None:
@@ -339,12 +354,13 @@ def _sum_at_once(pair_sum: PairSum, cosines: _Cosines, extremes: list[float], wi
     # For a product with W instead of Ŵ, the factor 1/‖wⱼ‖ belongs to the matrix, and so does the outer factor 1/‖wᵢ‖.
     factor.mul_(cosines.inverse_norms.unsqueeze(-1)).mul_(cosines.inverse_norms.unsqueeze(-2))
     # Backward keeps the smaller of this factor (N, N) and the gradient (N, d). W itself costs no memory.
-    is_factor = w.shape[-2] <= w.shape[-1]
-    return _Result(total, factor if is_factor else factor @ w, is_factor=is_factor, is_finite=is_finite)
+    if w.shape[-2] <= w.shape[-1]:
+        return _Result(total, factor_w=factor, is_finite=is_finite)
+    return _Result(total, factor @ w, is_finite=is_finite)
 
 
-def _careful_sum(pair_sum: PairSum, with_gradient: bool) -> _Result:
-    """Return the same from float64 directions, for close pairs and for zero, tiny or huge rows."""
+def _float64_sum(pair_sum: PairSum, with_gradient: bool) -> _Result:
+    """Return totals and gradient computed from float64 directions, for close pairs and zero, tiny or huge rows."""
     w = pair_sum.w
     lengths, unit = sphere.polar(_numerics.to_float64(w))
     c = _gram(unit)
@@ -354,7 +370,7 @@ def _careful_sum(pair_sum: PairSum, with_gradient: bool) -> _Result:
         return _Result(total)
     # The factor 1/‖w‖ comes last, because the others may overflow with it.
     gradient = (factor @ unit).mul_(_inverse(lengths))
-    return _Result(total, _saturate(gradient, w.dtype).to(w.device))
+    return _Result(total, _saturate(gradient, w))
 
 
 def _total_and_factor(
@@ -364,12 +380,12 @@ def _total_and_factor(
     dtype, weights = pair_sum.w.dtype, pair_sum.weights
     betas = None if weights is None else (weights.unsqueeze(-1).to(c), weights.unsqueeze(-2).to(c))
     value, slope = _evaluate(pair_sum.potential, unit, unit, c, betas, dtype, with_gradient, is_close=is_close)
-    # E: the diagonal holds φ(0), which is no pair.
+    # The diagonal is not a pair: set it to 0.
     value.diagonal(dim1=-2, dim2=-1).zero_()
-    total = _saturate(value.sum((-2, -1)), dtype).to(pair_sum.w.device)
+    total = _saturate(value.sum((-2, -1)), pair_sum.w)
     if slope is None:
         return total, None
-    # The diagonal of s is no pair either and takes the radial term.
+    # The same holds for s. Its diagonal then is free, so it can hold the radial term.
     diagonal = slope.diagonal(dim1=-2, dim2=-1)
     diagonal.zero_()
     diagonal.copy_(-(slope * c).sum(-1))
@@ -393,7 +409,7 @@ def _evaluate(
     *,
     is_close: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return φ and dφ/dc for the cosines of unit rows and columns. Entries that are no pair must hold the cosine 0."""
+    """Return φ and dφ/dc for the cosines of unit rows and columns. Excluded entries must hold the cosine 0."""
     if with_derivative and not is_close and weights is None and potential.distance == "euclidean":
         return potential.unclamped_with_derivative(c)
     u, v = torch.rsub(c, 2, alpha=2), torch.rsub(c, 2, alpha=-2)
@@ -422,30 +438,30 @@ def _inverse(length: Tensor) -> Tensor:
     return torch.where(length > 0, 1 / length, 0.0)
 
 
-def _saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert to `dtype`; numbers that it cannot represent become its largest ones."""
-    largest = torch.finfo(dtype).max
-    return x.clamp(-largest, largest).to(dtype)
+def _saturate(x: Tensor, like: Tensor) -> Tensor:
+    """Convert to dtype and device of `like`; numbers that the dtype cannot represent become its largest ones."""
+    largest = torch.finfo(like.dtype).max
+    return x.clamp(-largest, largest).to(like.dtype).to(like.device)
 
 
-# In blocks -----------------------------------------------------------------------------------------------------------
+# Blocked -------------------------------------------------------------------------------------------------------------
 
 
-def _sum_in_blocks(pair_sum: PairSum, with_gradient: bool) -> _Result:
+def _blocked_sum(pair_sum: PairSum, with_gradient: bool) -> _Result:
     """Return a cross sum, or the mutual sum of one large set (1, N, d), with gradients."""
     is_mutual = pair_sum.labels is None
     w = pair_sum.w.flatten(0, -2)
     rows = w if is_mutual else w[pair_sum.labels] if pair_sum.rows is None else pair_sum.rows
-    total = torch.zeros((), dtype=torch.float64, device=w.device)
+    total = _numerics.to_float64(w.new_zeros(()))
     grad_w = torch.zeros_like(w) if with_gradient else None
     grad_rows = grad_w if is_mutual or grad_w is None else torch.zeros_like(rows)
     for block in _blocks(pair_sum, rows, w):
         value, block_grad_rows, block_grad_columns = block.sum(pair_sum.potential, with_gradient)
-        total += block.copies * value
+        total += block.multiplicity * value
         if grad_w is not None and grad_rows is not None:
-            grad_rows[block.i].add_(block_grad_rows, alpha=block.copies)
-            grad_w[block.j].add_(block_grad_columns, alpha=block.copies)
-    total = _saturate(total, w.dtype).reshape(pair_sum.w.shape[:-2])
+            grad_rows[block.i].add_(block_grad_rows, alpha=block.multiplicity)
+            grad_w[block.j].add_(block_grad_columns, alpha=block.multiplicity)
+    total = _saturate(total, w).reshape(pair_sum.w.shape[:-2])
     if grad_w is None or grad_rows is None:
         return _Result(total)
     grad_w = _divide_by_norms_(grad_w, w)
@@ -461,7 +477,7 @@ def _divide_by_norms_(gradient: Tensor, w: Tensor) -> Tensor:
     """Multiply by the factor 1/‖wᵢ‖ in place. It comes after the sum over blocks, which all have the same factor."""
     for i in _slices(len(w), _ROWS_IN_CACHE):
         gradient[i].mul_(_inverse(sphere.row_polar(w[i])[0]))
-    return _saturate(gradient, gradient.dtype)
+    return _saturate(gradient, gradient)
 
 
 def _slices(n: int, size: int, start: int = 0) -> Iterator[slice]:
@@ -483,13 +499,13 @@ def _blocks(pair_sum: PairSum, rows: Tensor, w: Tensor) -> Iterator[_Block]:
             on_diagonal = is_mutual and i == j
             unit_columns = unit_rows if on_diagonal else sphere.row_directions(w[j])
             if on_diagonal:
-                no_pair: Tensor | None = torch.eye(len(unit_rows), dtype=torch.bool, device=w.device)
+                excluded: Tensor | None = torch.eye(len(unit_rows), dtype=torch.bool, device=w.device)
             else:
-                no_pair = None if is_mutual else _no_pair(pair_sum, i, j)
+                excluded = None if is_mutual else _excluded_entries(pair_sum, i, j)
             betas = None if weights is None else (weights[i, None], weights[None, j])
             # A block above the diagonal stands for its mirror image too.
-            copies = 2 if is_mutual and not on_diagonal else 1
-            yield _Block(i, j, (rows[i], w[j]), (unit_rows, unit_columns), betas, no_pair, copies, on_diagonal)
+            multiplicity = 2 if is_mutual and not on_diagonal else 1
+            yield _Block(i, j, (rows[i], w[j]), (unit_rows, unit_columns), betas, excluded, multiplicity, on_diagonal)
 
 
 class _Block(NamedTuple):
@@ -501,8 +517,8 @@ class _Block(NamedTuple):
         values: rows and columns as they are.
         directions: their directions.
         weights: their factors β as (B, 1) and (1, M); None for factors of 1.
-        no_pair: (B, M) booleans, True for entries that do not count; None if all count.
-        copies: how often the block counts.
+        excluded: (B, M) booleans, True for entries that do not count; None if all count.
+        multiplicity: how often the block counts.
         is_symmetric: whether rows and columns are the same vectors, so that they have the same gradient.
     """
 
@@ -511,14 +527,14 @@ class _Block(NamedTuple):
     values: tuple[Tensor, Tensor]
     directions: tuple[Tensor, Tensor]
     weights: tuple[Tensor, Tensor] | None
-    no_pair: Tensor | None
-    copies: int
+    excluded: Tensor | None
+    multiplicity: int
     is_symmetric: bool
 
     def cosines(self) -> Tensor:
-        """Return all cosines, 0 for entries that are no pair."""
+        """Return all cosines, 0 for excluded entries."""
         c = self.directions[0] @ self.directions[1].mT
-        return c if self.no_pair is None else c.masked_fill_(self.no_pair, 0.0)
+        return c if self.excluded is None else c.masked_fill_(self.excluded, 0.0)
 
     def in_float64(self) -> _Block:
         """Return the same block with float64 directions, computed from the values."""
@@ -526,7 +542,7 @@ class _Block(NamedTuple):
         return self._replace(
             directions=(rows, columns),
             weights=None if self.weights is None else (self.weights[0].to(rows), self.weights[1].to(rows)),
-            no_pair=None if self.no_pair is None else self.no_pair.to(rows.device),
+            excluded=None if self.excluded is None else self.excluded.to(rows.device),
         )
 
     def sum(self, potential: PairPotential, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -540,21 +556,22 @@ class _Block(NamedTuple):
             c = block.cosines()
         rows, columns = block.directions
         value, slope = _evaluate(potential, rows, columns, c, block.weights, dtype, with_gradient, is_close=is_close)
-        # E: entries that are no pair hold φ(0).
-        if block.no_pair is not None:
-            value.masked_fill_(block.no_pair, 0.0)
-        total = value.sum(dtype=torch.float64)
+        # Excluded entries hold φ(0): set them to 0.
+        if block.excluded is not None:
+            value.masked_fill_(block.excluded, 0.0)
+        # Rows first: blocks would be slower to add in float64, and some devices do not have it.
+        total = _numerics.to_float64(value.sum(1)).sum()
         if slope is None:
             return total, rows[:0], columns[:0]
-        if block.no_pair is not None:
-            slope.masked_fill_(block.no_pair, 0.0)
+        if block.excluded is not None:
+            slope.masked_fill_(block.excluded, 0.0)
         # ∂E/∂r̂ᵢ: Σⱼ sᵢⱼ·ŵⱼ minus its radial part (Σⱼ sᵢⱼ·cᵢⱼ)·r̂ᵢ, which is subtracted here, in the dtype of the block,
         # because the two nearly cancel for close pairs.
         radial = slope * c
         grad_rows = torch.addcmul(slope @ columns, radial.sum(1, keepdim=True), rows, value=-1)
-        grad_rows = _saturate(grad_rows, dtype)
+        grad_rows = _saturate(grad_rows, self.directions[0])
         if self.is_symmetric:
             return total, grad_rows, grad_rows
         # ∂E/∂ŵⱼ: the same with rows and columns exchanged.
         grad_columns = torch.addcmul(slope.mT @ rows, radial.sum(0).unsqueeze(1), columns, value=-1)
-        return total, grad_rows, _saturate(grad_columns, dtype)
+        return total, grad_rows, _saturate(grad_columns, self.directions[1])

@@ -276,8 +276,8 @@ class AnglePreserving(Learned):
         before, after = unit @ unit.mT, projected @ projected.mT
         if self.form == "angle":
             before, after = sphere.angle(before), sphere.angle(after)
-        no_pair = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
-        return (after - before).masked_fill(no_pair, 0.0).square().sum() / _pair_count(w)
+        excluded = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
+        return (after - before).masked_fill(excluded, 0.0).square().sum() / _pair_count(w)
 
     def gradient(self, w: Tensor, basis: Tensor, potential: PairPotential) -> Tensor:
         """Return ∂L/∂P as a differentiable expression. The cosine form needs no matrix of pairs.

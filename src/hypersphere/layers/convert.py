@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 
 from hypersphere._layer_selection import SkippedLayer, layers_of
 from hypersphere._modes import evaluation_mode, training_mode
-from hypersphere._validation import require
+from hypersphere._validation import guard_save_pretrained, require
 from hypersphere.layers._convert_layer import (
     DECOUPLED_CLASSES,
     convert_layer_,
@@ -105,9 +105,21 @@ def convert_(
         for module in converted:
             revert_layer_(module)
         raise
+    guard_save_pretrained(model, _save_obstacle)
     if report:
         print(plan)
     return model
+
+
+def _save_obstacle(model: nn.Module) -> str | None:
+    """Return why a Hugging Face model with decoupled layers must not be saved, or None if it has none."""
+    count = sum(isinstance(module, DecoupledLayer) for module in model.modules())
+    if not count:
+        return None
+    return (
+        f"model must be reverted before save_pretrained, because from_pretrained would make its {count} decoupled "
+        "layers plain: save state_dict() instead and call convert_ before loading it, or call revert_ first"
+    )
 
 
 def revert_(model: Model) -> Model:

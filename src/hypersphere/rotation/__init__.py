@@ -2,6 +2,7 @@
 
 from hypersphere._deprecation import deprecated_names
 from hypersphere.rotation.activations import InputRotation
+from hypersphere.rotation.adapters import combine, load_adapter, merge, save_adapter, unmerge
 from hypersphere.rotation.diagnostics import (
     RotationPenalty,
     RotationState,
@@ -9,6 +10,7 @@ from hypersphere.rotation.diagnostics import (
     orthogonality_error,
     rotation_states,
 )
+from hypersphere.rotation.equivalence import Equivalence
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation
 from hypersphere.rotation.refine import CompressiveEnergy, refine_neurons
@@ -22,17 +24,23 @@ from hypersphere.rotation.rotate import (
     use_rotation_set,
 )
 from hypersphere.rotation.stochastic import Stochastic
+from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = [
     "BlockLayout",
     "CompressiveEnergy",
+    "Equivalence",
     "InputRotation",
     "Rotation",
     "RotationPenalty",
     "RotationState",
     "Stochastic",
+    "TwoSidedRotation",
+    "combine",
     "degrees_of_freedom",
     "fold_",
+    "load_adapter",
+    "merge",
     "orthogonality_error",
     "refine_neurons",
     "rotatable_layers",
@@ -40,7 +48,9 @@ __all__ = [
     "rotated_layers",
     "rotation_parameters",
     "rotation_states",
+    "save_adapter",
     "select",
+    "unmerge",
     "use_rotation_set",
 ]
 

@@ -30,10 +30,10 @@ from hypersphere import _numerics
 from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
 from hypersphere.rotation.layout import BlockLayout
 
-__all__ = ["input_side_is_cheaper", "rotated_linear"]
+__all__ = ["CHUNK_ROWS", "backward_of_chunk", "input_side_is_cheaper", "rotated_linear"]
 
 # Rows per chunk: 256 rows of 2,048 float32 numbers are 2 MB, the size of a second-level cache.
-_CHUNK_ROWS = 256
+CHUNK_ROWS = 256
 
 
 def input_side_is_cheaper(tokens: int, out: int, layout: BlockLayout, *, x_needs_grad: bool, trains: bool) -> bool:
@@ -120,8 +120,8 @@ class _InputSide(torch.autograd.Function):
             z = grad @ v  # Z, the gradient of x·R; the gradient of x overwrites it
             factors = layout.of_factors(matrices)
             grads = [torch.zeros_like(blocks) for blocks in factors] if needs_matrices else None
-            for x_rows, z_rows in zip(x.split(_CHUNK_ROWS), z.split(_CHUNK_ROWS), strict=True):
-                _backward_of_chunk(layout, factors, x_rows, z_rows, grads, needs_x)
+            for x_rows, z_rows in zip(x.split(CHUNK_ROWS), z.split(CHUNK_ROWS), strict=True):
+                backward_of_chunk(layout, factors, x_rows, z_rows, grads, needs_x)
             grad_v = grad.mT @ _rotate_in_chunks(layout, x, matrices) if needs_v else None
         grad_matrices = None if grads is None else torch.stack(grads) if layout.factors > 1 else grads[0]
         return None, z if needs_x else None, grad_matrices, grad_v
@@ -129,15 +129,15 @@ class _InputSide(torch.autograd.Function):
 
 def _rotate_in_chunks(layout: BlockLayout, x: Tensor, matrices: Tensor) -> Tensor:
     """Return x·R, rounded to the dtype of x."""
-    if len(x) <= _CHUNK_ROWS:
+    if len(x) <= CHUNK_ROWS:
         return layout.rotate_inputs(matrices, x.to(matrices.dtype)).to(x.dtype)
     rotated = torch.empty_like(x)
-    for rows, result in zip(x.split(_CHUNK_ROWS), rotated.split(_CHUNK_ROWS), strict=True):
+    for rows, result in zip(x.split(CHUNK_ROWS), rotated.split(CHUNK_ROWS), strict=True):
         result.copy_(layout.rotate_inputs(matrices, rows.to(matrices.dtype)))
     return rotated
 
 
-def _backward_of_chunk(
+def backward_of_chunk(
     layout: BlockLayout, factors: Sequence[Tensor], x: Tensor, z: Tensor, grads: list[Tensor] | None, needs_x: bool
 ) -> None:
     """Add the gradients of the blocks to `grads`, and replace the rows Z by the gradient Z·Rᵀ of x if it is needed."""

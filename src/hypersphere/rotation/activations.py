@@ -25,11 +25,16 @@ __all__ = ["InputRotation"]
 
 
 class InputRotation(nn.Module):
-    r"""Wrap a linear layer or a head with fixed rows V and rotate its input: the scores of x·R against V.
+    r"""Wrap a linear layer or a head with fixed rows V and rotate its input: returns module(x·R).
+
+    To rotate the inputs of all linear layers of a model, call `rotate_` with `side="input"`. This wrapper is for heads
+    and other modules whose forward pass is more than a product with V, and for rows that are drawn from a seed.
 
     Args:
         module: a linear layer, or a head with class vectors as `weight`. The weight is frozen.
         method: a name or an object of `hypersphere.orthogonal`.
+        blocks: k, to make R block diagonal.
+        block_size: b, the size of the blocks, instead of their number. It must divide d.
         seed: draw the rows from this seed instead of keeping the existing ones, with the same standard deviation (or
             1/√d if there is none to measure). The state dict then contains seed and standard deviation instead of the
             rows, which are drawn again after loading and after every change of dtype or device.
@@ -40,7 +45,15 @@ class InputRotation(nn.Module):
         (6, ['seed', 'spread', 'rotation.free.main'])
     """
 
-    def __init__(self, module: nn.Module, method: str | RowMap = "cayley", *, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        method: str | RowMap = "cayley",
+        *,
+        blocks: int = 1,
+        block_size: int | None = None,
+        seed: int | None = None,
+    ) -> None:
         super().__init__()
         weight = module._parameters.get("weight") if isinstance(module, nn.Module) else None
         accepted = "a layer with a plain weight of rows (n, d), such as Linear or a head"
@@ -50,7 +63,13 @@ class InputRotation(nn.Module):
         require(is_seed, "seed", "None or an integer", seed)
         chosen = choose(ORTHOGONALS, method, "method")
         require(isinstance(chosen, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
-        self.rotation = Rotation(chosen, BlockLayout(weight.shape[1]), like=weight)
+        length = weight.shape[1]
+        if block_size is not None:
+            accepted = f"None or a divisor of {length}, the length of a row, without `blocks`"
+            is_size = is_integer(block_size, 1) and blocks == 1 and length % block_size == 0
+            require(is_size, "block_size", accepted, block_size)
+            blocks = length // block_size
+        self.rotation = Rotation(chosen, BlockLayout(length, blocks), like=weight)
         self.rotation.original_state = WeightState.of(module)
         self.module = module
         self.seed = seed
@@ -83,7 +102,7 @@ class InputRotation(nn.Module):
 
     def rotate(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Return x·R."""
-        return x @ self.method(self.free).to(x.dtype)
+        return self.rotation.rotate_input(x)
 
     def turn(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Return `rotate(x)`. Deprecated."""

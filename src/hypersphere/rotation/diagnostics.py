@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,13 +11,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere import _numerics
+from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_number, require
 from hypersphere.energy import hyperspherical_energy
 from hypersphere.functions._factorizations import gram_error
 from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.rotation.activations import InputRotation
-from hypersphere.rotation.parametrization import Rotation
+from hypersphere.rotation.parametrization import Rotation, rows_of
 from hypersphere.rotation.rotate import neurons_of, rotated_layers
+from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = ["RotationPenalty", "RotationState", "degrees_of_freedom", "orthogonality_error", "rotation_states"]
 
@@ -31,7 +33,8 @@ class RotationState:
 
     Attributes:
         orthogonality_error: max |RᵀR − I|.
-        energy_drift: relative change of the energy of the neurons, |E(W)/E(V) − 1|. Zero for exact rotations.
+        energy_drift: relative change of the energy of the neurons, |E(W)/E(V) − 1|. Zero for exact rotations, except
+            those of outputs, which change the angles between neurons (`TwoSidedRotation`).
         generator_norm: ‖S‖₂, or None if the map has no generator.
         degrees_of_freedom: dimension of the set of all R that training can reach.
     """
@@ -53,24 +56,43 @@ def rotation_states(model: nn.Module) -> dict[str, RotationState]:
     states = {}
     for name, module, rotation in rotated_layers(model):
         if isinstance(rotation, Rotation):
-            states[name] = _state(rotation, neurons_of(module), cast(Tensor, module.weight))
+            part = rotation.part
+            with evaluation_mode(rotation):  # without the dropout of blocks
+                weight = cast(Tensor, getattr(module, part.parameter))
+            rows = rows_of(part, neurons_of(module, part.parameter))
+            states[name] = _state([rotation], rows, rows_of(part, weight), experts=part.groups if part.stacked else 1)
+        elif isinstance(rotation, TwoSidedRotation):
+            part = rotation.part
+            neurons = rotation.in_order_of_layer(rows_of(part, neurons_of(module, part.parameter)))
+            rotated = rows_of(part, cast(Tensor, getattr(module, part.parameter)))
+            states[name] = _state(rotation.rotations, neurons, rotated)
     for name, module in model.named_modules():
         if isinstance(module, InputRotation):
             rows = _numerics.widen(module.rows[:_MAX_ENERGY_ROWS])
-            states[name] = _state(module.rotation, rows, module.method(_numerics.widen(module.free), rows))
+            states[name] = _state([module.rotation], rows, module.rotation(rows))
     return states
 
 
-def _state(rotation: Rotation, neurons: Tensor, rotated: Tensor) -> RotationState:
-    free, generator_norm = _numerics.widen(rotation.parameter), None
-    if isinstance(rotation.method, SkewMap):
-        generator_norm = float(torch.linalg.matrix_norm(rotation.method.generator(free), 2).max())
-    energy_drift = 0.0  # a single neuron has no energy
-    if len(neurons) > 1:
-        first_rows = (_numerics.to_float64(w.flatten(1)[:_MAX_ENERGY_ROWS]) for w in (neurons, rotated))
-        before, after = (float(hyperspherical_energy(rows)) for rows in first_rows)
-        energy_drift = abs(after / before - 1)
-    return RotationState(_max_error(rotation), energy_drift, generator_norm, rotation.degrees_of_freedom())
+def _state(rotations: Sequence[Rotation], neurons: Tensor, rotated: Tensor, *, experts: int = 1) -> RotationState:
+    generator_norm = None
+    for rotation in rotations:
+        if isinstance(rotation.method, SkewMap):
+            generator = rotation.method.generator(_numerics.widen(rotation.parameter))
+            generator_norm = max(generator_norm or 0.0, float(torch.linalg.matrix_norm(generator, 2).max()))
+    # Every expert has a rotation of its own, which changes the angles to the neurons of other experts.
+    pairs = zip(neurons.chunk(experts), rotated.chunk(experts), strict=True)
+    energy_drift = max(_energy_drift(before, after) for before, after in pairs)
+    error = max(_max_error(rotation) for rotation in rotations)
+    return RotationState(error, energy_drift, generator_norm, sum(r.degrees_of_freedom() for r in rotations))
+
+
+def _energy_drift(neurons: Tensor, rotated: Tensor) -> float:
+    """Return the relative change of the energy of one set of neurons."""
+    if len(neurons) < 2:
+        return 0.0  # a single neuron has no energy
+    first_rows = (_numerics.to_float64(w[:_MAX_ENERGY_ROWS]) for w in (neurons, rotated))
+    before, after = (float(hyperspherical_energy(rows)) for rows in first_rows)
+    return abs(after / before - 1)
 
 
 def _max_error(rotation: Rotation) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -77,6 +78,20 @@ class BlockLayout:
     def of_factors(self, matrices: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], ...]:
         """Return the matrices or free parameters of each factor, B₀ first."""
         return matrices.unbind() if self.factors > 1 else (matrices,)
+
+    def draw_order(self, size: int, seed: int, folds: int) -> Int[Tensor, " size"]:
+        """Return a random order of `size` entries. The blocks act on its first entries, ascending within each block.
+
+        Args:
+            size: the number of entries, at least that of the layout. The remaining ones are not rotated.
+            seed: the seed of the draws.
+            folds: the number of the draw. The order is a function of the seed and of this number.
+        """
+        # Consecutive seeds give independent streams, because torch's Mersenne twister scrambles the seed. Another
+        # function of the two numbers would change how saved runs continue.
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed + folds))
+        rotated = order[: self.size].view(self.blocks, self.block_size).sort(1).values.flatten()
+        return torch.cat([rotated, order[self.size :]])
 
     def rotate(
         self,

@@ -5,8 +5,11 @@ r"""The parametrisation of a rotated layer: W = V·Rᵀ with fixed neurons V and
 
     layer.weight  →  Rotation.forward(V)  →  BlockLayout.rotate  →  method(free, parts): a map of hypersphere.orthogonal
 
-`BlockLayout` cuts the rows of V into the parts that the map acts on. With one block, these are the rows themselves.
-The forward pass of a linear layer may rotate its input instead, which gives the same output (`forward_linear`).
+`WeightPart` reads the neurons of a weight as rows, whatever the name and the order of the dimensions of the weight. A
+weight that holds several layers, such as the fused q, k and v of attention, has one rotation for each of them; each
+changes the rows of its own part. `BlockLayout` cuts the rows into the parts that the map acts on. With one block, these
+are the rows themselves. The forward pass of a linear layer may rotate its input instead, which gives the same output
+(`forward_linear`).
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_names
+from hypersphere._layer_selection import WeightPart
 from hypersphere._validation import require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import SkewMap
 from hypersphere.rotation._rotated_linear import input_side_is_cheaper, rotated_linear
 from hypersphere.rotation.layout import BlockLayout
 
-__all__ = ["Rotation", "Side", "WeightState"]
+__all__ = ["Rotation", "Side", "WeightState", "in_memory_format_of", "replace_rows", "rows_of"]
 
 Side = Literal["auto", "weight", "input"]
 
@@ -61,11 +65,15 @@ class Rotation(nn.Module):
         free: the sets of free parameters by name. A new rotation has the single set "main".
         active: the name of the set that rotates the neurons, see `use_rotation_set`.
         layer_name: the name of the layer in the model, for error messages. It is empty until the rotation is attached.
+        merged: the rotated weight while the rotation is merged, else None, see `hypersphere.rotation.merge`.
+        part: where the weight stores the neurons. By default, the first dimension of the whole weight counts them.
     """
 
     dimensions: Tensor | None
     seed: Tensor | None
+    merged: Tensor | None
     original_state: WeightState  # set when the rotation is attached to a layer
+    part: WeightPart = WeightPart()
 
     def __init__(
         self,
@@ -89,6 +97,7 @@ class Rotation(nn.Module):
         # Dimensions and seed are buffers, so that processes and checkpoints that share the model's state share them.
         self.register_buffer("dimensions", dimensions)
         self.register_buffer("seed", None if seed is None else torch.tensor(seed, device=like.device))
+        self.register_buffer("merged", None, persistent=False)
         # Small steps of a half-precision parameter would be rounded away, so the free parameters are never narrower
         # than float32, whatever the precision of the frozen weight.
         identity = layout.expand(method.identity(layout.block_size))
@@ -98,35 +107,68 @@ class Rotation(nn.Module):
 
     # The weight ------------------------------------------------------------------------------------------------------
 
-    def forward(self, neurons: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+    def forward(self, neurons: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the rotated weight, with the shape, dtype and memory format of `neurons`."""
+        if self.merged is not None:
+            return self.merged
         # Widen once for all factors, so that a half-precision weight is rounded only at the end.
-        with _numerics.autocast_disabled(neurons), self._layer_named_in_errors():
-            free, wide_neurons = _numerics.widen_parameter(self.parameter), _numerics.widen_parameter(neurons)
-            # A filter of a convolution is one neuron: its row has C·k·k entries.
-            rows = wide_neurons.flatten(1)
+        with _numerics.autocast_disabled(neurons), self.layer_named_in_errors():
+            free, rows = _numerics.widen_parameter(self.parameter), _numerics.widen_parameter(self._stacked(neurons))
             if self.dropout and self.training:
                 rows = self.layout.rotate_rows(self.dropped_out(self.method(free)), rows)
             else:
                 rows = self.layout.rotate(self.method, free, rows, self.dimensions)
-            return _in_memory_format_of(neurons, _numerics.narrow(rows, neurons.dtype).view(neurons.shape))
+            return replace_rows(self.part, neurons, self._unstacked(_numerics.narrow(rows, neurons.dtype), neurons))
+
+    def rotates_input(self, x: Float[Tensor, "*batch d"], neuron_count: int) -> bool:
+        """Return True if the forward pass of a linear layer is to rotate its input, and not its weight."""
+        if self.side == "weight" or self.dimensions is not None or x.shape[-1:] != (self.layout.size,):
+            return False
+        if self.merged is not None:  # the rotated weight is already computed
+            return False
+        if self.side == "input":
+            return True
+        trains = torch.is_grad_enabled() and self.parameter.requires_grad
+        needs_grad = torch.is_grad_enabled() and x.requires_grad
+        tokens = x.numel() // max(self.layout.size, 1)
+        return input_side_is_cheaper(tokens, neuron_count, self.layout, x_needs_grad=needs_grad, trains=trains)
 
     def forward_linear(
         self, x: Float[Tensor, "*batch d"], neurons: Float[Tensor, "n d"], bias: Float[Tensor, " n"] | None
-    ) -> Float[Tensor, "*batch n"] | None:
-        """Return the output of a rotated linear layer by rotating its input, or None if the weight is to be rotated."""
-        if self.side == "weight" or self.dimensions is not None or x.shape[-1:] != neurons.shape[1:]:
-            return None
-        trains = torch.is_grad_enabled() and self.parameter.requires_grad
-        needs_grad = torch.is_grad_enabled() and x.requires_grad
-        tokens, out = x.numel() // max(self.layout.size, 1), len(neurons)
-        if self.side == "auto" and not input_side_is_cheaper(
-            tokens, out, self.layout, x_needs_grad=needs_grad, trains=trains
-        ):
-            return None
-        with _numerics.autocast_disabled(neurons), self._layer_named_in_errors():
-            matrices = self.dropped_out(self.method(_numerics.widen_parameter(self.parameter)))
-        return rotated_linear(x, matrices, neurons, bias, self.layout)
+    ) -> Float[Tensor, "*batch n"]:
+        """Return the output of a rotated linear layer by rotating its input."""
+        return rotated_linear(x, self._matrices_in_training(x), neurons, bias, self.layout)
+
+    def rotate_input(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """Return x·R, computed in float32 or wider, in the dtype of x."""
+        matrices = self._matrices_in_training(x)
+        with _numerics.autocast_disabled(x):
+            rows = self.layout.rotate_inputs(matrices, x.reshape(-1, self.layout.size).to(matrices.dtype))
+            return _numerics.narrow(rows, x.dtype).view(x.shape)
+
+    def _matrices_in_training(self, x: Tensor) -> Float[Tensor, "..."]:
+        with _numerics.autocast_disabled(x), self.layer_named_in_errors():
+            return self.dropped_out(self.method(_numerics.widen_parameter(self.parameter)))
+
+    def _stacked(self, weight: Float[Tensor, "..."]) -> Float[Tensor, "rows size"]:
+        """Return the rows that `layout` rotates: the neurons, or in one row the i-th neurons of all experts.
+
+        One rotation per expert is a rotation of these longer rows, whose blocks are those of all experts.
+        """
+        groups, neurons, channels, taps = self.part.shape_of(weight)
+        if not self._has_rotation_per_group(groups, channels * taps):
+            return rows_of(self.part, weight)
+        return self.part.read(weight, (groups, neurons, channels, taps)).transpose(0, 1).reshape(neurons, -1)
+
+    def _unstacked(self, rows: Float[Tensor, "rows size"], weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
+        """Undo `_stacked`."""
+        groups, neurons, channels, taps = self.part.shape_of(weight)
+        if not self._has_rotation_per_group(groups, channels * taps):
+            return rows
+        return rows.view(neurons, groups, channels * taps).transpose(0, 1).reshape(groups * neurons, -1)
+
+    def _has_rotation_per_group(self, groups: int, length: int) -> bool:
+        return groups > 1 and self.dimensions is None and self.layout.size == groups * length
 
     def dropped_out(self, matrices: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the matrices with a random share of them replaced by the identity in training (OFT's dropout)."""
@@ -136,28 +178,54 @@ class Rotation(nn.Module):
         return torch.where(keep, matrices, torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device))
 
     @torch.no_grad()
-    def fold(self, neurons: Float[Tensor, "n ..."]) -> None:
+    def fold(self, neurons: Float[Tensor, "..."]) -> None:
         """Replace the neurons by the rotated neurons, computed in float64, and restart from R = I."""
         require(len(self.free) == 1, "model", "rotated by one set of parameters to fold and continue", list(self.free))
         self.require_finite()
-        free, rows = _numerics.to_float64(self.parameter), _numerics.to_float64(neurons.flatten(1))
+        free, rows = _numerics.to_float64(self.parameter), _numerics.to_float64(self._stacked(neurons))
         # `to_float64` moves tensors of a device without float64 to the CPU.
         dimensions = None if self.dimensions is None else self.dimensions.to(rows.device)
-        with self._layer_named_in_errors():
+        with self.layer_named_in_errors():
             rows = self.layout.rotate(self.method, free, rows, dimensions)
-        neurons.copy_(_numerics.narrow(rows, neurons.dtype).view_as(neurons))
+        rows = self._unstacked(_numerics.narrow(rows, neurons.dtype), neurons)
+        self.part.write(neurons, rows, self.part.shape_of(neurons))
         self.parameter.copy_(self.identity())
+        self.merged = None
+
+    @torch.no_grad()
+    def merge(self, neurons: Float[Tensor, "..."]) -> None:
+        """Compute the rotated weight once and return it from now on. The neurons and the parameters stay as they are.
+
+        Training mode, another set of parameters and a loaded state end this, because the weight would be outdated.
+        """
+        self.require_finite()
+        self.merged = None
+        self.merged = self(neurons)
+
+    def train(self, mode: bool = True) -> Rotation:
+        """Set training or evaluation mode. Training mode ends a merge."""
+        if mode:
+            self.merged = None
+        return super().train(mode)
+
+    @torch.no_grad()
+    def redraw(self, neurons: Float[Tensor, "..."], folds: int) -> None:
+        """Draw other dimensions after fold number `folds` (S-OPT)."""
+        dimensions, seed = cast(Tensor, self.dimensions), int(cast(Tensor, self.seed))
+        size = rows_of(self.part, neurons).shape[1]
+        dimensions.copy_(self.layout.draw_order(size, seed, folds)[: len(dimensions)])
 
     def require_finite(self) -> None:
         """Raise a `ValueError` if a free parameter is not finite."""
         free = self.parameter.detach()
         if _numerics.values_readable(free) and not bool(torch.isfinite(free).all()):
             bad = int((~torch.isfinite(free)).sum())
-            with self._layer_named_in_errors():
+            with self.layer_named_in_errors():
                 raise ValueError(f"the parameters of a rotation must be finite, but {bad} of {free.numel()} are not")
 
     @contextmanager
-    def _layer_named_in_errors(self) -> Iterator[None]:
+    def layer_named_in_errors(self) -> Iterator[None]:
+        """Add the name of the layer to a `ValueError` raised inside the context."""
         try:
             yield
         except ValueError as error:
@@ -202,14 +270,19 @@ class Rotation(nn.Module):
 
     def add(self, name: str) -> None:
         """Add a set of free parameters that starts at R = I."""
+        self.require_new_name(name)
+        self.free[name] = nn.Parameter(self.identity())
+
+    def require_new_name(self, name: str) -> None:
+        """Raise a `ValueError` unless a set of this name can be added."""
         fits = isinstance(name, str) and name.isidentifier() and not hasattr(self.free, name)
         require(fits, "name", "an identifier that is not yet in use, nor an attribute of ParameterDict", name)
-        self.free[name] = nn.Parameter(self.identity())
 
     def use(self, name: str) -> None:
         """Make this set of free parameters the active one. The state dict stores the choice."""
         require(name in self.free, "name", "one of " + ", ".join(map(repr, self.free)), name)
         self.active = name
+        self.merged = None
 
     # Saving and loading ----------------------------------------------------------------------------------------------
 
@@ -220,6 +293,7 @@ class Rotation(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         *_, error_messages = others  # after metadata, strict, missing keys and unexpected keys
+        self.merged = None
         saved = state_dict.pop(prefix + "active", None)
         active = self.active if saved is None else bytes(saved.tolist()).decode()
         if active in self.free:
@@ -246,20 +320,31 @@ class WeightState(NamedTuple):
     parameter_order: tuple[str, ...]
 
     @classmethod
-    def of(cls, module: nn.Module) -> WeightState:
+    def of(cls, module: nn.Module, parameter: str = "weight") -> WeightState:
         """Return the current state of a layer with a plain weight."""
-        return cls(cast(Tensor, module.weight).requires_grad, tuple(module._parameters))
+        return cls(cast(Tensor, getattr(module, parameter)).requires_grad, tuple(module._parameters))
 
-    def restore(self, module: nn.Module) -> None:
+    def restore(self, module: nn.Module, parameter: str = "weight") -> None:
         """Restore the state of a layer that has a plain weight again."""
-        cast(Tensor, module.weight).requires_grad_(self.requires_grad)
+        cast(Tensor, getattr(module, parameter)).requires_grad_(self.requires_grad)
         for name in self.parameter_order:  # a saved optimiser state refers to parameters by their position
-            module._parameters[name] = module._parameters.pop(name)
+            if name in module._parameters:  # another weight of the module may still be rotated
+                module._parameters[name] = module._parameters.pop(name)
 
 
-def _in_memory_format_of(neurons: Tensor, weight: Tensor) -> Tensor:
-    """Return a contiguous weight in the memory format of the neurons, such as `torch.channels_last`."""
+def rows_of(part: WeightPart, weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
+    """Return the neurons of a part of a weight as rows, in the dtype of the weight. Experts follow each other."""
+    return part.read(weight, part.shape_of(weight)).flatten(0, 1)
+
+
+def replace_rows(part: WeightPart, weight: Float[Tensor, "..."], rows: Float[Tensor, "n d"]) -> Float[Tensor, "..."]:
+    """Return the weight with other neurons in this part of it, in the memory format of `weight`. Differentiable."""
+    return in_memory_format_of(weight, part.replaced(weight, rows, part.shape_of(weight)))
+
+
+def in_memory_format_of(neurons: Tensor, weight: Tensor) -> Tensor:
+    """Return the weight in the memory format of the neurons, such as `torch.channels_last`."""
     # Compilers choose memory formats themselves, and transforms cannot ask for them.
-    if not _numerics.values_readable(neurons) or neurons.is_contiguous():
+    if not _numerics.values_readable(neurons) or weight.stride() == neurons.stride():
         return weight
     return torch.empty_like(neurons).copy_(weight)

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.jit._trace import is_tracing
 from torch.nn.utils import parametrize
 
 from hypersphere import _numerics, sphere
-from hypersphere._layer_selection import LayerSelection, NeuronLayer, layers_of
+from hypersphere._layer_selection import LayerSelection, NeuronLayer, WeightPart, layers_of
 from hypersphere._modes import evaluation_mode
-from hypersphere._validation import choose, is_integer, is_number, require, warn_user
+from hypersphere._validation import choose, guard_save_pretrained, is_integer, is_number, require, warn_user
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
 from hypersphere.functions.transform import TRANSFORMS
+from hypersphere.rotation._quantized import Int8Neurons, int8_linear
 from hypersphere.rotation.activations import InputRotation
 from hypersphere.rotation.layout import BlockLayout
-from hypersphere.rotation.parametrization import Rotation, Side, WeightState
+from hypersphere.rotation.parametrization import Rotation, Side, WeightState, replace_rows, rows_of
 from hypersphere.rotation.refine import refine_neurons, require_energy
+from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = [
     "CustomTransform",
@@ -39,6 +42,7 @@ METHODS: dict[str, type[RowMap]] = {**ORTHOGONALS, **TRANSFORMS}
 
 Where = Callable[[str, nn.Module], bool]
 Method = str | RowMap | Callable[[int], nn.Module]
+Quantization = Literal["int8"]
 
 
 def rotate_(
@@ -59,15 +63,18 @@ def rotate_(
     refine_rate: float = 0.1,
     output: bool = False,
     output_layer: str | Sequence[str] | None = "auto",
+    embeddings: bool = False,
+    quantize: Quantization | None = None,
     spread: float | None = None,
     report: bool = False,
 ) -> nn.Module:
     r"""Train layers by rotating their neurons: W = V·Rᵀ with V fixed and R learned (OPT, equation 1).
 
-    Layers are found by `hypersphere.layers_of`. Linear layers, convolutions and heads with a plain weight of shape
-    (neurons, …) are rotated in place; a filter of a convolution is one neuron of C·k·k entries. Other layers are left
-    unchanged with a warning: fused attention weights, recurrent layers, experts, and layers that store neurons as
-    columns. Embeddings are left unchanged.
+    Layers are found by `hypersphere.layers_of` and rotated in place: linear layers of any library, convolutions and
+    transposed convolutions (a filter is one neuron of C·k·k entries), heads, the `Conv1D` of Hugging Face, the fused
+    q, k and v of `nn.MultiheadAttention` and of GPT-2 (one rotation each), fused experts (one rotation per expert) and
+    the gates of recurrent cells (one rotation each). The layers `nn.LSTM`, `nn.GRU` and `nn.RNN` are left unchanged
+    with a warning, and so are weights that another library has quantised.
 
     A rotated weight is computed at every read, usually once per training step. Inside the context
     `torch.nn.utils.parametrize.cached()` it is computed once, however often it is read.
@@ -76,17 +83,18 @@ def rotate_(
         model: the model.
         method: a name or an object of `hypersphere.orthogonal` or `hypersphere.transform`, or a function that returns a
             module (n, d) → (n, d) for a given d.
-        where: a function of name and module that selects layers. By default all but the output layer.
+        where: a function of name and module that selects layers. By default all but the output layer and embeddings.
         blocks: k, to make R block diagonal, along the channels of a convolution (PE-OPT; OFT for trained neurons).
         block_size: b, the size of the blocks, instead of their number. It must divide the length of every neuron.
-        shared: use one matrix for all blocks.
+        shared: use one matrix for all blocks, and for all experts.
         factors: more than one makes R a butterfly product of block-diagonal matrices (BOFT), see `BlockLayout`.
-        side: what the forward pass of a linear layer rotates. "weight" rotates the neurons, "input" rotates the input
-            instead, which gives the same output, and "auto" takes the cheaper of the two for every batch.
+        side: what the forward pass of a linear layer or a `Conv1D` rotates. "weight" rotates the neurons, "input"
+            rotates the input instead, which gives the same output, and "auto" takes the cheaper of the two for every
+            batch. Other layers rotate the weight.
         dropout: the probability with which each block is replaced by the identity in training (OFT).
         learn_neurons: train V, too.
-        normalize: scale the neurons to norm 1 first. Rotations cannot change norms, and torch initialises layers with
-            much shorter neurons, so without it such layers learn slowly.
+        normalize: scale the neurons to norm 1 first. torch initialises Linear neurons with norm about 0.58. Rotations
+            cannot change norms, so unnormalised layers learn slowly.
         refine: lower the energy of V first: "mhe", "half_space_mhe", "comhe", or a function from rows to an energy,
             such as `CompressiveEnergy`, see `refine_neurons`.
         refine_steps: the number of descent steps of the refinement.
@@ -94,6 +102,10 @@ def rotate_(
         output: rotate the output layer, too (CLS-OPT).
         output_layer: the name of the output layer, or several names. "auto" recognises heads, classifiers with a usual
             name, and the last linear layer if the model ends with it. None if the model has no output layer.
+        embeddings: rotate embeddings, too. The forward pass of `nn.Embedding` rotates the vectors that it looks up.
+        quantize: "int8" stores V as 8-bit integers with one scale per neuron, in about a quarter of the memory of
+            float32. V is rounded once: outputs change by about 1 % (the entries by at most max|v|/254 per neuron v).
+            With side="input" no copy of V in floating point is kept for the backward pass.
         spread: standard deviation of the initial free parameters (the paper uses 1). None starts from R = I.
         report: print which layers are rotated, and which are skipped and why.
 
@@ -122,6 +134,8 @@ def rotate_(
     require(is_number(refine_rate, 0) and refine_rate > 0, "refine_rate", "a positive number", refine_rate)
     if refine is not None:
         require_energy("refine", refine)
+    require(quantize in (None, "int8"), "quantize", "None or 'int8'", quantize)
+    require(quantize is None or not learn_neurons, "quantize", "None if learn_neurons=True", quantize)
     is_map = isinstance(method, (str, RowMap)) or (isinstance(method, type) and issubclass(method, RowMap))
     if is_map or not callable(method):
         method = choose(METHODS, cast(RowMap, method), "method")
@@ -129,46 +143,52 @@ def rotate_(
         has_layout = blocks > 1 or block_size or factors > 1 or shared or dropout or spread is not None
         accepted = "a name or a RowMap if blocks, block_size, shared, factors, dropout or spread are used"
         require(not has_layout, "method", accepted, method)
-    selection = rotatable_layers(model, where, output=output, output_layer=output_layer)
+    selection = rotatable_layers(model, where, output=output, output_layer=output_layer, embeddings=embeddings)
     # All parametrisations are made before the first one is attached, so that an error leaves the model unchanged.
-    plans: list[tuple[NeuronLayer, Rotation | CustomTransform, Tensor]] = []
+    plans: list[tuple[NeuronLayer, Rotation | CustomTransform, Tensor | None]] = []
     for layer in selection:
-        weight = plain_weight(layer)
-        rows = weight.detach().flatten(1)
-        if weight.ndim > 2:
-            channels = weight.shape[1]
-            accepted = f"a divisor of {channels}, the channels of {layer.module_name!r} (or leave it out with `where`)"
-            require(channels % blocks == 0, "blocks", accepted, blocks)
+        weight = plain_rows(layer)
         parametrization: Rotation | CustomTransform
         if isinstance(method, RowMap):
-            layout = _layout_of(layer, rows.shape[1], blocks, block_size, shared, factors)
-            parametrization = Rotation(method, layout, side=side, dropout=dropout, like=rows)
+            layout = _layout_of(layer, blocks, block_size, shared, factors)
+            parametrization = Rotation(method, layout, side=side, dropout=dropout, like=weight)
             if spread:
                 nn.init.normal_(parametrization.parameter, std=spread)
         else:
-            parametrization = CustomTransform(method, rows)
-        if refine is not None:
-            rows = refine_neurons(rows, refine, steps=refine_steps, rate=refine_rate)
-        plans.append((layer, parametrization, sphere.normalize(rows) if normalize else rows))
-    for layer, parametrization, rows in plans:
-        attach(layer, parametrization, rows, learn_neurons=learn_neurons)
+            parametrization = CustomTransform(method, weight)
+        rows = weight if normalize or refine is not None else None
+        if rows is not None and refine is not None:
+            sets = rows.chunk(layer.groups if layer.part.stacked else 1)
+            rows = torch.cat([refine_neurons(one, refine, steps=refine_steps, rate=refine_rate) for one in sets])
+        plans.append((layer, parametrization, sphere.normalize(rows) if rows is not None and normalize else rows))
+    for layer, _, rows in plans:
+        if rows is not None:
+            layer.write(rows)
+    for layer, parametrization, _ in plans:
+        attach(layer, parametrization, learn_neurons=learn_neurons, quantize=quantize is not None)
+    guard_save_pretrained(model, save_obstacle)
     if report:
         print(selection.report())
     return model
 
 
-def _layout_of(
-    layer: NeuronLayer, length: int, blocks: int, block_size: int | None, shared: bool, factors: int
-) -> BlockLayout:
+def _layout_of(layer: NeuronLayer, blocks: int, block_size: int | None, shared: bool, factors: int) -> BlockLayout:
     """Return the blocks of a layer. Errors name the layer."""
+    name, length, channels = name_of(layer), layer.length, layer.shape[2]
     if block_size is not None:
-        accepted = f"a divisor of {length}, the length of a neuron of {layer.name!r} (or leave it out with `where`)"
+        accepted = f"a divisor of {length}, the length of a neuron of {name!r} (or leave it out with `where`)"
         require(length % block_size == 0, "block_size", accepted, block_size)
         blocks = length // block_size
+    elif hasattr(layer.module, "kernel_size"):
+        accepted = f"a divisor of {channels}, the channels of {name!r} (or leave it out with `where`)"
+        require(channels % blocks == 0, "blocks", accepted, blocks)
     try:
-        return BlockLayout(length, blocks, shared, factors)
+        layout = BlockLayout(length, blocks, shared, factors)
     except ValueError as error:
-        raise ValueError(f"layer {layer.name!r}: {error}") from None
+        raise ValueError(f"layer {name!r}: {error}") from None
+    # The rotations of all experts are the blocks of one rotation, which `Rotation` applies to longer rows.
+    experts = layer.groups if layer.part.stacked else 1
+    return BlockLayout(length * experts, layout.blocks * experts, shared, factors) if experts > 1 else layout
 
 
 # Attaching and folding -----------------------------------------------------------------------------------------------
@@ -178,6 +198,7 @@ class CustomTransform(nn.Module):
     """A user's module (n, d) → (n, d) as the parametrisation of a weight (G-OPT). It need not be linear."""
 
     original_state: WeightState
+    part: WeightPart = WeightPart()
 
     def __init__(self, make_module: Callable[[int], nn.Module], rows: Float[Tensor, "n d"]) -> None:
         super().__init__()
@@ -188,56 +209,67 @@ class CustomTransform(nn.Module):
             shape = tuple(self.transform.to(rows)(rows).shape)
         require(shape == tuple(rows.shape), "method", f"a module from and to rows {tuple(rows.shape)}", shape)
 
-    def forward(self, neurons: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+    def forward(self, neurons: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the transformed neurons."""
-        return self.transform(neurons.flatten(1)).view_as(neurons)
+        return replace_rows(self.part, neurons, self.transform(rows_of(self.part, neurons)))
+
+
+AnyRotation = Rotation | TwoSidedRotation | CustomTransform
 
 
 def attach(
     layer: NeuronLayer,
-    parametrization: Rotation | CustomTransform,
-    rows: Tensor | None = None,
+    parametrization: AnyRotation,
+    rows: Float[Tensor, "n d"] | None = None,
     *,
     learn_neurons: bool = False,
+    quantize: bool = False,
 ) -> None:
-    """Register the parametrisation of a layer's weight. `rows` replace its neurons if given."""
-    module = cast(nn.Module, layer.module)
-    weight = cast(nn.Parameter, module.weight)
-    parametrization.original_state = WeightState.of(module)
-    if isinstance(parametrization, Rotation):
-        parametrization.layer_name = layer.module_name
-    with torch.no_grad():
-        if rows is not None and rows.data_ptr() != weight.data_ptr():  # `rows` may be a view of the weight itself
-            weight.copy_(rows.view_as(weight))
-    weight.requires_grad_(learn_neurons)
+    """Register the parametrisation of a layer's weight, or of a part of it. `rows` replace its neurons if given."""
+    module, parameter = cast(nn.Module, layer.module), layer.parameter
+    parametrization.part = layer.part
+    if rows is not None:  # in the stored weight, which another part may have parametrised already
+        is_new = not parametrize.is_parametrized(module, parameter)
+        weight = layer.tensor if is_new else neurons_of(module, parameter)
+        with torch.no_grad():
+            layer.part.write(weight, rows, layer.shape)
+    if not isinstance(parametrization, CustomTransform):
+        parametrization.layer_name = name_of(layer)
+    others = [(rotation.part.parameter, rotation.original_state) for rotation in _rotations_of(module)]
+    if parametrize.is_parametrized(module, parameter):  # the rotation of another part of the same weight
+        parametrization.original_state = next(state for name, state in others if name == parameter)
+    else:
+        state = WeightState.of(module, parameter)
+        # The first rotation of a module has seen all of its parameters.
+        order = others[0][1].parameter_order if others else state.parameter_order
+        parametrization.original_state = state._replace(parameter_order=order)
+        cast(nn.Parameter, getattr(module, parameter)).requires_grad_(learn_neurons)
+        if quantize:
+            parametrize.register_parametrization(module, parameter, Int8Neurons(layer.part), unsafe=True)
     parametrization.train(module.training)
     # unsafe=True skips torch's trial evaluation, which costs one rotation. Shape and dtype are known to be preserved.
-    parametrize.register_parametrization(module, "weight", parametrization, unsafe=True)
-    # torch has given the module a class of its own, which it removes with the parametrisation. A subclass with another
-    # forward pass reads `weight`, and so rotates its weight.
-    if isinstance(parametrization, Rotation) and type(module).forward is nn.Linear.forward:
-        type(module).forward = _forward_linear
-
-
-def _forward_linear(self: nn.Linear, x: Tensor) -> Tensor:
-    """The forward pass of a rotated linear layer."""
-    rotation: Rotation = self.parametrizations.weight[0]  # type: ignore[union-attr,index,assignment]
-    output = rotation.forward_linear(x, neurons_of(self), self.bias)
-    return F.linear(x, self.weight, self.bias) if output is None else output
+    parametrize.register_parametrization(module, parameter, parametrization, unsafe=True)
+    _replace_forward(module)
 
 
 def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
     """Replace rotations by plain weights. Outputs do not change, and `weight` is the parameter object it was before.
 
-    The plain weights are exactly those that the rotated layers computed, in their dtype. With `keep=True`, which is
-    called many times during training, they are computed in float64, so that rounding errors do not accumulate. Outputs
-    then change by rounding errors.
+    The plain weights are exactly those that the rotated layers computed, in their dtype. Quantised layers get new
+    parameter objects in floating point. `keep=True` folds in float64, because it is called repeatedly and float32
+    errors would accumulate; outputs change by rounding.
+
+    Only the active set of rotations is folded (see `use_rotation_set`). The parameters of the other sets are discarded.
 
     Args:
         model: its rotated layers are changed in place, and each `InputRotation` is replaced by its module. To fold a
             model that is itself an `InputRotation`, call its method `fold`.
         keep: fold R into V and continue to rotate from R = I with the same parameters (progressive training). This is
-            not possible if the model contains an `InputRotation`.
+            not possible if the model contains an `InputRotation` or quantised neurons.
+
+    Raises:
+        ValueError: a rotated weight has another parametrisation, which folding would remove, a parameter is not finite,
+            or `keep=True` is not possible.
 
     Example:
         >>> layer = rotate_(nn.Linear(8, 5))
@@ -255,25 +287,44 @@ def fold_(model: nn.Module, *, keep: bool = False) -> nn.Module:
         child.rotation.require_finite()
         if users[id(child.module._parameters.get("weight"))] > 1:
             raise ValueError(f"the rows of {name!r} cannot be folded, because another layer shares them")
-    for _, _, rotation in layers:
-        if isinstance(rotation, Rotation):
-            rotation.require_finite()
-            require(not keep or len(rotation.free) == 1, "keep", "False where there are several sets", keep)
-        else:
-            require(not keep, "keep", "False for a custom transform", keep)
-    for _, module, rotation in layers:
-        if keep and isinstance(rotation, Rotation):
-            rotation.fold(neurons_of(module))
-        else:
-            _detach(module, rotation)
+    for name, module, rotation in layers:
+        _require_foldable(name, module, rotation, keep)
+    if keep:
+        for _, module, rotation in layers:
+            cast(Rotation | TwoSidedRotation, rotation).fold(neurons_of(module, rotation.part.parameter))
+    else:
+        # A weight with several rotations is replaced once.
+        states = {(module, rotation.part.parameter): rotation.original_state for _, module, rotation in layers}
+        for (module, parameter), state in states.items():
+            _detach(module, parameter, state)
     for parent, name, child in wrappers:
         # A wrapper that occurs in several places is folded at the first one and has R = I at the others.
         setattr(parent, name, child.fold())
     return model
 
 
-def _detach(module: nn.Module, rotation: Rotation | CustomTransform) -> None:
-    """Replace the parametrisation of a layer by its current weight."""
+def _require_foldable(name: str, module: nn.Module, rotation: AnyRotation, keep: bool) -> None:
+    """Raise a `ValueError` if the rotation of a layer cannot be folded."""
+    maps = _parametrizations_of(module, rotation.part.parameter)
+    ours = (Int8Neurons, Rotation, TwoSidedRotation, CustomTransform)
+    stacked = [type(one).__name__ for one in maps if not isinstance(one, ours)]
+    if stacked:
+        raise ValueError(
+            f"layer {name!r} has another parametrisation after its rotation ({stacked[0]}), "
+            "which folding would remove; remove it first"
+        )
+    if isinstance(rotation, CustomTransform):
+        require(not keep, "keep", "False for a custom transform", keep)
+        return
+    rotation.require_finite()
+    if keep and isinstance(rotation, Rotation) and len(rotation.free) > 1:
+        raise ValueError(f"keep=True needs a single rotation set, but layer {name!r} has {len(rotation.free)}")
+    if keep and isinstance(maps[0], Int8Neurons):
+        raise ValueError(f"keep=True needs neurons in floating point, but those of layer {name!r} are quantised")
+
+
+def _detach(module: nn.Module, parameter: str, state: WeightState) -> None:
+    """Replace the parametrisations of a weight by its current value."""
     # `copy.deepcopy` of a parametrised module makes a second instance of the class that torch generated for it, and
     # `remove_parametrizations` deletes the property `weight` from this class, which would break the other instance.
     # Give the module a class that no copy shares. Not needed any more once torch removes the property only from a class
@@ -281,8 +332,93 @@ def _detach(module: nn.Module, rotation: Rotation | CustomTransform) -> None:
     shared_class = type(module)
     attributes = {name: value for name, value in vars(shared_class).items() if name not in ("__dict__", "__weakref__")}
     module.__class__ = type(shared_class.__name__, shared_class.__bases__, attributes)
-    parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
-    rotation.original_state.restore(module)
+    # Without the dropout of blocks.
+    with evaluation_mode(_parametrizations_of(module, parameter)):
+        parametrize.remove_parametrizations(module, parameter, leave_parametrized=True)
+    weight = cast(Tensor, getattr(module, parameter))
+    if not isinstance(weight, nn.Parameter):  # torch makes a buffer of a quantised weight that is not trained
+        delattr(module, parameter)
+        module.register_parameter(parameter, nn.Parameter(weight.detach()))
+    state.restore(module, parameter)
+
+
+# The forward pass of rotated layers ----------------------------------------------------------------------------------
+
+
+def _replace_forward(module: nn.Module) -> None:
+    """Give a rotated layer a forward pass that rotates less, if its kind has one.
+
+    torch has given the module a class of its own, which it removes with the parametrisation. A subclass with another
+    forward pass reads its weight, and so rotates it.
+    """
+    own_class = type(module)
+    plain = cast(type[nn.Module], own_class.__mro__[1]).forward
+    is_conv1d = (plain.__module__, plain.__qualname__) == ("transformers.pytorch_utils", "Conv1D.forward")
+    if plain is nn.Linear.forward or is_conv1d:
+        own_class.forward = _forward_linear(plain)
+    elif plain is nn.Embedding.forward:
+        own_class.forward = _forward_embedding(plain)
+    elif isinstance(module, nn.MultiheadAttention) or any(rotation.part.stacked for rotation in _rotations_of(module)):
+        own_class.forward = _forward_cached(plain)
+
+
+def _forward_linear(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward pass of a linear layer that rotates its input where that is cheaper."""
+
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        maps = _parametrizations_of(self, "weight")
+        stored = _stored(self, "weight")
+        if len(maps) == 1 and isinstance(maps[0], TwoSidedRotation) and maps[0].part.is_whole:
+            output = maps[0].forward_linear(x, stored[0], cast(Tensor | None, self.bias))
+            return cast(Tensor, plain(self, x)) if output is None else output
+        rotations = [one for one in maps if isinstance(one, Rotation)]
+        neuron_count = rotations[0].part.shape_of(stored[0])[1] if rotations else 0
+        is_known = len(rotations) + (len(stored) - 1) == len(maps)  # a user may have added a parametrisation
+        if not is_known or not all(rotation.rotates_input(x, neuron_count) for rotation in rotations):
+            return cast(Tensor, plain(self, x))
+        bias = cast(Tensor | None, self.bias)
+        biases = [None] * len(rotations) if bias is None else bias.split(neuron_count)
+        outputs = []
+        for rotation, one_bias in zip(rotations, biases, strict=True):
+            parts = [rows_of(rotation.part, tensor) for tensor in stored]
+            if len(parts) == 1:
+                outputs.append(rotation.forward_linear(x, parts[0], one_bias))
+            else:
+                outputs.append(int8_linear(rotation.rotate_input(x), parts[0], parts[1], one_bias))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+    return forward
+
+
+def _forward_embedding(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward pass of an embedding that rotates the vectors it looks up, and not all vectors."""
+
+    def forward(self: nn.Embedding, tokens: Tensor) -> Tensor:
+        maps = _parametrizations_of(self, "weight")
+        rotation, stored = maps[-1], _stored(self, "weight")
+        is_known = isinstance(rotation, Rotation) and len(maps) == len(stored)
+        if not is_known or self.max_norm is not None or tokens.numel() >= self.num_embeddings:
+            return cast(Tensor, plain(self, tokens))
+        if len(stored) == 1:
+            options = (self.padding_idx, None, self.norm_type, self.scale_grad_by_freq, self.sparse)
+            vectors = F.embedding(tokens, stored[0], *options)
+        else:
+            vectors = maps[0](*(tensor[tokens] for tensor in stored))
+        return cast(Tensor, rotation(vectors.reshape(-1, self.embedding_dim)).view(vectors.shape))
+
+    return forward
+
+
+def _forward_cached(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward pass of a module that reads its weight several times. The weight is rotated once."""
+
+    def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or is_tracing():  # torch does not cache there
+            return plain(self, *inputs, **options)
+        with parametrize.cached():
+            return plain(self, *inputs, **options)
+
+    return forward
 
 
 # Which layers --------------------------------------------------------------------------------------------------------
@@ -294,6 +430,7 @@ def rotatable_layers(
     *,
     output: bool = False,
     output_layer: str | Sequence[str] | None = "auto",
+    embeddings: bool = False,
 ) -> LayerSelection:
     """Return the layers that `rotate_` would rotate, and the others with the reason.
 
@@ -310,6 +447,7 @@ def rotatable_layers(
     """
     require(isinstance(model, nn.Module), "model", "a module", type(model).__name__)
     require(isinstance(output, bool), "output", "a bool (output_layer names the layer)", output)
+    require(isinstance(embeddings, bool), "embeddings", "a bool", embeddings)
     layers = layers_of(model, output=output_layer, where=where, output_argument="output_layer")
     if where is None and not output:
         layers.warn_if_output_is_unknown()
@@ -321,8 +459,8 @@ def rotatable_layers(
     def reason_excluded(layer: NeuronLayer) -> str | None:
         if layer.name.startswith(inputs_rotated):
             return "its input is rotated instead"
-        if layer.role == "embedding":
-            return "embeddings are not rotated"
+        if layer.role == "embedding" and not embeddings:
+            return "it is an embedding, which needs embeddings=True"
         if layer.role == "output" and not output:
             if where is not None:
                 raise ValueError(f"where selects the output layer {layer.name!r}; pass output=True to rotate it")
@@ -331,11 +469,12 @@ def rotatable_layers(
 
     # Two steps, because only layers that the user did not exclude deserve a warning if they cannot be rotated.
     candidates = layers.without(reason_excluded)
-    selection = candidates.without(_reason_not_rotatable)
+    selection = candidates.without(reason_not_rotatable)
     for layer in selection:
+        _require_not_parametrized(layer)
         if layer.aliases:
-            other = layer.aliases[0]
-            raise ValueError(f"layer {layer.module_name!r} must not share its weight, but it shares it with {other!r}")
+            name, other = name_of(layer), layer.aliases[0]
+            raise ValueError(f"layer {name!r} must not share its weight, but it shares it with {other!r}")
     if not selection:
         reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped[:5])
         raise ValueError(f"where must select at least one layer that can be rotated, but none is left ({reasons})")
@@ -354,46 +493,96 @@ def select(model: nn.Module, where: Where | None = None, *, output: bool = False
     return [(layer.module_name, cast(nn.Module, layer.module)) for layer in layers]
 
 
-def _reason_not_rotatable(layer: NeuronLayer) -> str | None:
+def reason_not_rotatable(layer: NeuronLayer) -> str | None:
     """Return why the weight of a layer cannot be rotated, or None."""
-    if layer.parameter != "weight":
-        return f"its weight is part of {layer.parameter}, which is not rotated"
-    if layer.orientation != "rows":
-        return f"{type(layer.module).__name__} stores its neurons as columns"
-    if layer.groups > 1 and not hasattr(layer.module, "kernel_size"):
-        return "it holds the weights of several experts in one tensor"
     module = cast(nn.Module, layer.module)
-    if parametrize.is_parametrized(module, "weight"):
-        return None  # reported as an error by `plain_weight`
+    if isinstance(module, nn.RNNBase):
+        return f"{type(module).__name__} passes its stored weights to torch, and not those of a parametrisation"
+    if parametrize.is_parametrized(module, layer.parameter):
+        return None  # reported as an error by `_require_not_parametrized`
     return layer.not_writable
 
 
-def plain_weight(layer: NeuronLayer) -> Tensor:
-    """Return the weight of a layer, or raise an error if it is parametrised or not finite."""
-    path, module = layer.module_name, cast(nn.Module, layer.module)
-    if parametrize.is_parametrized(module, "weight"):
-        by = type(module.parametrizations.weight[0]).__name__  # type: ignore[union-attr,index]
-        raise ValueError(f"layer {path!r} must have a plain weight, but it is parametrised already (by {by})")
-    weight = cast(Tensor, module.weight)
-    _numerics.require_finite_rows(f"the weight of layer {path!r}", weight)
+def _require_not_parametrized(layer: NeuronLayer) -> None:
+    module = cast(nn.Module, layer.module)
+    if parametrize.is_parametrized(module, layer.parameter):
+        by = type(_parametrizations_of(module, layer.parameter)[0]).__name__
+        name = name_of(layer)
+        raise ValueError(f"layer {name!r} must have a plain weight, but it is parametrised already (by {by})")
+
+
+def plain_weight(layer: NeuronLayer) -> Float[Tensor, "..."]:
+    """Return the complete weight of a layer, or raise an error if it is parametrised or its neurons are not finite."""
+    _require_not_parametrized(layer)
+    weight = layer.tensor
+    _numerics.require_finite_rows(f"the weight of layer {name_of(layer)!r}", rows_of(layer.part, weight.detach()))
     return weight
+
+
+def plain_rows(layer: NeuronLayer) -> Float[Tensor, "n d"]:
+    """Return the neurons of `plain_weight` as rows, in the dtype of the weight."""
+    return rows_of(layer.part, plain_weight(layer).detach())
+
+
+def name_of(layer: NeuronLayer) -> str:
+    """Return the name under which `rotated_layers` lists a layer."""
+    return _joined(layer.module_name, layer.part.suffix)
+
+
+def _joined(path: str, suffix: str) -> str:
+    return f"{path}.{suffix}" if path and suffix else path or suffix
 
 
 # Rotated models ------------------------------------------------------------------------------------------------------
 
 
-def rotated_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Rotation | CustomTransform]]:
-    """Yield name, module and parametrisation of every rotated layer."""
-    for name, module in model.named_modules():
-        if parametrize.is_parametrized(module, "weight"):
-            parametrization = cast(nn.ModuleDict, module.parametrizations)["weight"][0]  # type: ignore[index]
-            if isinstance(parametrization, (Rotation, CustomTransform)):
-                yield name, module, parametrization
+def rotated_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, AnyRotation]]:
+    """Yield name, module and parametrisation of every rotated layer.
+
+    The name is that of the module. If a module holds several layers, the name of the layer follows, as in
+    "encoder.self_attn.q". `Rotation.part` says which parameter of the module is rotated, and which part of it.
+    """
+    for path, module in model.named_modules():
+        for rotation in _rotations_of(module):
+            yield _joined(path, rotation.part.suffix), module, rotation
 
 
-def neurons_of(module: nn.Module) -> Tensor:
-    """Return the neurons V of a rotated layer."""
-    return cast(Tensor, module.parametrizations.weight.original)  # type: ignore[union-attr]
+def save_obstacle(model: nn.Module) -> str | None:
+    """Return why a Hugging Face model with rotated layers must not be saved, or None if it has none."""
+    rotated = [name for name, _, _ in rotated_layers(model)]
+    if not rotated:
+        return None
+    return (
+        f"model must be folded before save_pretrained, because from_pretrained would give its {len(rotated)} rotated "
+        f"layers ({rotated[0]}, …) random weights: call save_adapter to save the rotations, or fold_ first"
+    )
+
+
+def _rotations_of(module: nn.Module) -> list[AnyRotation]:
+    """Return the rotations of all weights of a module."""
+    if not parametrize.is_parametrized(module):
+        return []
+    lists = cast(nn.ModuleDict, module.parametrizations).values()
+    kinds = (Rotation, TwoSidedRotation, CustomTransform)
+    return [one for maps in lists for one in cast(nn.ModuleList, maps) if isinstance(one, kinds)]
+
+
+def _parametrizations_of(module: nn.Module, parameter: str) -> parametrize.ParametrizationList:
+    """Return the parametrisations of a weight, in the order in which they are applied."""
+    return cast(parametrize.ParametrizationList, cast(nn.ModuleDict, module.parametrizations)[parameter])
+
+
+def _stored(module: nn.Module, parameter: str) -> tuple[Tensor, ...]:
+    """Return the tensors that represent V: V itself, or integers and scales."""
+    maps = _parametrizations_of(module, parameter)
+    names = ("original",) if maps.is_tensor else ("original0", "original1")
+    return tuple(cast(Tensor, getattr(maps, name)) for name in names)
+
+
+def neurons_of(module: nn.Module, parameter: str = "weight") -> Tensor:
+    """Return V, the weight of a rotated layer before its rotation. Quantised neurons become floating-point numbers."""
+    stored = _stored(module, parameter)
+    return stored[0] if len(stored) == 1 else cast(Tensor, _parametrizations_of(module, parameter)[0](*stored))
 
 
 def rotation_parameters(model: nn.Module) -> list[nn.Parameter]:

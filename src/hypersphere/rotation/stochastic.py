@@ -3,26 +3,26 @@ r"""Stochastic rotations: rotate p of d dimensions at a time, fold, and draw oth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 
 from hypersphere._deprecation import deprecated_attribute
-from hypersphere._validation import choose, is_integer, require
+from hypersphere._validation import choose, guard_save_pretrained, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
+from hypersphere.rotation._periodic_fold import PeriodicFold
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation
-from hypersphere.rotation.rotate import attach, neurons_of, plain_weight, rotatable_layers, rotated_layers
+from hypersphere.rotation.rotate import attach, name_of, plain_rows, rotatable_layers, save_obstacle
 
 __all__ = ["Stochastic"]
 
 Fraction = float | int | Mapping[str, float | int]
 
 
-class Stochastic:
+class Stochastic(PeriodicFold):
     r"""Train a model by small rotations R_p of randomly drawn dimensions (OPT, algorithm 1).
 
     Every `every` steps R_p is folded into the neurons, other dimensions are drawn, and R_p is reset to the identity.
@@ -66,36 +66,36 @@ class Stochastic:
         generator: torch.Generator | None = None,
         report: bool = False,
     ) -> None:
-        require(is_integer(every, 1), "every", "an integer >= 1", every)
+        super().__init__(every)
         for name, flag in (("whole_first", whole_first), ("report", report)):
             require(isinstance(flag, bool), name, "a bool", flag)
         chosen = choose(ORTHOGONALS, method, "method")
         require(isinstance(chosen, RowMap), "method", "a name or an object of `hypersphere.orthogonal`", method)
         selection = rotatable_layers(model, where, output=output, output_layer=output_layer)
         if isinstance(fraction, Mapping):
-            names = [layer.module_name for layer in selection]
+            names = [name_of(layer) for layer in selection]
             unknown = sorted(set(fraction) - set(names), key=str)
             accepted = f"a mapping from names of layers, {', '.join(map(repr, names))}"
             require(not unknown, "fraction", accepted, unknown)
-        self.every = every
-        self.steps = 0
         self.partially_rotated: list[tuple[nn.Module, Rotation]] = []
         """The modules in which only some dimensions are rotated. Layers with p = d need no folds."""
         # All rotations are made before the first one is attached, so that an error leaves the model unchanged.
         rotations = []
         for i, layer in enumerate(selection):
-            weight = plain_weight(layer)
-            size = weight[0].numel()
-            count = size if whole_first and i == 0 else _dimension_count(fraction, layer.module_name, size)
+            weight = plain_rows(layer)
+            size = weight.shape[1]
+            count = size if whole_first and i == 0 else _dimension_count(fraction, name_of(layer), size)
             if count == size:
                 rotations.append(Rotation(chosen, BlockLayout(size), like=weight))
                 continue
+            layout = BlockLayout(count)
             seed = int(torch.randint(2**62, (), generator=generator))
-            dimensions = _draw_dimensions(seed, 0, size, count).to(weight.device)
-            rotations.append(Rotation(chosen, BlockLayout(count), dimensions=dimensions, seed=seed, like=weight))
+            dimensions = layout.draw_order(size, seed, 0)[:count].to(weight.device)
+            rotations.append(Rotation(chosen, layout, dimensions=dimensions, seed=seed, like=weight))
             self.partially_rotated.append((cast(nn.Module, layer.module), rotations[-1]))
         for layer, rotation in zip(selection, rotations, strict=True):
             attach(layer, rotation)
+        guard_save_pretrained(model, save_obstacle)
         if report:
             print(selection.report())
 
@@ -105,45 +105,8 @@ class Stochastic:
         counts = ", ".join(str(rotation.layout.size) for _, rotation in self.partially_rotated)
         return f"Stochastic(every={self.every}, steps={self.steps}, dimensions=[{counts}])"
 
-    def step(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
-        """Count one training step, and fold and draw dimensions after every `every` steps.
-
-        Args:
-            optimizer: its state of the folded parameters is dropped, because momentum refers to the old dimensions.
-
-        Returns:
-            True if the rotations were folded.
-        """
-        self.steps += 1
-        if self.steps % self.every:
-            return False
-        for module, rotation in self.partially_rotated:
-            is_rotated = any(r is rotation for _, _, r in rotated_layers(module))
-            require(is_rotated, "model", "still rotated, but one of its layers was folded", type(module).__name__)
-            neurons = neurons_of(module)
-            rotation.fold(neurons)
-            seed, dimensions = cast(Tensor, rotation.seed), cast(Tensor, rotation.dimensions)
-            folds = self.steps // self.every
-            dimensions.copy_(_draw_dimensions(int(seed), folds, neurons[0].numel(), len(dimensions)))
-            if optimizer is not None:
-                optimizer.state.pop(rotation.parameter, None)
-        return True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the step counter. Dimensions and seeds are buffers of the model."""
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-        self.steps = int(state["steps"])
-
-
-def _draw_dimensions(seed: int, folds: int, size: int, count: int) -> Int[Tensor, " count"]:
-    """Return `count` of `size` dimensions in ascending order, as a function of the seed and the number of folds."""
-    # Consecutive seeds give independent streams, because torch's Mersenne twister scrambles the seed. Another function
-    # of the two numbers would change how saved runs continue.
-    generator = torch.Generator().manual_seed(seed + folds)
-    return torch.randperm(size, generator=generator)[:count].sort().values
+    def _folded_layers(self) -> list[tuple[nn.Module, Rotation]]:
+        return self.partially_rotated
 
 
 def _dimension_count(fraction: Fraction, name: str, size: int) -> int:

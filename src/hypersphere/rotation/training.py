@@ -28,13 +28,13 @@ class TrainedRotation:
         penalty: term that is added to the loss.
         on_group: parameters that are trained by descent on the orthogonal group.
         group_optimizer: makes the optimiser of those parameters.
-        stochastic: rotation of a random subset of dimensions, folded and redrawn periodically.
+        stochastic: rotations of randomly drawn dimensions, folded and redrawn periodically.
     """
 
     penalty: Callable[[], Tensor] | None = None
     on_group: list[nn.Parameter] = field(default_factory=list)
     group_optimizer: Callable[..., torch.optim.Optimizer] = OGD
-    stochastic: rotation.Stochastic | None = None
+    stochastic: rotation.Stochastic | rotation.Equivalence | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,8 @@ class RotationOptions:
     def rotate_(self, modules: nn.ModuleDict, method: str | RowMap) -> None:
         """Rotate the layers that the options select."""
         where = None if self.hidden else _is_one_of(["head"])
-        names = [layer.name for layer in rotation.rotatable_layers(modules, where, output=self.output)]
+        layers = rotation.rotatable_layers(modules, where, output=self.output)
+        names = list(dict.fromkeys(layer.module_name for layer in layers))  # once per module
         first, others = (names[:1], names[1:]) if self.whole_first else ([], names)
         if first:
             self._rotate_layers_(modules, method, first, blocks=1, shared=False, factors=1)
@@ -211,10 +212,31 @@ def _stochastic(
     )
 
 
+def _equivalence(
+    modules: nn.ModuleDict,
+    *,
+    block_size: int = 64,
+    every: int = 200,
+    sides: str = "both",
+    start: str = "normalized",
+    scale: float = 1.0,
+    method: str = "cayley",
+) -> TrainedRotation:
+    """Rotations of outputs and inputs in blocks, merged into fixed random weights periodically (POET)."""
+    # The weights are drawn, too. From a generator of their own they do not change what is drawn after them.
+    generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+    return TrainedRotation(
+        stochastic=rotation.Equivalence(
+            modules, block_size, every, sides, start, method, scale=scale, generator=generator
+        )
+    )
+
+
 ROTATIONS: dict[str, Callable[..., TrainedRotation]] = {
     "none": _none,
     **{name: _rotation_by(map_type) for name, map_type in METHODS.items()},
     "penalized": _penalized,
     "descent": _descent,
     "stochastic": _stochastic,
+    "equivalence": _equivalence,
 }

@@ -251,7 +251,8 @@ class Experiment:
         self.scheduler = optim.Scheduler(self.optimizer.optimizers, schedule, self.steps, self.steps_per_epoch)
         self.scaler = torch.amp.GradScaler(self.device.type) if config.precision == "float16" else None
         folds = config.ema is not None and self.rotation.stochastic is not None
-        require(not folds, "ema", "unset with the rotation stochastic, which replaces weights", config.ema)
+        accepted = f"unset with the rotation {config.rotation.name}, which replaces weights"
+        require(not folds, "ema", accepted, config.ema)
         leaves_sphere = config.ema is not None and bool(self._unit_weight_modules)
         accepted = f"unset with {config.model.name}, because averages of unit vectors are no unit vectors"
         require(not leaves_sphere, "ema", accepted, config.ema)

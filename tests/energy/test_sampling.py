@@ -2,7 +2,7 @@
 
 import torch
 
-from hypersphere.energy._draws import seeded_generator
+from hypersphere.energy._sampling import seeded_generator
 
 
 def test_seeded_generator_differs_from_the_stream_of_manual_seed():
