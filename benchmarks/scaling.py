@@ -225,6 +225,7 @@ def worker(rank: int, job: Job, port: int, folder: str) -> None:
     run_steps(job, steps=0)
     result["memory"] = peak_memory() - before
     Path(folder, f"{rank}.json").write_text(json.dumps(result | asdict(machine)))
+    time.sleep(0.2)  # for the threads of gloo to release tensors, see `hypersphere.training.process_group`
     dist.destroy_process_group()
 
 

@@ -267,7 +267,9 @@ def reference_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     terms = ClassTerms(
         others=rule.reduction.within(scores.masked_fill(is_target, float("-inf"))),
         weighted_sum=weighted_sum,
-        target=z.gather(1, column).masked_fill(is_absent, 0).squeeze(1),
+        # A sum and not `gather`: inductor on CPUs with several threads computes a wrong gradient for a gather whose
+        # backward pass it fuses with the sum over the batch of a bias.
+        target=z.masked_fill(~is_target, 0).sum(1),
         feature_norm=x_norm.squeeze(1) if rule.needs_feature_norm else None,
         target_norm=w_norm[column.squeeze(1)].masked_fill(is_absent, 0).squeeze(1) if rule.needs_target_norm else None,
         energy=inputs.energy() if rule.needs_energy else None,

@@ -12,7 +12,9 @@ import torch.distributed as dist
 
 __all__ = ["choose_device", "other_process_ended", "process_group", "restarts"]
 
-# Seconds for the threads of gloo to release tensors. A release while the interpreter exits would abort the process.
+# Seconds for the threads of gloo to release the tensors of finished collectives, for which they need Python's global
+# lock. The end of a group waits for these threads while it holds the lock, so a release at that moment would block the
+# process for ever; a release while the interpreter exits would abort it.
 RELEASE_TIME = 0.2
 
 
@@ -74,6 +76,7 @@ def process_group(device: str | None = None) -> Iterator[torch.device]:
     try:
         yield chosen
     finally:
+        time.sleep(RELEASE_TIME)
         dist.destroy_process_group()
         time.sleep(RELEASE_TIME)
 

@@ -5,6 +5,7 @@ Started as ``python -m heads.sharded.worker FOLDER RANK SIZE CHECK...``, or by t
 
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def main(folder, *rest):
         CHECKS[name](Path(folder), groups)
         (Path(folder) / f"{name}-{rank}").touch()
         dist.barrier()
+    time.sleep(0.2)  # for the threads of gloo to release tensors, see `hypersphere.training.process_group`
     dist.destroy_process_group()
 
 
