@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import warnings
 
 import numpy as np
@@ -294,3 +295,19 @@ def test_advance_with_handle_returns_to_counting_calls():
     optimizers[0].step()
     head(x, y)
     assert head.steps.item() == 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda head: pickle.loads(pickle.dumps(head))])
+def test_copy_of_a_head_that_follows_an_optimizer_counts_its_calls(copied):
+    head = hs.heads.arcface(4, 3, ramp=Ramp(10))
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.advance_with(optimizer)
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    other = copied(head)
+    for _ in range(2):
+        other(x, y)
+    assert int(other.steps) == 2
+    head(x, y).backward()
+    assert int(head.steps) == 0  # the original still follows its optimizer
+    optimizer.step()
+    assert (int(head.steps), int(other.steps)) == (1, 2)

@@ -10,7 +10,7 @@ from torch import nn
 
 from hypersphere.functions.angular import Sigmoid
 from hypersphere.functions.magnitude import Ball, Linear, LinearlyWeighted, Sphere, Tanh
-from hypersphere.layers import DecoupledConv2d, shared_k
+from hypersphere.layers import DecoupledConv2d, DecoupledLinear, shared_k
 
 from .cases import KINDS, conv, every_kind, images, run
 
@@ -283,3 +283,12 @@ def test_decoupled_uses_weight_norm_of_a_callable_unless_it_says_otherwise():
     assert not conv(magnitude=ignoring).uses_weight_norm
     assert not conv(magnitude=ignoring, weighting=None).uses_weight_norm
     assert conv(magnitude="tanh", weighting="linear").uses_weight_norm
+
+
+def test_reset_parameters_restores_a_shared_k():
+    k = shared_k(2.0)
+    layers = [DecoupledLinear(4, 3, angular="sigmoid", learn_k=k) for _ in range(2)]
+    with torch.no_grad():
+        k.fill_(5.0)
+    layers[0].reset_parameters()
+    torch.testing.assert_close(k.detach().exp(), torch.tensor([2.0]))

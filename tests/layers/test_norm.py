@@ -65,3 +65,13 @@ def test_sphere_norm_accepts_any_finite_rescaling(beta):
     assert SphereNorm(nn.Linear(3, 2), rescale=(beta, 0.0)).rescale == (beta, 0.0)
     with pytest.raises(ValueError, match=r"^rescale must be None, \(beta, gamma\) or 'learned', not "):
         SphereNorm(nn.Linear(3, 2), rescale=(beta * 1e300, 0.0))
+
+
+def test_sphere_norm_leaves_a_layer_unchanged_if_an_option_is_invalid():
+    layer, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)
+    before, attributes = layer(x), set(vars(layer))
+    with pytest.raises(ValueError, match="angular must be one of"):
+        SphereNorm(layer, angular="typo")
+    assert type(layer) is nn.Conv2d
+    assert set(vars(layer)) == attributes
+    torch.testing.assert_close(layer(x), before, atol=0, rtol=0)

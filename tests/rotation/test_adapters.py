@@ -771,3 +771,21 @@ def test_load_adapter_names_fused_layers_that_peft_rotates_as_one(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "OFT", "use_cayley_neumann": false}')
     with left_unchanged(model), pytest.raises(ValueError, match=r"has no 'h\.0\.attn\.c_attn'"):
         load_adapter(model, tmp_path)
+
+
+def test_merge_of_a_rotated_embedding_keeps_its_vectors():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 4))
+    rotate_(model, block_size=4, embeddings=True, output_layer=None).eval()
+    perturb_(model, 0.3)
+    tokens = torch.tensor([[1, 5, 7]])
+    before = model(tokens).detach()
+    torch.testing.assert_close(merge(model)(tokens), before, atol=1e-5, rtol=0)
+    torch.testing.assert_close(unmerge(model)(tokens), before, atol=0, rtol=0)
+
+
+def test_save_adapter_refuses_layers_that_are_rotated_on_two_sides(tmp_path):
+    model = mlp()
+    hs.rotation.Equivalence(model, block_size=4)
+    with pytest.raises(ValueError, match="must be rotated by `rotate_`, not 'rotated on two sides'"):
+        save_adapter(model, tmp_path)

@@ -301,7 +301,8 @@ class AngularHead(nn.Module):
         """Return the scores with the margin on each target, for use with another loss.
 
         Rows with an ignored label contain the scores of a zero feature. Schedules do not advance here: call `advance`
-        once per step, or use `advance_with`.
+        once per step, or use `advance_with`. The statistics of AdaFace are read but not updated; only the loss, the
+        call of the head, updates them.
         """
         check_features(x, self.in_features)
         y = check_labels(y, len(x))
@@ -336,7 +337,7 @@ class AngularHead(nn.Module):
         """Let the schedules count the steps of `optimizer` instead of training calls of the head.
 
         Use this with gradient accumulation, or if the head is called several times per step. A copy of the head does
-        not follow the optimizer.
+        not follow the optimizer: it counts its training calls again.
 
         Returns:
             A handle; its `remove()` lets the schedules count training calls again.
@@ -627,6 +628,10 @@ class AngularHead(nn.Module):
             return state
         mean, std = _update_statistics(state.norm_mean, state.norm_std, norms.detach(), counted, self._margin.momentum)
         return state._replace(norm_mean=mean, norm_std=std)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, which counts its calls: the hooks of `advance_with` advance this head only."""
+        return {**self.__dict__, "_optimizer_hooks": frozenset()}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move and cast as torch does, and move the fixed tensors of g and ψ with the parameters."""

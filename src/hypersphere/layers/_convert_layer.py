@@ -68,14 +68,18 @@ def _has_custom_forward(module: nn.Module) -> bool:
 
 
 def convert_layer_(module: nn.Module, options: OperatorOptions) -> None:
-    """Replace the class of a layer by that of the decoupled layer, and configure it."""
+    """Replace the class of a layer by that of the decoupled layer, and configure it. An error leaves it unchanged."""
     module._converted_from = type(module)  # type: ignore[assignment]
     if torch_class(module) is nn.Linear and not hasattr(module, "in_features"):
         module.in_features, module.out_features = module.in_channels, module.out_channels
         module._sizes_were_added = True  # type: ignore[assignment]
     module.__class__ = DECOUPLED_CLASSES[torch_class(module)]
     assert isinstance(module, DecoupledLayer)
-    module._configure(options)
+    try:
+        module._configure(options)
+    except Exception:
+        revert_layer_(module)
+        raise
 
 
 def revert_layer_(module: nn.Module) -> None:

@@ -178,6 +178,9 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         self.magnitude, self.angular, self.weighting = magnitude, angular, settings["weighting"]
         self.radius_norm, self.momentum, self.storage = radius_norm, momentum, storage
         self.log_k, self.log_radius = log_k, log_radius
+        # The initial value of a parameter of the user, which need not be that of g. On the meta device it has none.
+        is_given = isinstance(settings["learn_k"], nn.Parameter) and log_k is not None and not log_k.is_meta
+        self._given_log_k = log_k.detach().clone() if is_given and log_k is not None else None
         if log_radius is not None:
             groups, device, dtype = self.groups, log_radius.device, log_radius.dtype
             self.register_buffer("mean_norm", torch.ones(groups, dtype=dtype, device=device))
@@ -187,7 +190,8 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
 
     def _remove_configuration(self) -> None:
         """Undo `_configure`."""
-        for name in (*DEFAULT_OPTIONS, "log_k", "log_radius", "mean_norm", "num_batches_tracked", "_passes"):
+        added = ("log_k", "log_radius", "_given_log_k", "mean_norm", "num_batches_tracked", "_passes")
+        for name in (*DEFAULT_OPTIONS, *added):
             if hasattr(self, name):
                 delattr(self, name)
 
@@ -230,7 +234,8 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         log_k, log_radius = self._parameters.get("log_k"), self._parameters.get("log_radius")
         with torch.no_grad():
             if log_k is not None and isinstance(self.angular, Sigmoid):
-                log_k.copy_(torch.as_tensor(self.angular.k).log())
+                start = torch.as_tensor(self.angular.k).log()
+                log_k.copy_(start if self._given_log_k is None else self._given_log_k)
             if log_radius is not None and isinstance(self.magnitude, (Ball, Tanh, Seg)):
                 log_radius.copy_(torch.as_tensor(self.magnitude.radius).log())
                 self.mean_norm.fill_(1)

@@ -47,6 +47,7 @@ from hypersphere.rotation.rotate import (
     save_obstacle,
     use_rotation_set,
 )
+from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = ["combine", "load_adapter", "merge", "save_adapter", "unmerge"]
 
@@ -131,7 +132,8 @@ def _rotations(model: nn.Module) -> list[tuple[str, nn.Module, Rotation]]:
     layers = list(rotated_layers(model))
     require(bool(layers), "model", "a rotated model", type(model).__name__)
     for name, _, rotation in layers:
-        require(isinstance(rotation, Rotation), f"layer {name!r} of model", "a rotation", "a custom transform")
+        kind = "rotated on two sides" if isinstance(rotation, TwoSidedRotation) else "changed by a custom transform"
+        require(isinstance(rotation, Rotation), f"layer {name!r} of model", "rotated by `rotate_`", kind)
     return cast(list[tuple[str, nn.Module, Rotation]], layers)
 
 

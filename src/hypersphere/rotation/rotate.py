@@ -373,7 +373,9 @@ def _forward_linear(plain: Callable[..., Any]) -> Callable[..., Any]:
             return cast(Tensor, plain(self, x)) if output is None else output
         rotations = [one for one in maps if isinstance(one, Rotation)]
         neuron_count = rotations[0].part.shape_of(stored[0])[1] if rotations else 0
-        is_known = len(rotations) + (len(stored) - 1) == len(maps)  # a user may have added a parametrisation
+        # A user may have added a parametrisation, and all parts of a fused weight must be rotated.
+        is_known = bool(rotations) and len(rotations) + (len(stored) - 1) == len(maps)
+        is_known = is_known and len(rotations) == rotations[0].part.count
         if not is_known or not all(rotation.rotates_input(x, neuron_count) for rotation in rotations):
             return cast(Tensor, plain(self, x))
         bias = cast(Tensor | None, self.bias)
@@ -396,7 +398,7 @@ def _forward_embedding(plain: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: nn.Embedding, tokens: Tensor) -> Tensor:
         maps = _parametrizations_of(self, "weight")
         rotation, stored = maps[-1], _stored(self, "weight")
-        is_known = isinstance(rotation, Rotation) and len(maps) == len(stored)
+        is_known = isinstance(rotation, Rotation) and rotation.merged is None and len(maps) == len(stored)
         if not is_known or self.max_norm is not None or tokens.numel() >= self.num_embeddings:
             return cast(Tensor, plain(self, tokens))
         if len(stored) == 1:
