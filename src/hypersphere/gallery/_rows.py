@@ -177,7 +177,7 @@ class Rows:
 
     def keep(self, mask: Bool[Tensor, " rows"]) -> None:
         """Remove the rows whose mask is False. The order of the others does not change."""
-        blocks, masks = self.blocks, mask.split(BLOCK_ROWS)
+        blocks, masks = self.blocks, mask.split(BLOCK_ROWS) if len(mask) else ()
         # Blocks before the first removed row stay as they are; the others are filled again from the left.
         first = next((number for number, part in enumerate(masks) if not bool(part.all())), len(blocks))
         self.blocks, self._buffer = blocks[:first], None

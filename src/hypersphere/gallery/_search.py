@@ -28,6 +28,7 @@ from hypersphere.gallery._rows import BLOCK_ROWS, WORD_BYTES, Rows
 __all__ = ["RESCORED", "SLACK", "nearest", "rescore"]
 
 QUERY_ROWS = 64  # queries per block of scores, which has 8 MB
+FEW_QUERIES = 4  # up to which a coarse product of int8 is faster than one of float32
 SLACK = 16  # candidates beyond k, so that only many equal rows need a second pass
 RESCORED = 4  # candidates per result if the candidate pass is coarse
 GROUPS = 512  # groups of columns in a block of scores
@@ -48,18 +49,16 @@ def nearest(rows: Rows, x: Float64[Tensor, "queries dim"], k: int, full: Rows | 
         full: rows of a finer encoding, from which candidates are rescored; by default `rows`. The order is then exact
             among the candidates, of which there are 4k.
     """
-    parts = [_nearest(rows, part, k, full) for part in x.split(QUERY_ROWS)]
-    if not parts or k == 0:
+    if k == 0 or len(x) == 0:
         return x.new_empty(len(x), k), torch.empty(len(x), k, dtype=torch.int64)
+    parts = [_nearest(rows, part, k, full) for part in x.split(QUERY_ROWS)]
     return torch.cat([scores for scores, _ in parts]), torch.cat([entries for _, entries in parts])
 
 
 def _nearest(rows: Rows, x: Tensor, k: int, full: Rows | None) -> Found:
-    if k == 0:
-        return x.new_empty(len(x), 0), torch.empty(len(x), 0, dtype=torch.int64)
     coarse_depth = min(len(rows), max(RESCORED * k, k + SLACK))
     if rows.dtype == "binary":
-        return rescore(full or rows, x, _hamming(rows, x, coarse_depth), k)
+        return rescore(rows if full is None else full, x, _hamming(rows, x, coarse_depth), k)
     if full is not None:
         return rescore(full, x, _candidates(rows, x, coarse_depth, _coarse_kernel(rows, x) or _multiply(rows, x))[1], k)
     kernel = _coarse_kernel(rows, x)
@@ -150,9 +149,12 @@ def _coarse_kernel(rows: Rows, x: Tensor) -> Callable[[Any], Tensor] | None:
     For one query, the time is that of reading the block, and int8 is a quarter of float32. From about eight queries on,
     the arithmetic dominates, and widening the block for a float32 product is faster.
     """
-    # torch has this product for the weights of language models; it may be missing in other versions.
+    # torch has this product for the weights of language models; it may be missing in other versions. It reads up to 16
+    # entries at a time and checks neither bounds nor alignment.
     product = getattr(torch, "_weight_int8pack_mm", None)
-    if rows.dtype != "int8" or len(x) > 4 or product is None:
+    if product is None or rows.dtype != "int8" or rows.dim % 16 or len(x) > FEW_QUERIES:
+        return None
+    if any(block["values"].data_ptr() % 16 for block in rows.blocks):
         return None
     queries, ones = x.bfloat16(), torch.ones(BLOCK_ROWS, dtype=torch.bfloat16)
 

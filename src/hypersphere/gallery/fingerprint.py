@@ -14,9 +14,6 @@ from hypersphere._validation import require
 
 __all__ = ["fingerprint_of"]
 
-# Prefixes that wrappers add to the names of parameters: compilation, data parallelism.
-WRAPPERS = ("_orig_mod.", "module.")
-
 
 def fingerprint_of(model: nn.Module | Mapping[str, Any]) -> str:
     """Return a text that identifies the weights of a model: 32 hexadecimal digits of a SHA-256.
@@ -26,7 +23,7 @@ def fingerprint_of(model: nn.Module | Mapping[str, Any]) -> str:
     the weights are not included.
 
     Args:
-        model: a module or its state dict. For a run, pass `run.experiment(step="best", with_data=False).model`.
+        model: a module or its state dict. For a run, pass `run.experiment(step="best", with_data=False).network`.
 
     Example:
         >>> model = nn.Linear(2, 3)
@@ -49,9 +46,8 @@ def fingerprint_of(model: nn.Module | Mapping[str, Any]) -> str:
 
 
 def _plain_name(name: str) -> str:
-    for prefix in WRAPPERS:
-        name = name.removeprefix(prefix)
-    return name.replace("._orig_mod.", ".")
+    """Return the name of a parameter without the prefixes of wrappers."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def _content(tensor: Tensor) -> Any:

@@ -327,7 +327,12 @@ class Gallery:
 
     def _nearest(self, state: _Entries, x: Tensor, k: int, effort: int | None) -> tuple[Tensor, Tensor]:
         count = max(RESCORED * k, k + SLACK)
-        if self._approximate is None or state.serials is None or len(state.rows) < max(MIN_INDEXED, 2 * count):
+        if (
+            self._approximate is None
+            or state.serials is None
+            or len(state.rows) < max(MIN_INDEXED, 2 * count)
+            or not len(x)
+        ):
             return nearest(state.rows, x, k, state.full)
         with self._lock:
             self._approximate.update(state.rescoring, state.serials)
@@ -393,7 +398,7 @@ class Gallery:
 
     @classmethod
     def load(cls, folder: str | Path) -> Gallery:
-        """Read the gallery of a folder. Checksums of all files are compared, and embeddings are memory-mapped.
+        """Read the gallery of a folder. Checksums of all files are compared; rows of `keep_full` are memory-mapped.
 
         Raises:
             ValueError: if the folder holds no gallery, or one of another version.
@@ -409,7 +414,9 @@ class Gallery:
             is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
             require(is_list, "names", "a list of strings", "another value")
             rows = _rows("rows", content.tensors["rows"], gallery.dim, gallery.dtype)
-            full = _rows("full", content.tensors["rows"], gallery.dim, "float32") if gallery.keep_full else None
+            full = None
+            if gallery.keep_full:
+                full = _rows("full", content.tensors["rows"], gallery.dim, "float32", is_mapped=True)
             serials = None
             if gallery._approximate is not None:
                 state = dict(content.tensors["index"])
@@ -453,8 +460,11 @@ def _tensors(kind: str, rows: Rows) -> dict[str, Tensor]:
     }
 
 
-def _rows(kind: str, tensors: dict[str, Tensor], dim: int, dtype: str) -> Rows:
-    """Return the rows that `_tensors` has named; raise a `ValueError` if their shapes or dtypes do not fit."""
+def _rows(kind: str, tensors: dict[str, Tensor], dim: int, dtype: str, *, is_mapped: bool = False) -> Rows:
+    """Return the rows that `_tensors` has named; raise a `ValueError` if their shapes or dtypes do not fit.
+
+    Mapped rows stay in the file, unless it was written with blocks of another size. Others are copied to the memory.
+    """
     rows = Rows(dim, dtype)
     columns = rows.encoding.columns()
     blocks, number = [], 0
@@ -466,9 +476,9 @@ def _rows(kind: str, tensors: dict[str, Tensor], dim: int, dtype: str) -> Rows:
             require(fits, name, f"{column_dtype} {(count, *shape)}", f"{block[name].dtype} {tuple(block[name].shape)}")
         blocks.append(block)
         number += 1
-    if all(len(next(iter(block.values()))) == BLOCK_ROWS for block in blocks[:-1]):
+    if is_mapped and all(len(next(iter(block.values()))) == BLOCK_ROWS for block in blocks[:-1]):
         rows.blocks = blocks
-    else:  # written with blocks of another size
+    else:
         for block in blocks:
             rows.append_encoded(block)
     return rows
