@@ -26,6 +26,7 @@ FIRST = {
     ),
     "energy": ("MHE", "CoMHE", "inspect", "hyperspherical_energy", "minimize"),
     "evaluation": ("verify", "identify", "roc", "angular_fisher_score", "class_angles"),
+    "gallery": ("Gallery", "Matches", "fingerprint_of"),
     "heads": (
         "arcface",
         "am_softmax",

@@ -1,0 +1,208 @@
+r"""Exact search: matrix products with blocks of rows, a running list of candidates, and exact scores at the end.
+
+1. A *candidate pass* computes cosines of all rows, block by block, and keeps the best `depth` > k of each query. These
+   cosines have a rounding error up to a known tolerance, and a matrix product may round the cosines of equal rows
+   differently.
+2. The candidates are *rescored* with float64 dot products. Equal rows get equal scores, so ties can be broken by the
+   number of the entry.
+3. If the last candidate is not worse than the k-th by more than the tolerance, there may be ties outside the list, for
+   example if a gallery holds a thousand copies of one row. Such queries are searched again, with a more precise pass
+   or with float64 dot products of all rows within the tolerance.
+
+Memory is bounded by one block of scores and the candidates, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from hypersphere import _numerics
+from hypersphere.gallery._rows import BLOCK_ROWS, WORD_BYTES, Rows
+
+__all__ = ["RESCORED", "SLACK", "nearest", "rescore"]
+
+QUERY_ROWS = 64  # queries per block of scores, which has 8 MB
+FEW_QUERIES = 4  # up to which a coarse product of int8 is faster than one of float32
+SLACK = 16  # candidates beyond k, so that only many equal rows need a second pass
+RESCORED = 4  # candidates per result if the candidate pass is coarse
+GROUPS = 512  # groups of columns in a block of scores
+UNMERGED = 1 << 20  # candidates of all queries and blocks that are stored before the best are chosen
+PAIRS = 32_768  # pairs of a query and a candidate that are rescored at a time
+
+Found: TypeAlias = tuple[Float64[Tensor, "queries k"], Int64[Tensor, "queries k"]]
+Candidates: TypeAlias = tuple[Float[Tensor, "queries depth"], Int64[Tensor, "queries depth"]]
+
+
+def nearest(rows: Rows, x: Float64[Tensor, "queries dim"], k: int, full: Rows | None = None) -> Found:
+    """Return the cosines and numbers of the k best rows of each unit query, best first; ties by number.
+
+    Args:
+        rows: the rows to search.
+        x: unit queries in float64.
+        k: number of results, at most the number of rows.
+        full: rows of a finer encoding, from which candidates are rescored; by default `rows`. The order is then exact
+            among the candidates, of which there are 4k.
+    """
+    if k == 0 or len(x) == 0:
+        return x.new_empty(len(x), k), torch.empty(len(x), k, dtype=torch.int64)
+    parts = [_nearest(rows, part, k, full) for part in x.split(QUERY_ROWS)]
+    return torch.cat([scores for scores, _ in parts]), torch.cat([entries for _, entries in parts])
+
+
+def _nearest(rows: Rows, x: Tensor, k: int, full: Rows | None) -> Found:
+    coarse_depth = min(len(rows), max(RESCORED * k, k + SLACK))
+    if rows.dtype == "binary":
+        return rescore(rows if full is None else full, x, _hamming(rows, x, coarse_depth), k)
+    if full is not None:
+        return rescore(full, x, _candidates(rows, x, coarse_depth, _coarse_kernel(rows, x) or _multiply(rows, x))[1], k)
+    kernel = _coarse_kernel(rows, x)
+    if kernel is not None:
+        approximate, entries = _candidates(rows, x, coarse_depth, kernel)
+        # The error of a cosine is at most ‖x − x̃‖ for a rounded query x̃, plus the rounding of the result.
+        error = (x - x.bfloat16()).norm(dim=1) + approximate[:, k - 1].abs() * _numerics.machine_epsilon(
+            torch.bfloat16
+        ) / 2
+        if coarse_depth == len(rows) or bool((approximate[:, -1] < approximate[:, k - 1] - 2 * error).all()):
+            return rescore(rows, x, entries, k)
+    depth = min(len(rows), k + SLACK)
+    tolerance = _numerics.tie_tolerance(torch.float32)
+    approximate, entries = _candidates(rows, x, depth, _multiply(rows, x))
+    scores, best = rescore(rows, x, entries, k)
+    if depth < len(rows):
+        thresholds = approximate[:, k - 1] - tolerance
+        for query in (approximate[:, -1] >= thresholds).nonzero().flatten().tolist():
+            part = slice(query, query + 1)
+            scores[part], best[part] = _tied(rows, x[part], thresholds[part], k)
+    return scores, best
+
+
+def rescore(rows: Rows, x: Float64[Tensor, "queries dim"], entries: Int64[Tensor, "queries depth"], k: int) -> Found:
+    """Return the k best of the candidates by their float64 cosines, ties by number. A candidate of −1 is no entry."""
+    entries = entries.sort(1).values  # a stable sort by score then keeps the order of numbers among ties
+    scores = x.new_empty(entries.shape)
+    for part in torch.arange(len(x)).split(max(1, PAIRS // max(1, entries.shape[1]))):
+        candidates = rows.gather(entries[part].flatten().clamp_(min=0)).double()
+        scores[part] = torch.bmm(candidates.view(len(part), -1, rows.dim), x[part].unsqueeze(2)).squeeze(2)
+    scores.masked_fill_(entries < 0, -torch.inf)
+    # Scores are reported in float32, so ties are decided there.
+    order = scores.float().sort(dim=1, descending=True, stable=True).indices[:, :k]
+    return scores.gather(1, order), entries.gather(1, order)
+
+
+def _candidates(rows: Rows, x: Tensor, depth: int, kernel: Callable[[Any], Tensor]) -> Candidates:
+    """Return the best `depth` rows of each query by the cosines of `kernel`, best first."""
+    best: list[Tensor] = []
+    entries: list[Tensor] = []
+    for number, block in enumerate(rows.blocks):
+        values, index = _largest(kernel(block), depth)
+        best.append(values)
+        entries.append(index.add_(number * BLOCK_ROWS))
+        # Merging after each block would take longer than the product for a single query.
+        if len(best) > 1 and len(x) * depth * len(best) > UNMERGED:
+            best, entries = ([part] for part in _merge(best, entries, depth))
+    return _merge(best, entries, depth)
+
+
+def _merge(best: list[Tensor], entries: list[Tensor], depth: int) -> Candidates:
+    values, order = torch.cat(best, 1).sort(dim=1, descending=True)
+    return values[:, :depth], torch.cat(entries, 1).gather(1, order[:, :depth])
+
+
+def _largest(scores: Float[Tensor, "queries columns"], count: int) -> Candidates:
+    """Return the `count` largest scores of each row, or all if there are fewer, and their columns, in any order."""
+    queries, columns = scores.shape
+    if queries < 4 or columns % GROUPS or 2 * count > GROUPS:
+        return scores.topk(min(count, columns), dim=1, sorted=False)
+    # The `count` largest scores are in the `count` groups with the largest maxima. `topk` needs about as long as the
+    # matrix product for the same number of scores, and the maxima of groups are found much faster.
+    grouped = scores.view(queries, -1, GROUPS)  # group g has the columns g, g + GROUPS, g + 2·GROUPS, …
+    groups = grouped.amax(1).topk(count, dim=1, sorted=False).indices
+    members = grouped.gather(2, groups.unsqueeze(1).expand(-1, grouped.shape[1], -1)).flatten(1)
+    values, place = members.topk(count, dim=1, sorted=False)
+    return values, place // count * GROUPS + groups.gather(1, place % count)
+
+
+def _multiply(rows: Rows, x: Tensor) -> Callable[[Any], Tensor]:
+    """Return a function that multiplies the queries with a block in float32. It reuses its memory in each call."""
+    queries = x.float()
+    height = min(BLOCK_ROWS, len(rows))
+    scores, buffer = torch.empty(len(x) * height), torch.empty(height, rows.dim)
+
+    def kernel(block: dict[str, Tensor]) -> Tensor:
+        count = len(next(iter(block.values())))
+        out = scores[: len(x) * count].view(len(x), count)
+        with _numerics.autocast_disabled(queries):
+            return rows.encoding.multiply(queries, block, out, buffer[:count])
+
+    return kernel
+
+
+def _coarse_kernel(rows: Rows, x: Tensor) -> Callable[[Any], Tensor] | None:
+    """Return a function that multiplies a few queries with an int8 block in bfloat16, or None if that is not faster.
+
+    For one query, the time is that of reading the block, and int8 is a quarter of float32. From about eight queries on,
+    the arithmetic dominates, and widening the block for a float32 product is faster.
+    """
+    # torch has this product for the weights of language models; it may be missing in other versions. It reads up to 16
+    # entries at a time and checks neither bounds nor alignment.
+    product = getattr(torch, "_weight_int8pack_mm", None)
+    if product is None or rows.dtype != "int8" or rows.dim % 16 or len(x) > FEW_QUERIES:
+        return None
+    if any(block["values"].data_ptr() % 16 for block in rows.blocks):
+        return None
+    queries, ones = x.bfloat16(), torch.ones(BLOCK_ROWS, dtype=torch.bfloat16)
+
+    def kernel(block: dict[str, Tensor]) -> Tensor:
+        values = block["values"]
+        # The scales are applied in float32, because rounding them would add to the error.
+        return product(queries, values, ones[: len(values)]).float().mul_(block["scales"])
+
+    return kernel
+
+
+def _tied(rows: Rows, x: Float64[Tensor, "1 dim"], threshold: Tensor, k: int) -> Found:
+    """Search one query with float64 cosines of all rows whose float32 cosine reaches the threshold."""
+    kernel = _multiply(rows, x)
+    scores, entries = x.new_empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
+    for number, block in enumerate(rows.blocks):
+        index = (kernel(block)[0] >= threshold).nonzero().flatten()
+        if len(index):
+            found = rescore(rows, x, (index + number * BLOCK_ROWS).unsqueeze(0), k)
+            scores, entries = torch.cat([scores, found[0]], 1), torch.cat([entries, found[1]], 1)
+            # Earlier blocks come first, so the stable sort prefers their entries among ties.
+            order = scores.float().sort(dim=1, descending=True, stable=True).indices[:, :k]
+            scores, entries = scores.gather(1, order), entries.gather(1, order)
+    return scores, entries
+
+
+def _hamming(rows: Rows, x: Tensor, depth: int) -> Int64[Tensor, "queries depth"]:
+    """Return the `depth` rows of each query with the fewest different signs, ties by number."""
+    queries = rows.encoding.encode(x.float())["bits"].numpy().view(np.uint64)
+    # One integer orders by distance first and by row of the block second.
+    best = torch.empty(len(x), 0, dtype=torch.int64)
+    for number, block in enumerate(rows.blocks):
+        words = block["bits"].numpy().view(np.uint64)
+        distances = np.zeros((len(queries), len(words)), np.int32)
+        for word in range(queries.shape[1]):
+            distances += _count_bits(queries[:, word, None] ^ words[:, word])
+        keys = torch.from_numpy(distances).mul_(BLOCK_ROWS).add_(torch.arange(len(words), dtype=torch.int32))
+        keys = keys.topk(min(depth, len(words)), dim=1, largest=False).values.long()
+        # Replace the row of the block by the number of the entry.
+        distance, row = keys // BLOCK_ROWS, keys % BLOCK_ROWS
+        best = torch.cat([best, distance * len(rows) + number * BLOCK_ROWS + row], 1)
+        best = best.topk(min(depth, best.shape[1]), dim=1, largest=False).values
+    return best % len(rows)
+
+
+def _count_bits(words: Any) -> Any:
+    """Return the number of ones of each uint64."""
+    if hasattr(np, "bitwise_count"):  # since NumPy 2.0
+        return np.bitwise_count(words)
+    table = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)
+    return table[words.view(np.uint8).reshape(*words.shape, WORD_BYTES)].sum(-1, dtype=np.uint8)
