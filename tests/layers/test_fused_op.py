@@ -177,8 +177,8 @@ def test_fused_op_float32_gradients_agree_with_exact_ones(kind, angle):
     ours = torch.autograd.grad(layer(x.requires_grad_()), [x, *layer.parameters()], grad)
     _, reference = reference_gradients(layer, x, grad)
     _, exact = reference_gradients(copy.deepcopy(layer).double(), x.double(), grad.double())
-    # Near a filter, the gradient of one learned number was off by 1.1e-5 on one CPU, where plain autograd was off by 9e-7.
-    # Sums in float64 did not change that.
+    # Near a filter, the gradient of one learned number was off by 1.1e-5 on one CPU, where plain autograd was off by
+    # 9e-7. Sums in float64 did not change that.
     bound = 1e-5 if angle is None else 2e-5
     for a, b, c in zip(ours, reference, exact, strict=True):
         assert relative_error(a, c) < max(bound, 2 * relative_error(b, c))
