@@ -70,6 +70,14 @@ def test_lines_draw_mean_and_band_over_seeds() -> None:
     assert not any("low" in row for row in rows_of(many))
 
 
+def test_lines_of_one_seed_have_no_band_on_a_log_axis() -> None:
+    chart = lines([Series("a", [[1.0, 2.0]]), Series("b", [[1.0, 2.0], [3.0, math.nan]])], log_y=True)
+    assert [("low" in row, "high" in row) for row in rows_of(chart)] == [(False, False)] * 2 + [
+        (True, True),
+        (False,) * 2,
+    ]
+
+
 def test_lines_ignore_a_diverged_seed() -> None:
     chart = lines([Series("a", [[1.0, 2.0], [3.0, math.nan]])])
     assert [row["y"] for row in rows_of(chart)] == [2.0, 2.0]

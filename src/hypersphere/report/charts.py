@@ -126,7 +126,7 @@ def lines(
         for k in _thinned(np.flatnonzero(on_axis), y):
             row = {"x": float(x[k]), "series": one.name, "y": None if np.isnan(y[k]) else float(y[k])}
             row |= {"text": column.show(cells[k]), "dashed": one.dashed}
-            if is_banded and np.isfinite(low[k]):
+            if is_banded and np.isfinite(high[k]):  # no deviation is known from one seed
                 row |= {"low": float(low[k]), "high": float(high[k])}
             points.append(row)
         drawn = np.flatnonzero(np.isfinite(y))
