@@ -64,7 +64,7 @@ def test_write_recipe_page_writes_page_table_and_figure(tmp_path: Path) -> None:
     assert page == tmp_path / "report.html"
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert "| a | 19.0 ± 1.4 |\n| b | 19.0 ± 1.4 |" in table
-    assert "![A toy: test error %, hidden energy by epoch](figure.svg)" in table
+    assert "![A toy: test error %, hidden energy over epoch](figure.svg)" in table
     root = ElementTree.parse(tmp_path / "figure.svg").getroot()
     words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"test error %", "hidden energy", "a", "b", "0", "1", "2", "epoch"} <= set(words)
@@ -127,6 +127,23 @@ def test_curves_are_placed_at_their_epochs() -> None:
     error, loss = (chart_spec(chart.chart)["data"]["values"] for chart in tabs.sections)  # type: ignore[union-attr]
     assert [(row["x"], row["y"]) for row in error] == [(0, 85.0), (2, 50.0), (4, 20.0)]
     assert [row["x"] for row in loss] == [2, 4]
+
+
+def test_curves_with_an_axis_of_their_own_are_placed_on_it(tmp_path: Path) -> None:
+    records = [record("a", 0, curves={"loss": [2.0], "cmc": [10.0, 20.0, 40.0]}), record("b", 0, curves={"cmc": [5.0]})]
+    shown = results(records=records, axes={"cmc": ("rank", 1, 5)}, figures=("cmc",))
+    curves, by_epoch = recipe_page(shown).sections[1:3]
+    assert (curves.title, by_epoch.title) == ("Curves", "By epoch")
+    spec = chart_spec(curves.sections[0].chart)  # type: ignore[union-attr]
+    assert [(row["series"], row["x"], row["y"]) for row in spec["data"]["values"]] == [
+        ("a", 1, 10.0),
+        ("a", 3, 20.0),
+        ("a", 5, 40.0),
+        ("b", 1, 5.0),
+    ]
+    assert spec["layer"][-1]["encoding"]["x"]["title"] == "rank"
+    write_recipe_page(shown, tmp_path)
+    assert "cmc over rank](figure.svg)" in (tmp_path / "table.md").read_text(encoding="utf-8")
 
 
 def test_recipe_page_reads_configs_scales_and_missing_fields() -> None:

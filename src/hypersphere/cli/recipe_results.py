@@ -28,6 +28,7 @@ def recipe_results(recipe: Recipe, records: Sequence[Record], out: Path) -> repo
         [asdict(record) for record in records],
         recipe.printed,
         recipe.figures,
+        {key: (axis.name, axis.low, axis.high) for key, axis in recipe.axes.items()},
         lambda record: read_tensors(out, Record(**record)),
     )
 

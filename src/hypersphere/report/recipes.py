@@ -1,4 +1,4 @@
-"""The page of a recipe: the table with the source's numbers, curves by epoch, and pictures from saved tensors."""
+"""The page of a recipe: the table with the source's numbers, curves, and pictures from saved tensors."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class RecipeResults:
             `versions`, `machine`, `threads`, `commit`, `overrides` and `scale`.
         printed: the numbers of the source, by row and key.
         figures: keys of the curves in figure.svg.
+        axes: name, first and last value of the horizontal axis, by key of each curve that is not drawn by epoch.
         tensors: function that returns the tensors saved with a record.
     """
 
@@ -53,6 +54,7 @@ class RecipeResults:
     records: Sequence[Mapping[str, Any]]
     printed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     figures: Sequence[str] = ()
+    axes: Mapping[str, tuple[str, float, float]] = field(default_factory=dict)
     tensors: Callable[[Mapping[str, Any]], Mapping[str, Tensor]] = lambda record: {}
 
     def by_row(self) -> dict[str, list[Mapping[str, Any]]]:
@@ -84,7 +86,10 @@ def write_recipe_page(results: RecipeResults, folder: Path) -> Path:
         with replacing(folder / "figure.svg") as draft:
             draft.write_text(figure_svg(results.title, list(filter(None, rows))), encoding="utf-8")
         drawn = ", ".join(results.column(key).name for key in results.figures)
-        blocks.append(f"![{results.title}: {drawn} by epoch](figure.svg)")
+        over = ", ".join(
+            dict.fromkeys(results.axes[key][0] if key in results.axes else "epoch" for key in results.figures)
+        )
+        blocks.append(f"![{results.title}: {drawn} over {over}](figure.svg)")
     with replacing(folder / "table.md") as draft:
         draft.write_text("\n\n".join([*blocks, *map(markdown, _settings(results))]) + "\n", encoding="utf-8")
     return write_page(folder / "report.html", recipe_page(results))
@@ -140,21 +145,26 @@ def _ends(group: Mapping[str, str]) -> str:
 
 
 def _curve_tabs(results: RecipeResults) -> list[Section]:
+    """Return the curves with an axis of their own, then those by epoch."""
     keys = {key for record in results.records for key in record.get("curves", ())}
-    groups, kinds = group_rows(list(results.by_row())), []
+    groups = group_rows(list(results.by_row()))
+    kinds: dict[str, list[Section]] = {"Curves": [], "By epoch": []}
     for key in sorted(keys, key=lambda key: (FIRST.index(key) if key in FIRST else len(FIRST), key)):
         name = results.column(key).name
         made = [(title or name, _chart(results, key, names)) for title, names in groups.items()]
         drawn: list[Section] = [Chart(title, chart) for title, chart in made if chart is not None]
         if drawn:
-            kinds.append(drawn[0] if len(groups) == 1 else Tabs(name, drawn))
-    return [Tabs("By epoch", kinds)] if kinds else []
+            kind = "Curves" if key in results.axes else "By epoch"
+            kinds[kind].append(drawn[0] if len(groups) == 1 else Tabs(name, drawn))
+    return [Tabs(kind, sections) for kind, sections in kinds.items() if sections]
 
 
 def _chart(results: RecipeResults, key: str, names: Mapping[str, str]) -> Any:
     """Return a chart with one curve per row, mean and deviation over seeds; None if no row has the curve."""
     column, by_row = results.column(key), results.by_row()
-    curves = [_blocks.seed_curve(short, _by_epoch(by_row[row], key)) for row, short in names.items()]
+    axis_name, *ends = results.axes.get(key, ("epoch",))
+    placed = {row: _by_place(by_row[row], key, *ends) if ends else _by_epoch(by_row[row], key) for row in names}
+    curves = [_blocks.seed_curve(short, placed[row]) for row, short in names.items()]
     series = [curve for curve in curves if curve]
     if not series:
         return None
@@ -162,12 +172,19 @@ def _chart(results: RecipeResults, key: str, names: Mapping[str, str]) -> Any:
     is_steep = key in ("error", "loss") and len(means) > 0 and 0 < 10 * means.min() < means.max()
     return charts.lines(
         series,
+        x_name=axis_name,
         y_name=column.name,
         format=column.format,
         log_y=bool(is_steep),
         limits=(0.0, 100.0) if column.name.endswith("%") else None,
         higher_is_better=column.higher_is_better,
     )
+
+
+def _by_place(records: Sequence[Mapping[str, Any]], key: str, low: float, high: float) -> list[dict[float, Any]]:
+    """Return the values of a curve at evenly spaced places from `low` to `high` for each record that has it."""
+    curves = [curve for record in records if (curve := record.get("curves", {}).get(key))]
+    return [dict(zip(np.linspace(low, high, len(curve)).tolist(), curve, strict=True)) for curve in curves]
 
 
 def _by_epoch(records: Sequence[Mapping[str, Any]], key: str) -> list[dict[float, Any]]:
