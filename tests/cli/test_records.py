@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 from report.document import Checker
 
-from hypersphere.cli.recipe_results import write_report
-from hypersphere.recipes import RECIPES, execute, read_records
+from hypersphere.cli.recipe_results import recipe_results, write_report
+from hypersphere.recipes import RECIPES, Claim, execute, read_records
 
 from .pages import cells, toy
 
@@ -21,10 +21,24 @@ def test_report_of_one_row_keeps_the_other_rows(tmp_path):
     assert cells(html)[0][1] == "19.0 ± 1.4"
     table = (tmp_path / "toy" / "table.md").read_text(encoding="utf-8")
     assert "| a | 19.0 ± 1.4 |\n| b | 19.0 ± 1.4 |" in table
-    assert "![A toy: test error %, hidden energy by epoch](figure.svg)" in table
+    assert "![A toy: test error %, hidden energy over epoch](figure.svg)" in table
     root = ElementTree.parse(tmp_path / "toy" / "figure.svg").getroot()
     words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"test error %", "hidden energy", "a", "b", "0", "1", "2", "epoch"} <= set(words)
+
+
+def test_report_compares_rows_with_the_baseline_and_decides_claims(tmp_path):
+    claims = (Claim("b is better", "b", "a"), Claim("c is better", "c", "a"))
+    recipe = replace(toy(("a", "b", "c")), baseline="a", claims=claims)
+    errors = {"a": [20.0, 18.0], "b": [17.0, 15.0], "c": [0.0, 30.0]}
+    records = [replace(one, metrics={"error": errors[one.row][one.seed]}) for one in execute(recipe, tmp_path)]
+    (differences, decided) = recipe_results(recipe, records, tmp_path).comparisons
+    assert differences.shown()[0] == ["b", "a", "-3.0 (-3.0 to -3.0)"]
+    assert [row[3:] for row in decided.shown()] == [["2", "yes"], ["2", "not resolved"]]
+    write_report(recipe, records, tmp_path)
+    table = (tmp_path / "toy" / "table.md").read_text(encoding="utf-8")
+    assert "## Differences to the baseline\n\n| method | compared with |" in table
+    assert "## Claims of the source\n" in table
 
 
 def test_report_ignores_records_with_other_settings(tmp_path):

@@ -10,7 +10,9 @@ from hypersphere import report
 from hypersphere._validation import require
 from hypersphere.cli.options import check_run
 from hypersphere.cli.output import warn
-from hypersphere.recipes import RECIPES, Recipe, Record, read_records, read_tensors, run_name
+from hypersphere.evaluation import PairedDifference
+from hypersphere.recipes import RECIPES, Metric, Recipe, Record, read_records, read_tensors, run_name
+from hypersphere.recipes.evidence import decide_claims, differences_to_baseline
 
 __all__ = ["recipe_results", "stored_results", "write_report"]
 
@@ -28,8 +30,56 @@ def recipe_results(recipe: Recipe, records: Sequence[Record], out: Path) -> repo
         [asdict(record) for record in records],
         recipe.printed,
         recipe.figures,
+        [*_difference_tables(recipe, records), *_claim_tables(recipe, records)],
         {key: (axis.name, axis.low, axis.high) for key, axis in recipe.axes.items()},
         lambda record: read_tensors(out, Record(**record)),
+    )
+
+
+def _difference_tables(recipe: Recipe, records: Sequence[Record]) -> list[report.Table]:
+    """Return the differences of all rows to their baselines with intervals, or no table if there are none."""
+    metrics = [metric for metric in recipe.metrics if metric.higher_is_better is not None]
+    found = {metric.key: differences_to_baseline(recipe, records, metric.key) for metric in metrics}
+    baselines = {row.name: base.name for row in recipe.rows if (base := recipe.baseline_of(row)) is not None}
+    names = [name for name in baselines if any(name in by_row for by_row in found.values())]
+    shown = [metric for metric in metrics if found[metric.key]]
+    if not names:
+        return []
+    columns = [report.Column("method"), report.Column("compared with")]
+    columns += [report.Column(metric.heading, metric.higher_is_better) for metric in shown]
+    cells = [
+        [name, baselines[name], *(_shown(found[metric.key].get(name), metric) for metric in shown)] for name in names
+    ]
+    caption = "Mean difference, paired by seed, with its 95 % interval (Student's t)."
+    return [report.Table("Differences to the baseline", columns, cells, caption)]
+
+
+def _claim_tables(recipe: Recipe, records: Sequence[Record]) -> list[report.Table]:
+    """Return the claims of the source with what the records say, or no table if none can be decided."""
+    cells = [
+        [
+            f"{one.claim.text} ({one.metric.heading})",
+            None if one.source is None else f"{one.source:+{one.metric.format}}",
+            _shown(one.difference, one.metric),
+            str(one.difference.pairs),
+            one.verdict,
+        ]
+        for one in decide_claims(recipe, records)
+        if one.difference is not None
+    ]
+    names = ("claim", "difference in the source", "difference here", "seeds", "verdict")
+    caption = "Yes or no if the 95 % interval does not contain zero."
+    return [report.Table("Claims of the source", [report.Column(name) for name in names], cells, caption)] * bool(cells)
+
+
+def _shown(difference: PairedDifference | None, metric: Metric) -> str | None:
+    """Return a difference with its interval as text."""
+    if difference is None:
+        return None
+    if difference.pairs == 1:
+        return f"{difference.mean:+{metric.format}} (one seed)"
+    return (
+        f"{difference.mean:+{metric.format}} ({difference.low:+{metric.format}} to {difference.high:+{metric.format}})"
     )
 
 

@@ -43,6 +43,7 @@ class RecipeResults:
             `versions`, `machine`, `threads`, `commit`, `overrides` and `scale`.
         printed: the numbers of the source, by row and key.
         figures: keys of the curves in figure.svg.
+        comparisons: tables that compare the rows, shown below the results.
         axes: name, first and last value of the horizontal axis, by key of each curve that is not drawn by epoch.
         tensors: function that returns the tensors saved with a record.
     """
@@ -54,6 +55,7 @@ class RecipeResults:
     records: Sequence[Mapping[str, Any]]
     printed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     figures: Sequence[str] = ()
+    comparisons: Sequence[Table] = ()
     axes: Mapping[str, tuple[str, float, float]] = field(default_factory=dict)
     tensors: Callable[[Mapping[str, Any]], Mapping[str, Tensor]] = lambda record: {}
 
@@ -69,15 +71,18 @@ class RecipeResults:
 
 
 def recipe_page(results: RecipeResults) -> Page:
-    """Return the page: table, curves, learned parameters, landscapes, spheres, and the settings that all rows share."""
+    """Return the page: tables, curves, learned parameters, landscapes, spheres, and the settings that rows share."""
     tensors = {row: [results.tensors(record) for record in of] for row, of in results.by_row().items()}
-    sections = [summary_table(results), *_curve_tabs(results), *_pictures(results, tensors), *_settings(results)]
+    tables = [summary_table(results), *results.comparisons]
+    sections = [*tables, *_curve_tabs(results), *_pictures(results, tensors), *_settings(results)]
     return Page(results.title, results.lead, sections, _facts(results.records))
 
 
 def write_recipe_page(results: RecipeResults, folder: Path) -> Path:
     """Write report.html, table.md and, if the recipe has figures, figure.svg; return the path of the page."""
     blocks = [f"# {results.title}", results.lead, markdown(summary_table(results))]
+    for table in results.comparisons:
+        blocks += [f"## {table.title}", markdown(table)]
     rows = []
     for title, names in group_rows(list(results.by_row())).items():
         made = {results.column(key).name: _chart(results, key, names) for key in results.figures}
