@@ -8,6 +8,7 @@ from hypersphere.recipes.rotation import (
     graphs,
     imagenet,
     landscape,
+    language,
     mlp,
     networks,
     start,
@@ -31,4 +32,5 @@ RECIPES: tuple[Recipe, ...] = (
     classes.FACES,
     classes.DIGITS,
     landscape.LANDSCAPE,
+    language.LANGUAGE,
 )
