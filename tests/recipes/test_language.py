@@ -16,7 +16,7 @@ def test_texts_are_read_as_bytes(tmp_path):
     (tmp_path / "text" / "verse.txt").write_text("In the é", encoding="utf-8")
     assert bytes(read_text("verse", tmp_path).tolist()) == "In the é".encode()
     assert bytes(read_text("source").tolist()).startswith(b'"""')
-    with pytest.raises(ValueError, match="text must be 'source' or the name of a file text/NAME.txt"):
+    with pytest.raises(ValueError, match="text must be 'source' or the name of a file"):
         read_text("missing", tmp_path)
 
 

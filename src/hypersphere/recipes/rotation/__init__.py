@@ -5,6 +5,7 @@ from hypersphere.recipes.rotation import (
     classes,
     economy,
     few_shot,
+    fine_tuning,
     graphs,
     imagenet,
     landscape,
@@ -33,4 +34,5 @@ RECIPES: tuple[Recipe, ...] = (
     classes.DIGITS,
     landscape.LANDSCAPE,
     language.LANGUAGE,
+    fine_tuning.FINE_TUNING,
 )
