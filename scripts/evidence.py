@@ -48,7 +48,8 @@ def page(results: dict[str, list[Record]]) -> str:
     reading, blocks = sections((ROOT / "results" / "reading.md").read_text(encoding="utf-8")), [INTRODUCTION]
     for part in PARTS:
         recipes = [recipe for recipe in RECIPES.values() if recipe.part == part]
-        decided = [(recipe, one) for recipe in recipes for one in decide_claims(recipe, results[recipe.name])]
+        claims = [(recipe, one) for recipe in recipes for one in decide_claims(recipe, results[recipe.name])]
+        decided = [(recipe, one) for recipe, one in claims if one.difference is not None]
         blocks.append(f"## {TITLES[part]}\n")
         if decided:
             lines = [line(recipe, one) for recipe, one in decided]
