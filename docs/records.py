@@ -1,4 +1,4 @@
-"""MkDocs hook: show the tables and figures of `results/`, which are outside of the docs folder, as pages of the site."""
+"""MkDocs hook: show the tables and figures of `results/`, outside of the docs folder, as pages of the site."""
 
 from __future__ import annotations
 
