@@ -168,7 +168,7 @@ def data_dependent_energy(
     if labels.numel() and _numerics.values_readable(w, labels):
         low, high = (int(v) for v in torch.aminmax(labels))
         require(low >= 0 and high < len(w), "labels", f"integers in [0, {len(w)})", f"{low} to {high}")
-    total = pair_energy(PairSum(_numerics.widen(w), potential, labels=labels, counted=counted))
+    total = pair_energy(PairSum(_numerics.widen_parameter(w), potential, labels=labels, counted=counted))
     if _numerics.values_readable(total) and not math.isfinite(total.detach().item()):
         _numerics.require_finite_rows("w", w)
     number = max(len(labels), 1) if counted is None else counted.sum().clamp_min(1)
