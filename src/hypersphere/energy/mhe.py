@@ -314,14 +314,16 @@ def _draw_neurons(layers: Sequence[NeuronLayer], size: int, seed: Tensor, number
     return {layer.name: torch.randperm(layer.shape[1], generator=generator)[:size] for layer in layers}
 
 
-def _stack_sums(sums: Sequence[PairSum], factors: Sequence[float]) -> tuple[list[PairSum], list[Tensor]]:
+def _stack_sums(sums: Sequence[PairSum], factors: Sequence[float]) -> tuple[list[PairSum], list[Tensor | float]]:
     """Stack sums of equal shape and potential, which then share one batched product; return their factors λ too."""
     # Layers with neuron weights are stacks of one: their position is part of the key.
     keys = [(id(one.potential), one.sampled_from, None if one.weights is None else i) for i, one in enumerate(sums)]
-    stacks, stacked_factors = [], []
+    stacks: list[PairSum] = []
+    stacked_factors: list[Tensor | float] = []
     for index, w in stack_equal_shapes([one.w for one in sums], keys):
         stacks.append(sums[index[0]]._replace(w=w))
-        stacked_factors.append(torch.tensor([factors[i] for i in index], dtype=w.dtype, device=w.device))
+        members = [factors[i] for i in index]
+        stacked_factors.append(members[0] if len(members) == 1 else torch.tensor(members, dtype=w.dtype).to(w.device))
     return stacks, stacked_factors
 
 
