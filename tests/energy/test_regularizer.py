@@ -487,7 +487,8 @@ def test_mhe_skipped_layers_have_a_reason():
 
 def test_mhe_output_layer_last_is_deprecated():
     with pytest.warns(DeprecationWarning, match="use 'auto' instead"):
-        MHE(pyramid(), output_layer="last")
+        last = MHE(pyramid(), output_layer="last")
+    assert [layer.role for layer in last.selection] == [layer.role for layer in MHE(pyramid()).selection]
 
 
 def test_mhe_does_not_take_an_unknown_module_for_a_distributed_head():
