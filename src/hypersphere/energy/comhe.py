@@ -41,10 +41,9 @@ class CoMHE(NeuronRegularizer):
     is not projected either and contributes its plain energy. Labels and distributed heads are as for `MHE`. Call the
     regulariser once per optimiser step; see `NeuronRegularizer` for the counting of steps.
 
-    The arguments after `shared` are those of `EnergyOptions` and of `RegularizerOptions`, with two differences. Learned
-    bases are updated from the neurons that `batch` draws. `min_distance=None` means the value of the projection, 0.1
-    for "adversarial" and no bound for the others. Neither `batch` nor `neuron_weights` can be combined with
-    "bilateral", which mixes neurons.
+    The other arguments are those of `EnergyOptions`. Here `min_distance=None` means the value of the projection, 0.1
+    for "adversarial" and no bound for the others. Learned bases are updated from the neurons that `batch` draws.
+    Neither `batch` nor `neuron_weights` can be combined with "bilateral", which mixes neurons.
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
@@ -127,7 +126,7 @@ class CoMHE(NeuronRegularizer):
         """Return λ·Ē of all layers with λ > 0, projected or as they are, and the learned bases."""
         layers = self.weighted_layers()
         # Neurons and bases are drawn from different streams, so the numbers of the draws must differ.
-        samples = self.energies.draw_neurons(self.selection, step.buffers.get("seed"), ~step.number)
+        samples = self.energies.draw_neurons(self.selection, self.seed, ~step.number)
         # Read the rows once: the bases are learned from them, and a parametrised weight is computed at every access.
         projected = [layer for layer in layers if layer in self.projected]
         rows = {layer.name: sampled_rows(layer, samples.get(layer.name)) for layer in projected}
@@ -135,13 +134,13 @@ class CoMHE(NeuronRegularizer):
 
         def pair_sums(layer: NeuronLayer) -> list[PairSum]:
             sample = samples.get(layer.name)
-            if layer.name in rows:
-                # Views (views, sets, N, r) of the neurons.
-                w, basis = rows[layer.name], bases[self._basis_key(layer)]
-                # Group projections have integer indices as a basis, whose dtype must not change.
-                views = self.projection(w, basis.to(w if basis.is_floating_point() else w.device))
+            if layer.name not in rows:
+                views: tuple[Tensor, ...] = (sampled_rows(layer, sample).unsqueeze(0),)  # one view: the neurons
             else:
-                views = (sampled_rows(layer, sample).unsqueeze(0),)
+                w, basis = rows[layer.name], bases[self._basis_key(layer)]
+                # Views (views, sets, N, r). Group projections have integer indices as a basis, whose dtype must not
+                # change.
+                views = self.projection(w, basis.to(w if basis.is_floating_point() else w.device))
             potential = self.energies.potential if layer.role == "output" else self.projected_potential
             return [self.energies.pair_sum(layer, view, potential, sample) for view in views]
 

@@ -42,9 +42,9 @@ NeuronWeights = Mapping[str, Tensor | Sequence[float]]
 
 @dataclass(frozen=True)
 class EnergyOptions(RegularizerOptions):
-    """The options that `MHE` and `CoMHE` share, in addition to those of all regularisers.
+    """The options that `MHE` and `CoMHE` share: those of `RegularizerOptions`, and the following.
 
-    Both accept them as keyword arguments of the same names.
+    Both regularisers accept all of them as keyword arguments of the same names.
 
     Args:
         batch: the number of neurons that are drawn from each larger layer at each step; None for all. It does not apply
@@ -120,7 +120,8 @@ class MHE(NeuronRegularizer):
     (`data_dependent_energy`). A head whose class vectors are distributed over processes has no such energy: pass
     `output=0`.
 
-    The arguments after `half_space` are those of `EnergyOptions` and of `RegularizerOptions`.
+    The other arguments are those of `EnergyOptions`: the form of the energy, random batches, the factors of layers and
+    neurons, and the schedule.
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.

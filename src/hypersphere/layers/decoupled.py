@@ -332,18 +332,19 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         """Return f(w, x) + b (N, filters, *places) for a batch (N, channels, *size)."""
         x, geometry = self._input_and_geometry(x)
         w_norm, w_hat = filter_polar(self.weight)
-        is_fused, half_storage = self._uses_custom_op(x), self.storage == "half"
-        # The custom operator differentiates the norms itself; ordinary operations need norms with a graph.
-        patches = measure_patches(x, geometry, with_graph=not is_fused)
-        if self._is_factorable:
-            # The magnitude is a function of ‖x‖, with ‖w‖ and a learned ρ as factors.
+        if self._uses_custom_op(x):
+            # The operator differentiates the norms itself, so they need no graph.
+            patches, half_storage = measure_patches(x, geometry, with_graph=False), self.storage == "half"
             spec, patches = self._operator_spec(x, geometry, patches, w_norm)
             # Cotangents are those of cosines, so the filters must stay unit vectors if they are saved.
-            if not (is_fused and saves_cotangents(x, half_storage=half_storage)):
+            if not saves_cotangents(x, half_storage=half_storage):
                 spec, w_hat = absorb_output_scale(spec, w_hat)
-            if is_fused:
-                y = fused_forward(patches, w_hat.to(x.dtype), geometry, spec, half_storage)
-                return y if self.bias is None else y.add_(self._shaped_bias(y))  # backward does not need y
+            y = fused_forward(patches, w_hat.to(x.dtype), geometry, spec, half_storage)
+            return y if self.bias is None else y.add_(self._shaped_bias(y))  # backward does not need y
+        patches = measure_patches(x, geometry, with_graph=True)
+        if self._is_factorable:
+            spec, patches = self._operator_spec(x, geometry, patches, w_norm)
+            spec, w_hat = absorb_output_scale(spec, w_hat)
             h, g = spec.h, spec.angular
         else:  # a user's function of both norms
             magnitude = self._magnitude_with_radius(x, geometry, patches.norm)
@@ -392,8 +393,8 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         Ball and Tanh are functions of ‖x‖/ρ, and Seg is ρ times one, so a = 1/ρ and, for Seg, s = ρ. The weightings
         multiply a (joint) or s (linear, separate) by a function of ‖w‖.
 
-        n = ‖x‖. For a Seg with a learned ρ, gradients contain s·n = ρ·‖x‖. If that could overflow or underflow, n is
-        ‖x‖ scaled by a power of two near 1/ρ, and a compensates.
+        n = ‖x‖, except for a Seg with a learned ρ. Its gradients contain s·n = ρ·‖x‖. If that could overflow or
+        underflow, n is ‖x‖ times the norm scale of `MeasuredPatches`, a power of two near 1/ρ, and a compensates.
         """
         magnitude, a, s = self.magnitude, None, None
         if self.log_radius is not None:
