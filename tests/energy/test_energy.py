@@ -560,3 +560,11 @@ def test_layer_energies_sample_large_layers():
     halves = [hyperspherical_energy(part, half_space=True) for part in body[0].weight.flatten(1).split(3)]
     assert found["0"] == pytest.approx(sum(halves).item() / 2)
     assert found["head"] == pytest.approx(hyperspherical_energy(rows).item(), rel=0.02)
+
+
+@pytest.mark.parametrize("energy", [hyperspherical_energy, lambda w: data_dependent_energy(w, torch.tensor([0]))])
+def test_energy_gradients_of_float16_parameters_saturate(energy):
+    w = torch.tensor([[1e-3, 0, 0], [1e-3, 4e-6, 0], [0, 0, 1e-3]], dtype=torch.float16, requires_grad=True)
+    energy(w).backward()
+    assert torch.isfinite(w.grad).all()
+    assert w.grad.abs().max() == torch.finfo(torch.float16).max

@@ -12,10 +12,12 @@ from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils import parametrizations, parametrize
 
+from hypersphere import rotation
 from hypersphere.energy import (
     MHE,
     SRIP,
     CoMHE,
+    EnergyOptions,
     LayerPenalty,
     NeuronRegularizer,
     Orthogonal,
@@ -29,6 +31,7 @@ from hypersphere.energy import (
     random_energy,
 )
 from hypersphere.energy._regularizer import RegularizerKeywords
+from hypersphere.energy.mhe import EnergyKeywords
 from hypersphere.functions.projection import Adversarial, AnglePreserving, Random
 
 from .networks import network, pyramid
@@ -258,6 +261,43 @@ def test_regularizers_with_every_are_zero_at_other_steps(make):
     assert [rare().item() > 0 for _ in range(3)] == [True, False, False]
 
 
+# The look at a learned tensor sees its update, so the value differs from that of the step.
+@pytest.mark.parametrize(
+    ("make", "rel"),
+    [
+        (MHE, 0),
+        (Orthonormal, 0),
+        (lambda net, **options: MHE(net, batch=4, **options), 0),
+        (lambda net, **options: CoMHE(net, projection=Random(dim=4), **options), 0),
+        (lambda net, **options: CoMHE(net, projection=AnglePreserving(dim=4), **options), 1e-3),
+        (SRIP, 0.2),
+    ],
+)
+@pytest.mark.parametrize("auto_advance", [True, False])
+def test_regularizers_with_every_return_their_value_to_a_call_without_a_step(make, rel, auto_advance):
+    regularizer = make(pyramid(), every=3, auto_advance=auto_advance)
+    computed = []
+    for _ in range(5):
+        value = regularizer().item()
+        computed += [value] if value else []
+        with torch.no_grad():
+            seen = regularizer().item()
+        assert seen == pytest.approx(computed[-1], rel=rel)
+        assert regularizer.eval()().item() == seen
+        regularizer.train()
+        if not auto_advance:
+            regularizer.advance()
+    assert len(computed) == 2
+
+
+def test_comhe_with_every_shows_the_bases_of_the_last_computed_step():
+    regularizer = CoMHE(pyramid(), projection=Random(dim=4), every=3)
+    regularizer()
+    first = regularizer.bases()["0"]
+    regularizer()
+    assert torch.equal(regularizer.bases()["0"], first)
+
+
 def test_regularizers_population_is_a_deprecated_name_of_selection():
     regularizer = MHE(network())
     with pytest.warns(DeprecationWarning, match="MHE.population is deprecated, use MHE.selection instead"):
@@ -281,9 +321,12 @@ def test_regularizers_positional_labels_are_deprecated():
         regularizer(token_ids, labels=token_ids)
 
 
-def test_regularizer_keywords_are_those_of_the_options():
-    declared = {field.name: field.type for field in dataclasses.fields(RegularizerOptions)}
-    assert {name: one.__forward_arg__ for name, one in RegularizerKeywords.__annotations__.items()} == declared
+@pytest.mark.parametrize(
+    ("keywords", "options"), [(RegularizerKeywords, RegularizerOptions), (EnergyKeywords, EnergyOptions)]
+)
+def test_regularizer_keywords_are_those_of_the_options(keywords, options):
+    declared = {field.name: field.type for field in dataclasses.fields(options)}
+    assert {name: one.__forward_arg__ for name, one in keywords.__annotations__.items()} == declared
 
 
 @pytest.mark.parametrize("kind", [MHE, CoMHE, LayerPenalty, Orthonormal, Orthogonal, SRIP])
@@ -394,3 +437,62 @@ def test_neuron_regularizer_needs_a_factor_and_terms():
     options = RegularizerOptions(layer_weights={"1": 0.5})
     torch.testing.assert_close(NormPenalty(net, options)(), first + second / 2)
     torch.testing.assert_close(NormPenalty(net, None)(), first + second)
+
+
+# Which layers a regulariser takes ------------------------------------------------------------------------------------
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter, built as such libraries do."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer, self.in_features = base, base.in_features
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, base.out_features, bias=False)})
+        nn.init.zeros_(self.lora_B["default"].weight)
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+
+def test_mhe_counts_an_adapted_layer_once_without_its_adapter():
+    selection = MHE(nn.Sequential(Adapted(nn.Linear(8, 6)), nn.Linear(6, 4))).selection
+    assert [layer.name for layer in selection] == ["0.base_layer", "1"]
+
+
+def test_mhe_and_comhe_warn_about_rotated_layers_whose_energy_is_constant():
+    net = rotation.rotate_(pyramid())
+    with pytest.warns(UserWarning, match="the regulariser is constant in 0, 1"):
+        CoMHE(net, output=0, projection=Random(dim=4))
+    with pytest.warns(UserWarning, match="the regulariser is constant in 0, 1"):
+        regularizer = MHE(net, output=0)
+    before = regularizer()
+    before.backward()
+    assert max(p.grad.abs().max().item() for p in net.parameters() if p.grad is not None) < 1e-5
+
+
+@pytest.mark.parametrize(("method", "options"), [("free", {}), ("cayley", {"learn_neurons": True})])
+def test_mhe_does_not_warn_about_layers_whose_angles_change(method, options, recwarn):
+    MHE(rotation.rotate_(pyramid(), method, **options))
+    assert not recwarn.list
+
+
+def test_mhe_skipped_layers_have_a_reason():
+    net = nn.Sequential(nn.Linear(5, 1), nn.Linear(1, 6), nn.Linear(6, 4))
+    reasons = [(skip.name, skip.reason) for skip in MHE(net).skipped]
+    assert reasons == [("0", "one neuron per set"), ("1", "neurons of 1 number")]
+
+
+def test_mhe_output_layer_last_is_deprecated():
+    with pytest.warns(DeprecationWarning, match="use 'auto' instead"):
+        last = MHE(pyramid(), output_layer="last")
+    assert [layer.role for layer in last.selection] == [layer.role for layer in MHE(pyramid()).selection]
+
+
+def test_mhe_does_not_take_an_unknown_module_for_a_distributed_head():
+    unknown = type("distributed over", (nn.Module,), {})()  # the reason to skip it contains the name of its type
+    unknown.rows = nn.Parameter(torch.ones(3, 3))
+    net = nn.Sequential(nn.Linear(5, 6), unknown, nn.Linear(6, 4))
+    assert [skip.name for skip in MHE(net).skipped] == ["1.rows"]

@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from hypersphere.layers import (
-    PRESETS,
     DecoupledConv2d,
     DecoupledLinear,
     SphereNorm,
@@ -263,13 +262,6 @@ def test_convert_graph_network_of_torch_geometric():
     revert_(model)
     assert type(model.first.lin) is kind
     assert torch.equal(model(x, edges), before)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_have_the_magnitude_of_their_name(name):
-    layer = PRESETS[name](3, 8, 3, padding=1, angular="linear")
-    assert type(layer.magnitude).__name__.lower() == name.removesuffix("_conv2d")
-    assert layer(images()).shape == (2, 8, 5, 5)
 
 
 def test_revert_refuses_parametrised_layers():

@@ -15,7 +15,7 @@ from hypersphere.energy.energy import (
 from hypersphere.energy.features import FEATURE_ENERGIES, FeatureEnergy, Gaussian, alignment, koleo, uniformity
 from hypersphere.energy.inspect import Inspection, LayerInspection, inspect
 from hypersphere.energy.low_rank import LowRank, factors, low_rank_
-from hypersphere.energy.mhe import MHE
+from hypersphere.energy.mhe import MHE, EnergyOptions
 from hypersphere.energy.minimum import Minimum, minimize
 from hypersphere.energy.orthogonality import SRIP, Orthogonal, Orthonormal
 from hypersphere.energy.random_directions import random_energy
@@ -26,6 +26,7 @@ __all__ = [
     "REGULARIZERS",
     "SRIP",
     "CoMHE",
+    "EnergyOptions",
     "FeatureEnergy",
     "Gaussian",
     "Inspection",

@@ -1,30 +1,32 @@
-"""The abstract regularisers: a sum over the layers of a model, to be added to a loss."""
+"""The abstract regularisers: a sum over the layers of a model, to be added to a loss.
+
+`NeuronRegularizer.forward` is the path of every call: it finds the step, calls `compute` of the subclass, adds its
+terms and stores its buffers. Below it are `LayerPenalty`, the functions that select the layers of a model, and those
+that arrange their neurons.
+"""
 
 from __future__ import annotations
 
 import abc
+import fnmatch
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_attribute
-from hypersphere._layer_selection import LayerSource, NeuronLayer, SkippedLayer
+from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer, SkippedLayer, layers_of
 from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_integer, is_number, require, warn_user
-from hypersphere.energy._layer_sets import (
-    require_complete_output,
-    resolve_patterns,
-    select_layers,
-    stack_equal_shapes,
-)
 from hypersphere.energy._steps import Step, StepCounter
+from hypersphere.functions.orthogonal import ORTHOGONALS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,7 +38,14 @@ __all__ = [
     "RegularizerOptions",
     "StepResult",
     "options_of",
+    "place_on_layer",
+    "require_complete_output",
+    "resolve_patterns",
+    "stack_equal_shapes",
 ]
+
+T = TypeVar("T")
+Options = TypeVar("Options", bound="RegularizerOptions")
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,8 @@ class RegularizerOptions:
         layer_weights: a mapping from names or patterns of layers to λ, which replace the default there. The first
             match counts.
         schedule: a callable of the step that returns a factor for the whole regulariser, such as `Warmup`.
-        every: compute the regulariser only at every k-th step; it is 0 at the others.
+        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
+            step returns the value of the last step that was not skipped.
         output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
         where: a predicate of name and module that selects layers.
         auto_advance: False if steps are counted by calling `advance`.
@@ -89,18 +99,18 @@ class RegularizerKeywords(TypedDict, total=False):
     report: bool
 
 
-def options_of(regularizer: NeuronRegularizer, keywords: RegularizerKeywords) -> RegularizerOptions:
+def options_of(regularizer: NeuronRegularizer, kind: type[Options], keywords: Mapping[str, Any]) -> Options:
     """Return the options that the constructor of a regulariser received as keyword arguments.
 
     Raises:
         TypeError: an argument is unknown. The message names the regulariser, as for a declared signature.
     """
-    known = {field.name for field in fields(RegularizerOptions)}
+    known = {field.name for field in fields(kind)}
     unknown = next((name for name in keywords if name not in known), None)
     if unknown is not None:
-        kind = type(regularizer).__name__
-        raise TypeError(f"{kind}.__init__() got an unexpected keyword argument {unknown!r}")
-    return RegularizerOptions(**keywords)
+        name = type(regularizer).__name__
+        raise TypeError(f"{name}.__init__() got an unexpected keyword argument {unknown!r}")
+    return kind(**keywords)
 
 
 class StepResult(NamedTuple):
@@ -128,8 +138,8 @@ class NeuronRegularizer(nn.Module, abc.ABC):
     **Steps.** Random draws, schedules and learned tensors depend on a step counter. A call in training mode with
     gradients enabled counts as one step, so the contract is one call per optimiser step. Calls without gradients, in
     eval mode, or repeated by activation checkpointing do not count, and see the draw of the last step. With gradient
-    accumulation, pass `auto_advance=False` and call `advance` once per optimiser step. `StepCounter` in
-    `energy/_steps.py` has the complete table.
+    accumulation, pass `auto_advance=False` and call `advance` once per optimiser step. `energy/_steps.py` has the
+    complete rules.
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
@@ -162,7 +172,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         # Without a counter there is nothing to save, and `forward` does not read a buffer from the device.
         if needs_counter or self.schedule is not None or self.every > 1:
             self.register_buffer("steps", torch.tensor(0))
-        self.register_load_state_dict_post_hook(_reset_step_after_load)
+        self.register_load_state_dict_post_hook(_forget_step_after_load)
         if options.report:
             print(self.selection.report())
 
@@ -197,8 +207,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         """
         if positional:
             labels = self._positional_labels(positional, labels)
-        # Without buffers there is no state, and all calls are alike.
-        step = self.counter.begin(self) if self._buffers else Step()
+        step = self._begin_step()
         factor = self._scheduled_factor(step.number)
         anchor = self.selection[0].anchor
         if factor:
@@ -230,6 +239,14 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         warn_user(message, DeprecationWarning)
         return positional[0]
 
+    def _begin_step(self) -> Step:
+        """Return the step that this call belongs to."""
+        if not self._buffers:
+            return Step()  # without state all calls are alike
+        step = self.counter.begin(self)
+        # A peek asks for the value of the regulariser, which is not the 0 of a step that `every` skips.
+        return step._replace(number=step.number - step.number % self.every) if step.kind == "peek" else step
+
     def _scheduled_factor(self, number: int) -> float:
         """Return the factor of a step: that of the schedule, or 0 if `every` skips the step."""
         if number % self.every:
@@ -254,12 +271,12 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         raise ValueError(f"the regulariser must be finite, but is {total.item()} although all weights are: {reason}")
 
 
-def _reset_step_after_load(regularizer: NeuronRegularizer, incompatible_keys: object) -> None:
+def _forget_step_after_load(regularizer: NeuronRegularizer, incompatible_keys: object) -> None:
     """Let the next call start a step, after a state dict was loaded.
 
     A module-level function, because bound methods in hooks cannot be pickled with the module.
     """
-    regularizer.counter.reset_step()
+    regularizer.counter.forget_step()
 
 
 def _add(terms: Sequence[Tensor], anchor: Tensor) -> Tensor:
@@ -302,7 +319,8 @@ class LayerPenalty(NeuronRegularizer):
         require(is_number(weight, 0), "weight", "a finite number >= 0", weight)
         require(isinstance(output, bool), "output", "a bool", output)
         roles = ("hidden", "output") if output else ("hidden",)
-        super().__init__(model, options_of(self, options), roles=roles, shortest=1, needs_counter=False)
+        shared = options_of(self, RegularizerOptions, options)
+        super().__init__(model, shared, roles=roles, shortest=1, needs_counter=False)
         require_complete_output(self.selection, output)
         self.weight = weight
 
@@ -316,8 +334,12 @@ class LayerPenalty(NeuronRegularizer):
 
     def compute(self, labels: Tensor | None, step: Step) -> StepResult:
         """Return λ·penalty, one term per shape of layers."""
-        stacks = stack_equal_shapes((layer.row_sets(), self.factor(layer)) for layer in self.weighted_layers())
-        return StepResult([(factors * self._checked_penalty(stack).sum(-1)).sum() for stack, factors in stacks])
+        layers = self.weighted_layers()
+        terms = []
+        for index, stack in stack_equal_shapes([layer.row_sets() for layer in layers]):
+            factors = torch.tensor([self.factor(layers[i]) for i in index], dtype=stack.dtype, device=stack.device)
+            terms.append((factors * self._checked_penalty(stack).sum(-1)).sum())
+        return StepResult(terms)
 
     def _checked_penalty(self, stack: Tensor) -> Tensor:
         """Return `penalty` of a stack of sets. A result of another shape would be added with wrong factors."""
@@ -330,3 +352,123 @@ class LayerPenalty(NeuronRegularizer):
     def extra_repr(self) -> str:
         """Show the factor and the layers."""
         return f"weight={self.weight} of [{', '.join(layer.name for layer in self.selection)}]"
+
+
+# Selecting the layers ------------------------------------------------------------------------------------------------
+
+_LEFT_OUT = {
+    "output": "the output layer, which is left out by default",
+    "embedding": "an embedding, which is only regularised on request",
+}
+
+
+def select_layers(
+    model: LayerSource,
+    output_layer: str | Sequence[str] | None,
+    where: Callable[[str, nn.Module], bool] | None,
+    roles: Sequence[str],
+    min_length: int,
+) -> LayerSelection:
+    """Return the layers of some roles whose neurons can be compared: two per set, of at least `min_length` numbers.
+
+    Raises:
+        ValueError: there is no such layer.
+    """
+
+    def reason_to_skip(layer: NeuronLayer) -> str | None:
+        if layer.role not in roles:
+            return _LEFT_OUT[layer.role]
+        if layer.shape[1] < 2:
+            return "one neuron per set"
+        return f"neurons of {layer.length} number" if layer.length < min_length else None
+
+    if output_layer == "last":
+        warn_user("output_layer='last' is deprecated, use 'auto' instead", DeprecationWarning)
+        output_layer = "auto"
+    candidates = layers_of(model, output=output_layer, where=where, output_argument="output_layer")
+    candidates.warn_if_output_is_unknown()
+    selection = candidates.without(reason_to_skip)
+    if len(selection) == 0:
+        reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped)
+        reason = f"every layer is skipped ({reasons})" if reasons else "it has no layers"
+        raise ValueError(f"model must have a layer of two or more neurons, but {reason}")
+    rotated = [layer.name for layer in selection if _has_fixed_angles(layer)]
+    if rotated:
+        reason = "rotations do not change the angles between neurons"
+        warn_user(f"{reason}, so the regulariser is constant in {', '.join(rotated)}")
+    return selection
+
+
+def require_complete_output(selection: LayerSelection, output: float) -> None:
+    """Raise a `ValueError` if the output layer is regularised but no process holds all of its class vectors."""
+    distributed = [repr(skip.name) for skip in selection.skipped if skip.is_distributed]
+    zero = False if isinstance(output, bool) else 0
+    accepted = f"{zero} with {', '.join(distributed)}, whose class vectors are distributed over processes"
+    require(not output or not distributed, "output", accepted, output)
+
+
+def _has_fixed_angles(layer: NeuronLayer) -> bool:
+    """Return True if the weight is W = V·Rᵀ with a frozen V and a rotation R, which changes no angle between rows."""
+    if layer.module is None or not parametrize.is_parametrized(layer.module, layer.parameter):
+        return False
+    rotations = tuple(entry for name, entry in ORTHOGONALS.items() if name != "free")
+    parametrizations = layer.module.parametrizations[layer.parameter]  # type: ignore[index]
+    original = getattr(parametrizations, "original", None)
+    is_frozen = isinstance(original, Tensor) and not original.requires_grad
+    return is_frozen and all(isinstance(getattr(one, "method", None), rotations) for one in parametrizations)
+
+
+def resolve_patterns(argument: str, patterns: Mapping[str, T] | None, layers: Iterable[NeuronLayer]) -> dict[str, T]:
+    """Return the values of a mapping from names or patterns (as in `fnmatch`) per layer; the first match counts.
+
+    Raises:
+        ValueError: a pattern matches no layer.
+    """
+    resolved: dict[str, T] = {}
+    names = [layer.name for layer in layers]
+    require(patterns is None or isinstance(patterns, Mapping), argument, "None or a mapping from names", patterns)
+    for pattern, value in (patterns or {}).items():
+        matches = [name for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)]
+        accepted = f"a mapping whose names or patterns match some of {', '.join(map(repr, names))}"
+        require(bool(matches), argument, accepted, pattern)
+        for name in matches:
+            resolved.setdefault(name, value)  # the first match counts
+    return resolved
+
+
+# Arranging their neurons ---------------------------------------------------------------------------------------------
+
+
+def stack_equal_shapes(
+    tensors: Sequence[Tensor], keys: Sequence[Hashable] | None = None
+) -> list[tuple[list[int], Tensor]]:
+    """Stack tensors of equal shape, so that one batched operation computes all of them.
+
+    Args:
+        tensors: to be stacked.
+        keys: one per tensor; only tensors with equal keys are stacked. None if all may be.
+
+    Returns:
+        Stacks (L, …), each with the positions of its L members in `tensors`.
+
+    Example:
+        >>> stacks = stack_equal_shapes([torch.ones(2, 3), torch.ones(4, 3), torch.ones(2, 3)])
+        >>> [(index, tuple(stack.shape)) for index, stack in stacks]
+        [([0, 2], (2, 2, 3)), ([1], (1, 4, 3))]
+    """
+    members: dict[Hashable, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        # `torch.stack` needs equal dtypes and devices too.
+        kind = (tensor.shape, tensor.dtype, tensor.device, None if keys is None else keys[i])
+        members.setdefault(kind, []).append(i)
+    # A single tensor becomes a stack without a copy.
+    return [
+        (index, torch.stack([tensors[i] for i in index]) if len(index) > 1 else tensors[index[0]].unsqueeze(0))
+        for index in members.values()
+    ]
+
+
+def place_on_layer(x: Tensor, layer: NeuronLayer) -> Tensor:
+    """Return `x` on the device of a layer and in the dtype of its rows; on the meta device it stays as it is."""
+    anchor = layer.anchor.detach()
+    return x if anchor.is_meta else x.to(anchor.device, _numerics.widen(anchor[:0]).dtype)

@@ -1,4 +1,21 @@
-"""The steps of a regulariser: which call starts one, which call repeats it, and which call only peeks at the value."""
+"""The steps of a regulariser: random draws, schedules and learned buffers are functions of the step of a call.
+
+Steps are numbered from 0. Three rules, in this order, say which step a call belongs to:
+
+1. **peek.** A call in eval mode or without gradients only asks for the value. It computes the last step from the
+   current buffers and stores nothing.
+2. **repeat.** A call that computes the last step again must return the same value. It starts from the buffers that the
+   step started from and stores nothing. Such a call is
+
+   * made during a backward pass: this is how activation checkpointing recomputes a forward pass;
+   * made inside a `torch.func` transform, which must not change state;
+   * made after the first call of a step and before `advance`, with `auto_advance=False`.
+
+3. **new.** Every other call starts the next step. It stores its updates of the buffers.
+
+The reentrant form of activation checkpointing runs the first forward pass without gradients, so its steps are not
+counted.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +57,7 @@ class Step(NamedTuple):
         kind: "new" if the call starts the step, "repeat" if it computes the step again, "peek" if it only asks for the
             value. Both "new" and "repeat" update learned buffers; "peek" uses them as they are.
         number: the number of the step, from 0. Schedules and random draws are functions of it.
-        buffers: the buffers of the regulariser by name, as they were when the step started.
+        buffers: the buffers of the regulariser by name, from which the call starts.
     """
 
     kind: Literal["new", "repeat", "peek"] = "new"
@@ -49,27 +66,12 @@ class Step(NamedTuple):
 
 
 class StepCounter:
-    """Assign each call of a regulariser to a step.
+    """Assign each call of a regulariser to a step, by the rules of this module.
 
     The state is in buffers of the regulariser, which are saved and moved with it: the number of counted steps in
-    `steps` (if it has a counter), and learned tensors such as a basis. A call has one of three kinds:
-
-        training  gradients  in a backward pass    step     |  kind    number  starts from  stores
-        mode      enabled    or torch.func         started  |                  buffers      updates
-        --------  ---------  --------------------  -------  |  ------  ------  -----------  -------
-        no        any        any                   any      |  peek    last    current      no
-        yes       no         any                   any      |  peek    last    current      no
-        yes       yes        yes                   any      |  repeat  last    replaced     no
-        yes       yes        no                    yes      |  repeat  last    replaced     no
-        yes       yes        no                    no       |  new     steps   current      yes
-
-    `last` is the number of the most recent step: steps − 1 with `auto_advance` (steps are counted when they start; 0
-    before the first one), steps otherwise. Without `auto_advance` a step is `started` from its first call until
-    `advance` counts it; with it, never. The `replaced` buffers are those that the first call of the step replaced. If
-    the regulariser was created, advanced or loaded since then, they are the current ones.
-
-    A forward pass during a backward pass is the recomputation of activation checkpointing. Its reentrant form runs the
-    first pass without gradients, so its steps are not counted.
+    `steps` (if it has a counter), and learned tensors such as a basis. With `auto_advance`, a step is counted when it
+    starts, so the last step has the number steps − 1, or 0 before the first one. Otherwise `advance` counts a step when
+    it ends, so the last step has the number `steps`.
 
     Args:
         auto_advance: False if steps are counted by calling `advance`.
@@ -77,8 +79,8 @@ class StepCounter:
 
     def __init__(self, auto_advance: bool = True) -> None:
         self.auto_advance = auto_advance
-        # Buffers before the update of the last step; None if no step has started since `advance` or `reset_step`.
-        self._replaced: dict[str, Tensor] | None = None
+        self._is_started = False  # with `auto_advance=False`: whether a call has started the step that `advance` ends
+        self._replaced: dict[str, Tensor] = {}  # the buffers that the last step has replaced, as they were before
 
     @run_uncompiled
     def begin(self, module: nn.Module) -> Step:
@@ -86,13 +88,12 @@ class StepCounter:
         steps = int(module.get_buffer("steps")) if hasattr(module, "steps") else 0
         last = max(steps - 1, 0) if self.auto_advance else steps
         buffers = dict(module.named_buffers(recurse=False))
-        if not module.training or not torch.is_grad_enabled():
+        if not (module.training and torch.is_grad_enabled()):
             return Step("peek", last, buffers)
-        # Outside of compiled code, values cannot be read only if a transform of torch.func is active.
+        # This function is not compiled, so values cannot be read only inside a transform of torch.func.
         is_recomputed = _numerics.in_backward() or not _numerics.values_readable()
-        is_started = not self.auto_advance and self._replaced is not None
-        if is_recomputed or is_started:
-            return Step("repeat", last, buffers | (self._replaced or {}))
+        if is_recomputed or self._is_started:
+            return Step("repeat", last, buffers | self._replaced)
         return Step("new", steps, buffers)
 
     @run_uncompiled
@@ -107,23 +108,25 @@ class StepCounter:
         for name, value in updates.items():
             setattr(module, name, value.detach())
         if self.auto_advance:
-            self._count(module)
+            _count(module)
+        else:
+            self._is_started = True
 
     def advance(self, module: nn.Module) -> None:
         """Count one step; the next call starts another one. Only without `auto_advance`."""
         if self.auto_advance:
             raise ValueError("advance() needs auto_advance=False")
-        self._replaced = None
-        self._count(module)
+        self.forget_step()
+        _count(module)
 
-    def reset_step(self) -> None:
-        """Let the next call start a step, because the buffers were loaded."""
-        self._replaced = None
+    def forget_step(self) -> None:
+        """Let the next call start a step from the current buffers, because the step has ended or they were loaded."""
+        self._is_started, self._replaced = False, {}
 
-    @staticmethod
-    def _count(module: nn.Module) -> None:
-        if hasattr(module, "steps"):
-            module.get_buffer("steps").add_(1)
+
+def _count(module: nn.Module) -> None:
+    if hasattr(module, "steps"):
+        module.get_buffer("steps").add_(1)
 
 
 @dataclass(frozen=True)

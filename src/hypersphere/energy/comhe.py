@@ -2,7 +2,7 @@ r"""CoMHE: the energy of projected neurons as a regulariser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,11 +11,10 @@ from torch import Tensor
 from hypersphere._layer_selection import LayerSource, NeuronLayer
 from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_number, require, warn_user
-from hypersphere.energy._energy_regularizer import EnergyRegularizer, NeuronWeights, WeightedSums
-from hypersphere.energy._layer_sets import place_on_layer, stack_equal_shapes
-from hypersphere.energy._regularizer import RegularizerKeywords, RegularizerOptions, options_of
+from hypersphere.energy._regularizer import NeuronRegularizer, StepResult, options_of, place_on_layer
 from hypersphere.energy._sampling import seeded_generator
 from hypersphere.energy._steps import Step, run_uncompiled
+from hypersphere.energy.mhe import EnergyKeywords, EnergyOptions, LayerEnergies, sampled_rows
 from hypersphere.functions._pairwise import PairSum
 from hypersphere.functions.kernel import PairPotential, kernel_of
 from hypersphere.functions.projection import PROJECTIONS, Bilateral, Learned, Projection
@@ -34,7 +33,7 @@ class _DrawnBases(NamedTuple):
     bases: dict[str, Tensor]
 
 
-class CoMHE(EnergyRegularizer):
+class CoMHE(NeuronRegularizer):
     r"""Compressive MHE: λ_h·Σ_hidden Ē(g(ŵ₁), …, g(ŵ_N)) + λ_o·Ē_output with g(ŵ) = Pŵ/‖Pŵ‖   (thesis, 6.3).
 
     Random bases are functions of the seed and the step; learned bases are buffers. Both are in the state dict and the
@@ -42,7 +41,9 @@ class CoMHE(EnergyRegularizer):
     is not projected either and contributes its plain energy. Labels and distributed heads are as for `MHE`. Call the
     regulariser once per optimiser step; see `NeuronRegularizer` for the counting of steps.
 
-    The arguments from `layer_weights` to `report` are those of `RegularizerOptions`, which all regularisers share.
+    The other arguments are those of `EnergyOptions`. Here `min_distance=None` means the value of the projection, 0.1
+    for "adversarial" and no bound for the others. Learned bases are updated from the neurons that `batch` draws.
+    Neither `batch` nor `neuron_weights` can be combined with "bilateral", which mixes neurons.
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
@@ -50,18 +51,6 @@ class CoMHE(EnergyRegularizer):
         hidden: λ_h.
         half_space: True if hidden neurons are also repelled by the opposites of the others.
         shared: True if layers whose neurons have equal length share a basis.
-        batch: the number of neurons that are drawn from each larger layer at each step, as for `MHE`; None for all.
-            Learned bases are updated from the drawn neurons. Not with "bilateral".
-        power: s ≥ 0, a kernel or a callable of the distance.
-        min_distance: below this distance the energy continues linearly, which bounds the gradient; None for the value
-            of the projection, 0.1 for "adversarial" and no bound for the others.
-        output: λ_o.
-        embedding: λ of embeddings, which are left out by default.
-        distance: "euclidean" or "angular".
-        neuron_weights: factors β of neurons by layer, as for `MHE`; not with "bilateral".
-        average: divide the sum over hidden layers by their number.
-        ignore_index: labels of this value do not count, as in `torch.nn.functional.cross_entropy`.
-        seed: the seed of random draws, which are the same on every rank.
 
     Example:
         >>> from torch import nn
@@ -74,7 +63,9 @@ class CoMHE(EnergyRegularizer):
         Lin et al., Regularizing Neural Networks via Minimizing Hyperspherical Energy, CVPR 2020.
     """
 
-    @accept_options_of(RegularizerOptions)
+    seed: Tensor
+
+    @accept_options_of(EnergyOptions)
     def __init__(
         self,
         model: LayerSource,
@@ -83,47 +74,28 @@ class CoMHE(EnergyRegularizer):
         hidden: float = 1.0,
         half_space: bool = True,
         shared: bool = True,
-        batch: int | None = None,
-        power: float | str | Callable[[Tensor], Tensor] = 2,
-        min_distance: float | None = None,
-        output: float = 1.0,
-        embedding: float = 0.0,
-        distance: str = "euclidean",
-        neuron_weights: NeuronWeights | None = None,
-        average: bool = False,
-        ignore_index: int = -100,
-        seed: int = 0,
-        **options: Unpack[RegularizerKeywords],
+        **options: Unpack[EnergyKeywords],
     ) -> None:
         require(is_number(hidden, 0), "hidden", "a finite number >= 0", hidden)
         for name, flag in (("half_space", half_space), ("shared", shared)):
             require(isinstance(flag, bool), name, "a bool", flag)
-        resolved = _projection_of(projection)  # before the layers are read, which takes longer
-        super().__init__(
-            model,
-            options_of(self, options),
-            is_random=True,
-            batch=batch,
-            output=output,
-            embedding=embedding,
-            power=power,
-            distance=distance,
-            min_distance=min_distance,
-            neuron_weights=neuron_weights,
-            average=average,
-            ignore_index=ignore_index,
-            seed=seed,
-        )
-        self.hidden, self.projection, self.shared = hidden, resolved, shared
-        if isinstance(self.projection, Bilateral):
+        settings = options_of(self, EnergyOptions, options)
+        resolved = _projection_of(projection)
+        if isinstance(resolved, Bilateral):
             accepted = "None with a bilateral projection, which mixes neurons"
-            require(not self.neuron_weights, "neuron_weights", accepted, "a mapping")
-            require(batch is None, "batch", accepted, batch)
+            require(not settings.neuron_weights, "neuron_weights", accepted, "a mapping")
+            require(settings.batch is None, "batch", accepted, settings.batch)
+        super().__init__(model, settings, roles=settings.roles, shortest=2, needs_counter=True)
+        self.energies = LayerEnergies(settings, self.selection, self.layer_weights)
+        self.hidden, self.projection, self.shared = hidden, resolved, shared
+        # The seed is saved with the counter, so that a resumed run continues the same sequence of draws.
+        self.register_buffer("seed", torch.tensor(settings.seed))
         # Apply the projection's cap only to kernels given by power or name. The output layer is not projected, so it
         # needs no cap unless one is requested.
-        is_named_power = isinstance(power, (int, float, str))
-        cap = self.projection.min_distance if min_distance is None and is_named_power else min_distance
-        self.projected_potential = PairPotential(kernel_of(power, cap), self.potential.distance, half_space)
+        is_named_power = isinstance(settings.power, (int, float, str))
+        uses_default = settings.min_distance is None and is_named_power
+        cap = resolved.min_distance if uses_default else settings.min_distance
+        self.projected_potential = PairPotential(kernel_of(settings.power, cap), settings.distance, half_space)
         self.projected = self._projected_layers()
         # The layers that share a basis, by its key.
         self._layers_by_basis: dict[str, list[NeuronLayer]] = {}
@@ -148,58 +120,35 @@ class CoMHE(EnergyRegularizer):
 
     def factor(self, layer: NeuronLayer) -> float:
         """Return λ of a layer."""
-        return self.factor_of_role(layer, hidden=self.hidden)
+        return self.energies.factor(layer, hidden=self.hidden)
 
-    def weighted_sums(self, layers: list[NeuronLayer], step: Step) -> WeightedSums:
-        """Return the output layers as they are and views (views, sets, N, r) of the others."""
+    def compute(self, labels: Tensor | None, step: Step) -> StepResult:
+        """Return λ·Ē of all layers with λ > 0, projected or as they are, and the learned bases."""
+        layers = self.weighted_layers()
         # Neurons and bases are drawn from different streams, so the numbers of the draws must differ.
-        indices = self.draw_neurons(~step.number, self.selection)
+        samples = self.energies.draw_neurons(self.selection, self.seed, ~step.number)
         # Read the rows once: the bases are learned from them, and a parametrised weight is computed at every access.
-        rows = {layer.name: self._sampled_rows(layer, indices) for layer in layers if layer in self.projected}
+        projected = [layer for layer in layers if layer in self.projected]
+        rows = {layer.name: sampled_rows(layer, samples.get(layer.name)) for layer in projected}
         bases = self._bases(rows, step) if rows else {}
-        sums = WeightedSums(self._reduce)
+
+        def pair_sums(layer: NeuronLayer) -> list[PairSum]:
+            sample = samples.get(layer.name)
+            if layer.name not in rows:
+                views: tuple[Tensor, ...] = (sampled_rows(layer, sample).unsqueeze(0),)  # one view: the neurons
+            else:
+                w, basis = rows[layer.name], bases[self._basis_key(layer)]
+                # Views (views, sets, N, r). Group projections have integer indices as a basis, whose dtype must not
+                # change.
+                views = self.projection(w, basis.to(w if basis.is_floating_point() else w.device))
+            potential = self.energies.potential if layer.role == "output" else self.projected_potential
+            return [self.energies.pair_sum(layer, view, potential, sample) for view in views]
+
+        terms, is_finite = self.energies.weighted_sum(layers, self.factor, pair_sums, labels, self._reduce)
+        updates = {}
         if isinstance(self.projection, Learned):
-            sums.updates = {f"basis_{key}": basis for key, basis in bases.items()}
-        # By the number of neurons that a sample stands for; None for layers that are not sampled.
-        stackable: dict[int | None, list[tuple[Tensor, float]]] = {}
-        for layer in layers:
-            is_output = layer.role == "output"
-            potential = self.potential if is_output else self.projected_potential
-            index, betas = indices.get(layer.name), self.neuron_weights.get(layer.name)
-            count = None if index is None else layer.shape[1]
-            for view in self._views(layer, rows, bases, indices):
-                # Views of equal shape share one batched product, unless their neurons have weights.
-                if betas is None and not is_output:
-                    stackable.setdefault(count, []).append((view, self.factor(layer)))
-                else:
-                    weights = None if betas is None else (betas if index is None else betas[..., index]).to(view)
-                    pair_sum = PairSum(view, potential, weights, mean=True, sampled_from=count)
-                    sums.add(pair_sum, self.factor(layer))
-        for count, views in stackable.items():
-            for stack, layer_factors in stack_equal_shapes(views):
-                pair_sum = PairSum(stack, self.projected_potential, mean=True, sampled_from=count)
-                sums.add(pair_sum, layer_factors)
-        return sums
-
-    @staticmethod
-    def _sampled_rows(layer: NeuronLayer, indices: Mapping[str, Tensor]) -> Tensor:
-        """Return the neurons of a layer, or those that were drawn from it."""
-        rows, index = layer.row_sets(), indices.get(layer.name)
-        return rows if index is None else rows[:, index.to(rows.device)]
-
-    def _views(
-        self,
-        layer: NeuronLayer,
-        rows: Mapping[str, Tensor],
-        bases: Mapping[str, Tensor],
-        indices: Mapping[str, Tensor],
-    ) -> tuple[Tensor, ...]:
-        """Return the projections of a layer, or one view of its neurons if it is not projected."""
-        if layer.name not in rows:
-            return (self._sampled_rows(layer, indices).unsqueeze(0),)
-        # Group projections have integer indices as a basis, whose dtype must not change.
-        basis, w = bases[self._basis_key(layer)], rows[layer.name]
-        return self.projection(w, basis.to(w if basis.is_floating_point() else w.device))
+            updates = {f"basis_{key}": basis for key, basis in bases.items()}
+        return StepResult(terms, updates, is_finite)
 
     def _reduce(self, energies: Tensor) -> Tensor:
         """Reduce energies (…, views, sets): the mean or maximum over views, then the mean over sets."""
@@ -214,7 +163,7 @@ class CoMHE(EnergyRegularizer):
 
         Layers that share a basis have the same tensor. `Projection.basis` documents the shape.
         """
-        step = self.counter.begin(self)
+        step = self._begin_step()
         if isinstance(self.projection, Learned):
             by_key = {key: step.buffers[f"basis_{key}"] for key in self._layers_by_basis}
         else:

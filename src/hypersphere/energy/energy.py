@@ -76,6 +76,7 @@ def hyperspherical_energy(
         check_weights("weights", weights)
     weights = None if weights is None else _numerics.widen(weights)
     energy = pair_energy(PairSum(_numerics.widen_parameter(w.flatten(1)), potential, weights=weights, mean=True))
+    # The energy is not finite if an entry is not. Only then are all rows read, to name the first one.
     if _numerics.values_readable(energy) and not math.isfinite(energy.item()):
         _numerics.require_finite_rows("w", w)
         if weights is not None:
@@ -114,6 +115,7 @@ def random_batch_energy(
     potential = PairPotential(kernel_of(power), distance, half_space)
     _check_rows(w, half_space)
     require(is_integer(size, 2, len(w)), "size", f"an integer from 2 to {len(w)}, the number of rows", size)
+    # Drawn on the CPU, so that a seed gives the same rows on every device.
     index = torch.randperm(len(w), generator=generator)[:size].to(w.device)
     batch = w.index_select(0, index)
     _numerics.require_finite_rows("w", batch)
@@ -161,6 +163,8 @@ def data_dependent_energy(
     _check_classes(w, labels, counted)
     labels = labels.flatten().long()
     counted = None if counted is None else counted.flatten()
+    # Ignored labels may be no index of a row, so they become 0 and do not count. If values can be read, this is skipped
+    # where there is none.
     ignored = labels == ignore_index
     if not _numerics.values_readable(labels) or bool(ignored.any()):
         counted = ~ignored if counted is None else counted & ~ignored
@@ -168,7 +172,7 @@ def data_dependent_energy(
     if labels.numel() and _numerics.values_readable(w, labels):
         low, high = (int(v) for v in torch.aminmax(labels))
         require(low >= 0 and high < len(w), "labels", f"integers in [0, {len(w)})", f"{low} to {high}")
-    total = pair_energy(PairSum(_numerics.widen(w), potential, labels=labels, counted=counted))
+    total = pair_energy(PairSum(_numerics.widen_parameter(w), potential, labels=labels, counted=counted))
     if _numerics.values_readable(total) and not math.isfinite(total.detach().item()):
         _numerics.require_finite_rows("w", w)
     number = max(len(labels), 1) if counted is None else counted.sum().clamp_min(1)

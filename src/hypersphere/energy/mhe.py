@@ -1,47 +1,52 @@
-"""MHE: the hyperspherical energy of a network's neurons as a regulariser."""
+"""MHE: the hyperspherical energy of a network's neurons as a regulariser.
+
+`EnergyOptions` and `LayerEnergies` are the options and the weighted sum that `MHE` shares with `CoMHE`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from hypersphere import _numerics
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer
 from hypersphere._signatures import accept_options_of
-from hypersphere._validation import is_number, require
-from hypersphere.energy._energy_regularizer import EnergyRegularizer, NeuronWeights, WeightedSums
-from hypersphere.energy._layer_sets import stack_equal_shapes
-from hypersphere.energy._regularizer import RegularizerKeywords, RegularizerOptions, options_of
-from hypersphere.energy._steps import Step
-from hypersphere.functions._pairwise import PairSum
-from hypersphere.functions.kernel import PairPotential
+from hypersphere._validation import is_integer, is_number, require
+from hypersphere.energy._regularizer import (
+    NeuronRegularizer,
+    RegularizerKeywords,
+    RegularizerOptions,
+    StepResult,
+    options_of,
+    require_complete_output,
+    resolve_patterns,
+    stack_equal_shapes,
+)
+from hypersphere.energy._sampling import check_seed, seeded_generator
+from hypersphere.energy._steps import Step, run_uncompiled
+from hypersphere.energy.energy import check_weights, data_dependent_energy
+from hypersphere.functions._pairwise import PairSum, pair_energies
+from hypersphere.functions.kernel import PairPotential, kernel_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["MHE"]
+__all__ = ["MHE", "EnergyKeywords", "EnergyOptions", "LayerEnergies"]
+
+NeuronWeights = Mapping[str, Tensor | Sequence[float]]
 
 
-class MHE(EnergyRegularizer):
-    r"""Minimum hyperspherical energy: λ_h·Σ_hidden Ē + λ_o·Ē_output   (thesis, 5.4).
+@dataclass(frozen=True)
+class EnergyOptions(RegularizerOptions):
+    """The options that `MHE` and `CoMHE` share: those of `RegularizerOptions`, and the following.
 
-    Ē is the mean energy of the neurons of a layer. Neurons of the output layer always repel each other in full space.
-    The regulariser holds no parameters. Call it once per optimiser step and add the result to the loss; see
-    `NeuronRegularizer` for the counting of steps. Weights without neurons are listed in `skipped`, with the reason.
-
-    If labels are passed to the call, Ē_output is the energy of the classes of the batch against all classes
-    (`data_dependent_energy`). A head whose class vectors are distributed over processes has no such energy: pass
-    `output=0`.
-
-    The arguments from `layer_weights` to `report` are those of `RegularizerOptions`, which all regularisers share.
+    Both regularisers accept all of them as keyword arguments of the same names.
 
     Args:
-        model: a module or named tensors, as for `hypersphere.layers_of`.
-        hidden: λ_h; None for the paper's values: 1 in half space, 10 in full space.
-        half_space: layers whose neurons are also repelled by the opposites −ŵ: True for all hidden layers, False for
-            none, or a list of names. None means True if the model has hidden layers.
         batch: the number of neurons that are drawn from each larger layer at each step; None for all. It does not apply
             to the output layer if labels are passed.
         power: s ≥ 0, a kernel or a callable of the distance.
@@ -57,7 +62,74 @@ class MHE(EnergyRegularizer):
         seed: the seed of random draws, which are the same on every rank.
 
     Example:
-        >>> import torch
+        >>> EnergyOptions(batch=64, every=10)
+        EnergyOptions(..., every=10, ..., batch=64, power=2, ...)
+    """
+
+    batch: int | None = None
+    power: float | str | Callable[[Tensor], Tensor] = 2
+    min_distance: float | None = None
+    output: float = 1.0
+    embedding: float = 0.0
+    distance: str = "euclidean"
+    neuron_weights: NeuronWeights | None = None
+    average: bool = False
+    ignore_index: int = -100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the options that do not depend on the layers."""
+        super().__post_init__()
+        require(self.batch is None or is_integer(self.batch, 2), "batch", "None or an integer >= 2", self.batch)
+        for name, factor in (("output", self.output), ("embedding", self.embedding)):
+            require(is_number(factor, 0), name, "a finite number >= 0", factor)
+        require(isinstance(self.average, bool), "average", "a bool", self.average)
+        is_index = is_integer(self.ignore_index, -(2**63), 2**63 - 1)
+        require(is_index, "ignore_index", "an integer", self.ignore_index)
+        check_seed(self.seed)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles of the layers that have an energy."""
+        return ("hidden", "output", "embedding") if self.embedding else ("hidden", "output")
+
+
+class EnergyKeywords(RegularizerKeywords, total=False):
+    """The options of `EnergyOptions` as keyword arguments, for `**options: Unpack[EnergyKeywords]`."""
+
+    batch: int | None
+    power: float | str | Callable[[Tensor], Tensor]
+    min_distance: float | None
+    output: float
+    embedding: float
+    distance: str
+    neuron_weights: NeuronWeights | None
+    average: bool
+    ignore_index: int
+    seed: int
+
+
+class MHE(NeuronRegularizer):
+    r"""Minimum hyperspherical energy: λ_h·Σ_hidden Ē + λ_o·Ē_output   (thesis, 5.4).
+
+    Ē is the mean energy of the neurons of a layer. Neurons of the output layer always repel each other in full space.
+    The regulariser holds no parameters. Call it once per optimiser step and add the result to the loss; see
+    `NeuronRegularizer` for the counting of steps. Weights without neurons are listed in `skipped`, with the reason.
+
+    If labels are passed to the call, Ē_output is the energy of the classes of the batch against all classes
+    (`data_dependent_energy`). A head whose class vectors are distributed over processes has no such energy: pass
+    `output=0`.
+
+    The other arguments are those of `EnergyOptions`: the form of the energy, random batches, the factors of layers and
+    neurons, and the schedule.
+
+    Args:
+        model: a module or named tensors, as for `hypersphere.layers_of`.
+        hidden: λ_h; None for the paper's values: 1 in half space, 10 in full space.
+        half_space: layers whose neurons are also repelled by the opposites −ŵ: True for all hidden layers, False for
+            none, or a list of names. None means True if the model has hidden layers.
+
+    Example:
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
         >>> regularizer = MHE(net)
@@ -67,76 +139,44 @@ class MHE(EnergyRegularizer):
         Liu et al., Learning towards Minimum Hyperspherical Energy, NeurIPS 2018.
     """
 
-    @accept_options_of(RegularizerOptions)
+    @accept_options_of(EnergyOptions)
     def __init__(
         self,
         model: LayerSource,
         *,
         hidden: float | None = None,
         half_space: bool | Sequence[str] | None = None,
-        batch: int | None = None,
-        power: float | str | Callable[[Tensor], Tensor] = 2,
-        min_distance: float | None = None,
-        output: float = 1.0,
-        embedding: float = 0.0,
-        distance: str = "euclidean",
-        neuron_weights: NeuronWeights | None = None,
-        average: bool = False,
-        ignore_index: int = -100,
-        seed: int = 0,
-        **options: Unpack[RegularizerKeywords],
+        **options: Unpack[EnergyKeywords],
     ) -> None:
         require(hidden is None or is_number(hidden, 0), "hidden", "None or a finite number >= 0", hidden)
-        super().__init__(
-            model,
-            options_of(self, options),
-            is_random=False,
-            batch=batch,
-            output=output,
-            embedding=embedding,
-            power=power,
-            distance=distance,
-            min_distance=min_distance,
-            neuron_weights=neuron_weights,
-            average=average,
-            ignore_index=ignore_index,
-            seed=seed,
-        )
+        settings = options_of(self, EnergyOptions, options)
+        is_random = settings.batch is not None
+        super().__init__(model, settings, roles=settings.roles, shortest=2, needs_counter=is_random)
+        self.energies = LayerEnergies(settings, self.selection, self.layer_weights)
         self.hidden, self.half_space_layers = hidden, _half_space_names(self.selection, half_space)
+        self.half_space_potential = replace(self.energies.potential, half_space=True)
+        # The seed is saved with the counter, so that a resumed run continues the same sequence of draws.
+        if is_random:
+            self.register_buffer("seed", torch.tensor(settings.seed))
 
     def factor(self, layer: NeuronLayer) -> float:
         """Return λ of a layer, by default that of the paper."""
         in_paper = 1.0 if layer.name in self.half_space_layers else 10.0
-        return self.factor_of_role(layer, hidden=in_paper if self.hidden is None else self.hidden)
+        return self.energies.factor(layer, hidden=in_paper if self.hidden is None else self.hidden)
 
-    def weighted_sums(self, layers: list[NeuronLayer], step: Step) -> WeightedSums:
-        """Return the neurons of layers as stacks (layers, groups, N, d), with the factors λ of their layers."""
-        indices = self.draw_neurons(step.number, layers)
-        sums = WeightedSums()
-        for half_space in (False, True):
-            potential = replace(self.potential, half_space=half_space)
-            in_space = [layer for layer in layers if (layer.name in self.half_space_layers) == half_space]
-            # Samples and weighted neurons differ from layer to layer, so these layers are stacks of one.
-            single = [layer for layer in in_space if layer.name in indices or layer.name in self.neuron_weights]
-            for layer in single:
-                sums.add(self._single_stack(layer, potential, indices.get(layer.name)), self.factor(layer))
-            # All other layers of equal shape share one batched product.
-            stackable = ((layer.row_sets(), self.factor(layer)) for layer in in_space if layer not in single)
-            for stack, layer_factors in stack_equal_shapes(stackable):
-                sums.add(PairSum(stack, potential, mean=True), layer_factors)
-        return sums
+    def compute(self, labels: Tensor | None, step: Step) -> StepResult:
+        """Return λ·Ē of all layers with λ > 0."""
+        layers = self.weighted_layers()
+        samples = self.energies.draw_neurons(layers, step.buffers.get("seed"), step.number)
 
-    def _single_stack(self, layer: NeuronLayer, potential: PairPotential, index: Tensor | None) -> PairSum:
-        """Return one layer, all neurons or a sample, with its neuron weights."""
-        rows = layer.row_sets()
-        betas = self.neuron_weights.get(layer.name)
-        betas = None if betas is None else betas.to(rows)
-        if index is None:
-            return PairSum(rows, potential, betas, mean=True)
-        # All groups of a layer use the same sample. Indices are drawn on the CPU, so every device gets the same ones.
-        index = index.to(rows.device)
-        betas = None if betas is None else betas[..., index]
-        return PairSum(rows[:, index], potential, betas, mean=True, sampled_from=layer.shape[1])
+        def pair_sums(layer: NeuronLayer) -> list[PairSum]:
+            in_half_space = layer.name in self.half_space_layers
+            potential = self.half_space_potential if in_half_space else self.energies.potential
+            sample = samples.get(layer.name)
+            return [self.energies.pair_sum(layer, sampled_rows(layer, sample), potential, sample)]
+
+        terms, is_finite = self.energies.weighted_sum(layers, self.factor, pair_sums, labels)
+        return StepResult(terms, is_finite=is_finite)
 
     def extra_repr(self) -> str:
         """Show the layers and their settings."""
@@ -150,9 +190,165 @@ class MHE(EnergyRegularizer):
             space = f"half space in [{', '.join(sorted(self.half_space_layers))}]"
             default = "1 in half space, 10 in full space,"
         hidden = f"hidden={default if self.hidden is None else self.hidden} of [{', '.join(names)}]"
-        return (
-            f"{hidden}, {space}, output={self.output} of {output}, {self.potential.kernel}, {self.potential.distance}"
-        )
+        outputs = f"output={self.energies.output} of {output}"
+        return f"{hidden}, {space}, {outputs}, {self.energies.potential.kernel}, {self.energies.potential.distance}"
+
+
+class LayerEnergies:
+    """The weighted sum Σ λ·Ē over layers: the part that `MHE` and `CoMHE` have in common.
+
+    It knows the factors λ, the neuron weights β, the random batches and the labels. The regulariser decides which rows
+    and which potential each layer has.
+
+    Args:
+        options: of the regulariser.
+        selection: the layers of the regulariser.
+        layer_weights: λ of the layers that have their own, by name.
+    """
+
+    def __init__(self, options: EnergyOptions, selection: LayerSelection, layer_weights: Mapping[str, float]) -> None:
+        require_complete_output(selection, options.output)
+        has_effect = not options.embedding or bool(selection.embeddings)
+        require(has_effect, "embedding", "0 for a model without embeddings", options.embedding)
+        self.selection, self.layer_weights, self.average = selection, layer_weights, options.average
+        self.output, self.embedding = options.output, options.embedding
+        self.batch, self.ignore_index = options.batch, options.ignore_index
+        # The potential of the output layer, in full space.
+        self.potential = PairPotential(kernel_of(options.power, options.min_distance), options.distance)
+        self.neuron_weights = _resolve_neuron_weights(options.neuron_weights, selection, options.distance)
+
+    def factor(self, layer: NeuronLayer, hidden: float) -> float:
+        """Return λ of a layer, given λ_h, with the division by the number of hidden layers included."""
+        # A weight of `layer_weights` replaces the default of the role; only hidden layers are averaged.
+        by_role = {"hidden": hidden, "output": self.output, "embedding": self.embedding}
+        factor = self.layer_weights.get(layer.name, by_role[layer.role])
+        return factor / len(self.selection.hidden) if self.average and layer.role == "hidden" else factor
+
+    def draw_neurons(self, layers: Iterable[NeuronLayer], seed: Tensor | None, number: int) -> dict[str, Tensor]:
+        """Return the indices of the neurons that draw `number` takes from each layer of more than `batch`, by name.
+
+        The seed is not read if there is no such layer.
+        """
+        if self.batch is None or seed is None:
+            return {}
+        large = [layer for layer in layers if layer.shape[1] > self.batch]
+        return _draw_neurons(large, self.batch, seed, number) if large else {}
+
+    def pair_sum(self, layer: NeuronLayer, rows: Tensor, potential: PairPotential, sample: Tensor | None) -> PairSum:
+        """Return the mean energy of rows (…, N, d) that stand for a layer, with its neuron weights.
+
+        Args:
+            layer: the layer.
+            rows: its neurons, those of the sample if there is one, or projections of them.
+            potential: of pairs.
+            sample: the indices of the neurons that were drawn, or None.
+        """
+        betas = self.neuron_weights.get(layer.name)
+        if betas is not None:
+            betas = (betas if sample is None else betas[..., sample]).to(rows)
+        return PairSum(rows, potential, betas, mean=True, sampled_from=None if sample is None else layer.shape[1])
+
+    def weighted_sum(
+        self,
+        layers: Iterable[NeuronLayer],
+        factor: Callable[[NeuronLayer], float],
+        pair_sums: Callable[[NeuronLayer], Iterable[PairSum]],
+        labels: Tensor | None,
+        reduce: Callable[[Tensor], Tensor] = lambda energies: energies.mean(-1),
+    ) -> tuple[list[Tensor], bool]:
+        """Return the terms of Σ λ·Ē, and whether their sum is known to be finite.
+
+        Args:
+            layers: the layers with λ > 0.
+            factor: λ of a layer.
+            pair_sums: the mean energies that are added for a layer, in a form that `reduce` accepts.
+            labels: the labels of a batch. The energy of the output is the data-dependent one then.
+            reduce: the mean energy of each layer of a stack, given the energies (layers, …) of its sets of neurons.
+        """
+        labelled = None if labels is None else self._labelled_output()
+        terms: list[Tensor] = []
+        sums: list[PairSum] = []
+        factors: list[float] = []
+        for layer in layers:
+            if labels is not None and layer is labelled:
+                terms.append(factor(layer) * self._labelled_energy(layer, labels))
+            else:
+                sums += pair_sums(layer)
+                factors += [factor(layer)] * (len(sums) - len(factors))
+        stacks, stacked_factors = _stack_sums(sums, factors)
+        # One call computes all energies, so that the host waits for the device once.
+        energies, is_finite = pair_energies(stacks)
+        terms += [(f * reduce(energy)).sum() for f, energy in zip(stacked_factors, energies, strict=True)]
+        # Energies that are known to be finite are smaller than the largest number by ENERGY_HEADROOM. If the factors λ
+        # are smaller than it in total, the sum cannot overflow, and the regulariser need not read it.
+        is_bounded = labelled is None and sum(factors) < _numerics.ENERGY_HEADROOM
+        return terms, is_finite and is_bounded
+
+    def _labelled_output(self) -> NeuronLayer:
+        """Return the output layer that labels refer to."""
+        outputs = self.selection.outputs
+        if len(outputs) != 1 or outputs[0].shape[0] != 1:
+            received = f"one with {outputs[0].shape[0]} groups" if len(outputs) == 1 else str(len(outputs))
+            raise ValueError(f"labels need exactly one output layer without groups; this model has {received}")
+        return outputs[0]
+
+    def _labelled_energy(self, output: NeuronLayer, labels: Tensor) -> Tensor:
+        """Return the energy of the classes of a batch against all classes, which replaces that of all pairs."""
+        # The data-dependent energy is defined for directions, without factors β.
+        if output.name in self.neuron_weights:
+            raise ValueError(f"labels cannot be combined with neuron_weights of the output layer {output.name!r}")
+        kernel, distance, ignored = self.potential.kernel, self.potential.distance, self.ignore_index
+        return data_dependent_energy(output.rows(), labels, power=kernel, distance=distance, ignore_index=ignored)
+
+
+def sampled_rows(layer: NeuronLayer, sample: Tensor | None) -> Tensor:
+    """Return the neurons (groups, N, d) of a layer, or those of a sample, which is the same for all groups."""
+    rows = layer.row_sets()
+    # Samples are drawn on the CPU, so every device gets the same ones.
+    return rows if sample is None else rows[:, sample.to(rows.device)]
+
+
+@run_uncompiled
+def _draw_neurons(layers: Sequence[NeuronLayer], size: int, seed: Tensor, number: int) -> dict[str, Tensor]:
+    # One generator for all layers: the draw depends only on seed, number and the order of the layers.
+    generator = seeded_generator(int(seed), number)
+    return {layer.name: torch.randperm(layer.shape[1], generator=generator)[:size] for layer in layers}
+
+
+def _stack_sums(sums: Sequence[PairSum], factors: Sequence[float]) -> tuple[list[PairSum], list[Tensor | float]]:
+    """Stack sums of equal shape and potential, which then share one batched product; return their factors λ too."""
+    # Layers with neuron weights are stacks of one: their position is part of the key.
+    keys = [(id(one.potential), one.sampled_from, None if one.weights is None else i) for i, one in enumerate(sums)]
+    stacks: list[PairSum] = []
+    stacked_factors: list[Tensor | float] = []
+    for index, w in stack_equal_shapes([one.w for one in sums], keys):
+        stacks.append(sums[index[0]]._replace(w=w))
+        members = [factors[i] for i in index]
+        stacked_factors.append(members[0] if len(members) == 1 else torch.tensor(members, dtype=w.dtype).to(w.device))
+    return stacks, stacked_factors
+
+
+def _resolve_neuron_weights(
+    weights: NeuronWeights | None, selection: LayerSelection, distance: str
+) -> dict[str, Tensor]:
+    """Return factors β per layer as tensors (groups, neurons per group), after checking sizes and signs."""
+    if weights is not None:
+        require(distance == "euclidean", "distance", "'euclidean' when neuron_weights are given", distance)
+    by_name = {layer.name: layer for layer in selection}
+    resolved = {}
+    for name, betas in resolve_patterns("neuron_weights", weights, selection).items():
+        groups, neurons, _, _ = by_name[name].shape
+        accepted = f"{groups * neurons} numbers for {name}"
+        try:
+            values = torch.as_tensor(betas)
+        except (TypeError, ValueError, RuntimeError):  # torch raises any of them for what is no tensor
+            raise ValueError(f"neuron_weights must be {accepted}, not {betas!r}") from None
+        # A list of integers is a valid list of factors.
+        values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
+        require(values.numel() == groups * neurons, "neuron_weights", accepted, f"shape {tuple(values.shape)}")
+        check_weights("neuron_weights", values.detach())
+        resolved[name] = values.reshape(groups, neurons)
+    return resolved
 
 
 def _half_space_names(selection: LayerSelection, half_space: bool | Sequence[str] | None) -> frozenset[str]:

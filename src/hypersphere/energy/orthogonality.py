@@ -9,11 +9,19 @@ import torch
 from torch import Tensor
 
 from hypersphere import sphere
-from hypersphere._layer_selection import LayerSource
+from hypersphere._layer_selection import LayerSource, NeuronLayer
 from hypersphere._signatures import accept_options_of
-from hypersphere._validation import is_integer, require
-from hypersphere.energy._layer_sets import place_on_layer
-from hypersphere.energy._regularizer import LayerPenalty, RegularizerKeywords, RegularizerOptions, StepResult
+from hypersphere._validation import is_integer, is_number, require
+from hypersphere.energy._regularizer import (
+    LayerPenalty,
+    NeuronRegularizer,
+    RegularizerKeywords,
+    RegularizerOptions,
+    StepResult,
+    options_of,
+    place_on_layer,
+    require_complete_output,
+)
 from hypersphere.energy._sampling import check_seed, seeded_generator
 from hypersphere.energy._steps import Step
 
@@ -94,7 +102,7 @@ class Orthogonal(LayerPenalty):
         return (rows @ rows.mT).masked_fill(excluded, 0.0).square().sum((-2, -1))
 
 
-class SRIP(LayerPenalty):
+class SRIP(NeuronRegularizer):
     r"""Spectral restricted isometry: λ·Σ_layers σ_max(WWᵀ − I) by power iteration, where the rows of W are neurons.
 
     The iteration uses products with W and Wᵀ only. Its vectors are buffers, and each step continues from the last one.
@@ -127,20 +135,24 @@ class SRIP(LayerPenalty):
         output: bool = False,
         **options: Unpack[RegularizerKeywords],
     ) -> None:
-        super().__init__(model, weight, output=output, **options)
+        require(is_number(weight, 0), "weight", "a finite number >= 0", weight)
+        require(isinstance(output, bool), "output", "a bool", output)
         require(is_integer(iterations, 1), "iterations", "an integer >= 1", iterations)
         check_seed(seed)
-        self.iterations = iterations
+        shared = options_of(self, RegularizerOptions, options)
+        roles = ("hidden", "output") if output else ("hidden",)
+        super().__init__(model, shared, roles=roles, shortest=1, needs_counter=False)
+        require_complete_output(self.selection, output)
+        self.weight, self.iterations = weight, iterations
         for index, layer in enumerate(self.selection):
             groups, n, _, _ = layer.shape
             # Drawn on the CPU from seed and position, so that every rank starts from the same vectors.
             vector = torch.randn(groups, n, 1, generator=seeded_generator(seed, index)) / math.sqrt(n)
             self.register_buffer(f"vector_{index}", place_on_layer(vector, layer))
 
-    def penalty(self, w: Tensor) -> Tensor:
-        """Return σ_max(WWᵀ − I) of each set exactly, which `compute` approximates."""
-        identity = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
-        return torch.linalg.matrix_norm(w @ w.mT - identity, 2)
+    def factor(self, layer: NeuronLayer) -> float:
+        """Return λ of a layer."""
+        return self.layer_weights.get(layer.name, self.weight)
 
     def compute(self, labels: Tensor | None, step: Step) -> StepResult:
         """Return one term per layer with λ > 0, and the vectors from which the next step continues."""
@@ -162,6 +174,10 @@ class SRIP(LayerPenalty):
             direction = sphere.normalize(_excess(w, v), dim=-2)
             v = torch.where((direction == 0).all(-2, keepdim=True), v, direction)
         return v
+
+    def extra_repr(self) -> str:
+        """Show the factor and the layers."""
+        return f"weight={self.weight} of [{', '.join(layer.name for layer in self.selection)}]"
 
 
 def _excess(w: Tensor, v: Tensor) -> Tensor:

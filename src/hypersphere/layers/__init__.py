@@ -7,28 +7,32 @@ from hypersphere._deprecation import deprecated_names
 from hypersphere.layers.convert import ConversionPlan, conversion_plan, convert_, revert_
 from hypersphere.layers.decoupled import (
     DEFAULT_OPTIONS,
-    PRESETS,
+    ConvOptions,
     DecoupledConv1d,
     DecoupledConv2d,
     DecoupledConv3d,
     DecoupledLayer,
     DecoupledLinear,
     OperatorOptions,
+    shared_k,
+)
+from hypersphere.layers.fold import equivalent_weight, fold_operator_
+from hypersphere.layers.norm import SphereNorm
+from hypersphere.layers.presets import (
+    PRESETS,
     ball_conv2d,
     linear_conv2d,
     log_conv2d,
     mix_conv2d,
     seg_conv2d,
-    shared_k,
     sphere_conv2d,
     tanh_conv2d,
 )
-from hypersphere.layers.fold import equivalent_weight, fold_operator_
-from hypersphere.layers.norm import SphereNorm
 
 __all__ = [
     "DEFAULT_OPTIONS",
     "PRESETS",
+    "ConvOptions",
     "ConversionPlan",
     "DecoupledConv1d",
     "DecoupledConv2d",

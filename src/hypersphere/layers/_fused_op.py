@@ -25,8 +25,8 @@ y, in the same dtype. With half storage, float16 cotangents cot θ replace float
 the product of a block, and everything computed from it, stays in cache. Temporaries are overwritten where
 possible, because a pass over memory costs more than the arithmetic of most element-wise operations.
 
-**When it is used.** Tracing, export, `torch.func` transforms, forward-mode differentiation and gradients of gradients
-need ordinary operations: `reference_forward` computes the same function with them.
+**Ordinary operations.** `reference_forward` computes the same function for all situations in which no custom operator
+can be used. `layers/decoupled.py` lists them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from hypersphere import _numerics, sphere
+from hypersphere import _numerics
 from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
 from hypersphere.functions.angular import ANGULARS, Cosine, Sigmoid
 from hypersphere.functions.angular import Linear as LinearAngle
@@ -53,7 +53,14 @@ from hypersphere.layers._geometry import (
     split_batches,
 )
 
-__all__ = ["OperatorSpec", "absorb_output_scale", "filter_polar", "fused_forward", "reference_forward", "use_custom_op"]
+__all__ = [
+    "OperatorSpec",
+    "absorb_output_scale",
+    "fused_forward",
+    "reference_forward",
+    "saves_cotangents",
+    "use_custom_op",
+]
 
 # Responses per block of a convolution, which reads all filters once per block and should therefore be large.
 PRODUCT_BLOCK = 2**19
@@ -197,7 +204,7 @@ def fused_forward(
         k,
         patches.norm,
         patches.reciprocal,
-        patches.scale,
+        patches.square_scale,
         geometry.to_list(),
         *_name_and_numbers(spec.magnitude, MAGNITUDES),
         *_name_and_numbers(spec.angular if k is None else Sigmoid(), ANGULARS),
@@ -224,7 +231,7 @@ class _Arguments(NamedTuple):
     # Constant tensors, from `MeasuredPatches`.
     norm: Tensor
     reciprocal: Tensor
-    scale: Tensor
+    square_scale: Tensor
     # Settings, in types that torch can pass to an operator.
     geometry: list[int]
     magnitude: str
@@ -267,7 +274,7 @@ class _Arguments(NamedTuple):
 TENSOR_COUNT = _Arguments._fields.index("geometry")
 SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", list[int]: "int[]", list[float]: "float[]", str: "str"}
 # Tensor x, Tensor weight, Tensor? input_scale, Tensor? output_scale, Tensor? k, Tensor norm, Tensor reciprocal,
-# Tensor scale, int[] geometry, str magnitude, float[] magnitude_numbers, str angular, float[] angular_numbers,
+# Tensor square_scale, int[] geometry, str magnitude, float[] magnitude_numbers, str angular, float[] angular_numbers,
 # str storage
 SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(_Arguments).items())
 
@@ -334,7 +341,7 @@ def _(*values: Any) -> tuple[Tensor, Tensor]:
 def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *values: Any) -> tuple[Tensor, ...]:
     """Return the gradients of x, weight, a, s and k. Those that are not needed are empty."""
     arguments = _Arguments(*values)
-    x, weight, scale = arguments.x, arguments.weight, arguments.scale
+    x, weight, square_scale = arguments.x, arguments.weight, arguments.square_scale
     convolution, spec, wide = arguments.convolution, arguments.spec, arguments.reciprocal.dtype
     grad_x = grad_weight = None  # allocated by the first block
     parameters = _ParameterGradients(spec, needed, wide)
@@ -374,16 +381,16 @@ def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *value
         if grad_weight_block is not None:  # summed in float32 or wider over all blocks
             grad_weight = grad_weight_block.to(wide) if grad_weight is None else grad_weight.add_(grad_weight_block)
         if grad_x_block is not None:
-            # The part of ∂x that passes through the norms, x·spread(∂n·r). The scale is divided out of one factor and
-            # multiplied into the other, because r² may overflow for tiny inputs.
+            # The part of ∂x that passes through the norms, x·spread(∂n·r). The square scale divides one factor and
+            # multiplies the other, because r² may overflow for tiny inputs.
             spread = convolution.window_spread(
-                torch.cat(grad_norm).mul_(r / scale[block].unsqueeze(1)).squeeze(2), x.shape[2:]
+                torch.cat(grad_norm).mul_(r / square_scale[block].unsqueeze(1)).squeeze(2), x.shape[2:]
             )
             if grad_x is None:  # a single block is updated in place
                 grad_x = grad_x_block if len(grad_x_block) == len(x) else torch.empty_like(x)
             torch.addcmul(
                 convolution.split_filters(grad_x_block),
-                convolution.split_filters(x[block] * scale[block]),
+                convolution.split_filters(x[block] * square_scale[block]),
                 spread.unsqueeze(2),
                 out=convolution.split_filters(grad_x[block]),
             )
@@ -442,8 +449,8 @@ def _differentiable_gradients(arguments: _Arguments, grad: Tensor, needed: list[
         learned = arguments._replace(input_scale=input_scale, output_scale=output_scale, k=k)
         convolution, spec = learned.convolution, learned.spec
         patches = measure_patches(x, convolution, with_graph=True)
-        # Multiply by n·r, the ratio of the norms that the operator received to those of its input `x`. See
-        # `_norm_gradient` for the two cases in which it is not 1.
+        # Multiply by n·r, the ratio of the norms that the operator received to those of its input `x`
+        # (`MeasuredPatches`).
         patches = patches._replace(norm=patches.norm * (arguments.norm * arguments.reciprocal))
         return reference_forward(patches, weight, convolution, spec.h, spec.angular)
 
@@ -591,9 +598,7 @@ def _norm_gradient(
     if parameters.input_scale is not None:  # ∂a
         _add_sum_(parameters.input_scale, values * n)
     # ∂n through the magnitude. Gradients are those of the norm 1/r of the operator's input, so by the chain rule there
-    # is a factor n·r. It is 1 except in two cases, in which it is a power of two: for float16 inputs, where n is the
-    # norm before `measure_patches` scales them, and for a Seg with a huge or tiny learned ρ, where `DecoupledLayer`
-    # scales n.
+    # is a factor n·r, a power of two (`MeasuredPatches`).
     if spec.input_scale is not None:
         values = values * spec.input_scale
     return grad_norm.add_(values.sum(2, keepdim=True) * (n * r))
@@ -689,47 +694,3 @@ def _empty_like(product: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """Return an uninitialised tensor with `length` samples in the memory format of `product`."""
     strides = (product[:1].numel(), *product.stride()[1:])
     return torch.empty_strided((length, *product.shape[1:]), strides, dtype=dtype, device=product.device)
-
-
-# Norms and directions of filters -------------------------------------------------------------------------------------
-
-
-class _FilterPolar(torch.autograd.Function):
-    """Norms ‖w‖ and directions ŵ of rows. Backward is ∂w = (∂ŵ − ⟨∂ŵ, ŵ⟩ŵ)/‖w‖ + ∂‖w‖·ŵ, and 0 for a zero row."""
-
-    @staticmethod
-    def forward(rows: Tensor) -> tuple[Tensor, Tensor]:
-        wide = _numerics.widen(rows)
-        if wide.dtype != torch.float32 or on_accelerator(rows):
-            return sphere.polar(wide)
-        # Squares of all float32 numbers are in the range of float64, so no scaling is necessary.
-        length = torch.linalg.vector_norm(wide, dim=1, keepdim=True, dtype=torch.float64)
-        is_zero = length < _numerics.zero_floor(rows.dtype)  # False for NaN, so that a NaN stays visible
-        reciprocal = length.reciprocal().masked_fill_(is_zero, 0.0)
-        return length.masked_fill_(is_zero, 0.0).to(wide.dtype), wide * reciprocal.to(wide.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*output)
-        ctx.dtype = inputs[0].dtype
-
-    @staticmethod
-    def backward(ctx: Any, grad_norm: Tensor, grad_unit: Tensor) -> Tensor:
-        # Out-of-place operations on the outputs, so that autograd can differentiate this function again.
-        norm, unit = ctx.saved_tensors
-        reciprocal = norm.masked_fill(norm == 0, 1.0).reciprocal().masked_fill(norm == 0, 0.0)
-        along = torch.linalg.vecdot(grad_unit, unit, dim=1).unsqueeze(1)
-        return torch.addcmul(grad_unit * reciprocal, unit, grad_norm - along * reciprocal).to(ctx.dtype)
-
-
-def filter_polar(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Split filters (K, ...) into norms (K,) in float32 or wider and directions in the shape and dtype of `weight`.
-
-    >>> filter_polar(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    (tensor([5., 0.]), tensor([[0.6000, 0.8000],
-            [0.0000, 0.0000]]))
-    """
-    rows = weight.flatten(1)
-    use_function = only_reverse_mode(weight) and weight.numel() > 0
-    norm, unit = _FilterPolar.apply(rows) if use_function else sphere.polar(rows)
-    return norm.flatten(), unit.to(weight.dtype).view_as(weight)

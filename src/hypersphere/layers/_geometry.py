@@ -1,4 +1,4 @@
-r"""The geometry of a convolution: products with all filters, sums over all windows, their transposes, and patch norms.
+r"""The geometry of a convolution: products with all filters, sums over all windows, and norms of patches and filters.
 
 The squared norm of a patch is a sum over its window and over the channels of its group. Channels are summed first, so
 that the window slides over one channel per group, and the window sum is computed by adding shifted slices. This never
@@ -20,12 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypersphere import _numerics
+from hypersphere import _numerics, sphere
+from hypersphere.functions._autograd import only_reverse_mode
 
 __all__ = [
     "ConvGeometry",
     "MeasuredPatches",
     "batch_blocks",
+    "filter_polar",
     "measure_patches",
     "on_accelerator",
     "split_batches",
@@ -136,24 +138,35 @@ class ConvGeometry:
 
 
 class MeasuredPatches(NamedTuple):
-    """An input from which products with filters are computed, and the norms of its patches.
+    """The input of the products with the filters, and the norms of its patches.
 
-    The input is that of the layer, times a power of two per sample. This does not change cosines but keeps products and
-    gradients in the range of the dtype. The magnitude is a function of the norm of the layer's patches, so `norm` is
-    that of the original input. The reciprocal turns products into cosines, so it is that of the input `x`.
+    Three powers of two keep squares, products and gradients in the range of the dtype. They cancel in the responses:
+
+    * The **input scale**, per sample, multiplies the input. In float16 the largest entry becomes at most 128, so that
+      products and gradients do not overflow. In other dtypes it is 1, or the square scale if the result has a graph.
+    * The **square scale**, per sample, multiplies `x` where it is squared, here and in backward. Squares of tiny and
+      huge entries then stay in range. It is 1 for ordinary inputs.
+    * The **norm scale**, per group, multiplies the norms. Only a Seg with a learned ρ has one, see
+      `DecoupledLayer._operator_spec`.
+
+    The reciprocal turns products of `x` into cosines, so it is that of the patches of `x`. The magnitude is a function
+    of the norm of the layer's patches, so `norm` is that of the input. Therefore
+
+        norm·reciprocal = (norm scale)/(input scale),
+
+    which is 1 for ordinary inputs except in float16.
 
     Attributes:
-        x: the scaled input, (N, channels, *size).
-        norm: norms of the patches of the original input, (N, groups, 1, *places), 0 for a zero patch.
+        x: the input times the input scale, (N, channels, *size).
+        norm: norms of the patches of the input times the norm scale, (N, groups, 1, *places), 0 for a zero patch.
         reciprocal: 1/norms of the patches of `x` in the same shape, 0 for a zero patch.
-        scale: power of two per sample, (N, 1, *ones), by which `x` can be multiplied before it is squared without
-            overflow or underflow. It is 1 for ordinary inputs.
+        square_scale: (N, 1, *ones).
     """
 
     x: Tensor
     norm: Tensor
     reciprocal: Tensor
-    scale: Tensor
+    square_scale: Tensor
 
 
 def measure_patches(x: Tensor, geometry: ConvGeometry, *, with_graph: bool) -> MeasuredPatches:
@@ -165,38 +178,37 @@ def measure_patches(x: Tensor, geometry: ConvGeometry, *, with_graph: bool) -> M
     measure = _measure_with_graph if with_graph else _measure_without_graph
     if x.dtype != torch.float16:
         return measure(x, geometry)
-    # Scale the largest entry of each sample to at most 128. Then neither products nor the gradients of large inputs
-    # overflow.
-    scale = 128 * _numerics.unit_scale(_sample_peak(x))
-    patches = measure((x * scale).to(x.dtype), geometry)
-    return patches._replace(norm=patches.norm / scale.unsqueeze(1))
+    input_scale = 128 * _numerics.unit_scale(_sample_peak(x))
+    patches = measure((x * input_scale).to(x.dtype), geometry)
+    return patches._replace(norm=patches.norm / input_scale.unsqueeze(1))
 
 
 @torch.no_grad()
 def _measure_without_graph(x: Tensor, geometry: ConvGeometry) -> MeasuredPatches:
     """Measure patches in blocks. Products are computed from `x` itself, so that it keeps its graph."""
     if torch.compiler.is_compiling():  # the compiler fuses ordinary operations into one pass
-        patches, scale = _measure_with_graph(x, geometry), _numerics.safe_scale(_sample_peak(x))
-        return patches._replace(x=x, reciprocal=patches.reciprocal * scale.unsqueeze(1), scale=scale)
+        patches, square_scale = _measure_with_graph(x, geometry), _numerics.safe_scale(_sample_peak(x))
+        reciprocal = patches.reciprocal * square_scale.unsqueeze(1)
+        return patches._replace(x=x, reciprocal=reciprocal, square_scale=square_scale)
     wide = _numerics.widen(x[:0]).dtype
     squares = torch.empty(len(x), geometry.groups, *x.shape[2:], dtype=wide, device=x.device)
-    scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
+    square_scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
     # The peak, the scaled block and its squares are computed while the block is in cache.
     for block in batch_blocks(SQUARES_BLOCK, x[:1].numel(), x):
-        scale[block] = _numerics.safe_scale(_sample_peak(x[block]))
-        scaled = x[block] * scale[block]  # a new tensor in float32 or wider, which the squares overwrite
+        square_scale[block] = _numerics.safe_scale(_sample_peak(x[block]))
+        scaled = x[block] * square_scale[block]  # a new tensor in float32 or wider, which the squares overwrite
         torch.sum(scaled.mul_(scaled).unflatten(1, (geometry.groups, -1)), 2, out=squares[block])
-    norm, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares), scale)
-    return MeasuredPatches(x, norm, reciprocal, scale)
+    norm, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares), square_scale)
+    return MeasuredPatches(x, norm, reciprocal, square_scale)
 
 
 def _measure_with_graph(x: Tensor, geometry: ConvGeometry) -> MeasuredPatches:
-    """Measure patches in differentiable operations, scaled so that tiny and huge inputs have accurate gradients."""
-    scale = _numerics.safe_scale(_sample_peak(x))
-    scaled = (x * scale).to(x.dtype)  # exact, because the scale is a power of two
+    """Measure patches in differentiable operations. The input is scaled, so that squares have accurate gradients."""
+    input_scale = _numerics.safe_scale(_sample_peak(x))
+    scaled = (x * input_scale).to(x.dtype)  # exact, because the scale is a power of two
     squares = _numerics.widen(scaled).square().unflatten(1, (geometry.groups, -1)).sum(2)
     norm, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares))
-    return MeasuredPatches(scaled, norm / scale.unsqueeze(1), reciprocal, torch.ones_like(scale))
+    return MeasuredPatches(scaled, norm / input_scale.unsqueeze(1), reciprocal, torch.ones_like(input_scale))
 
 
 def _sample_peak(x: Tensor) -> Tensor:
@@ -206,13 +218,59 @@ def _sample_peak(x: Tensor) -> Tensor:
     return peak.reshape(-1, *[1] * (x.ndim - 1))
 
 
-def _norm_and_reciprocal(squares: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Turn squared norms (N, groups, *places) of patches times `scale` into ‖x‖ and 1/‖x‖ (N, groups, 1, *places)."""
+def _norm_and_reciprocal(squares: Tensor, square_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Turn squared norms (N, groups, *places) of patches times a scale into ‖x‖ and 1/‖x‖ (N, groups, 1, *places)."""
     is_zero = _numerics.squared_norm_is_zero(squares)
     # Replace the norm of a zero patch before the square root, whose derivative at 0 is infinite.
     length = squares.masked_fill(is_zero, 1.0).sqrt()
-    norm, reciprocal = (length, length.reciprocal()) if scale is None else (length / scale, scale / length)
+    norm, reciprocal = (
+        (length, length.reciprocal()) if square_scale is None else (length / square_scale, square_scale / length)
+    )
     return norm.masked_fill(is_zero, 0.0).unsqueeze(2), reciprocal.masked_fill(is_zero, 0.0).unsqueeze(2)
+
+
+# Norms and directions of filters -------------------------------------------------------------------------------------
+
+
+class _FilterPolar(torch.autograd.Function):
+    """Norms ‖w‖ and directions ŵ of rows. Backward is ∂w = (∂ŵ − ⟨∂ŵ, ŵ⟩ŵ)/‖w‖ + ∂‖w‖·ŵ, and 0 for a zero row."""
+
+    @staticmethod
+    def forward(rows: Tensor) -> tuple[Tensor, Tensor]:
+        wide = _numerics.widen(rows)
+        if wide.dtype != torch.float32 or on_accelerator(rows):
+            return sphere.polar(wide)
+        # Squares of all float32 numbers are in the range of float64, so no scaling is necessary.
+        length = torch.linalg.vector_norm(wide, dim=1, keepdim=True, dtype=torch.float64)
+        is_zero = length < _numerics.zero_floor(rows.dtype)  # False for NaN, so that a NaN stays visible
+        reciprocal = length.reciprocal().masked_fill_(is_zero, 0.0)
+        return length.masked_fill_(is_zero, 0.0).to(wide.dtype), wide * reciprocal.to(wide.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*output)
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad_norm: Tensor, grad_unit: Tensor) -> Tensor:
+        # Out-of-place operations on the outputs, so that autograd can differentiate this function again.
+        norm, unit = ctx.saved_tensors
+        reciprocal = norm.masked_fill(norm == 0, 1.0).reciprocal().masked_fill(norm == 0, 0.0)
+        along = torch.linalg.vecdot(grad_unit, unit, dim=1).unsqueeze(1)
+        return torch.addcmul(grad_unit * reciprocal, unit, grad_norm - along * reciprocal).to(ctx.dtype)
+
+
+def filter_polar(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Split filters (K, ...) into norms (K,) in float32 or wider and directions in the shape and dtype of `weight`.
+
+    >>> filter_polar(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    (tensor([5., 0.]), tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]]))
+    """
+    rows = weight.flatten(1)
+    use_function = only_reverse_mode(weight) and weight.numel() > 0
+    norm, unit = _FilterPolar.apply(rows) if use_function else sphere.polar(rows)
+    return norm.flatten(), unit.to(weight.dtype).view_as(weight)
 
 
 # Blocks of a batch ---------------------------------------------------------------------------------------------------

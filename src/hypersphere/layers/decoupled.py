@@ -3,9 +3,18 @@ r"""Decoupled layers: f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)) instead of the 
 Each layer takes the arguments of torch's layer of the same kind and has the same parameters and state dict. A learned
 k or ρ adds parameters and buffers, so a checkpoint of torch's layer is loaded into such a layer with `strict=False`.
 
-The path of a forward pass: `DecoupledLayer.forward` checks the input, `_forward_any_shape` of the convolutions or of
-the linear layer makes it a batch, and `_forward_batch` computes the responses. There `_geometry` computes the norms of
-all patches, `_operator_spec` inserts the learned k and ρ into the operator, and `_fused_op` evaluates it.
+**The path of a forward pass.** `DecoupledLayer.forward` checks the input, `_forward_any_shape` of the convolutions or
+of the linear layer makes it a batch, and `_forward_batch` computes the responses. There `_geometry` measures patches
+and filters, `_operator_spec` inserts the learned k and ρ into the operator, and `_fused_op` evaluates it.
+
+**Three implementations** return the same responses:
+
+* *torch's layer*, if the response is an inner product: g is the cosine and h is linear in ‖x‖ (`_equivalent_weight`);
+* *the custom operator* (`fused_forward`), which has an explicit backward pass, if `_uses_custom_op` is True: g and h
+  are entries of the menus, and the layer runs in eager mode or is compiled for the CPU;
+* *ordinary operations* (`reference_forward`), which autograd differentiates, in all other cases: a user's g or h,
+  `torch.func` transforms, forward mode, tracing, export, compilation for an accelerator, empty inputs, and the meta
+  device. Second derivatives of the custom operator use them too.
 """
 
 from __future__ import annotations
@@ -42,34 +51,26 @@ from hypersphere.functions.magnitude import (
 from hypersphere.layers._fused_op import (
     OperatorSpec,
     absorb_output_scale,
-    filter_polar,
     fused_forward,
     reference_forward,
     saves_cotangents,
     use_custom_op,
 )
-from hypersphere.layers._geometry import ConvGeometry, MeasuredPatches, measure_patches
+from hypersphere.layers._geometry import ConvGeometry, MeasuredPatches, filter_polar, measure_patches
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
     "DEFAULT_OPTIONS",
-    "PRESETS",
+    "ConvOptions",
     "DecoupledConv1d",
     "DecoupledConv2d",
     "DecoupledConv3d",
     "DecoupledLayer",
     "DecoupledLinear",
     "OperatorOptions",
-    "ball_conv2d",
-    "linear_conv2d",
-    "log_conv2d",
-    "mix_conv2d",
-    "seg_conv2d",
     "shared_k",
-    "sphere_conv2d",
-    "tanh_conv2d",
 ]
 
 MagnitudeFunction = Callable[[Tensor, Tensor], Tensor]
@@ -97,6 +98,14 @@ class OperatorOptions(TypedDict, total=False):
     radius_norm: str
     momentum: float
     storage: str
+
+
+class ConvOptions(OperatorOptions, total=False):
+    """The keyword arguments of a decoupled convolution: those of torch's, and those of the operator."""
+
+    padding_mode: str
+    device: torch.device | str | None
+    dtype: torch.dtype | None
 
 
 DEFAULT_OPTIONS = OperatorOptions(
@@ -323,18 +332,19 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         """Return f(w, x) + b (N, filters, *places) for a batch (N, channels, *size)."""
         x, geometry = self._input_and_geometry(x)
         w_norm, w_hat = filter_polar(self.weight)
-        # The custom operator differentiates the norms itself; ordinary operations need norms with a graph.
-        is_fused, half_storage = self._has_fused_form and use_custom_op(x, self.weight), self.storage == "half"
-        patches = measure_patches(x, geometry, with_graph=not is_fused)
-        if self._is_factorable:
-            # The magnitude is a function of ‖x‖, with ‖w‖ and a learned ρ as factors.
+        if self._uses_custom_op(x):
+            # The operator differentiates the norms itself, so they need no graph.
+            patches, half_storage = measure_patches(x, geometry, with_graph=False), self.storage == "half"
             spec, patches = self._operator_spec(x, geometry, patches, w_norm)
             # Cotangents are those of cosines, so the filters must stay unit vectors if they are saved.
-            if not (is_fused and saves_cotangents(x, half_storage=half_storage)):
+            if not saves_cotangents(x, half_storage=half_storage):
                 spec, w_hat = absorb_output_scale(spec, w_hat)
-            if is_fused:
-                y = fused_forward(patches, w_hat.to(x.dtype), geometry, spec, half_storage)
-                return y if self.bias is None else y.add_(self._shaped_bias(y))  # backward does not need y
+            y = fused_forward(patches, w_hat.to(x.dtype), geometry, spec, half_storage)
+            return y if self.bias is None else y.add_(self._shaped_bias(y))  # backward does not need y
+        patches = measure_patches(x, geometry, with_graph=True)
+        if self._is_factorable:
+            spec, patches = self._operator_spec(x, geometry, patches, w_norm)
+            spec, w_hat = absorb_output_scale(spec, w_hat)
             h, g = spec.h, spec.angular
         else:  # a user's function of both norms
             magnitude = self._magnitude_with_radius(x, geometry, patches.norm)
@@ -359,12 +369,11 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
             return kind in (Ball, Tanh, Seg)
         return kind is InnerProduct or (kind in MAGNITUDES.values() and issubclass(kind, Radial))
 
-    @property
-    def _has_fused_form(self) -> bool:
-        """True if the custom operator can compute the layer: h and g are from the menus, without tensors of the user.
+    def _uses_custom_op(self, x: Tensor) -> bool:
+        """Return True if the custom operator computes the layer. The top of this module lists the alternatives.
 
-        It cannot call a user's function, it needs the slopes of h and g, and it differentiates only the k and ρ that
-        this layer learns.
+        The operator needs h and g from the menus, without tensors of the user: it cannot call a user's function, it
+        needs the slopes of h and g, and it differentiates only the k and ρ that this layer learns.
         """
         if not self._is_factorable or type(self.angular) not in ANGULARS.values():
             return False
@@ -372,7 +381,9 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
             return False
         numbers = {**vars(self.magnitude), **vars(self.angular)}
         learned = {"radius": self.log_radius is not None, "k": self.log_k is not None}
-        return not any(isinstance(value, Tensor) and not learned.get(name) for name, value in numbers.items())
+        if any(isinstance(value, Tensor) and not learned.get(name) for name, value in numbers.items()):
+            return False
+        return use_custom_op(x, self.weight)
 
     def _operator_spec(
         self, x: Tensor, geometry: ConvGeometry, patches: MeasuredPatches, w_norm: Tensor
@@ -382,8 +393,8 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         Ball and Tanh are functions of ‖x‖/ρ, and Seg is ρ times one, so a = 1/ρ and, for Seg, s = ρ. The weightings
         multiply a (joint) or s (linear, separate) by a function of ‖w‖.
 
-        n = ‖x‖. For a Seg with a learned ρ, gradients contain s·n = ρ·‖x‖. If that could overflow or underflow, n is
-        ‖x‖ scaled by a power of two near 1/ρ, and a compensates.
+        n = ‖x‖, except for a Seg with a learned ρ. Its gradients contain s·n = ρ·‖x‖. If that could overflow or
+        underflow, n is ‖x‖ times the norm scale of `MeasuredPatches`, a power of two near 1/ρ, and a compensates.
         """
         magnitude, a, s = self.magnitude, None, None
         if self.log_radius is not None:
@@ -665,23 +676,3 @@ class DecoupledLinear(DecoupledLayer, nn.Linear):
 
     def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
         return x, ConvGeometry()
-
-
-# The operators of the thesis: `DecoupledConv2d` with a given magnitude and all other arguments free.
-sphere_conv2d = partial(DecoupledConv2d, magnitude="sphere")
-ball_conv2d = partial(DecoupledConv2d, magnitude="ball")
-tanh_conv2d = partial(DecoupledConv2d, magnitude="tanh")
-linear_conv2d = partial(DecoupledConv2d, magnitude="linear")
-seg_conv2d = partial(DecoupledConv2d, magnitude="seg")
-log_conv2d = partial(DecoupledConv2d, magnitude="log")
-mix_conv2d = partial(DecoupledConv2d, magnitude="mix")
-
-PRESETS: dict[str, Callable[..., DecoupledConv2d]] = {
-    "sphere_conv2d": sphere_conv2d,
-    "ball_conv2d": ball_conv2d,
-    "tanh_conv2d": tanh_conv2d,
-    "linear_conv2d": linear_conv2d,
-    "seg_conv2d": seg_conv2d,
-    "log_conv2d": log_conv2d,
-    "mix_conv2d": mix_conv2d,
-}

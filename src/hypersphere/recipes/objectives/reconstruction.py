@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypersphere import data, models, training
+from hypersphere import data, models, sphere, training
 from hypersphere.recipes.recipe import Claim, Metric, Outcome, Recipe, Row
 
 __all__ = ["RECONSTRUCTION"]
@@ -91,8 +91,8 @@ def _images(source: data.Source | None) -> Tensor:
 
 def _correlations(first: Tensor, second: Tensor) -> Tensor:
     """Return the correlation of the pixels of corresponding images, which brightness and contrast do not change."""
-    x, y = (images.double().flatten(1) - images.double().flatten(1).mean(1, keepdim=True) for images in (first, second))
-    return (x * y).sum(1) / (x.norm(dim=1) * y.norm(dim=1)).clamp_min(1e-12)
+    x, y = (images.double().flatten(1) for images in (first, second))
+    return sphere.cosine(x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True))
 
 
 RECONSTRUCTION = Recipe(
