@@ -78,6 +78,11 @@ MARGINS = {
     "divided_others": lambda theta, g=math.cos, m=1.5: g(theta),
     "two_sided": lambda theta, g=math.cos, m=0.4: g(theta) - m,
     "norm_adaptive": lambda theta, g=math.cos, m=0.4, h=0.333, momentum=0.01: g(theta) - m,
+    # Called without features, these margins are those of a feature of the lowest norm and without noise.
+    "norm_linear": lambda theta, g=math.cos, m_low=0.45, m_high=0.8, norm_low=10.0, norm_high=110.0, penalty=35.0: (
+        margin(theta, g, m2=m_low)
+    ),
+    "random_angle": lambda theta, g=math.cos, m=0.5, sigma=0.05: margin(theta, g, m2=m),
 }
 
 OTHERS = {

@@ -1,0 +1,74 @@
+r"""What a head depends on apart from the batch: the step of its schedules, and running statistics."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hypersphere import sphere
+
+__all__ = ["HeadState", "update_hardness", "update_norm_statistics", "update_scale"]
+
+
+class HeadState(NamedTuple):
+    """The buffers of a head in one call. A head has only those that it uses; the others are None.
+
+    Statistics include the batch of the call in training mode.
+    """
+
+    steps: Tensor | None = None  # the number of steps before this one
+    norm_mean: Tensor | None = None  # running mean of the feature norm (AdaFace)
+    norm_std: Tensor | None = None  # running standard deviation of the feature norm (AdaFace)
+    t: Tensor | None = None  # running mean of the target cosine (CurricularFace)
+    scale: Tensor | None = None  # the radius s (AdaCos)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the head has neither a schedule nor statistics."""
+        return all(value is None for value in self)
+
+
+def update_norm_statistics(
+    mean: Tensor, std: Tensor, norms: Tensor, counted: Tensor, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """Return running statistics, updated with the mean and standard deviation of the counted norms.
+
+    Fewer than two samples or norms that are not finite leave the statistics unchanged. No shape depends on the number
+    of counted samples, so this can be compiled.
+    """
+    weights = counted.to(norms.dtype)  # 1 for samples that count, else 0
+    count = weights.sum()
+    batch_mean = torch.dot(norms, weights) / count.clamp_min(1)
+    deviations = (norms - batch_mean) * weights
+    batch_std = (torch.dot(deviations, deviations) / (count - 1).clamp_min(1)).sqrt()
+    # A sample standard deviation needs two samples. It is not finite if the mean is not.
+    is_usable = (count >= 2) & (batch_std < torch.inf)
+    new_mean, new_std = (old.lerp(new.to(old.dtype), momentum) for old, new in ((mean, batch_mean), (std, batch_std)))
+    return torch.where(is_usable, new_mean, mean), torch.where(is_usable, new_std, std)
+
+
+def update_hardness(t: Tensor, cosines: Tensor, counted: Tensor, momentum: float) -> Tensor:
+    """Return momentum·t + (1 − momentum)·mean of the counted target cosines; t if there are none."""
+    count = counted.sum()
+    mean = cosines.masked_fill(~counted, 0).sum() / count.clamp_min(1)
+    is_usable = (count > 0) & mean.isfinite()
+    return torch.where(is_usable, t.lerp(mean.to(t.dtype), 1 - momentum), t)
+
+
+def update_scale(scale: Tensor, others: Tensor, cosines: Tensor, counted: Tensor) -> Tensor:
+    r"""Return AdaCos' scale log(mean_b Σ_{j≠y} e^{s·cos θ_j}) / cos(min(π/4, median θ_y)) for the next scores.
+
+    Args:
+        scale: s before the batch.
+        others: (B,) log Σ_{j≠y} exp(s·cos θ_j).
+        cosines: (B,) cos θ_y.
+        counted: (B,) the samples that count. If there are none, or the result is not positive, s is unchanged.
+    """
+    count = counted.sum()
+    log_mean = torch.logsumexp(others.masked_fill(~counted, -math.inf), 0) - count.log()
+    angles = sphere.angle(cosines).masked_fill(~counted, math.nan)
+    new = (log_mean / torch.nanquantile(angles, 0.5).clamp_max(math.pi / 4).cos()).to(scale.dtype)
+    return torch.where((count > 0) & (new > 0) & (new < math.inf), new, scale)
