@@ -92,15 +92,13 @@ def grow(head: AngularHead, n: int, init: Tensor | None, optimizer: Any, rows: C
 
 
 @torch.no_grad()
-def drop(
-    head: AngularHead, classes: Sequence[int] | Tensor, optimizer: Any, rows: ClassRows | None = None
-) -> Tensor:
+def drop(head: AngularHead, classes: Sequence[int] | Tensor, optimizer: Any, rows: ClassRows | None = None) -> Tensor:
     """Remove classes; see `AngularHead.drop`."""
     dropped = classes.tolist() if isinstance(classes, Tensor) else list(classes)
     fits = bool(dropped) and all(is_integer(one, 0, head.num_classes - 1) for one in dropped)
     require(fits and len(set(dropped)) == len(dropped), "classes", f"classes in [0, {head.num_classes})", dropped)
     remaining = head.num_classes - len(dropped)
-    require(remaining >= 2, "classes", "such that at least two classes remain", f"{len(dropped)} classes")
+    require(remaining >= 2, "classes", f"at most {head.num_classes - 2} of {head.num_classes} classes", len(dropped))
     is_kept = torch.ones(head.num_classes, dtype=torch.bool)
     is_kept[torch.tensor(dropped)] = False
     _replace_classes(head, is_kept.nonzero().flatten(), rows or ClassRows(), optimizer)

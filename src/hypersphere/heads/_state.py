@@ -68,7 +68,7 @@ def update_scale(scale: Tensor, others: Tensor, cosines: Tensor, counted: Tensor
         counted: (B,) the samples that count. If there are none, or the result is not positive, s is unchanged.
     """
     count = counted.sum()
-    log_mean = torch.logsumexp(others.masked_fill(~counted, -math.inf), 0) - count.log()
+    log_mean = torch.logsumexp(others.masked_fill(~counted, -math.inf), 0) - count.to(others.dtype).log()
     angles = sphere.angle(cosines).masked_fill(~counted, math.nan)
     new = (log_mean / torch.nanquantile(angles, 0.5).clamp_max(math.pi / 4).cos()).to(scale.dtype)
     return torch.where((count > 0) & (new > 0) & (new < math.inf), new, scale)

@@ -270,11 +270,11 @@ def reference_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     features = inputs.x if rule.feature_scale_norm is None else rule.feature_scale_norm * x_hat
     z = features @ (w_hat if rule.unit_class_vectors or rule.response is not None else inputs.w).mT
     winners = None
+    w_norm_of_class = w_norm.mT
     if rule.centers > 1:
-        z, winners = largest_per_class(z, rule.centers)
-        w_norm_of_class = rows_of_winners(w_norm.mT, winners)
-    else:
-        w_norm_of_class = w_norm.mT
+        by_score = rule.response is not None and not rule.unit_class_vectors
+        winners = largest_per_class(rule.response(z) * w_norm.mT if by_score else z, rule.centers)[1]
+        z, w_norm_of_class = rows_of_winners(z, winners), rows_of_winners(w_norm.mT, winners)
     column, is_absent = inputs.labels.clamp_min(0).unsqueeze(1), (inputs.labels < 0).unsqueeze(1)
     is_target = torch.zeros_like(z, dtype=torch.bool).scatter(1, column, ~is_absent)
     # A sum and not `gather`: inductor on CPUs with several threads computes a wrong gradient for a gather whose

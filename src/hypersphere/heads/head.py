@@ -116,7 +116,8 @@ class AngularHead(nn.Module):
         ramp: a schedule of the strength of the margin. Schedules read the buffer `steps`, which counts training calls,
             or optimizer steps after `advance_with`.
         bias: whether to learn one bias per class.
-        centers: K, the number of class vectors per class. The cosine of a class is the largest of its K (sub-centres).
+        centers: K, the number of class vectors per class (sub-centres). The cosine of a class is the largest of its K;
+            if norms are kept, the class vector with the largest score counts.
         hard_negatives: the number k of nearest wrong classes whose angle is reduced by `hard_margin` (inter-top-k).
         hard_margin: m′ in radians.
         interclass_filter: wrong classes with a larger cosine are left out of the loss; None for no filter.
@@ -263,6 +264,8 @@ class AngularHead(nn.Module):
                     "gradient='normalized' needs a margin on the target, radius='feature', weight_norm=True, "
                     "angular='cosine' and no options for wrong classes"
                 )
+        is_ranked = self.num_centers == 1 or self.weight_norm or not self._margin_on_others
+        require(is_ranked, "centers", "1 if norms are kept and the margin changes other classes", self.num_centers)
         has_margin = self.curriculum is None or self._margin is not None
         require(has_margin, "curriculum", "None without a margin", self.curriculum)
         uses_norms = self.norm_weight > 0 or isinstance(self._margin, (NormAdaptive, NormLinear))
@@ -975,8 +978,9 @@ class AngularHead(nn.Module):
         w_norm, w_hat = (t.to(dtype) for t in sphere.polar(self.weight))
         cosines, winners, w_norm = directions @ w_hat.mT, None, w_norm.mT
         if self.num_centers > 1:
-            cosines, winners = largest_per_class(cosines, self.num_centers)
-            w_norm = rows_of_winners(w_norm, winners)
+            ranked = cosines if self.weight_norm else w_norm * self.angular(cosines)
+            winners = largest_per_class(ranked, self.num_centers)[1]
+            cosines, w_norm = rows_of_winners(cosines, winners), rows_of_winners(w_norm, winners)
         magnitudes = self.magnitude(w_norm, norms)
         if state.scale is not None:  # an adaptive radius, for which `magnitude` has the radius 1
             magnitudes = magnitudes * state.scale.to(dtype)

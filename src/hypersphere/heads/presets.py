@@ -118,17 +118,13 @@ def modified_softmax(
     return AngularHead(in_features, num_classes, bias=bias, **options)
 
 
-def l_softmax(
-    in_features: int, num_classes: int, m: float | Tensor = 4, **options: Unpack[HeadOptions]
-) -> AngularHead:
+def l_softmax(in_features: int, num_classes: int, m: float | Tensor = 4, **options: Unpack[HeadOptions]) -> AngularHead:
     """L-Softmax: both norms kept, the target angle multiplied by m (thesis, 2.4; Liu et al., ICML 2016)."""
     m, options = _largest_margin(m, num_classes, options, least=1)
     return AngularHead(in_features, num_classes, weight_norm=False, margin=Multiplicative(m), **options)
 
 
-def a_softmax(
-    in_features: int, num_classes: int, m: float | Tensor = 4, **options: Unpack[HeadOptions]
-) -> AngularHead:
+def a_softmax(in_features: int, num_classes: int, m: float | Tensor = 4, **options: Unpack[HeadOptions]) -> AngularHead:
     """A-Softmax, SphereFace: unit class vectors, target angle multiplied by m (thesis, 2.20; Liu et al., CVPR 2017).
 
     To train from scratch, pass ``annealing=Annealing()``.
@@ -243,14 +239,10 @@ def curricularface(
     **options: Unpack[HeadOptions],
 ) -> AngularHead:
     """CurricularFace: ArcFace with weights of hard wrong classes that rise during training (Huang et al. 2020)."""
-    return AngularHead(
-        in_features, num_classes, radius=s, margin=AdditiveAngle(m), curriculum=momentum, **options
-    )
+    return AngularHead(in_features, num_classes, radius=s, margin=AdditiveAngle(m), curriculum=momentum, **options)
 
 
-def adacos(
-    in_features: int, num_classes: int, *, dynamic: bool = True, **options: Unpack[HeadOptions]
-) -> AngularHead:
+def adacos(in_features: int, num_classes: int, *, dynamic: bool = True, **options: Unpack[HeadOptions]) -> AngularHead:
     """AdaCos: softmax of cosines without margin, with a scale that needs no tuning (Zhang et al., CVPR 2019).
 
     The scale is √2·log(C−1), and with `dynamic` it follows each training batch from there. Needs three classes.

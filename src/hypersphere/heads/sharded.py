@@ -361,7 +361,9 @@ def _check_plan(head: AngularHead, sizes: Sequence[int] | None, sample: float | 
     require(inherits, "head", accepted, type(head).__name__)
     require("weight" in dict(head.named_parameters()), "head", "one whose class vectors are learned", head)
     is_local = head.hard_negatives == 0
-    require(is_local, "hard_negatives", "0 in a sharded head, whose classes are not in one process", head.hard_negatives)
+    require(
+        is_local, "hard_negatives", "0 in a sharded head, whose classes are not in one process", head.hard_negatives
+    )
     has_energy = head.energy_weight > 0 and head.num_centers > 1
     require(not has_energy, "energy_weight", "0 in a sharded head with several centres", head.energy_weight)
     is_random = isinstance(head.margin, RandomAngle)
