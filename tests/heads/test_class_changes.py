@@ -135,10 +135,10 @@ def test_class_changes_follow_biases_margins_and_energy():
     head(x, y)
     head.drop(torch.tensor([0]))
     assert torch.equal(head.bias, bias[1:])
-    assert torch.equal(head.margin_strengths, strengths[1:])
+    assert torch.equal(head.class_margins, strengths[1:])
     head.grow(1)
     torch.testing.assert_close(head.bias[-1], bias[1:].mean())
-    assert head.margin_strengths[-1] == 1
+    assert head.class_margins[-1] == 1
     twin = AngularHead(
         DIM,
         CLASSES,

@@ -198,7 +198,7 @@ def test_presets_accept_one_margin_per_class(preset, m, psi):
         scores[0, label] = rho * psi(oracle.angle(x[i].numpy(), w[label]), m[label])
         total, count = total + oracle.cross_entropy(scores, [label]), count + 1
     assert head(x, y).item() == pytest.approx(total / count, rel=1e-8)
-    assert "margin_strengths" not in head.state_dict()
+    assert "class_margins" not in head.state_dict()
     assert "class_margins" in repr(head)
 
 
@@ -303,8 +303,8 @@ def test_elasticface_draws_margins_in_training_only():
     kept = [i for i, label in enumerate(y.tolist()) if label >= 0]
     losses = [
         oracle.objective(
-            x[i : i + 1].numpy(), weight, [int(y[i])], radius=S, psi=lambda t, *_: oracle.margin(t, m2=margins[i])
-        )  # noqa: B023
+            x[i : i + 1].numpy(), weight, [int(y[i])], radius=S, psi=lambda t, *_, i=i: oracle.margin(t, m2=margins[i])
+        )
         for i in kept
     ]
     assert loss.item() == pytest.approx(np.mean(losses), rel=1e-10)
@@ -417,7 +417,7 @@ def test_sphereface2_variants_equal_the_oracle(variant, m):
         ),
         (
             lambda: hs.heads.a_softmax(5, 4, gradient="normalized", hard_negatives=2),
-            "gradient='normalized' needs a margin on the target, .* and no options for wrong classes",
+            "gradient must be 'true' or 'detached' with options for wrong classes, not 'normalized'",
         ),
     ],
 )

@@ -368,6 +368,12 @@ class NormLinear(AffineAngleMargin):
     norm_high: float = 110.0
     penalty: float = 35.0
 
+    def __init_subclass__(cls) -> None:
+        """Use the margin of a subclass that overrides `__call__` for all norms, unless it defines `for_norms`."""
+        super().__init_subclass__()
+        if not closed_form_matches(cls, "for_norms", of=("__call__",)):
+            cls.for_norms = lambda self, x_norm: self  # type: ignore[method-assign]
+
     def __post_init__(self) -> None:
         """Check the ranges of all fields."""
         for name in ("m_low", "m_high"):
@@ -408,6 +414,12 @@ class RandomAngle(AffineAngleMargin):
 
     m: float = 0.5
     sigma: float = 0.05
+
+    def __init_subclass__(cls) -> None:
+        """Use the margin of a subclass that overrides `__call__` for all samples, unless it defines `for_noise`."""
+        super().__init_subclass__()
+        if not closed_form_matches(cls, "for_noise", of=("__call__",)):
+            cls.for_noise = lambda self, noise: self  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         """Check the ranges of all fields."""

@@ -180,11 +180,11 @@ def _replace_classes(
     require("weight" in head._parameters, "weight", "a parameter, which may not be parametrised or fixed", "another")
     _replace_parameter(head, "weight", rows, source, head.num_centers, optimizer, merged, merged_vectors, new_vectors)
     if head.bias is not None and not head.shares_bias:
-        bias = rows.mean(head.bias.detach()).expand((source < 0).sum())
+        bias = rows.mean(head.bias.detach()).expand(int((source < 0).sum()))
         classes = None if merged is None else (merged[0][:1] // head.num_centers, merged[1][:1] // head.num_centers)
         _replace_parameter(head, "bias", rows, source, 1, optimizer, classes, None, bias)
     # These are complete in every process.
-    for name in ("class_weights", "margin_strengths"):
+    for name in ("class_weights", "class_margins"):
         values = getattr(head, name)
         if values is not None:
             chosen = source.to(values.device)
@@ -253,7 +253,7 @@ def _has_rows(value: object, parameter: Tensor) -> bool:
 
 
 def _optimizers(optimizer: Any) -> Iterator[Any]:
-    """Yield the optimisers of torch that an argument stands for: none, one, or those of `hypersphere.optim.Optimizers`."""
+    """Yield the optimisers that an argument stands for: none, one, or those of `hypersphere.optim.Optimizers`."""
     if optimizer is None:
         return
     yield from getattr(optimizer, "optimizers", [optimizer])

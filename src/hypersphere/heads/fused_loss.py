@@ -272,8 +272,10 @@ def reference_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     winners = None
     w_norm_of_class = w_norm.mT
     if rule.centers > 1:
+        # If norms are kept, the centre with the largest score wins, else the nearest one.
         by_score = rule.response is not None and not rule.unit_class_vectors
-        winners = largest_per_class(rule.response(z) * w_norm.mT if by_score else z, rule.centers)[1]
+        ranked = rule.scores(z, x_norm.squeeze(1), None) * w_norm.mT if by_score else z
+        winners = largest_per_class(ranked, rule.centers)[1]
         z, w_norm_of_class = rows_of_winners(z, winners), rows_of_winners(w_norm.mT, winners)
     column, is_absent = inputs.labels.clamp_min(0).unsqueeze(1), (inputs.labels < 0).unsqueeze(1)
     is_target = torch.zeros_like(z, dtype=torch.bool).scatter(1, column, ~is_absent)

@@ -89,12 +89,12 @@ class AngularHead(nn.Module):
 
         f_j = h(‖w_j‖, ‖x‖)·g(θ_j),   f_y = h(‖w_y‖, ‖x‖)·ψ(θ_y),   loss = mean cross entropy(f, y)
 
-    Class vectors are the rows of `weight`, `centers` rows per class in a row. The loss is computed in blocks of classes (see `fused_loss`): the B×C
-    products are saved for the backward pass up to 256 MB and computed again beyond that. This needs a g of the
-    menu with fixed numbers, and unit class vectors if g is not the cosine. With a user's callable g, a learned k, a
-    user's margin that changes other classes, or options for wrong classes (`hard_negatives`, `interclass_filter`,
-    `curriculum`), all B×C scores are computed and differentiated by autograd, which saves several matrices of this
-    size.
+    Class vectors are the rows of `weight`; with K centres, rows jK to jK + K − 1 belong to class j. The loss is
+    computed in blocks of classes (see `fused_loss`): the B×C products are saved for the backward pass up to 256 MB and
+    computed again beyond that. This needs a g of the menu with fixed numbers, and unit class vectors if g is not the
+    cosine. With a user's callable g, a learned k, a user's margin that changes other classes, or options for wrong
+    classes (`hard_negatives`, `interclass_filter`, `curriculum`), all B×C scores are computed and differentiated by
+    autograd, which saves several matrices of this size.
 
     A training step reads values on the host once, to check labels and features. A step is computed twice if squares of
     a class vector or feature leave the range of the dtype, if a class vector is zero and `weight_norm` is True, or if
@@ -151,7 +151,7 @@ class AngularHead(nn.Module):
     t: Tensor
     scale: Tensor
     class_weights: Tensor | None
-    margin_strengths: Tensor | None
+    class_margins: Tensor | None
     class_reduction: ClassReduction = LOG_SUM_EXP
     shares_bias: ClassVar[bool] = False
     """True if all classes share one bias."""
@@ -252,18 +252,20 @@ class AngularHead(nn.Module):
         is_on_target = strengths is None or (margin is not None and not self._margin_on_others)
         require(is_on_target, "class_margins", "None without a margin on the target alone", margin)
         self.register_buffer("class_weights", checked_class_weights(class_weights, num_classes), persistent=False)
-        self.register_buffer("margin_strengths", strengths, persistent=False)
+        self.register_buffer("class_margins", strengths, persistent=False)
         self.reset_parameters()
 
     def _check_combinations(self) -> None:
         """Raise a `ValueError` that names options that exclude each other."""
         if self.gradient == "normalized":  # defined only for ‖x‖·ψ(θ)
             is_a_softmax = self._margin is not None and self.radius == "feature" and self.weight_norm
-            if not (is_a_softmax and self._scores_are_products):
+            if not (is_a_softmax and type(self._angular) is Cosine and not self._margin_on_others):
                 raise ValueError(
-                    "gradient='normalized' needs a margin on the target, radius='feature', weight_norm=True, "
-                    "angular='cosine' and no options for wrong classes"
+                    "gradient='normalized' needs a margin on the target, radius='feature', weight_norm=True and "
+                    "angular='cosine'"
                 )
+            is_plain = not self._changes_negatives
+            require(is_plain, "gradient", "'true' or 'detached' with options for wrong classes", self.gradient)
         is_ranked = self.num_centers == 1 or self.weight_norm or not self._margin_on_others
         require(is_ranked, "centers", "1 if norms are kept and the margin changes other classes", self.num_centers)
         has_margin = self.curriculum is None or self._margin is not None
@@ -437,7 +439,7 @@ class AngularHead(nn.Module):
         tensors = {
             "bias=True": self.bias,
             "class_weights": self.class_weights,
-            "class_margins": self.margin_strengths,
+            "class_margins": self.class_margins,
         }
         omitted = {"bias", "centers", "class_weights", "class_margins", "class_sizes"}
         settings = {name: getattr(self, name) for name in defaults if name not in omitted}
@@ -756,7 +758,11 @@ class AngularHead(nn.Module):
         """Return standard normal numbers (B,) for a random margin in training mode, else None."""
         if not self.training or not isinstance(self._margin, RandomAngle):
             return None
-        return torch.randn(len(x), dtype=self._wide_dtype(x), device=x.device)
+        return self.normal_noise(torch.empty(len(x), dtype=self._wide_dtype(x), device=x.device))
+
+    def normal_noise(self, like: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        """Return standard normal numbers. A head in several processes overrides this method with common ones."""
+        return torch.randn_like(like)
 
     def _psi_and_derivative(
         self, margin: Any, strength: float | Tensor
@@ -812,7 +818,7 @@ class AngularHead(nn.Module):
     def _target_strength(self, step: Tensor | None, labels: Tensor, like: Tensor) -> float | Tensor:
         """Return the strength of the margin of each label, (B,) if classes have different margins."""
         strength = self._ramp_strength(step, like)
-        return strength if self.margin_strengths is None else strength * self.margin_strengths.to(like.dtype)[labels]
+        return strength if self.class_margins is None else strength * self.class_margins.to(like.dtype)[labels]
 
     def _with_norm_statistics(self, state: HeadState, norms: Tensor | None, counted: Tensor) -> HeadState:
         """Return the state with statistics of feature norms that include this batch, in training mode."""
@@ -877,7 +883,7 @@ class AngularHead(nn.Module):
         return _class_changes.drop(self, classes, optimizer)
 
     def merge(self, a: int, b: int, *, optimizer: torch.optim.Optimizer | None = None) -> Int[Tensor, " classes"]:
-        r"""Merge class `b` into class `a`, for example two labels of one person. Class `b` is then removed as by `drop`.
+        r"""Merge class `b` into class `a`, for example two labels of one person, and remove `b` as `drop` does.
 
         The new class vector has the mean direction of both (ŵ_a + ŵ_b, normalised) and their mean norm. With several
         centres, each centre of `a` is merged with the nearest free centre of `b`. The bias and the state of the
@@ -1021,7 +1027,8 @@ def _magnitude(radius: str | float, weight_norm: bool) -> Magnitude:
     if radius == "feature":
         return Linear() if weight_norm else InnerProduct()
     is_positive = is_number(radius, 0) and float(radius) > 0
-    require(is_positive or radius == "adaptive", "radius", "'feature', 'adaptive' or a positive number", radius)
+    accepted = "'feature' or a positive number, or 'adaptive' for that of AdaCos"
+    require(is_positive or radius == "adaptive", "radius", accepted, radius)
     fixed = Sphere(alpha=1.0 if radius == "adaptive" else float(radius))
     return fixed if weight_norm else LinearlyWeighted(fixed)
 

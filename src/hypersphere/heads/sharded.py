@@ -24,7 +24,6 @@ from torch.utils.hooks import RemovableHandle
 from hypersphere import _numerics
 from hypersphere._validation import is_number, require
 from hypersphere.functions._recomputation import PassHistory
-from hypersphere.functions.margin import RandomAngle
 from hypersphere.heads import _class_changes
 from hypersphere.heads._checks import check_features, check_labels, require_labels
 from hypersphere.heads._collectives import Processes, problem_of
@@ -126,7 +125,7 @@ class ShardedHead(nn.Module):
 
     @property
     def rows(self) -> slice:
-        """The rows of the logical weight that this process holds: those of `classes`, several per class with centres."""
+        """The rows of the logical weight that this process holds: those of `classes`, one or several per class."""
         return _slice_of_rows(self.classes, self.head.num_centers)
 
     @property
@@ -309,6 +308,7 @@ class ShardedHead(nn.Module):
         local = copy.deepcopy(head, memo)
         local.compute_terms = self._terms  # type: ignore[method-assign]  # of this copy only
         local.target_vectors = functools.partial(self._terms.target_vectors, local)  # type: ignore[method-assign]
+        local.normal_noise = self._terms.normal_noise  # type: ignore[method-assign]
         if head.weight.is_meta:
             self._initialize(local, seed)
         return local
@@ -366,8 +366,6 @@ def _check_plan(head: AngularHead, sizes: Sequence[int] | None, sample: float | 
     )
     has_energy = head.energy_weight > 0 and head.num_centers > 1
     require(not has_energy, "energy_weight", "0 in a sharded head with several centres", head.energy_weight)
-    is_random = isinstance(head.margin, RandomAngle)
-    require(not is_random, "margin", "another than RandomAngle in a sharded head", head.margin)
     learned = [name for name, _ in head.named_parameters() if name not in ("weight", "bias")]
     require(not learned, "head", "without learned parameters other than weight and bias", learned)
     if sizes is not None:
@@ -446,6 +444,11 @@ class _ShardedClassTerms:
         is_here = (local >= 0) & (local < self.size)
         vectors = AngularHead.target_vectors(head, local.clamp(0, self.size - 1))
         return self.processes.all_reduce_(vectors.masked_fill(~is_here[:, None, None], 0))
+
+    def normal_noise(self, like: Tensor) -> Tensor:
+        """Return the standard normal numbers of the first process. All draw, so that their generators stay in step."""
+        noise = torch.randn_like(like)
+        return self.processes.all_reduce_(noise if self.processes.rank == 0 else torch.zeros_like(noise))
 
     def use_all_classes(self) -> None:
         """End the use of sampled classes."""
