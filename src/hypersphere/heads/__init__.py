@@ -5,7 +5,7 @@ Numbers of equations and sections refer to Weiyang Liu's thesis, *Deep Represent
 
 from typing import TYPE_CHECKING, NoReturn
 
-from hypersphere.heads._centers import LabelAngles
+from hypersphere.heads._centers import LabelAngles, class_vectors
 from hypersphere.heads.baselines import BASELINES, CenterHead, HingeHead, MetricLearningHead
 from hypersphere.heads.binary import BinaryHead
 from hypersphere.heads.head import AngularHead, NonFiniteScoresError
@@ -60,6 +60,7 @@ __all__ = [
     "adaface",
     "am_softmax",
     "arcface",
+    "class_vectors",
     "combined_margin",
     "cosface",
     "curricularface",

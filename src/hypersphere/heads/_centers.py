@@ -6,7 +6,7 @@ the others. Rows jK to jK + K − 1 of the weight are the centres of class j.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hypersphere import _numerics, sphere
 
-__all__ = ["LabelAngles", "label_angles", "largest_per_class", "rows_of_winners", "scatter_to_rows"]
+__all__ = ["LabelAngles", "class_vectors", "label_angles", "largest_per_class", "rows_of_winners", "scatter_to_rows"]
 
 _ROWS_PER_BLOCK = 2**14
 
@@ -82,3 +82,26 @@ def label_angles(weight: Tensor, centers: int, x: Tensor, y: Tensor, max_angle: 
     angles = sphere.angle(to_centers.gather(1, dominant[y.clamp_min(0)].unsqueeze(1)).squeeze(1))
     angles = angles.masked_fill(~counted, 0)
     return LabelAngles(dominant, counts, angles, angles > max_angle)
+
+
+@torch.no_grad()
+def class_vectors(
+    head: Any, x: Float[Tensor, "samples dim"], y: Int[Tensor, " samples"]
+) -> Float[Tensor, "classes dim"]:
+    """Return one class vector per class on the CPU, without gradient.
+
+    Args:
+        head: a head. With several centres per class, the dominant ones are returned; other heads need no samples.
+        x: (N, d) features on the CPU.
+        y: (N,) labels in [0, C).
+
+    Example:
+        >>> from hypersphere.heads import arcface
+        >>> class_vectors(arcface(8, 3, centers=2), torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])).shape
+        torch.Size([3, 8])
+    """
+    weight, centers = head.weight.detach().cpu(), getattr(getattr(head, "head", head), "num_centers", 1)
+    if centers == 1:
+        return weight
+    dominant = label_angles(weight, centers, x, y, 0.0).dominant
+    return weight.unflatten(0, (len(dominant), centers))[torch.arange(len(dominant)), dominant]
