@@ -7,19 +7,154 @@ for a head that holds all classes; `ShardedHead` passes rows between processes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
-from hypersphere._validation import is_integer, require
+from hypersphere._validation import is_integer, is_number, require
+from hypersphere.heads._centers import LabelAngles, label_angles
+from hypersphere.heads._checks import check_features, check_labels, require_labels
 
-if TYPE_CHECKING:
-    from hypersphere.heads.head import AngularHead
+__all__ = ["ChangingClasses", "ClassRows", "drop", "grow", "keep_centers", "merge"]
 
-__all__ = ["ClassRows", "drop", "grow", "keep_centers", "merge"]
+
+class ChangingClasses(nn.Module):
+    """The methods of a head that change its classes, and those that find the centres to keep."""
+
+    weight: Tensor
+    bias: Tensor | None
+    class_weights: Tensor | None
+    class_margins: Tensor | None
+    in_features: int
+    num_classes: int
+    num_centers: int
+    ignore_index: int
+    shares_bias: ClassVar[bool]
+
+    def grow(
+        self,
+        n: int,
+        *,
+        init: Float[Tensor, "n dim"] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> Int[Tensor, " classes"]:
+        r"""Add `n` classes, with the indices C to C + n − 1. The other classes keep their indices.
+
+        New class vectors have the mean norm of the others. New biases are their mean; new classes have class weight 1
+        and the full margin.
+
+        Args:
+            n: the number of new classes, at least 1.
+            init: (n, d) directions of the new class vectors, such as mean features of the new classes; None for random
+                ones. With several centres it is the first centre of each class; the others are random.
+            optimizer: an optimiser that has the parameters of the head, of torch or of this library. Its state follows
+                the rows of the weight; new rows start with zeros. Without it, create a new optimiser afterwards: the
+                head has new parameters.
+
+        Returns:
+            The new index of each old class.
+
+        Example:
+            >>> from hypersphere.heads import AngularHead
+            >>> head = AngularHead(8, 3)
+            >>> head.grow(2, init=torch.randn(2, 8))
+            tensor([0, 1, 2])
+            >>> head.num_classes, head.weight.shape
+            (5, torch.Size([5, 8]))
+        """
+        return grow(self, n, init, optimizer)
+
+    def drop(
+        self, classes: Sequence[int] | Int[Tensor, " dropped"], *, optimizer: torch.optim.Optimizer | None = None
+    ) -> Int[Tensor, " classes"]:
+        """Remove classes. The other classes keep their order, and their indices have no gaps.
+
+        Args:
+            classes: the indices of the classes to remove. At least two classes must remain.
+            optimizer: as in `grow`.
+
+        Returns:
+            The new index of each old class, −1 for a removed class: ``y = head.drop([3])[y]`` relabels samples.
+
+        Example:
+            >>> from hypersphere.heads import AngularHead
+            >>> AngularHead(8, 4).drop([1])
+            tensor([ 0, -1,  1,  2])
+        """
+        return drop(self, classes, optimizer)
+
+    def merge(self, a: int, b: int, *, optimizer: torch.optim.Optimizer | None = None) -> Int[Tensor, " classes"]:
+        r"""Merge class `b` into class `a`, for example two labels of one person, and remove `b` as `drop` does.
+
+        The new class vector has the mean direction of both (ŵ_a + ŵ_b, normalised) and their mean norm. With several
+        centres, each centre of `a` is merged with the nearest free centre of `b`. The bias and the state of the
+        optimiser are means. Class weight and margin are those of `a`.
+
+        Args:
+            a: a class.
+            b: another class.
+            optimizer: as in `grow`.
+
+        Returns:
+            The new index of each old class. `a` and `b` have the same.
+
+        Example:
+            >>> from hypersphere.heads import AngularHead
+            >>> AngularHead(8, 4).merge(0, 2)
+            tensor([0, 1, 0, 2])
+        """
+        return merge(self, a, b, optimizer)
+
+    def label_angles(
+        self,
+        x: Float[Tensor, "samples dim"],
+        y: Integer[Tensor, " samples"],
+        *,
+        max_angle: float = math.radians(75),
+    ) -> LabelAngles:
+        r"""Find the dominant centre of each class, and the samples that are far from it (Sub-center ArcFace).
+
+        The dominant centre of a class is the one that is nearest to most of its samples. Samples at a larger angle than
+        `max_angle` to it probably have a wrong label; Deng et al. (ECCV 2020) train a head with K = 3, remove them and
+        train again with the dominant centres (`keep_dominant_centers`).
+
+        Args:
+            x: features.
+            y: labels. Samples with the label `ignore_index` do not count.
+            max_angle: the threshold in radians.
+
+        Example:
+            >>> from hypersphere.heads import AngularHead
+            >>> head = AngularHead(2, 2, centers=2)
+            >>> with torch.no_grad():
+            ...     _ = head.weight.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
+            >>> x = torch.tensor([[3.0, 0.2], [2.0, 0.1], [-1.0, 0.1], [0.1, 2.0]])
+            >>> found = head.label_angles(x, torch.tensor([0, 0, 0, 1]))
+            >>> found.dominant, found.exceeds
+            (tensor([0, 0]), tensor([False, False,  True, False]))
+        """
+        check_features(x, self.in_features)
+        y = check_labels(y, len(x))
+        require_labels(y, self.num_classes, self.ignore_index)
+        require(is_number(max_angle, 0, math.pi), "max_angle", "an angle in [0, pi]", max_angle)
+        y = y.masked_fill(y == self.ignore_index, -1)
+        return label_angles(self.weight, self.num_centers, x, y, max_angle)
+
+    def keep_dominant_centers(
+        self, dominant: Integer[Tensor, " classes"], *, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Keep one centre per class, such as `label_angles(x, y).dominant`; the head then has `centers=1`.
+
+        Args:
+            dominant: (C,) the centre of each class to keep, in [0, K).
+            optimizer: as in `grow`.
+        """
+        keep_centers(self, dominant, optimizer)
 
 
 class ClassRows:
@@ -69,7 +204,7 @@ def class_rows(classes: Tensor, per_class: int) -> Tensor:
 
 
 @torch.no_grad()
-def grow(head: AngularHead, n: int, init: Tensor | None, optimizer: Any, rows: ClassRows | None = None) -> Tensor:
+def grow(head: ChangingClasses, n: int, init: Tensor | None, optimizer: Any, rows: ClassRows | None = None) -> Tensor:
     """Add classes; see `AngularHead.grow`."""
     rows = rows or ClassRows()
     require(is_integer(n, 1), "n", "an integer >= 1", n)
@@ -92,7 +227,9 @@ def grow(head: AngularHead, n: int, init: Tensor | None, optimizer: Any, rows: C
 
 
 @torch.no_grad()
-def drop(head: AngularHead, classes: Sequence[int] | Tensor, optimizer: Any, rows: ClassRows | None = None) -> Tensor:
+def drop(
+    head: ChangingClasses, classes: Sequence[int] | Tensor, optimizer: Any, rows: ClassRows | None = None
+) -> Tensor:
     """Remove classes; see `AngularHead.drop`."""
     dropped = classes.tolist() if isinstance(classes, Tensor) else list(classes)
     fits = bool(dropped) and all(is_integer(one, 0, head.num_classes - 1) for one in dropped)
@@ -106,7 +243,7 @@ def drop(head: AngularHead, classes: Sequence[int] | Tensor, optimizer: Any, row
 
 
 @torch.no_grad()
-def merge(head: AngularHead, a: int, b: int, optimizer: Any, rows: ClassRows | None = None) -> Tensor:
+def merge(head: ChangingClasses, a: int, b: int, optimizer: Any, rows: ClassRows | None = None) -> Tensor:
     """Merge two classes; see `AngularHead.merge`."""
     rows = rows or ClassRows()
     for name, value in (("a", a), ("b", b)):
@@ -132,7 +269,7 @@ def merge(head: AngularHead, a: int, b: int, optimizer: Any, rows: ClassRows | N
 
 
 @torch.no_grad()
-def keep_centers(head: AngularHead, dominant: Tensor, optimizer: Any) -> None:
+def keep_centers(head: ChangingClasses, dominant: Tensor, optimizer: Any) -> None:
     """Keep one centre per class; see `AngularHead.keep_dominant_centers`."""
     centers = head.num_centers
     is_vector = isinstance(dominant, Tensor) and dominant.shape == (head.num_classes,) and not dominant.is_complex()
@@ -157,7 +294,7 @@ def _greedy_matching(cosines: Tensor) -> Tensor:
 
 
 def _replace_classes(
-    head: AngularHead,
+    head: ChangingClasses,
     source: Tensor,
     rows: ClassRows,
     optimizer: Any,

@@ -3,14 +3,17 @@ r"""What a head depends on apart from the batch: the step of its schedules, and 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from hypersphere import sphere
+from hypersphere import _numerics, sphere
+from hypersphere.functions._recomputation import PassHistory
 
-__all__ = ["HeadState", "update_hardness", "update_norm_statistics", "update_scale"]
+__all__ = ["HeadState", "StatefulHead", "update_hardness", "update_norm_statistics", "update_scale"]
 
 
 class HeadState(NamedTuple):
@@ -72,3 +75,83 @@ def update_scale(scale: Tensor, others: Tensor, cosines: Tensor, counted: Tensor
     angles = sphere.angle(cosines).masked_fill(~counted, math.nan)
     new = (log_mean / torch.nanquantile(angles, 0.5).clamp_max(math.pi / 4).cos()).to(scale.dtype)
     return torch.where((count > 0) & (new > 0) & (new < math.inf), new, scale)
+
+
+class _OptimizerHandle(RemovableHandle):
+    """The handle of `StatefulHead.advance_with`, which also lets the head count its training calls again."""
+
+    def __init__(self, hook: RemovableHandle, head: StatefulHead) -> None:
+        super().__init__(OrderedDict())
+        self.hook, self.head = hook, head
+        head._optimizer_hooks |= {self.id}
+
+    def remove(self) -> None:
+        self.hook.remove()
+        self.head._optimizer_hooks -= {self.id}
+
+
+class StatefulHead(nn.Module):
+    """The part of a head that counts steps, and uses the same state again if activation checkpointing repeats a call.
+
+    The buffers are the fields of `HeadState`; a head registers those that it uses.
+    """
+
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._optimizer_hooks: frozenset[int] = frozenset()  # of `advance_with`
+        # The state that recent passes used, for activation checkpointing.
+        fallback = "the step and the statistics of the last pass"
+        self._loss_passes, self._logit_passes = PassHistory(fallback), PassHistory(fallback)
+
+    def advance(self) -> None:
+        """Advance the schedules by one step. `forward` does this in training mode unless `advance_with` was called."""
+        if hasattr(self, "steps"):
+            self.steps = self.steps + 1  # a new tensor, because a compiled backward pass may still read the old one
+
+    def advance_with(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
+        """Let the schedules count the steps of `optimizer` instead of training calls of the head.
+
+        Use this with gradient accumulation, or if the head is called several times per step. A copy of the head does
+        not follow the optimizer: it counts its training calls again.
+
+        Returns:
+            A handle; its `remove()` lets the schedules count training calls again.
+
+        Example:
+            >>> from hypersphere.heads import AngularHead, Ramp
+            >>> head = AngularHead(8, 3, margin="multiplicative", ramp=Ramp(steps=100))
+            >>> optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+            >>> handle = head.advance_with(optimizer)
+            >>> for _ in range(4):  # accumulate gradients of four batches
+            ...     head(torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])).backward()
+            >>> optimizer.step()
+            >>> head.steps
+            tensor(1)
+        """
+        return _OptimizerHandle(optimizer.register_step_post_hook(lambda *_: self.advance()), self)
+
+    def _current_state(self) -> HeadState:
+        return HeadState(*(self._buffers.get(name) for name in HeadState._fields))
+
+    def _state_of_pass(self, x: Tensor, y: Tensor, passes: PassHistory) -> HeadState:
+        """Return the current state, or the one that this pass used before if activation checkpointing repeats it."""
+        state = self._current_state()
+        if not self.training or not _numerics.in_backward() or state.is_empty:
+            return state
+        return HeadState(*passes.recall(self._fingerprint(x, y), passes.newest or state))
+
+    def _record_pass(self, x: Tensor, y: Tensor, state: HeadState, passes: PassHistory) -> None:
+        """Remember the state that this call used, in case activation checkpointing repeats it."""
+        if not state.is_empty and _numerics.values_readable(x, y):
+            passes.record(self._fingerprint(x, y), state)
+
+    def _fingerprint(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return one number per sample, and the labels, which identify a call: mixup uses two labels per feature."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return x.detach().sum(1, dtype=wide), y
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, which counts its calls: the hooks of `advance_with` advance this head only."""
+        return {**self.__dict__, "_optimizer_hooks": frozenset()}

@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics, sphere
-from hypersphere._validation import choose, is_integer, is_number, require
-from hypersphere.functions._recomputation import PassHistory
+from hypersphere._validation import choose, is_integer, require
 from hypersphere.functions._tensor_fields import fields_on_device
 from hypersphere.functions.angular import ANGULARS, Angular, Cosine
-from hypersphere.functions.magnitude import InnerProduct, Linear, LinearlyWeighted, Magnitude, Sphere
 from hypersphere.functions.margin import (
-    COSINE,
     MARGINS,
     AffineAngleMargin,
     Margin,
@@ -35,8 +30,7 @@ from hypersphere.functions.margin import (
     NormLinear,
     RandomAngle,
 )
-from hypersphere.heads import _class_changes
-from hypersphere.heads._centers import LabelAngles, label_angles, largest_per_class, rows_of_winners
+from hypersphere.heads._centers import largest_per_class, rows_of_winners
 from hypersphere.heads._checks import (
     check_features,
     check_labels,
@@ -48,8 +42,10 @@ from hypersphere.heads._checks import (
     checked_margin_strengths,
     require_labels,
 )
+from hypersphere.heads._class_changes import ChangingClasses
 from hypersphere.heads._negatives import Negatives
-from hypersphere.heads._state import HeadState, update_hardness, update_norm_statistics, update_scale
+from hypersphere.heads._settings import CallableMargin, magnitude_of, tensor_field_names
+from hypersphere.heads._state import HeadState, StatefulHead, update_hardness, update_norm_statistics, update_scale
 from hypersphere.heads.fused_loss import (
     LOG_SUM_EXP,
     ClassInputs,
@@ -71,20 +67,7 @@ class NonFiniteScoresError(ValueError):
     """Finite features have scores that are not finite: class vectors diverged, or a score overflows."""
 
 
-class _OptimizerHandle(RemovableHandle):
-    """The handle of `AngularHead.advance_with`, which also lets the head count its training calls again."""
-
-    def __init__(self, hook: RemovableHandle, head: AngularHead) -> None:
-        super().__init__(OrderedDict())
-        self.hook, self.head = hook, head
-        head._optimizer_hooks |= {self.id}
-
-    def remove(self) -> None:
-        self.hook.remove()
-        self.head._optimizer_hooks -= {self.id}
-
-
-class AngularHead(nn.Module):
+class AngularHead(StatefulHead, ChangingClasses):
     r"""A classifier whose scores are magnitudes times functions of angles (thesis, 2.4, 2.18, 2.20, 3.10 and 3.11).
 
         f_j = h(‖w_j‖, ‖x‖)·g(θ_j),   f_y = h(‖w_y‖, ‖x‖)·ψ(θ_y),   loss = mean cross entropy(f, y)
@@ -205,7 +188,7 @@ class AngularHead(nn.Module):
         self.hard_margin = hard_margin
         self.interclass_filter = interclass_filter
         self.curriculum = curriculum
-        self.magnitude = _magnitude(radius, weight_norm)
+        self.magnitude = magnitude_of(radius, weight_norm)
         self._angular: Any = choose(ANGULARS, angular, "angular")
         self._margin: Any = None if margin is None else choose(MARGINS, margin, "margin")
         self.annealing = annealing
@@ -219,17 +202,13 @@ class AngularHead(nn.Module):
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.decay_free_parameters = ("weight",) if weight_norm else ()
-        self._optimizer_hooks: frozenset[int] = frozenset()  # of `advance_with`
-        # The state that recent passes used, for activation checkpointing.
-        fallback = "the step and the statistics of the last pass"
-        self._loss_passes, self._logit_passes = PassHistory(fallback), PassHistory(fallback)
         self._margin_on_others = isinstance(self._margin, Margin) and self._margin.changes_other_classes
         self._check_combinations()
         # A g or ψ may hold tensors, such as a learned k. Parameters among them become parameters of the head.
         self._tensor_fields: dict[str, tuple[str, ...]] = {}
         self._initial_values: dict[str, Tensor] = {}
         for owner, entry in (("angular", self._angular), ("margin", self._margin)):
-            self._tensor_fields[owner] = _tensor_fields(owner, entry)
+            self._tensor_fields[owner] = tensor_field_names(owner, entry)
             for name in self._tensor_fields[owner]:
                 value = getattr(entry, name)
                 if isinstance(value, nn.Parameter):
@@ -405,32 +384,6 @@ class AngularHead(nn.Module):
         if self.training and _numerics.can_update_state(x):
             self._record_pass(x, y, state, self._logit_passes)
         return self._narrow(logits, x)
-
-    def advance(self) -> None:
-        """Advance the schedules by one step. `forward` does this in training mode unless `advance_with` was called."""
-        if hasattr(self, "steps"):
-            self.steps = self.steps + 1  # a new tensor, because a compiled backward pass may still read the old one
-
-    def advance_with(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
-        """Let the schedules count the steps of `optimizer` instead of training calls of the head.
-
-        Use this with gradient accumulation, or if the head is called several times per step. A copy of the head does
-        not follow the optimizer: it counts its training calls again.
-
-        Returns:
-            A handle; its `remove()` lets the schedules count training calls again.
-
-        Example:
-            >>> head = AngularHead(8, 3, margin="multiplicative", ramp=Ramp(steps=100))
-            >>> optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-            >>> handle = head.advance_with(optimizer)
-            >>> for _ in range(4):  # accumulate gradients of four batches
-            ...     head(torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])).backward()
-            >>> optimizer.step()
-            >>> head.steps
-            tensor(1)
-        """
-        return _OptimizerHandle(optimizer.register_step_post_hook(lambda *_: self.advance()), self)
 
     def extra_repr(self) -> str:
         """Show the sizes and all settings that differ from the defaults."""
@@ -752,7 +705,7 @@ class AngularHead(nn.Module):
         elif isinstance(margin, RandomAngle) and noise is not None:
             margin = margin.for_noise(noise)
         assert margin is not None
-        return margin if isinstance(margin, Margin) else _CallableMargin(margin)
+        return margin if isinstance(margin, Margin) else CallableMargin(margin)
 
     def _margin_noise(self, x: Tensor) -> Tensor | None:
         """Return standard normal numbers (B,) for a random margin in training mode, else None."""
@@ -792,25 +745,6 @@ class AngularHead(nn.Module):
     def _has_schedule(self) -> bool:
         return self.annealing is not None or self.ramp is not None or self.energy_start > 0
 
-    def _current_state(self) -> HeadState:
-        return HeadState(*(self._buffers.get(name) for name in HeadState._fields))
-
-    def _state_of_pass(self, x: Tensor, y: Tensor, passes: PassHistory) -> HeadState:
-        """Return the current state, or the one that this pass used before if activation checkpointing repeats it."""
-        state = self._current_state()
-        if not self.training or not _numerics.in_backward() or state.is_empty:
-            return state
-        return HeadState(*passes.recall(self._fingerprint(x, y), passes.newest or state))
-
-    def _record_pass(self, x: Tensor, y: Tensor, state: HeadState, passes: PassHistory) -> None:
-        """Remember the state that this call used, in case activation checkpointing repeats it."""
-        if not state.is_empty and _numerics.values_readable(x, y):
-            passes.record(self._fingerprint(x, y), state)
-
-    def _fingerprint(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return one number per sample, and the labels, which identify a call: mixup uses two labels per feature."""
-        return x.detach().sum(1, dtype=self._wide_dtype(x)), y
-
     def _ramp_strength(self, step: Tensor | None, like: Tensor) -> float | Tensor:
         """Return the strength of the margin, 1 without a ramp."""
         return 1.0 if self.ramp is None or step is None else self.ramp(step.to(like.dtype))
@@ -829,128 +763,6 @@ class AngularHead(nn.Module):
         momentum = self._margin.momentum
         mean, std = update_norm_statistics(state.norm_mean, state.norm_std, norms.detach(), counted, momentum)
         return state._replace(norm_mean=mean, norm_std=std)
-
-    # Changes of the set of classes -----------------------------------------------------------------------------------
-
-    def grow(
-        self,
-        n: int,
-        *,
-        init: Float[Tensor, "n dim"] | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> Int[Tensor, " classes"]:
-        r"""Add `n` classes, with the indices C to C + n − 1. The other classes keep their indices.
-
-        New class vectors have the mean norm of the others. New biases are their mean; new classes have class weight 1
-        and the full margin.
-
-        Args:
-            n: the number of new classes, at least 1.
-            init: (n, d) directions of the new class vectors, such as mean features of the new classes; None for random
-                ones. With several centres it is the first centre of each class; the others are random.
-            optimizer: an optimiser that has the parameters of the head, of torch or of this library. Its state follows
-                the rows of the weight; new rows start with zeros. Without it, create a new optimiser afterwards: the
-                head has new parameters.
-
-        Returns:
-            The new index of each old class.
-
-        Example:
-            >>> head = AngularHead(8, 3)
-            >>> head.grow(2, init=torch.randn(2, 8))
-            tensor([0, 1, 2])
-            >>> head.num_classes, head.weight.shape
-            (5, torch.Size([5, 8]))
-        """
-        return _class_changes.grow(self, n, init, optimizer)
-
-    def drop(
-        self, classes: Sequence[int] | Int[Tensor, " dropped"], *, optimizer: torch.optim.Optimizer | None = None
-    ) -> Int[Tensor, " classes"]:
-        """Remove classes. The other classes keep their order, and their indices have no gaps.
-
-        Args:
-            classes: the indices of the classes to remove. At least two classes must remain.
-            optimizer: as in `grow`.
-
-        Returns:
-            The new index of each old class, −1 for a removed class: ``y = head.drop([3])[y]`` relabels samples.
-
-        Example:
-            >>> AngularHead(8, 4).drop([1])
-            tensor([ 0, -1,  1,  2])
-        """
-        return _class_changes.drop(self, classes, optimizer)
-
-    def merge(self, a: int, b: int, *, optimizer: torch.optim.Optimizer | None = None) -> Int[Tensor, " classes"]:
-        r"""Merge class `b` into class `a`, for example two labels of one person, and remove `b` as `drop` does.
-
-        The new class vector has the mean direction of both (ŵ_a + ŵ_b, normalised) and their mean norm. With several
-        centres, each centre of `a` is merged with the nearest free centre of `b`. The bias and the state of the
-        optimiser are means. Class weight and margin are those of `a`.
-
-        Args:
-            a: a class.
-            b: another class.
-            optimizer: as in `grow`.
-
-        Returns:
-            The new index of each old class. `a` and `b` have the same.
-
-        Example:
-            >>> AngularHead(8, 4).merge(0, 2)
-            tensor([0, 1, 0, 2])
-        """
-        return _class_changes.merge(self, a, b, optimizer)
-
-    def label_angles(
-        self,
-        x: Float[Tensor, "samples dim"],
-        y: Integer[Tensor, " samples"],
-        *,
-        max_angle: float = math.radians(75),
-    ) -> LabelAngles:
-        r"""Find the dominant centre of each class, and the samples that are far from it (Sub-center ArcFace).
-
-        The dominant centre of a class is the one that is nearest to most of its samples. Samples at a larger angle than
-        `max_angle` to it probably have a wrong label; Deng et al. (ECCV 2020) train a head with K = 3, remove them and
-        train again with the dominant centres (`keep_dominant_centers`).
-
-        Args:
-            x: features.
-            y: labels. Samples with the label `ignore_index` do not count.
-            max_angle: the threshold in radians.
-
-        Example:
-            >>> head = AngularHead(2, 2, centers=2)
-            >>> with torch.no_grad():
-            ...     _ = head.weight.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
-            >>> x = torch.tensor([[3.0, 0.2], [2.0, 0.1], [-1.0, 0.1], [0.1, 2.0]])
-            >>> found = head.label_angles(x, torch.tensor([0, 0, 0, 1]))
-            >>> found.dominant, found.exceeds
-            (tensor([0, 0]), tensor([False, False,  True, False]))
-        """
-        check_features(x, self.in_features)
-        y = check_labels(y, len(x))
-        require_labels(y, self.num_classes, self.ignore_index)
-        require(is_number(max_angle, 0, math.pi), "max_angle", "an angle in [0, pi]", max_angle)
-        y = y.masked_fill(y == self.ignore_index, -1)
-        return label_angles(self.weight, self.num_centers, x, y, max_angle)
-
-    def keep_dominant_centers(
-        self, dominant: Integer[Tensor, " classes"], *, optimizer: torch.optim.Optimizer | None = None
-    ) -> None:
-        """Keep one centre per class, such as `label_angles(x, y).dominant`; the head then has `centers=1`.
-
-        Args:
-            dominant: (C,) the centre of each class to keep, in [0, K).
-            optimizer: as in `grow`.
-        """
-        _class_changes.keep_centers(self, dominant, optimizer)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy, which counts its calls: the hooks of `advance_with` advance this head only."""
-        return {**self.__dict__, "_optimizer_hooks": frozenset()}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move and cast as torch does, and move the fixed tensors of g and ψ with the parameters."""
@@ -1017,43 +829,3 @@ class AngularHead(nn.Module):
 
     def _narrow(self, result: Tensor, x: Tensor) -> Tensor:
         return _numerics.narrow(result, torch.promote_types(x.dtype, self.weight.dtype))
-
-
-# Meaning of settings -------------------------------------------------------------------------------------------------
-
-
-def _magnitude(radius: str | float, weight_norm: bool) -> Magnitude:
-    """Return h(‖w‖, ‖x‖) as one of the magnitudes that layers use."""
-    if radius == "feature":
-        return Linear() if weight_norm else InnerProduct()
-    is_positive = is_number(radius, 0) and float(radius) > 0
-    accepted = "'feature' or a positive number, or 'adaptive' for that of AdaCos"
-    require(is_positive or radius == "adaptive", "radius", accepted, radius)
-    fixed = Sphere(alpha=1.0 if radius == "adaptive" else float(radius))
-    return fixed if weight_norm else LinearlyWeighted(fixed)
-
-
-def _tensor_fields(owner: str, entry: object) -> tuple[str, ...]:
-    """Return the names of the fields of a g or ψ that hold tensors. In a head each must hold one number."""
-    if not isinstance(entry, (Angular, Margin)):
-        return ()
-    fields = {name: value for name, value in vars(entry).items() if isinstance(value, Tensor)}
-    for name, value in fields.items():
-        require(value.numel() == 1, f"{name} of {owner}", "one number in a head", tuple(value.shape))
-    return tuple(fields)
-
-
-@dataclass(frozen=True)
-class _CallableMargin(Margin):
-    """A user's function of the cosine as a margin. Strengths other than 1 interpolate: g + strength·(ψ − g)."""
-
-    function: Callable[[Tensor], Tensor]
-
-    def __call__(
-        self, c: Tensor, angular: Callable[[Tensor], Tensor] = COSINE, strength: float | Tensor = 1.0
-    ) -> Tensor:
-        psi = self.function(c)
-        if not isinstance(strength, Tensor) and strength == 1:
-            return psi
-        g = angular(c)
-        return g + strength * (psi - g)
