@@ -78,6 +78,11 @@ MARGINS = {
     "divided_others": lambda theta, g=math.cos, m=1.5: g(theta),
     "two_sided": lambda theta, g=math.cos, m=0.4: g(theta) - m,
     "norm_adaptive": lambda theta, g=math.cos, m=0.4, h=0.333, momentum=0.01: g(theta) - m,
+    # Called without features, these margins are those of a feature of the lowest norm and without noise.
+    "norm_linear": lambda theta, g=math.cos, m_low=0.45, m_high=0.8, norm_low=10.0, norm_high=110.0, penalty=35.0: (
+        margin(theta, g, m2=m_low)
+    ),
+    "random_angle": lambda theta, g=math.cos, m=0.5, sigma=0.05: margin(theta, g, m2=m),
 }
 
 OTHERS = {
@@ -134,4 +139,42 @@ def cross_entropy(f, y):
     for row, label in zip(f, y, strict=True):
         top = row.max()
         losses.append(top + math.log(np.exp(row - top).sum()) - row[label])
+    return float(np.mean(losses))
+
+
+def class_cosines(x, w, centers=1):
+    """Return the largest cosine of each sample with the centres of each class, entry by entry."""
+    classes = len(w) // centers
+    return np.array(
+        [[max(math.cos(angle(a, w[centers * j + k])) for k in range(centers)) for j in range(classes)] for a in x]
+    )
+
+
+def shifted(theta, shift):
+    """Return cos(θ − shift), continued below zero so that it keeps rising as θ falls."""
+    return math.cos(theta - shift) if theta >= shift else 2 - math.cos(theta - shift)
+
+
+def objective(x, w, y, *, radius, psi, centers=1, hard=0, hard_margin=0.0, limit=None, hardness=None, ignored=-100):
+    """Return the mean cross entropy of a margin head with options for wrong classes.
+
+    `psi` maps the target angle, the feature norm and the label to the target's response; `hardness` is the t of
+    CurricularFace; classes with a cosine above `limit` are left out.
+    """
+    cosines, losses = class_cosines(x, w, centers), []
+    for i, label in enumerate(y):
+        if label == ignored:
+            continue
+        target = psi(math.acos(np.clip(cosines[i, label], -1, 1)), np.linalg.norm(x[i]), label)
+        others = [j for j in range(cosines.shape[1]) if j != label and (limit is None or cosines[i, j] <= limit)]
+        nearest = sorted(others, key=lambda j: -cosines[i, j])[:hard]
+        total = math.exp(radius * target)
+        for j in others:
+            response = cosines[i, j]
+            if hardness is not None and response > target:
+                response = response * (hardness + response)
+            if j in nearest:
+                response = shifted(math.acos(np.clip(cosines[i, j], -1, 1)), hard_margin)
+            total += math.exp(radius * response)
+        losses.append(math.log(total) - radius * target)
     return float(np.mean(losses))

@@ -73,6 +73,13 @@ def test_works_of_includes_options():
     assert found["liu2018energy"] == ["regularizer mhe", "rotation.refine mhe"]
 
 
+def test_works_of_includes_options_of_heads():
+    settings = {"head": {"name": "arcface", "centers": 3, "hard_negatives": 5, "class_sizes": [3, 5]}}
+    found = works_of(settings)
+    assert set(found) == {"liu2020thesis", "deng2019arcface", "deng2020subcenter", "zhao2022multi", "cao2019learning"}
+    assert set(works_of({"head": {"name": "arcface", "centers": 1}})) == {"liu2020thesis", "deng2019arcface"}
+
+
 def test_cite_all_prints_every_reference_in_ascii(succeeds):
     out = succeeds("cite", "--all")
     assert len(re.findall(r"^@", out, re.M)) == len(REFERENCES)

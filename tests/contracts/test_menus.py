@@ -109,6 +109,12 @@ OTHER_FIELDS = {
     "m3": [0.15, 0.7],
     "h": [0.2, 0.8],
     "momentum": [0.3, 0.6],
+    "m_low": [0.3, 0.7],
+    "m_high": [0.9, 1.2],
+    "norm_low": [5.0, 12.0],
+    "norm_high": [50.0, 200.0],
+    "penalty": [3.0, 0.4],
+    "sigma": [0.02, 0.1],
     "power": [1.5, 3.25],
 }
 
@@ -158,6 +164,11 @@ def all_outputs(menu, entry, tensors):
     if isinstance(entry, margin.NormAdaptive):
         quality = entry.quality(tensors[0].abs(), torch.tensor(0.5), torch.tensor(1.0))
         value = torch.cat([value, quality, torch.tensor([entry.momentum])])  # used by the head to update its statistics
+    if isinstance(entry, margin.NormLinear):
+        norms = torch.linspace(5, 120, len(tensors[0]), dtype=torch.float64)
+        value = torch.cat([value, entry.for_norms(norms)(*tensors), entry.norm_penalty(norms)])
+    if isinstance(entry, margin.RandomAngle):
+        value = torch.cat([value, entry.for_noise(tensors[0])(*tensors)])
     return value
 
 
@@ -283,6 +294,27 @@ def test_norm_adaptive_margin_matches_adaface():
     assert psi.quality(norms, norms.mean(), torch.zeros(()).double()).tolist() == [0, 0, 0, 0]
 
 
+def test_norm_linear_margin_matches_magface():
+    psi, norms = margin.NormLinear(), torch.tensor([3.0, 10.0, 60.0, 110.0, 500.0], dtype=torch.float64)
+    theta = torch.full_like(norms, 0.8)
+    margins, penalties = [], []
+    for a in norms.tolist():
+        a = min(max(a, 10.0), 110.0)
+        margins.append(math.cos(0.8 + (0.8 - 0.45) / (110 - 10) * (a - 10) + 0.45))
+        penalties.append(35 * (1 / a + a / 110**2))
+    assert psi.for_norms(norms)(theta.cos()).tolist() == pytest.approx(margins, abs=1e-12)
+    assert psi.norm_penalty(norms).tolist() == pytest.approx(penalties, rel=1e-12)
+    leaf = norms.clone().requires_grad_()
+    assert gradcheck(lambda a: psi.for_norms(a)(theta.cos()) + psi.norm_penalty(a), (leaf[2:3],))
+
+
+def test_random_angle_margin_is_shifted_by_noise_and_never_negative():
+    psi, noise = margin.RandomAngle(m=0.3, sigma=0.1), torch.tensor([0.0, 1.0, -5.0], dtype=torch.float64)
+    theta = torch.full_like(noise, 1.1)
+    expected = [math.cos(1.4), math.cos(1.5), math.cos(1.1)]
+    assert psi.for_noise(noise)(theta.cos()).tolist() == pytest.approx(expected, abs=1e-12)
+
+
 @pytest.mark.parametrize("g", angular.ANGULARS)
 def test_margin_of_zero_strength_is_g(g):
     activation, c = angular.ANGULARS[g](), torch.linspace(-1, 1, 41, dtype=torch.float64)
@@ -337,6 +369,11 @@ def test_choose_accepts_names_objects_and_callables():
         (lambda: margin.AdditiveCosine(m=-0.1), "m must be a number >= 0"),
         (lambda: margin.AdditiveAngle(m=4), r"m must be an angle in \[0, pi\]"),
         (lambda: margin.Combined(m1=0.9), "m1 must be a number >= 1"),
+        (lambda: margin.NormLinear(m_high=4), r"m_high must be an angle in \[0, pi\]"),
+        (lambda: margin.NormLinear(norm_low=0), "norm_low must be a positive number"),
+        (lambda: margin.NormLinear(norm_high=5), "norm_high must be a number above norm_low=10.0"),
+        (lambda: margin.NormLinear(penalty=-1), "penalty must be a number >= 0"),
+        (lambda: margin.RandomAngle(sigma=-0.1), "sigma must be a number >= 0"),
         (lambda: kernel.Riesz(power=0), "power must be a positive number"),
         (lambda: kernel.kernel_of(-1), "power must be a number >= 0"),
         (lambda: magnitude.weighted("ball", "joint"), "'joint' is defined for the magnitude Tanh"),

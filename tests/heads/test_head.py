@@ -17,7 +17,7 @@ from hypersphere.heads import PRESETS, AngularHead, Annealing, NonFiniteScoresEr
 
 from .samples import problem
 
-SOFTMAX_LOSSES = [name for name in PRESETS if name not in ("sphereface2", "sphereface_plus")]
+SOFTMAX_LOSSES = [name for name in PRESETS if name not in ("sphereface2", "sphereface_plus", "magface")]
 LINEAR_IN_X = {"softmax", "modified_softmax", "w_softmax", "l_softmax", "a_softmax", "sphereface_plus"}
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

@@ -115,7 +115,41 @@ def test_experiment_trains_every_operator(name, model):
 
 @pytest.mark.parametrize("name", [*heads.PRESETS, *heads.BASELINES])
 def test_experiment_trains_every_head(name):
-    trained({"head": name})
+    three = pictures(classes=("a", "b", "c"))  # adacos needs three classes
+    trained({"head": {"name": name}}, three if name == "adacos" else None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "arcface", "centers": 3},
+        {"name": "softmax", "centers": 2, "bias": True},
+        {"name": "arcface", "hard_negatives": 5, "hard_margin": 0.06},
+        {"name": "arcface", "interclass_filter": 0.8},
+        {"name": "arcface", "class_sizes": [5, 3, 2]},
+        {"name": "am_softmax", "m": [0.1, 0.2, 0.3]},
+        {"name": "magface", "m_low": 0.3, "penalty": 10},
+        {"name": "curricularface", "momentum": 0.9},
+        {"name": "adacos", "dynamic": False},
+        {"name": "elasticface", "sigma": 0.1},
+        {"name": "sphereface2", "variant": "A"},
+        {"name": "fixed", "vectors": "simplex"},
+        {"name": "fixed", "vectors": "energy", "s": 10, "margin": "additive_cosine"},
+        {"name": "arcface", "centers": 3, "sharded": True, "sample": 0.5},
+    ],
+    ids=str,
+)
+def test_experiment_trains_heads_with_options(options):
+    trained({"head": options}, pictures(classes=("a", "b", "c")))
+
+
+def test_experiment_evaluates_and_exports_heads_with_centers():
+    experiment = trained({"head": {"name": "arcface", "centers": 3}}, pictures(classes=("a", "b", "c")))
+    features, labels = experiment.embed()
+    scores = experiment.head.scores(features)
+    assert scores.shape == (10, 3)
+    vectors = heads.class_vectors(experiment.head, features, labels)
+    assert vectors.shape == (3, 4)
 
 
 @pytest.mark.parametrize("name", REGULARIZERS)

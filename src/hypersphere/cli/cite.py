@@ -80,7 +80,7 @@ def _keywords(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 continue
             yield (f"{part} {component['name']}",) * 2
             for option, chosen in component.items():
-                yield (f"{part}.{option} {chosen}",) * 2
+                yield (f"{part}.{option}" if isinstance(chosen, list) else f"{part}.{option} {chosen}",) * 2
                 if isinstance(chosen, (int, float)):
                     least = [f"{part}.{option} >= {number}" for number in (0, 2) if chosen >= number]
                     yield from ((keyword, f"{part}.{option} {chosen}") for keyword in least)

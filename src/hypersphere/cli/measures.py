@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypersphere import data, evaluation
+from hypersphere import data, evaluation, heads
 from hypersphere._validation import require
 from hypersphere.cli.opening import Opened
 from hypersphere.data.embeddings import Embeddings, read_array, read_embeddings
@@ -61,7 +61,7 @@ def measure_run(opened: Opened, protocol: Protocol, mirror: bool) -> dict[str, A
         with torch.no_grad():
             predicted = head.scores(features.to(opened.experiment.device)).argmax(1).cpu()
         accuracy, count = float((predicted == labels).double().mean()), len(labels)
-        hardness = evaluation.angular_visual_hardness(features, labels, head.weight.detach().cpu())
+        hardness = evaluation.angular_visual_hardness(features, labels, heads.class_vectors(head, features, labels))
         moments = {"mean": float(hardness.mean()), "deviation": float(hardness.std(correction=0))}
         results["classification"] = {"accuracy": accuracy, "samples": count, "classes": len(split.classes)}
         results["hardness"] = {**moments, "samples": count}

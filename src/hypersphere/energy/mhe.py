@@ -297,6 +297,8 @@ class LayerEnergies:
         # The data-dependent energy is defined for directions, without factors β.
         if output.name in self.neuron_weights:
             raise ValueError(f"labels cannot be combined with neuron_weights of the output layer {output.name!r}")
+        if getattr(output.module, "num_centers", 1) > 1:
+            raise ValueError(f"labels need one class vector per class, but {output.name!r} has several centres")
         kernel, distance, ignored = self.potential.kernel, self.potential.distance, self.ignore_index
         return data_dependent_energy(output.rows(), labels, power=kernel, distance=distance, ignore_index=ignored)
 

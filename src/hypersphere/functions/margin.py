@@ -34,8 +34,11 @@ __all__ = [
     "Margin",
     "Multiplicative",
     "NormAdaptive",
+    "NormLinear",
+    "RandomAngle",
     "TruncatedMultiplicative",
     "TwoSided",
+    "shifted_response",
 ]
 
 AngularFunction = Callable[[Tensor], Tensor]
@@ -141,6 +144,15 @@ def _shifted_angle(c: Tensor, m1: Strength, m2: Strength) -> Tensor:
     """Return φ = m₁θ + m₂."""
     theta = sphere.angle(c)
     return (theta if _equals(m1, 1) else m1 * theta) + m2
+
+
+def shifted_response(angular: AngularFunction, c: Tensor, shift: float) -> Tensor:
+    """Return G(θ + shift), the response at an angle that is larger or smaller by `shift` radians.
+
+    >>> shifted_response(COSINE, torch.tensor([0.0, 1.0]), -0.5)
+    tensor([0.4794, 1.1224])
+    """
+    return _continued(angular, _shifted_angle(_numerics.widen(c), 1, shift)).to(c.dtype)
 
 
 def _continued(angular: AngularFunction, phi: Tensor) -> Tensor:
@@ -336,15 +348,103 @@ class NormAdaptive(AffineAngleMargin):
         return _PerSample(m2, self.m - m2)
 
 
+@dataclass(frozen=True)
+class NormLinear(AffineAngleMargin):
+    r"""An angle margin that grows with the feature norm, and a penalty on small norms   (MagFace).
+
+        ψ(θ) = G(θ + m(a)),   m(a) = m_low + (m_high − m_low)·(a − norm_low)/(norm_high − norm_low),
+        penalty·(1/a + a/norm_high²)   with a = ‖x‖ clipped to [norm_low, norm_high].
+
+    Gradients flow through m(a). The head calls `for_norms` and adds the mean of `norm_penalty`; called directly, the
+    margin assumes a = norm_low.
+
+    >>> NormLinear()(torch.tensor(1.0))
+    tensor(0.9004)
+    """
+
+    m_low: float = 0.45
+    m_high: float = 0.8
+    norm_low: float = 10.0
+    norm_high: float = 110.0
+    penalty: float = 35.0
+
+    def __init_subclass__(cls) -> None:
+        """Use the margin of a subclass that overrides `__call__` for all norms, unless it defines `for_norms`."""
+        super().__init_subclass__()
+        if not closed_form_matches(cls, "for_norms", of=("__call__",)):
+            cls.for_norms = lambda self, x_norm: self  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        """Check the ranges of all fields."""
+        for name in ("m_low", "m_high"):
+            require(is_number(getattr(self, name), 0, math.pi), name, "an angle in [0, pi]", getattr(self, name))
+        require(is_number(self.norm_low, 0) and self.norm_low > 0, "norm_low", "a positive number", self.norm_low)
+        is_above = is_number(self.norm_high, 0) and self.norm_high > self.norm_low
+        require(is_above, "norm_high", f"a number above norm_low={self.norm_low}", self.norm_high)
+        require(is_number(self.penalty, 0), "penalty", "a number >= 0", self.penalty)
+
+    @property
+    def coefficients(self) -> tuple[float, float, float]:
+        """m₁ = 1, m₂ = m_low and m₃ = 0."""
+        return 1, self.m_low, 0
+
+    def for_norms(self, x_norm: Tensor) -> AffineAngleMargin:
+        """Return the margin of features with these norms: m₂ = m(a)."""
+        slope = (self.m_high - self.m_low) / (self.norm_high - self.norm_low)
+        return _PerSample(self.m_low + slope * (self._clipped(x_norm) - self.norm_low))
+
+    def norm_penalty(self, x_norm: Tensor) -> Tensor:
+        """Return the penalty of each feature, which is smallest at a = norm_high."""
+        a = self._clipped(x_norm)
+        return self.penalty * (1 / a + a / self.norm_high**2)
+
+    def _clipped(self, x_norm: Tensor) -> Tensor:
+        return x_norm.clamp(self.norm_low, self.norm_high)
+
+
+@dataclass(frozen=True)
+class RandomAngle(AffineAngleMargin):
+    r"""An angle margin that is drawn for each sample from N(m, σ), clipped to [0, π]   (ElasticFace).
+
+    The head draws standard normal numbers in training mode and calls `for_noise`; called directly, the margin is m.
+
+    >>> RandomAngle(m=0.5).for_noise(torch.tensor([0.0, 2.0]))(torch.tensor([1.0, 1.0]))
+    tensor([0.8776, 0.8253])
+    """
+
+    m: float = 0.5
+    sigma: float = 0.05
+
+    def __init_subclass__(cls) -> None:
+        """Use the margin of a subclass that overrides `__call__` for all samples, unless it defines `for_noise`."""
+        super().__init_subclass__()
+        if not closed_form_matches(cls, "for_noise", of=("__call__",)):
+            cls.for_noise = lambda self, noise: self  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        """Check the ranges of all fields."""
+        require(is_number(self.m, 0, math.pi), "m", "an angle in [0, pi]", self.m)
+        require(is_number(self.sigma, 0), "sigma", "a number >= 0", self.sigma)
+
+    @property
+    def coefficients(self) -> tuple[float, float, float]:
+        """m₁ = 1, m₂ = m and m₃ = 0."""
+        return 1, self.m, 0
+
+    def for_noise(self, noise: Tensor) -> AffineAngleMargin:
+        """Return the margin with m₂ = m + σ·noise."""
+        return _PerSample((self.m + self.sigma * noise).clamp(0, math.pi))
+
+
 @dataclass(frozen=True, eq=False)
 class _PerSample(AffineAngleMargin):
     """A member of the family with one m₂ and one m₃ per sample."""
 
     m2: Tensor
-    m3: Tensor
+    m3: Strength = 0
 
     @property
-    def coefficients(self) -> tuple[float, Tensor, Tensor]:
+    def coefficients(self) -> tuple[float, Tensor, Strength]:
         return 1, self.m2, self.m3
 
 
@@ -406,6 +506,8 @@ MARGINS: dict[str, type[Margin]] = {
     "divided_others": DividedOthers,
     "two_sided": TwoSided,
     "norm_adaptive": NormAdaptive,
+    "norm_linear": NormLinear,
+    "random_angle": RandomAngle,
 }
 
 __getattr__ = deprecated_names(__name__, {"FamilyMargin": "hypersphere.functions.margin:AffineAngleMargin"})

@@ -5,6 +5,7 @@ Numbers of equations and sections refer to Weiyang Liu's thesis, *Deep Represent
 
 from typing import TYPE_CHECKING, NoReturn
 
+from hypersphere.heads._centers import LabelAngles, class_vectors
 from hypersphere.heads.baselines import BASELINES, CenterHead, HingeHead, MetricLearningHead
 from hypersphere.heads.binary import BinaryHead
 from hypersphere.heads.head import AngularHead, NonFiniteScoresError
@@ -13,13 +14,18 @@ from hypersphere.heads.presets import (
     PRESETS,
     HeadOptions,
     a_softmax,
+    aam_softmax,
+    adacos,
     adaface,
     am_softmax,
     arcface,
     combined_margin,
     cosface,
+    curricularface,
+    elasticface,
     ga_softmax,
     l_softmax,
+    magface,
     modified_softmax,
     s_softmax,
     softmax,
@@ -29,6 +35,7 @@ from hypersphere.heads.presets import (
     sphereface_r,
     w_softmax,
 )
+from hypersphere.heads.prototypes import FixedHead, fixed
 from hypersphere.heads.schedules import Annealing, Ramp
 from hypersphere.heads.sharded import ShardedHead
 
@@ -39,20 +46,29 @@ __all__ = [
     "Annealing",
     "BinaryHead",
     "CenterHead",
+    "FixedHead",
     "HeadOptions",
     "HingeHead",
+    "LabelAngles",
     "MetricLearningHead",
     "NonFiniteScoresError",
     "Ramp",
     "ShardedHead",
     "a_softmax",
+    "aam_softmax",
+    "adacos",
     "adaface",
     "am_softmax",
     "arcface",
+    "class_vectors",
     "combined_margin",
     "cosface",
+    "curricularface",
+    "elasticface",
+    "fixed",
     "ga_softmax",
     "l_softmax",
+    "magface",
     "modified_softmax",
     "s_softmax",
     "softmax",

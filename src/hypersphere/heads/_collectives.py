@@ -138,6 +138,21 @@ class Processes:
         pieces = zip(flat.split(received), columns, strict=True)
         return torch.cat([piece.view(num_rows, count) for piece, count in pieces], 1)
 
+    def exchange_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send rows to every process and return the rows received from every process, in the order of processes.
+
+        Args:
+            rows: the rows to send, ordered by the process that receives them.
+            sent: the number of rows for each process.
+            received: the number of rows from each process.
+        """
+        if self.size == 1:
+            return rows
+        result = rows.new_empty(sum(received), *rows.shape[1:])
+        with self._explain_failure("exchange"):
+            dist.all_to_all_single(result, rows.contiguous(), list(received), list(sent), group=self.group)
+        return result
+
     def gather_at_first(self, rows: Tensor, counts: Sequence[int]) -> Tensor | None:
         """Return the rows of all processes in CPU memory on the first process, and None on the others."""
         if self.rank > 0:

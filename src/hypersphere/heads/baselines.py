@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from hypersphere import _numerics
 from hypersphere._validation import is_number, nearest_name, require, require_package
 from hypersphere.functions._recomputation import PassHistory
-from hypersphere.heads.head import AngularHead, check_features, check_labels, require_labels
+from hypersphere.heads._checks import check_features, check_labels, require_labels
+from hypersphere.heads.head import AngularHead
 
 __all__ = ["BASELINES", "CenterHead", "HingeHead", "MetricLearningHead"]
 

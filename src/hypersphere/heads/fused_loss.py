@@ -29,6 +29,9 @@ gradient of rescaled features is projected in the same way, and the gradient of 
 φ(c) = 1/(2 − 2c), needs the products of the vectors ŵ_y with the same class vectors. These vectors are stacked below
 the features, so one matrix product per block gives both, and φ′(c) = 1/(2(1−c)²) are further rows of D.
 
+**Centres.** A class may have K vectors, the rows jK to jK + K − 1 of w. Its product z_bj is the largest of theirs, and
+D_bj belongs to the row that has it; the other K − 1 rows get zero. Everything else is unchanged.
+
 **Memory.** A block of class vectors fits into the cache, where its norms, products, exponentials and gradient are
 computed. All products are saved for the backward pass if there are at most 2²⁶ of them (256 MB in float32). If there
 are more, backward computes them again, and memory beyond the weight and its gradient does not grow with the number of
@@ -53,6 +56,8 @@ from hypersphere import _numerics, sphere
 from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
 from hypersphere.functions._pairwise import PairSum, pair_energy
 from hypersphere.functions.kernel import PairPotential, Riesz
+from hypersphere.heads._centers import largest_per_class, rows_of_winners, scatter_to_rows
+from hypersphere.heads._negatives import Negatives
 
 __all__ = [
     "LOG_SUM_EXP",
@@ -134,6 +139,9 @@ class ScoreRule:
         needs_energy: whether the energy of the class vectors of the batch is needed. The fused pass computes it only if
             `targets_present`, because it takes the class vectors of the labels from `w`.
         targets_present: whether every label is one of the classes. False if some labels may be −1.
+        centers: K, the number of class vectors per class.
+        negatives: changes the responses of some of the other classes; None for none. Needs a response, and the terms
+            are computed through a B×C matrix of scores.
     """
 
     unit_class_vectors: bool
@@ -149,6 +157,8 @@ class ScoreRule:
     needs_target_direction: bool = False
     needs_energy: bool = False
     targets_present: bool = False
+    centers: int = 1
+    negatives: Negatives | None = None
 
     @property
     def feature_scale_norm(self) -> float | None:
@@ -175,7 +185,7 @@ class ClassInputs(NamedTuple):
 
     Fields:
         x: (B, d) features.
-        w: (C, d) class vectors, with the dtype of `x`.
+        w: (C, d) class vectors, with the dtype of `x`; (C·K, d) with K centres per class.
         labels: (B,) int64 in [0, C), or −1 for a sample whose target is not among these classes.
         bias: (C,) or, if shared, (1,).
         class_weights: (C,) factors v of the weighted sum of scores; None if it is not needed.
@@ -191,10 +201,10 @@ class ClassInputs(NamedTuple):
     counted: Tensor | None = None
     target_vectors: Tensor | None = None
 
-    def energy(self) -> Tensor:
+    def energy(self, target_row: Tensor | None) -> Tensor:
         """Return the energy of the class vectors of the batch, exact for class vectors that nearly coincide."""
-        pairs = PairSum(self.w, _ENERGY, labels=self.labels, rows=self.target_vectors, counted=self.counted)
-        return pair_energy(pairs)
+        rows = self.labels if target_row is None else target_row
+        return pair_energy(PairSum(self.w, _ENERGY, labels=rows, rows=self.target_vectors, counted=self.counted))
 
 
 class ClassTerms(NamedTuple):
@@ -210,6 +220,8 @@ class ClassTerms(NamedTuple):
         in_range: a boolean scalar, False if a feature is not finite or the fused pass lost precision: a class vector is
             zero, squares of a class vector or feature overflow or underflow, or two class vectors nearly coincide while
             an energy is needed.
+        target_row: the row of `w` that `target` belongs to, −1 if the label is; None with one vector per class, where
+            it is the label.
         target_bias: β_y, unless all classes share one bias.
         target_direction: (B, d) ŵ_y, without gradient.
     """
@@ -221,6 +233,7 @@ class ClassTerms(NamedTuple):
     target_norm: Tensor | None
     energy: Tensor | None
     in_range: Tensor
+    target_row: Tensor | None = None
     target_bias: Tensor | None = None
     target_direction: Tensor | None = None
 
@@ -235,17 +248,19 @@ def class_terms(inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool = Fa
 
     With `scale_safely`, `in_range` is read here, and `reference_terms`, which scales safely, is used if it is False.
     """
-    fusable = not rule.needs_autograd and (rule.response is None or rule.unit_class_vectors) and len(inputs.x) > 0
+    is_plain = not rule.needs_autograd and rule.negatives is None
+    fusable = is_plain and (rule.response is None or rule.unit_class_vectors) and len(inputs.x) > 0
     with _numerics.autocast_disabled(inputs.x):
         if not fusable or not only_reverse_mode(inputs.x, inputs.w, inputs.labels):
             return reference_terms(inputs, rule)
-        # The fused energy is less accurate for class vectors that nearly coincide, so it is not used here.
-        fuse_energy = rule.needs_energy and rule.targets_present and not scale_safely
+        # The fused energy is less accurate for class vectors that nearly coincide, so it is not used with
+        # `scale_safely`. It needs the target class vectors before the products, so it is not used with several centres.
+        fuse_energy = rule.needs_energy and rule.targets_present and not scale_safely and rule.centers == 1
         terms = ClassTerms(*_FusedTerms.apply(replace(rule, needs_energy=fuse_energy), *inputs))
         if scale_safely and not bool(terms.in_range):
             return reference_terms(inputs, rule)
         if rule.needs_energy and not fuse_energy:
-            terms = terms._replace(energy=inputs.energy())
+            terms = terms._replace(energy=inputs.energy(terms.target_row))
         return _with_target_terms(terms, inputs, rule)
 
 
@@ -254,26 +269,50 @@ def reference_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     (w_norm, w_hat), (x_norm, x_hat) = sphere.polar(inputs.w), sphere.polar(inputs.x)
     features = inputs.x if rule.feature_scale_norm is None else rule.feature_scale_norm * x_hat
     z = features @ (w_hat if rule.unit_class_vectors or rule.response is not None else inputs.w).mT
-    scores = rule.scores(z, x_norm.squeeze(1), None)
+    winners = None
+    w_norm_of_class = w_norm.mT
+    if rule.centers > 1:
+        # If norms are kept, the centre with the largest score wins, else the nearest one.
+        by_score = rule.response is not None and not rule.unit_class_vectors
+        ranked = rule.scores(z, x_norm.squeeze(1), None) * w_norm.mT if by_score else z
+        winners = largest_per_class(ranked, rule.centers)[1]
+        z, w_norm_of_class = rows_of_winners(z, winners), rows_of_winners(w_norm.mT, winners)
+    column, is_absent = inputs.labels.clamp_min(0).unsqueeze(1), (inputs.labels < 0).unsqueeze(1)
+    is_target = torch.zeros_like(z, dtype=torch.bool).scatter(1, column, ~is_absent)
+    # A sum and not `gather`: inductor on CPUs with several threads computes a wrong gradient for a gather whose
+    # backward pass it fuses with the sum over the batch of a bias.
+    target = z.masked_fill(~is_target, 0).sum(1)
+    is_left_out = None
+    if rule.negatives is None or rule.response is None:
+        scores = rule.scores(z, x_norm.squeeze(1), None)
+    else:
+        response, is_left_out = rule.negatives(z, rule.response(z), is_target)
+        scores = rule.rho(x_norm.squeeze(1)) * (straight_through(z, response) if rule.detached else response)
     if rule.response is not None and not rule.unit_class_vectors:
-        scores = scores * w_norm.mT
+        scores = scores * w_norm_of_class
     if inputs.bias is not None:
         scores = scores + inputs.bias
-    column, is_absent = inputs.labels.clamp_min(0).unsqueeze(1), (inputs.labels < 0).unsqueeze(1)
-    is_target = torch.zeros_like(scores, dtype=torch.bool).scatter(1, column, ~is_absent)
     weighted_sum = None
     if inputs.class_weights is not None:
         weighted_sum = (scores * inputs.class_weights).masked_fill(is_target, 0).sum(1)
+    if is_left_out is not None:
+        # Not −∞: if all other classes are left out, the derivative of logsumexp would be undefined.
+        scores = scores.masked_fill(is_left_out, torch.finfo(scores.dtype).min)
+    target_row, target_norm = None, None
+    if winners is not None:
+        target_row = (rule.centers * column + winners.gather(1, column)).masked_fill(is_absent, -1).squeeze(1)
+    if rule.needs_target_norm:
+        rows = inputs.labels if target_row is None else target_row
+        target_norm = w_norm[rows.clamp_min(0)].masked_fill(is_absent, 0).squeeze(1)
     terms = ClassTerms(
         others=rule.reduction.within(scores.masked_fill(is_target, float("-inf"))),
         weighted_sum=weighted_sum,
-        # A sum and not `gather`: inductor on CPUs with several threads computes a wrong gradient for a gather whose
-        # backward pass it fuses with the sum over the batch of a bias.
-        target=z.masked_fill(~is_target, 0).sum(1),
+        target=target,
         feature_norm=x_norm.squeeze(1) if rule.needs_feature_norm else None,
-        target_norm=w_norm[column.squeeze(1)].masked_fill(is_absent, 0).squeeze(1) if rule.needs_target_norm else None,
-        energy=inputs.energy() if rule.needs_energy else None,
+        target_norm=target_norm,
+        energy=inputs.energy(target_row) if rule.needs_energy else None,
         in_range=torch.isfinite(inputs.x.detach()).all(),
+        target_row=target_row,
     )
     return _with_target_terms(terms, inputs, rule)
 
@@ -284,7 +323,8 @@ def _with_target_terms(terms: ClassTerms, inputs: ClassInputs, rule: ScoreRule) 
     if inputs.bias is not None and not rule.shared_bias:
         terms = terms._replace(target_bias=inputs.bias[labels.clamp_min(0)].masked_fill(labels < 0, 0))
     if rule.needs_target_direction:
-        direction = sphere.polar(inputs.w.detach()[labels.clamp_min(0)])[1]
+        rows = labels if terms.target_row is None else terms.target_row
+        direction = sphere.polar(inputs.w.detach()[rows.clamp_min(0)])[1]
         terms = terms._replace(target_direction=direction.masked_fill((labels < 0).unsqueeze(1), 0))
     return terms
 
@@ -298,10 +338,15 @@ class _Block(NamedTuple):
     classes: slice | None  # None for all classes
     column: Tensor  # (B, 1) the column of the target in the block; any column for samples whose target is elsewhere
     is_inside: Tensor | None  # (B, 1) whether the target of a sample is in the block; None if all are
+    rows: slice | None  # the rows of `w` of these classes; None for all
 
     def select(self, values: Tensor) -> Tensor:
         """Return a view of the entries of `values` that belong to the classes of this block."""
         return values if self.classes is None else values[self.classes]
+
+    def select_rows(self, values: Tensor) -> Tensor:
+        """Return a view of the entries of `values`, one per row of `w`, that belong to this block."""
+        return values if self.rows is None else values[self.rows]
 
     def at_targets(self, scores: Tensor) -> Tensor:
         """Return the entries of `scores` at the targets, (B, 1); arbitrary for samples whose target is elsewhere."""
@@ -334,20 +379,21 @@ class _Block(NamedTuple):
 
 def _blocks(labels: Tensor, w: Tensor, left_rows: int, rule: ScoreRule) -> list[_Block]:
     """Cut the classes into blocks whose class vectors and products fit into the cache."""
-    num_classes, dim = w.shape
-    size = max(1, min(_WEIGHT_ENTRIES_PER_BLOCK // dim, _PRODUCTS_PER_BLOCK // left_rows))
+    num_classes, dim = len(w) // rule.centers, w.shape[1]
+    size = max(1, min(_WEIGHT_ENTRIES_PER_BLOCK // dim, _PRODUCTS_PER_BLOCK // left_rows) // rule.centers)
     column = labels.unsqueeze(1)
     # Two small products are slower than one of twice the size.
     if num_classes <= 2 * size:
         if rule.targets_present:
-            return [_Block(None, column, None)]
-        return [_Block(None, column.clamp_min(0), column >= 0)]
+            return [_Block(None, column, None, None)]
+        return [_Block(None, column.clamp_min(0), column >= 0, None)]
     blocks = []
     for start in range(0, num_classes, size):
         stop = min(start + size, num_classes)
         local = column - start
         inside = local.clamp(0, stop - start - 1)
-        blocks.append(_Block(slice(start, stop), inside, inside == local))
+        rows = slice(start * rule.centers, stop * rule.centers)
+        blocks.append(_Block(slice(start, stop), inside, inside == local, rows))
     return blocks
 
 
@@ -378,10 +424,16 @@ def _left_factor(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> _Left
     )
 
 
-def _products(left: Tensor, w: Tensor, norms: Tensor | None, block: _Block) -> Tensor:
-    """Return the products of the left factor with a block of class vectors, divided by ‖w‖ if norms are given."""
-    z = left @ block.select(w).mT
-    return z if norms is None else z.div_(block.select(norms))
+def _products(
+    left: Tensor, w: Tensor, norms: Tensor | None, block: _Block, centers: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return the products of the left factor with a block of class vectors, divided by ‖w‖ if norms are given.
+
+    With several centres these are the largest products of each class, and the second result says which centre has it.
+    """
+    z = left @ block.select_rows(w).mT
+    z = z if norms is None else z.div_(block.select_rows(norms))
+    return (z, None) if centers == 1 else largest_per_class(z, centers)
 
 
 def _block_bias(bias: Tensor | None, rule: ScoreRule, block: _Block) -> Tensor | None:
@@ -426,9 +478,10 @@ class _Saved(NamedTuple):
     norms: Tensor | None  # (C,) ‖w_j‖
     w_target: Tensor | None
     target_norm: Tensor | None
+    target_row: Tensor | None  # (B,) with several centres
     derivatives: Tensor | None  # ∂others/∂f, if there is one block
     repulsion: Tensor | None  # 1/(1 − c), if there is one block
-    products: tuple[Tensor, ...]  # one matrix per block, or none
+    products: tuple[Tensor, ...]  # one matrix per block, or none; with several centres followed by the winners
 
     def flattened(self) -> tuple[Tensor | None, ...]:
         """Return all tensors, in the form that `save_for_backward` accepts."""
@@ -443,6 +496,14 @@ class _Saved(NamedTuple):
         left = _LeftFactor._make(islice(remaining, len(_LeftFactor._fields)))
         single = islice(remaining, len(cls._fields) - 3)  # the fields between `left` and `products`
         return cls._make((inputs, left, *single, tuple(remaining)))
+
+    def products_of(self, number: int, block: _Block, centers: int) -> tuple[Tensor, Tensor | None]:
+        """Return the products of a block and the winning centres, saved or computed again; see `_products`."""
+        if not self.products:
+            return _products(self.left.matrix, self.inputs.w, self.norms, block, centers)
+        if centers == 1:
+            return self.products[number], None
+        return self.products[2 * number], self.products[2 * number + 1].long()
 
 
 class _FusedTerms(torch.autograd.Function):
@@ -463,20 +524,23 @@ class _FusedTerms(torch.autograd.Function):
         inputs = ClassInputs(x, w, labels, bias, class_weights, counted, target_vectors)
         batch, left = len(x), _left_factor(x, w, labels, rule)
         blocks = _blocks(labels, w, len(left.matrix), rule)
-        save_products = len(left.matrix) * len(w) <= _SAVED_PRODUCTS
+        save_products = len(left.matrix) * len(w) // rule.centers <= _SAVED_PRODUCTS
         norms = w.new_empty(len(w)) if rule.unit_class_vectors else None
         target: Any = 0.0
+        target_center: Any = 0  # the winning centre of the target class
         weighted_sum: Any = None if class_weights is None else 0.0
         sample_energies, smallest_half_squares = [], []
         parts, products, derivatives, repulsion = [], [], None, None
         for block in blocks:
             if norms is not None:
-                torch.linalg.vector_norm(block.select(w), dim=1, out=block.select(norms))
-            block_products = _products(left.matrix, w, norms, block)
+                torch.linalg.vector_norm(block.select_rows(w), dim=1, out=block.select_rows(norms))
+            block_products, winners = _products(left.matrix, w, norms, block, rule.centers)
             z = block_products[:batch] if rule.needs_energy else block_products
             # The target's product, from the one block that contains it
             target_products = block.at_targets(z)
             target = block.where_inside(target_products, target)
+            if winners is not None:
+                target_center = block.where_inside(block.at_targets(winners), target_center)
             # The reduction over the other classes of this block
             scores = rule.scores(z, left.feature_norm, _block_bias(bias, rule, block))
             target_scores = target_products if scores is z else block.at_targets(scores)
@@ -494,10 +558,14 @@ class _FusedTerms(torch.autograd.Function):
                 repulsion = half_squares.reciprocal_()
                 sample_energies.append(repulsion.sum(1))
             if save_products:
-                products.append(block_products)
+                products += [block_products] if winners is None else [block_products, winners.to(torch.uint8)]
         # Combine the blocks.
         others = parts[0] if len(parts) == 1 else rule.reduction.across(torch.stack(parts, 1))
-        w_target, target_norm = _target_norm(w, labels, rule) if rule.needs_target_norm else (None, None)
+        target_row = None
+        if rule.centers > 1:
+            target_row = (rule.centers * labels + target_center.squeeze(1)).masked_fill_(labels < 0, -1)
+        rows = labels if target_row is None else target_row
+        w_target, target_norm = _target_norm(w, rows, rule) if rule.needs_target_norm else (None, None)
         energy = None
         if rule.needs_energy:
             energies = sample_energies[0] if len(sample_energies) == 1 else torch.stack(sample_energies).sum(0)
@@ -514,17 +582,18 @@ class _FusedTerms(torch.autograd.Function):
             norms=norms,
             w_target=w_target,
             target_norm=target_norm,
+            target_row=target_row,
             derivatives=derivatives,
             repulsion=repulsion,
             products=tuple(products),
         )
         ctx.rule = rule
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(in_range)
+        ctx.mark_non_differentiable(*(t for t in (in_range, target_row) if t is not None))
         ctx.save_for_backward(*saved.flattened())
         target = target.squeeze(1)
         feature_norm = left.feature_norm if rule.needs_feature_norm else None
-        return others, weighted_sum, target, feature_norm, target_norm, energy, in_range
+        return others, weighted_sum, target, feature_norm, target_norm, energy, in_range, target_row
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -537,13 +606,13 @@ class _FusedTerms(torch.autograd.Function):
         return None, grad_x, grad_w, None, grad_bias, None, None, None
 
 
-def _target_norm(w: Tensor, labels: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
-    """Return the class vectors of the labels and their norms, 0 if a label is −1."""
+def _target_norm(w: Tensor, rows: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
+    """Return the class vectors of the targets and their norms, 0 if a row is −1."""
     if rule.targets_present:
-        w_target = w.index_select(0, labels)
+        w_target = w.index_select(0, rows)
         return w_target, torch.linalg.vector_norm(w_target, dim=1)
-    w_target = w.index_select(0, labels.clamp_min(0))
-    return w_target, torch.linalg.vector_norm(w_target, dim=1).masked_fill_(labels < 0, 0)
+    w_target = w.index_select(0, rows.clamp_min(0))
+    return w_target, torch.linalg.vector_norm(w_target, dim=1).masked_fill_(rows < 0, 0)
 
 
 def _differentiable_backward(
@@ -575,7 +644,7 @@ def _blocked_backward(
     energy_factor = terms.energy_factor() if rule.needs_energy else None
     energy_radial: Tensor | float = 0.0  # Σ_j D·c of the energy's vectors
     for number, block in enumerate(_blocks(labels, w, len(left), rule)):
-        block_products = saved.products[number] if saved.products else _products(left, w, saved.norms, block)
+        block_products, winners = saved.products_of(number, block, rule.centers)
         grad_products = torch.empty_like(block_products)  # P, then D, then D/‖w‖
         z, grad_z = (
             (block_products[:batch], grad_products[:batch]) if rule.needs_energy else (block_products, grad_products)
@@ -590,19 +659,23 @@ def _blocked_backward(
         terms.product_gradients_(grad_z, z, response, leaf, block)
         if energy_factor is not None:
             terms.energy_gradients_(grad_products[batch:], block_products[batch:], energy_factor, block)
-        w_block = block.select(w)
+        w_block = block.select_rows(w)
         if saved.norms is None:
+            if winners is not None:
+                grad_products = scatter_to_rows(grad_products, winners, rule.centers)
             if grad_w is not None:  # Σ_b D·x
-                torch.mm(grad_products.mT, left, out=block.select(grad_w))
+                torch.mm(grad_products.mT, left, out=block.select_rows(grad_w))
         else:
             radial = grad_products * block_products  # D·z, whose sum over the batch is a
+            if winners is not None:
+                grad_products, radial = (scatter_to_rows(t, winners, rule.centers) for t in (grad_products, radial))
             if rule.needs_energy:
                 energy_radial = energy_radial + radial[batch:].sum(1, keepdim=True)
-            inverse = block.select(saved.norms).reciprocal()
+            inverse = block.select_rows(saved.norms).reciprocal()
             grad_products.mul_(inverse)
             if grad_w is not None:  # (Σ_b D·x − a·ŵ)/‖w‖
                 along = radial.sum(0).mul_(inverse).mul_(inverse).neg_().unsqueeze(1)
-                torch.mul(w_block, along, out=block.select(grad_w)).addmm_(grad_products.mT, left)
+                torch.mul(w_block, along, out=block.select_rows(grad_w)).addmm_(grad_products.mT, left)
             del radial  # free its memory before the next block needs as much
         if needs_x or rule.needs_energy:
             grad_left = grad_products @ w_block if grad_left is None else grad_left.addmm_(grad_products, w_block)
@@ -691,7 +764,8 @@ class _BackwardTerms(NamedTuple):
         """Add the gradient through ‖w_y‖: ∂‖w_y‖/∂w_y = ŵ_y, and zero for a zero class vector."""
         norms = self.saved.target_norm
         factor = self.grads.target_norm / norms.masked_fill(norms == 0, torch.inf)
-        grad_w.index_add_(0, self.saved.inputs.labels.clamp_min(0), self.saved.w_target * factor.unsqueeze(1))
+        rows = self.saved.inputs.labels if self.saved.target_row is None else self.saved.target_row
+        grad_w.index_add_(0, rows.clamp_min(0), self.saved.w_target * factor.unsqueeze(1))
 
     def add_energy_target_gradient_(self, grad_w: Tensor, grad_left: Tensor, radial: Any) -> None:
         """Add the gradient through the vectors ŵ_y, projected: ∂w_y += (Σ_j D·ŵ_j − (Σ_j D·c)·ŵ_y)/‖w_y‖."""

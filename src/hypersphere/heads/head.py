@@ -8,23 +8,44 @@ replaces `compute_terms`, the method that computes the first.
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import replace
+from itertools import chain
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics, sphere
-from hypersphere._validation import choose, is_integer, is_number, require
-from hypersphere.functions._recomputation import PassHistory
+from hypersphere._validation import choose, is_integer, require
 from hypersphere.functions._tensor_fields import fields_on_device
 from hypersphere.functions.angular import ANGULARS, Angular, Cosine
-from hypersphere.functions.magnitude import InnerProduct, Linear, LinearlyWeighted, Magnitude, Sphere
-from hypersphere.functions.margin import COSINE, MARGINS, AffineAngleMargin, Margin, NormAdaptive
+from hypersphere.functions.margin import (
+    MARGINS,
+    AffineAngleMargin,
+    Margin,
+    NormAdaptive,
+    NormLinear,
+    RandomAngle,
+)
+from hypersphere.heads._centers import largest_per_class, rows_of_winners
+from hypersphere.heads._checks import (
+    check_features,
+    check_labels,
+    check_loss_options,
+    check_negatives,
+    check_penalties,
+    check_schedules,
+    checked_class_weights,
+    checked_margin_strengths,
+    require_labels,
+)
+from hypersphere.heads._class_changes import ChangingClasses
+from hypersphere.heads._negatives import Negatives
+from hypersphere.heads._settings import CallableMargin, magnitude_of, tensor_field_names
+from hypersphere.heads._state import HeadState, StatefulHead, update_hardness, update_norm_statistics, update_scale
 from hypersphere.heads.fused_loss import (
     LOG_SUM_EXP,
     ClassInputs,
@@ -39,52 +60,24 @@ from hypersphere.heads.fused_loss import (
 from hypersphere.heads.schedules import Annealing, Ramp
 from hypersphere.heads.target_score import normalized_gradient_term, product_score
 
-__all__ = ["AngularHead", "NonFiniteScoresError", "check_features", "check_labels", "require_labels"]
-
-_GRADIENTS = ("true", "detached", "normalized")
-_REDUCTIONS = ("mean", "sum", "none")
+__all__ = ["AngularHead", "NonFiniteScoresError"]
 
 
 class NonFiniteScoresError(ValueError):
     """Finite features have scores that are not finite: class vectors diverged, or a score overflows."""
 
 
-class _State(NamedTuple):
-    """What schedules and margins depend on, apart from the batch. A head has only the fields that it uses."""
-
-    step: Tensor | None  # the number of steps before this one
-    norm_mean: Tensor | None  # running mean of the feature norm, including this batch in training mode
-    norm_std: Tensor | None  # running standard deviation of the feature norm, in the same form
-
-    @property
-    def is_empty(self) -> bool:
-        """True if the head has neither a schedule nor statistics."""
-        return all(value is None for value in self)
-
-
-class _OptimizerHandle(RemovableHandle):
-    """The handle of `AngularHead.advance_with`, which also lets the head count its training calls again."""
-
-    def __init__(self, hook: RemovableHandle, head: AngularHead) -> None:
-        super().__init__(OrderedDict())
-        self.hook, self.head = hook, head
-        head._optimizer_hooks |= {self.id}
-
-    def remove(self) -> None:
-        self.hook.remove()
-        self.head._optimizer_hooks -= {self.id}
-
-
-class AngularHead(nn.Module):
+class AngularHead(StatefulHead, ChangingClasses):
     r"""A classifier whose scores are magnitudes times functions of angles (thesis, 2.4, 2.18, 2.20, 3.10 and 3.11).
 
         f_j = h(‖w_j‖, ‖x‖)·g(θ_j),   f_y = h(‖w_y‖, ‖x‖)·ψ(θ_y),   loss = mean cross entropy(f, y)
 
-    Class vectors are the rows of `weight`. The loss is computed in blocks of classes (see `fused_loss`): the B×C
-    products are saved for the backward pass up to 256 MB and computed again beyond that. This needs a g of the
-    menu with fixed numbers, and unit class vectors if g is not the cosine. With a user's callable g, a learned k, or a
-    user's margin that changes other classes, all B×C scores are computed and differentiated by autograd, which saves
-    several matrices of this size.
+    Class vectors are the rows of `weight`; with K centres, rows jK to jK + K − 1 belong to class j. The loss is
+    computed in blocks of classes (see `fused_loss`): the B×C products are saved for the backward pass up to 256 MB and
+    computed again beyond that. This needs a g of the menu with fixed numbers, and unit class vectors if g is not the
+    cosine. With a user's callable g, a learned k, a user's margin that changes other classes, or options for wrong
+    classes (`hard_negatives`, `interclass_filter`, `curriculum`), all B×C scores are computed and differentiated by
+    autograd, which saves several matrices of this size.
 
     A training step reads values on the host once, to check labels and features. A step is computed twice if squares of
     a class vector or feature leave the range of the dtype, if a class vector is zero and `weight_norm` is True, or if
@@ -97,7 +90,8 @@ class AngularHead(nn.Module):
     Args:
         in_features: d, the length of a feature.
         num_classes: C ≥ 2.
-        radius: "feature" to keep ‖x‖, or a number s > 0 to rescale every feature to norm s.
+        radius: "feature" to keep ‖x‖, a number s > 0 to rescale every feature to norm s, or "adaptive" for the s of
+            AdaCos, which starts at √2·log(C−1) and follows each training batch in the buffer `scale`.
         weight_norm: whether class vectors are normalised to unit vectors; False keeps ‖w‖.
         angular: g, a name from `hypersphere.angular`, an instance or a callable of the cosine.
         margin: ψ, a name from `hypersphere.margin`, an instance, a callable of the target's cosine, or None for g.
@@ -105,9 +99,19 @@ class AngularHead(nn.Module):
         ramp: a schedule of the strength of the margin. Schedules read the buffer `steps`, which counts training calls,
             or optimizer steps after `advance_with`.
         bias: whether to learn one bias per class.
+        centers: K, the number of class vectors per class (sub-centres). The cosine of a class is the largest of its K;
+            if norms are kept, the class vector with the largest score counts.
+        hard_negatives: the number k of nearest wrong classes whose angle is reduced by `hard_margin` (inter-top-k).
+        hard_margin: m′ in radians.
+        interclass_filter: wrong classes with a larger cosine are left out of the loss; None for no filter.
+        curriculum: the momentum of the running mean t of target cosines, in the buffer `t`: wrong classes with
+            g(θ_j) > ψ(θ_y) get g·(t + g) (CurricularFace). None for no curriculum.
+        class_margins: (C,) strengths in [0, 1] of the margin of each class; None for 1.
+        class_sizes: (C,) numbers of samples n_j, from which the strengths are (min n/n_j)^¼ (LDAM).
         gradient: "true" for the derivative; "detached" to pass gradients through g and ψ as if both were the cosine;
             "normalized" for the gradient of the original SphereFace code, for A-Softmax only (see `docs/gradients.md`).
-        energy_weight: λ_M, the weight of the data-dependent energy of the class vectors (thesis, 5.8).
+        energy_weight: λ_M, the weight of the data-dependent energy of the class vectors (thesis, 5.8). With several
+            centres it counts the pairs of the nearest centre of the label with all other centres.
         energy_start: number of steps without this energy, after which it is added.
         norm_weight: the weight of mean |‖x‖ − norm_target|, a soft normalisation of features.
         norm_target: the norm to which `norm_weight` pulls features.
@@ -127,7 +131,10 @@ class AngularHead(nn.Module):
     steps: Tensor
     norm_mean: Tensor
     norm_std: Tensor
+    t: Tensor
+    scale: Tensor
     class_weights: Tensor | None
+    class_margins: Tensor | None
     class_reduction: ClassReduction = LOG_SUM_EXP
     shares_bias: ClassVar[bool] = False
     """True if all classes share one bias."""
@@ -144,6 +151,13 @@ class AngularHead(nn.Module):
         annealing: Annealing | None = None,
         ramp: Ramp | None = None,
         bias: bool = False,
+        centers: int = 1,
+        hard_negatives: int = 0,
+        hard_margin: float = 0.06,
+        interclass_filter: float | None = None,
+        curriculum: float | None = None,
+        class_margins: Tensor | None = None,
+        class_sizes: Tensor | None = None,
         gradient: str = "true",
         energy_weight: float = 0.0,
         energy_start: int = 0,
@@ -159,15 +173,22 @@ class AngularHead(nn.Module):
         require(is_integer(num_classes, 2), "num_classes", "an integer >= 2", num_classes)
         require(isinstance(weight_norm, bool), "weight_norm", "True or False", weight_norm)
         require(isinstance(bias, bool), "bias", "True or False", bias)
-        _check_loss_options(gradient, reduction, label_smoothing, ignore_index)
-        _check_schedules(margin, annealing, ramp)
-        _check_penalties(energy_weight, norm_weight, norm_target, reduction)
+        require(is_integer(centers, 1, 255), "centers", "an integer in [1, 255]", centers)
+        check_loss_options(gradient, reduction, label_smoothing, ignore_index)
+        check_schedules(margin, annealing, ramp)
+        check_penalties(energy_weight, norm_weight, norm_target, reduction)
+        check_negatives(hard_negatives, hard_margin, interclass_filter, curriculum, label_smoothing)
         require(is_integer(energy_start, 0), "energy_start", "an integer >= 0", energy_start)
         self.in_features = in_features
         self.num_classes = num_classes
         self.radius = radius
         self.weight_norm = weight_norm
-        self.magnitude = _magnitude(radius, weight_norm)
+        self.num_centers = centers
+        self.hard_negatives = hard_negatives
+        self.hard_margin = hard_margin
+        self.interclass_filter = interclass_filter
+        self.curriculum = curriculum
+        self.magnitude = magnitude_of(radius, weight_norm)
         self._angular: Any = choose(ANGULARS, angular, "angular")
         self._margin: Any = None if margin is None else choose(MARGINS, margin, "margin")
         self.annealing = annealing
@@ -181,30 +202,19 @@ class AngularHead(nn.Module):
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.decay_free_parameters = ("weight",) if weight_norm else ()
-        self._optimizer_hooks: frozenset[int] = frozenset()  # of `advance_with`
-        # The state that recent passes used, for activation checkpointing.
-        fallback = "the step and the statistics of the last pass"
-        self._loss_passes, self._logit_passes = PassHistory(fallback), PassHistory(fallback)
         self._margin_on_others = isinstance(self._margin, Margin) and self._margin.changes_other_classes
-        # The normalized gradient is defined only for ‖x‖·ψ(θ).
-        if gradient == "normalized":
-            is_a_softmax = margin is not None and radius == "feature" and weight_norm
-            if not (is_a_softmax and type(self._angular) is Cosine and not self._margin_on_others):
-                raise ValueError(
-                    "gradient='normalized' needs a margin on the target, radius='feature', weight_norm=True and "
-                    "angular='cosine'"
-                )
+        self._check_combinations()
         # A g or ψ may hold tensors, such as a learned k. Parameters among them become parameters of the head.
         self._tensor_fields: dict[str, tuple[str, ...]] = {}
         self._initial_values: dict[str, Tensor] = {}
         for owner, entry in (("angular", self._angular), ("margin", self._margin)):
-            self._tensor_fields[owner] = _tensor_fields(owner, entry)
+            self._tensor_fields[owner] = tensor_field_names(owner, entry)
             for name in self._tensor_fields[owner]:
                 value = getattr(entry, name)
                 if isinstance(value, nn.Parameter):
                     self.register_parameter(f"{owner}_{name}", value)
                     self._initial_values[f"{owner}_{name}"] = value.detach().clone()
-        self.weight = nn.Parameter(torch.empty(num_classes, in_features))
+        self.weight = nn.Parameter(torch.empty(num_classes * centers, in_features))
         self.bias = nn.Parameter(torch.empty(1 if self.shares_bias else num_classes)) if bias else None
         # Buffers exist only where they are used: without schedules the state dict contains nothing but parameters.
         if self._has_schedule:
@@ -212,9 +222,40 @@ class AngularHead(nn.Module):
         if isinstance(self._margin, NormAdaptive):
             self.register_buffer("norm_mean", torch.empty(()))
             self.register_buffer("norm_std", torch.empty(()))
-        # Class weights are a setting, which the constructor provides, so they are not part of the state dict.
-        self.register_buffer("class_weights", _checked_class_weights(class_weights, num_classes), persistent=False)
+        if curriculum is not None:
+            self.register_buffer("t", torch.empty(()))
+        if radius == "adaptive":
+            self.register_buffer("scale", torch.empty(()))
+        # Numbers per class are settings, which the constructor provides, so they are not part of the state dict.
+        strengths = checked_margin_strengths(class_margins, class_sizes, num_classes)
+        is_on_target = strengths is None or (margin is not None and not self._margin_on_others)
+        require(is_on_target, "class_margins", "None without a margin on the target alone", margin)
+        self.register_buffer("class_weights", checked_class_weights(class_weights, num_classes), persistent=False)
+        self.register_buffer("class_margins", strengths, persistent=False)
         self.reset_parameters()
+
+    def _check_combinations(self) -> None:
+        """Raise a `ValueError` that names options that exclude each other."""
+        if self.gradient == "normalized":  # defined only for ‖x‖·ψ(θ)
+            is_a_softmax = self._margin is not None and self.radius == "feature" and self.weight_norm
+            if not (is_a_softmax and type(self._angular) is Cosine and not self._margin_on_others):
+                raise ValueError(
+                    "gradient='normalized' needs a margin on the target, radius='feature', weight_norm=True and "
+                    "angular='cosine'"
+                )
+            is_plain = not self._changes_negatives
+            require(is_plain, "gradient", "'true' or 'detached' with options for wrong classes", self.gradient)
+        is_ranked = self.num_centers == 1 or self.weight_norm or not self._margin_on_others
+        require(is_ranked, "centers", "1 if norms are kept and the margin changes other classes", self.num_centers)
+        has_margin = self.curriculum is None or self._margin is not None
+        require(has_margin, "curriculum", "None without a margin", self.curriculum)
+        uses_norms = self.norm_weight > 0 or isinstance(self._margin, (NormAdaptive, NormLinear))
+        if self.radius == "adaptive":
+            require(self.num_classes >= 3, "num_classes", "at least 3 with radius='adaptive'", self.num_classes)
+            is_free = not uses_norms and self.class_reduction is LOG_SUM_EXP
+            require(is_free, "radius", "a number if feature norms are used or classes are binary", self.radius)
+        has_mean = self.reduction == "mean" or not isinstance(self._margin, NormLinear)
+        require(has_mean, "reduction", "'mean' with the margin NormLinear, which has a penalty", self.reduction)
 
     @property
     def angular(self) -> Callable[[Tensor], Tensor]:
@@ -248,6 +289,10 @@ class AngularHead(nn.Module):
             # AdaFace's initial values; the running average replaces them.
             nn.init.constant_(self.norm_mean, 20.0)
             nn.init.constant_(self.norm_std, 100.0)
+        if hasattr(self, "t"):
+            nn.init.zeros_(self.t)
+        if hasattr(self, "scale"):
+            nn.init.constant_(self.scale, math.sqrt(2) * math.log(self.num_classes - 1))
 
     def forward(self, x: Float[Tensor, "batch dim"], y: Integer[Tensor, " batch"]) -> Float[Tensor, "*samples"]:
         """Return the loss of features `x` with labels `y`. The mean over no samples is 0.
@@ -260,20 +305,22 @@ class AngularHead(nn.Module):
         check_features(x, self.in_features)
         y = check_labels(y, len(x))
         before = self._state_of_pass(x, y, self._loss_passes)
+        noise = self._margin_noise(x)
         with _numerics.autocast_disabled(x):
             # Compute first and check afterwards: all checks are combined into `is_valid`, the only value that the host
             # has to wait for. A batch that fails is examined and, if it is legal, computed again with safe scaling.
             scale_safely = len(x) == 0 or not _numerics.values_readable(x, y, self.weight)
-            loss, state, is_valid = self._loss(x, y, before, scale_safely=scale_safely)
+            loss, state, is_valid = self._loss(x, y, before, noise, scale_safely=scale_safely)
             if not scale_safely and not bool(is_valid):
                 require_labels(y, self.num_classes, self.ignore_index)
                 _numerics.require_finite_rows("x", self._without_ignored(x, y))
-                loss, state, _ = self._loss(x, y, before, scale_safely=True)
+                loss, state, _ = self._loss(x, y, before, noise, scale_safely=True)
                 self._require_finite(loss, self._without_ignored(x, y))
         if self.training and _numerics.can_update_state(x):
             self._record_pass(x, y, state, self._loss_passes)
-            if state.norm_mean is not None and state.norm_std is not None:
-                self.norm_mean, self.norm_std = state.norm_mean, state.norm_std
+            for name, value in state._asdict().items():
+                if value is not None and name != "steps":  # steps are counted by `advance`
+                    setattr(self, name, value)
             if not self._optimizer_hooks:
                 self.advance()
         return self._narrow(loss, x)
@@ -291,7 +338,7 @@ class AngularHead(nn.Module):
             if self._is_linear_in_x:
                 scores = self._products(x)
             else:
-                magnitudes, cosines = self._polar_scores(x)[1:]
+                magnitudes, cosines = self._polar_scores(x, self._current_state())[1:3]
                 scores = magnitudes * self.angular(cosines)
             scores = scores if self.bias is None else scores + self.bias.to(scores.dtype)
         self._require_finite(scores, x)
@@ -301,8 +348,9 @@ class AngularHead(nn.Module):
         """Return the scores with the margin on each target, for use with another loss.
 
         Rows with an ignored label contain the scores of a zero feature. Schedules do not advance here: call `advance`
-        once per step, or use `advance_with`. The statistics of AdaFace are read but not updated; only the loss, the
-        call of the head, updates them.
+        once per step, or use `advance_with`. Statistics (of AdaFace, CurricularFace and AdaCos) are read but not
+        updated; only the loss, the call of the head, updates them. Wrong classes that `interclass_filter` leaves out
+        have the lowest finite number as their score.
         """
         check_features(x, self.in_features)
         y = check_labels(y, len(x))
@@ -310,68 +358,61 @@ class AngularHead(nn.Module):
         x = self._without_ignored(x, y)
         state = self._state_of_pass(x, y, self._logit_passes)
         column = y.clamp(0, self.num_classes - 1).unsqueeze(1)  # ignored labels get any class; their rows do not count
+        labels, noise, is_left_out = column.squeeze(1), self._margin_noise(x), None
         with _numerics.autocast_disabled(x):
-            x_norm, magnitudes, cosines = self._polar_scores(x)
+            x_norm, magnitudes, cosines, winners = self._polar_scores(x, state)
             if self._is_linear_in_x:
                 scores = self._products(x)
             else:
-                response = self._other_response(cosines, self._strength(state.step, cosines))
+                response = self._other_response(cosines, self._ramp_strength(state.steps, cosines))
+                if self._changes_negatives:
+                    negatives = self._negatives(x, cosines.gather(1, column).squeeze(1), labels, state, noise)
+                    is_target = torch.zeros_like(cosines, dtype=torch.bool).scatter(1, column, True)
+                    response, is_left_out = negatives(cosines, response, is_target)
                 scores = magnitudes * self._apply_gradient_mode(cosines, response)
             # Replace the target's entry by the score with the margin.
             target = (scores if self._scores_are_products else cosines).gather(1, column).squeeze(1)
-            w_norm, w_hat = (t.to(target.dtype) for t in sphere.polar(self.weight[column.squeeze(1)]))
-            score = self._target_score(target, x, state, x_norm, w_norm.squeeze(1), w_hat.detach())
+            rows = labels if winners is None else self.num_centers * labels + winners.gather(1, column).squeeze(1)
+            w_norm, w_hat = (t.to(target.dtype) for t in sphere.polar(self.weight[rows]))
+            score = self._target_score(target, x, labels, state, noise, x_norm, w_norm.squeeze(1), w_hat.detach())
             logits = scores.scatter(1, column, score.unsqueeze(1))
             logits = logits if self.bias is None else logits + self.bias.to(logits.dtype)
+            if is_left_out is not None:
+                lowest = torch.finfo(torch.promote_types(x.dtype, self.weight.dtype)).min
+                logits = logits.masked_fill(is_left_out, lowest)
         self._require_finite(logits, x)
         if self.training and _numerics.can_update_state(x):
             self._record_pass(x, y, state, self._logit_passes)
         return self._narrow(logits, x)
 
-    def advance(self) -> None:
-        """Advance the schedules by one step. `forward` does this in training mode unless `advance_with` was called."""
-        if hasattr(self, "steps"):
-            self.steps = self.steps + 1  # a new tensor, because a compiled backward pass may still read the old one
-
-    def advance_with(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
-        """Let the schedules count the steps of `optimizer` instead of training calls of the head.
-
-        Use this with gradient accumulation, or if the head is called several times per step. A copy of the head does
-        not follow the optimizer: it counts its training calls again.
-
-        Returns:
-            A handle; its `remove()` lets the schedules count training calls again.
-
-        Example:
-            >>> head = AngularHead(8, 3, margin="multiplicative", ramp=Ramp(steps=100))
-            >>> optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-            >>> handle = head.advance_with(optimizer)
-            >>> for _ in range(4):  # accumulate gradients of four batches
-            ...     head(torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])).backward()
-            >>> optimizer.step()
-            >>> head.steps
-            tensor(1)
-        """
-        return _OptimizerHandle(optimizer.register_step_post_hook(lambda *_: self.advance()), self)
-
     def extra_repr(self) -> str:
         """Show the sizes and all settings that differ from the defaults."""
         parameters = inspect.signature(AngularHead.__init__).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | {"angular": Cosine()}
-        settings = {name: getattr(self, name) for name in defaults if name not in ("bias", "class_weights")}
+        tensors = {
+            "bias=True": self.bias,
+            "class_weights": self.class_weights,
+            "class_margins": self.class_margins,
+        }
+        omitted = {"bias", "centers", "class_weights", "class_margins", "class_sizes"}
+        settings = {name: getattr(self, name) for name in defaults if name not in omitted}
+        settings["centers"] = self.num_centers
         changed = [f"{name}={value!r}" for name, value in settings.items() if value != defaults[name]]
-        flags = ["bias=True"] * (self.bias is not None) + ["class_weights"] * (self.class_weights is not None)
+        flags = [name for name, value in tensors.items() if value is not None]
         return ", ".join([str(self.in_features), str(self.num_classes), *changed, *flags])
 
     # The forward pass, step by step ----------------------------------------------------------------------------------
 
-    def _loss(self, x: Tensor, y: Tensor, before: _State, *, scale_safely: bool) -> tuple[Tensor, _State, Tensor]:
+    def _loss(
+        self, x: Tensor, y: Tensor, before: HeadState, noise: Tensor | None, *, scale_safely: bool
+    ) -> tuple[Tensor, HeadState, Tensor]:
         """Return the loss, the state that it used, and whether all inputs and results are valid.
 
         Args:
             x: features.
             y: labels.
             before: the state before this batch.
+            noise: (B,) standard normal numbers for a random margin.
             scale_safely: whether to scale features and class vectors if a square overflows, and to remove the features
                 of ignored samples, which may be NaN.
         """
@@ -380,10 +421,16 @@ class AngularHead(nn.Module):
         labels_valid = (~counted | (labels == y)).all()
         x = self._without_ignored(x, y) if scale_safely else x
         x = x.to(self._wide_dtype(x))
-        terms = self._terms_of_classes(x, labels, counted, before.step, scale_safely=scale_safely)
-        state = self._with_batch_statistics(before, terms.feature_norm, counted)
+        negatives, state = None, before
+        if self._changes_negatives:
+            state, negatives = self._negatives_of_batch(x, labels, counted, before, noise)
+        if self.radius == "adaptive":
+            state, x = self._adaptively_scaled(x, labels, counted, state, scale_safely=scale_safely)
+        terms = self._terms_of_classes(x, labels, counted, state.steps, negatives, scale_safely=scale_safely)
+        if state.norm_mean is not None:
+            state = self._with_norm_statistics(state, terms.feature_norm, counted)
         score = self._target_score(
-            terms.target, x, state, terms.feature_norm, terms.target_norm, terms.target_direction
+            terms.target, x, labels, state, noise, terms.feature_norm, terms.target_norm, terms.target_direction
         )
         if self.bias is not None:
             # `target_bias` is None if all classes share one bias.
@@ -391,21 +438,29 @@ class AngularHead(nn.Module):
         losses = self._sample_losses(terms, score, labels)
         weights = None if self.class_weights is None else self.class_weights.to(losses.dtype)
         loss = reduce_samples(losses, labels, weights, counted, self.reduction)
-        loss = self._with_penalties(loss, terms, counted, state.step)
+        loss = self._with_penalties(loss, terms, counted, state.steps)
         is_finite = loss.detach().abs() < torch.inf
         return loss, state, labels_valid & terms.in_range & (is_finite if loss.ndim == 0 else is_finite.all())
 
     def _terms_of_classes(
-        self, x: Tensor, labels: Tensor, counted: Tensor, step: Tensor | None, *, scale_safely: bool
+        self,
+        x: Tensor,
+        labels: Tensor,
+        counted: Tensor,
+        step: Tensor | None,
+        negatives: Negatives | None = None,
+        *,
+        scale_safely: bool,
     ) -> ClassTerms:
         """Step 1: the reductions over all other classes, and the product with the target class vector."""
         as_products, unmargined = self._scores_are_products, self._scores_are_products and self._margin is None
         # Evaluated now: the closure below runs in backward, when `steps` has advanced.
-        strength = self._strength(step, x)
-        needs_norm = self.norm_weight > 0 or isinstance(self._margin, NormAdaptive)
+        strength = self._ramp_strength(step, x)
+        needs_norm = self.norm_weight > 0 or isinstance(self._margin, (NormAdaptive, NormLinear))
         rule = ScoreRule(
             unit_class_vectors=self.weight_norm,
-            radius=None if self.radius == "feature" else float(self.radius),
+            # Features are rescaled to an adaptive radius before this step.
+            radius=None if isinstance(self.radius, str) else float(self.radius),
             response=None if as_products else lambda c: self._other_response(c, strength),
             derivative=self._other_derivative(),
             detached=self.gradient == "detached",
@@ -415,8 +470,10 @@ class AngularHead(nn.Module):
             needs_feature_norm=needs_norm or (self.radius == "feature" and not unmargined),
             needs_target_norm=not self.weight_norm and not unmargined,
             needs_target_direction=self.gradient == "normalized",
-            needs_energy=self.energy_weight > 0,
+            needs_energy=self.energy_weight > 0 and self._energy_has_started(step),
             targets_present=True,
+            centers=self.num_centers,
+            negatives=negatives,
         )
         # Label smoothing needs Σ_j v_j·f_j, with v = 1 if there are no class weights.
         smoothing_weights = None
@@ -441,7 +498,9 @@ class AngularHead(nn.Module):
         self,
         target: Tensor,
         x: Tensor,
-        state: _State,
+        labels: Tensor,
+        state: HeadState,
+        noise: Tensor | None,
         x_norm: Tensor | None,
         w_norm: Tensor | None,
         w_hat: Tensor | None,
@@ -451,21 +510,24 @@ class AngularHead(nn.Module):
         Args:
             target: (B,) h·cos θ of each sample with its target class if scores are products, else cos θ.
             x: (B, d) features, for the normalized gradient.
-            state: the step of the schedules, and the statistics of feature norms for a margin that depends on them.
+            labels: (B,) classes.
+            state: the step of the schedules, and the statistics that the margin or the radius depends on.
+            noise: (B,) standard normal numbers for a random margin.
             x_norm: (B,) ‖x‖, or None if the score does not depend on it.
             w_norm: (B,) ‖w_y‖, or None if the score does not depend on it.
             w_hat: (B, d) ŵ_y without gradient, for the normalized gradient.
         """
         if self._margin is None and self._scores_are_products:
             return target
-        magnitude: Any = x_norm if self.radius == "feature" else float(self.radius)  # h
+        magnitude = self._feature_magnitude(x_norm, state, target)  # h
         magnitude = magnitude if self.weight_norm else magnitude * w_norm
         unmargined = target
         if not self._scores_are_products:
             unmargined = magnitude * self._apply_gradient_mode(target, self.angular(target))
         if self._margin is None:
             return unmargined
-        margin, angular, strength = self._batch_margin(x_norm, state), self.angular, self._strength(state.step, target)
+        margin, angular = self._batch_margin(x_norm, state, noise), self.angular
+        strength = self._target_strength(state.steps, labels, target)
 
         def psi(c: Tensor) -> Tensor:
             return self._apply_gradient_mode(c, margin(c, angular, strength))
@@ -482,8 +544,8 @@ class AngularHead(nn.Module):
             if torch.is_grad_enabled() and not torch.compiler.is_exporting():
                 score = score + normalized_gradient_term(target, psi, x, x_norm, w_hat)
         # Annealing: (λ·unmargined + margin)/(1 + λ)
-        if self.annealing is not None and state.step is not None:
-            weight = self.annealing(state.step.to(target.dtype))  # λ
+        if self.annealing is not None and state.steps is not None:
+            weight = self.annealing(state.steps.to(target.dtype))  # λ
             score = (weight * unmargined + score) / (1 + weight)
         return score
 
@@ -493,24 +555,98 @@ class AngularHead(nn.Module):
         return sample_losses(terms, score, labels, self.num_classes, weights, self.label_smoothing)
 
     def _with_penalties(self, loss: Tensor, terms: ClassTerms, counted: Tensor, step: Tensor | None) -> Tensor:
-        """Step 4: add the mean energy of the class vectors of the batch, and the penalty on feature norms."""
-        if terms.energy is None and not self.norm_weight:
+        """Step 4: add the mean energy of the class vectors of the batch, and penalties on feature norms."""
+        has_margin_penalty = isinstance(self._margin, NormLinear)
+        if terms.energy is None and not self.norm_weight and not has_margin_penalty:
             return loss
         count = counted.sum().clamp_min(1)
         if terms.energy is not None:
-            energy = terms.energy.to(loss.dtype) * (self.energy_weight / (self.num_classes - 1)) / count
+            pairs = self.num_classes * self.num_centers - 1
+            energy = terms.energy.to(loss.dtype) * (self.energy_weight / pairs) / count
             loss = loss + (energy if step is None else energy * (step >= self.energy_start))
         if self.norm_weight and terms.feature_norm is not None:
             deviations = (terms.feature_norm - self.norm_target).abs().masked_fill(~counted, 0)
             loss = loss + self.norm_weight * deviations.sum() / count
+        if has_margin_penalty and terms.feature_norm is not None:
+            penalties = self._margin.norm_penalty(terms.feature_norm).masked_fill(~counted, 0)
+            loss = loss + penalties.sum() / count
         return loss
+
+    def _energy_has_started(self, step: Tensor | None) -> bool:
+        """Return False if the energy need not be computed yet. Where reading the step costs time, it is computed."""
+        if step is None or self.energy_start == 0:
+            return True
+        readable = _numerics.values_readable(step) and _numerics.reading_is_free(step)
+        return not readable or int(step) >= self.energy_start
+
+    # Wrong classes and the adaptive radius, which depend on target cosines of the batch ------------------------------
+
+    @property
+    def _changes_negatives(self) -> bool:
+        """Whether some wrong classes get another response than g."""
+        return self.hard_negatives > 0 or self.interclass_filter is not None or self.curriculum is not None
+
+    def _negatives_of_batch(
+        self, x: Tensor, labels: Tensor, counted: Tensor, before: HeadState, noise: Tensor | None
+    ) -> tuple[HeadState, Negatives]:
+        """Return the state with t including this batch, and the changes of wrong classes."""
+        if before.t is None:
+            return before, self._negatives(x, None, labels, before, noise)
+        with torch.no_grad():
+            vectors = self.target_vectors(labels).to(x.dtype)
+            cosines = sphere.cosines(x.detach().unsqueeze(1), vectors).squeeze(1).amax(1)
+            state = before
+            if self.training and _numerics.can_update_state(x):
+                state = before._replace(t=update_hardness(before.t, cosines, counted, float(self.curriculum or 0)))
+        return state, self._negatives(x, cosines, labels, state, noise)
+
+    def _negatives(
+        self, x: Tensor, cosines: Tensor | None, labels: Tensor, state: HeadState, noise: Tensor | None
+    ) -> Negatives:
+        """Return the changes of wrong classes, given the target cosines (B,) if there is a curriculum."""
+        threshold, hardness = None, None
+        if state.t is not None and cosines is not None:
+            margin = self._batch_margin(sphere.norm(x.detach()), state, noise)
+            strength = self._target_strength(state.steps, labels, cosines)
+            threshold = margin(cosines.detach(), self.angular, strength).detach()
+            hardness = state.t.to(cosines.dtype)
+        return Negatives(
+            self.angular, self.interclass_filter, self.hard_negatives, self.hard_margin, threshold, hardness
+        )
+
+    def target_vectors(self, labels: Int[Tensor, " batch"]) -> Float[Tensor, "batch centers dim"]:
+        """Return the class vectors of labels. A head whose classes are stored elsewhere overrides this method."""
+        return self.weight.unflatten(0, (len(self.weight) // self.num_centers, self.num_centers))[labels]
+
+    def _adaptively_scaled(
+        self, x: Tensor, labels: Tensor, counted: Tensor, before: HeadState, *, scale_safely: bool
+    ) -> tuple[HeadState, Tensor]:
+        """Return the state with the scale of AdaCos for this batch, and the features rescaled to it."""
+        assert before.scale is not None
+        state, directions = before, sphere.polar(x)[1]
+        if self.training and _numerics.can_update_state(x):
+            with torch.no_grad():
+                scale = before.scale.to(x.dtype)
+                terms = self._terms_of_classes(
+                    scale * directions.detach(), labels, counted, before.steps, scale_safely=scale_safely
+                )
+                cosines = terms.target / scale if self._scores_are_products else terms.target
+                state = before._replace(scale=update_scale(before.scale, terms.others, cosines, counted))
+        assert state.scale is not None
+        return state, state.scale.to(x.dtype) * directions
+
+    def _feature_magnitude(self, x_norm: Tensor | None, state: HeadState, like: Tensor) -> Any:
+        """Return ρ: ‖x‖ (B,), a number, or the scale of AdaCos."""
+        if not isinstance(self.radius, str):
+            return float(self.radius)
+        return x_norm if state.scale is None else state.scale.to(like.dtype)
 
     # Responses -------------------------------------------------------------------------------------------------------
 
     @property
     def _scores_are_products(self) -> bool:
         """Whether the scores of all other classes are inner products, so that no cosine has to be computed."""
-        return type(self._angular) is Cosine and not self._margin_on_others
+        return type(self._angular) is Cosine and not self._margin_on_others and not self._changes_negatives
 
     @property
     def _is_linear_in_x(self) -> bool:
@@ -553,8 +689,8 @@ class AngularHead(nn.Module):
             return None
         return angular.slope
 
-    def _batch_margin(self, x_norm: Tensor | None, state: _State) -> Margin:
-        """Return ψ for this batch: some margins depend on feature norms, and a callable is wrapped."""
+    def _batch_margin(self, x_norm: Tensor | None, state: HeadState, noise: Tensor | None = None) -> Margin:
+        """Return ψ for this batch: some margins depend on feature norms or on noise, and a callable is wrapped."""
         margin = self.margin
         if isinstance(margin, NormAdaptive):
             assert x_norm is not None
@@ -563,8 +699,23 @@ class AngularHead(nn.Module):
             # The norm decides how large the margin is, but no gradient flows through this choice.
             mean, std = state.norm_mean.to(x_norm.dtype), state.norm_std.to(x_norm.dtype)
             margin = margin.for_quality(margin.quality(x_norm.detach(), mean, std))
+        elif isinstance(margin, NormLinear):
+            assert x_norm is not None
+            margin = margin.for_norms(x_norm)
+        elif isinstance(margin, RandomAngle) and noise is not None:
+            margin = margin.for_noise(noise)
         assert margin is not None
-        return margin if isinstance(margin, Margin) else _CallableMargin(margin)
+        return margin if isinstance(margin, Margin) else CallableMargin(margin)
+
+    def _margin_noise(self, x: Tensor) -> Tensor | None:
+        """Return standard normal numbers (B,) for a random margin in training mode, else None."""
+        if not self.training or not isinstance(self._margin, RandomAngle):
+            return None
+        return self.normal_noise(torch.empty(len(x), dtype=self._wide_dtype(x), device=x.device))
+
+    def normal_noise(self, like: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        """Return standard normal numbers. A head in several processes overrides this method with common ones."""
+        return torch.randn_like(like)
 
     def _psi_and_derivative(
         self, margin: Any, strength: float | Tensor
@@ -583,7 +734,9 @@ class AngularHead(nn.Module):
         if not self._scores_are_products or self._tensor_fields["margin"]:
             return False
         if self.gradient == "true":
-            return isinstance(self._margin, AffineAngleMargin) and self._margin.has_slope
+            # The closed form has no gradient through a margin that depends on the feature norm.
+            is_affine = isinstance(self._margin, AffineAngleMargin) and self._margin.has_slope
+            return is_affine and not isinstance(self._margin, NormLinear)
         return self.gradient == "detached" and isinstance(self._margin, Margin)
 
     # Schedules and statistics ----------------------------------------------------------------------------------------
@@ -592,51 +745,30 @@ class AngularHead(nn.Module):
     def _has_schedule(self) -> bool:
         return self.annealing is not None or self.ramp is not None or self.energy_start > 0
 
-    def _current_state(self) -> _State:
-        is_adaptive = isinstance(self._margin, NormAdaptive)
-        return _State(
-            step=self.steps if self._has_schedule else None,
-            norm_mean=self.norm_mean if is_adaptive else None,
-            norm_std=self.norm_std if is_adaptive else None,
-        )
-
-    def _state_of_pass(self, x: Tensor, y: Tensor, passes: PassHistory) -> _State:
-        """Return the current state, or the one that this pass used before if activation checkpointing repeats it."""
-        state = self._current_state()
-        if not self.training or not _numerics.in_backward() or state.is_empty:
-            return state
-        return _State(*passes.recall(self._fingerprint(x, y), passes.newest or state))
-
-    def _record_pass(self, x: Tensor, y: Tensor, state: _State, passes: PassHistory) -> None:
-        """Remember the state that this call used, in case activation checkpointing repeats it."""
-        if not state.is_empty and _numerics.values_readable(x, y):
-            passes.record(self._fingerprint(x, y), state)
-
-    def _fingerprint(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return one number per sample, and the labels, which identify a call: mixup uses two labels per feature."""
-        return x.detach().sum(1, dtype=self._wide_dtype(x)), y
-
-    def _strength(self, step: Tensor | None, like: Tensor) -> float | Tensor:
+    def _ramp_strength(self, step: Tensor | None, like: Tensor) -> float | Tensor:
         """Return the strength of the margin, 1 without a ramp."""
         return 1.0 if self.ramp is None or step is None else self.ramp(step.to(like.dtype))
 
-    def _with_batch_statistics(self, state: _State, norms: Tensor | None, counted: Tensor) -> _State:
+    def _target_strength(self, step: Tensor | None, labels: Tensor, like: Tensor) -> float | Tensor:
+        """Return the strength of the margin of each label, (B,) if classes have different margins."""
+        strength = self._ramp_strength(step, like)
+        return strength if self.class_margins is None else strength * self.class_margins.to(like.dtype)[labels]
+
+    def _with_norm_statistics(self, state: HeadState, norms: Tensor | None, counted: Tensor) -> HeadState:
         """Return the state with statistics of feature norms that include this batch, in training mode."""
         if state.norm_mean is None or state.norm_std is None or norms is None:
             return state
         if not self.training or not _numerics.can_update_state(norms):
             return state
-        mean, std = _update_statistics(state.norm_mean, state.norm_std, norms.detach(), counted, self._margin.momentum)
+        momentum = self._margin.momentum
+        mean, std = update_norm_statistics(state.norm_mean, state.norm_std, norms.detach(), counted, momentum)
         return state._replace(norm_mean=mean, norm_std=std)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy, which counts its calls: the hooks of `advance_with` advance this head only."""
-        return {**self.__dict__, "_optimizer_hooks": frozenset()}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move and cast as torch does, and move the fixed tensors of g and ψ with the parameters."""
         super()._apply(fn, recurse)
-        device = next(self.parameters()).device  # not that of `weight`, which a parametrisation would compute
+        # Not the device of `weight`, which a parametrisation would compute.
+        device = next(chain(self.parameters(), self.buffers())).device
         self._angular = fields_on_device(self._angular, device)
         self._margin = fields_on_device(self._margin, device)
         return self
@@ -651,14 +783,26 @@ class AngularHead(nn.Module):
         """Return the inner products (B, C) of features with class vectors, normalised if `weight_norm`."""
         class_vectors = self.weight if self.uses_weight_norm else sphere.polar(self.weight)[1]
         dtype = self._wide_dtype(x)
-        return x.to(dtype) @ class_vectors.to(dtype).mT
+        products = x.to(dtype) @ class_vectors.to(dtype).mT
+        return products if self.num_centers == 1 else largest_per_class(products, self.num_centers)[0]
 
-    def _polar_scores(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return feature norms (B,), and magnitudes, which broadcast to (B, C), and cosines (B, C) of all classes."""
+    def _polar_scores(self, x: Tensor, state: HeadState) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return feature norms (B,), magnitudes, which broadcast to (B, C), and cosines (B, C) of all classes.
+
+        The last result is the centre of each class with this cosine, (B, C), or None with one centre.
+        """
         dtype = self._wide_dtype(x)
         norms, directions = (t.to(dtype) for t in sphere.row_polar(x))
         w_norm, w_hat = (t.to(dtype) for t in sphere.polar(self.weight))
-        return norms.squeeze(1), self.magnitude(w_norm.mT, norms), directions @ w_hat.mT
+        cosines, winners, w_norm = directions @ w_hat.mT, None, w_norm.mT
+        if self.num_centers > 1:
+            ranked = cosines if self.weight_norm else w_norm * self.angular(cosines)
+            winners = largest_per_class(ranked, self.num_centers)[1]
+            cosines, w_norm = rows_of_winners(cosines, winners), rows_of_winners(w_norm, winners)
+        magnitudes = self.magnitude(w_norm, norms)
+        if state.scale is not None:  # an adaptive radius, for which `magnitude` has the radius 1
+            magnitudes = magnitudes * state.scale.to(dtype)
+        return norms.squeeze(1), magnitudes, cosines, winners
 
     def _without_ignored(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the features with ignored rows set to zero, so that NaN in an ignored row has no effect."""
@@ -685,131 +829,3 @@ class AngularHead(nn.Module):
 
     def _narrow(self, result: Tensor, x: Tensor) -> Tensor:
         return _numerics.narrow(result, torch.promote_types(x.dtype, self.weight.dtype))
-
-
-# Checks of batches ---------------------------------------------------------------------------------------------------
-
-
-def check_features(x: Tensor, in_features: int) -> None:
-    """Raise a `ValueError` unless `x` is a dense floating-point matrix with `in_features` columns."""
-    require(isinstance(x, Tensor), "x", "a tensor of features", type(x).__name__)
-    if x.ndim != 2 or x.shape[1] != in_features or not x.is_floating_point() or x.layout != torch.strided:
-        raise ValueError(
-            f"x must be dense floating-point features of shape (B, {in_features}), not {x.dtype} {tuple(x.shape)}"
-        )
-
-
-def check_labels(y: Tensor, batch: int) -> Tensor:
-    """Return the labels in int64, or raise a `ValueError` unless `y` is a vector of `batch` integers.
-
-    Values are not read. In a narrow dtype a label could equal an ignored one: -100 is 156 in uint8.
-    """
-    require(isinstance(y, Tensor), "y", "a tensor of labels", type(y).__name__)
-    if y.shape != (batch,) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise ValueError(f"y must be {batch} integer labels, one per row of x, not {y.dtype} {tuple(y.shape)}")
-    return y.long()
-
-
-def require_labels(y: Tensor, num_classes: int, ignore_index: int) -> None:
-    """Raise a `ValueError` that names the first label that is neither a class nor ignored."""
-    if not _numerics.values_readable(y):
-        return
-    is_bad = (y != ignore_index) & ((y < 0) | (y >= num_classes))
-    if bool(is_bad.any()):
-        row = int(is_bad.nonzero()[0])
-        raise ValueError(f"y must be in [0, {num_classes}), but row {row} is {int(y[row])}")
-
-
-# Checks and meaning of settings --------------------------------------------------------------------------------------
-
-
-def _check_loss_options(gradient: str, reduction: str, label_smoothing: float, ignore_index: int) -> None:
-    require(gradient in _GRADIENTS, "gradient", f"one of {', '.join(map(repr, _GRADIENTS))}", gradient)
-    require(reduction in _REDUCTIONS, "reduction", f"one of {', '.join(map(repr, _REDUCTIONS))}", reduction)
-    is_fraction = is_number(label_smoothing, 0, 1) and label_smoothing < 1
-    require(is_fraction, "label_smoothing", "a number in [0, 1)", label_smoothing)
-    require(is_integer(ignore_index, -(2**63)), "ignore_index", "an integer", ignore_index)
-
-
-def _check_schedules(margin: object, annealing: object, ramp: object) -> None:
-    for name, schedule in (("annealing", annealing), ("ramp", ramp)):
-        require(schedule is None or callable(schedule), name, "a schedule or None", schedule)
-        require(schedule is None or margin is not None, name, "None when there is no margin", schedule)
-
-
-def _check_penalties(energy_weight: float, norm_weight: float, norm_target: float, reduction: str) -> None:
-    require(is_number(energy_weight, 0), "energy_weight", "a number >= 0", energy_weight)
-    require(is_number(norm_weight, 0), "norm_weight", "a number >= 0", norm_weight)
-    require(is_number(norm_target, 0) and norm_target > 0, "norm_target", "a positive number", norm_target)
-    has_penalty = energy_weight > 0 or norm_weight > 0
-    require(reduction == "mean" or not has_penalty, "reduction", "'mean' with an energy or norm weight", reduction)
-
-
-def _magnitude(radius: str | float, weight_norm: bool) -> Magnitude:
-    """Return h(‖w‖, ‖x‖) as one of the magnitudes that layers use."""
-    if radius == "feature":
-        return Linear() if weight_norm else InnerProduct()
-    is_positive = is_number(radius, 0) and float(radius) > 0
-    require(is_positive, "radius", "'feature' or a positive number", radius)
-    fixed = Sphere(alpha=float(radius))
-    return fixed if weight_norm else LinearlyWeighted(fixed)
-
-
-def _checked_class_weights(weights: Tensor | None, num_classes: int) -> Tensor | None:
-    """Return a float copy of C finite weights >= 0."""
-    if weights is None:
-        return None
-    weights = torch.as_tensor(weights)
-    accepted = f"{num_classes} finite numbers >= 0"
-    require(weights.shape == (num_classes,), "class_weights", accepted, tuple(weights.shape))
-    is_bad = (weights < 0) | ~weights.isfinite()
-    require(not bool(is_bad.any()), "class_weights", accepted, weights[is_bad][:1].tolist())
-    return weights.detach().clone().to(torch.float64 if weights.dtype == torch.float64 else torch.float32)
-
-
-def _tensor_fields(owner: str, entry: object) -> tuple[str, ...]:
-    """Return the names of the fields of a g or ψ that hold tensors. In a head each must hold one number."""
-    if not isinstance(entry, (Angular, Margin)):
-        return ()
-    fields = {name: value for name, value in vars(entry).items() if isinstance(value, Tensor)}
-    for name, value in fields.items():
-        require(value.numel() == 1, f"{name} of {owner}", "one number in a head", tuple(value.shape))
-    return tuple(fields)
-
-
-# Margins and statistics ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _CallableMargin(Margin):
-    """A user's function of the cosine as a margin. Strengths other than 1 interpolate: g + strength·(ψ − g)."""
-
-    function: Callable[[Tensor], Tensor]
-
-    def __call__(
-        self, c: Tensor, angular: Callable[[Tensor], Tensor] = COSINE, strength: float | Tensor = 1.0
-    ) -> Tensor:
-        psi = self.function(c)
-        if not isinstance(strength, Tensor) and strength == 1:
-            return psi
-        g = angular(c)
-        return g + strength * (psi - g)
-
-
-def _update_statistics(
-    mean: Tensor, std: Tensor, norms: Tensor, counted: Tensor, momentum: float
-) -> tuple[Tensor, Tensor]:
-    """Return running statistics, updated with the mean and standard deviation of the counted norms.
-
-    Fewer than two samples or norms that are not finite leave the statistics unchanged. No shape depends on the number
-    of counted samples, so this can be compiled.
-    """
-    weights = counted.to(norms.dtype)  # 1 for samples that count, else 0
-    count = weights.sum()
-    batch_mean = torch.dot(norms, weights) / count.clamp_min(1)
-    deviations = (norms - batch_mean) * weights
-    batch_std = (torch.dot(deviations, deviations) / (count - 1).clamp_min(1)).sqrt()
-    # A sample standard deviation needs two samples. It is not finite if the mean is not.
-    is_usable = (count >= 2) & (batch_std < torch.inf)
-    new_mean, new_std = (old.lerp(new.to(old.dtype), momentum) for old, new in ((mean, batch_mean), (std, batch_std)))
-    return torch.where(is_usable, new_mean, mean), torch.where(is_usable, new_std, std)

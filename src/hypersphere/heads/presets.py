@@ -1,18 +1,20 @@
 """The named objectives: each is a configuration of `AngularHead` or `BinaryHead`.
 
-All presets except `sphereface2` accept the keywords of `HeadOptions`: `annealing`, `ramp`, `gradient`, `class_weights`,
+All presets except `sphereface2` accept the keywords of `HeadOptions`: `annealing`, `ramp`, `gradient`, `centers`,
+`hard_negatives`, `hard_margin`, `interclass_filter`, `class_margins`, `class_sizes`, `class_weights`,
 `label_smoothing`, `ignore_index` and `reduction`, documented at `AngularHead`. Angles, such as the m of ArcFace, are in
-radians.
+radians. Where m is a number or a tensor, a tensor holds one margin per class.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypedDict
 
 from torch import Tensor
 
-from hypersphere._validation import require
+from hypersphere._validation import is_integer, require
 from hypersphere.functions.angular import PowerCosine
 from hypersphere.functions.margin import (
     AdditiveAngle,
@@ -22,6 +24,8 @@ from hypersphere.functions.margin import (
     Margin,
     Multiplicative,
     NormAdaptive,
+    NormLinear,
+    RandomAngle,
     TruncatedMultiplicative,
     TwoSided,
 )
@@ -34,15 +38,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRESETS",
+    "PRESET_ALIASES",
     "HeadOptions",
     "a_softmax",
+    "aam_softmax",
+    "adacos",
     "adaface",
     "am_softmax",
     "arcface",
     "combined_margin",
     "cosface",
+    "curricularface",
+    "elasticface",
     "ga_softmax",
     "l_softmax",
+    "magface",
     "modified_softmax",
     "s_softmax",
     "softmax",
@@ -62,10 +72,38 @@ class HeadOptions(TypedDict, total=False):
     annealing: Annealing | None
     ramp: Ramp | None
     gradient: str
+    centers: int
+    hard_negatives: int
+    hard_margin: float
+    interclass_filter: float | None
+    class_margins: Tensor | None
+    class_sizes: Tensor | None
     class_weights: Tensor | None
     label_smoothing: float
     ignore_index: int
     reduction: str
+
+
+def _largest_margin(
+    m: float | Tensor, num_classes: int, options: HeadOptions, *, least: float = 0.0
+) -> tuple[float, HeadOptions]:
+    """Return the largest of C margins, and options with the strength of each class relative to it.
+
+    Args:
+        m: one margin, or (C,) margins.
+        num_classes: C.
+        options: the options of a preset.
+        least: the value of m without effect, 1 for a multiplicative margin.
+    """
+    if not isinstance(m, Tensor):
+        return m, options
+    accepted = f"a number or {num_classes} numbers >= {least:g}"
+    require(m.shape == (num_classes,), "m", accepted, tuple(m.shape))
+    require(bool((m >= least).all()), "m", accepted, m.tolist())
+    largest = float(m.max())
+    strengths = (m - least) / (largest - least) if largest > least else m - least
+    require(options.get("class_margins") is None, "class_margins", "None if m has one number per class", "a tensor")
+    return largest, options | HeadOptions(class_margins=strengths)
 
 
 def softmax(in_features: int, num_classes: int, *, bias: bool = False, **options: Unpack[HeadOptions]) -> AngularHead:
@@ -80,16 +118,18 @@ def modified_softmax(
     return AngularHead(in_features, num_classes, bias=bias, **options)
 
 
-def l_softmax(in_features: int, num_classes: int, m: float = 4, **options: Unpack[HeadOptions]) -> AngularHead:
+def l_softmax(in_features: int, num_classes: int, m: float | Tensor = 4, **options: Unpack[HeadOptions]) -> AngularHead:
     """L-Softmax: both norms kept, the target angle multiplied by m (thesis, 2.4; Liu et al., ICML 2016)."""
+    m, options = _largest_margin(m, num_classes, options, least=1)
     return AngularHead(in_features, num_classes, weight_norm=False, margin=Multiplicative(m), **options)
 
 
-def a_softmax(in_features: int, num_classes: int, m: float = 4, **options: Unpack[HeadOptions]) -> AngularHead:
+def a_softmax(in_features: int, num_classes: int, m: float | Tensor = 4, **options: Unpack[HeadOptions]) -> AngularHead:
     """A-Softmax, SphereFace: unit class vectors, target angle multiplied by m (thesis, 2.20; Liu et al., CVPR 2017).
 
     To train from scratch, pass ``annealing=Annealing()``.
     """
+    m, options = _largest_margin(m, num_classes, options, least=1)
     return AngularHead(in_features, num_classes, margin=Multiplicative(m), **options)
 
 
@@ -128,19 +168,21 @@ def s_softmax(
 
 
 def am_softmax(
-    in_features: int, num_classes: int, s: float = 30.0, m: float = 0.35, **options: Unpack[HeadOptions]
+    in_features: int, num_classes: int, s: float = 30.0, m: float | Tensor = 0.35, **options: Unpack[HeadOptions]
 ) -> AngularHead:
     """AM-Softmax, CosFace: the target's cosine lowered by m (thesis, D.11).
 
     AM-Softmax is by F. Wang et al., IEEE Signal Processing Letters 2018, CosFace by H. Wang et al., CVPR 2018.
     """
+    m, options = _largest_margin(m, num_classes, options)
     return AngularHead(in_features, num_classes, radius=s, margin=AdditiveCosine(m), **options)
 
 
 def arcface(
-    in_features: int, num_classes: int, s: float = 64.0, m: float = 0.5, **options: Unpack[HeadOptions]
+    in_features: int, num_classes: int, s: float = 64.0, m: float | Tensor = 0.5, **options: Unpack[HeadOptions]
 ) -> AngularHead:
-    """ArcFace: the target angle widened by m radians, continued monotone beyond π (Deng et al., CVPR 2019)."""
+    """ArcFace, AAM-Softmax: the target angle widened by m radians, continued monotone beyond π (Deng et al. 2019)."""
+    m, options = _largest_margin(m, num_classes, options)
     return AngularHead(in_features, num_classes, radius=s, margin=AdditiveAngle(m), **options)
 
 
@@ -167,6 +209,60 @@ def adaface(
 ) -> AngularHead:
     """AdaFace: a margin that grows with the feature norm relative to its running mean (Kim et al., CVPR 2022)."""
     return AngularHead(in_features, num_classes, radius=s, margin=NormAdaptive(m, h), **options)
+
+
+def magface(
+    in_features: int,
+    num_classes: int,
+    s: float = 64.0,
+    m_low: float = 0.45,
+    m_high: float = 0.8,
+    norm_low: float = 10.0,
+    norm_high: float = 110.0,
+    penalty: float = 35.0,
+    **options: Unpack[HeadOptions],
+) -> AngularHead:
+    """MagFace: an angle margin that grows with the feature norm, plus a penalty on small norms (Meng et al. 2021).
+
+    The norm of a trained feature measures the quality of its image.
+    """
+    margin = NormLinear(m_low, m_high, norm_low, norm_high, penalty)
+    return AngularHead(in_features, num_classes, radius=s, margin=margin, **options)
+
+
+def curricularface(
+    in_features: int,
+    num_classes: int,
+    s: float = 64.0,
+    m: float = 0.5,
+    momentum: float = 0.99,
+    **options: Unpack[HeadOptions],
+) -> AngularHead:
+    """CurricularFace: ArcFace with weights of hard wrong classes that rise during training (Huang et al. 2020)."""
+    return AngularHead(in_features, num_classes, radius=s, margin=AdditiveAngle(m), curriculum=momentum, **options)
+
+
+def adacos(in_features: int, num_classes: int, *, dynamic: bool = True, **options: Unpack[HeadOptions]) -> AngularHead:
+    """AdaCos: softmax of cosines without margin, with a scale that needs no tuning (Zhang et al., CVPR 2019).
+
+    The scale is √2·log(C−1), and with `dynamic` it follows each training batch from there. Needs three classes.
+    """
+    require(isinstance(dynamic, bool), "dynamic", "True or False", dynamic)
+    require(is_integer(num_classes, 3), "num_classes", "an integer >= 3 for adacos", num_classes)
+    radius = "adaptive" if dynamic else math.sqrt(2) * math.log(num_classes - 1)
+    return AngularHead(in_features, num_classes, radius=radius, **options)
+
+
+def elasticface(
+    in_features: int,
+    num_classes: int,
+    s: float = 64.0,
+    m: float = 0.5,
+    sigma: float = 0.05,
+    **options: Unpack[HeadOptions],
+) -> AngularHead:
+    """ElasticFace: ArcFace with a margin drawn from N(m, σ) for each sample; m in evaluation (Boutros et al. 2022)."""
+    return AngularHead(in_features, num_classes, radius=s, margin=RandomAngle(m, sigma), **options)
 
 
 def sphereface_plus(
@@ -228,6 +324,7 @@ def sphereface2(
     m: float | None = None,
     t: float = 3.0,
     *,
+    variant: str = "C",
     balance: float = 0.7,
     margin: str | Margin | None = None,
     gradient: str = "detached",
@@ -235,25 +332,37 @@ def sphereface2(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> BinaryHead:
-    """SphereFace2: C binary classifiers with a two-sided margin and an analytic initial bias (Wen et al. 2022).
+    """SphereFace2: C binary classifiers with a margin and an analytic initial bias (Wen et al. 2022).
 
-    The margin is `TwoSided(m)`, with m = 0.4 by default. `margin` replaces it and excludes `m`. None stands for this
-    default; for a head without margin use `BinaryHead`.
+    The variants are those of the paper: "C" lowers the target's response by m and raises the others' (m = 0.4 by
+    default), "A" increases the target's angle by m (0.5), "M" multiplies it by m up to π (1.5). `margin` replaces them
+    and excludes `m`. For a head without margin use `BinaryHead`.
     """
     require(m is None or margin is None, "m", "None if margin is given", m)
+    names = ", ".join(map(repr, _SPHEREFACE2))
+    require(isinstance(variant, str) and variant in _SPHEREFACE2, "variant", f"one of {names}", variant)
+    require(margin is None or variant == "C", "variant", "'C' if margin is given", variant)
+    kind, default_m = _SPHEREFACE2[variant]
     return BinaryHead(
         in_features,
         num_classes,
         radius=s,
         balance=balance,
         angular=PowerCosine(t),
-        margin=TwoSided(0.4 if m is None else m) if margin is None else margin,
+        margin=kind(default_m if m is None else m) if margin is None else margin,
         gradient=gradient,
         ramp=ramp,
         ignore_index=ignore_index,
         reduction=reduction,
     )
 
+
+# The margin of each variant of SphereFace2, with its default m.
+_SPHEREFACE2: dict[str, tuple[Callable[[float], Margin], float]] = {
+    "C": (TwoSided, 0.4),
+    "A": (AdditiveAngle, 0.5),
+    "M": (TruncatedMultiplicative, 1.5),
+}
 
 PRESETS: dict[str, Callable[..., AngularHead]] = {
     "softmax": softmax,
@@ -267,13 +376,17 @@ PRESETS: dict[str, Callable[..., AngularHead]] = {
     "arcface": arcface,
     "combined_margin": combined_margin,
     "adaface": adaface,
+    "magface": magface,
+    "curricularface": curricularface,
+    "adacos": adacos,
+    "elasticface": elasticface,
     "sphereface_plus": sphereface_plus,
     "sphereface_r": sphereface_r,
     "sphereface2": sphereface2,
 }
 
-# Names of the literature for two presets. Messages about unknown names in configs suggest the preset.
+# Names of the literature for presets. Messages about unknown names in configs suggest the preset.
 cosface = am_softmax
 sphereface = a_softmax
-PRESET_ALIASES = {"cosface": "am_softmax", "sphereface": "a_softmax"}
-LITERATURE_NAMES = PRESET_ALIASES  # the name that `training.components` imports
+aam_softmax = arcface
+PRESET_ALIASES = {"cosface": "am_softmax", "sphereface": "a_softmax", "aam_softmax": "arcface"}

@@ -11,12 +11,12 @@ import copy
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
@@ -24,9 +24,11 @@ from torch.utils.hooks import RemovableHandle
 from hypersphere import _numerics
 from hypersphere._validation import is_number, require
 from hypersphere.functions._recomputation import PassHistory
+from hypersphere.heads import _class_changes
+from hypersphere.heads._checks import check_features, check_labels, require_labels
 from hypersphere.heads._collectives import Processes, problem_of
 from hypersphere.heads.fused_loss import ClassInputs, ClassTerms, ScoreRule, class_terms
-from hypersphere.heads.head import AngularHead, NonFiniteScoresError, check_features, check_labels, require_labels
+from hypersphere.heads.head import AngularHead, NonFiniteScoresError
 
 __all__ = ["ShardedHead"]
 
@@ -102,10 +104,8 @@ class ShardedHead(nn.Module):
         different = differences(self.processes.all_gather_objects(plan))
         require(not different, "head", "made with the same arguments in all processes", different)
         if sizes is None:
-            # The first processes hold one class more if the classes cannot be distributed evenly.
-            each, rest = divmod(head.num_classes, self.processes.size)
-            sizes = [each + (rank < rest) for rank in range(self.processes.size)]
-        self._terms = _ShardedClassTerms(self.processes, sizes)
+            sizes = _even_sizes(head.num_classes, self.processes.size)
+        self._terms = _ShardedClassTerms(self.processes, sizes, head.num_centers)
         self.sharded_parameters = ("weight",) if shared_bias or head.bias is None else ("weight", "bias")
         # All processes draw, so that their generators stay in step, and use the numbers of the first.
         seed, sampling_seed = self.processes.all_gather_objects(torch.randint(2**62, (2,)).tolist())[0]
@@ -120,8 +120,13 @@ class ShardedHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The class vectors of this process, classes `first` to `first + len(weight)`."""
+        """The class vectors of this process, those of `classes`."""
         return self.head.weight
+
+    @property
+    def rows(self) -> slice:
+        """The rows of the logical weight that this process holds: those of `classes`, one or several per class."""
+        return _slice_of_rows(self.classes, self.head.num_centers)
 
     @property
     def first(self) -> int:
@@ -182,6 +187,44 @@ class ShardedHead(nn.Module):
         """Let the schedules count the steps of `optimizer`, as `AngularHead.advance_with` does, in every process."""
         return self.head.advance_with(optimizer)
 
+    def grow(
+        self,
+        n: int,
+        *,
+        init: Float[Tensor, "n dim"] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> Int[Tensor, " classes"]:
+        """Add classes as `AngularHead.grow` does. All processes must call it, with the same arguments.
+
+        After a change of the classes they are distributed evenly: rows and their optimiser state move to other
+        processes. Random class vectors are those of the first process.
+        """
+        problem = problem_of(lambda: require(init is None or isinstance(init, Tensor), "init", "a tensor", init))
+        self.processes.raise_any(problem)
+        return self._change(lambda rows: _class_changes.grow(self.head, n, init, optimizer, rows), self.num_classes + n)
+
+    def drop(
+        self, classes: Sequence[int] | Int[Tensor, " dropped"], *, optimizer: torch.optim.Optimizer | None = None
+    ) -> Int[Tensor, " classes"]:
+        """Remove classes as `AngularHead.drop` does; see `grow`."""
+        count = self.num_classes - len(classes)
+        return self._change(lambda rows: _class_changes.drop(self.head, classes, optimizer, rows), count)
+
+    def merge(self, a: int, b: int, *, optimizer: torch.optim.Optimizer | None = None) -> Int[Tensor, " classes"]:
+        """Merge two classes as `AngularHead.merge` does; see `grow`."""
+        return self._change(lambda rows: _class_changes.merge(self.head, a, b, optimizer, rows), self.num_classes - 1)
+
+    def _change(self, change: Callable[[_class_changes.ClassRows], Tensor], num_classes: int) -> Tensor:
+        """Apply a change that leaves `num_classes` classes, and distribute them evenly."""
+        size = self.processes.size
+        require(num_classes >= size, "classes", f"at least {size}, one per process, after the change", num_classes)
+        terms = _ShardedClassTerms(self.processes, _even_sizes(num_classes, size), self.head.num_centers)
+        result = change(_ShardedClassRows(self._terms, terms, self.weight.device))
+        self._terms = self.head.compute_terms = terms  # type: ignore[method-assign]
+        self.head.target_vectors = functools.partial(terms.target_vectors, self.head)  # type: ignore[method-assign]
+        self.num_classes = self.head.num_classes
+        return result
+
     @torch.no_grad()
     def scores(self, x: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
         """Return the scores without margin of this process's features for all classes, without gradient."""
@@ -214,7 +257,8 @@ class ShardedHead(nn.Module):
         state: dict[str, Tensor] = {}
         for name, value in self.head.state_dict().items():
             if name in self.sharded_parameters:
-                full = self.processes.gather_at_first(value, self.sizes)
+                per_class = self.head.num_centers if name == "weight" else 1
+                full = self.processes.gather_at_first(value, [per_class * size for size in self.sizes])
             else:
                 full = value.cpu().clone()
             if full is not None:
@@ -237,10 +281,11 @@ class ShardedHead(nn.Module):
         part = {}
         for name, value in current.items():
             is_sharded = name in self.sharded_parameters
-            shape = (self.head.num_classes, *value.shape[1:]) if is_sharded else tuple(value.shape)
+            per_class = self.head.num_centers if name == "weight" else 1
+            shape = (per_class * self.head.num_classes, *value.shape[1:]) if is_sharded else tuple(value.shape)
             given = tuple(state[name].shape)
             require(given == shape, f"state[{name!r}]", f"of shape {shape}", given)
-            part[name] = state[name][self.classes] if is_sharded else state[name]
+            part[name] = state[name][_slice_of_rows(self.classes, per_class)] if is_sharded else state[name]
         self.head.load_state_dict(part)
         if self.sample is not None and "sampling" in state:
             self.sampling.copy_(state["sampling"])
@@ -252,16 +297,18 @@ class ShardedHead(nn.Module):
     @torch.no_grad()
     def _local_part(self, head: AngularHead, seed: int) -> AngularHead:
         """Return a copy of the head with only the classes of this process."""
-        sharded = {id(p): p for name, p in head.named_parameters() if name in self.sharded_parameters}
+        sharded = {name: p for name, p in head.named_parameters() if name in self.sharded_parameters}
         device = torch.get_default_device() if head.weight.is_meta else None
         # `deepcopy` takes these parameters from its memo, so the full weight is never copied.
         memo: dict[int, Any] = {}
-        for key, parameter in sharded.items():
-            rows = parameter[self.classes]
+        for name, parameter in sharded.items():
+            rows = parameter[_slice_of_rows(self.classes, head.num_centers if name == "weight" else 1)]
             rows = torch.empty_like(rows, device=device) if rows.is_meta else rows.clone()
-            memo[key] = nn.Parameter(rows, requires_grad=parameter.requires_grad)
+            memo[id(parameter)] = nn.Parameter(rows, requires_grad=parameter.requires_grad)
         local = copy.deepcopy(head, memo)
         local.compute_terms = self._terms  # type: ignore[method-assign]  # of this copy only
+        local.target_vectors = functools.partial(self._terms.target_vectors, local)  # type: ignore[method-assign]
+        local.normal_noise = self._terms.normal_noise  # type: ignore[method-assign]
         if head.weight.is_meta:
             self._initialize(local, seed)
         return local
@@ -272,7 +319,9 @@ class ShardedHead(nn.Module):
         local._apply(lambda t: torch.empty_like(t, device=weight.device) if t.is_meta else t)
         # `reset_parameters` initialises `local.weight`, so let it be one block after the other.
         with torch.random.fork_rng(devices=[]):
-            for number, block, here in numbered_blocks(self.classes, _INITIAL_ROWS_PER_SEED):
+            for number, block, here in numbered_blocks(
+                _slice_of_rows(self.classes, local.num_centers), _INITIAL_ROWS_PER_SEED
+            ):
                 torch.default_generator.manual_seed((seed + number) % 2**63)
                 rows = torch.empty(_INITIAL_ROWS_PER_SEED, local.in_features, dtype=weight.dtype, device="cpu")
                 local.weight = nn.Parameter(rows)
@@ -310,6 +359,13 @@ def _check_plan(head: AngularHead, sizes: Sequence[int] | None, sample: float | 
     accepted = "a head whose loss is computed from the terms of its classes"
     inherits = all(getattr(type(head), name) is getattr(AngularHead, name) for name in ("forward", "compute_terms"))
     require(inherits, "head", accepted, type(head).__name__)
+    require("weight" in dict(head.named_parameters()), "head", "one whose class vectors are learned", head)
+    is_local = head.hard_negatives == 0
+    require(
+        is_local, "hard_negatives", "0 in a sharded head, whose classes are not in one process", head.hard_negatives
+    )
+    has_energy = head.energy_weight > 0 and head.num_centers > 1
+    require(not has_energy, "energy_weight", "0 in a sharded head with several centres", head.energy_weight)
     learned = [name for name, _ in head.named_parameters() if name not in ("weight", "bias")]
     require(not learned, "head", "without learned parameters other than weight and bias", learned)
     if sizes is not None:
@@ -319,6 +375,17 @@ def _check_plan(head: AngularHead, sizes: Sequence[int] | None, sample: float | 
         require(is_number(sample, 0, 1) and sample > 0, "sample", "a number in (0, 1] or None", sample)
         require(head.label_smoothing == 0, "sample", "None with label smoothing, which needs all classes", sample)
     require(backbone in ("averaged", "summed"), "backbone", "'averaged' or 'summed'", backbone)
+
+
+def _even_sizes(num_classes: int, processes: int) -> list[int]:
+    """Return the number of classes of each process; the first ones hold one more if they cannot be equal."""
+    each, rest = divmod(num_classes, processes)
+    return [each + (rank < rest) for rank in range(processes)]
+
+
+def _slice_of_rows(classes: slice, per_class: int) -> slice:
+    """Return the range of rows of a range of classes."""
+    return slice(classes.start * per_class, classes.stop * per_class)
 
 
 # The terms of classes that are distributed over processes ------------------------------------------------------------
@@ -332,14 +399,16 @@ class _ShardedClassTerms:
     Args:
         processes: the processes that hold classes.
         sizes: the number of classes of each process, in order.
+        centers: the number of class vectors per class.
     """
 
-    def __init__(self, processes: Processes, sizes: Sequence[int]) -> None:
+    def __init__(self, processes: Processes, sizes: Sequence[int], centers: int = 1) -> None:
         accepted = f"{processes.size} positive numbers, the classes of each process"
         fits = len(sizes) == processes.size and all(size >= 1 for size in sizes)
         require(fits, "sizes", f"{accepted} (there may be no more processes than classes)", tuple(sizes))
         self.processes = processes
         self.sizes = tuple(sizes)
+        self.centers = centers
         self.first = sum(sizes[: processes.rank])
         self.size = sizes[processes.rank]
         self.sampled: Tensor | None = None
@@ -368,6 +437,19 @@ class _ShardedClassTerms:
             is_sampled[0] = True
         self.sampled = is_sampled.nonzero().flatten().to(labels.device)
 
+    @torch.no_grad()
+    def target_vectors(self, head: AngularHead, labels: Tensor) -> Tensor:
+        """Return the class vectors (B, K, d) of labels, each from the process that holds it, without gradient."""
+        local = labels - self.first
+        is_here = (local >= 0) & (local < self.size)
+        vectors = AngularHead.target_vectors(head, local.clamp(0, self.size - 1))
+        return self.processes.all_reduce_(vectors.masked_fill(~is_here[:, None, None], 0))
+
+    def normal_noise(self, like: Tensor) -> Tensor:
+        """Return the standard normal numbers of the first process. All draw, so that their generators stay in step."""
+        noise = torch.randn_like(like)
+        return self.processes.all_reduce_(noise if self.processes.rank == 0 else torch.zeros_like(noise))
+
     def use_all_classes(self) -> None:
         """End the use of sampled classes."""
         self.sampled = None
@@ -380,7 +462,7 @@ class _ShardedClassTerms:
         """
         x, w, labels, bias, class_weights, counted, target_vectors = inputs
         local_labels = self._local_labels(labels)
-        weight = self._sampled_rows(w)
+        weight = self._sampled_rows(w, self.centers)
         shared_bias = bias if rule.shared_bias else None
         if rule.needs_energy:
             # Each class vector of the batch is held by one process; the others contribute zeros.
@@ -446,9 +528,77 @@ class _ShardedClassTerms:
         position = torch.searchsorted(self.sampled, local).clamp_max(len(self.sampled) - 1)
         return position.masked_fill(self.sampled[position] != local, -1)
 
-    def _sampled_rows(self, values: Tensor) -> Tensor:
+    def _sampled_rows(self, values: Tensor, per_class: int = 1) -> Tensor:
         """Return the rows of the classes in use; sampled rows have a sparse gradient."""
-        return values if self.sampled is None else _SparseRows.apply(values, self.sampled)
+        if self.sampled is None:
+            return values
+        rows = self.sampled if per_class == 1 else _class_changes.class_rows(self.sampled, per_class)
+        return _SparseRows.apply(values, rows)
+
+
+class _ShardedClassRows(_class_changes.ClassRows):
+    """Access to the rows of all classes while they move between processes.
+
+    Args:
+        old: the distribution before the change.
+        new: the distribution after it.
+        device: of the rows.
+    """
+
+    def __init__(self, old: _ShardedClassTerms, new: _ShardedClassTerms, device: torch.device) -> None:
+        self.old, self.new, self.processes, self.device = old, new, old.processes, device
+
+    def take(self, values: Tensor, source: Tensor, per_class: int) -> Tensor:
+        """Return the new rows of this process, received from the processes that hold them."""
+        starts = [sum(self.new.sizes[:rank]) for rank in range(self.processes.size)]
+        wanted = [source[start : start + size] for start, size in zip(starts, self.new.sizes, strict=True)]
+        old_ends = torch.tensor(self.old.sizes).cumsum(0)
+        sent = []
+        for one in wanted:
+            is_here = (one >= self.old.first) & (one < self.old.first + self.old.size)
+            sent.append(_class_changes.class_rows(one[is_here] - self.old.first, per_class))
+        mine = wanted[self.processes.rank]
+        owners = torch.searchsorted(old_ends, mine.clamp_min(0), right=True).masked_fill(mine < 0, -1)
+        received_counts = [per_class * int((owners == rank).sum()) for rank in range(self.processes.size)]
+        received = self.processes.exchange_rows(
+            values[torch.cat(sent).to(values.device)], [len(one) for one in sent], received_counts
+        )
+        # Rows arrive ordered by their owner, and in the order of the new classes for each owner.
+        positions = [(owners == rank).nonzero().flatten() for rank in range(self.processes.size)]
+        result = values.new_zeros(per_class * len(mine), *values.shape[1:])
+        result[_class_changes.class_rows(torch.cat(positions), per_class).to(values.device)] = received
+        return result
+
+    def fetch(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Return rows, given by their position among the rows of all processes."""
+        local, is_here = self._local(values, rows)
+        found = values[local.clamp(0, len(values) - 1)]
+        return self.processes.all_reduce_(torch.where(is_here.view(-1, *[1] * (values.ndim - 1)), found, 0))
+
+    def store_(self, values: Tensor, rows: Tensor, new: Tensor) -> None:
+        """Overwrite the rows that this process holds."""
+        local, is_here = self._local(values, rows)
+        values[local[is_here]] = new[is_here].to(values.dtype)
+
+    def _local(self, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        first = self.old.first * (len(values) // self.old.size)
+        local = rows.to(values.device) - first
+        return local, (local >= 0) & (local < len(values))
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean over the rows of all processes."""
+        total = self.processes.all_reduce_(values.sum(0))
+        return total / (sum(self.old.sizes) * (len(values) // self.old.size))
+
+    def draw(self, *shape: int) -> Tensor:
+        """Return standard normal numbers, the same in all processes."""
+        seed = self.processes.all_gather_objects(int(torch.randint(2**62, ())))[0]
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(*shape, generator=generator, device=generator.device)
+
+    def new_classes(self, source: Tensor) -> slice:
+        """Return the range of new classes of this process."""
+        return self.new.classes
 
 
 def numbered_blocks(classes: slice, size: int) -> Iterator[tuple[int, slice, slice]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypersphere import energy, evaluation
+from hypersphere import energy, evaluation, heads
 from hypersphere.layers import DecoupledLayer
 from hypersphere.report.runs import RunResult
 
@@ -30,8 +30,8 @@ def run_result(run: Any, experiment: Any, *, landscape: bool = False) -> RunResu
         ValueError: if features or class vectors are not finite, or there are no held-out data.
     """
     split = experiment.data
-    (features, labels), vectors = experiment.embed(), experiment.head.weight.detach().cpu()
-    if not (bool(features.isfinite().all()) and bool(vectors.isfinite().all())):
+    (features, labels), weight = experiment.embed(), experiment.head.weight.detach().cpu()
+    if not (bool(features.isfinite().all()) and bool(weight.isfinite().all())):
         raise ValueError(f"{run.folder} has diverged: its features or class vectors are not finite")
     predicted = experiment.head.scores(features.to(experiment.device)).argmax(1).cpu()
     around = _landscape(experiment) if landscape else None
@@ -49,7 +49,7 @@ def run_result(run: Any, experiment: Any, *, landscape: bool = False) -> RunResu
         labels,
         len(split.train),
         accuracy=None if split.open_set else float((predicted == labels).double().mean()),
-        class_vectors=None if split.open_set else vectors,
+        class_vectors=None if split.open_set else heads.class_vectors(experiment.head, features, labels),
         layers=layers,
         facts=run.made_with,
         filters=_filters(body),

@@ -174,7 +174,8 @@ class Experiment:
         sizes = self.network.feature_dim, len(split.classes)
         # The class vectors of a large divided head are never in one process: each draws its rows from common seeds.
         # Smaller heads start from the same class vectors as in one process. Given values must be read completely.
-        keeps_values = "class_weights" in head_component.options or config.init.name != "default" or weights is not None
+        per_class = any(isinstance(value, list) for value in head_component.options.values())
+        keeps_values = per_class or config.init.name != "default" or weights is not None
         is_large = head_options.divides and not keeps_values and sizes[0] * sizes[1] > LARGE_HEAD
         with torch.device("meta") if is_large else nullcontext():
             head: Any = create(head_component, "head", *sizes)

@@ -375,8 +375,13 @@ def _rows_of_parameters(modules: Mapping[str, Any]) -> dict[int, Rows]:
         for head in module.modules():
             if isinstance(head, ShardedHead) and head.processes.size > 1:
                 classes = Rows(head.classes.start, head.classes.stop, head.num_classes)
+                centers = Rows(head.rows.start, head.rows.stop, head.num_classes * head.head.num_centers)
                 parameters = head.head.named_parameters()
-                rows |= {id(parameter): classes for key, parameter in parameters if key in head.sharded_parameters}
+                rows |= {
+                    id(parameter): centers if key == "weight" else classes
+                    for key, parameter in parameters
+                    if key in head.sharded_parameters
+                }
         distributed = (parameter for parameter in module.parameters() if isinstance(parameter, DTensor))
         rows |= {id(parameter): _rows_of_distributed_tensor(parameter) for parameter in distributed}
     return rows

@@ -119,9 +119,10 @@ MENUS: dict[str, Menu] = {
     "head": Menu(
         "hypersphere.heads:BASELINES",
         "hypersphere.heads:PRESETS",
+        "hypersphere.heads:fixed",
         passed=["in_features", "num_classes"],
         handled="hypersphere.training.build:HeadOptions",
-        synonyms="hypersphere.heads.presets:LITERATURE_NAMES",
+        synonyms="hypersphere.heads:PRESET_ALIASES",
     ),
     "regularizer": Menu("hypersphere.training.build:REGULARIZERS", passed=["model", "modules", "where"]),
     "rotation": Menu("hypersphere.rotation.training:ROTATIONS", passed=["modules"]),

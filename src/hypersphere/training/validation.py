@@ -309,9 +309,10 @@ def class_vectors(head: Any) -> Tensor | None:
     """Return the class vectors of a head, or a sample of them; those of a sharded head only in the first process."""
     if not isinstance(head, ShardedHead):
         return head.weight
-    chosen, sizes = evenly_spaced(head.num_classes), head.sizes
+    centers = head.head.num_centers
+    chosen, sizes = evenly_spaced(head.num_classes * centers), [size * centers for size in head.sizes]
     counts = [len(part) for part in _by_owner(chosen, sizes)]
-    mine = _by_owner(chosen, sizes)[head.processes.rank] - head.first
+    mine = _by_owner(chosen, sizes)[head.processes.rank] - head.rows.start
     return head.processes.gather_at_first(head.weight[mine.to(head.weight.device)], counts)
 
 

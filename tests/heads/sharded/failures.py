@@ -40,10 +40,19 @@ def check_settings(folder, groups):
         "label_smoothing": 0.1,
         "ignore_index": 2,
         "reduction": "sum",
+        "centers": 2,
+        "hard_margin": 0.1,
+        "interclass_filter": 0.5,
+        "curriculum": 0.9,
+        "class_margins": torch.arange(CLASSES) / CLASSES,
+        "class_sizes": torch.arange(CLASSES) + 1,
+        "hard_negatives": 2,
     }
     assert different.keys() | {"self", "in_features", "num_classes"} == set(signature(AngularHead.__init__).parameters)
+    words = {"class_sizes": ("same arguments", "class_margins"), "hard_negatives": ("hard_negatives must be 0",)}
     for name, value in different.items():
-        raises(lambda n=name, v=value: ShardedHead(varied(**{n: v} if last else {})), "same arguments", name)
+        expected = words.get(name, ("same arguments", name))
+        raises(lambda n=name, v=value: ShardedHead(varied(**{n: v} if last else {})), *expected)
     weights = torch.ones(CLASSES) + (torch.arange(CLASSES) == 3) * (0.001 if last else 0)
     raises(lambda: ShardedHead(varied(class_weights=weights)), "class_weights")
     raises(lambda: ShardedHead(BinaryHead(DIM, CLASSES, balance=0.6 if last else 0.7)), "balance", "0.6", "0.7")

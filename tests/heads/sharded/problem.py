@@ -12,6 +12,13 @@ CLASSES, DIM = 7, 6
 ROWS = (5, 0, 3, 2)
 
 HEADS = {name: partial(preset, DIM, CLASSES) for name, preset in PRESETS.items()} | {
+    "elasticface": partial(PRESETS["elasticface"], DIM, CLASSES, sigma=0.0),  # `check_noise` draws margins
+    "centers": partial(PRESETS["arcface"], DIM, CLASSES, s=8.0, centers=3),
+    "biased centers": partial(PRESETS["softmax"], DIM, CLASSES, bias=True, centers=2, label_smoothing=0.1),
+    "margined centers": partial(PRESETS["l_softmax"], DIM, CLASSES, m=2, centers=2),
+    "curricular centers": partial(PRESETS["curricularface"], DIM, CLASSES, s=8.0, centers=2),
+    "filtered": partial(PRESETS["arcface"], DIM, CLASSES, s=8.0, interclass_filter=0.3),
+    "class sizes": partial(PRESETS["arcface"], DIM, CLASSES, s=8.0, class_sizes=torch.arange(1, CLASSES + 1)),
     "biased": partial(AngularHead, DIM, CLASSES, weight_norm=False, bias=True),
     "annealed": partial(AngularHead, DIM, CLASSES, margin="multiplicative", annealing=Annealing(10, 1, 1, 0)),
     "ramped": partial(AngularHead, DIM, CLASSES, radius=8.0, margin="additive_angle", ramp=Ramp(3)),
@@ -62,4 +69,10 @@ def raises(action, *words, kind=ValueError):
 
 def local_classes(head):
     """Return the range of classes whose vectors this process holds."""
-    return slice(head.first, head.first + len(head.weight))
+    return slice(head.first, head.first + head.sizes[head.processes.rank])
+
+
+def local_rows(head):
+    """Return the rows of the logical weight that this process holds."""
+    per_class = len(head.weight) // head.sizes[head.processes.rank]
+    return slice(per_class * head.first, per_class * head.first + len(head.weight))

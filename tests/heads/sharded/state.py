@@ -1,4 +1,4 @@
-"""Checks: checkpoints and class sampling."""
+"""Checks: checkpoints, class sampling, and changes of the set of classes."""
 
 from functools import partial
 from itertools import chain
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from hypersphere.heads import PRESETS, AngularHead
 from hypersphere.heads.sharded import ShardedHead
 
-from .problem import CLASSES, DIM, HEADS, ROWS, batch, build_head, close, raises
+from .problem import CLASSES, DIM, HEADS, ROWS, batch, build_head, close, local_rows, raises
 
 
 def meta(make):
@@ -180,3 +180,57 @@ def check_sampling_alone(folder, groups):
     loss.backward()
     assert loss.isfinite()
     assert x.grad.isfinite().all()
+
+
+def check_noise(folder, groups):
+    """All processes draw the same margins, and the loss is the same everywhere."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    head = ShardedHead(build_head(partial(PRESETS["elasticface"], DIM, CLASSES)))
+    x, y, parts = batch(size)
+    torch.manual_seed(rank)
+    losses = [head(x[parts[rank]], y[parts[rank]]).detach() for _ in range(2)]
+    assert losses[0] != losses[1]
+    gathered = [torch.zeros(2, dtype=torch.float64) for _ in range(size)]
+    dist.all_gather(gathered, torch.stack(losses))
+    assert all(torch.equal(one, gathered[0]) for one in gathered)
+
+
+def check_class_changes(folder, groups):
+    """Class vectors, biases, optimiser state and losses after each change are those of one process."""
+    changes = {
+        "grow": lambda head, **options: head.grow(4, init=torch.arange(4.0 * DIM).view(4, DIM).sin(), **options),
+        "drop": lambda head, **options: head.drop([0, 3], **options),
+        "merge": lambda head, **options: head.merge(6, 1, **options),
+    }
+    for name in ("biased centers", "curricular centers", "biased", "sphereface_plus", "class sizes"):
+        for group in groups:
+            size, rank = dist.get_world_size(group), dist.get_rank(group)
+            reference = build_head(HEADS[name])
+            head = ShardedHead(reference, group=group, backbone="summed")
+            pair = [(reference, torch.optim.Adam(reference.parameters())), (head, torch.optim.Adam(head.parameters()))]
+            for change, apply in changes.items():
+                x, y, parts = batch(size, seed=len(change))
+                y = y.clamp_max(reference.num_classes - 1)
+                for (one, optimizer), part in zip(pair, (slice(None), parts[rank]), strict=True):
+                    optimizer.zero_grad()
+                    one(x[part], y[part]).backward()
+                    optimizer.step()
+                mappings = [apply(one, optimizer=optimizer) for one, optimizer in pair]
+                assert torch.equal(*mappings), change
+                if change == "grow" and reference.num_centers > 1:  # other centres of new classes are random
+                    full = head.full_state_dict() if rank == 0 else head.full_state_dict() or {}
+                    shared = [full.get("weight", torch.empty_like(reference.weight))]
+                    dist.broadcast(shared[0], group=group, group_src=0)
+                    torch.testing.assert_close(shared[0][: 2 * CLASSES + 1], reference.weight[: 2 * CLASSES + 1])
+                    with torch.no_grad():
+                        reference.weight.copy_(shared[0])
+                close(head.weight, reference.weight[local_rows(head)])
+                ours, theirs = (optimizer.state[one.weight] for one, optimizer in pair)
+                for key in ("exp_avg", "exp_avg_sq"):
+                    close(theirs[key], ours[key][local_rows(head)])
+                assert head.num_classes == reference.num_classes == sum(head.sizes)
+                x, y, parts = batch(size, seed=1)
+                y = y.clamp_max(reference.num_classes - 1)
+                close(head(x[parts[rank]], y[parts[rank]]), reference(x, y))
+                close(head.scores(x[parts[rank]]), reference.scores(x)[parts[rank]].detach())
+    raises(lambda: ShardedHead(build_head(HEADS["biased"])).drop(list(range(CLASSES - 3))), "one per process")

@@ -1,0 +1,62 @@
+r"""Objectives that treat some of the wrong classes differently from the others.
+
+Three ideas share one form: the response g(θ_j) of a wrong class j is replaced, or the class is left out of the loss.
+
+- Interclass filter (insightface): classes with cos θ_j > t probably show the same identity under another label. They
+  are left out.
+- Inter-top-k penalty (Zhao et al. 2022): the k nearest wrong classes get g(θ_j − m′), which widens the gap to them.
+- Curriculum (Huang et al., CurricularFace, 2020): classes with g(θ_j) > ψ(θ_y) are hard and get g·(t + g). The number t
+  is a running mean of the target cosines: hard classes count less than others at first and more later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hypersphere.functions.margin import shifted_response
+
+__all__ = ["Negatives"]
+
+
+@dataclass(frozen=True)
+class Negatives:
+    r"""How the responses of wrong classes change in one call of a head.
+
+    Args:
+        angular: g.
+        filter_cosine: wrong classes with a larger cosine are left out; None for no filter.
+        hard_count: k, the number of nearest wrong classes with the response g(θ − m′).
+        hard_margin: m′ in radians. Below θ = m′ the response is continued by 2 − g(m′ − θ), so that it keeps rising.
+        threshold: (B,) responses ψ(θ_y); wrong classes with a larger response are hard. None without a curriculum.
+        hardness: t, a scalar; None without a curriculum.
+    """
+
+    angular: Callable[[Tensor], Tensor]
+    filter_cosine: float | None = None
+    hard_count: int = 0
+    hard_margin: float = 0.0
+    threshold: Tensor | None = None
+    hardness: Tensor | None = None
+
+    def __call__(self, c: Tensor, response: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the responses of all classes, and the classes that are left out, or None.
+
+        Args:
+            c: (B, C) cosines.
+            response: (B, C) g of the cosines.
+            is_target: (B, C) booleans. Responses of targets are not used.
+        """
+        is_left_out = None if self.filter_cosine is None else (c > self.filter_cosine) & ~is_target
+        if self.threshold is not None and self.hardness is not None:
+            is_hard = response > self.threshold.detach().unsqueeze(1)
+            response = response.where(~is_hard, response * (self.hardness + response))
+        if self.hard_count:
+            is_candidate = ~is_target if is_left_out is None else ~(is_target | is_left_out)
+            cosines = c.detach().where(is_candidate, -float("inf"))
+            nearest = cosines.topk(min(self.hard_count, c.shape[1] - 1), dim=1).indices
+            hard = shifted_response(self.angular, c.gather(1, nearest), -self.hard_margin)
+            response = response.scatter(1, nearest, hard)
+        return response, is_left_out
