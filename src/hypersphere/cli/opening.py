@@ -11,8 +11,9 @@ from torch import Tensor
 
 from hypersphere.cli.output import warn
 from hypersphere.data import Mirrored, Source
+from hypersphere.gallery import fingerprint_of
 from hypersphere.models.export import probe_batches
-from hypersphere.training import Experiment, Run
+from hypersphere.training import Experiment, Run, RunCalibration
 from hypersphere.training.processes import choose_device
 
 __all__ = ["Opened", "open_run", "probe_inputs"]
@@ -52,6 +53,12 @@ class Opened:
         """Return the scores (N, C) of inputs without margin, in the precision of the run."""
         objective: Any = self.experiment.objective
         return objective.head.scores(objective.features(inputs))
+
+    def refusal(self, calibration: RunCalibration) -> str:
+        """Return why a calibration does not apply to these weights; empty if it does."""
+        if calibration.fingerprint == fingerprint_of(self.experiment.network):
+            return ""
+        return f"the calibration is that of step {calibration.step}, not of the weights of step {self.step}"
 
     def require_images(self, what: str) -> None:
         """Raise a `ValueError` that names `what` if the run was trained on points or on nodes of a graph."""

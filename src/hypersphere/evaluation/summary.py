@@ -8,15 +8,22 @@ from typing import Any
 
 import torch
 
+from hypersphere._validation import require
 from hypersphere.evaluation._arrays import Array, as_features, as_labels
 from hypersphere.evaluation.identification import first_of_each, identify
-from hypersphere.evaluation.roc import Roc
-from hypersphere.evaluation.verification import Verification
+from hypersphere.evaluation.intervals import percentile_interval, resampled_weights
+from hypersphere.evaluation.roc import OperatingPoint, RankedScores, Roc, read_curve
+from hypersphere.evaluation.streaming import AllPairs, verify_blocks
+from hypersphere.evaluation.verification import Verification, pair_scores
 
-__all__ = ["summarize_identification", "summarize_verification"]
+__all__ = ["summarize_all_pairs", "summarize_identification", "summarize_verification"]
 
 BOOTSTRAP = 1000  # draws for intervals
 MAX_RESAMPLED_PAIRS = 20_000  # largest number of pairs for which intervals are computed by default
+# Of all pairs, up to which number intervals are computed by default, with how many draws. It takes a few seconds.
+ALL_PAIRS_DRAWS = {20_000: 1000, 500_000: 200}
+MAX_STORED_PAIRS = 10_000_000  # largest number of pairs whose scores are stored for intervals that were requested
+LEVEL = 0.95
 
 
 def summarize_verification(
@@ -45,10 +52,7 @@ def summarize_verification(
     """
     names = ("accuracy", "standard_error", "best_accuracy", "best_threshold", "eer", "auc")
     summary: dict[str, Any] = {name: getattr(verified, name) for name in names}
-    summary["tar"] = [
-        {"far": p.requested_rate, "tar": p.true_rate, "threshold": p.threshold, "resolved": p.resolved}
-        for p in verified.points
-    ]
+    summary["tar"] = _point_rows(verified.points)
     same = int(verified.same.sum())
     summary |= {"same": same, "different": len(verified.same) - same, "folds": len(verified.accuracies)}
     draws = bootstrap
@@ -65,8 +69,85 @@ def summarize_verification(
     for point in summary["tar"]:
         if point["resolved"]:
             point["interval"] = ends(partial(Roc.tar_at, far=point["far"]))
+            point["threshold_interval"] = ends(partial(_threshold_at, far=point["far"]))
     intervals = {name: ends(name) for name in ("accuracy", "eer", "auc")}
     return summary | {"intervals": intervals, "draws": draws, "drawn": "pairs" if identities is None else "classes"}
+
+
+def summarize_all_pairs(
+    features: Array,
+    labels: Array,
+    far: Sequence[float],
+    *,
+    bootstrap: int | None = None,
+    by_class: bool = True,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Return the equal error rate, and the rates and thresholds at false accept rates, of all pairs of samples.
+
+    They are exact, and memory does not grow with the number of pairs, except for the 95 % bootstrap intervals.
+
+    Args:
+        features: (N, d) embeddings.
+        labels: (N,) integers.
+        far: false accept rates.
+        bootstrap: draws for the intervals, 0 for none; None for 1,000, or 200 for more than 20,000 pairs, and none for
+            more than 500,000. There are never intervals for more than ten million pairs.
+        by_class: resample whole classes rather than pairs.
+        seed: seed of the draws.
+
+    Example:
+        >>> features, labels = torch.eye(4)[[0, 0, 1, 1]], [0, 0, 1, 1]
+        >>> summary = summarize_all_pairs(features, labels, [0.25], bootstrap=0)
+        >>> summary["same"], summary["different"], summary["tar"][0]["threshold"]
+        (2, 4, 1.0)
+    """
+    pairs = AllPairs(features, labels)
+    verified = verify_blocks(pairs, far)
+    counts = {"same": verified.same, "different": verified.different}
+    summary: dict[str, Any] = {"eer": verified.eer, "tar": _point_rows(verified.points), **counts}
+    total = verified.same + verified.different
+    draws = bootstrap
+    if draws is None:
+        draws = next((number for most, number in ALL_PAIRS_DRAWS.items() if total <= most), 0)
+    if not draws or total > MAX_STORED_PAIRS:
+        return summary
+    require(draws >= 2, "bootstrap", "0, or a number of draws >= 2", draws)
+    first, second = torch.triu_indices(len(pairs.labels), len(pairs.labels), offset=1, device=pairs.labels.device)
+    owners = torch.stack([pairs.labels[first], pairs.labels[second]])
+    same = owners[0] == owners[1]
+    ranked = RankedScores(pair_scores(pairs.features, first, second), same)
+    weights = resampled_weights(same, owners if by_class else None, torch.Generator().manual_seed(seed))
+    rows = []
+    for _ in range(draws):  # one curve per draw gives all statistics
+        curve = ranked.roc(next(weights))
+        rates = curve.tar, curve.far  # computed once for all points
+        points = [read_curve(curve.thresholds, *rates, curve.negatives, rate, "far", "step") for rate in far]
+        rows.append([curve.eer, *(p.true_rate for p in points), *(p.threshold for p in points)])
+    eers, *columns = torch.tensor(rows, dtype=torch.float64).unbind(1)
+
+    def ends(value: float, column: torch.Tensor) -> list[float]:
+        interval = percentile_interval(value, float, iter(column), draws, LEVEL)
+        return [interval.low, interval.high]
+
+    tars, thresholds = columns[: len(far)], columns[len(far) :]
+    for point, tar, threshold in zip(summary["tar"], tars, thresholds, strict=True):
+        if point["resolved"]:
+            point["interval"] = ends(point["tar"], tar)
+            point["threshold_interval"] = ends(point["threshold"], threshold)
+    drawn = "classes" if by_class else "pairs"
+    return summary | {"eer_interval": ends(summary["eer"], eers), "draws": draws, "drawn": drawn}
+
+
+def _point_rows(points: Sequence[OperatingPoint]) -> list[dict[str, Any]]:
+    """Return operating points as plain data."""
+    return [
+        {"far": p.requested_rate, "tar": p.true_rate, "threshold": p.threshold, "resolved": p.resolved} for p in points
+    ]
+
+
+def _threshold_at(curve: Roc, far: float) -> float:
+    return curve.at(far).threshold
 
 
 def summarize_identification(features: Array, labels: Array, ranks: Sequence[int] = (1, 5, 10)) -> dict[str, Any]:
