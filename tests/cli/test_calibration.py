@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from hypersphere.evaluation import Calibration
 from hypersphere.training import Run, RunCalibration
 
-from .conftest import train
+from .conftest import invoke, train
 
 
 def read(path):
@@ -28,12 +28,20 @@ def all_pairs(run):
     return (x[first] * x[second]).sum(1), names[labels[first].astype(int)], names[labels[second].astype(int)]
 
 
-@pytest.fixture
-def calibrated(people, succeeds, tmp_path):
+@pytest.fixture(scope="module")
+def calibrated_once(people, tmp_path_factory):
     """A copy of the run with a calibration, what the command printed, and its results."""
-    run = Run.open(shutil.copytree(people.folder, tmp_path / "run"))
-    out = succeeds("evaluate", run.folder, "--calibrate", "--far", "0.1,0.02", "--json", tmp_path / "found.json")
-    return run, out, read(tmp_path / "found.json")
+    folder = tmp_path_factory.mktemp("calibrated")
+    run = Run.open(shutil.copytree(people.folder, folder / "run"))
+    words = ["--calibrate", "--far", "0.1,0.02", "--bootstrap", 50, "--json", folder / "found.json"]
+    return run, invoke("evaluate", run.folder, *words), read(folder / "found.json")
+
+
+@pytest.fixture
+def calibrated(calibrated_once, tmp_path):
+    """The same in a folder that a test may change."""
+    run, *results = calibrated_once
+    return Run.open(shutil.copytree(run.folder, tmp_path / "run")), *results
 
 
 def test_evaluate_prints_thresholds_of_all_pairs(people, succeeds, tmp_path):
@@ -73,7 +81,9 @@ def test_evaluate_thresholds_have_intervals_over_people(people, succeeds, tmp_pa
     scores, one, two = all_pairs(people)
     names, rng, drawn = np.unique(one), np.random.default_rng(0), []
     for _ in range(400):
-        times = dict(zip(names, np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names)), strict=True))
+        times = dict(
+            zip(names, np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names)), strict=True)
+        )
         weights = np.array([times[a] * (times[b] if a != b else 1) for a, b in zip(one, two, strict=True)])
         different = one != two
         order = np.argsort(-scores[different])
@@ -110,17 +120,19 @@ def test_calibrate_fits_on_half_of_the_people_and_measures_on_the_others(calibra
         assert point["probability"] == pytest.approx(peer.predict_proba([[point["threshold"]]])[0, 1], rel=1e-3)
     assert "fitted on 5 classes, measured on 5 others" in out
     assert "FAR, promised 0.1" in out
-    assert f"Stored in {run.folder / 'calibration.json'}." in out
+    assert f"Stored in {found['calibration']['file']}." in out
 
 
 def test_later_evaluations_apply_the_stored_calibration(calibrated, succeeds, tmp_path):
     run, _, found = calibrated
-    again = succeeds("evaluate", run.folder, "--json", tmp_path / "again.json")
+    again = succeeds("evaluate", run.folder, "--bootstrap", 0, "--json", tmp_path / "again.json")
     later = read(tmp_path / "again.json")["calibration"]
     assert {**later, "file": found["calibration"]["file"]} == found["calibration"]
     assert "Cllr, in bits" in again
     assert "Stored in" not in again
-    assert "Calibration not applied: it is one of plain cosines." in succeeds("evaluate", run.folder, "--pca", 3)
+    assert "Calibration not applied: it is one of plain cosines." in succeeds(
+        "evaluate", run.folder, "--pca", 3, "--bootstrap", 0
+    )
 
 
 def test_calibration_of_other_weights_is_not_applied(calibrated, succeeds, fails, tmp_path):
@@ -152,7 +164,9 @@ def test_calibrate_warns_if_training_has_seen_the_classes(plain, succeeds, tmp_p
 
 def test_calibrate_rejects_what_it_cannot_use(people, photos, fails, tmp_path):
     for words in (["--pca", 3], ["--mirror"], ["--subtract-mean"]):
-        assert f"{words[0]} must be omitted with --calibrate" in fails(2, "evaluate", people.folder, "--calibrate", *words)
+        assert f"{words[0]} must be omitted with --calibrate" in fails(
+            2, "evaluate", people.folder, "--calibrate", *words
+        )
     assert "--prior must be a probability" in fails(2, "evaluate", people.folder, "--calibrate", "--prior", 1)
     np.save(tmp_path / "x.npy", np.eye(4))
     line = fails(2, "evaluate", tmp_path / "x.npy", tmp_path / "x.npy", "--calibrate")

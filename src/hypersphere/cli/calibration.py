@@ -1,4 +1,4 @@
-"""The calibration of a run in `hypersphere evaluate`: fitted on request, and measured on classes it was not fitted on."""
+"""The calibration of a run in `hypersphere evaluate`: fitted on request, and measured on other classes."""
 
 from __future__ import annotations
 

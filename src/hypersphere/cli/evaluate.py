@@ -43,7 +43,7 @@ def evaluate(
     bootstrap: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Bootstrap draws for 95 % intervals, 0 for none; default: 1000 for up to 20,000 pairs."
+            min=0, help="Bootstrap draws for 95 % intervals, 0 for none; default: 1000, fewer for many pairs."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed for the drawn pairs and the bootstrap.")] = 0,

@@ -96,7 +96,9 @@ def _calibration(opened: Opened) -> RunCalibration | None:
     """Return the calibration of the run, which must be one of these weights."""
     stored = opened.run.calibration()
     if stored is not None and (reason := opened.refusal(stored)):
-        advice = f"run `hypersphere evaluate {opened.run.folder} --calibrate` for these weights, or use --no-calibration"
+        advice = (
+            f"run `hypersphere evaluate {opened.run.folder} --calibrate` for these weights, or use --no-calibration"
+        )
         raise ValueError(f"{reason}; {advice}")
     return stored
 

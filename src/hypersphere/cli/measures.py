@@ -157,8 +157,11 @@ def _measure(sample: Embeddings, protocol: Protocol, *, by_class: bool) -> dict[
         rates = evaluation.summarize_all_pairs(
             features, labels, protocol.far, bootstrap=protocol.bootstrap, by_class=by_class, seed=protocol.seed
         )
+        intervals = results["verification"].pop("intervals", {})
+        intervals.pop("eer", None)  # of the drawn pairs
+        intervals |= rates.pop("intervals", {})
         results["verification"] |= {"eer": rates.pop("eer"), "tar": rates.pop("tar")}
-        results["verification"].get("intervals", {})["eer"] = rates.pop("eer_interval", None)
+        results["verification"] |= {"intervals": intervals} if intervals else {}
         results["verification"]["rates"] = {"pairs": "all", **rates}
     if labels is not None and len(labels.unique()) < len(labels):
         results["identification"] = evaluation.summarize_identification(features, labels, protocol.ranks)

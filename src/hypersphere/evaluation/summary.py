@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
 
 from hypersphere._validation import require
 from hypersphere.evaluation._arrays import Array, as_features, as_labels
 from hypersphere.evaluation.identification import first_of_each, identify
-from hypersphere.evaluation.intervals import percentile_interval, resampled_weights
-from hypersphere.evaluation.roc import OperatingPoint, RankedScores, Roc, read_curve
+from hypersphere.evaluation.intervals import as_groups, percentile_interval, resampled_weights
+from hypersphere.evaluation.roc import OperatingPoint, RankedScores, read_curve
 from hypersphere.evaluation.streaming import AllPairs, verify_blocks
 from hypersphere.evaluation.verification import Verification, pair_scores
 
@@ -61,16 +62,11 @@ def summarize_verification(
     if not draws:
         return summary
 
-    def ends(statistic: str | Callable[[Roc], float]) -> list[float]:
-        generator = torch.Generator().manual_seed(seed)
-        interval = verified.interval(statistic, identities=identities, samples=draws, generator=generator)
-        return [interval.low, interval.high]
-
-    for point in summary["tar"]:
-        if point["resolved"]:
-            point["interval"] = ends(partial(Roc.tar_at, far=point["far"]))
-            point["threshold_interval"] = ends(partial(_threshold_at, far=point["far"]))
-    intervals = {name: ends(name) for name in ("accuracy", "eer", "auc")}
+    groups = None if identities is None else as_groups("identities", identities, verified.same)
+    found = _resampled(verified.scores, verified.same, groups, summary, draws, seed)
+    generator = torch.Generator().manual_seed(seed)
+    accuracy = verified.interval("accuracy", identities=identities, samples=draws, generator=generator)
+    intervals = {"accuracy": [accuracy.low, accuracy.high], **found}
     return summary | {"intervals": intervals, "draws": draws, "drawn": "pairs" if identities is None else "classes"}
 
 
@@ -116,27 +112,40 @@ def summarize_all_pairs(
     first, second = torch.triu_indices(len(pairs.labels), len(pairs.labels), offset=1, device=pairs.labels.device)
     owners = torch.stack([pairs.labels[first], pairs.labels[second]])
     same = owners[0] == owners[1]
-    ranked = RankedScores(pair_scores(pairs.features, first, second), same)
-    weights = resampled_weights(same, owners if by_class else None, torch.Generator().manual_seed(seed))
+    scores = pair_scores(pairs.features, first, second)
+    found = _resampled(scores, same, owners if by_class else None, summary, draws, seed)
+    return summary | {"intervals": {"eer": found["eer"]}, "draws": draws, "drawn": "classes" if by_class else "pairs"}
+
+
+def _resampled(
+    scores: Float[Tensor, " pairs"],
+    same: Bool[Tensor, " pairs"],
+    groups: Int64[Tensor, "sides pairs"] | None,
+    summary: dict[str, Any],
+    draws: int,
+    seed: int,
+) -> dict[str, list[float]]:
+    """Return intervals of EER and AUC, and add those of the true accept rates and thresholds to `summary["tar"]`.
+
+    One curve per draw gives all statistics.
+    """
+    ranked = RankedScores(scores, same)
+    weights = resampled_weights(same, groups, torch.Generator().manual_seed(seed))
+    resolved = [point for point in summary["tar"] if point["resolved"]]
     rows = []
-    for _ in range(draws):  # one curve per draw gives all statistics
+    for _ in range(draws):
         curve = ranked.roc(next(weights))
-        rates = curve.tar, curve.far  # computed once for all points
-        points = [read_curve(curve.thresholds, *rates, curve.negatives, rate, "far", "step") for rate in far]
-        rows.append([curve.eer, *(p.true_rate for p in points), *(p.threshold for p in points)])
-    eers, *columns = torch.tensor(rows, dtype=torch.float64).unbind(1)
-
-    def ends(value: float, column: torch.Tensor) -> list[float]:
-        interval = percentile_interval(value, float, iter(column), draws, LEVEL)
-        return [interval.low, interval.high]
-
-    tars, thresholds = columns[: len(far)], columns[len(far) :]
-    for point, tar, threshold in zip(summary["tar"], tars, thresholds, strict=True):
-        if point["resolved"]:
-            point["interval"] = ends(point["tar"], tar)
-            point["threshold_interval"] = ends(point["threshold"], threshold)
-    drawn = "classes" if by_class else "pairs"
-    return summary | {"eer_interval": ends(summary["eer"], eers), "draws": draws, "drawn": drawn}
+        rates = curve.tar, curve.far
+        points = [
+            read_curve(curve.thresholds, *rates, curve.negatives, point["far"], "far", "step") for point in resolved
+        ]
+        rows.append([curve.eer, curve.auc, *(p.true_rate for p in points), *(p.threshold for p in points)])
+    columns = torch.tensor(rows, dtype=torch.float64).unbind(1)
+    ends = [percentile_interval(0.0, float, iter(column), draws, LEVEL) for column in columns]
+    eer, auc, *others = ([interval.low, interval.high] for interval in ends)
+    for place, point in enumerate(resolved):
+        point["interval"], point["threshold_interval"] = others[place], others[place + len(resolved)]
+    return {"eer": eer, "auc": auc}
 
 
 def _point_rows(points: Sequence[OperatingPoint]) -> list[dict[str, Any]]:
@@ -144,10 +153,6 @@ def _point_rows(points: Sequence[OperatingPoint]) -> list[dict[str, Any]]:
     return [
         {"far": p.requested_rate, "tar": p.true_rate, "threshold": p.threshold, "resolved": p.resolved} for p in points
     ]
-
-
-def _threshold_at(curve: Roc, far: float) -> float:
-    return curve.at(far).threshold
 
 
 def summarize_identification(features: Array, labels: Array, ranks: Sequence[int] = (1, 5, 10)) -> dict[str, Any]:

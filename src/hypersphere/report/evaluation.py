@@ -44,7 +44,12 @@ def _lines(results: Mapping[str, Any]) -> Iterator[Line]:
         # Older files have no "rates": all numbers are of the same pairs.
         rates = part.get("rates", part)
         same, different = f"{rates['same']:,} same pairs", f"{rates['different']:,} different pairs"
-        yield "equal error rate", SHARE.show(part["eer"]), ends.get("eer"), f"{rates['same'] + rates['different']:,} pairs"
+        yield (
+            "equal error rate",
+            SHARE.show(part["eer"]),
+            ends.get("eer"),
+            f"{rates['same'] + rates['different']:,} pairs",
+        )
         for point in part["tar"]:
             resolved, name = point["resolved"], f"at FAR {point['far']:g}"
             yield f"TAR {name}", SHARE.show(point["tar"]), point.get("interval"), same if resolved else "not resolved"

@@ -119,13 +119,15 @@ class RunCalibration:
             pair_scores(x, first, second), owners[0] == owners[1], method=method, prior=prior, groups=owners
         )
         points = verify_blocks(AllPairs(x, y), far).points
-        thresholds = {point.requested_rate: point.threshold for point in points if point.resolved and math.isfinite(point.threshold)}
+        thresholds = {
+            point.requested_rate: point.threshold
+            for point in points
+            if point.resolved and math.isfinite(point.threshold)
+        }
         names = tuple(classes[index] for index in chosen.tolist())
         return cls(fitted, thresholds, names, open_set, step, fingerprint)
 
-    def is_other(
-        self, labels: Int64[Tensor, " samples"], classes: Sequence[str]
-    ) -> Bool[Tensor, " samples"]:
+    def is_other(self, labels: Int64[Tensor, " samples"], classes: Sequence[str]) -> Bool[Tensor, " samples"]:
         """Return which samples are of classes that were not fitted."""
         fitted = set(self.classes)
         return torch.tensor([name not in fitted for name in classes])[labels]
@@ -220,9 +222,7 @@ class RunCalibration:
             thresholds = {float(far): float(threshold) for far, threshold in stored["thresholds"]}
             classes = tuple(map(str, stored["classes"]))
             step, fingerprint, open_set = int(stored["step"]), str(stored["fingerprint"]), bool(stored["open_set"])
-            return cls(
-                Calibration.from_dict(stored["calibration"]), thresholds, classes, open_set, step, fingerprint
-            )
+            return cls(Calibration.from_dict(stored["calibration"]), thresholds, classes, open_set, step, fingerprint)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -265,9 +265,7 @@ def _sample_pairs(
     return pairs[:, 0], pairs[:, 1]
 
 
-def _rates_at(
-    pairs: AllPairs, thresholds: Sequence[float]
-) -> tuple[list[tuple[float, float]], tuple[int, int]]:
+def _rates_at(pairs: AllPairs, thresholds: Sequence[float]) -> tuple[list[tuple[float, float]], tuple[int, int]]:
     """Return the false and the true accept rate at each threshold, and the numbers of same and of different pairs."""
     # Float32 scores are compared in float32, like the scores from which the thresholds were chosen.
     accepted = torch.zeros(len(thresholds), 2, dtype=torch.int64)
