@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hypersphere._validation import require
 from hypersphere.cli.opening import Opened
-from hypersphere.gallery import fingerprint_of
 from hypersphere.training import RunCalibration
 
 __all__ = ["CalibrationFit", "measure_calibration"]
@@ -42,7 +41,7 @@ def measure_calibration(
     Returns:
         The key "calibration" with its measurements, or nothing if the run has no calibration.
     """
-    classes, network = opened.held_out.classes, opened.experiment.network
+    classes = opened.held_out.classes
     if fit is None:
         fitted = opened.run.calibration()
         if fitted is None:
@@ -56,7 +55,7 @@ def measure_calibration(
         labels,
         classes,
         step=opened.step,
-        fingerprint=fingerprint_of(network),
+        fingerprint=opened.fingerprint,
         open_set=opened.experiment.data.open_set,
         far=fit.far,
         prior=fit.prior,

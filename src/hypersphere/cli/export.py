@@ -80,9 +80,9 @@ def export(
     if calibrated is not None:
         features = [(one, one.flip(0)) for one, _ in expected]
         scores = PairScores(calibrated.calibration).eval()
-        names = {"inputs": PAIR_INPUTS, "outputs": PAIR_OUTPUTS}
-        export_module(scores, features, pair_target, form=to, **names)
-        content["calibration"] = {"file": pair_target.name, **names, **calibrated.description()}
+        export_module(scores, features, pair_target, form=to, outputs=PAIR_OUTPUTS, inputs=PAIR_INPUTS)
+        names = {"file": pair_target.name, "inputs": PAIR_INPUTS, "outputs": PAIR_OUTPUTS}
+        content["calibration"] = {**names, **calibrated.description()}
     write_json(card, content)
     shape = " x ".join(map(str, batches[0].shape[1:]))
     kind = "" if experiment.config.precision == "float32" else ", in float32"
@@ -114,7 +114,7 @@ def _card(
     if is_image:
         description["range"] = [0, 255] if description["dtype"] == "uint8" else [0, 1]
         description["channels"] = {1: "grey", 3: "RGB"}.get(shape[0])
-        description["resize"] = shape[1:]
+        description |= {"resize": shape[1:], "fit": opened.fit}
     return {
         "file": target.name,
         "input": description,
