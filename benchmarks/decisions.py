@@ -74,7 +74,9 @@ def train_encoder(data, epochs: int, seed: int):
     parameters = [*model.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=2e-3, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=epochs * len(batches))
-    optimizer.register_step_post_hook(lambda *_: schedule.step() if schedule.last_epoch < schedule.total_steps else None)
+    optimizer.register_step_post_hook(
+        lambda *_: schedule.step() if schedule.last_epoch < schedule.total_steps else None
+    )
     hs.training.fit(
         model,
         head,

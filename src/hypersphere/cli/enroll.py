@@ -64,6 +64,8 @@ def enroll(
     if known:
         done = "were replaced" if replace else "were there before and now have more images; --replace removes old ones"
         print_line(f"{len(known)} of these names {done}")
+    chosen = "" if step is None else f" --step {step}"
+    print_line(f"Next: hypersphere search {gallery} IMAGE --run {folder}{chosen}")
 
 
 def _existing(folder: Path, dtype: str | None, index: str | None) -> Gallery | None:
