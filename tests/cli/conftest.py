@@ -1,5 +1,6 @@
 import sys
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -56,6 +57,26 @@ def rotated(tmp_path_factory):
         regularizers="mhe",
         epochs=1,
     )
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory):
+    """A folder of grey images of 20 people, 6 of each: a random pattern per person with noise."""
+    folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for person in range(20):
+        pattern = rng.uniform(60, 200, size=(8, 8))
+        (folder / f"person-{person:02d}").mkdir()
+        for number in range(6):
+            pixels = (pattern + 35 * rng.normal(size=(8, 8))).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"person-{person:02d}" / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def people(photos, tmp_path_factory):
+    """A run that was trained on ten of these people; the other ten are held out."""
+    data = {"name": "image_folder", "path": str(photos), "size": 8, "split": "class", "held_out": 10}
+    return train(tmp_path_factory.mktemp("runs") / "people", data=data, epochs=3)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_evaluate_run_matches_the_definitions(plain, succeeds, tmp_path):
         assert word in out
     assert "\x1b" not in out
     assert "3,000 same and 3,000 different, drawn, in 10 folds" in out
-    assert "`report` computes its rates from all pairs of up to 1,500 samples, so they differ." in out
+    assert "Rates and thresholds: of all pairs of the samples." in out
     assert "Samples: test data of 10 classes, checkpoint of step 80." in out
     assert "draws of the pairs" in out  # because training has seen these classes
     experiment = plain.experiment()
@@ -73,6 +73,12 @@ def test_evaluate_run_matches_the_definitions(plain, succeeds, tmp_path):
     hardness = angles[np.arange(len(labels)), labels] / angles.sum(1)
     assert found["hardness"]["mean"] == pytest.approx(hardness.mean(), rel=1e-4)
     assert found["hardness"]["deviation"] == pytest.approx(hardness.std(), rel=1e-4)
+
+
+def test_evaluate_says_that_rates_of_drawn_pairs_differ_from_the_report(plain, succeeds):
+    line = "`report` computes its rates from all pairs of up to 1,500 samples, so they differ."
+    assert line in succeeds("evaluate", plain.folder, "--pairs", 3000, "--bootstrap", 0)
+    assert line not in succeeds("evaluate", plain.folder, "--bootstrap", 0)
 
 
 def test_evaluate_embeddings_with_labels(faces, succeeds):

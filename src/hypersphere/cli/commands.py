@@ -29,6 +29,9 @@ COMMANDS = {
     "reproduce": "Reproduce a table or figure of the sources.",
     "evaluate": "Measure a run or files of embeddings.",
     "embed": "Compute the embeddings of images.",
+    "enroll": "Add a folder of images to a gallery.",
+    "search": "Find the nearest names of images in a gallery.",
+    "serve": "Answer searches in a gallery over HTTP.",
     "inspect": "Show how redundant the neurons of each layer are.",
     "adapt": "Fine-tune a language model by rotation.",
     "fold": "Fold rotations and operators into plain layers.",
@@ -45,6 +48,7 @@ SMALLER = {  # the option that lowers the memory use of a command
     "train": "--batch-size",
     "evaluate": "number of --pairs",
     "embed": "--batch",
+    "enroll": "--batch",
     "inspect": "--most",
     "attack": "--limit",
     "adapt": "--batch",
@@ -162,9 +166,10 @@ def main() -> None:
         sys.exit(1)
     except ValueError as error:
         from hypersphere.data import DamagedData
+        from hypersphere.gallery import DamagedGallery
         from hypersphere.training import DamagedCheckpoint
 
-        end(error, 3 if isinstance(error, DamagedData | DamagedCheckpoint) else 2)
+        end(error, 3 if isinstance(error, DamagedData | DamagedCheckpoint | DamagedGallery) else 2)
     except (FileNotFoundError, PermissionError, ImportError) as error:
         # `root` is the name of the argument in Python
         end(str(error).replace("pass root= or", "pass --data-root or"), 2)

@@ -37,7 +37,7 @@ def embed(
 ) -> None:
     """Compute the embeddings of images and write them to a file, with names and labels in a JSON file next to it."""
     from hypersphere.cli.opening import open_run
-    from hypersphere.data import Source, open_images
+    from hypersphere.data import Source
     from hypersphere.data.embeddings import SUFFIXES, Embeddings, write_embeddings
 
     target = out or (Path() if images else folder) / "embeddings.safetensors"
@@ -45,9 +45,7 @@ def embed(
     opened = open_run(folder, data_root, step=step, device=device, with_data=not images, trust_code=trust_code)
     source: Source
     if images:
-        opened.require_images("embed with images")
-        channels, height, width = opened.shape
-        source, labelled = open_images(images, size=(height, width), grey=channels == 1)
+        source, labelled = opened.images(images, "embed with images")
     else:
         source, labelled = opened.held_out, True
     features, labels = opened.embed(source, mirror=mirror, batch=batch)

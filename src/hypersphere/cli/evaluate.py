@@ -43,13 +43,24 @@ def evaluate(
     bootstrap: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Bootstrap draws for 95 % intervals, 0 for none; default: 1000 for up to 20,000 pairs."
+            min=0, help="Bootstrap draws for 95 % intervals, 0 for none; default: 1000, fewer for many pairs."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed for the drawn pairs and the bootstrap.")] = 0,
     mirror: Annotated[
         bool, typer.Option("--mirror", help="Also use the features of the mirrored images (runs only).")
     ] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Fit probabilities and thresholds on half of the held-out classes, test them on the others, and store "
+            "them in the run.",
+        ),
+    ] = False,
+    prior: Annotated[
+        float, typer.Option(help="With --calibrate: fraction of same pairs that probabilities assume.")
+    ] = 0.5,
     step: options.Step = None,
     json: options.JsonFile = None,
     device: options.Device = None,
@@ -59,6 +70,7 @@ def evaluate(
 ) -> None:
     """Evaluate a run or embeddings: classification, verification, identification, Fisher score, hardness."""
     from hypersphere import report
+    from hypersphere.cli.calibration import CalibrationFit
     from hypersphere.cli.measures import Protocol, measure_files, measure_run
     from hypersphere.cli.opening import open_run
     from hypersphere.data.embeddings import SUFFIXES
@@ -66,22 +78,26 @@ def evaluate(
     embeddings = f" or a file of embeddings ({', '.join(SUFFIXES)})"
     options.check_run(source, also=embeddings, valid=source.suffix in SUFFIXES)
     check_target("--json", json, [".json"])
+    rates = options.parse_numbers("--far", far, float)
     protocol = Protocol(
         pairs=int(pairs) if pairs and pairs.isdigit() else Path(pairs) if pairs else None,
         folds=folds,
         ranks=options.parse_numbers("--ranks", ranks, int),
-        far=options.parse_numbers("--far", far, float),
+        far=rates,
         bootstrap=bootstrap,
         seed=seed,
         subtract_mean=subtract_mean,
         pca=pca,
+        mirror=mirror,
+        calibration=CalibrationFit(rates, prior, seed) if calibrate else None,
     )
     if options.is_run(source):
         require(second is None, "SECOND", "omitted if RUN is the folder of a run", str(second))
         opened = open_run(source, data_root, step=step, device=device, trust_code=trust_code)
-        results = measure_run(opened, protocol, mirror)
+        results = measure_run(opened, protocol)
     else:
-        for option, value in (("--mirror", mirror or None), ("--step", step), ("--device", device)):
+        flags = (("--mirror", mirror or None), ("--calibrate", calibrate or None))
+        for option, value in (*flags, ("--step", step), ("--device", device)):
             require(value is None, option, "omitted unless RUN is the folder of a run", value)
         results = measure_files(source, second, same, protocol)
     results = {"source": str(source), **results}

@@ -3,6 +3,9 @@
 The graph maps inputs (N, …) with variable N to two outputs, `features` (N, d) and `scores` (N, C) without margin. The
 normalisation of the run is part of the graph. Rotations are folded first. The graph computes in float32 even if the run
 was trained in bfloat16. A JSON card next to the file describes inputs, preprocessing, outputs and classes.
+
+The calibration of a run is written as a second, small graph, because embeddings are computed once and compared often.
+It maps two matrices of embeddings, `first` and `second`, to `cosine`, `llr` and `probability` of each pair of rows.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hypersphere.cli.opening import Opened
+    from hypersphere.training import RunCalibration
 
 __all__ = ["export"]
 
 INPUTS = ("float32", "uint8")
+PAIR_INPUTS, PAIR_OUTPUTS = ("first", "second"), ("cosine", "llr", "probability")
 
 
 def export(
@@ -35,6 +40,9 @@ def export(
     inputs: Annotated[
         str, typer.Option("--input", help="Images as float32 in [0, 1], or as uint8 pixels in 0..255.")
     ] = "float32",
+    calibration: Annotated[
+        bool, typer.Option(help="Also write the calibration of the run, if it has one, as a graph that scores pairs.")
+    ] = True,
     step: options.Step = None,
     data_root: options.DataRoot = None,
     trust_code: options.TrustCode = False,
@@ -42,17 +50,23 @@ def export(
     """Export the network and head to ONNX or torch.export, and check that the outputs are the same."""
     from hypersphere import rotation
     from hypersphere.cli.opening import open_run, probe_inputs
-    from hypersphere.models.export import SUFFIXES, FeaturesAndScores, export_module
+    from hypersphere.models.export import SUFFIXES, FeaturesAndScores, PairScores, export_module
 
     require(to in SUFFIXES, "--to", f"one of {', '.join(SUFFIXES)}", to)
     require(inputs in INPUTS, "--input", f"one of {', '.join(INPUTS)}", inputs)
     target = out or folder / f"model{SUFFIXES[to]}"
     card = target.with_name(f"{target.name}.json")
+    pair_target = target.with_name(f"{target.stem}.pair{target.suffix}")
     check_target("--out", target, [SUFFIXES[to]], companion=card)
     opened = open_run(folder, data_root, step=step, device="cpu", with_data=False, trust_code=trust_code)
     experiment = opened.experiment
     if experiment.data.graph is not None:
         raise ValueError("export needs a run on images or points; a run on a graph has no separate inputs")
+    calibrated = _calibration(opened) if calibration else None
+    # The card of an earlier export names its pair graph. A file that no card names belongs to somebody else.
+    is_ours = card.is_file() and f'"{pair_target.name}"' in card.read_text(encoding="utf-8")
+    if calibrated is not None and not is_ours:
+        check_target("--out", pair_target, [SUFFIXES[to]])
     batches = probe_inputs(experiment, as_bytes=inputs == "uint8")
     if inputs == "uint8":
         opened.require_images("--input uint8")
@@ -60,11 +74,33 @@ def export(
     expected = model.outputs(batches)
     rotation.fold_(model)
     difference = export_module(model, batches, target, form=to, outputs=["features", "scores"], expected=expected)
-    write_json(card, _card(opened, target, batches[0], expected[0], difference))
+    content = _card(opened, target, batches[0], expected[0], difference)
+    if is_ours:
+        pair_target.unlink(missing_ok=True)
+    if calibrated is not None:
+        features = [(one, one.flip(0)) for one, _ in expected]
+        scores = PairScores(calibrated.calibration).eval()
+        export_module(scores, features, pair_target, form=to, outputs=PAIR_OUTPUTS, inputs=PAIR_INPUTS)
+        names = {"file": pair_target.name, "inputs": PAIR_INPUTS, "outputs": PAIR_OUTPUTS}
+        content["calibration"] = {**names, **calibrated.description()}
+    write_json(card, content)
     shape = " x ".join(map(str, batches[0].shape[1:]))
     kind = "" if experiment.config.precision == "float32" else ", in float32"
     agreed = f"relative difference to the run {difference:.1e}{kind}"
     print_line(f"{target}: inputs N x {shape} to features and scores, {agreed}; described in {card.name}")
+    if calibrated is not None:
+        print_line(f"{pair_target}: two matrices of features to {', '.join(PAIR_OUTPUTS)} of each pair of rows")
+
+
+def _calibration(opened: Opened) -> RunCalibration | None:
+    """Return the calibration of the run, which must be one of these weights."""
+    stored = opened.run.calibration()
+    if stored is not None and (reason := opened.refusal(stored)):
+        advice = (
+            f"run `hypersphere evaluate {opened.run.folder} --calibrate` for these weights, or use --no-calibration"
+        )
+        raise ValueError(f"{reason}; {advice}")
+    return stored
 
 
 def _card(
@@ -78,7 +114,7 @@ def _card(
     if is_image:
         description["range"] = [0, 255] if description["dtype"] == "uint8" else [0, 1]
         description["channels"] = {1: "grey", 3: "RGB"}.get(shape[0])
-        description["resize"] = shape[1:]
+        description |= {"resize": shape[1:], "fit": opened.fit}
     return {
         "file": target.name,
         "input": description,

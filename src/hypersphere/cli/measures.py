@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hypersphere import data, evaluation, heads
 from hypersphere._validation import require
+from hypersphere.cli.calibration import CalibrationFit, measure_calibration
 from hypersphere.cli.opening import Opened
 from hypersphere.data.embeddings import Embeddings, read_array, read_embeddings
 
@@ -32,9 +33,20 @@ class Protocol:
     seed: int = 0
     subtract_mean: bool = False
     pca: int | None = None
+    mirror: bool = False
+    calibration: CalibrationFit | None = None
 
     def __post_init__(self) -> None:
         require(self.bootstrap != 1, "--bootstrap", "0, or a number of draws >= 2", self.bootstrap)
+        if self.calibration is not None:
+            for option in ("subtract_mean", "pca", "mirror"):
+                value = getattr(self, option)
+                require(not value, f"--{option.replace('_', '-')}", "omitted with --calibrate", value)
+
+    @property
+    def plain(self) -> bool:
+        """True if embeddings are compared as the network computes them, so that a calibration applies."""
+        return not (self.subtract_mean or self.pca or self.mirror)
 
     def verify(
         self,
@@ -51,7 +63,7 @@ class Protocol:
         )
 
 
-def measure_run(opened: Opened, protocol: Protocol, mirror: bool) -> dict[str, Any]:
+def measure_run(opened: Opened, protocol: Protocol) -> dict[str, Any]:
     """Evaluate a run on its held-out data; the classes are known in training unless the data are an open set."""
     split, source = opened.experiment.data, opened.held_out
     results: dict[str, Any] = {"step": opened.step, "data": _data_name(opened), "classes": len(source.classes)}
@@ -65,17 +77,19 @@ def measure_run(opened: Opened, protocol: Protocol, mirror: bool) -> dict[str, A
         moments = {"mean": float(hardness.mean()), "deviation": float(hardness.std(correction=0))}
         results["classification"] = {"accuracy": accuracy, "samples": count, "classes": len(split.classes)}
         results["hardness"] = {**moments, "samples": count}
-    if mirror:
+    calibration = measure_calibration(opened, features, labels, fit=protocol.calibration, plain=protocol.plain)
+    if protocol.mirror:
         features, _ = opened.embed(source, mirror=True)
     if protocol.pca is not None:
         count = len(split.train)
         train = data.subset(split.train, torch.linspace(0, count - 1, min(count, MOST_FITTED)).long())
-        features = evaluation.fit_pca(opened.embed(train, mirror=mirror)[0], protocol.pca)(features)
+        features = evaluation.fit_pca(opened.embed(train, mirror=protocol.mirror)[0], protocol.pca)(features)
     names = tuple(source.name(index) for index in range(len(source)))
     pairs = split.pairs if protocol.pairs is None else protocol.pairs
     try:
         chosen = replace(protocol, pairs=pairs, pca=None)
-        return results | _measure(Embeddings(features, labels, names), chosen, by_class=split.open_set)
+        results |= _measure(Embeddings(features, labels, names), chosen, by_class=split.open_set)
+        return results | calibration
     except data.NoPairsError as error:
         return results | {"left_out": str(error)}
 
@@ -138,6 +152,17 @@ def _measure(sample: Embeddings, protocol: Protocol, *, by_class: bool) -> dict[
         results |= {"samples": len(labels), "angular_fisher_score": score}
     verified = protocol.verify(features[chosen.first], features[chosen.second], chosen.same, folds, people)
     results["verification"] = {**verified, "pairs": kind}
+    if kind == "drawn" and pairs is None and labels is not None and not protocol.subtract_mean:
+        # Accuracies need equally many pairs of both kinds in folds. Rates and thresholds need all different pairs.
+        rates = evaluation.summarize_all_pairs(
+            features, labels, protocol.far, bootstrap=protocol.bootstrap, by_class=by_class, seed=protocol.seed
+        )
+        intervals = results["verification"].pop("intervals", {})
+        intervals.pop("eer", None)  # of the drawn pairs
+        intervals |= rates.pop("intervals", {})
+        results["verification"] |= {"eer": rates.pop("eer"), "tar": rates.pop("tar")}
+        results["verification"] |= {"intervals": intervals} if intervals else {}
+        results["verification"]["rates"] = {"pairs": "all", **rates}
     if labels is not None and len(labels.unique()) < len(labels):
         results["identification"] = evaluation.summarize_identification(features, labels, protocol.ranks)
     return results

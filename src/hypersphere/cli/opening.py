@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import torch
 from torch import Tensor
 
 from hypersphere.cli.output import warn
-from hypersphere.data import Mirrored, Source
+from hypersphere.data import Mirrored, Source, open_images
+from hypersphere.gallery import fingerprint_of
 from hypersphere.models.export import probe_batches
-from hypersphere.training import Experiment, Run
+from hypersphere.training import Experiment, Run, RunCalibration
+from hypersphere.training.components import complete_settings
 from hypersphere.training.processes import choose_device
 
 __all__ = ["Opened", "open_run", "probe_inputs"]
@@ -39,6 +43,22 @@ class Opened:
         """The shape of one input."""
         return tuple(self.experiment.data.train[0].shape)
 
+    @property
+    def fit(self) -> str:
+        """How images are resized to the shape of the inputs, as in training: "stretch" or "crop"."""
+        return complete_settings(self.run.config)["data"].get("fit", "stretch")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The fingerprint of the network."""
+        return fingerprint_of(self.experiment.network)
+
+    def images(self, paths: Sequence[Path], what: str) -> tuple[Source, bool]:
+        """Return images as inputs of the run, and whether their folders are classes; `what` needs them."""
+        self.require_images(what)
+        channels, height, width = self.shape
+        return open_images(paths, size=(height, width), grey=channels == 1, fit=self.fit)
+
     def embed(self, source: Source, *, mirror: bool = False, batch: int = 500) -> tuple[Tensor, Tensor]:
         """Return features (N, d), or (N, 2d) with those of the mirrored images, and labels (N,)."""
         features, labels = self.experiment.embed(source, batch_size=batch)
@@ -52,6 +72,12 @@ class Opened:
         """Return the scores (N, C) of inputs without margin, in the precision of the run."""
         objective: Any = self.experiment.objective
         return objective.head.scores(objective.features(inputs))
+
+    def refusal(self, calibration: RunCalibration) -> str:
+        """Return why a calibration does not apply to these weights; empty if it does."""
+        if calibration.fingerprint == self.fingerprint:
+            return ""
+        return f"the calibration is that of step {calibration.step}, not of the weights of step {self.step}"
 
     def require_images(self, what: str) -> None:
         """Raise a `ValueError` that names `what` if the run was trained on points or on nodes of a graph."""

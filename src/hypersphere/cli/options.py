@@ -15,7 +15,9 @@ __all__ = [
     "CONFIG",
     "DataRoot",
     "Device",
+    "GalleryFolder",
     "JsonFile",
+    "OfRun",
     "RunFolder",
     "Step",
     "Threads",
@@ -78,6 +80,13 @@ Device = Annotated[str | None, typer.Option(help="Device, for example cpu or cud
 Threads = Annotated[int | None, typer.Option(min=1, callback=_threads, help="Number of threads that PyTorch uses.")]
 Step = Annotated[
     str | None, typer.Option(callback=_checkpoint, help="Use the checkpoint of this step, or best; default: the last.")
+]
+GalleryFolder = Annotated[Path, typer.Argument(metavar="GALLERY", help="Folder of the gallery.")]
+OfRun = Annotated[
+    Path,
+    typer.Option(
+        "--run", help="Folder of the run that the gallery was enrolled with.", callback=lambda p: check_run(p, "--run")
+    ),
 ]
 JsonFile = Annotated[Path | None, typer.Option(help="Write the numbers to this .json file.")]
 TrustCode = Annotated[

@@ -213,35 +213,38 @@ def _stack(images: list[Tensor], names: Sequence[str]) -> Tensor:
 
 
 def open_images(
-    paths: Sequence[str | Path], *, size: Size = None, grey: bool | None = None
+    paths: Sequence[str | Path], *, size: Size = None, grey: bool | None = None, fit: str = "stretch"
 ) -> tuple[FileSource | TensorSource, bool]:
     """Return a source of images, and whether their folders are classes.
 
     Args:
         paths: image files; or one folder of images; or one folder or archive with one folder per class.
         size, grey: see `image_folder`.
+        fit: "stretch" changes the aspect ratio; "crop" keeps it and cuts off what is outside the centre. An archive
+            accepts "stretch" only.
     """
     places = [Path(path).expanduser() for path in paths]
     missing = next((place for place in places if not place.exists()), None)
     if missing is not None:
         raise MissingData(f"{missing} not found")
     if all(place.is_file() and is_image(place) for place in places):
-        return _unlabelled(Path(), list(map(str, places)), size, grey), False
+        return _unlabelled(Path(), list(map(str, places)), size, grey, fit), False
     require(len(places) == 1, "images", "image files, or a single folder", list(map(str, paths)))
     (folder,) = places
     if not folder.is_dir():
+        require(fit == "stretch", "fit", "stretch for an archive", fit)
         return TensorSource.of(image_folder(folder, size=size, grey=grey)), True
     if folder.resolve().name.startswith("."):
         raise MissingData(f"{folder} is a hidden folder; hidden folders are not read")
     inside = sorted(folder.iterdir())
     files = [path.name for path in inside if path.is_file() and is_image(path)]
     if not files:
-        return ImageFolderSource(folder, size=size, grey=grey), True
+        return ImageFolderSource(folder, size=size, grey=grey, fit=fit), True
     mixed = next((path.name for path in inside if path.is_dir() and any(map(is_image, path.iterdir()))), None)
     require(mixed is None, str(folder), "either images or folders of images", mixed)
-    return _unlabelled(folder, files, size, grey), False
+    return _unlabelled(folder, files, size, grey, fit), False
 
 
-def _unlabelled(folder: Path, names: Sequence[str], size: Size, grey: bool | None) -> FileSource:
+def _unlabelled(folder: Path, names: Sequence[str], size: Size, grey: bool | None, fit: str) -> FileSource:
     labels = torch.zeros(len(names), dtype=torch.int64)
-    return FileSource(folder, Names(names), labels, ("",), size=size, grey=grey)
+    return FileSource(folder, Names(names), labels, ("",), size=size, grey=grey, fit=fit)

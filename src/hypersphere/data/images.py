@@ -90,6 +90,7 @@ def decode_image(
     grey: bool | None = None,
     fit: str = "stretch",
     fast: bool = False,
+    max_pixels: int = MAX_IMAGE_PIXELS,
 ) -> UInt8[Tensor, "channels height width"]:
     """Decode an image to one or three channels.
 
@@ -100,12 +101,13 @@ def decode_image(
         grey: True for one channel, False for three, None for one if the image is grey.
         fit: "stretch" changes the aspect ratio; "crop" keeps it and cuts off what is outside the centre.
         fast: let the JPEG decoder scale by a power of two first, to not less than twice the size.
+        max_pixels: largest number of pixels. The header is checked before anything is decoded.
 
     Raises:
-        BrokenSample: if this is not an image, or one with more than MAX_IMAGE_PIXELS pixels.
+        BrokenSample: if this is not an image, or one with more than `max_pixels` pixels.
     """
     with _opened(content, name) as image:
-        _check_header(image)
+        _check_header(image, max_pixels)
         if fast and size is not None:
             image.draft(None, (2 * size[1], 2 * size[0]))
         one_channel = is_grey(image) if grey is None else grey
@@ -142,10 +144,10 @@ def is_grey(image: Any) -> bool:
     return image.mode in ("1", "L", "LA")
 
 
-def _check_header(image: Any) -> None:
+def _check_header(image: Any, max_pixels: int) -> None:
     width, height = image.size
-    if width * height > MAX_IMAGE_PIXELS:
-        raise ValueError(f"it must have at most {MAX_IMAGE_PIXELS} pixels, not {width}x{height}")
+    if width * height > max_pixels:
+        raise ValueError(f"it must have at most {max_pixels} pixels, not {width}x{height}")
     # Pillow would clip integers and floats to 0..255 without a warning.
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"it must have 8 bits per channel, not mode {image.mode}")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hypersphere import _numerics, sphere
+from hypersphere._notebook import NotebookResult
 from hypersphere._validation import is_integer, require, require_package
 from hypersphere.energy._sampling import MAX_NEURONS, check_seed, evenly_spaced
 from hypersphere.energy._weight_files import UnreadableWeights, read_neurons
@@ -121,7 +122,7 @@ class LayerInspection:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Inspection(NotebookResult):
     """The measurements of all layers. It prints as a table with `rich` and can be plotted.
 
     Attributes:

@@ -32,7 +32,7 @@ from hypersphere.evaluation.retrieval import Retrieval, retrieve
 from hypersphere.evaluation.roc import FARS, OperatingPoint, Roc, roc
 from hypersphere.evaluation.score_norm import score_norm
 from hypersphere.evaluation.streaming import AllPairs, RocPoints, verify_blocks
-from hypersphere.evaluation.summary import summarize_identification, summarize_verification
+from hypersphere.evaluation.summary import summarize_all_pairs, summarize_identification, summarize_verification
 from hypersphere.evaluation.templates import templates
 from hypersphere.evaluation.verification import (
     Verification,
@@ -107,6 +107,7 @@ __all__ = [
     "smallest_angle",
     "smallest_margin",
     "student_quantile",
+    "summarize_all_pairs",
     "summarize_identification",
     "summarize_verification",
     "templates",

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from hypersphere._notebook import NotebookResult
 from hypersphere._validation import require, warn_user
 from hypersphere.evaluation._arrays import Array, as_flags, as_scores, as_tensor
 from hypersphere.evaluation._isotonic import IsotonicMap
@@ -32,7 +33,7 @@ QUALITY_RULE = "given if and only if the calibration was fitted with qualities"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Calibration:
+class Calibration(NotebookResult):
     """A rising map from scores to log-likelihood ratios, with the pairs it was fitted to. Created by `fit`.
 
     Attributes:

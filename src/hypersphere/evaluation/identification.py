@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._deprecation import deprecated_attribute
+from hypersphere._notebook import NotebookResult
 from hypersphere._validation import is_integer, require
 from hypersphere.evaluation._arrays import Array, as_features, as_labels, as_numbers, blocks
 from hypersphere.evaluation.roc import OperatingPoint, RankedScores, read_curve
@@ -62,7 +63,7 @@ class OpenSet:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Identification:
+class Identification(NotebookResult):
     """Result of `identify`.
 
     Attributes:

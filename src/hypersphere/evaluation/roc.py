@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hypersphere._deprecation import deprecated_attribute
+from hypersphere._notebook import NotebookResult
 from hypersphere._validation import require
 from hypersphere.evaluation._arrays import Array, as_flags, as_scores
 
@@ -69,7 +70,7 @@ def operating_point_lines(points: Iterable[OperatingPoint], negatives: float) ->
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Roc:
+class Roc(NotebookResult):
     """A ROC curve, stored as numbers of accepted pairs. Created by `roc`.
 
     It has one point per distinct score, preceded by the threshold ∞, which accepts no pair.

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
+from hypersphere._notebook import NotebookResult
 from hypersphere._validation import is_integer, require
 from hypersphere.evaluation._arrays import Array, as_features, as_labels, as_numbers, as_tensor, require_finite
 from hypersphere.evaluation.roc import FARS, OperatingPoint, Roc, operating_point_lines
@@ -32,7 +33,7 @@ IsBeyond: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # numbers of accepted 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RocPoints:
+class RocPoints(NotebookResult):
     """Result of `verify_blocks`.
 
     Attributes:

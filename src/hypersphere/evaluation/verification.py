@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from hypersphere import sphere
+from hypersphere._notebook import NotebookResult
 from hypersphere._validation import is_integer, require
 from hypersphere.evaluation._arrays import (
     Array,
@@ -44,7 +45,7 @@ SCORE_ROWS = 8192  # pairs per block of `cosine_scores`
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Verification:
+class Verification(NotebookResult):
     """Result of `verify`.
 
     Attributes:

@@ -7,18 +7,22 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hypersphere import sphere
 from hypersphere._files import replacing
 from hypersphere._validation import require, require_package
+from hypersphere.evaluation import Calibration
 
-__all__ = ["SUFFIXES", "FeaturesAndScores", "export_module", "largest_difference", "probe_batches"]
+__all__ = ["SUFFIXES", "FeaturesAndScores", "PairScores", "export_module", "largest_difference", "probe_batches"]
 
 Outputs = Sequence[Tensor]
+Inputs = Tensor | tuple[Tensor, ...]
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 
 
@@ -45,24 +49,78 @@ class FeaturesAndScores(nn.Module):
         return [self(batch) for batch in batches]
 
 
+class PairScores(nn.Module):
+    """A calibration as a module: corresponding rows of two matrices of embeddings to the meaning of their cosines.
+
+    The outputs are the cosine, the natural log-likelihood ratio ℓ of "same", and the probability of "same",
+    σ(ℓ + log[π/(1 − π)]) with the prior π of the calibration. All are vectors (N,).
+
+    Example:
+        >>> calibration = Calibration.fit([0.1, 0.2, 0.6, 0.4, 0.8, 0.9], [0, 0, 0, 1, 1, 1])
+        >>> cosine, llr, probability = PairScores(calibration)(torch.eye(2), torch.eye(2))
+        >>> cosine.tolist(), bool((probability == calibration.probability(1.0).float()).all())
+        ([1.0, 1.0], True)
+    """
+
+    def __init__(self, calibration: Calibration) -> None:
+        super().__init__()
+        require(calibration.quality is None, "calibration", "one without qualities", calibration)
+        self.method = calibration.method
+        numbers = calibration.to_dict()["map"]
+        if self.method == "logistic":
+            line = (numbers["slope"], numbers["intercept"])
+        else:
+            # The ends of all blocks in ascending order, with the probability of each; linear in between.
+            ends = [end for block in zip(numbers["low"], numbers["high"], strict=True) for end in block]
+            self.register_buffer("ends", torch.tensor(ends, dtype=torch.float64))
+            steps = torch.tensor(numbers["probabilities"], dtype=torch.float64).repeat_interleave(2)
+            self.register_buffer("steps", steps)
+            line = (1.0, -numbers["odds"])
+        prior = calibration.prior
+        self.register_buffer("line", torch.tensor(line, dtype=torch.float64))
+        self.register_buffer("prior_odds", torch.tensor(prior, dtype=torch.float64).logit())
+
+    def forward(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return cosines, log-likelihood ratios and probabilities in the dtype of the embeddings."""
+        # Float64, because a steep calibration magnifies rounding errors of the cosine.
+        cosine = sphere.cosine(first.double(), second.double())
+        evidence = cosine if self.method == "logistic" else self._isotonic(cosine)
+        llr = self.line[0] * evidence + self.line[1]  # type: ignore[index]
+        probability = torch.sigmoid(llr + self.prior_odds)  # type: ignore[operator]
+        return cosine.to(first.dtype), llr.to(first.dtype), probability.to(first.dtype)
+
+    def _isotonic(self, cosine: Tensor) -> Tensor:
+        """Return the logit of the probability among the fitted pairs."""
+        ends, steps = self.ends, self.steps
+        inside = cosine.clamp(ends[0], ends[-1])  # type: ignore[index]
+        right = (ends < inside[:, None]).sum(1).clamp(1, len(ends) - 1)  # type: ignore[arg-type,operator]
+        low, width = ends[right - 1], ends[right] - ends[right - 1]  # type: ignore[index]
+        fraction = torch.where(width > 0, (inside - low) / torch.where(width > 0, width, 1.0), 0.0)
+        probability = steps[right - 1] + fraction * (steps[right] - steps[right - 1])  # type: ignore[index]
+        return probability.log() - (1 - probability).log()
+
+
 def export_module(
     model: nn.Module,
-    batches: Sequence[Tensor],
+    batches: Sequence[Inputs],
     path: Path,
     *,
     form: str,
     outputs: Sequence[str],
+    inputs: Sequence[str] = ("inputs",),
     expected: Sequence[Outputs] | None = None,
     tolerance: float = 1e-4,
 ) -> float:
     """Write a module and return the largest difference between its outputs and those of the written file.
 
     Args:
-        model: a module with one input (N, …) and a tuple of outputs, in evaluation mode.
-        batches: inputs for the comparison; they may have different N, and the first is used for tracing.
+        model: a module with inputs (N, …) and a tuple of outputs, in evaluation mode.
+        batches: inputs for the comparison, tensors or tuples of them; they may have different N, and the first is used
+            for tracing.
         path: file to write; it is not written if the outputs differ.
         form: "onnx" or "torch".
         outputs: names of the outputs.
+        inputs: names of the inputs.
         expected: outputs for each batch; by default those of the model.
         tolerance: accepted difference, relative to the largest entry of each output.
 
@@ -75,13 +133,14 @@ def export_module(
             require_package(package, package, "onnx")
     if expected is None:
         with torch.no_grad():
-            expected = [model(batch) for batch in batches]
+            expected = [model(*_as_tuple(batch)) for batch in batches]
     with replacing(path) as draft:
         try:
             with _quiet():
-                (_write_onnx if form == "onnx" else _write_program)(model, batches[0], draft, outputs)
+                write = partial(_write_onnx, inputs=inputs) if form == "onnx" else _write_program
+                write(model, _as_tuple(batches[0]), draft, outputs)
                 run = (_onnx_reader if form == "onnx" else _program_reader)(draft, outputs)
-                difference = largest_difference(expected, [run(batch) for batch in batches])
+                difference = largest_difference(expected, [run(*_as_tuple(batch)) for batch in batches])
         except OSError:
             raise
         except Exception as error:  # exporters raise many kinds of errors
@@ -122,13 +181,19 @@ def largest_difference(ones: Sequence[Outputs], others: Sequence[Outputs]) -> fl
     return worst
 
 
-def _write_onnx(model: nn.Module, example: Tensor, path: Path, outputs: Sequence[str]) -> None:
+def _as_tuple(batch: Inputs) -> tuple[Tensor, ...]:
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def _write_onnx(
+    model: nn.Module, example: tuple[Tensor, ...], path: Path, outputs: Sequence[str], inputs: Sequence[str]
+) -> None:
     program = torch.onnx.export(
         model,
-        (example,),
+        example,
         dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        input_names=["inputs"],
+        dynamic_shapes=_dynamic_shapes(example),
+        input_names=list(inputs),
         output_names=list(outputs),
         verbose=False,
     )
@@ -136,21 +201,32 @@ def _write_onnx(model: nn.Module, example: Tensor, path: Path, outputs: Sequence
     program.save(path, external_data=False)
 
 
-def _onnx_reader(path: Path, outputs: Sequence[str]) -> Callable[[Tensor], Outputs]:
+def _dynamic_shapes(example: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
+    batch = torch.export.Dim("batch")
+    return tuple({0: batch} for _ in example)
+
+
+def _onnx_reader(path: Path, outputs: Sequence[str]) -> Callable[..., Outputs]:
     runtime = require_package("onnxruntime", "onnxruntime", "onnx")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda batch: tuple(map(torch.from_numpy, session.run(list(outputs), {"inputs": batch.numpy()})))
+    names = [one.name for one in session.get_inputs()]
+
+    def run(*batch: Tensor) -> Outputs:
+        given = {name: tensor.numpy() for name, tensor in zip(names, batch, strict=True)}
+        return tuple(map(torch.from_numpy, session.run(list(outputs), given)))
+
+    return run
 
 
-def _write_program(model: nn.Module, example: Tensor, path: Path, outputs: Sequence[str]) -> None:
+def _write_program(model: nn.Module, example: tuple[Tensor, ...], path: Path, outputs: Sequence[str]) -> None:
     with torch.no_grad():
-        program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        program = torch.export.export(model, example, dynamic_shapes=_dynamic_shapes(example))
     content = io.BytesIO()
     torch.export.save(program, content)
     path.write_bytes(content.getvalue())
 
 
-def _program_reader(path: Path, outputs: Sequence[str]) -> Callable[[Tensor], Outputs]:
+def _program_reader(path: Path, outputs: Sequence[str]) -> Callable[..., Outputs]:
     return torch.export.load(io.BytesIO(path.read_bytes())).module()
 
 

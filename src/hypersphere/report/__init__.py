@@ -22,6 +22,7 @@ from hypersphere.report.page import (
 )
 from hypersphere.report.palette import class_colors
 from hypersphere.report.recipes import RecipeResults, recipe_page, summary_table, write_recipe_page
+from hypersphere.report.results import result_page
 from hypersphere.report.runs import RunResult, run_page
 from hypersphere.report.spheres import Projection, Sphere, Spheres, project
 from hypersphere.report.tables import Column, Table, best_cells, markdown
@@ -58,6 +59,7 @@ __all__ = [
     "printable",
     "project",
     "recipe_page",
+    "result_page",
     "run_page",
     "run_result",
     "summary_table",

@@ -39,12 +39,24 @@ def _lines(results: Mapping[str, Any]) -> Iterator[Line]:
         accuracy = SHARE.show((part["accuracy"], part["standard_error"]))
         yield "verification accuracy", accuracy, ends.get("accuracy"), count
         best = f"cosine ≥ {part['best_threshold']:.3f}"
-        yield "accuracy with the best threshold", SHARE.show(part["best_accuracy"]), None, best
-        yield "equal error rate", SHARE.show(part["eer"]), ends.get("eer"), count
+        yield "best accuracy", SHARE.show(part["best_accuracy"]), None, best
         yield "area under the ROC curve", NUMBER.show(part["auc"]), ends.get("auc"), count
+        # Older files have no "rates": all numbers are of the same pairs.
+        rates = part.get("rates", part)
+        same, different = f"{rates['same']:,} same pairs", f"{rates['different']:,} different pairs"
+        yield (
+            "equal error rate",
+            SHARE.show(part["eer"]),
+            ends.get("eer"),
+            f"{rates['same'] + rates['different']:,} pairs",
+        )
         for point in part["tar"]:
-            origin = f"cosine ≥ {point['threshold']:.3f}" if point["resolved"] else "not resolved"
-            yield f"TAR at FAR {point['far']:g}", SHARE.show(point["tar"]), point.get("interval"), origin
+            resolved, name = point["resolved"], f"at FAR {point['far']:g}"
+            yield f"TAR {name}", SHARE.show(point["tar"]), point.get("interval"), same if resolved else "not resolved"
+            if resolved:
+                yield f"threshold {name}", NUMBER.show(point["threshold"]), point.get("threshold_interval"), different
+    if (part := results.get("calibration")) and "left_out" not in part:
+        yield from _calibration_lines(part)
     if part := results.get("identification"):
         for rank, value in part["rank"].items():
             yield f"identification at rank {rank}", SHARE.show(value), None, f"{part['probes']:,} probes"
@@ -54,6 +66,18 @@ def _lines(results: Mapping[str, Any]) -> Iterator[Line]:
     if part := results.get("hardness"):
         value = _with_deviation(part["mean"], part["deviation"])
         yield "angular visual hardness", value, None, f"{part['samples']:,} samples"
+
+
+def _calibration_lines(part: Mapping[str, Any]) -> Iterator[Line]:
+    """Yield the rows of a calibration."""
+    of = f"{part['classes']:,} other classes"
+    yield "Cllr, in bits", NUMBER.show(part["cllr"]), None, of
+    yield "lowest possible Cllr", NUMBER.show(part["min_cllr"]), None, of
+    yield f"minDCF at prior {part['dcf_prior']:g}", NUMBER.show(part["min_dcf"]), None, of
+    yield "DCF of the calibration", NUMBER.show(part["actual_dcf"]), None, of
+    for point in part["far"]:
+        origin = f"cosine ≥ {point['threshold']:.3f}, probability {point['probability']:.2f}"
+        yield f"FAR, promised {point['promised']:g}", SHARE.show(point["measured"]), None, origin
 
 
 def _interval(value: str, ends: Sequence[float] | None) -> str:
@@ -81,15 +105,38 @@ def _captions(results: Mapping[str, Any]) -> Iterator[str]:
         yield f"Omitted: {left_out}."
     if part := results.get("verification"):
         kinds = f"{part['same']:,} same and {part['different']:,} different, {part['pairs']}"
-        rule = "a fold uses the threshold of the others, the best threshold uses all pairs"
+        rule = "a fold uses the threshold of the others; the best accuracy uses the test pairs themselves"
         yield f"Pairs: {kinds}, in {part['folds']} folds; {rule}."
+        rates = part.get("rates", part)
+        if rates is not part:
+            yield "Rates and thresholds: of all pairs of the samples."
         if not all(point["resolved"] for point in part["tar"]):
-            yield f"Not resolved: {part['different']:,} different pairs are too few for this FAR."
-        if "draws" in part:
-            yield f"95 %: percentile bootstrap with {part['draws']:,} draws of the {part['drawn']}."
-        if part["pairs"] == "drawn" and "classification" in results:
+            yield f"Not resolved: {rates['different']:,} different pairs are too few for this FAR."
+        draws = sorted({one["draws"] for one in (part, rates) if "draws" in one}, reverse=True)
+        if draws:
+            numbers, drawn = " or ".join(f"{number:,}" for number in draws), part.get("drawn") or rates["drawn"]
+            yield f"95 %: percentile bootstrap with {numbers} draws of the {drawn}."
+        is_same = rates is not part and results.get("samples", 0) <= MOST_COMPARED
+        if part["pairs"] == "drawn" and "classification" in results and not is_same:
             yield f"`report` computes its rates from all pairs of up to {MOST_COMPARED:,} samples, so they differ."
+    if part := results.get("calibration"):
+        yield from _calibration_captions(part)
     if part := results.get("identification"):
         yield f"Probes: compared with a gallery of {part['gallery']:,} samples, the first of each class."
     if "angular_fisher_score" in results:
         yield f"Fisher score{' and hardness' * ('hardness' in results)}: lower is better."
+
+
+def _calibration_captions(part: Mapping[str, Any]) -> Iterator[str]:
+    if "left_out" in part:
+        yield f"Calibration not applied: {part['left_out']}."
+        return
+    fitted = part["fitted"]
+    yield (
+        f"Calibration: fitted on {fitted['fitted_classes']:,} classes, measured on {part['classes']:,} others; "
+        f"probabilities assume that {fitted['prior']:.0%} of the pairs are same."
+    )
+    if not fitted["open_set"]:
+        yield "Training has seen these classes, so the calibration is too optimistic for new ones."
+    if "file" in part:
+        yield f"Stored in {part['file']}."

@@ -59,6 +59,9 @@ class RecipeResults:
     axes: Mapping[str, tuple[str, float, float]] = field(default_factory=dict)
     tensors: Callable[[Mapping[str, Any]], Mapping[str, Tensor]] = lambda record: {}
 
+    def _repr_html_(self) -> str:
+        return recipe_page(self)._repr_html_()
+
     def by_row(self) -> dict[str, list[Mapping[str, Any]]]:
         """Return the records of each row that has any, ordered by seed."""
         ordered = sorted(self.records, key=lambda record: record["seed"])

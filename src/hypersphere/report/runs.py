@@ -85,6 +85,9 @@ class RunResult:
     landscape: evaluation.Landscape | None = None
     training_classes: int | None = None
 
+    def _repr_html_(self) -> str:
+        return run_page([self])._repr_html_()
+
     def over(self, kind: str, key: str) -> dict[float, Any]:
         """Return the values of a metric by step or epoch, according to `kind`."""
         lines = [line for line in self.metrics if line.get("kind", "step") == kind and key in line and kind in line]

@@ -60,6 +60,9 @@ class Sphere:
             accepted = f"one value for each of the {len(points)} points"
             require(angles.shape == labels.shape, "angles", accepted, angles.shape)
 
+    def _repr_html_(self) -> str:
+        return Spheres(self.title, [self])._repr_html_()
+
     @property
     def label_numbers(self) -> NDArray:
         """The labels as an array of integers (N,)."""

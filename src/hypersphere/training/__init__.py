@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hypersphere.data import Batches
     from hypersphere.training.build import Experiment, build_experiment
+    from hypersphere.training.calibration import RunCalibration
     from hypersphere.training.check import check_experiment
     from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint
     from hypersphere.training.config import Component, Config
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "build": ("Experiment", "build_experiment"),
+    "calibration": ("RunCalibration",),
     "check": ("check_experiment",),
     "checkpoint": ("Checkpoint", "Checkpoints", "DamagedCheckpoint"),
     "config": ("Component", "Config"),
@@ -52,6 +54,7 @@ __all__ = [
     "Progress",
     "RandomState",
     "Run",
+    "RunCalibration",
     "Trainer",
     "build_experiment",
     "check_experiment",

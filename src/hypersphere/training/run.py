@@ -24,6 +24,7 @@ from hypersphere._provenance import made_with
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.data.splits import is_outline
 from hypersphere.training.build import Experiment, build
+from hypersphere.training.calibration import RunCalibration
 from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint
 from hypersphere.training.components import complete_settings, require_trust
 from hypersphere.training.config import CONFIG, Config
@@ -251,6 +252,14 @@ class Run:
         if best is None:
             raise ValueError(f"{self.folder} has no best checkpoint; set validation.best to a metric before training")
         return checkpoints.at(best)
+
+    def calibration(self) -> RunCalibration | None:
+        """Return the calibration that `hypersphere evaluate --calibrate` has stored, or None if there is none.
+
+        Raises:
+            DamagedCheckpoint: if it cannot be read.
+        """
+        return RunCalibration.load(self.folder)
 
     # --- the experiment
 

@@ -1,0 +1,80 @@
+"""`hypersphere enroll`: embed a folder of images with a run, and add them to a gallery."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hypersphere._validation import require
+from hypersphere.cli import options
+from hypersphere.cli.output import print_line
+
+if TYPE_CHECKING:
+    from hypersphere.gallery import Gallery
+
+__all__ = ["enroll"]
+
+MANIFEST = "gallery.json"
+
+
+def enroll(
+    folder: options.RunFolder,
+    images: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Folder with one folder of images per name, or with one image per name."),
+    ],
+    gallery: Annotated[Path, typer.Option(help="Folder of the gallery; it is created if it does not exist.")],
+    dtype: Annotated[
+        str | None, typer.Option(help="Storage of a new gallery: float32 (default), float16, int8 or binary.")
+    ] = None,
+    index: Annotated[
+        str | None, typer.Option(help="Index of a new gallery: exact (default), or hnsw or ivf of faiss.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Remove what these names had in the gallery before.")
+    ] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 500,
+    step: options.Step = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    trust_code: options.TrustCode = False,
+) -> None:
+    """Add images to a gallery. The name of an image is that of its folder, or of its file if there are no folders."""
+    from hypersphere.cli.opening import open_run
+    from hypersphere.gallery import Gallery
+
+    require(images.is_dir(), "FOLDER", "an existing folder of images", str(images))
+    existing = _existing(gallery, dtype, index)
+    opened = open_run(folder, step=step, device=device, with_data=False, trust_code=trust_code)
+    source, labelled = opened.images([images], "enroll")
+    features, labels = opened.embed(source, batch=batch)
+    if labelled:
+        names = [source.classes[label] for label in labels.tolist()]
+    else:
+        names = [Path(source.name(position)).stem for position in range(len(source))]
+    enrolled = existing or Gallery(features.shape[1], dtype or "float32", index or "exact", opened.fingerprint)
+    known = sorted(set(names).intersection(enrolled.names))
+    if replace and known:
+        enrolled.remove(known)
+    enrolled.enroll(names, features, fingerprint=opened.fingerprint)
+    enrolled.save(gallery)
+    print_line(f"{len(names)} images of {len(set(names))} names enrolled in {gallery}, which now has {len(enrolled)}")
+    if known:
+        done = "were replaced" if replace else "were there before and now have more images; --replace removes old ones"
+        print_line(f"{len(known)} of these names {done}")
+    chosen = "" if step is None else f" --step {step}"
+    print_line(f"Next: hypersphere search {gallery} IMAGE --run {folder}{chosen}")
+
+
+def _existing(folder: Path, dtype: str | None, index: str | None) -> Gallery | None:
+    """Return the gallery of a folder, or None if there is none yet; the options must be those of the gallery."""
+    from hypersphere.gallery import Gallery
+
+    if not (folder / MANIFEST).exists():
+        return None
+    gallery = Gallery.load(folder)
+    for option, value, current in (("--dtype", dtype, gallery.dtype), ("--index", index, gallery.index)):
+        require(value in (None, current), option, f"{current}, as in {folder}", value)
+    return gallery

@@ -1,0 +1,280 @@
+"""The calibration of a run: what a cosine of two of its embeddings means, stored as JSON in the folder of the run.
+
+Half of the held-out classes are used to fit it. It is measured on the other half, now and in later evaluations.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from hypersphere._files import MARK, replacing
+from hypersphere._validation import require
+from hypersphere.evaluation import (
+    FARS,
+    AllPairs,
+    Calibration,
+    actual_dcf,
+    cllr,
+    min_cllr,
+    min_dcf,
+    pair_scores,
+    verify_blocks,
+)
+from hypersphere.training.checkpoint import DamagedCheckpoint
+
+__all__ = ["RunCalibration"]
+
+FILE = "calibration.json"
+FORMAT = "hypersphere run calibration 1"
+MOST_FITTED = 20_000  # pairs of each kind that are fitted and stored
+MOST_TESTED = 200_000  # pairs of each kind from which costs are computed
+DCF_PRIOR = 0.01  # prior probability of a same pair in the detection costs
+
+
+@dataclass(frozen=True, eq=False)
+class RunCalibration:
+    """A calibration of the cosines between embeddings of a run.
+
+    Attributes:
+        calibration: maps cosines to log-likelihood ratios and probabilities.
+        thresholds: threshold by false accept rate, from all pairs of the fitted classes.
+        classes: names of the fitted classes. Test the calibration on other classes.
+        open_set: False if the network was trained on these classes. Then the calibration is too optimistic for others.
+        step: the checkpoint that computed the embeddings.
+        fingerprint: identifies its weights, see `hypersphere.gallery.fingerprint_of`.
+
+    Example:
+        >>> x, y = torch.randn(40, 8) + 2 * torch.eye(8).repeat_interleave(5, 0), torch.arange(8).repeat_interleave(5)
+        >>> fitted = RunCalibration.fit(x, y, "abcdefgh", far=[0.1], step=3, fingerprint="1f", open_set=True)
+        >>> fitted
+        RunCalibration(4 classes, 40 same and 150 different pairs, step 3)
+        >>> measured = fitted.measure(x, y, "abcdefgh")
+        >>> measured["classes"], measured["min_cllr"] <= measured["cllr"]
+        (4, True)
+    """
+
+    calibration: Calibration
+    thresholds: dict[float, float]
+    classes: tuple[str, ...]
+    open_set: bool
+    step: int
+    fingerprint: str
+
+    @classmethod
+    def fit(
+        cls,
+        features: Float[Tensor, "samples dim"],
+        labels: Int64[Tensor, " samples"],
+        classes: Sequence[str],
+        *,
+        step: int,
+        fingerprint: str,
+        open_set: bool,
+        far: Sequence[float] = FARS,
+        prior: float = 0.5,
+        method: str = "logistic",
+        seed: int = 0,
+    ) -> RunCalibration:
+        """Fit a calibration to the pairs of a random half of the classes.
+
+        There are at most 20,000 pairs of each kind; more are sampled. Thresholds use all pairs.
+
+        Args:
+            features: embeddings.
+            labels: positions in `classes`.
+            classes: names of the classes.
+            step, fingerprint, open_set: see the attributes.
+            far: false accept rates of the thresholds; those that the pairs cannot resolve are left out.
+            prior: the fraction of same pairs that probabilities assume.
+            method: "logistic" or "isotonic", see `Calibration.fit`.
+            seed: seed for the choice of classes and pairs.
+
+        Raises:
+            ValueError: if there are fewer than four classes, or fewer than two with two samples.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        counts = labels.bincount(minlength=len(classes))
+        paired, single = ((counts > 1).nonzero().flatten(), (counts == 1).nonzero().flatten())
+        accepted = "those of at least four classes, of which two have two samples"
+        value = f"those of {len(paired) + len(single)} classes, of which {len(paired)} have two"
+        require(len(paired) >= 2 and len(paired) + len(single) >= 4, "held-out samples", accepted, value)
+        # Half of the classes with pairs, and half of the others, so that both halves have same and different pairs.
+        paired = paired[torch.randperm(len(paired), generator=generator)]
+        single = single[torch.randperm(len(single), generator=generator)]
+        chosen = torch.cat([paired[: (len(paired) + 1) // 2], single[: (len(single) + 1) // 2]]).sort().values
+        of_chosen = torch.isin(labels, chosen)
+        x, y = features[of_chosen], labels[of_chosen]
+        first, second = _sample_pairs(y, MOST_FITTED, generator)
+        owners = y[first], y[second]
+        fitted = Calibration.fit(
+            pair_scores(x, first, second), owners[0] == owners[1], method=method, prior=prior, groups=owners
+        )
+        points = verify_blocks(AllPairs(x, y), far).points
+        thresholds = {
+            point.requested_rate: point.threshold
+            for point in points
+            if point.resolved and math.isfinite(point.threshold)
+        }
+        names = tuple(classes[index] for index in chosen.tolist())
+        return cls(fitted, thresholds, names, open_set, step, fingerprint)
+
+    def is_other(self, labels: Int64[Tensor, " samples"], classes: Sequence[str]) -> Bool[Tensor, " samples"]:
+        """Return which samples are of classes that were not fitted."""
+        fitted = set(self.classes)
+        return torch.tensor([name not in fitted for name in classes])[labels]
+
+    def measure(
+        self, features: Float[Tensor, "samples dim"], labels: Int64[Tensor, " samples"], classes: Sequence[str]
+    ) -> dict[str, Any]:
+        """Measure the calibration on the pairs of all other classes.
+
+        Costs are in bits (`cllr`) or relative to the better of accepting and rejecting all pairs (DCF, for a prior of
+        0.01 and equal costs). They are computed from at most 200,000 pairs of each kind. `far` compares the rate that
+        a threshold promises with the rate that it has for all pairs.
+
+        Raises:
+            ValueError: if there are no same or no different pairs of other classes.
+        """
+        other = self.is_other(labels, classes)
+        x, y = features[other], labels[other]
+        sizes = y.unique(return_counts=True)[1]
+        can_measure = len(sizes) > 1 and int(sizes.max()) > 1
+        require(can_measure, "samples", "samples of two classes that were not calibrated on", f"{len(sizes)} classes")
+        first, second = _sample_pairs(y, MOST_TESTED, torch.Generator().manual_seed(0))
+        same = y[first] == y[second]
+        llrs = self.calibration.llr(pair_scores(x, first, second))
+        cost, lowest = cllr(llrs, same), min_cllr(llrs, same)
+        rates, (n_same, n_different) = _rates_at(AllPairs(x, y), list(self.thresholds.values()))
+        promised = zip(self.thresholds.items(), rates, strict=True)
+        return {
+            "cllr": cost,
+            "min_cllr": lowest,
+            "calibration_loss": cost - lowest,
+            "min_dcf": min_dcf(llrs, same, DCF_PRIOR),
+            "actual_dcf": actual_dcf(llrs, same, DCF_PRIOR),
+            "dcf_prior": DCF_PRIOR,
+            "far": [
+                {"promised": rate, "measured": far, "tar": tar, "threshold": threshold, **self._meaning(threshold)}
+                for (rate, threshold), (far, tar) in promised
+            ],
+            "same": n_same,
+            "different": n_different,
+            "classes": len(sizes),
+        }
+
+    def _meaning(self, threshold: float) -> dict[str, float]:
+        """Return the probability at a threshold."""
+        return {"probability": float(self.calibration.probability(threshold))}
+
+    def description(self) -> dict[str, Any]:
+        """Return the numbers of the calibration without its pairs, for programs and people."""
+        stored = self.calibration.to_dict()
+        return {
+            "method": stored["method"],
+            "prior": stored["prior"],
+            "map": stored["map"],
+            "thresholds": [
+                {"far": far, "threshold": threshold, **self._meaning(threshold)}
+                for far, threshold in self.thresholds.items()
+            ],
+            "fitted_classes": len(self.classes),
+            "open_set": self.open_set,
+            "step": self.step,
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `calibration.json` into the folder of a run, and return its path."""
+        content = {
+            "note": MARK,
+            "format": FORMAT,
+            "step": self.step,
+            "fingerprint": self.fingerprint,
+            "open_set": self.open_set,
+            "classes": self.classes,
+            "thresholds": [[far, threshold] for far, threshold in self.thresholds.items()],
+            "calibration": self.calibration.to_dict(),
+        }
+        path = Path(folder) / FILE
+        with replacing(path) as draft:
+            draft.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path) -> RunCalibration | None:
+        """Return the calibration of a run, or None if it has none.
+
+        Raises:
+            DamagedCheckpoint: if the file cannot be read.
+        """
+        path = Path(folder) / FILE
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            require(stored["format"] == FORMAT, "format", FORMAT, stored["format"])
+            thresholds = {float(far): float(threshold) for far, threshold in stored["thresholds"]}
+            classes = tuple(map(str, stored["classes"]))
+            step, fingerprint, open_set = int(stored["step"]), str(stored["fingerprint"]), bool(stored["open_set"])
+            return cls(Calibration.from_dict(stored["calibration"]), thresholds, classes, open_set, step, fingerprint)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DamagedCheckpoint(f"{path} is damaged: {error}") from None
+
+    def __repr__(self) -> str:
+        same, pairs = int(self.calibration.same.sum()), len(self.calibration.same)
+        return (
+            f"RunCalibration({len(self.classes)} classes, {same} same and {pairs - same} different pairs, "
+            f"step {self.step})"
+        )
+
+
+def _sample_pairs(
+    labels: Int64[Tensor, " samples"], most: int, generator: torch.Generator
+) -> tuple[Int64[Tensor, " pairs"], Int64[Tensor, " pairs"]]:
+    """Return the positions of all pairs, or of about `most` random pairs of each kind if there are more of them."""
+    count = len(labels)
+    if count * (count - 1) // 2 <= 2 * most:
+        first, second = torch.triu_indices(count, count, offset=1)
+        return first, second
+    _, index, sizes = labels.unique(return_inverse=True, return_counts=True)
+    members = index.argsort(stable=True).split(sizes.tolist())
+    same_pairs = int((sizes * (sizes - 1) // 2).sum())
+    if same_pairs <= most:
+        same = torch.cat([torch.combinations(of_class) for of_class in members])
+    else:
+        # A class is drawn as often as it has pairs, and then two different samples of it.
+        drawn = torch.multinomial((sizes * (sizes - 1)).double(), most, replacement=True, generator=generator)
+        starts, of_drawn = sizes.cumsum(0) - sizes, sizes[drawn]
+        one = (torch.rand(most, generator=generator, dtype=torch.float64) * of_drawn).long()
+        step = 1 + (torch.rand(most, generator=generator, dtype=torch.float64) * (of_drawn - 1)).long()
+        by_class = torch.cat(members)
+        same = torch.stack([by_class[starts[drawn] + one], by_class[starts[drawn] + (one + step) % of_drawn]], 1)
+    different: list[Tensor] = []
+    while sum(map(len, different)) < most:
+        candidates = torch.randint(count, (most, 2), generator=generator)
+        different.append(candidates[labels[candidates[:, 0]] != labels[candidates[:, 1]]])
+    pairs = torch.cat([same, torch.cat(different)[:most]])
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _rates_at(pairs: AllPairs, thresholds: Sequence[float]) -> tuple[list[tuple[float, float]], tuple[int, int]]:
+    """Return the false and the true accept rate at each threshold, and the numbers of same and of different pairs."""
+    # Float32 scores are compared in float32, like the scores from which the thresholds were chosen.
+    accepted = torch.zeros(len(thresholds), 2, dtype=torch.int64)
+    totals = torch.zeros(2, dtype=torch.int64)
+    for scores, same in pairs:
+        totals += torch.stack([(~same).sum(), same.sum()]).cpu()
+        for place, threshold in enumerate(thresholds):
+            above = scores >= threshold
+            accepted[place] += torch.stack([(above & ~same).sum(), (above & same).sum()]).cpu()
+    rates = (accepted / totals).tolist()
+    different, same_total = totals.tolist()
+    return [(far, tar) for far, tar in rates], (same_total, different)
