@@ -5,13 +5,14 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.layers.reference import respond
 from torch import nn
 
 from hypersphere import layers_of
 from hypersphere.functions.magnitude import Ball
 from hypersphere.layers import DecoupledLayer, DecoupledLinear, conversion_plan, convert_, fold_operator_, revert_
 from hypersphere.rotation import fold_, rotate_
+
+from .reference import respond
 
 
 class UNetBlock(nn.Module):
