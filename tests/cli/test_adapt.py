@@ -40,6 +40,23 @@ def test_adapt_trains_rotations_that_load_into_the_model(model_folder, text, tmp
     assert objective.mean_loss(test, 32, 8) == pytest.approx(after, abs=1e-4)
 
 
+def test_adapt_has_the_options_of_rotate(model_folder, text, tmp_path, succeeds, fails):
+    words = ["--text", text, "--out", tmp_path / "adapter", "--block-size", "4", "--steps", "2"]
+    options = ["--side", "input", "--dropout", "0.1", "--quantize", "int8", "--embeddings"]
+    out = succeeds("adapt", model_folder, *words, *options)
+    after = float(out.split("before, ")[1].split()[0])
+    model = transformers.GPT2LMHeadModel.from_pretrained(model_folder).eval()
+    hs.rotation.load_adapter(model, tmp_path / "adapter")
+    rotations = {name: rotation for name, _, rotation in hs.rotation.rotated_layers(model)}
+    assert "transformer.wpe" in rotations
+    assert {(one.side, one.dropout, one.layout.block_size) for one in rotations.values()} == {("input", 0.1, 4)}
+    tokens = torch.tensor(list(TEXT.encode()))
+    test = tokens[int(len(tokens) * 0.9) :]
+    assert hs.training.text.NextToken(model).mean_loss(test, 32, 8) == pytest.approx(after, abs=1e-4)
+    words[3] = tmp_path / "other"
+    assert "side must be 'auto', 'weight' or 'input'" in fails(2, "adapt", model_folder, *words, "--side", "left")
+
+
 def test_adapt_writes_the_format_of_peft(text, tmp_path, succeeds):
     peft = pytest.importorskip("peft")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

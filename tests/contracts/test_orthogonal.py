@@ -464,10 +464,15 @@ def test_skew_resolvent_is_the_inverse_or_none():
     for size in (1, 5, 32):
         for spread in (0.0, 1e-4, 1e-2, 0.1, 3.0):
             s = factor.unpack_skew(spread * random_rows(4, size * (size - 1) // 2, dtype=torch.float32))
-            resolvent = factor.skew_resolvent(s)
+            powers = factor.skew_powers(s)
+            resolvent = None if powers is None else factor.skew_resolvent(powers)
             norm = torch.linalg.matrix_norm(s.double(), 2).amax() if size > 1 else 0.0
             assert resolvent is not None or norm > 0.5
             if resolvent is not None:
                 product = resolvent.double() @ (torch.eye(size) - s).double()
                 torch.testing.assert_close(product, torch.eye(size).double().expand_as(product), atol=1e-6, rtol=0)
-    assert factor.skew_resolvent(torch.full((1, 2, 2), torch.nan)) is None
+                rows = random_rows(4, 3 * size, dtype=torch.float32).unflatten(1, (3, size))
+                for transposed, inverse in ((False, resolvent), (True, resolvent.mT)):
+                    applied = factor.apply_skew_resolvent(rows, powers, transposed=transposed)
+                    torch.testing.assert_close(applied, rows @ inverse, atol=1e-5, rtol=1e-4)
+    assert factor.skew_powers(torch.full((1, 2, 2), torch.nan)) is None

@@ -172,7 +172,7 @@ def test_convert_with_invalid_settings_leaves_the_model_unchanged():
     assert type(model[0]) is nn.Conv2d
 
 
-def test_convert_skips_custom_forwards_and_attention():
+def test_convert_skips_custom_forwards_and_layers_that_are_not_called():
     class Shifted(nn.Linear):
         def forward(self, x):
             return super().forward(x) + 1
@@ -190,6 +190,9 @@ def test_convert_skips_custom_forwards_and_attention():
     with pytest.raises(ValueError, match="none of its other layers is chosen; call revert_ first to convert decoupled"):
         convert_(model)
     assert type(model["shifted"]) is Shifted
+    assert isinstance(model["attention"].out_proj, DecoupledLinear)
+    revert_(model)
+    convert_(model, where=lambda name, module: name == "in")
     assert not isinstance(model["attention"].out_proj, DecoupledLinear)
     with pytest.raises(
         ValueError, match=r"^where must exclude 'shifted': Shifted overrides forward, which would be lost$"
@@ -334,16 +337,17 @@ def test_conversion_plan_lists_converted_and_skipped_layers_with_reasons(capsys)
             self.up = nn.ConvTranspose2d(4, 4, 2)
             self.attention = nn.MultiheadAttention(4, 2)
             self.table = nn.Embedding(7, 4)
+            self.memory = nn.LSTM(4, 4)
             self.classifier = nn.Linear(4, 2)
 
     model = Encoder()
     plan = conversion_plan(model)
-    assert plan.converted == ("stem",)
+    assert plan.converted == ("stem", "up", "attention", "attention.out_proj")
     reasons = {skip.name: skip.reason for skip in plan.skipped}
     assert reasons["classifier"] == "it is the output layer"
-    assert reasons["attention.out_proj"] == "its parent reads its weight without calling it"
-    assert reasons["attention.q"] == "MultiheadAttention is not a convolution or linear layer"
-    assert reasons["up"] == "ConvTranspose2d is not a convolution or linear layer"
+    assert reasons["memory.weight_ih_l0.i"] == "LSTM computes its gates in one operation of torch"
+    without = conversion_plan(model, where=lambda name, _: name == "stem")
+    assert {skip.name: skip.reason for skip in without.skipped}["attention"] == "excluded by `where`"
     assert reasons["table"] == "Embedding is not a convolution or linear layer"
     convert_(model, report=True)
     assert capsys.readouterr().out.strip() == str(plan)

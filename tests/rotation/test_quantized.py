@@ -1,6 +1,7 @@
 """Rotations of neurons that are stored as 8-bit integers."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -8,7 +9,16 @@ import torch
 from torch import nn
 
 from hypersphere._layer_selection import WeightPart
-from hypersphere.rotation import Stochastic, fold_, rotate_, rotated_layers, rotation_parameters
+from hypersphere.energy import MHE
+from hypersphere.rotation import (
+    Stochastic,
+    fold_,
+    load_adapter,
+    rotate_,
+    rotated_layers,
+    rotation_parameters,
+    save_adapter,
+)
 from hypersphere.rotation._quantized import Int8Neurons, int8_linear
 
 from .samples import mlp, perturb_
@@ -146,3 +156,30 @@ def test_stochastic_and_custom_transforms_on_and_with_quantized_neurons():
     torch.testing.assert_close(fold_(model)(x), y, atol=1e-6, rtol=1e-5)
     with pytest.raises(ValueError, match="it is parametrised already"):
         Stochastic(rotate_(mlp(), quantize="int8"))
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("method", ["cayley", "free"])
+def test_energy_of_rotated_layers_warns_if_neurons_are_quantised_or_not(quantize, method):
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    rotate_(model, method, quantize=quantize, where=lambda name, module: name == "0")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        MHE(model)
+    message = "rotations do not change the angles between neurons, so the regulariser is constant in 0"
+    assert [str(w.message) for w in caught] == ([message] if method == "cayley" else [])
+
+
+def test_adapters_of_quantised_models_load_into_the_plain_base_model(tmp_path):
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(6, 4), nn.MultiheadAttention(4, 2))
+    model = rotate_(copy.deepcopy(base), quantize="int8", spread=0.1, output_layer=None)
+    save_adapter(model, tmp_path)
+    loaded = load_adapter(copy.deepcopy(base), tmp_path)
+    for name in ("0.weight", "1.in_proj_weight"):
+        module, parameter = name.split(".")
+        assert torch.equal(getattr(loaded[int(module)], parameter), getattr(model[int(module)], parameter))
+    assert loaded[0].parametrizations.weight.original0.dtype == torch.int8
+    base[0].weight.data[0] *= 1.1
+    with pytest.raises(ValueError, match=r"^model must be the base model of the adapter, but 1 of 5 weights differ"):
+        load_adapter(base, tmp_path)

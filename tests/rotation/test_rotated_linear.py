@@ -8,8 +8,9 @@ from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils import parametrize
 
+from hypersphere.functions.orthogonal import Cayley
 from hypersphere.rotation import BlockLayout, fold_, rotate_, rotated_layers
-from hypersphere.rotation._rotated_linear import _InputSide, input_side_is_cheaper, rotated_linear
+from hypersphere.rotation._rotated_linear import _CayleySide, _InputSide, input_side_is_cheaper, rotated_linear
 
 from .samples import perturb_
 
@@ -41,6 +42,42 @@ def test_rotated_linear_passes_gradcheck_and_gradgradcheck(layout):
     torch.testing.assert_close(_InputSide.apply(layout, x, matrices, v), x @ layout.rotate_rows(matrices, v).mT)
     assert gradcheck(lambda *inputs: _InputSide.apply(layout, *inputs), (x, matrices, v))
     assert gradgradcheck(lambda *inputs: _InputSide.apply(layout, *inputs), (x, matrices, v))
+
+
+# Fewer rows than a block has entries, and more.
+@pytest.mark.parametrize("rows", [1, 3, 5])
+@pytest.mark.parametrize("layout", [BlockLayout(8, 2), BlockLayout(12, 2, shared=True), BlockLayout(15, 3)], ids=repr)
+@pytest.mark.parametrize("bound", [None, 0.05])
+def test_cayley_linear_passes_gradcheck_and_gradgradcheck(rows, layout, bound):
+    torch.manual_seed(0)
+    method = Cayley(bound)
+    x, v = torch.randn(rows, layout.size).double(), torch.randn(3, layout.size).double()
+    free = 0.05 * torch.randn(layout.expand(method.identity(layout.block_size)).shape).double()
+    inputs = [t.requires_grad_() for t in (x, free, v)]
+
+    def output(x, free, v):
+        bounded, powers = method.factored(free)
+        return _CayleySide.apply(layout, x, bounded, v, *powers)
+
+    # Independent: R = (I+S)(I−S)⁻¹ by an inverse, as one block-diagonal matrix.
+    s = method.generator(free.detach())
+    r = (torch.eye(s.shape[-1]) + s) @ torch.linalg.inv(torch.eye(s.shape[-1]) - s)
+    full = torch.block_diag(*([r] * layout.blocks if layout.shared else r))
+    torch.testing.assert_close(output(*inputs), x @ full @ v.mT, rtol=1e-10, atol=1e-12)
+    assert gradcheck(output, inputs)
+    if bound is None:
+        assert gradgradcheck(output, inputs)
+
+
+def test_cayley_linear_computes_only_the_gradients_that_are_needed():
+    layer = rotate_(nn.Linear(16, 12), block_size=8, side="input", output=True)
+    perturb_(layer, 0.1)
+    for rows in (3, 20):
+        x = torch.randn(rows, 16, requires_grad=True)
+        (rotation,) = [rotation for _, _, rotation in rotated_layers(layer)]
+        both = torch.autograd.grad(layer(x).square().sum(), [x, rotation.parameter])
+        assert torch.equal(torch.autograd.grad(layer(x).square().sum(), x)[0], both[0])
+        assert torch.equal(torch.autograd.grad(layer(x.detach()).square().sum(), rotation.parameter)[0], both[1])
 
 
 def test_rotated_linear_computes_chunks_of_any_number_of_rows():

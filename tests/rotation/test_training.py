@@ -96,6 +96,21 @@ def test_rotation_by_a_map_passes_the_options_of_the_map():
     assert (rotation.layout.blocks, rotation.layout.shared, rotation.layout.factors) == (2, True, 2)
 
 
+def test_rotation_by_a_map_passes_the_options_of_rotate():
+    modules = network(4, 6, 8)
+    options = {"block_size": 2, "side": "input", "dropout": 0.25, "quantize": "int8"}
+    ROTATIONS["cayley"](modules, **options, whole_first=True)
+    first, second = rotations(modules).values()
+    assert [one.layout.block_size for one in (first, second)] == [4, 2]
+    assert {one.side for one in (first, second)} == {"input"}
+    assert {one.dropout for one in (first, second)} == {0.25}
+    assert {layer.parametrizations.weight.original0.dtype for layer in modules["network"]} == {torch.int8}
+    embedded = nn.ModuleDict({"network": nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4)), "head": AngularHead(4, 3)})
+    ROTATIONS["cayley"](copy.deepcopy(embedded), embeddings=False)
+    ROTATIONS["cayley"](embedded, embeddings=True)
+    assert list(rotations(embedded)) == ["network.0", "network.1"]
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

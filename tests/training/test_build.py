@@ -208,6 +208,11 @@ def test_experiment_trains_with_every_attack(name):
         {"rotation": {"name": "cayley", "refine": "mhe", "refine_steps": 3, "refine_rate": 0.01, "spread": 0.1}},
         {"rotation": {"name": "stochastic", "normalize": True, "refine": "mhe", "refine_steps": 2}, "model": HIDDEN},
         {"rotation": {"name": "stochastic", "fraction": 0}, "model": HIDDEN},
+        {
+            "rotation": {"name": "cayley", "block_size": 4, "factors": 2, "side": "input", "whole_first": True},
+            "model": HIDDEN,
+        },
+        {"rotation": {"name": "cayley", "block_size": 4, "dropout": 0.5, "quantize": "int8", "whole_first": True}},
         {"head": {"name": "a_softmax", "annealing": {"start": 10.0, "end": 0.0}, "label_smoothing": 0.1}},
         {"head": {"name": "am_softmax", "class_weights": [1.0, 2.0], "reduction": "sum"}},
         {"head": {"name": "arcface", "ramp": {"steps": 3}}},
@@ -501,6 +506,22 @@ def test_objective_can_be_trained_with_another_loop():
     optimizer, scheduler = experiment.optimizer, experiment.scheduler
     history = minimize(experiment.objective.train(), batches, epochs=2, optimizer=optimizer, scheduler=scheduler)
     assert len(history) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"side": "left"}, "side must be 'auto', 'weight' or 'input', not 'left'"),
+        ({"quantize": "int4"}, "quantize must be None or 'int8', not 'int4'"),
+        ({"dropout": 1}, r"dropout must be a number in \[0, 1\), not 1"),
+        ({"block_size": 2, "blocks": 2}, "block_size must be None or an integer >= 1, without `blocks`, not 2"),
+        ({"block_size": "many"}, "rotation.block_size must be an integer or null, not 'many'"),
+        ({"embeddings": 1}, "rotation.embeddings must be true or false, not 1"),
+    ],
+)
+def test_experiment_checks_the_options_of_a_rotation(options, message):
+    with pytest.raises(ValueError, match=message):
+        build(Config.of({"model": HIDDEN, "rotation": {"name": "cayley", **options}}), split=pictures())
 
 
 @pytest.mark.parametrize("rotation", ["none", "cayley", "descent"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -28,6 +28,12 @@ def adapt(
     method: Annotated[str, typer.Option(help="Orthogonal map, see `hypersphere list rotations`.")] = "cayley",
     block_size: Annotated[int, typer.Option(min=2, help="Size of the blocks of each rotation.")] = 32,
     factors: Annotated[int, typer.Option(min=1, help="Butterfly factors of each rotation (BOFT).")] = 1,
+    side: Annotated[str, typer.Option(help="What linear layers rotate: auto, weight or input.")] = "auto",
+    dropout: Annotated[
+        float, typer.Option(help="Probability with which a block is replaced by the identity in training.")
+    ] = 0.0,
+    quantize: Annotated[str | None, typer.Option(help="Store the frozen weights as int8.")] = None,
+    embeddings: Annotated[bool, typer.Option("--embeddings", help="Rotate embeddings, too.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Number of optimiser steps.")] = 200,
     batch: Annotated[int, typer.Option(min=1, help="Sequences per step.")] = 8,
     context: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = 128,
@@ -57,7 +63,16 @@ def adapt(
     require(len(test) >= shortest, "--text", f"a text of at least {round(shortest / HELD_OUT):,} tokens", len(tokens))
     torch.manual_seed(seed)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    rotation.rotate_(network, method, block_size=block_size, factors=factors)
+    rotation.rotate_(
+        network,
+        method,
+        block_size=block_size,
+        factors=factors,
+        side=cast(Any, side),  # `rotate_` checks both
+        dropout=dropout,
+        quantize=cast(Any, quantize),
+        embeddings=embeddings,
+    )
     for parameter in network.parameters():
         parameter.requires_grad_(False)
     trained = rotation.rotation_parameters(network)

@@ -12,8 +12,9 @@ import fnmatch
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import dropwhile
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -412,10 +413,12 @@ def _has_fixed_angles(layer: NeuronLayer) -> bool:
     if layer.module is None or not parametrize.is_parametrized(layer.module, layer.parameter):
         return False
     rotations = tuple(entry for name, entry in ORTHOGONALS.items() if name != "free")
-    parametrizations = layer.module.parametrizations[layer.parameter]  # type: ignore[index]
-    original = getattr(parametrizations, "original", None)
-    is_frozen = isinstance(original, Tensor) and not original.requires_grad
-    return is_frozen and all(isinstance(getattr(one, "method", None), rotations) for one in parametrizations)
+    parametrizations = cast(nn.ModuleList, layer.module.parametrizations[layer.parameter])  # type: ignore[index]
+    # A quantised V is stored as integers and scales, which a first parametrisation without parameters multiplies.
+    originals = [p for name, p in parametrizations.named_parameters(recurse=False) if name.startswith("original")]
+    maps = list(dropwhile(lambda one: next(one.parameters(), None) is None, parametrizations))
+    is_frozen = not any(original.requires_grad for original in originals)
+    return is_frozen and bool(maps) and all(isinstance(getattr(one, "method", None), rotations) for one in maps)
 
 
 def resolve_patterns(argument: str, patterns: Mapping[str, T] | None, layers: Iterable[NeuronLayer]) -> dict[str, T]:

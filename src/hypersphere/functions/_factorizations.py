@@ -6,6 +6,7 @@ All functions work on batches of square matrices (…, d, d).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -79,26 +80,53 @@ def solve_from_right(a: Tensor, v: Tensor) -> Tensor:
     return torch.linalg.solve_ex(a, v, left=False)[0]
 
 
-def skew_resolvent(s: Tensor) -> Tensor | None:
-    r"""Return (I−S)⁻¹ of skew matrices by products only, or None if ‖S‖₂ is too large for it.
+def skew_powers(s: Tensor) -> list[Tensor] | None:
+    r"""Return the powers S, S², S⁴, … of skew matrices that (I−S)⁻¹ is a product of, or None if ‖S‖₂ is too large.
 
     (I−S)⁻¹ = (I+S)(I+S²)(I+S⁴)⋯. After the factor with S^p, the product misses S^2p·(I−S)⁻¹, whose norm is at most
     ‖S^p‖₂². For a power of S, which has pairs of equal singular values, ‖S^p‖₂ ≤ ‖S^p‖_F/√2. The bound is read
     from the matrices, so the number of factors adapts to them: none beyond I+S for S = 0, three for ‖S‖₂ = 0.1 in
     float32. A batch takes the number that its largest matrix needs.
     """
-    eye = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
-    product, power = eye + s, s
+    powers = [s]
     remainder = _numerics.machine_epsilon(s.dtype)
     for _ in range(7):
-        bound = float(torch.linalg.matrix_norm(power).amax()) / math.sqrt(2)
+        bound = float(torch.linalg.matrix_norm(powers[-1]).amax()) / math.sqrt(2)
         if bound * bound <= remainder:
-            return product
-        power = power @ power
-        product = torch.baddbmm(product, product, power) if s.ndim == 3 else product + product @ power
+            return powers
         if not bound < 8:  # far from convergence, or not finite
-            break
+            return None
+        powers.append(product(powers[-1], powers[-1]))
     return None
+
+
+def skew_resolvent(powers: Sequence[Tensor]) -> Tensor:
+    """Return (I−S)⁻¹ for the powers S, S², S⁴, … of `skew_powers`."""
+    s = powers[0]
+    resolvent = s + torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
+    for power in powers[1:]:
+        resolvent = add_product(resolvent, resolvent, power)
+    return resolvent
+
+
+def apply_skew_resolvent(rows: Tensor, powers: Sequence[Tensor], *, transposed: bool = False) -> Tensor:
+    """Return V·(I−S)⁻¹ for rows V, or V·(I−S)⁻ᵀ = V·(I+S)⁻¹, by products of rows with the powers of `skew_powers`."""
+    rows = add_product(rows, rows, powers[0], -1 if transposed else 1)  # even powers of S are symmetric
+    for power in powers[1:]:
+        rows = add_product(rows, rows, power)
+    return rows
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return A·B of matrices or of batches of matrices. `torch.bmm` takes fewer operations than `@` for a batch."""
+    return torch.bmm(a, b) if a.ndim == b.ndim == 3 else a @ b
+
+
+def add_product(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1) -> Tensor:
+    """Return C + α·A·B of matrices or of batches of matrices, in one operation where torch has it."""
+    if a.ndim == b.ndim == 3:
+        return torch.baddbmm(c, a, b, alpha=alpha)
+    return torch.addmm(c, a, b, alpha=alpha) if a.ndim == b.ndim == 2 else c + alpha * (a @ b)
 
 
 # Q of P = QT, with T upper triangular and positive on the diagonal ----------------------------------------------------

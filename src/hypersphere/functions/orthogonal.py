@@ -321,14 +321,25 @@ class Cayley(_CayleyMap):
 
     def matrix(self, free: Float[Tensor, "*batch m"]) -> Float[Tensor, "*batch d d"]:
         """Return R, by matrix products only where S is small enough for them."""
-        wide = _numerics.widen_parameter(free)
         with _numerics.autocast_disabled(free):
-            if may_branch_on_values(wide, wide):
-                bounded = self._bounded(wide)
-                resolvent = factorizations.skew_resolvent(factorizations.unpack_skew(bounded.detach()))
-                if resolvent is not None:
-                    return _numerics.narrow(_CayleyMatrix.apply(bounded, resolvent), free.dtype)
+            factored = self.factored(_numerics.widen_parameter(free))
+            if factored is not None:
+                bounded, powers = factored
+                resolvent = factorizations.skew_resolvent(powers)
+                return _numerics.narrow(_CayleyMatrix.apply(bounded, resolvent), free.dtype)
         return super().matrix(free)
+
+    def factored(self, free: Float[Tensor, "*batch m"]) -> tuple[Tensor, list[Tensor]] | None:
+        """Return the entries of the bounded S, and the powers S, S², S⁴, … whose product of I+S^p is (I−S)⁻¹.
+
+        Returns None where values cannot be read, and where S is too large for such a product. Only the entries have a
+        graph.
+        """
+        if not may_branch_on_values(free, free):
+            return None
+        bounded = self._bounded(free)
+        powers = factorizations.skew_powers(factorizations.unpack_skew(bounded.detach()))
+        return None if powers is None else (bounded, powers)
 
 
 class _CayleyMatrix(torch.autograd.Function):

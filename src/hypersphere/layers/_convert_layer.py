@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from hypersphere.layers._attention import DecoupledMultiheadAttention
+from hypersphere.layers._transposed import TRANSPOSED_CLASSES, DecoupledTransposedLinear
 from hypersphere.layers.decoupled import (
     DecoupledConv1d,
     DecoupledConv2d,
@@ -19,10 +21,16 @@ from hypersphere.layers.decoupled import (
 
 __all__ = [
     "DECOUPLED_CLASSES",
+    "TORCH_CLASSES",
     "convert_layer_",
+    "decoupled_parts",
+    "is_decoupled",
+    "linear_sizes",
     "reason_not_convertible",
     "revert_layer_",
+    "stores_inputs_first",
     "torch_class",
+    "update_fast_paths_",
 ]
 
 DECOUPLED_CLASSES: dict[type[nn.Module], type[DecoupledLayer]] = {
@@ -33,9 +41,44 @@ DECOUPLED_CLASSES: dict[type[nn.Module], type[DecoupledLayer]] = {
 }
 
 
+TORCH_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
+    **DECOUPLED_CLASSES,
+    **TRANSPOSED_CLASSES,
+    nn.MultiheadAttention: DecoupledMultiheadAttention,
+}
+"""Torch's classes with the class that a conversion gives their modules. Other linear layers are not listed."""
+
+
 def torch_class(module: nn.Module) -> type[nn.Module]:
     """Return torch's class of a layer; another library's linear layer counts as `nn.Linear`."""
-    return next((base for base in DECOUPLED_CLASSES if isinstance(module, base)), nn.Linear)
+    return next((base for base in TORCH_CLASSES if isinstance(module, base)), nn.Linear)
+
+
+def linear_sizes(module: nn.Module) -> tuple[int, int] | None:
+    """Return (in, out) of another library's linear layer, from its attributes, or None if it has none."""
+    for names in (("in_features", "out_features"), ("in_channels", "out_channels"), ("nx", "nf")):
+        sizes = tuple(getattr(module, name, None) for name in names)
+        if all(isinstance(size, int) for size in sizes):
+            return sizes  # type: ignore[return-value]
+    return None
+
+
+def stores_inputs_first(module: nn.Module) -> bool:
+    """Return True if a linear layer stores its weight as (in, out), as `Conv1D` of Hugging Face does."""
+    return hasattr(module, "nx") and hasattr(module, "nf")
+
+
+def is_decoupled(module: nn.Module) -> bool:
+    """Return True if a module is decoupled, or an attention module with decoupled q, k and v."""
+    return isinstance(module, (DecoupledLayer, DecoupledMultiheadAttention))
+
+
+def decoupled_parts(module: nn.Module) -> dict[str, DecoupledLayer]:
+    """Return the decoupled layers of a converted module: q, k and v of attention, or the module itself under ""."""
+    if isinstance(module, DecoupledMultiheadAttention):
+        return {**module.projections}
+    assert isinstance(module, DecoupledLayer)
+    return {"": module}
 
 
 def reason_not_convertible(module: nn.Module, bypassed: Collection[nn.Module] = ()) -> str | None:
@@ -45,7 +88,10 @@ def reason_not_convertible(module: nn.Module, bypassed: Collection[nn.Module] = 
         module: a layer.
         bypassed: modules whose parent reads their weight without calling them.
     """
-    weight = module._parameters.get("weight")
+    if isinstance(module, nn.MultiheadAttention):
+        weight = module._parameters.get("in_proj_weight" if module._qkv_same_embed_dim else "q_proj_weight")
+    else:
+        weight = module._parameters.get("weight")
     if parametrize.is_parametrized(module):
         return "it is parametrised: remove the parametrisation first (torch.nn.utils.parametrize, hypersphere.rotation)"
     if isinstance(weight, UninitializedParameter):
@@ -69,14 +115,22 @@ def _has_custom_forward(module: nn.Module) -> bool:
 
 def convert_layer_(module: nn.Module, options: OperatorOptions) -> None:
     """Replace the class of a layer by that of the decoupled layer, and configure it. An error leaves it unchanged."""
+    kind = TORCH_CLASSES[torch_class(module)]
     module._converted_from = type(module)  # type: ignore[assignment]
-    if torch_class(module) is nn.Linear and not hasattr(module, "in_features"):
-        module.in_features, module.out_features = module.in_channels, module.out_channels
-        module._sizes_were_added = True  # type: ignore[assignment]
-    module.__class__ = DECOUPLED_CLASSES[torch_class(module)]
-    assert isinstance(module, DecoupledLayer)
+    if kind is DecoupledLinear and not isinstance(module, nn.Linear):
+        sizes = linear_sizes(module)
+        assert sizes is not None
+        kind = DecoupledTransposedLinear if stores_inputs_first(module) else DecoupledLinear
+        if not hasattr(module, "in_features"):
+            module.in_features, module.out_features = sizes  # type: ignore[assignment]
+            module._sizes_were_added = True  # type: ignore[assignment]
+    module.__class__ = kind
     try:
-        module._configure(options)
+        if isinstance(module, DecoupledMultiheadAttention):
+            module.add_projections(options)
+        else:
+            assert isinstance(module, DecoupledLayer)
+            module._configure(options)
     except Exception:
         revert_layer_(module)
         raise
@@ -85,8 +139,37 @@ def convert_layer_(module: nn.Module, options: OperatorOptions) -> None:
 def revert_layer_(module: nn.Module) -> None:
     """Restore the class of a layer and remove all that a conversion added, also one that failed halfway."""
     original = torch_class(module)
-    if isinstance(module, DecoupledLayer):
+    if isinstance(module, DecoupledMultiheadAttention):
+        module.remove_projections()
+    elif isinstance(module, DecoupledLayer):
         module._remove_configuration()
     if module.__dict__.pop("_sizes_were_added", False):
         del module.in_features, module.out_features
     object.__setattr__(module, "__class__", module.__dict__.pop("_converted_from", original))
+
+
+# In evaluation mode torch computes a whole encoder layer in one operation, which reads weights without calling the
+# layers that own them, and passes nested tensors between encoder layers. Each has an attribute that enables it.
+_FAST_PATHS: dict[type[nn.Module], str] = {
+    nn.TransformerEncoderLayer: "activation_relu_or_gelu",
+    nn.TransformerEncoder: "use_nested_tensor",
+}
+
+
+def update_fast_paths_(model: nn.Module, converted: Iterable[nn.Module] = ()) -> None:
+    """Disable torch's fast path in encoders that contain decoupled layers, and enable it again in the others.
+
+    Args:
+        model: any module.
+        converted: modules that will be converted.
+    """
+    chosen = set(converted)
+    for module in model.modules():
+        attribute = next((name for kind, name in _FAST_PATHS.items() if isinstance(module, kind)), None)
+        if attribute is None:
+            continue
+        if any(is_decoupled(part) or part in chosen for part in module.modules()):
+            module.__dict__.setdefault("_fast_path", getattr(module, attribute))
+            setattr(module, attribute, 0)
+        elif "_fast_path" in module.__dict__:
+            setattr(module, attribute, module.__dict__.pop("_fast_path"))

@@ -9,24 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from hypersphere._layer_selection import SkippedLayer, layers_of
+from hypersphere._layer_selection import NeuronLayer, SkippedLayer, layers_of
 from hypersphere._modes import evaluation_mode, training_mode
 from hypersphere._validation import guard_save_pretrained, require
+from hypersphere.layers._attention import DecoupledProjection
 from hypersphere.layers._convert_layer import (
-    DECOUPLED_CLASSES,
+    TORCH_CLASSES,
     convert_layer_,
+    decoupled_parts,
+    is_decoupled,
+    linear_sizes,
     reason_not_convertible,
     revert_layer_,
+    stores_inputs_first,
     torch_class,
+    update_fast_paths_,
 )
 from hypersphere.layers.decoupled import DecoupledLayer, OperatorOptions
 from hypersphere.layers.norm import SphereNorm
@@ -44,12 +50,12 @@ def convert_(
     model: Model,
     *,
     scale: str | None = None,
-    calibration: Float[Tensor, "..."] | tuple[Any, ...] | None = None,
+    calibration: Shaped[Tensor, "..."] | tuple[Any, ...] | None = None,
     where: Predicate | None = None,
     report: bool = False,
     **options: Unpack[OperatorOptions],
 ) -> Model:
-    r"""Convert convolutions and linear layers of a model to decoupled layers, in place, keeping weights and biases.
+    r"""Convert convolutions, linear layers and attention of a model to decoupled layers, in place, keeping all weights.
 
     A decoupled layer without weighting ignores ‖w‖, so the outputs of a trained layer change in scale. With
     `scale="keep"`, the α of each layer (and β, if the magnitude has one) is multiplied by a factor that restores it:
@@ -61,13 +67,15 @@ def convert_(
       for `Linear` and insufficient for bounded magnitudes.
 
     Args:
-        model: any module. Layers that can be converted are torch's Conv1d, Conv2d, Conv3d and Linear, and linear layers
-            of other libraries that have a weight (out, in), a bias, `in_channels` and `out_channels`.
+        model: any module. Layers that can be converted are torch's Linear, Conv1d, Conv2d, Conv3d and their transposed
+            convolutions, the q, k and v of `nn.MultiheadAttention`, the `Conv1D` of Hugging Face, and linear layers of
+            other libraries with a weight, a bias and the sizes as attributes. A transposed convolution is converted as
+            the convolution of the input with zeros between its entries; these are multiplied, too.
         scale: None to leave the scale of outputs to the magnitude, or "keep".
         calibration: with scale="keep", an input of the model, or a tuple of positional arguments.
-        where: which of these layers, by name and module. None for all except the output layer (see `layers_of`; if it
-            is not recognised, the last linear layer) and layers that cannot be converted; `conversion_plan` lists them
-            with the reason.
+        where: which of these layers, by name and module; an attention module is selected as a whole. None for all
+            except the output layer (see `layers_of`; if it is not recognised, the last linear layer) and layers that
+            cannot be converted; `conversion_plan` lists them with the reason.
         report: whether to print the converted and the skipped layers.
         **options: `magnitude`, `angular`, `weighting`, `learn_k`, `learn_radius`, `radius_norm`, `momentum` and
             `storage`, with the meaning and the defaults that they have in `DecoupledConv2d`.
@@ -93,17 +101,20 @@ def convert_(
     modules = {name: model.get_submodule(name) for name in plan.converted}
     if not modules:
         raise ValueError(f"model must have a layer to convert, but {_why_nothing_is_chosen(model)}")
-    observed = {} if calibration is None else _observe(model, modules, calibration)
     converted: list[nn.Module] = []
     try:
+        update_fast_paths_(model, modules.values())
+        observed = {} if calibration is None else _observe(model, modules, calibration)
         for name, module in modules.items():
             converted.append(module)
             convert_layer_(module, options)
             if scale == "keep":
-                _keep_scale_(module, observed.get(name))
+                for suffix, layer in decoupled_parts(module).items():
+                    _keep_scale_(layer, observed.get((name, suffix)))
     except Exception:
         for module in converted:
             revert_layer_(module)
+        update_fast_paths_(model)
         raise
     guard_save_pretrained(model, _save_obstacle)
     if report:
@@ -138,6 +149,7 @@ def revert_(model: Model) -> Model:
     """
     for module in layers_to_revert(model):
         revert_layer_(module)
+    update_fast_paths_(model)
     return model
 
 
@@ -148,7 +160,8 @@ def layers_to_revert(model: nn.Module) -> list[nn.Module]:
     decoupled = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, DecoupledLayer) and module not in inside_norms
+        # q, k and v are part of an attention module, which is reverted as a whole.
+        if is_decoupled(module) and not isinstance(module, DecoupledProjection) and module not in inside_norms
     }
     for name, module in decoupled.items():
         if parametrize.is_parametrized(module):
@@ -200,13 +213,14 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
     candidates = {
         name: module
         for name, module in model.named_modules()
-        if _looks_convertible(module) and (isinstance(module, tuple(DECOUPLED_CLASSES)) or _probe_linear(module))
+        if _looks_convertible(module) and (isinstance(module, tuple(TORCH_CLASSES)) or _probe_linear(module))
     }
-    bypassed = _bypassed_modules(model)
     outputs = {name for layer in selection.outputs for name in (layer.name, *layer.aliases)}
     if not outputs:
-        linear = [name for name, m in candidates.items() if torch_class(m) is nn.Linear and m not in bypassed]
+        inside = _modules_inside_blocks(model)
+        linear = [name for name, m in candidates.items() if torch_class(m) is nn.Linear and m not in inside]
         outputs = set(linear[-1:])
+    bypassed: set[nn.Module] = set()  # the output layers of attention modules that are not converted
 
     def reason_to_skip(name: str, module: nn.Module) -> str | None:
         if where is not None and not where(name, module):
@@ -218,38 +232,56 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
             raise ValueError(f"where must exclude {name or type(module).__name__!r}: {reason}")
         return reason
 
-    reasons = {name: reason_to_skip(name, module) for name, module in candidates.items()}
+    reasons: dict[str, str | None] = {}
+    for name, module in candidates.items():  # an attention module comes before the layers inside it
+        reasons[name] = reason_to_skip(name, module)
+        if isinstance(module, nn.MultiheadAttention) and reasons[name] is not None:
+            bypassed.update(module.children())
     skipped = [SkippedLayer(name, reason) for name, reason in reasons.items() if reason is not None]
     for layer in selection:
         owner = layer.group.rpartition(".")[0]
         if owner in candidates or layer.module is None:
             continue
-        is_decoupled = isinstance(layer.module, DecoupledLayer)
-        kind = type(layer.module).__name__
-        reason = "it is decoupled already" if is_decoupled else f"{kind} is not a convolution or linear layer"
-        skipped.append(SkippedLayer(layer.name, reason))
+        skipped.append(SkippedLayer(layer.name, _reason_not_a_candidate(layer)))
     skipped += [skip for skip in selection.skipped if skip.name not in candidates]
     return ConversionPlan(tuple(name for name, reason in reasons.items() if reason is None), tuple(skipped))
 
 
+def _reason_not_a_candidate(layer: NeuronLayer) -> str:
+    """Return why a layer with neurons is of a kind that cannot be converted."""
+    assert layer.module is not None
+    kind = type(layer.module).__name__
+    if is_decoupled(layer.module):
+        return "it is decoupled already"
+    if layer.role == "output":
+        return "it is the output layer"
+    if isinstance(layer.module, (nn.RNNBase, nn.RNNCellBase)):
+        return f"{kind} computes its gates in one operation of torch"
+    if layer.part.stacked:
+        return f"{kind} multiplies its weights itself"
+    return f"{kind} is not a convolution or linear layer"
+
+
 def _looks_convertible(module: nn.Module) -> bool:
     """Return True for torch's layers, and for modules of other libraries that have the attributes of a linear layer."""
-    if isinstance(module, DecoupledLayer):
+    if is_decoupled(module):
         return False
-    if isinstance(module, tuple(DECOUPLED_CLASSES)):
+    if isinstance(module, tuple(TORCH_CLASSES)):
         return True
-    weight = module._parameters.get("weight")
-    if weight is None or isinstance(weight, UninitializedParameter) or "bias" not in module._parameters:
+    weight, sizes = module._parameters.get("weight"), linear_sizes(module)
+    has_parameters = weight is not None and not isinstance(weight, UninitializedParameter)
+    if weight is None or not has_parameters or sizes is None or "bias" not in module._parameters or module._modules:
         return False
-    sizes = (getattr(module, "out_channels", None), getattr(module, "in_channels", None))
-    return weight.ndim == 2 and tuple(weight.shape) == sizes and not module._modules
+    expected = sizes if stores_inputs_first(module) else sizes[::-1]
+    return weight.is_floating_point() and tuple(weight.shape) == expected
 
 
 @torch.no_grad()
 def _probe_linear(module: nn.Module) -> bool:
     """Run another library's module on one row, without its hooks; return True if it computes W·x + b."""
-    weight, bias = module._parameters["weight"], module._parameters["bias"]
-    assert weight is not None
+    stored, bias = module._parameters["weight"], module._parameters["bias"]
+    assert stored is not None
+    weight = stored.mT if stores_inputs_first(module) else stored
     row = torch.linspace(-1, 1, weight.shape[1], dtype=weight.dtype, device=weight.device).unsqueeze(0)
     try:
         return bool(torch.allclose(module.forward(row), F.linear(row, weight, bias), rtol=1e-2, atol=1e-3))
@@ -257,17 +289,17 @@ def _probe_linear(module: nn.Module) -> bool:
         return False
 
 
-def _bypassed_modules(model: nn.Module) -> set[nn.Module]:
-    """Return modules whose parent may read their weight without calling them; a conversion would have no effect."""
+def _modules_inside_blocks(model: nn.Module) -> set[nn.Module]:
+    """Return the modules inside attention and encoder layers of torch, which are never the output layer."""
     parents = [m for m in model.modules() if isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoderLayer))]
     return {child for parent in parents for child in parent.modules()} - set(parents)
 
 
 def _why_nothing_is_chosen(model: nn.Module) -> str:
-    is_decoupled = any(isinstance(module, DecoupledLayer) for module in model.modules())
-    if is_decoupled and not any(_looks_convertible(module) for module in model.modules()):
+    has_decoupled = any(is_decoupled(module) for module in model.modules())
+    if has_decoupled and not any(_looks_convertible(module) for module in model.modules()):
         return "its layers are decoupled already: call revert_ first"
-    if is_decoupled:
+    if has_decoupled:
         return "none of its other layers is chosen; call revert_ first to convert decoupled layers again"
     return "none of its convolutions and linear layers is chosen; conversion_plan(model) gives the reasons"
 
@@ -275,34 +307,49 @@ def _why_nothing_is_chosen(model: nn.Module) -> str:
 @torch.no_grad()
 def _observe(
     model: nn.Module, modules: dict[str, nn.Module], calibration: Tensor | tuple[Any, ...]
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Run the model in evaluation mode; return the input and the root mean square output, without bias, per layer."""
-    observed: dict[str, tuple[Tensor, Tensor]] = {}
+) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
+    """Run the model in evaluation mode; return the input and the root mean square output, without bias, per layer.
 
-    def remember(name: str) -> Callable[..., None]:
+    The keys are the name of a module and "", or "q", "k" and "v" for an attention module.
+    """
+    observed: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
+
+    def remember(key: tuple[str, str]) -> Callable[..., None]:
         def hook(module: nn.Module, arguments: tuple[Tensor, ...], y: Tensor) -> None:
             # A copy, because a later operation may overwrite the input in place.
-            observed.setdefault(name, (arguments[0].detach().clone(), _root_mean_square(module, y)))
+            observed.setdefault(key, (arguments[0].detach().clone(), _root_mean_square(module, y)))
 
         return hook
 
-    handles = [module.register_forward_hook(remember(name)) for name, module in modules.items()]
+    # torch's attention calls neither q, k and v nor its output layer. With the inner product as operator it gives the
+    # same outputs and calls all four.
+    attention = [module for module in modules.values() if isinstance(module, nn.MultiheadAttention)]
+    layers: dict[tuple[str, str], nn.Module] = {}
+    handles = []
     try:
+        for one in attention:
+            convert_layer_(one, OperatorOptions(magnitude="inner_product"))
+        for name, module in modules.items():
+            parts = decoupled_parts(module) if is_decoupled(module) else {"": module}
+            layers |= {(name, suffix): part for suffix, part in parts.items()}
+        handles = [layer.register_forward_hook(remember(key)) for key, layer in layers.items()]
         with evaluation_mode(model):
             model(*calibration if isinstance(calibration, tuple) else (calibration,))
     finally:
         for handle in handles:
             handle.remove()
-    for name in modules:
-        if name not in observed:
-            raise ValueError(f"the calibration input does not reach layer {name!r}")
+        for one in attention:
+            if is_decoupled(one):
+                revert_layer_(one)
+    for key in layers:
+        if key not in observed:
+            raise ValueError(f"the calibration input does not reach layer {key[0]!r}")
     return observed
 
 
 @torch.no_grad()
-def _keep_scale_(layer: nn.Module, observed: tuple[Tensor, Tensor] | None) -> None:
+def _keep_scale_(layer: DecoupledLayer, observed: tuple[Tensor, Tensor] | None) -> None:
     """Multiply α and β of a converted layer so that its outputs keep their root mean square."""
-    assert isinstance(layer, DecoupledLayer)
     if observed is not None:
         x, expected = observed
         with training_mode(layer):  # sets the mean patch norm of a learned radius
@@ -312,7 +359,7 @@ def _keep_scale_(layer: nn.Module, observed: tuple[Tensor, Tensor] | None) -> No
     elif layer.uses_weight_norm:
         factor = 1.0
     else:
-        factor = float(layer.weight.float().flatten(1).norm(dim=1).square().mean().sqrt())
+        factor = float(layer._filters.float().flatten(1).norm(dim=1).square().mean().sqrt())
     h = layer.magnitude
     names: list[str] = [f.name for f in fields(h) if f.name in ("alpha", "beta")] if is_dataclass(h) else []
     if not names:
@@ -323,7 +370,7 @@ def _keep_scale_(layer: nn.Module, observed: tuple[Tensor, Tensor] | None) -> No
 
 def _root_mean_square(module: nn.Module, y: Tensor) -> Tensor:
     """Return the root mean square of an output without its bias."""
-    bias = module._parameters.get("bias")
+    bias = cast(Tensor | None, module.bias)
     y = y.float()
     if bias is not None:
         channels_last = torch_class(module) is nn.Linear

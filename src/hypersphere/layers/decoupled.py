@@ -168,6 +168,15 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
     batches = deprecated_attribute("batches", "num_batches_tracked")
     _passes: PassHistory
 
+    @property
+    def _filters(self) -> Tensor:
+        """The weight as (filters, channels per group, *kernel). Layers that store it in another order override this."""
+        return self.weight
+
+    def _in_order_of_weight(self, filters: Tensor) -> Tensor:
+        """Return filters in the order of `weight`: the inverse of `_filters`."""
+        return filters
+
     # Settings --------------------------------------------------------------------------------------------------------
 
     def _configure(self, options: OperatorOptions) -> None:
@@ -209,7 +218,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
             raise ValueError("angular must have a fixed k; to learn k, pass learn_k='layer', 'filter' or shared_k()")
         if learn_k is None:
             return None
-        filters = len(self.weight)
+        filters = len(self._filters)
         accepted = f"None, 'layer', 'filter' or a parameter with 1 or {filters} entries"
         if isinstance(learn_k, nn.Parameter):
             require(learn_k.shape in ((), (1,), (filters,)), "learn_k", accepted, tuple(learn_k.shape))
@@ -232,7 +241,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
     def _log_parameter(self, start: float | Tensor, per: str) -> nn.Parameter:
         """Return log(start) as a parameter with one entry, or one per filter."""
         # The shape is (1,) and not (), because FSDP2 does not accept 0-d parameters.
-        weight = _numerics.widen(self.weight.detach())
+        weight = _numerics.widen(self._filters.detach())
         value = torch.as_tensor(start, dtype=weight.dtype, device=weight.device).log()
         return nn.Parameter(value.expand(len(weight) if per == "filter" else 1).clone())
 
@@ -315,15 +324,15 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         """Return the input and the geometry. Padding that is asymmetric or not with zeros is applied to the input."""
 
     def _equivalent_weight(self) -> Tensor | None:
-        """Return the weight of torch's layer with the same responses, or None if there is none."""
+        """Return the filters of torch's layer with the same responses, or None if there is none."""
         # Types are compared exactly, because a user's subclass may compute something else.
         magnitude = self.magnitude
         if type(self.angular) is not Cosine:
             return None
         if type(magnitude) is InnerProduct:
-            return self.weight
+            return self._filters
         if type(magnitude) is Linear:  # α‖x‖·cos θ is the inner product with αŵ
-            weight = self.weight if self.weighting == "linear" else filter_polar(self.weight)[1]
+            weight = self._filters if self.weighting == "linear" else filter_polar(self._filters)[1]
             is_one = not isinstance(magnitude.alpha, Tensor) and magnitude.alpha == 1
             return weight if is_one else weight * magnitude.alpha
         return None
@@ -331,7 +340,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
     def _forward_batch(self, x: Tensor) -> Tensor:
         """Return f(w, x) + b (N, filters, *places) for a batch (N, channels, *size)."""
         x, geometry = self._input_and_geometry(x)
-        w_norm, w_hat = filter_polar(self.weight)
+        w_norm, w_hat = filter_polar(self._filters)
         if self._uses_custom_op(x):
             # The operator differentiates the norms itself, so they need no graph.
             patches, half_storage = measure_patches(x, geometry, with_graph=False), self.storage == "half"
@@ -383,7 +392,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         learned = {"radius": self.log_radius is not None, "k": self.log_k is not None}
         if any(isinstance(value, Tensor) and not learned.get(name) for name, value in numbers.items()):
             return False
-        return use_custom_op(x, self.weight)
+        return use_custom_op(x, self._filters)
 
     def _operator_spec(
         self, x: Tensor, geometry: ConvGeometry, patches: MeasuredPatches, w_norm: Tensor
@@ -495,10 +504,16 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         new = self._buffers.get("mean_norm")
         if old is not None and new is not None and new.dtype in (torch.float16, torch.bfloat16):
             self._buffers["mean_norm"] = old.to(new.device)
-        device = next(self.parameters()).device  # not that of `weight`, which a parametrisation would compute
+        # Not the device of `weight`, which a parametrisation would compute, or another module owns.
+        stored = next(self.parameters(), None)
+        if stored is not None:
+            self._move_operator(stored.device)
+        return self
+
+    def _move_operator(self, device: torch.device) -> None:
+        """Move fixed tensors of h and g to a device."""
         self.magnitude = fields_on_device(self.magnitude, device)
         self.angular = fields_on_device(self.angular, device)
-        return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load a state dict. In version 0.1, k and ρ per layer, the mean norm and its counter were 0-d tensors.
@@ -637,7 +652,28 @@ class DecoupledConv3d(_DecoupledConv, nn.Conv3d):
     """
 
 
-class DecoupledLinear(DecoupledLayer, nn.Linear):
+class _DecoupledRows(DecoupledLayer):
+    """Mixin of decoupled layers that respond to rows (..., features)."""
+
+    groups = 1
+
+    def _check_shape(self, x: Tensor) -> None:
+        features = self._filters.shape[1]
+        fits = x.ndim > 0 and x.shape[-1] == features
+        require(fits, "x", f"a tensor whose last dimension has {features} entries", tuple(x.shape))
+
+    def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def _forward_any_shape(self, x: Tensor) -> Tensor:
+        y = self._forward_batch(x.reshape(-1, x.shape[-1]))
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        return x, ConvGeometry()
+
+
+class DecoupledLinear(_DecoupledRows, nn.Linear):
     r"""A fully connected decoupled layer: a row is a patch. Further arguments are those of `DecoupledConv2d`.
 
     >>> layer = DecoupledLinear(2, 1, bias=False)
@@ -646,8 +682,6 @@ class DecoupledLinear(DecoupledLayer, nn.Linear):
     tensor([[1.],
             [0.]], grad_fn=...)
     """
-
-    groups = 1
 
     def __init__(
         self,
@@ -661,18 +695,3 @@ class DecoupledLinear(DecoupledLayer, nn.Linear):
     ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         self._configure(options)
-
-    def _check_shape(self, x: Tensor) -> None:
-        features = self.weight.shape[1]
-        fits = x.ndim > 0 and x.shape[-1] == features
-        require(fits, "x", f"a tensor whose last dimension has {features} entries", tuple(x.shape))
-
-    def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
-
-    def _forward_any_shape(self, x: Tensor) -> Tensor:
-        y = self._forward_batch(x.reshape(-1, x.shape[-1]))
-        return y.reshape(*x.shape[:-1], y.shape[-1])
-
-    def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
-        return x, ConvGeometry()

@@ -42,5 +42,5 @@ def equivalent_weight(layer: DecoupledLayer) -> Float[Tensor, "..."] | None:
     >>> equivalent_weight(layer), equivalent_weight(DecoupledLinear(2, 1, magnitude="tanh"))
     (tensor([[0.6000, 0.8000]]), None)
     """
-    weight = layer._equivalent_weight()
-    return None if weight is None else weight.detach().to(layer.weight.dtype)
+    filters = layer._equivalent_weight()
+    return None if filters is None else layer._in_order_of_weight(filters.detach()).to(layer.weight.dtype)

@@ -30,7 +30,7 @@ from hypersphere._validation import is_integer, is_number, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Side
-from hypersphere.rotation.rotate import METHODS
+from hypersphere.rotation.rotate import METHODS, Quantization
 
 __all__ = ["CARD", "PEFT_CONFIG", "TENSORS", "Adapter", "LayerAdapter", "base_sample", "read_adapter", "write_adapter"]
 
@@ -55,6 +55,8 @@ class LayerAdapter:
         shape: the shape of the weight, or None if the file does not say it.
         base: a sample of the frozen weight, or None if the file has none.
         row_scale: the factors of the outputs (BOFT's scale), or None.
+        quantize: "int8" if the frozen weight was stored as integers in training. It is quantised again when the adapter
+            is loaded, and `base` is a sample of the quantised weight.
     """
 
     method: RowMap
@@ -67,6 +69,7 @@ class LayerAdapter:
     shape: tuple[int, ...] | None = None
     base: Tensor | None = None
     row_scale: Tensor | None = None
+    quantize: Quantization | None = None
 
     def layout(self, length: int) -> BlockLayout:
         """Return the layout for neurons of this length, or raise a `ValueError`."""
@@ -128,6 +131,7 @@ def write_adapter(folder: Path, adapter: Adapter) -> None:
             "factors": layer.factors,
             "dropout": layer.dropout,
             "side": layer.side,
+            "quantize": layer.quantize,
         }
         group = groups.setdefault(strict_json(settings), {**settings, "layers": {}})
         group["layers"][name] = layer.shape
@@ -199,6 +203,8 @@ def read_adapter(folder: Path) -> Adapter:
             method, dropout = METHODS[group["method"]](**group["options"]), group["dropout"]
             require(is_number(dropout, 0) and dropout < 1, "dropout", "a number in [0, 1)", dropout)
             require(group["side"] in ("auto", "weight", "input"), "side", "'auto', 'weight' or 'input'", group["side"])
+            quantize = group.get("quantize")  # missing in files of the first development versions
+            require(quantize in (None, "int8"), "quantize", "None or 'int8'", quantize)
             for name, shape in group["layers"].items():
                 layers[name] = LayerAdapter(
                     method=method,
@@ -210,6 +216,7 @@ def read_adapter(folder: Path) -> Adapter:
                     dropout=dropout,
                     shape=tuple(shape),
                     base=tensors.get(f"{name}.base"),
+                    quantize=quantize,
                 )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from error

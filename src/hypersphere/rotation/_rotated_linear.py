@@ -11,7 +11,14 @@ the gradient of x·R) instead of three. With G the gradient of y and Z = G·V th
     of block R_i    x_iᵀ·Z_i    (x_i and Z_i are the columns that the block acts on)
     of x            Z·Rᵀ
 
-`_InputSide` keeps only x, R and V for the backward pass. Products with blocks are computed in chunks of rows: the
+`_InputSide` keeps only x, R and V for the backward pass.
+
+The Cayley transform is R = 2M − I with M = (I−S)⁻¹, a product of I+S, I+S², I+S⁴, …. With fewer rows than a block has
+entries, the rows are multiplied by these factors, and M is never formed (`_CayleySide`):
+
+    u = x·M    x·R = 2u − x    w = Z·Mᵀ    gradient of x: 2w − Z    gradient of S: 2uᵀw
+
+Products with blocks are computed in chunks of rows: the
 result of a batched product has the blocks first and must be copied into rows, which is fast while it is in the cache.
 """
 
@@ -27,10 +34,19 @@ from torch import Tensor
 from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
+from hypersphere.functions import _factorizations as factorizations
 from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
+from hypersphere.functions.orthogonal import Cayley
 from hypersphere.rotation.layout import BlockLayout
 
-__all__ = ["CHUNK_ROWS", "backward_of_chunk", "input_side_is_cheaper", "rotated_linear"]
+__all__ = [
+    "CHUNK_ROWS",
+    "backward_of_chunk",
+    "cayley_linear",
+    "has_explicit_backward",
+    "input_side_is_cheaper",
+    "rotated_linear",
+]
 
 # Rows per chunk: 256 rows of 2,048 float32 numbers are 2 MB, the size of a second-level cache.
 CHUNK_ROWS = 256
@@ -81,12 +97,39 @@ def rotated_linear(
         layout: the blocks of R.
     """
     rows = x.reshape(-1, layout.size)
-    autocasts = torch.is_autocast_enabled(x.device.type)
-    if not autocasts and x.dtype == v.dtype and only_reverse_mode(rows, matrices, v):
+    if has_explicit_backward(rows, v) and only_reverse_mode(matrices):
         y = _InputSide.apply(layout, rows, matrices, v)
         y = y if bias is None else y + bias
     else:
         y = F.linear(_rotated(layout, rows, matrices), v, bias)
+    return y.reshape(*x.shape[:-1], v.shape[0])
+
+
+def has_explicit_backward(x: Tensor, v: Tensor) -> bool:
+    """Return True if the explicit backward passes of this module may be used for these inputs and neurons."""
+    return x.dtype == v.dtype and not torch.is_autocast_enabled(x.device.type) and only_reverse_mode(x, v)
+
+
+def cayley_linear(
+    x: Float[Tensor, "*batch d"],
+    free: Float[Tensor, "..."],
+    powers: Sequence[Float[Tensor, "..."]],
+    v: Float[Tensor, "n d"],
+    bias: Float[Tensor, " n"] | None,
+    layout: BlockLayout,
+) -> Float[Tensor, "*batch n"]:
+    """Return (x·R)·Vᵀ + bias for a Cayley transform R with one factor. `has_explicit_backward` must be True.
+
+    Args:
+        x: the input.
+        free: the entries of S, in float32 or wider.
+        powers: S, S², S⁴, …, as `Cayley.factored` returns them.
+        v: the neurons. They may be in half precision.
+        bias: the bias, or None.
+        layout: the blocks of R.
+    """
+    y = _CayleySide.apply(layout, x.reshape(-1, layout.size), free, v, *powers)
+    y = y if bias is None else y + bias
     return y.reshape(*x.shape[:-1], v.shape[0])
 
 
@@ -125,6 +168,77 @@ class _InputSide(torch.autograd.Function):
             grad_v = grad.mT @ _rotate_in_chunks(layout, x, matrices) if needs_v else None
         grad_matrices = None if grads is None else torch.stack(grads) if layout.factors > 1 else grads[0]
         return None, z if needs_x else None, grad_matrices, grad_v
+
+
+class _CayleySide(torch.autograd.Function):
+    """(x·R)·Vᵀ for a Cayley transform R, with the gradient of its free parameters: one node of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, layout: BlockLayout, x: Tensor, free: Tensor, v: Tensor, *powers: Tensor) -> Tensor:
+        ctx.layout = layout
+        rows_per_block = len(x) * (layout.blocks if layout.shared else 1)
+        ctx.forms_matrix = rows_per_block >= layout.block_size
+        if ctx.forms_matrix:
+            resolvent = factorizations.skew_resolvent(powers)
+            matrices = 2 * resolvent
+            matrices.diagonal(dim1=-2, dim2=-1).sub_(1)
+            ctx.save_for_backward(x, free, v, resolvent, matrices)
+            return _rotate_in_chunks(layout, x, matrices) @ v.mT
+        parts = layout.split(x.to(free.dtype))
+        u = factorizations.apply_skew_resolvent(parts, powers)
+        ctx.save_for_backward(x, free, v, u, *powers)
+        return layout.join(2 * u - parts, len(x)).to(x.dtype) @ v.mT
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, free, v, *saved = ctx.saved_tensors
+        layout: BlockLayout = ctx.layout
+        _, needs_x, needs_free, needs_v, *needs_powers = ctx.needs_input_grad
+        nothing = [None] * len(needs_powers)
+        if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
+
+            def output(x: Tensor, free: Tensor, v: Tensor) -> Tensor:
+                eye = torch.eye(layout.block_size, dtype=free.dtype, device=free.device)
+                matrices = Cayley().expression(free, eye.expand(*free.shape[:-1], -1, -1)).mT
+                return _rotated(layout, x, matrices) @ v.mT
+
+            needs = (needs_x, needs_free, needs_v)
+            return None, *differentiable_gradients(output, (x, free, v), needs, grad), *nothing
+        grad_free = grad_x = None
+        with _numerics.autocast_disabled(grad):
+            z = grad @ v  # Z, the gradient of x·R; the gradient of x overwrites it
+            if ctx.forms_matrix:
+                resolvent, matrices = saved
+                grad_x, grad_r = _backward_of_rotation(layout, x, z, matrices, needs_x, needs_free)
+                if grad_r is not None:  # dM = M·dS·M
+                    left = factorizations.product(resolvent.mT, grad_r)
+                    grad_free = factorizations.pack_skew(factorizations.product(left, resolvent.mT)).mul_(2)
+            else:
+                u, *powers = saved
+                parts = layout.split(z.to(free.dtype))
+                w = factorizations.apply_skew_resolvent(parts, powers, transposed=True)
+                grad_x = layout.join(2 * w - parts, len(x)).to(x.dtype) if needs_x else None
+                grad_free = factorizations.pack_skew(factorizations.product(u.mT, w)).mul_(2) if needs_free else None
+            grad_v = None
+            if needs_v:
+                matrices = saved[1] if ctx.forms_matrix else Cayley().matrix(free)
+                grad_v = grad.mT @ _rotate_in_chunks(layout, x, matrices)
+        return None, grad_x if needs_x else None, grad_free, grad_v, *nothing
+
+
+def _backward_of_rotation(
+    layout: BlockLayout, x: Tensor, z: Tensor, matrices: Tensor, needs_x: bool, needs_matrices: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of x and of the blocks of one factor, for the gradient Z of x·R. Z may be overwritten."""
+    if len(x) <= CHUNK_ROWS:  # one chunk: no sums over chunks
+        parts = layout.split(z.to(matrices.dtype))
+        grad_x = layout.join(factorizations.product(parts, matrices.mT), len(x)).to(x.dtype) if needs_x else None
+        inputs = layout.split(x.to(matrices.dtype)).mT
+        return grad_x, factorizations.product(inputs, parts) if needs_matrices else None
+    grads = [torch.zeros_like(matrices)] if needs_matrices else None
+    for x_rows, z_rows in zip(x.split(CHUNK_ROWS), z.split(CHUNK_ROWS), strict=True):
+        backward_of_chunk(layout, (matrices,), x_rows, z_rows, grads, needs_x)
+    return z if needs_x else None, None if grads is None else grads[0]
 
 
 def _rotate_in_chunks(layout: BlockLayout, x: Tensor, matrices: Tensor) -> Tensor:

@@ -34,11 +34,13 @@ from hypersphere.rotation._adapter_files import (
 )
 from hypersphere.rotation._logarithm import logarithm, parameters_of
 from hypersphere.rotation._peft_format import read_peft_adapter, write_peft_adapter
+from hypersphere.rotation._quantized import Int8Neurons
 from hypersphere.rotation.activations import InputRotation
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation, rows_of
 from hypersphere.rotation.rotate import (
     attach,
+    is_quantized,
     name_of,
     neurons_of,
     plain_rows,
@@ -108,6 +110,7 @@ def save_adapter(model: nn.Module, folder: str | PathLike[str], *, format: Forma
             dropout=rotation.dropout,
             shape=tuple(neurons.shape),
             base=base_sample(neurons),
+            quantize="int8" if is_quantized(module, rotation.part.parameter) else None,
         )
     holds_inputs = any(isinstance(module, InputRotation) for module in model.modules())
     require(not holds_inputs, "model", "without an InputRotation", type(model).__name__)
@@ -125,6 +128,15 @@ def _neurons(module: nn.Module, rotation: Rotation) -> Tensor:
 
 def _whole_weight_or_rows(part: WeightPart, weight: Tensor) -> Tensor:
     return weight if part.is_whole else rows_of(part, weight)
+
+
+def _frozen_neurons(layer: NeuronLayer, stored: LayerAdapter) -> Tensor:
+    """Return the neurons of a plain layer as they will be after loading: quantised if they were in training."""
+    weight = layer.tensor.detach()
+    if stored.quantize is not None:
+        quantized = Int8Neurons(layer.part)
+        weight = quantized(*quantized.right_inverse(weight))
+    return _whole_weight_or_rows(layer.part, weight)
 
 
 def _rotations(model: nn.Module) -> list[tuple[str, nn.Module, Rotation]]:
@@ -205,14 +217,14 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
     weights = _replaced_weights(model, adapter)
     if check:
         frozen = {path: _neurons(module, cast(Rotation, one)) for path, (module, one) in rotated.items()}
-        frozen |= {path: _whole_weight_or_rows(layer.part, layer.tensor) for path, layer in plain.items()}
+        frozen |= {path: _frozen_neurons(layer, adapter.layers[path]) for path, layer in plain.items()}
         _require_same_base(adapter, {path: frozen[path] for path in adapter.layers})
 
     with torch.no_grad():
         for stored, weight in weights:
             weight.copy_(stored)
     for layer, rotation, scaled_rows in added:
-        attach(layer, rotation, scaled_rows)
+        attach(layer, rotation, scaled_rows, quantize=adapter.layers[name_of(layer)].quantize is not None)
     rotations = [rotation for _, _, rotation in _rotations(model)]
     sets = {one for rotation in rotations for one in rotation.free} | {name}
     for rotation in rotations:  # every rotation has every set

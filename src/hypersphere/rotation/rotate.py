@@ -319,7 +319,7 @@ def _require_foldable(name: str, module: nn.Module, rotation: AnyRotation, keep:
     rotation.require_finite()
     if keep and isinstance(rotation, Rotation) and len(rotation.free) > 1:
         raise ValueError(f"keep=True needs a single rotation set, but layer {name!r} has {len(rotation.free)}")
-    if keep and isinstance(maps[0], Int8Neurons):
+    if keep and is_quantized(module, rotation.part.parameter):
         raise ValueError(f"keep=True needs neurons in floating point, but those of layer {name!r} are quantised")
 
 
@@ -585,6 +585,11 @@ def neurons_of(module: nn.Module, parameter: str = "weight") -> Tensor:
     """Return V, the weight of a rotated layer before its rotation. Quantised neurons become floating-point numbers."""
     stored = _stored(module, parameter)
     return stored[0] if len(stored) == 1 else cast(Tensor, _parametrizations_of(module, parameter)[0](*stored))
+
+
+def is_quantized(module: nn.Module, parameter: str = "weight") -> bool:
+    """Return True if the fixed neurons of a rotated layer are stored as integers."""
+    return isinstance(_parametrizations_of(module, parameter)[0], Int8Neurons)
 
 
 def rotation_parameters(model: nn.Module) -> list[nn.Parameter]:

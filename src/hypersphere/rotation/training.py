@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,11 +51,16 @@ class RotationOptions:
     """
 
     blocks: int = 1
+    block_size: int | None = None
     shared: bool = False
     factors: int = 1
+    side: str = "auto"
+    dropout: float = 0.0
+    quantize: str | None = None
     learn_neurons: bool = False
     spread: float | None = None
     output: bool = False
+    embeddings: bool = False
     hidden: bool = True
     whole_first: bool = False
     normalize: bool = False
@@ -66,24 +71,27 @@ class RotationOptions:
     def rotate_(self, modules: nn.ModuleDict, method: str | RowMap) -> None:
         """Rotate the layers that the options select."""
         where = None if self.hidden else _is_one_of(["head"])
-        layers = rotation.rotatable_layers(modules, where, output=self.output)
+        layers = rotation.rotatable_layers(modules, where, output=self.output, embeddings=self.embeddings)
         names = list(dict.fromkeys(layer.module_name for layer in layers))  # once per module
         first, others = (names[:1], names[1:]) if self.whole_first else ([], names)
         if first:
-            self._rotate_layers_(modules, method, first, blocks=1, shared=False, factors=1)
+            whole = replace(self, blocks=1, block_size=None, shared=False, factors=1)
+            whole._rotate_layers_(modules, method, first)
         if others:  # none if the network has a single layer
-            self._rotate_layers_(modules, method, others, blocks=self.blocks, shared=self.shared, factors=self.factors)
+            self._rotate_layers_(modules, method, others)
 
-    def _rotate_layers_(
-        self, modules: nn.ModuleDict, method: str | RowMap, names: list[str], *, blocks: int, shared: bool, factors: int
-    ) -> None:
+    def _rotate_layers_(self, modules: nn.ModuleDict, method: str | RowMap, names: list[str]) -> None:
         rotation.rotate_(
             modules,
             method,
             where=_is_one_of(names),
-            blocks=blocks,
-            shared=shared,
-            factors=factors,
+            blocks=self.blocks,
+            block_size=self.block_size,
+            shared=self.shared,
+            factors=self.factors,
+            side=cast(Any, self.side),  # `rotate_` checks both
+            dropout=self.dropout,
+            quantize=cast(Any, self.quantize),
             learn_neurons=self.learn_neurons,
             normalize=self.normalize,
             refine=self.refine,
@@ -92,6 +100,7 @@ class RotationOptions:
             # The layers are already selected. Without the head, the last linear layer of the network would be taken for
             # the output layer.
             output_layer=None,
+            embeddings=self.embeddings,
             spread=self.spread,
         )
 

@@ -1,0 +1,126 @@
+r"""Decoupled layers that store their weight with inputs first: transposed convolutions, and `Conv1D` of Hugging Face.
+
+A transposed convolution with stride s is a convolution with stride 1 of an input that has s − 1 zeros between
+neighbouring entries, by filters that are reversed along their kernel:
+
+    weight (in, out/groups, *kernel)  →  filters (out, in/groups, *kernel), reversed
+    input of length L                 →  (L − 1)·s + 1 entries, padded by dilation·(kernel − 1) − padding on either side
+
+The decoupled operator is that of this convolution. A patch has the norm of the entries that the window covers, and a
+filter has all weights of one output channel, as `layers_of` reads them. The inserted zeros are multiplied, too, so a
+converted layer takes about s times the multiplications per dimension of the transposed convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hypersphere._validation import require
+from hypersphere.layers._geometry import ConvGeometry
+from hypersphere.layers.decoupled import DecoupledLayer, DecoupledLinear
+
+__all__ = [
+    "TRANSPOSED_CLASSES",
+    "DecoupledConvTranspose1d",
+    "DecoupledConvTranspose2d",
+    "DecoupledConvTranspose3d",
+    "DecoupledTransposedLinear",
+]
+
+
+class DecoupledTransposedLinear(DecoupledLinear):
+    """A decoupled linear layer with a weight (in, out), as `Conv1D` of Hugging Face stores it."""
+
+    @property
+    def _filters(self) -> Tensor:
+        return self.weight.mT
+
+    def _in_order_of_weight(self, filters: Tensor) -> Tensor:
+        return filters.mT
+
+
+class _DecoupledConvTranspose(DecoupledLayer):
+    """Mixin of the three decoupled transposed convolutions. `DecoupledLayer.forward` receives the spread input."""
+
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Any
+    dilation: tuple[int, ...]
+    _output_padding: Any
+
+    @property
+    def _filters(self) -> Tensor:
+        groups, (channels, filters, *kernel) = self.groups, self.weight.shape
+        weight = self.weight.reshape(groups, channels // groups, filters, *kernel).transpose(1, 2)
+        return weight.reshape(groups * filters, channels // groups, *kernel).flip(self._kernel_dims)
+
+    def _in_order_of_weight(self, filters: Tensor) -> Tensor:
+        groups, (count, channels, *kernel) = self.groups, filters.shape
+        weight = filters.flip(self._kernel_dims).reshape(groups, count // groups, channels, *kernel).transpose(1, 2)
+        return weight.reshape(groups * channels, count // groups, *kernel)
+
+    @property
+    def _kernel_dims(self) -> tuple[int, ...]:
+        return tuple(range(2, 2 + len(self.kernel_size)))
+
+    def forward(self, x: Float[Tensor, "..."], output_size: Sequence[int] | None = None) -> Float[Tensor, "..."]:
+        """Return the responses to `x`. `output_size` selects one of the possible sizes, as in torch's layer."""
+        self._check_shape(x)
+        dims = len(self.kernel_size)
+        settings = (self.stride, self.padding, self.kernel_size, dims, self.dilation)
+        batch = x.unsqueeze(0) if x.ndim == dims + 1 else x
+        y = super().forward(self._spread(batch, self._output_padding(batch, output_size, *settings)))
+        return y if batch is x else y.squeeze(0)
+
+    def _spread(self, x: Tensor, output_padding: Sequence[int]) -> Tensor:
+        """Insert zeros between the entries of a batch, and pad it for a convolution without padding."""
+        padding: list[int] = []  # pairs (before, after) in reverse order of the dimensions, the order of F.pad
+        for i, dim in enumerate(self._kernel_dims):
+            length, stride = x.shape[dim], self.stride[i]
+            if stride > 1:
+                x = F.pad(x.unsqueeze(dim + 1), (*[0, 0] * (x.ndim - dim - 1), 0, stride - 1)).flatten(dim, dim + 1)
+                x = x.narrow(dim, 0, (length - 1) * stride + 1)
+            edge = self.dilation[i] * (self.kernel_size[i] - 1) - self.padding[i]  # F.pad crops if it is negative
+            padding = [edge, edge + output_padding[i], *padding]
+        return F.pad(x, padding)
+
+    def _check_shape(self, x: Tensor) -> None:
+        dims, channels = self.weight.ndim, self.weight.shape[0]
+        fits = x.ndim in (dims - 1, dims) and x.shape[1 - dims] == channels
+        accepted = f"a tensor with {dims - 1} or {dims} dimensions and {channels} channels"
+        require(fits, "x", accepted, tuple(x.shape))
+
+    def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel_size) - 1]
+        return convolve(x, weight, bias, 1, 0, self.dilation, self.groups)
+
+    def _forward_any_shape(self, x: Tensor) -> Tensor:
+        return self._forward_batch(x)
+
+    def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        ones, zeros = (1,) * len(self.kernel_size), (0,) * len(self.kernel_size)
+        return x, ConvGeometry(self.kernel_size, ones, zeros, self.dilation, self.groups)
+
+
+class DecoupledConvTranspose1d(_DecoupledConvTranspose, nn.ConvTranspose1d):
+    """A decoupled transposed convolution over sequences (N, C, L)."""
+
+
+class DecoupledConvTranspose2d(_DecoupledConvTranspose, nn.ConvTranspose2d):
+    """A decoupled transposed convolution over images (N, C, H, W)."""
+
+
+class DecoupledConvTranspose3d(_DecoupledConvTranspose, nn.ConvTranspose3d):
+    """A decoupled transposed convolution over volumes (N, C, D, H, W)."""
+
+
+TRANSPOSED_CLASSES: dict[type[nn.Module], type[DecoupledLayer]] = {
+    nn.ConvTranspose1d: DecoupledConvTranspose1d,
+    nn.ConvTranspose2d: DecoupledConvTranspose2d,
+    nn.ConvTranspose3d: DecoupledConvTranspose3d,
+}
