@@ -197,13 +197,14 @@ def test_fused_op_float32_gradients_agree_with_exact_ones(kind, angle):
     _, exact = reference_gradients(wide, wide_x, wide_grad)
     names = ["x", *(name for name, _ in layer.named_parameters())]
     for name, a, b, c in zip(names, ours, reference, exact, strict=True):
-        if name.startswith("log_"):
+        bound = 1e-5
+        if angle == 0.03 and name.startswith("log_"):
             # The gradient of a learned number adds terms of both signs over all responses, and its relative error
-            # grows with their cancellation. The error of the terms is compared with the terms.
+            # grows with their cancellation: the terms are 20 times larger than their sum. Their own error is small.
             terms = sums_of_magnitudes(wide, wide_x, wide_grad, name)
             assert (a - c).norm() < 5e-6 * terms.norm()
-        else:
-            assert relative_error(a, c) < max(1e-5, 2 * relative_error(b, c))
+            bound = 2e-5
+        assert relative_error(a, c) < max(bound, 2 * relative_error(b, c))
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "weighted"])
