@@ -186,7 +186,7 @@ def test_class_changes_reject_invalid_arguments():
             lambda: head.drop([0], optimizer=other),
             "optimizer must be one with the parameters of the head, not 'one with",
         ),
-        (lambda: hs.heads.fixed(DIM, 4).grow(1), "weight must be a parameter, which may not be parametrised or fixed"),
+        (lambda: hs.heads.fixed(DIM, 4).grow(1), "head must be one whose weight is a plain parameter, not 'FixedHead'"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -314,7 +314,7 @@ def _replace_classes(
         merged: old rows whose state is merged, (K,) of the class that stays and (K,) of the one that is dropped.
         merged_vectors: the class vectors (K, d) of the class that stays.
     """
-    require("weight" in head._parameters, "weight", "a parameter, which may not be parametrised or fixed", "another")
+    require("weight" in head._parameters, "head", "one whose weight is a plain parameter", type(head).__name__)
     _replace_parameter(head, "weight", rows, source, head.num_centers, optimizer, merged, merged_vectors, new_vectors)
     if head.bias is not None and not head.shares_bias:
         bias = rows.mean(head.bias.detach()).expand(int((source < 0).sum()))
