@@ -79,7 +79,7 @@ def test_list_says_how_to_use_models_from_elsewhere(words, fails):
 
 def test_list_prints_json(succeeds):
     heads = json.loads(succeeds("list", "heads", "--json"))
-    assert [one["name"] for one in heads] == [*PRESETS, *BASELINES]
+    assert [one["name"] for one in heads] == [*PRESETS, *BASELINES, "fixed"]
     (arcface,) = json.loads(succeeds("list", "heads", "arcface", "--json"))
     assert arcface["options"]["m"] == 0.5
     assert arcface["summary"]

@@ -204,6 +204,13 @@ def test_mhe_gradients_of_half_precision_saturate():
     assert w.grad.abs().max() == torch.finfo(torch.float16).max
 
 
+def test_mhe_rejects_labels_of_a_head_with_several_centres():
+    model = nn.ModuleDict({"body": nn.Linear(6, 5), "head": AngularHead(5, 4, centers=2)})
+    assert torch.isfinite(MHE(model)())
+    with pytest.raises(ValueError, match="labels need one class vector per class, but 'head' has several centres"):
+        MHE(model)(labels=torch.tensor([0, 3]))
+
+
 def test_mhe_labels_work_with_transposed_outputs():
     up, labels = nn.ConvTranspose1d(6, 4, 2), torch.tensor([0, 3])
     rows = up.weight.detach().transpose(0, 1).flatten(1)

@@ -166,6 +166,18 @@ def test_class_changes_of_a_binary_head_keep_its_shared_bias():
     assert head.bias.item() == bias
 
 
+def test_class_changes_of_a_center_head_follow_its_centres():
+    head = hs.heads.CenterHead(DIM, CLASSES)
+    x, y = problem(12, DIM, CLASSES, torch.float32)
+    head(x, y)
+    centers = head.centers.clone()
+    head.drop([2])
+    head.grow(1)
+    assert torch.equal(head.centers[:-1], centers[[0, 1, 3, 4, 5]])
+    assert not head.centers[-1].any()
+    assert torch.isfinite(head(x, y))
+
+
 def test_class_changes_reject_invalid_arguments():
     head = hs.heads.arcface(DIM, 4)
     other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
@@ -186,7 +198,7 @@ def test_class_changes_reject_invalid_arguments():
             lambda: head.drop([0], optimizer=other),
             "optimizer must be one with the parameters of the head, not 'one with",
         ),
-        (lambda: hs.heads.fixed(DIM, 4).grow(1), "weight must be a parameter, which may not be parametrised or fixed"),
+        (lambda: hs.heads.fixed(DIM, 4).grow(1), "head must be one whose weight is a plain parameter, not 'FixedHead'"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

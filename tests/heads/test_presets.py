@@ -131,7 +131,10 @@ def test_heads_suggest_the_preset_for_a_name_in_another_case(name, preset):
         hs.heads.hat  # noqa: B018
 
 
-def test_cosface_and_sphereface_are_names_of_presets():
+def test_names_of_the_literature_are_presets():
+    assert repr(hs.heads.aam_softmax(4, 3)) == repr(hs.heads.arcface(4, 3))
+    for name, preset in hs.heads.PRESET_ALIASES.items():
+        assert getattr(hs.heads, name) is hs.heads.PRESETS[preset]
     assert repr(hs.heads.cosface(4, 3)) == repr(hs.heads.am_softmax(4, 3))
     assert repr(hs.heads.sphereface(4, 3)) == repr(hs.heads.a_softmax(4, 3))
 
@@ -147,3 +150,18 @@ def test_sphereface_plus_adds_the_energy_after_its_first_steps():
     assert losses == pytest.approx([without, without, without + energy, without + energy], rel=1e-12)
     with pytest.raises(ValueError, match="energy_start must be an integer >= 0, not -1"):
         hs.heads.sphereface_plus(5, 4, energy_start=-1)
+
+
+def test_sphereface_plus_does_not_compute_the_energy_before_its_start(monkeypatch):
+    x, y = problem()
+    head = hs.heads.sphereface_plus(5, 4, energy_start=2).double()
+    compute, needed = head.compute_terms, []
+
+    def record(inputs, rule, *, scale_safely):
+        needed.append(rule.needs_energy)
+        return compute(inputs, rule, scale_safely=scale_safely)
+
+    monkeypatch.setattr(head, "compute_terms", record)
+    for _ in range(4):
+        head(x, y)
+    assert needed == [False, False, True, True]

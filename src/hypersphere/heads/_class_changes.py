@@ -35,6 +35,8 @@ class ChangingClasses(nn.Module):
     num_centers: int
     ignore_index: int
     shares_bias: ClassVar[bool]
+    class_buffers: ClassVar[dict[str, float]] = {"class_weights": 1.0, "class_margins": 1.0}
+    """Buffers with one entry or row per class, with the value of new classes."""
 
     def grow(
         self,
@@ -314,18 +316,21 @@ def _replace_classes(
         merged: old rows whose state is merged, (K,) of the class that stays and (K,) of the one that is dropped.
         merged_vectors: the class vectors (K, d) of the class that stays.
     """
-    require("weight" in head._parameters, "weight", "a parameter, which may not be parametrised or fixed", "another")
+    require("weight" in head._parameters, "head", "one whose weight is a plain parameter", type(head).__name__)
+    require(not [*head.children()], "head", "one without losses of other libraries", type(head).__name__)
     _replace_parameter(head, "weight", rows, source, head.num_centers, optimizer, merged, merged_vectors, new_vectors)
     if head.bias is not None and not head.shares_bias:
         bias = rows.mean(head.bias.detach()).expand(int((source < 0).sum()))
         classes = None if merged is None else (merged[0][:1] // head.num_centers, merged[1][:1] // head.num_centers)
         _replace_parameter(head, "bias", rows, source, 1, optimizer, classes, None, bias)
     # These are complete in every process.
-    for name in ("class_weights", "class_margins"):
+    for name, new in head.class_buffers.items():
         values = getattr(head, name)
         if values is not None:
             chosen = source.to(values.device)
-            setattr(head, name, torch.where(chosen < 0, 1.0, values[chosen.clamp_min(0)]).to(values.dtype))
+            rows_of_classes = values[chosen.clamp_min(0)]
+            rows_of_classes[chosen < 0] = new
+            setattr(head, name, rows_of_classes)
     head.num_classes = len(source)
 
 

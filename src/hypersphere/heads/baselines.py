@@ -91,6 +91,7 @@ class CenterHead(_LinearHead):
     """
 
     centers: Tensor
+    class_buffers = AngularHead.class_buffers | {"centers": 0.0}
 
     def __init__(
         self,

@@ -199,8 +199,6 @@ class ShardedHead(nn.Module):
         After a change of the classes they are distributed evenly: rows and their optimiser state move to other
         processes. Random class vectors are those of the first process.
         """
-        problem = problem_of(lambda: require(init is None or isinstance(init, Tensor), "init", "a tensor", init))
-        self.processes.raise_any(problem)
         return self._change(lambda rows: _class_changes.grow(self.head, n, init, optimizer, rows), self.num_classes + n)
 
     def drop(

@@ -117,9 +117,9 @@ MENUS: dict[str, Menu] = {
         handled="hypersphere.training.network:OperatorOptions",
     ),
     "head": Menu(
+        "hypersphere.heads:fixed",
         "hypersphere.heads:BASELINES",
         "hypersphere.heads:PRESETS",
-        "hypersphere.heads:fixed",
         passed=["in_features", "num_classes"],
         handled="hypersphere.training.build:HeadOptions",
         synonyms="hypersphere.heads:PRESET_ALIASES",
