@@ -11,6 +11,8 @@ from hypersphere.cli.opening import Opened
 from hypersphere.data import embeddings
 from hypersphere.training import Config
 
+from .conftest import train
+
 
 def features(run, pixels):
     """Return the features of images in [0, 1]."""
@@ -121,3 +123,14 @@ def test_embed_reads_only_the_given_folder(plain, draw_images, succeeds, tmp_pat
     (tmp_path / "broken" / "0.png").write_text("no image")
     (tmp_path / "locked").mkdir(mode=0)
     succeeds("embed", plain.folder, images, "--out", tmp_path / "out" / "e.npy")
+
+
+def test_embed_resizes_images_as_in_training(photos, succeeds, tmp_path):
+    data = {"name": "image_folder", "path": str(photos), "size": 8, "split": "class", "held_out": 10, "fit": "crop"}
+    run = train(tmp_path / "run", data=data, epochs=1)
+    square = np.asarray(Image.open(photos / "person-00" / "0.png"))
+    # A square picture with black borders to its left and right: cropping removes them, stretching would not.
+    Image.fromarray(np.pad(square, ((0, 0), (8, 8)))).save(tmp_path / "wide.png")
+    succeeds("embed", run.folder, tmp_path / "wide.png", "--out", tmp_path / "e.npy")
+    expected = features(run, square[None, None] / 255)
+    np.testing.assert_allclose(np.load(tmp_path / "e.npy"), expected, rtol=1e-3, atol=1e-4)

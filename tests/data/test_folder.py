@@ -6,8 +6,9 @@ import warnings
 import pytest
 import torch
 
-from hypersphere.data import DamagedData, MissingData, image_folder, image_names
+from hypersphere.data import DamagedData, MissingData, image_folder, image_names, open_images
 from hypersphere.data.folder import MAX_IMAGE_BYTES
+from hypersphere.data.images import decode_image
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -283,3 +284,22 @@ def test_image_folder_classes_must_be_names_of_subfolders(pets, write, name):
     write("pets/.hidden/a.png", picture(1, mode="L"))
     with pytest.raises(ValueError, match="classes must be subfolders of"):
         image_folder(pets, classes=[name])
+
+
+def test_open_images_crops_or_stretches(write):
+    write("wide/a/1.png", picture((255, 0, 0), size=(8, 2)))
+    folder = write("wide/b/1.png", picture((0, 0, 9), size=(2, 8))).parents[1]
+    for fit in ("stretch", "crop"):
+        source, labelled = open_images([folder], size=2, fit=fit)
+        assert (labelled, source.fit, source[0].shape) == (True, fit, (3, 2, 2))
+    with pytest.raises(ValueError, match="fit must be one of stretch, crop, not 'pad'"):
+        open_images([folder], size=2, fit="pad")
+
+
+def test_decode_image_checks_the_number_of_pixels_before_decoding():
+    content = picture((1, 2, 3), size=(40, 30))
+    assert decode_image(content, "x", max_pixels=1200).shape == (3, 30, 40)
+    with pytest.raises(DamagedData, match="at most 1199 pixels, not 40x30"):
+        decode_image(content, "x", max_pixels=1199)
+    with pytest.raises(DamagedData, match="at most 1199 pixels"):
+        decode_image(content[:60], "x", max_pixels=1199)  # nothing behind the header is needed
