@@ -84,5 +84,9 @@ def test_adapt_names_invalid_arguments(model_folder, text, tmp_path, fails):
         ((model_folder, "--text", tmp_path / "short.txt"), "--text must be a text of at least 660 tokens, not 5"),
         ((model_folder, "--text", text, "--out", tmp_path / "used"), "--out must be a new or an empty folder"),
         ((model_folder, "--text", text, "--block-size", "3"), "block_size must be a divisor of 16"),
+        (
+            (model_folder, "--text", text, "--block-size", "4", "--peft"),
+            "must be a linear layer inside the model for PEFT",
+        ),
     ):
         assert message in fails(2, "adapt", *words)

@@ -21,7 +21,8 @@ REQUIRED_PACKAGE = {
 
 
 def test_examples_are_all_tested():
-    assert {path.stem for path in FOLDER.glob("*.py")} == set(REQUIRED_PACKAGE)
+    # `rotation_adapters` has tests of its own.
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*REQUIRED_PACKAGE, "rotation_adapters"}
 
 
 @pytest.mark.parametrize("name", REQUIRED_PACKAGE)

@@ -78,6 +78,8 @@ def adapt(
     trained = rotation.rotation_parameters(network)
     for parameter in trained:
         parameter.requires_grad_()
+    if peft:  # a layer that PEFT cannot rotate is an error before the training, and not after it
+        rotation.save_adapter(network, out, format="peft")
     network.to(place)
     objective = NextToken(network)
     before = objective.mean_loss(test.to(place), length, batch)

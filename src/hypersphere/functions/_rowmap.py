@@ -16,6 +16,7 @@ makes the host wait. No map checks that its inputs are finite: a NaN or an infin
 from __future__ import annotations
 
 import abc
+import warnings
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hypersphere import _numerics
+from hypersphere._deprecation import deprecated_attribute
 from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
 from hypersphere.functions._overrides import reset_closed_forms
 
@@ -43,8 +45,10 @@ class RowMap(abc.ABC):
     (k, …) and `v` (k, n, d) are k independent maps.
     """
 
-    exact: ClassVar[bool] = True
+    always_orthogonal: ClassVar[bool] = True
     """True if R is orthogonal for all values of the parameters."""
+
+    exact = deprecated_attribute("exact", "always_orthogonal")
 
     has_kernels: ClassVar[bool] = False
     """True if the class has kernels for its `expression`. A subclass that overrides only `expression` has none."""
@@ -52,6 +56,10 @@ class RowMap(abc.ABC):
     def __init_subclass__(cls) -> None:
         """Drop algorithms of a parent class if the subclass defines another map and no algorithms for it."""
         super().__init_subclass__()
+        if isinstance(vars(cls).get("exact"), bool):  # the name in version 0.1
+            message = f"{cls.__name__}.exact is deprecated, use always_orthogonal instead"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            cls.always_orthogonal = vars(cls)["exact"]
         reset_closed_forms(
             cls, RowMap, ("evaluate", "forward_kernel", "backward_kernel", "matrix"), "expression", "generator"
         )

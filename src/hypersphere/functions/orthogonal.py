@@ -526,7 +526,7 @@ class Free(RowMap):
             [3., 4.]])
     """
 
-    exact: ClassVar[bool] = False
+    always_orthogonal: ClassVar[bool] = False
 
     def degrees_of_freedom(self, d: int) -> int:
         """Return d²."""

@@ -24,7 +24,7 @@ __all__ = ["TRANSFORMS", "Banded", "PositiveDefinite", "Transform", "Triangular"
 class Transform(RowMap):
     """A map that is given by its matrix R. The free parameters are a d×d matrix."""
 
-    exact: ClassVar[bool] = False
+    always_orthogonal: ClassVar[bool] = False
 
     @abc.abstractmethod
     def matrix(self, free: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:

@@ -226,9 +226,9 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
     for layer, rotation, scaled_rows in added:
         attach(layer, rotation, scaled_rows, quantize=adapter.layers[name_of(layer)].quantize is not None)
     rotations = [rotation for _, _, rotation in _rotations(model)]
-    sets = {one for rotation in rotations for one in rotation.free} | {name}
+    sets = {one for rotation in rotations for one in rotation.parameter_sets} | {name}
     for rotation in rotations:  # every rotation has every set
-        for one in sorted(sets - set(rotation.free)):
+        for one in sorted(sets - set(rotation.parameter_sets)):
             rotation.add(one)
         rotation.use(name)
     with torch.no_grad():
@@ -272,12 +272,12 @@ def _prepare_plain_layers(
             raise ValueError(f"layer {path!r} of the adapter cannot be rotated in this model: {reason}")
         stored, rows = adapter.layers[path], plain_rows(layer)
         _require_shape(path, adapter, _whole_weight_or_rows(layer.part, layer.tensor))
-        layout = _layout_of(path, stored, layer.length * (layer.groups if layer.part.stacked else 1))
+        layout = _blocks_of_adapter(path, stored, layer.length * (layer.groups if layer.part.stacked else 1))
         rotation = Rotation(stored.method, layout, side=stored.side, dropout=stored.dropout, like=rows)
-        if name not in rotation.free:
+        if name not in rotation.parameter_sets:
             rotation.add(name)
         with torch.no_grad():
-            rotation.free[name].copy_(_fitting_parameters(path, stored, rotation))
+            rotation.parameter_sets[name].copy_(_fitting_parameters(path, stored, rotation))
         scaled_rows = None
         if stored.row_scale is not None:
             fits = stored.row_scale.numel() == len(rows)
@@ -304,7 +304,7 @@ def _require_shape(path: str, adapter: Adapter, weight: Tensor) -> None:
         raise ValueError(f"layer {path!r} is a convolution, for which OFT of PEFT does not rotate the filters")
 
 
-def _layout_of(path: str, stored: LayerAdapter, length: int) -> BlockLayout:
+def _blocks_of_adapter(path: str, stored: LayerAdapter, length: int) -> BlockLayout:
     """Return the blocks of a layer. Errors name the layer."""
     try:
         return stored.layout(length)
@@ -322,7 +322,7 @@ def _fitting_parameters(path: str, stored: LayerAdapter, rotation: Rotation) -> 
 
 def _converted(path: str, stored: LayerAdapter, rotation: Rotation) -> Tensor:
     """Return the parameters of an adapter for an existing rotation with the same blocks."""
-    ours, theirs = rotation.layout, _layout_of(path, stored, rotation.layout.size)
+    ours, theirs = rotation.layout, _blocks_of_adapter(path, stored, rotation.layout.size)
     if rotation.dimensions is not None or ours != theirs:
         raise ValueError(f"layer {path!r} is rotated with {ours!r}, but the adapter has {theirs!r}")
     if stored.method == rotation.method:
@@ -449,10 +449,10 @@ def combine(model: nn.Module, weights: Mapping[str, float], *, name: str) -> nn.
     require(name not in weights, "name", "a set other than those that are combined", name)
     results = []
     for path, _, rotation in layers:
-        missing = [one for one in weights if one not in rotation.free]
-        accepted = "names among " + ", ".join(map(repr, rotation.free))
+        missing = [one for one in weights if one not in rotation.parameter_sets]
+        accepted = "names among " + ", ".join(map(repr, rotation.parameter_sets))
         require(not missing, "weights", accepted, missing)
-        if name not in rotation.free:
+        if name not in rotation.parameter_sets:
             rotation.require_new_name(name)
         try:
             logarithms = [w * logarithm(rotation.method(_wide(rotation, one))) for one, w in weights.items()]
@@ -469,4 +469,4 @@ def combine(model: nn.Module, weights: Mapping[str, float], *, name: str) -> nn.
 
 def _wide(rotation: Rotation, name: str) -> Tensor:
     """Return a set of parameters in float64."""
-    return _numerics.to_float64(rotation.free[name].detach())
+    return _numerics.to_float64(rotation.parameter_sets[name].detach())

@@ -130,7 +130,7 @@ def degrees_of_freedom(model: nn.Module, *, on_group: Iterable[Tensor] = ()) -> 
         19
     """
     rotations = [module for module in model.modules() if isinstance(module, Rotation)]
-    of_rotations = {id(p) for rotation in rotations for p in rotation.free.values()}
+    of_rotations = {id(p) for rotation in rotations for p in rotation.parameter_sets.values()}
     total = sum(rotation.degrees_of_freedom() for rotation in rotations)
     total += sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in of_rotations)
     unique = {id(p): p for p in on_group if p.requires_grad}.values()
@@ -151,7 +151,7 @@ class RotationPenalty:
     def __init__(self, model: nn.Module, weight: float = 1.0) -> None:
         require(is_number(weight, 0), "weight", "a number >= 0", weight)
         self.weight = weight
-        self.rotations = [r for r in model.modules() if isinstance(r, Rotation) and not r.method.exact]
+        self.rotations = [r for r in model.modules() if isinstance(r, Rotation) and not r.method.always_orthogonal]
         require(bool(self.rotations), "model", "rotated by 'free' or another inexact map", type(model).__name__)
 
     def __call__(self) -> Float[Tensor, ""]:

@@ -247,6 +247,11 @@ class Rotation(nn.Module):
     # The free parameters ---------------------------------------------------------------------------------------------
 
     @property
+    def parameter_sets(self) -> nn.ParameterDict:
+        """All sets of free parameters by name. State dicts store them under the name `free`."""
+        return self.free
+
+    @property
     def parameter(self) -> nn.Parameter:
         """The active set of free parameters."""
         return self.free[self.active]

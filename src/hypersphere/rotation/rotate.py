@@ -150,7 +150,7 @@ def rotate_(
         weight = plain_rows(layer)
         parametrization: Rotation | CustomTransform
         if isinstance(method, RowMap):
-            layout = _layout_of(layer, blocks, block_size, shared, factors)
+            layout = _blocks_of_layer(layer, blocks, block_size, shared, factors)
             parametrization = Rotation(method, layout, side=side, dropout=dropout, like=weight)
             if spread:
                 nn.init.normal_(parametrization.parameter, std=spread)
@@ -172,7 +172,9 @@ def rotate_(
     return model
 
 
-def _layout_of(layer: NeuronLayer, blocks: int, block_size: int | None, shared: bool, factors: int) -> BlockLayout:
+def _blocks_of_layer(
+    layer: NeuronLayer, blocks: int, block_size: int | None, shared: bool, factors: int
+) -> BlockLayout:
     """Return the blocks of a layer. Errors name the layer."""
     name, length, channels = name_of(layer), layer.length, layer.shape[2]
     if block_size is not None:
@@ -317,8 +319,10 @@ def _require_foldable(name: str, module: nn.Module, rotation: AnyRotation, keep:
         require(not keep, "keep", "False for a custom transform", keep)
         return
     rotation.require_finite()
-    if keep and isinstance(rotation, Rotation) and len(rotation.free) > 1:
-        raise ValueError(f"keep=True needs a single rotation set, but layer {name!r} has {len(rotation.free)}")
+    if keep and isinstance(rotation, Rotation) and len(rotation.parameter_sets) > 1:
+        raise ValueError(
+            f"keep=True needs a single rotation set, but layer {name!r} has {len(rotation.parameter_sets)}"
+        )
     if keep and is_quantized(module, rotation.part.parameter):
         raise ValueError(f"keep=True needs neurons in floating point, but those of layer {name!r} are quantised")
 
@@ -594,7 +598,7 @@ def is_quantized(module: nn.Module, parameter: str = "weight") -> bool:
 
 def rotation_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Return the free parameters of all rotations, for example for the optimiser `hypersphere.optim.OGD`."""
-    return [p for module in model.modules() if isinstance(module, Rotation) for p in module.free.values()]
+    return [p for module in model.modules() if isinstance(module, Rotation) for p in module.parameter_sets.values()]
 
 
 def use_rotation_set(model: nn.Module, name: str) -> None:
@@ -613,6 +617,6 @@ def use_rotation_set(model: nn.Module, name: str) -> None:
     rotations = [rotation for _, _, rotation in rotated_layers(model) if isinstance(rotation, Rotation)]
     require(bool(rotations), "model", "a rotated model", type(model).__name__)
     for rotation in rotations:
-        if name not in rotation.free:
+        if name not in rotation.parameter_sets:
             rotation.add(name)
         rotation.use(name)

@@ -70,7 +70,7 @@ class TwoSidedRotation(nn.Module):
         for side, size, seed in (("output", len(like), output_seed), ("input", like[0].numel(), input_seed)):
             rotation = order = None
             if seed is not None:
-                layout = _layout_of(size, block_size)
+                layout = _equal_blocks(size, block_size)
                 rotation = Rotation(method, layout, seed=seed, like=like)
                 order = layout.draw_order(size, seed, 0).to(like.device)
             self.register_module(side, rotation)
@@ -189,7 +189,7 @@ class TwoSidedRotation(nn.Module):
             rotation.require_finite()
 
 
-def _layout_of(size: int, block_size: int) -> BlockLayout:
+def _equal_blocks(size: int, block_size: int) -> BlockLayout:
     """Return ⌈size/block_size⌉ equal blocks, as large as possible."""
     blocks = -(-size // block_size)
     return BlockLayout(size // blocks * blocks, blocks)
