@@ -50,3 +50,29 @@ def test_low_rank_with_a_random_basis_starts_at_the_best_approximation():
     torch.testing.assert_close(net[0].weight, expected, atol=1e-4, rtol=1e-3)
     with pytest.raises(ValueError, match="basis must be 'svd' or 'random'"):
         low_rank_(pyramid(), 2, basis="pca")
+
+
+class Columns(nn.Module):
+    """A square linear layer that stores its neurons in columns, as `Conv1D` of Hugging Face."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.nx, self.nf = size, size
+        self.weight = nn.Parameter(torch.randn(size, size))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def test_low_rank_refuses_a_square_weight_with_neurons_in_columns():
+    with pytest.raises(
+        ValueError, match="0 must be a layer without groups that stores its neurons in the first dimension"
+    ):
+        low_rank_(nn.Sequential(Columns(8), nn.Linear(8, 3)), rank=2)
+
+
+def test_factors_of_cells_have_the_names_of_their_weights():
+    net = low_rank_(nn.Sequential(nn.RNNCell(6, 5), nn.Linear(5, 3)), rank=2, where=lambda name, _: name == "0")
+    assert len(factors(net)) == 2 * len(
+        [n for n, m in net.named_modules() if isinstance(m, parametrize.ParametrizationList)]
+    )

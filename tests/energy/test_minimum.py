@@ -95,3 +95,13 @@ def test_minimize_is_reproducible_with_a_generator():
 def test_minimize_rejects_bad_input(arguments, words):
     with pytest.raises(ValueError, match=words):
         minimize(**({"n": 5, "d": 3} | arguments))
+
+
+def test_minimize_descends_at_large_powers_with_few_iterations():
+    start, descended = (
+        minimize(20, 3, power=power, iterations=9, restarts=2, generator=torch.Generator().manual_seed(0))
+        for power in (64.0, 128.0)
+    )
+    # The stage of power 128 moves the points, so the smallest distance is not that of the stage before.
+    smallest = [torch.pdist(one.points).min() for one in (start, descended)]
+    assert smallest[1] > smallest[0]

@@ -87,3 +87,22 @@ def test_sphereface2_rejects_m_together_with_a_margin():
     default, given = hs.heads.sphereface2(5, 4), hs.heads.sphereface2(5, 4, m=0.3)
     assert (default.margin, given.margin) == (hs.margin.TwoSided(0.4), hs.margin.TwoSided(0.3))
     assert hs.heads.sphereface2(5, 4, margin=hs.margin.TwoSided(0.2)).margin == hs.margin.TwoSided(0.2)
+
+
+@pytest.mark.parametrize(("classes", "balance"), [(2, 0.5), (2, 0.9), (10, 0.5)])
+@pytest.mark.parametrize("margin", [None, hs.margin.TwoSided(0.4)])
+def test_binary_bias_is_a_minimum_at_a_large_radius(classes, balance, margin):
+    radius = 1000.0
+    head = BinaryHead(8, classes, balance=balance, radius=radius, margin=margin).double()
+    # At a right angle the derivative λ·σ(−a_y − b) − (1−λ)(C−1)·σ(a_j + b) changes its sign at b.
+    right_angle = torch.zeros(1, dtype=torch.float64)
+    response = head.angular(right_angle) if margin is None else head.margin(right_angle, head.angular, 1.0)
+    target, others = radius * response, radius * head._other_response(right_angle, 1.0)
+    odds = math.log(balance / ((1 - balance) * (classes - 1)))
+    signs = []
+    for step in (-1.0, 1.0):
+        b = head.bias.detach() + step
+        difference = torch.nn.functional.logsigmoid(-target - b) - torch.nn.functional.logsigmoid(others + b)
+        signs.append(torch.sign(odds + difference).item())
+    assert signs == [1, -1]
+    assert BinaryHead(8, classes, balance=balance, radius=1e5, margin=margin).bias.isfinite().all()

@@ -287,3 +287,26 @@ def test_keep_dominant_centers_reduces_the_head_and_its_state(name):
     assert_trains(head, optimizer, CLASSES)
     with pytest.raises(ValueError, match=r"dominant must be 6 centres in \[0, 1\)"):
         head.keep_dominant_centers(torch.ones(CLASSES, dtype=torch.long))
+
+
+@pytest.mark.parametrize("change", ["grow", "drop", "merge"])
+def test_class_changes_leave_everything_as_it_was_if_the_optimizer_lacks_the_bias(change):
+    head = AngularHead(8, 4, bias=True)
+    optimizer = torch.optim.SGD([head.weight], 0.1)
+    weight, bias = head.weight, head.bias
+    arguments = {"grow": (1,), "drop": ([0],), "merge": (0, 1)}[change]
+    with pytest.raises(ValueError, match="optimizer must be one with the parameters of the head, not 'one without its"):
+        getattr(head, change)(*arguments, optimizer=optimizer)
+    assert (head.weight, head.bias) == (weight, bias)
+    assert head.num_classes == 4
+    assert optimizer.param_groups[0]["params"] == [weight]
+
+
+def test_fixed_heads_refuse_to_keep_centers():
+    with pytest.raises(ValueError, match="head must be one whose weight is a plain parameter, not 'FixedHead'"):
+        hs.heads.FixedHead(torch.eye(3, 8)).keep_dominant_centers(torch.zeros(3, dtype=torch.long))
+
+
+def test_grow_refuses_a_class_vector_without_direction():
+    with pytest.raises(ValueError, match="init must be features other than zero"):
+        AngularHead(8, 3).grow(1, init=torch.zeros(1, 8))

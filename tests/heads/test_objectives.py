@@ -424,3 +424,37 @@ def test_sphereface2_variants_equal_the_oracle(variant, m):
 def test_heads_reject_options_that_exclude_each_other(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"radius": "adaptive", "weight_norm": False}, "weight_norm must be True with radius='adaptive', not False"),
+        (
+            {"curriculum": 0.9, "margin": "norm_adaptive", "radius": 64.0},
+            "curriculum needs a margin that does not follow",
+        ),
+        (
+            {"curriculum": 0.9, "margin": "additive_cosine", "centers": 2, "weight_norm": False},
+            "curriculum with several centres needs weight_norm=True",
+        ),
+    ],
+)
+def test_heads_refuse_options_that_need_each_others_results(options, message):
+    with pytest.raises(ValueError, match=message):
+        AngularHead(8, 4, **options)
+
+
+@pytest.mark.parametrize("weight_norm", [True, False])
+@pytest.mark.parametrize("centers", [1, 2])
+@pytest.mark.parametrize("option", [{"curriculum": 0.9}, {"interclass_filter": 0.3}, {"hard_negatives": 2}, {}])
+def test_loss_is_the_cross_entropy_of_the_logits(weight_norm, centers, option):
+    if "curriculum" in option and centers > 1 and not weight_norm:
+        pytest.skip("refused")
+    torch.manual_seed(0)
+    options = {"radius": 8.0, "margin": "additive_cosine", "weight_norm": weight_norm, "centers": centers}
+    head = AngularHead(4, 5, **options, **option).double().eval()
+    with torch.no_grad():
+        head.weight.mul_(torch.rand(len(head.weight), 1) * 3)
+    x, y = torch.randn(40, 4, dtype=torch.float64), torch.randint(0, 5, (40,))
+    torch.testing.assert_close(head(x, y), F.cross_entropy(head.logits(x, y), y))

@@ -238,5 +238,5 @@ def _check_rows(w: Tensor, half_space: bool) -> None:
 def check_weights(argument: str, weights: Tensor) -> None:
     """Raise a `ValueError` unless all factors β are positive and finite."""
     if _numerics.values_readable(weights):
-        positive = bool(((weights > 0) & weights.isfinite()).all())
-        require(positive, argument, "positive and finite", weights.tolist())
+        is_bad = ~((weights > 0) & weights.isfinite())
+        require(not bool(is_bad.any()), argument, "positive and finite", weights[is_bad][:1].tolist())

@@ -103,8 +103,7 @@ def low_rank_(
     for layer in hidden:
         module, kind = layer.module, type(layer.module).__name__
         assert module is not None
-        is_plain = layer.groups == 1 and tuple(layer.tensor.shape[:1]) == (layer.shape[1],)
-        is_plain = is_plain and not getattr(module, "transposed", False)
+        is_plain = layer.groups == 1 and layer.part.is_whole
         require(is_plain, layer.name, "a layer without groups that stores its neurons in the first dimension", kind)
         is_free = not parametrize.is_parametrized(module, layer.parameter)
         require(is_free, layer.name, "a layer whose weight has no parametrisation yet", "parametrised")
@@ -129,7 +128,8 @@ def factors(model: nn.Module) -> dict[str, Tensor]:
     named: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         if isinstance(module, parametrize.ParametrizationList) and isinstance(module[0], LowRank):
-            layer = name.removesuffix(".parametrizations.weight")
-            named[f"{layer}.first"] = module.get_parameter("original0")
-            named[f"{layer}.second"] = module.get_parameter("original1")
+            owner, _, parameter = name.rpartition("parametrizations.")
+            layer = owner if parameter == "weight" else f"{owner}{parameter}."
+            named[f"{layer}first"] = module.get_parameter("original0")
+            named[f"{layer}second"] = module.get_parameter("original1")
     return named

@@ -75,7 +75,7 @@ def minimize(
     # iterations.
     for s in _continuation(power):
         potential = partial(_potential, power=s, half_space=half_space)
-        x = _descend(x, potential, iterations if s <= 64 else iterations // 10)
+        x = _descend(x, potential, iterations if s <= 64 else max(1, iterations // 10))
     if power == math.inf:
         # At a finite power the smallest distances are only nearly equal. Newton steps make them equal. They are costly,
         # so only the best restarts take them.

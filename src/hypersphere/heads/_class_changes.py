@@ -216,6 +216,8 @@ def grow(head: ChangingClasses, n: int, init: Tensor | None, optimizer: Any, row
         given = tuple(init.shape) if isinstance(init, Tensor) else init
         require(is_matrix, "init", f"features of shape {shape} or None", given)
         _numerics.require_finite_rows("init", init)
+        # A class vector without a direction has no gradient, so it would never learn.
+        require(bool((init != 0).any(1).all()), "init", "features other than zero", "a feature that is zero")
     vectors = rows.draw(n, head.num_centers, head.in_features)
     if init is not None:
         vectors[:, 0] = init.detach().to(vectors)
@@ -280,6 +282,7 @@ def keep_centers(head: ChangingClasses, dominant: Tensor, optimizer: Any) -> Non
     require(is_vector, "dominant", accepted, dominant.shape if isinstance(dominant, Tensor) else dominant)
     fits = bool(((dominant >= 0) & (dominant < centers)).all())
     require(fits, "dominant", accepted, dominant.tolist() if len(dominant) < 10 else "others")
+    _require_changeable(head, optimizer)
     source = centers * torch.arange(head.num_classes) + dominant.cpu()
     _replace_parameter(head, "weight", ClassRows(), source, 1, optimizer)
     head.num_centers = 1
@@ -293,6 +296,23 @@ def _greedy_matching(cosines: Tensor) -> Tensor:
         partner.append(column)
         free[:, column] = -torch.inf
     return torch.tensor(partner, device=cosines.device)
+
+
+def _require_changeable(head: ChangingClasses, optimizer: Any) -> None:
+    """Raise a `ValueError` if the rows of a head cannot be replaced. Called before the first one is replaced."""
+    require("weight" in head._parameters, "head", "one whose weight is a plain parameter", type(head).__name__)
+    require(not [*head.children()], "head", "one without losses of other libraries", type(head).__name__)
+    for name in ("weight", "bias"):
+        parameter = head._parameters.get(name)
+        if optimizer is not None and parameter is not None and parameter.requires_grad:
+            is_owned = bool(_owners(optimizer, parameter))
+            require(is_owned, "optimizer", "one with the parameters of the head", f"one without its {name}")
+
+
+def _owners(optimizer: Any, parameter: Tensor) -> list[Any]:
+    """Return the optimisers that have a parameter."""
+    groups = ((one, group) for one in _optimizers(optimizer) for group in one.param_groups)
+    return list(dict.fromkeys(one for one, group in groups if any(p is parameter for p in group["params"])))
 
 
 def _replace_classes(
@@ -316,8 +336,7 @@ def _replace_classes(
         merged: old rows whose state is merged, (K,) of the class that stays and (K,) of the one that is dropped.
         merged_vectors: the class vectors (K, d) of the class that stays.
     """
-    require("weight" in head._parameters, "head", "one whose weight is a plain parameter", type(head).__name__)
-    require(not [*head.children()], "head", "one without losses of other libraries", type(head).__name__)
+    _require_changeable(head, optimizer)
     _replace_parameter(head, "weight", rows, source, head.num_centers, optimizer, merged, merged_vectors, new_vectors)
     if head.bias is not None and not head.shares_bias:
         bias = rows.mean(head.bias.detach()).expand(int((source < 0).sum()))
@@ -348,11 +367,7 @@ def _replace_parameter(
     """Replace a parameter and the state that an optimiser has for it; see `_replace_classes`."""
     old = head._parameters[name]
     assert old is not None
-    owners = [
-        one for one in _optimizers(optimizer) if any(p is old for group in one.param_groups for p in group["params"])
-    ]
-    if optimizer is not None and old.requires_grad:
-        require(bool(owners), "optimizer", "one with the parameters of the head", f"one without its {name}")
+    owners = _owners(optimizer, old)
     values = _merged(rows, old.detach(), merged)
     if merged is not None and merged_values is not None:
         rows.store_(values, merged[0], merged_values)

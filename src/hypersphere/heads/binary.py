@@ -102,10 +102,16 @@ class BinaryHead(AngularHead):
             target = radius * float(margin(right_angle, self.angular, 1.0))
         others = radius * float(self._other_response(right_angle, 1.0))
         odds = self.balance / ((1 - self.balance) * (self.num_classes - 1))
-        root = math.sqrt((1 - odds) ** 2 + 4 * odds * math.exp(target - others))
+        # The root of (1 − odds)² + 4·odds·e^(a_y−a_j), with both terms divided by the larger one, e^(2·scale): at a
+        # large radius the exponential leaves the range of numbers.
+        half = (target - others) / 2
+        gap = math.log(abs(1 - odds)) if odds != 1 else -math.inf
+        scale = max(gap, half)
+        signed = math.copysign(math.exp(gap - scale), 1 - odds)
+        root = math.hypot(signed, 2 * math.sqrt(odds) * math.exp(half - scale))
         if odds > 1:  # the other form of the root would cancel here
-            return math.log((root + odds - 1) / 2) - target
-        return math.log(2 * odds) - others - math.log(1 - odds + root)
+            return scale + math.log((root - signed) / 2) - target
+        return math.log(2 * odds) - others - scale - math.log(signed + root)
 
     def _sample_losses(self, terms: ClassTerms, score: Tensor, labels: Tensor) -> Tensor:
         """Return the weighted sum of all binary losses of each sample."""

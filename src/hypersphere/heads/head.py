@@ -247,11 +247,17 @@ class AngularHead(StatefulHead, ChangingClasses):
             require(is_plain, "gradient", "'true' or 'detached' with options for wrong classes", self.gradient)
         is_ranked = self.num_centers == 1 or self.weight_norm or not self._margin_on_others
         require(is_ranked, "centers", "1 if norms are kept and the margin changes other classes", self.num_centers)
-        has_margin = self.curriculum is None or self._margin is not None
-        require(has_margin, "curriculum", "None without a margin", self.curriculum)
+        if self.curriculum is not None:
+            require(self._margin is not None, "curriculum", "None without a margin", self.curriculum)
+            # The threshold ψ(θ_y) is computed before the scores, so it must not depend on them.
+            if isinstance(self._margin, NormAdaptive):
+                raise ValueError("curriculum needs a margin that does not follow the feature norms of the batch")
+            if self.num_centers > 1 and not self.weight_norm:
+                raise ValueError("curriculum with several centres needs weight_norm=True")
         uses_norms = self.norm_weight > 0 or isinstance(self._margin, (NormAdaptive, NormLinear))
         if self.radius == "adaptive":
             require(self.num_classes >= 3, "num_classes", "at least 3 with radius='adaptive'", self.num_classes)
+            require(self.weight_norm, "weight_norm", "True with radius='adaptive'", self.weight_norm)
             is_free = not uses_norms and self.class_reduction is LOG_SUM_EXP
             require(is_free, "radius", "a number if feature norms are used or classes are binary", self.radius)
         has_mean = self.reduction == "mean" or not isinstance(self._margin, NormLinear)
@@ -451,6 +457,7 @@ class AngularHead(StatefulHead, ChangingClasses):
         negatives: Negatives | None = None,
         *,
         scale_safely: bool,
+        needs_energy: bool = True,
     ) -> ClassTerms:
         """Step 1: the reductions over all other classes, and the product with the target class vector."""
         as_products, unmargined = self._scores_are_products, self._scores_are_products and self._margin is None
@@ -470,7 +477,7 @@ class AngularHead(StatefulHead, ChangingClasses):
             needs_feature_norm=needs_norm or (self.radius == "feature" and not unmargined),
             needs_target_norm=not self.weight_norm and not unmargined,
             needs_target_direction=self.gradient == "normalized",
-            needs_energy=self.energy_weight > 0 and self._energy_has_started(step),
+            needs_energy=needs_energy and self.energy_weight > 0 and self._energy_has_started(step),
             targets_present=True,
             centers=self.num_centers,
             negatives=negatives,
@@ -628,7 +635,12 @@ class AngularHead(StatefulHead, ChangingClasses):
             with torch.no_grad():
                 scale = before.scale.to(x.dtype)
                 terms = self._terms_of_classes(
-                    scale * directions.detach(), labels, counted, before.steps, scale_safely=scale_safely
+                    scale * directions.detach(),
+                    labels,
+                    counted,
+                    before.steps,
+                    scale_safely=scale_safely,
+                    needs_energy=False,
                 )
                 cosines = terms.target / scale if self._scores_are_products else terms.target
                 state = before._replace(scale=update_scale(before.scale, terms.others, cosines, counted))

@@ -146,7 +146,7 @@ class DecoupledMultiheadAttention(nn.MultiheadAttention):
             require(is_known, name, "a mask of bools or floating-point numbers", mask.dtype)
             if mask.dtype == torch.bool:
                 mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -math.inf)
-            if mask is not None and name == "key_padding_mask":
+            if name == "key_padding_mask":
                 mask = mask.reshape(-1, 1, 1, mask.shape[-1])
             elif mask.ndim == 3:
                 mask = mask.unflatten(0, (-1, self.num_heads))

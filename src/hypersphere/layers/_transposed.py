@@ -34,7 +34,7 @@ __all__ = [
 
 
 class DecoupledTransposedLinear(DecoupledLinear):
-    """A decoupled linear layer with a weight (in, out), as `Conv1D` of Hugging Face stores it."""
+    """A decoupled linear layer with a weight (in, out), as `Conv1D` of Hugging Face stores it. `convert_` makes it."""
 
     @property
     def _filters(self) -> Tensor:
@@ -45,7 +45,10 @@ class DecoupledTransposedLinear(DecoupledLinear):
 
 
 class _DecoupledConvTranspose(DecoupledLayer):
-    """Mixin of the three decoupled transposed convolutions. `DecoupledLayer.forward` receives the spread input."""
+    """Mixin of the three decoupled transposed convolutions, which `convert_` makes from torch's layers.
+
+    `DecoupledLayer.forward` receives the spread input.
+    """
 
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
