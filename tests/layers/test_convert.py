@@ -440,3 +440,26 @@ class Branch(nn.Module):
 
     def forward(self, x):
         return self.called(x)
+
+
+def test_calibration_accepts_layers_that_are_called_by_keyword():
+    class Keyword(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.last(self.first(input=x).relu())
+
+    torch.manual_seed(0)
+    model, x = Keyword(), torch.randn(16, 6)
+    before = model.first(x) - model.first.bias
+    convert_(model, magnitude="tanh", scale="keep", calibration=x)
+    after = model.first(x) - model.first.bias
+    torch.testing.assert_close(after.pow(2).mean(), before.pow(2).mean())
+
+
+def test_converted_transposed_convolution_names_a_bad_input():
+    model = convert_(nn.Sequential(nn.ConvTranspose1d(3, 4, 3), nn.Flatten(), nn.Linear(24, 2)))
+    with pytest.raises(ValueError, match="x must be a tensor of a floating-point dtype"):
+        model[0]([[1.0, 2.0]])

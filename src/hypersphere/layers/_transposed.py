@@ -19,6 +19,7 @@ from typing import Any
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.jit._trace import is_tracing
 
 from hypersphere._validation import require
 from hypersphere.layers._geometry import ConvGeometry
@@ -73,7 +74,9 @@ class _DecoupledConvTranspose(DecoupledLayer):
 
     def forward(self, x: Float[Tensor, "..."], output_size: Sequence[int] | None = None) -> Float[Tensor, "..."]:
         """Return the responses to `x`. `output_size` selects one of the possible sizes, as in torch's layer."""
-        self._check_shape(x)
+        require(isinstance(x, Tensor), "x", "a tensor of a floating-point dtype", type(x))
+        if not is_tracing():  # the spread input is larger, so it is checked before
+            self._check_shape(x)
         dims = len(self.kernel_size)
         settings = (self.stride, self.padding, self.kernel_size, dims, self.dilation)
         batch = x.unsqueeze(0) if x.ndim == dims + 1 else x

@@ -315,9 +315,10 @@ def _observe(
     observed: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
 
     def remember(key: tuple[str, str]) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: tuple[Tensor, ...], y: Tensor) -> None:
+        def hook(module: nn.Module, arguments: tuple[Tensor, ...], named: dict[str, Tensor], y: Tensor) -> None:
+            x = arguments[0] if arguments else next(iter(named.values()))
             # A copy, because a later operation may overwrite the input in place.
-            observed.setdefault(key, (arguments[0].detach().clone(), _root_mean_square(module, y)))
+            observed.setdefault(key, (x.detach().clone(), _root_mean_square(module, y)))
 
         return hook
 
@@ -332,7 +333,7 @@ def _observe(
         for name, module in modules.items():
             parts = decoupled_parts(module) if is_decoupled(module) else {"": module}
             layers |= {(name, suffix): part for suffix, part in parts.items()}
-        handles = [layer.register_forward_hook(remember(key)) for key, layer in layers.items()]
+        handles = [layer.register_forward_hook(remember(key), with_kwargs=True) for key, layer in layers.items()]
         with evaluation_mode(model):
             model(*calibration if isinstance(calibration, tuple) else (calibration,))
     finally:

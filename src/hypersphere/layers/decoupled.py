@@ -274,7 +274,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         return tuple(name for name in names if self._parameters.get(name) is not None)
 
     def extra_repr(self) -> str:
-        """Show torch's arguments and those of the operator that are not at their default."""
+        """Show torch's arguments, the magnitude, the angular activation and other settings that were changed."""
         parts = [super().extra_repr(), f"magnitude={self.magnitude!r}", f"angular={self.angular!r}"]
         if self.weighting is not None:
             parts.append(f"weighting={self.weighting!r}")
@@ -480,7 +480,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         if self.radius_norm == "running":
             return _numerics.widen(running)
         # The mean of the batch, with its gradient.
-        if not norm.requires_grad:  # the norms of the custom operator have no graph
+        if x.requires_grad and not norm.requires_grad:  # the norms of the custom operator have no graph
             norm = measure_patches(x, geometry, with_graph=True).norm
         return torch.where(is_valid, norm.mean(all_but_groups), _numerics.widen(running))
 
