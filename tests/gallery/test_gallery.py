@@ -750,3 +750,18 @@ def test_index_is_migrated(index):
     gallery.search(x)
     gallery.migrate((embeddings, embeddings @ rotation))
     assert recall(gallery, x @ rotation, embeddings @ rotation) >= 0.99
+
+
+@pytest.mark.parametrize("index", ["hnsw", "ivf"])
+def test_index_works_after_faiss_was_extended_for_torch(index):
+    pytest.importorskip("faiss")
+    code = (
+        "import faiss.contrib.torch_utils, torch\n"
+        "from hypersphere.gallery import Gallery\n"
+        f"gallery = Gallery(4, index={index!r})\n"
+        "gallery.enroll(['a', 'b', 'c'], torch.eye(3, 4))\n"
+        "print(gallery.search(torch.eye(3, 4)[:2], 1).names)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "(('a',), ('b',))"

@@ -310,3 +310,25 @@ def test_fixed_heads_refuse_to_keep_centers():
 def test_grow_refuses_a_class_vector_without_direction():
     with pytest.raises(ValueError, match="init must be features other than zero"):
         AngularHead(8, 3).grow(1, init=torch.zeros(1, 8))
+
+
+def test_adacos_keeps_three_classes():
+    head = hs.heads.adacos(8, 3)
+    with pytest.raises(ValueError, match="classes must be at most 0 of 3 classes, not 1"):
+        head.drop([0])
+    with pytest.raises(ValueError, match="b must be a class of a head with more than 3 classes, not 1"):
+        head.merge(0, 1)
+
+
+@pytest.mark.parametrize("classes", [1, torch.tensor(1), "01"])
+def test_drop_refuses_what_is_no_list(classes):
+    with pytest.raises(ValueError, match="classes must be a list or tensor of classes"):
+        hs.heads.arcface(4, 5).drop(classes)
+
+
+def test_label_angles_refuse_features_that_are_not_finite():
+    x = torch.full((2, 4), math.nan)
+    head = hs.heads.arcface(4, 3)
+    with pytest.raises(ValueError, match="x must be finite"):
+        head.label_angles(x, torch.tensor([0, 1]))
+    assert head.label_angles(x, torch.tensor([-100, -100])).exceeds.tolist() == [False, False]

@@ -383,7 +383,7 @@ def test_sphereface2_variants_equal_the_oracle(variant, m):
         ),
         (
             lambda: hs.heads.softmax(5, 4, class_sizes=torch.ones(4)),
-            "class_margins must be None without a margin on the",
+            "class_margins and class_sizes need a margin that changes",
         ),
         (lambda: hs.heads.arcface(5, 4, class_sizes=torch.ones(3)), r"class_sizes must be 4 numbers >= 1, not \(3,\)"),
         (
@@ -398,11 +398,11 @@ def test_sphereface2_variants_equal_the_oracle(variant, m):
         ),
         (
             lambda: hs.heads.arcface(5, 4, class_margins=torch.ones(4), class_sizes=torch.ones(4)),
-            "class_margins must be None if class_sizes is given",
+            "class_sizes cannot be combined with class_margins or with m as a tensor",
         ),
         (
             lambda: hs.heads.sphereface_r(5, 4, version=2, class_sizes=torch.ones(4)),
-            "class_margins must be None without a margin on the target alone",
+            "class_margins and class_sizes need a margin that changes the target alone",
         ),
         (lambda: hs.heads.adacos(5, 2), "num_classes must be an integer >= 3 for adacos, not 2"),
         (
@@ -458,3 +458,43 @@ def test_loss_is_the_cross_entropy_of_the_logits(weight_norm, centers, option):
         head.weight.mul_(torch.rand(len(head.weight), 1) * 3)
     x, y = torch.randn(40, 4, dtype=torch.float64), torch.randint(0, 5, (40,))
     torch.testing.assert_close(head(x, y), F.cross_entropy(head.logits(x, y), y))
+
+
+def test_energy_of_class_vectors_with_norms_is_that_of_their_directions():
+    torch.manual_seed(0)
+    head = AngularHead(8, 3, weight_norm=False, energy_weight=1.0).double()
+    plain = AngularHead(8, 3, weight_norm=False).double()
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(3, 8) * 0.5 + 0.1)
+    plain.load_state_dict(head.state_dict())
+    x, y = torch.randn(4, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    directions = head.weight.detach().numpy()
+    directions = directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    pairs = [1 / np.sum((directions[a] - directions[j]) ** 2) for a in y.tolist() for j in range(3) if j != a]
+    assert (head(x, y) - plain(x, y)).item() == pytest.approx(sum(pairs) / 4 / 2)
+    assert gradcheck(
+        lambda w: torch.func.functional_call(head, {"weight": w}, (x, y)), head.weight.detach().requires_grad_()
+    )
+
+
+def test_adacos_of_an_empty_batch_is_zero_and_keeps_the_scale():
+    head = hs.heads.adacos(8, 3)
+    scale = head.scale.clone()
+    assert head(torch.zeros(0, 8), torch.zeros(0, dtype=torch.long)).item() == 0
+    assert head.scale == scale
+
+
+def test_scores_with_centers_can_be_exported_for_any_batch():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = hs.heads.arcface(8, 5, centers=3)
+
+        def forward(self, x):
+            return self.head.scores(x)
+
+    model = Model().eval()
+    shapes = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(model, (torch.randn(4, 8),), dynamic_shapes=shapes).module()
+    x = torch.randn(7, 8)
+    torch.testing.assert_close(program(x), model(x))

@@ -45,6 +45,7 @@ def serve(
         warn(f"everybody who can reach {host} can search this gallery; there is no access control")
     config = uvicorn.Config(app, host=host, port=port, log_level="warning", limit_concurrency=AT_ONCE)
     with config.bind_socket() as listening:
+        listening.listen()  # so that clients who read the address wait until the server accepts them
         address = f"[{host}]" if ":" in host else host
         print_line(f"{len(enrolled)} photos at http://{address}:{listening.getsockname()[1]} (Ctrl-C stops)")
         uvicorn.Server(config).run(sockets=[listening])

@@ -81,7 +81,10 @@ class ApproximateIndex:
             options = self._faiss.SearchParametersHNSW(efSearch=max(effort, count))
         else:
             options = self._faiss.SearchParametersIVF(nprobe=min(effort, self._index.nlist))
-        found = torch.from_numpy(self._index.search(x.numpy(), count, params=options)[1])
+        # `faiss.contrib.torch_utils`, which pytorch-metric-learning imports, replaces `search` by a method without
+        # `params` and keeps the original under this name.
+        search = getattr(self._index, "search_numpy", self._index.search)
+        found = torch.from_numpy(search(x.numpy(), count, params=options)[1])
         return torch.where(found < 0, found, self._serials[found.clamp(min=0)])
 
     @property

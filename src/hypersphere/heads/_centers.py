@@ -32,7 +32,7 @@ def largest_per_class(products: Tensor, centers: int) -> tuple[Tensor, Tensor]:
 def rows_of_winners(values: Tensor, winners: Tensor) -> Tensor:
     """Return the entries of `values` at the winning centres: (B, C·K) or (1, C·K) → (B, C)."""
     classes = winners.shape[1]
-    by_class = values.unflatten(1, (classes, values.shape[1] // classes)).expand(len(winners), -1, -1)
+    by_class = values.unflatten(1, (classes, values.shape[1] // classes)).expand(winners.shape[0], -1, -1)
     return by_class.gather(2, winners.unsqueeze(2)).squeeze(2)
 
 

@@ -119,7 +119,8 @@ def checked_margin_strengths(margins: Tensor | None, sizes: Tensor | None, num_c
         sizes: the numbers n_j of samples; the strengths are (min n/n_j)^¼ (LDAM).
         num_classes: C.
     """
-    require(margins is None or sizes is None, "class_margins", "None if class_sizes is given", margins)
+    if margins is not None and sizes is not None:
+        raise ValueError("class_sizes cannot be combined with class_margins or with m as a tensor")
     if sizes is not None:
         counts = _class_numbers("class_sizes", sizes, num_classes, 1, "numbers >= 1")
         return (counts.min() / counts) ** 0.25

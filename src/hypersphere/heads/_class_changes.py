@@ -144,6 +144,8 @@ class ChangingClasses(nn.Module):
         y = check_labels(y, len(x))
         require_labels(y, self.num_classes, self.ignore_index)
         require(is_number(max_angle, 0, math.pi), "max_angle", "an angle in [0, pi]", max_angle)
+        x = x.masked_fill((y == self.ignore_index).unsqueeze(1), 0)  # ignored rows may be NaN
+        _numerics.require_finite_rows("x", x)
         y = y.masked_fill(y == self.ignore_index, -1)
         return label_angles(self.weight, self.num_centers, x, y, max_angle)
 
@@ -235,11 +237,15 @@ def drop(
     head: ChangingClasses, classes: Sequence[int] | Tensor, optimizer: Any, rows: ClassRows | None = None
 ) -> Tensor:
     """Remove classes; see `AngularHead.drop`."""
+    is_listed = (
+        isinstance(classes, (Sequence, Tensor)) and not isinstance(classes, str) and getattr(classes, "ndim", 1) == 1
+    )
+    require(is_listed, "classes", "a list or tensor of classes", classes)
     dropped = classes.tolist() if isinstance(classes, Tensor) else list(classes)
     fits = bool(dropped) and all(is_integer(one, 0, head.num_classes - 1) for one in dropped)
     require(fits and len(set(dropped)) == len(dropped), "classes", f"classes in [0, {head.num_classes})", dropped)
-    remaining = head.num_classes - len(dropped)
-    require(remaining >= 2, "classes", f"at most {head.num_classes - 2} of {head.num_classes} classes", len(dropped))
+    most = head.num_classes - _fewest_classes(head)
+    require(len(dropped) <= most, "classes", f"at most {most} of {head.num_classes} classes", len(dropped))
     is_kept = torch.ones(head.num_classes, dtype=torch.bool)
     is_kept[torch.tensor(dropped)] = False
     _replace_classes(head, is_kept.nonzero().flatten(), rows or ClassRows(), optimizer)
@@ -253,7 +259,8 @@ def merge(head: ChangingClasses, a: int, b: int, optimizer: Any, rows: ClassRows
     for name, value in (("a", a), ("b", b)):
         require(is_integer(value, 0, head.num_classes - 1), name, f"a class in [0, {head.num_classes})", value)
     require(a != b, "b", f"a class other than a={a}", b)
-    require(head.num_classes > 2, "b", "a class of a head with at least three classes", b)
+    fewest = _fewest_classes(head)
+    require(head.num_classes > fewest, "b", f"a class of a head with more than {fewest} classes", b)
     of_a, of_b = (class_rows(torch.tensor([one]), head.num_centers) for one in (a, b))
     (norms_a, hats_a), (norms_b, hats_b) = (
         sphere.polar(_numerics.widen(rows.fetch(head.weight.detach(), one))) for one in (of_a, of_b)
@@ -296,6 +303,11 @@ def _greedy_matching(cosines: Tensor) -> Tensor:
         partner.append(column)
         free[:, column] = -torch.inf
     return torch.tensor(partner, device=cosines.device)
+
+
+def _fewest_classes(head: ChangingClasses) -> int:
+    """Return the smallest number of classes: the scale of AdaCos is √2·log(C−1), which must be positive."""
+    return 3 if getattr(head, "radius", None) == "adaptive" else 2
 
 
 def _require_changeable(head: ChangingClasses, optimizer: Any) -> None:

@@ -70,6 +70,8 @@ def update_scale(scale: Tensor, others: Tensor, cosines: Tensor, counted: Tensor
         cosines: (B,) cos θ_y.
         counted: (B,) the samples that count. If there are none, or the result is not positive, s is unchanged.
     """
+    if not len(cosines):
+        return scale
     count = counted.sum()
     log_mean = torch.logsumexp(others.masked_fill(~counted, -math.inf), 0) - count.to(others.dtype).log()
     angles = sphere.angle(cosines).masked_fill(~counted, math.nan)

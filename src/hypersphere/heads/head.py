@@ -228,8 +228,8 @@ class AngularHead(StatefulHead, ChangingClasses):
             self.register_buffer("scale", torch.empty(()))
         # Numbers per class are settings, which the constructor provides, so they are not part of the state dict.
         strengths = checked_margin_strengths(class_margins, class_sizes, num_classes)
-        is_on_target = strengths is None or (margin is not None and not self._margin_on_others)
-        require(is_on_target, "class_margins", "None without a margin on the target alone", margin)
+        if strengths is not None and (margin is None or self._margin_on_others):
+            raise ValueError("class_margins and class_sizes need a margin that changes the target alone")
         self.register_buffer("class_weights", checked_class_weights(class_weights, num_classes), persistent=False)
         self.register_buffer("class_margins", strengths, persistent=False)
         self.reset_parameters()
@@ -471,7 +471,8 @@ class AngularHead(StatefulHead, ChangingClasses):
             response=None if as_products else lambda c: self._other_response(c, strength),
             derivative=self._other_derivative(),
             detached=self.gradient == "detached",
-            needs_autograd=self._needs_autograd(),
+            # The fused energy needs unit class vectors.
+            needs_autograd=self._needs_autograd() or (self.energy_weight > 0 and not self.weight_norm),
             reduction=self.class_reduction,
             shared_bias=self.shares_bias,
             needs_feature_norm=needs_norm or (self.radius == "feature" and not unmargined),

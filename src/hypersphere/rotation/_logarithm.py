@@ -38,10 +38,10 @@ def cayley_generator(r: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d 
     if not bool(is_orthogonal.all()):
         raise ValueError("a matrix of the rotation is not orthogonal")
     s, failed = torch.linalg.solve_ex(r + eye, r - eye, left=False)
-    s = (s - s.mT) / 2
+    # Tested before S is made skew: the symmetric part that a reflection has would be lost.
     if bool(failed.any()) or not bool((s.abs() < _LARGEST_GENERATOR).all()):
         raise ValueError("a matrix of the rotation turns a plane by 180° or reflects, which has no finite generator")
-    return s
+    return (s - s.mT) / 2
 
 
 def logarithm(r: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch d d"]:
