@@ -204,6 +204,9 @@ def test_exported_pair_graph_gives_the_probability(method, calibrated, succeeds,
     np.testing.assert_allclose(probability, other.probability(expected), rtol=1e-4, atol=1e-6)
     (single,) = pair.run(["probability"], {name: rows[:1] for name, rows in given.items()})
     assert single.shape == (1,)
+    zero = np.zeros((1, features.shape[1]), np.float32)  # has no direction, so its cosine is 0
+    (cosine_of_zero,) = pair.run(["cosine"], {"first": zero, "second": features[:1]})
+    assert cosine_of_zero.tolist() == [0.0]
     card = read(tmp_path / "m.onnx.json")["calibration"]
     assert (card["file"], card["method"], card["prior"]) == ("m.pair.onnx", method, 0.2)
     assert [point["far"] for point in card["thresholds"]] == [0.1, 0.02]

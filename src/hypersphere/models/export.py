@@ -84,6 +84,9 @@ class PairScores(nn.Module):
         """Return cosines, log-likelihood ratios and probabilities in the dtype of the embeddings."""
         # Float64, because a steep calibration magnifies rounding errors of the cosine.
         cosine = sphere.cosine(first.double(), second.double())
+        # ONNX runtimes may round the smallest number of float64 to zero, by which zero vectors are recognised.
+        is_zero = (first == 0).all(1) | (second == 0).all(1)
+        cosine = cosine.masked_fill(is_zero, 0.0)
         evidence = cosine if self.method == "logistic" else self._isotonic(cosine)
         llr = self.line[0] * evidence + self.line[1]  # type: ignore[index]
         probability = torch.sigmoid(llr + self.prior_odds)  # type: ignore[operator]
