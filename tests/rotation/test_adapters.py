@@ -381,8 +381,11 @@ def test_merge_needs_a_rotated_model_in_evaluation_mode():
 ORTHOGONAL = ["cayley", "exponential", "neumann", "gram_schmidt", "householder", "lowdin"]
 
 
-def two_sets(method, blocks=2, size=0.3):
-    """Return a rotated model with the sets "main" and "b", and a function that gives the dense R of its first layer."""
+def two_sets(method, blocks=2, size=0.2):
+    """Return a rotated model with the sets "main" and "b", and a function that gives the dense R of its first layer.
+
+    At this size all matrices are rotations. Larger parameters also give reflections, which have no logarithm.
+    """
     model = rotate_(mlp().double(), method, blocks=blocks)
     use_rotation_set(model, "b")
     perturb_(model, size)
