@@ -272,6 +272,16 @@ def test_records_of_version_0_1_are_readable_and_not_run_again(tmp_path):
     assert not read.is_current(recipe(2))
 
 
+def test_record_without_a_setting_that_was_added_later_has_its_default(tmp_path):
+    entry = Recipe("toy", "Toy", "nowhere", {"data": "digits"}, {"cpu": {}}, (Row("a"),))
+    settings = entry.settings("a")
+    older = {key: value for key, value in settings.items() if key != "channels_last"}
+    stored = Record("toy", "a", 0, "cpu", older, {}, 1.0)
+    assert stored.has_settings(settings)
+    assert not stored.has_settings(entry.settings("a", overrides={"channels_last": True}))
+    assert not stored.has_settings(entry.settings("a", overrides={"clip": 1.0}))
+
+
 def test_scales_have_separate_folders(tmp_path):
     assert record.record_path(tmp_path, "toy", "a", 0, {}, "paper").parts[-3] == "toy@paper"
     assert record.record_path(tmp_path, "toy", "a", 0, {"epochs": 1}, "smoke").parts[-3] == "toy@smoke-f75a221d"

@@ -65,6 +65,7 @@ EXPERIMENTS = {
         "validation": {"every": 4, "every_unit": "steps", "best": "top5"},
     },
     "checkpointed activations": {**CONVOLUTIONS, "checkpoint_activations": True},
+    "channels last": {**CONVOLUTIONS, "channels_last": True, "ema": 0.9},
     "adversarial": {**CONVOLUTIONS, "adversarial": {"name": "fgsm", "epsilon": 0.1}},
     "renormalised class vectors": {"head": {"name": "arcface", "renormalize": True}, "sampler": "class_balanced"},
 }
@@ -483,6 +484,19 @@ def test_checkpointed_activations_change_no_result(tmp_path):
     one.train()
     other.train()
     assert_same(one.experiment.objective.state_dict(), other.experiment.objective.state_dict())
+
+
+def test_channels_last_changes_the_layout_and_results_by_rounding_only(tmp_path):
+    settings = {**CONVOLUTIONS, "optimizer": {"name": "sgd", "lr": 0.01}}
+    one = trainer(tmp_path / "plain", settings)
+    other = trainer(tmp_path / "channels last", {**settings, "channels_last": True})
+    filters = [p for p in other.experiment.network.parameters() if p.ndim == 4 and p.shape[1] > 1]
+    assert filters
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in filters)
+    one.train()
+    other.train()
+    for name, value in one.experiment.objective.state_dict().items():
+        torch.testing.assert_close(other.experiment.objective.state_dict()[name], value, rtol=1e-3, atol=1e-4)
 
 
 def test_renormalize_keeps_class_vectors_on_the_sphere(tmp_path):

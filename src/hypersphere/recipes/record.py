@@ -20,6 +20,7 @@ from torch import Tensor
 from hypersphere._files import replacing
 from hypersphere.data import DamagedData
 from hypersphere.recipes.recipe import Recipe
+from hypersphere.training.config import Config
 
 __all__ = ["Record", "read_records", "read_tensors", "record_path", "run_name", "short_hash", "write_tensors"]
 
@@ -75,8 +76,12 @@ class Record:
 
     def has_settings(self, settings: Mapping[str, Any]) -> bool:
         """Return True if the record has these settings, or if they cannot be compared (version 0.1)."""
+        if self.config is None:
+            return True
+        # A record lacks settings that were added to `Config` later. Their defaults are what it was made with.
+        complete = {**Config().settings(), **self.config} if "model" in self.config else self.config
         # Compared as text, because 1, 1.0 and True are equal in Python but different settings.
-        return self.config is None or json.dumps(settings, sort_keys=True) == json.dumps(self.config, sort_keys=True)
+        return json.dumps(settings, sort_keys=True) == json.dumps(complete, sort_keys=True)
 
     @classmethod
     def read(cls, path: Path) -> Record:

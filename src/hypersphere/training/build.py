@@ -211,6 +211,9 @@ class Experiment:
             attack=create(attack, "adversarial"),
             attack_weight=adversarial_options.weight,
         )
+        if config.channels_last:
+            # A convolution whose filters are stored this way also returns images stored this way.
+            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._frozen = _freeze_(self.network, self._local_head, config.freeze)
         if config.checkpoint_activations:
             models.checkpoint_activations_(body)

@@ -195,6 +195,9 @@ class Config:
         None, "Decay of the exponential moving average of the weights, such as 0.999.", least=0, below=1
     )
     compile: bool = _setting(False, "Compile the model with torch.compile.", may_change=True)
+    channels_last: bool = _setting(
+        False, "Store convolutions and images with the channels last, which is faster on many devices."
+    )
     checkpoint_activations: bool = _setting(False, "Recompute activations in the backward pass to save memory.")
     parallel: str = _setting("ddp", "How several processes share the model.", choices=("ddp", "fsdp"), may_change=True)
     sync_batch_norm: bool = _setting(False, "Compute BatchNorm statistics over all processes.")

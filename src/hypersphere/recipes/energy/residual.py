@@ -139,6 +139,8 @@ IMAGENET = Recipe(
         },
         "cpu": {
             **SMALL,
+            "channels_last": False,
+            "validation": {"every": 1},
             "data": {"name": "cifar10", "limit": 10_000},
             "model": {"name": "resnet18", "depths": [1, 1, 1, 1], "widths": [16, 16, 32, 32]},
         },

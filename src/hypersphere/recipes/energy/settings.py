@@ -50,6 +50,8 @@ SMALL: dict[str, Any] = {
     "augment": [{"name": "mirror"}],
     "optimizer": {"weight_decay": 5e-4},
     "epochs": 15,
+    "channels_last": True,  # a quarter faster on a CPU
+    "validation": {"every": 3},
 }
 TUNED = (
     "Each row tries two weight decays, with two weights of its regulariser or, without one, with two learning rates; "

@@ -258,7 +258,7 @@ RESNET = Recipe(
     base=CIFAR["base"],
     scales={
         "paper": cnn_scales()["paper"],
-        "cpu": {**SMALL, "validation": {"every": 3}},
+        "cpu": SMALL,
         "smoke": SMOKE,
     },
     rows=tuple(_residual_rows()),

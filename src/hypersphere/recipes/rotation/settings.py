@@ -160,7 +160,7 @@ def cnn_scales(**measure: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """
     scales: dict[str, dict[str, Any]] = {
         "paper": _STATED,
-        "cpu": {**SMALL, "model": SMALL_CNN, "validation": {"every": 3}},
+        "cpu": {**SMALL, "model": SMALL_CNN},
         "smoke": {**SMOKE, "model": TINY_CNN},
     }
     return {
