@@ -307,6 +307,15 @@ class ScaledLinear(nn.Module):
         return (2 if self.twice else 1) * nn.functional.linear(x, self.weight, self.bias)
 
 
+def test_convert_keeps_the_classes_of_other_libraries_after_an_error():
+    model = nn.ModuleDict({"plain": ScaledLinear(False), "last": nn.Linear(3, 2)})
+    with pytest.raises(ValueError, match="learn_k must be"):
+        convert_(model, angular="sigmoid", learn_k="network")
+    with pytest.raises(ValueError, match="which has no alpha"):  # after the layer has been converted
+        convert_(model, magnitude=lambda w_norm, x_norm: x_norm, scale="keep")
+    assert type(model["plain"]) is ScaledLinear
+
+
 def test_convert_takes_only_modules_that_compute_a_linear_layer():
     model = nn.ModuleDict({"scaled": ScaledLinear(True), "plain": ScaledLinear(False), "last": nn.Linear(3, 2)})
     convert_(model)
