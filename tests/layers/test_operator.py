@@ -14,11 +14,9 @@ class Cubic(Cosine):
         return c**3
 
 
-def choose(magnitude=Sphere(), angular=Cosine(), x=None, *, learns_radius=False, learns_k=False):  # noqa: B008
-    x = torch.rand(2, 3) if x is None else x
-    return choose_implementation(
-        magnitude, angular, x, torch.rand(4, 3), learns_radius=learns_radius, learns_k=learns_k
-    )
+def choose(magnitude=Sphere(), angular=Cosine(), x=torch.ones(2, 3), learns_radius=False, learns_k=False):  # noqa: B008
+    filters = torch.ones(4, 3)
+    return choose_implementation(magnitude, angular, x, filters, learns_radius=learns_radius, learns_k=learns_k)
 
 
 @pytest.mark.parametrize("magnitude", [InnerProduct(), Linear(), Linear(alpha=2.0)])
