@@ -78,7 +78,7 @@ def choose_implementation(
     if not is_factorable(magnitude, learns_radius=learns_radius) or type(angular) not in ANGULARS.values():
         return "reference"  # a custom operator cannot call a user's function
     if not all(getattr(entry, "has_slope", True) for entry in (magnitude, angular)):
-        return "reference"
+        return "reference"  # its backward pass needs the slopes of h and g
     # The operator differentiates only the radius and k that the layer learns, not other tensors of the user.
     learned = {"radius": learns_radius, "k": learns_k}
     numbers = {**vars(magnitude), **vars(angular)}
@@ -179,7 +179,8 @@ class Radius(NamedTuple):
 class LearnedRadius:
     r"""The learned radius of a layer: ρ = factor·(mean of ‖x‖), thesis (C.1).
 
-    Its tensors belong to the layer, so that they have their place in its state dict and move with it:
+    Its tensors belong to the layer, so that they have their place in its state dict and move with it. Each method has
+    the layer as an argument, because the replicas that `nn.DataParallel` makes of a layer share this object.
 
     * `log_radius`, the logarithm of the factor: a parameter with one entry, or one per filter;
     * `mean_norm`, the running mean patch norm: a buffer with one entry per group, because the filters of a group see

@@ -27,7 +27,9 @@ __all__ = [
 Arguments = ParamSpec("Arguments")
 
 
-def _preset(layer: Callable[Arguments, DecoupledConv2d], magnitude: str) -> Callable[Arguments, DecoupledConv2d]:
+def _with_magnitude(
+    layer: Callable[Arguments, DecoupledConv2d], magnitude: str
+) -> Callable[Arguments, DecoupledConv2d]:
     """Return a function with the arguments of `layer` and another default magnitude."""
 
     def make(*arguments: Arguments.args, **options: Arguments.kwargs) -> DecoupledConv2d:
@@ -42,25 +44,25 @@ def _preset(layer: Callable[Arguments, DecoupledConv2d], magnitude: str) -> Call
     return make
 
 
-sphere_conv2d = _preset(DecoupledConv2d, "sphere")
+sphere_conv2d = _with_magnitude(DecoupledConv2d, "sphere")
 """SphereConv, the bounded operator with constant magnitude: f = α·g(θ) (thesis, 4.4; Liu et al., NeurIPS 2017)."""
 
-ball_conv2d = _preset(DecoupledConv2d, "ball")
+ball_conv2d = _with_magnitude(DecoupledConv2d, "ball")
 """BallConv: f = α·min(‖x‖, ρ)/ρ·g(θ), which grows up to the radius ρ (thesis, 4.5; Liu et al., CVPR 2018)."""
 
-tanh_conv2d = _preset(DecoupledConv2d, "tanh")
+tanh_conv2d = _with_magnitude(DecoupledConv2d, "tanh")
 """TanhConv: f = α·tanh(‖x‖/ρ)·g(θ), a smooth BallConv (thesis, 4.6; Liu et al., CVPR 2018)."""
 
-linear_conv2d = _preset(DecoupledConv2d, "linear")
+linear_conv2d = _with_magnitude(DecoupledConv2d, "linear")
 """LinearConv: f = α‖x‖·g(θ), unbounded (thesis, 4.7; Liu et al., CVPR 2018)."""
 
-seg_conv2d = _preset(DecoupledConv2d, "seg")
+seg_conv2d = _with_magnitude(DecoupledConv2d, "seg")
 """SegConv: f = h·g(θ) with h piecewise linear in ‖x‖, of slope α up to ρ and β beyond (thesis, 4.8)."""
 
-log_conv2d = _preset(DecoupledConv2d, "log")
+log_conv2d = _with_magnitude(DecoupledConv2d, "log")
 """LogConv: f = α·log(1 + ‖x‖)·g(θ), which grows slowly (thesis, 4.9; Liu et al., CVPR 2018)."""
 
-mix_conv2d = _preset(DecoupledConv2d, "mix")
+mix_conv2d = _with_magnitude(DecoupledConv2d, "mix")
 """MixConv: f = (α‖x‖ + β·log(1 + ‖x‖))·g(θ), LinearConv plus LogConv (thesis, 4.10)."""
 
 PRESETS: dict[str, Callable[..., DecoupledConv2d]] = {
