@@ -307,6 +307,20 @@ class ScaledLinear(nn.Module):
         return (2 if self.twice else 1) * nn.functional.linear(x, self.weight, self.bias)
 
 
+def test_convert_keeps_the_classes_of_other_libraries_after_an_error():
+    def without_alpha(w_norm, x_norm):
+        return x_norm
+
+    without_alpha.uses_weight_norm = False
+    model = nn.ModuleDict({"plain": ScaledLinear(False), "last": nn.Linear(3, 2)})
+    with pytest.raises(ValueError, match="learn_k must be"):
+        convert_(model, angular="sigmoid", learn_k="network")
+    assert type(model["plain"]) is ScaledLinear
+    with pytest.raises(ValueError, match="which has no alpha"):  # after the layer has been converted
+        convert_(model, magnitude=without_alpha, scale="keep")
+    assert type(model["plain"]) is ScaledLinear
+
+
 def test_convert_takes_only_modules_that_compute_a_linear_layer():
     model = nn.ModuleDict({"scaled": ScaledLinear(True), "plain": ScaledLinear(False), "last": nn.Linear(3, 2)})
     convert_(model)

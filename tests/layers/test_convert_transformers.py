@@ -349,3 +349,21 @@ def test_converted_attention_compiles():
     convert_(attention, magnitude="tanh", where=lambda *_: True)
     compiled = torch.compile(attention, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, x, x)[0], attention(x, x, x)[0])
+
+
+def test_save_pretrained_refuses_a_decoupled_vit_whose_state_dict_restores_it(tmp_path):
+    model, x = build(vit)
+    plain = copy.deepcopy(model)
+    expected = output(convert_(model, magnitude="tanh"), x)
+    with pytest.raises(
+        ValueError, match=r"^model must be reverted before save_pretrained.*its 7 decoupled layers plain"
+    ):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    # The two ways that the message names.
+    other = convert_(copy.deepcopy(plain), magnitude="tanh")
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(output(other, x), expected)
+    revert_(model).save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert torch.equal(output(again, x), output(plain, x))

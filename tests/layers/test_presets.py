@@ -28,6 +28,8 @@ def test_presets_compute_the_operator_of_their_name(name):
 def test_presets_have_the_arguments_of_the_layer(name):
     ours, theirs = (list(inspect.signature(one).parameters.values()) for one in (PRESETS[name], DecoupledConv2d))
     assert [(p.name, p.default) for p in ours[:8]] == [(p.name, p.default) for p in theirs[:8]]
+    assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]
+    assert f"magnitude {name.removesuffix('_conv2d')!r}" in inspect.getdoc(PRESETS[name])
     layer = PRESETS[name](3, 8, 3, padding=1, bias=False, padding_mode="reflect", storage="half")
     assert type(layer.magnitude) is MAGNITUDES[name.removesuffix("_conv2d")]
     assert (layer.padding, layer.bias, layer.padding_mode, layer.storage) == ((1, 1), None, "reflect", "half")
@@ -40,3 +42,11 @@ def test_presets_accept_other_numbers_of_their_magnitude():
 @every_preset
 def test_presets_can_be_pickled(name):
     assert pickle.loads(pickle.dumps(PRESETS[name])) is PRESETS[name]
+
+
+def test_options_are_available_under_their_old_name():
+    with pytest.warns(
+        DeprecationWarning, match=r"layers\.ConvOptions is deprecated, use hypersphere.layers.OperatorOpt"
+    ):
+        from hypersphere.layers import ConvOptions
+    assert ConvOptions(magnitude="ball", padding_mode="reflect") == {"magnitude": "ball", "padding_mode": "reflect"}

@@ -7,7 +7,6 @@ from hypersphere._deprecation import deprecated_names
 from hypersphere.layers.convert import ConversionPlan, conversion_plan, convert_, revert_
 from hypersphere.layers.decoupled import (
     DEFAULT_OPTIONS,
-    ConvOptions,
     DecoupledConv1d,
     DecoupledConv2d,
     DecoupledConv3d,
@@ -32,7 +31,6 @@ from hypersphere.layers.presets import (
 __all__ = [
     "DEFAULT_OPTIONS",
     "PRESETS",
-    "ConvOptions",
     "ConversionPlan",
     "DecoupledConv1d",
     "DecoupledConv2d",
@@ -56,4 +54,7 @@ __all__ = [
     "tanh_conv2d",
 ]
 
-__getattr__ = deprecated_names(__name__, {"plain_weight": "hypersphere.layers:equivalent_weight"})
+__getattr__ = deprecated_names(
+    __name__,
+    {"plain_weight": "hypersphere.layers:equivalent_weight", "ConvOptions": "hypersphere.layers:OperatorOptions"},
+)

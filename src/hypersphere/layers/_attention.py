@@ -37,6 +37,7 @@ class _Projection(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
+        # One vector holds the biases of q, k and v, also if their weights are separate parameters.
         stored = self._attention[0].in_proj_bias
         return None if stored is None else stored.chunk(3)["qkv".index(self._part.suffix)]
 
@@ -96,6 +97,7 @@ class DecoupledMultiheadAttention(nn.MultiheadAttention):
         """Names of parameters that weight decay should not change."""
         if self.uses_weight_norm:
             return ()
+        # A dictionary removes duplicates: q, k and v are usually rows of one parameter.
         return tuple(dict.fromkeys(one._part.parameter for one in self.projections.values()))
 
     def forward(
@@ -112,18 +114,20 @@ class DecoupledMultiheadAttention(nn.MultiheadAttention):
         """Return the outputs and, if they are needed, the attention weights. Arguments are those of torch's module."""
         # torch needs the mask, too: `is_causal` only says which mask it is.
         require(not is_causal or attn_mask is not None, "attn_mask", "a causal mask if is_causal=True", attn_mask)
+        # Bring all inputs to (N, length, embed_dim), the layout of `batch_first`.
         is_batched = query.ndim == 3
         if not is_batched:
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        q, k, v = self.q(query), self.k(key), self.v(value)  # (N, length, embed_dim)
+        q, k, v = self.q(query), self.k(key), self.v(value)
         mask = self._additive_mask(attn_mask, key_padding_mask, q)
         k, v, mask = self._with_extra_positions(k, v, mask)
+        # Split the features into heads: (N, heads, length, features per head).
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
         dropout = self.dropout if self.training else 0.0
         weights = None
-        if need_weights:
+        if need_weights:  # torch's fused attention does not return them
             scores = q @ k.mT / math.sqrt(q.shape[-1])
             weights = F.dropout(F.softmax(scores if mask is None else scores + mask, -1), dropout)
             heads = weights @ v
@@ -144,11 +148,11 @@ class DecoupledMultiheadAttention(nn.MultiheadAttention):
                 continue
             is_known = mask.dtype == torch.bool or mask.is_floating_point()
             require(is_known, name, "a mask of bools or floating-point numbers", mask.dtype)
-            if mask.dtype == torch.bool:
+            if mask.dtype == torch.bool:  # True marks positions that are not attended to
                 mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -math.inf)
             if name == "key_padding_mask":
                 mask = mask.reshape(-1, 1, 1, mask.shape[-1])
-            elif mask.ndim == 3:
+            elif mask.ndim == 3:  # torch stacks the heads in the batch: (N·heads, length, positions)
                 mask = mask.unflatten(0, (-1, self.num_heads))
             mask = mask.to(q.dtype)
             total = mask if total is None else total + mask
@@ -173,6 +177,7 @@ class DecoupledMultiheadAttention(nn.MultiheadAttention):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
+        # A projection without a learned k or ρ owns no parameter that would tell it the device.
         device = next(self.parameters()).device
         for projection in self.projections.values():
             projection._move_operator(device)

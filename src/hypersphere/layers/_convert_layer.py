@@ -1,4 +1,9 @@
-"""Convert one layer to a decoupled layer, and back, by changing its class."""
+"""Convert one layer to a decoupled layer, and back, by changing its class.
+
+Why not build a new layer? It would have to replace the old one in every parent, list and closure that refers to it, and
+hooks, tied weights and attributes of the user would have to be copied. Changing `__class__` keeps the object, and with
+it all of these. `torch.nn.utils.parametrize` does the same.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +61,7 @@ def torch_class(module: nn.Module) -> type[nn.Module]:
 
 def linear_sizes(module: nn.Module) -> tuple[int, int] | None:
     """Return (in, out) of another library's linear layer, from its attributes, or None if it has none."""
+    # The names of torch, of PyTorch Geometric and of Hugging Face's `Conv1D`.
     for names in (("in_features", "out_features"), ("in_channels", "out_channels"), ("nx", "nf")):
         sizes = tuple(getattr(module, name, None) for name in names)
         if all(isinstance(size, int) for size in sizes):
@@ -92,6 +98,7 @@ def reason_not_convertible(module: nn.Module, bypassed: Collection[nn.Module] = 
         weight = module._parameters.get("in_proj_weight" if module._qkv_same_embed_dim else "q_proj_weight")
     else:
         weight = module._parameters.get("weight")
+    # Checked first, because a parametrised layer has no parameter `weight` either.
     if parametrize.is_parametrized(module):
         return "it is parametrised: remove the parametrisation first (torch.nn.utils.parametrize, hypersphere.rotation)"
     if isinstance(weight, UninitializedParameter):
@@ -107,6 +114,7 @@ def reason_not_convertible(module: nn.Module, bypassed: Collection[nn.Module] = 
 
 def _has_custom_forward(module: nn.Module) -> bool:
     """Return True if a subclass of torch's layer overrides the forward pass."""
+    # Linear layers of other libraries have a forward pass of their own by definition; `conversion_plan` tests it.
     base = torch_class(module)
     methods = ("forward", "_conv_forward")
     overrides = any(getattr(type(module), name, None) is not getattr(base, name, None) for name in methods)
@@ -116,12 +124,12 @@ def _has_custom_forward(module: nn.Module) -> bool:
 def convert_layer_(module: nn.Module, options: OperatorOptions) -> None:
     """Replace the class of a layer by that of the decoupled layer, and configure it. An error leaves it unchanged."""
     kind = TORCH_CLASSES[torch_class(module)]
-    module._converted_from = type(module)  # type: ignore[assignment]
+    module._converted_from = type(module)  # type: ignore[assignment]  # it may be a subclass of torch's layer
     if kind is DecoupledLinear and not isinstance(module, nn.Linear):
         sizes = linear_sizes(module)
         assert sizes is not None
         kind = DecoupledTransposedLinear if stores_inputs_first(module) else DecoupledLinear
-        if not hasattr(module, "in_features"):
+        if not hasattr(module, "in_features"):  # which `nn.Linear.extra_repr` shows
             module.in_features, module.out_features = sizes  # type: ignore[assignment]
             module._sizes_were_added = True  # type: ignore[assignment]
     module.__class__ = kind
@@ -138,7 +146,7 @@ def convert_layer_(module: nn.Module, options: OperatorOptions) -> None:
 
 def revert_layer_(module: nn.Module) -> None:
     """Restore the class of a layer and remove all that a conversion added, also one that failed halfway."""
-    original = torch_class(module)
+    original = torch_class(module)  # of a layer that was made decoupled and not converted
     if isinstance(module, DecoupledMultiheadAttention):
         module.remove_projections()
     elif isinstance(module, DecoupledLayer):
@@ -169,6 +177,7 @@ def update_fast_paths_(model: nn.Module, converted: Iterable[nn.Module] = ()) ->
         if attribute is None:
             continue
         if any(is_decoupled(part) or part in chosen for part in module.modules()):
+            # `setdefault` keeps the original value if a model is converted in several steps.
             module.__dict__.setdefault("_fast_path", getattr(module, attribute))
             setattr(module, attribute, 0)
         elif "_fast_path" in module.__dict__:

@@ -5,7 +5,7 @@ r"""The decoupled operator with an explicit backward, as a custom operator of to
     y = h·g(c; k),   h = s·φ(a·n),
 
 where g is the angular activation, φ a magnitude of the menu, and a, s and k are numbers per layer, per group or per
-filter. A learned radius ρ enters as a = 1/ρ, and ‖w‖ through a or s.
+filter. `OperatorSpec` holds these five; a is its norm factor and s its response factor.
 
 **Backward.** Let G be the gradient of y. The cosine depends on p and n, the magnitude on n:
 
@@ -26,123 +26,33 @@ the product of a block, and everything computed from it, stays in cache. Tempora
 possible, because a pass over memory costs more than the arithmetic of most element-wise operations.
 
 **Ordinary operations.** `reference_forward` computes the same function for all situations in which no custom operator
-can be used. `layers/decoupled.py` lists them.
+can be used; `choose_implementation` lists them. Second derivatives of the custom operator use it too.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
 
 from hypersphere import _numerics
-from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
+from hypersphere.functions._autograd import differentiable_gradients
 from hypersphere.functions.angular import ANGULARS, Cosine, Sigmoid
 from hypersphere.functions.angular import Linear as LinearAngle
-from hypersphere.functions.magnitude import MAGNITUDES, Radial, Seg, Sphere, Tanh
-from hypersphere.layers._geometry import (
-    ConvGeometry,
-    MeasuredPatches,
-    batch_blocks,
-    measure_patches,
-    on_accelerator,
-    split_batches,
-)
+from hypersphere.functions.magnitude import MAGNITUDES, Tanh
+from hypersphere.layers._geometry import ConvGeometry, MeasuredPatches, batch_blocks, measure_patches, split_batches
+from hypersphere.layers._operator import OperatorSpec
 
-__all__ = [
-    "OperatorSpec",
-    "absorb_output_scale",
-    "fused_forward",
-    "reference_forward",
-    "saves_cotangents",
-    "use_custom_op",
-]
+__all__ = ["fused_forward", "reference_forward", "saves_cotangents"]
 
 # Responses per block of a convolution, which reads all filters once per block and should therefore be large.
 PRODUCT_BLOCK = 2**19
 # Responses per block of the element-wise operations on its result: 1 MB per float32 tensor. Smaller blocks would fit
 # into an L2 cache, but the overhead of more calls cancels the gain.
 ELEMENT_BLOCK = 2**18
-
-
-def use_custom_op(*tensors: Tensor) -> bool:
-    """Return True if the custom operator should be used.
-
-    It is used where `only_reverse_mode` allows an explicit backward pass, except for empty tensors, and it can also be
-    compiled. Compilation for an accelerator uses ordinary operations, because its compiler fuses them better.
-    """
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-        return not torch._C._are_functorch_transforms_active() and not on_accelerator(tensors[0])
-    return only_reverse_mode(*tensors) and all(t.numel() > 0 for t in tensors)
-
-
-# The operator --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class OperatorSpec:
-    """The operator s·φ(a·‖x‖)·g(cos θ) of filters and patches.
-
-    Attributes:
-        magnitude: φ, one of the library's functions of ‖x‖.
-        angular: g; the k of a Sigmoid may be a tensor. The custom operator needs one of the library's functions.
-        input_scale: a, of the shape (groups or 1, filters per group or 1, *ones), or None for 1.
-        output_scale: s, in the same form.
-    """
-
-    magnitude: Radial
-    angular: Callable[[Tensor], Tensor]
-    input_scale: Tensor | None = None
-    output_scale: Tensor | None = None
-
-    @property
-    def k(self) -> Tensor | None:
-        """The k of a sigmoid if it is a tensor."""
-        return self.angular.k if isinstance(self.angular, Sigmoid) and isinstance(self.angular.k, Tensor) else None
-
-    @functools.cached_property
-    def kernel(self) -> _AngularKernel:
-        """The block kernel of g, built once."""
-        return _KERNELS.get(type(self.angular), _AngularKernel)(self.angular)
-
-    @property
-    def has_unit_magnitude(self) -> bool:
-        """True if h = 1, so that it can be left out."""
-        is_sphere = type(self.magnitude) is Sphere and not isinstance(self.magnitude.alpha, Tensor)
-        return is_sphere and self.magnitude == Sphere(1.0) and self.output_scale is None
-
-    @property
-    def depends_on_filter(self) -> bool:
-        """True if h differs between the filters of a group, so that it has as many entries as the output."""
-        return any(t is not None and t.shape[1] > 1 for t in (self.input_scale, self.output_scale))
-
-    def sum_filters(self, t: Tensor) -> Tensor:
-        """Sum `t` over the filters of a group, unless h, by which it will be multiplied, depends on the filter."""
-        return t if self.depends_on_filter else t.sum(2, keepdim=True)
-
-    def h(self, norm: Tensor) -> Tensor | None:
-        """Return h = s·φ(a·‖x‖) for norms (N, groups, 1, *places), or None if h = 1."""
-        if self.has_unit_magnitude:
-            return None
-        argument = norm if self.input_scale is None else norm * self.input_scale
-        value = self.magnitude(argument, argument)
-        return value if self.output_scale is None else value * self.output_scale
-
-
-def absorb_output_scale(spec: OperatorSpec, w_hat: Tensor) -> tuple[OperatorSpec, Tensor]:
-    """Multiply s into the filters if g is the cosine, which is linear in ŵ. Return the other factors and filters."""
-    s = spec.output_scale
-    if s is None or type(spec.angular) is not Cosine:
-        return spec, w_hat
-    if spec.input_scale is not None and type(spec.magnitude) is Seg:
-        return spec, w_hat  # s is a radius, and filters times a huge radius times huge patches would overflow
-    # Repeat an s per layer or per group for all of its filters.
-    factors = s.reshape(-1, 1).expand(-1, len(w_hat) // s.numel())
-    return replace(spec, output_scale=None), w_hat * factors.reshape(-1, *[1] * (w_hat.ndim - 1))
 
 
 def saves_cotangents(x: Tensor, *, half_storage: bool) -> bool:
@@ -192,15 +102,15 @@ def fused_forward(
             unit vectors, because cotangents are defined for cosines only.
     """
     k = spec.k
-    needs_products = [patches.x, spec.input_scale, spec.output_scale, k]
+    needs_products = [patches.x, spec.norm_factor, spec.response_factor, k]
     if type(spec.angular) is not Cosine:  # ∂ŵ of a cosine needs ∂p = G·h·r only
         needs_products.append(w_hat)
     saves = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in needs_products)
     arguments = _Arguments(
         patches.x,
         w_hat,
-        spec.input_scale,
-        spec.output_scale,
+        spec.norm_factor,
+        spec.response_factor,
         k,
         patches.norm,
         patches.reciprocal,
@@ -225,8 +135,8 @@ class _Arguments(NamedTuple):
     # Tensors that can have a gradient.
     x: Tensor
     weight: Tensor
-    input_scale: Tensor | None
-    output_scale: Tensor | None
+    norm_factor: Tensor | None
+    response_factor: Tensor | None
     k: Tensor | None
     # Constant tensors, from `MeasuredPatches`.
     norm: Tensor
@@ -243,7 +153,7 @@ class _Arguments(NamedTuple):
     @property
     def differentiated(self) -> tuple[Tensor | None, ...]:
         """The arguments that can have a gradient."""
-        return self.x, self.weight, self.input_scale, self.output_scale, self.k
+        return self.x, self.weight, self.norm_factor, self.response_factor, self.k
 
     @property
     def convolution(self) -> ConvGeometry:
@@ -254,7 +164,7 @@ class _Arguments(NamedTuple):
         """The operator, rebuilt from names and numbers."""
         angular = ANGULARS[self.angular](*self.angular_numbers) if self.k is None else Sigmoid(self.k)
         magnitude = MAGNITUDES[self.magnitude](*self.magnitude_numbers)
-        return OperatorSpec(magnitude, angular, self.input_scale, self.output_scale)  # type: ignore[arg-type]
+        return OperatorSpec(magnitude, angular, self.norm_factor, self.response_factor)  # type: ignore[arg-type]
 
     @property
     def saves_cotangents(self) -> bool:
@@ -273,7 +183,7 @@ class _Arguments(NamedTuple):
 
 TENSOR_COUNT = _Arguments._fields.index("geometry")
 SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", list[int]: "int[]", list[float]: "float[]", str: "str"}
-# Tensor x, Tensor weight, Tensor? input_scale, Tensor? output_scale, Tensor? k, Tensor norm, Tensor reciprocal,
+# Tensor x, Tensor weight, Tensor? norm_factor, Tensor? response_factor, Tensor? k, Tensor norm, Tensor reciprocal,
 # Tensor square_scale, int[] geometry, str magnitude, float[] magnitude_numbers, str angular, float[] angular_numbers,
 # str storage
 SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(_Arguments).items())
@@ -285,6 +195,7 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
     arguments = _Arguments(*values)
     x, weight, norm, reciprocal = arguments.x, arguments.weight, arguments.norm, arguments.reciprocal
     convolution, spec = arguments.convolution, arguments.spec
+    kernel = _angular_kernel(spec)
     saves_products = arguments.storage != "none" and not arguments.saves_cotangents
     y = stored = None
     for block in arguments.product_blocks():
@@ -313,10 +224,10 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
             c = torch.mul(p, r, out=out) if out.dtype == r.dtype else p.to(r.dtype).mul_(r)
             if arguments.saves_cotangents:
                 saved.copy_(_numerics.cotangent(c))
-            value = spec.kernel.value_(c)
+            value = kernel.value_(c)  # g(c)
             terms = _magnitude_terms(spec, n)
             if terms is not None:
-                value.mul_(terms.h)
+                value.mul_(terms.h)  # y = h·g(c)
             if value is not out:
                 out.copy_(_numerics.narrow(value, out.dtype))
     assert y is not None
@@ -343,6 +254,7 @@ def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *value
     arguments = _Arguments(*values)
     x, weight, square_scale = arguments.x, arguments.weight, arguments.square_scale
     convolution, spec, wide = arguments.convolution, arguments.spec, arguments.reciprocal.dtype
+    kernel = None if type(spec.angular) is Cosine else _angular_kernel(spec)
     grad_x = grad_weight = None  # allocated by the first block
     parameters = _ParameterGradients(spec, needed, wide)
     for block in arguments.product_blocks():
@@ -364,7 +276,7 @@ def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *value
                 continue
             grad_piece = _numerics.widen(grad_piece)
             c = _cosines_from_cotangents(saved) if arguments.saves_cotangents else None
-            if type(spec.angular) is Cosine:
+            if kernel is None:
                 # Σ G·c over the filters. With products, the factor r of c = p·r is applied after the sum.
                 if c is not None:
                     grad_times_c = spec.sum_filters(c.mul_(grad_piece))
@@ -373,7 +285,7 @@ def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *value
                 grad_norm.append(_cosine_gradients(grad_piece, grad_times_c, r_piece, n_piece, out, parameters))
             else:
                 c = torch.mul(saved, r_piece) if c is None else c
-                grad_norm.append(_element_gradients(grad_piece, c, r_piece, n_piece, out, parameters))
+                grad_norm.append(_element_gradients(kernel, grad_piece, c, r_piece, n_piece, out, parameters))
         # ∂ŵ, and the part of ∂x that passes through the products.
         grad_x_block, grad_weight_block = convolution.product_gradients(
             grad_product.to(x.dtype), x[block], weight, (needed[0], needed[1])
@@ -394,7 +306,7 @@ def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *value
                 spread.unsqueeze(2),
                 out=convolution.split_filters(grad_x[block]),
             )
-    results = (grad_x, grad_weight, parameters.input_scale, parameters.output_scale, parameters.k_gradient())
+    results = (grad_x, grad_weight, parameters.norm_factor, parameters.response_factor, parameters.k_gradient())
     return tuple(
         _match_layout(result, like) if need and result is not None and like is not None else x.new_empty(0)
         for result, like, need in zip(results, arguments.differentiated, needed, strict=True)
@@ -444,9 +356,9 @@ def _differentiable_gradients(arguments: _Arguments, grad: Tensor, needed: list[
     """Return the gradients of x, weight, a, s and k with a graph, from ordinary operations on the saved inputs."""
 
     def reference(
-        x: Tensor, weight: Tensor, input_scale: Tensor | None, output_scale: Tensor | None, k: Tensor | None
+        x: Tensor, weight: Tensor, norm_factor: Tensor | None, response_factor: Tensor | None, k: Tensor | None
     ) -> Tensor:
-        learned = arguments._replace(input_scale=input_scale, output_scale=output_scale, k=k)
+        learned = arguments._replace(norm_factor=norm_factor, response_factor=response_factor, k=k)
         convolution, spec = learned.convolution, learned.spec
         patches = measure_patches(x, convolution, with_graph=True)
         # Multiply by n·r, the ratio of the norms that the operator received to those of its input `x`
@@ -472,7 +384,7 @@ def _magnitude_terms(spec: OperatorSpec, n: Tensor) -> _MagnitudeTerms | None:
     """Return the terms of h for norms n (N, groups, 1, *places), or None if h = 1."""
     if spec.has_unit_magnitude:
         return None
-    argument = n if spec.input_scale is None else n * spec.input_scale
+    argument = n if spec.norm_factor is None else n * spec.norm_factor
     if type(spec.magnitude) is Tanh:
         # tanh(u) = e/(−2 − e) with e = expm1(−2u), almost twice as fast as torch.tanh and as accurate.
         e = torch.mul(argument, -2 / spec.magnitude.radius).expm1_()
@@ -480,7 +392,7 @@ def _magnitude_terms(spec: OperatorSpec, n: Tensor) -> _MagnitudeTerms | None:
         phi = phi if spec.magnitude.alpha == 1 else phi.mul_(spec.magnitude.alpha)
     else:
         phi = spec.magnitude(argument, argument)
-    return _MagnitudeTerms(argument, phi, phi if spec.output_scale is None else phi * spec.output_scale)
+    return _MagnitudeTerms(argument, phi, phi if spec.response_factor is None else phi * spec.response_factor)
 
 
 class _ParameterGradients:
@@ -495,20 +407,20 @@ class _ParameterGradients:
 
     def __init__(self, spec: OperatorSpec, needed: list[bool], wide: torch.dtype) -> None:
         self.spec = spec
-        self.needs_input, _, self.needs_input_scale, self.needs_output_scale, self.needs_k = needed
+        self.needs_input, _, self.needs_norm_factor, self.needs_response_factor, self.needs_k = needed
 
         def zeros(t: Tensor | None, need: bool) -> Tensor | None:
             return torch.zeros_like(t, dtype=wide) if t is not None and need else None
 
-        self.input_scale = zeros(spec.input_scale, self.needs_input_scale)
-        self.output_scale = zeros(spec.output_scale, self.needs_output_scale)
+        self.norm_factor = zeros(spec.norm_factor, self.needs_norm_factor)
+        self.response_factor = zeros(spec.response_factor, self.needs_response_factor)
         self.sigmoid_sum, self.value_sum = zeros(spec.k, self.needs_k), zeros(spec.k, self.needs_k)
 
     @property
     def needs_magnitude(self) -> bool:
         """True if the derivative of h is needed: for x, a or s."""
         return not self.spec.has_unit_magnitude and (
-            self.needs_input or self.needs_input_scale or self.needs_output_scale
+            self.needs_input or self.needs_norm_factor or self.needs_response_factor
         )
 
     def k_gradient(self) -> Tensor | None:
@@ -523,11 +435,12 @@ class _ParameterGradients:
 
 
 def _element_gradients(
-    grad: Tensor, c: Tensor, r: Tensor, n: Tensor, out: Tensor, parameters: _ParameterGradients
+    kernel: _AngularKernel, grad: Tensor, c: Tensor, r: Tensor, n: Tensor, out: Tensor, parameters: _ParameterGradients
 ) -> Tensor:
     """Write ∂p into `out`, add to the gradients of a, s and k, and return ∂n (N, groups, 1, *places).
 
     Args:
+        kernel: of g.
         grad: G (N, groups, filters per group, *places), in float32 or wider.
         c: cosines in the same shape.
         r: reciprocal norms (N, groups, 1, *places).
@@ -540,7 +453,7 @@ def _element_gradients(
     # One number per patch unless h depends on the filter, so multiplying h and r first saves a pass.
     h_r = r if terms is None else terms.h * r
     h = None if terms is None else terms.h
-    grad_times_derivative, grad_times_value = spec.kernel.gradients(grad, c, h, parameters)  # G·g′ and G·g
+    grad_times_derivative, grad_times_value = kernel.gradients(grad, c, h, parameters)  # G·g′ and G·g
     torch.mul(grad_times_derivative, h_r, out=out)
     radial = spec.sum_filters(grad_times_derivative.mul_(c))
     values = None if grad_times_value is None else spec.sum_filters(grad_times_value)
@@ -589,18 +502,18 @@ def _norm_gradient(
         return grad_norm
     assert values is not None
     spec = parameters.spec
-    if parameters.output_scale is not None:  # ∂s
-        _add_sum_(parameters.output_scale, values * terms.phi)
+    if parameters.response_factor is not None:  # ∂s
+        _add_sum_(parameters.response_factor, values * terms.phi)
     # G·g·s·φ′(a·n), the gradient of a·n.
     values = values.mul_(spec.magnitude.slope(terms.argument, terms.phi))
-    if spec.output_scale is not None:
-        values = values * spec.output_scale
-    if parameters.input_scale is not None:  # ∂a
-        _add_sum_(parameters.input_scale, values * n)
+    if spec.response_factor is not None:
+        values = values * spec.response_factor
+    if parameters.norm_factor is not None:  # ∂a
+        _add_sum_(parameters.norm_factor, values * n)
     # ∂n through the magnitude. Gradients are those of the norm 1/r of the operator's input, so by the chain rule there
     # is a factor n·r, a power of two (`MeasuredPatches`).
-    if spec.input_scale is not None:
-        values = values * spec.input_scale
+    if spec.norm_factor is not None:
+        values = values * spec.norm_factor
     return grad_norm.add_(values.sum(2, keepdim=True) * (n * r))
 
 
@@ -669,6 +582,11 @@ class _SigmoidKernel(_AngularKernel):
 # To add a faster form of another g, write a kernel and list it here. The cosine, whose derivative is 1, has its own
 # function `_cosine_gradients`.
 _KERNELS: dict[type, type[_AngularKernel]] = {LinearAngle: _LinearKernel, Sigmoid: _SigmoidKernel}
+
+
+def _angular_kernel(spec: OperatorSpec) -> _AngularKernel:
+    """Return the kernel of g, which is built once for all blocks."""
+    return _KERNELS.get(type(spec.angular), _AngularKernel)(spec.angular)
 
 
 def _cosines_from_cotangents(t: Tensor) -> Tensor:

@@ -67,6 +67,11 @@ class ConvGeometry:
         """View responses (N, filters, *places) as (N, groups, filters per group, *places)."""
         return y.unflatten(1, (self.groups, -1))
 
+    def per_filter(self, values: Tensor) -> Tensor:
+        """Shape one entry, or one per group or filter, to broadcast with (N, groups, filters per group, *places)."""
+        ones = (1,) * len(self.kernel)
+        return values.reshape(1, 1, *ones) if values.numel() == 1 else values.reshape(self.groups, -1, *ones)
+
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the inner products of all filters with all patches, (N, filters, *places)."""
         if not self.kernel:
@@ -147,7 +152,7 @@ class MeasuredPatches(NamedTuple):
     * The **square scale**, per sample, multiplies `x` where it is squared, here and in backward. Squares of tiny and
       huge entries then stay in range. It is 1 for ordinary inputs.
     * The **norm scale**, per group, multiplies the norms. Only a Seg with a learned ρ has one, see
-      `DecoupledLayer._operator_spec`.
+      `operator_spec`.
 
     The reciprocal turns products of `x` into cosines, so it is that of the patches of `x`. The magnitude is a function
     of the norm of the layer's patches, so `norm` is that of the input. Therefore
@@ -178,6 +183,7 @@ def measure_patches(x: Tensor, geometry: ConvGeometry, *, with_graph: bool) -> M
     measure = _measure_with_graph if with_graph else _measure_without_graph
     if x.dtype != torch.float16:
         return measure(x, geometry)
+    # A product with a unit filter is at most ‖x‖ ≤ 128·√d for patches of d entries, below 65504 up to d = 260,000.
     input_scale = 128 * _numerics.unit_scale(_sample_peak(x))
     patches = measure((x * input_scale).to(x.dtype), geometry)
     return patches._replace(norm=patches.norm / input_scale.unsqueeze(1))

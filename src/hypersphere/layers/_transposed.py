@@ -13,7 +13,7 @@ converted layer takes about s times the multiplications per dimension of the tra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -59,6 +59,7 @@ class _DecoupledConvTranspose(DecoupledLayer):
 
     @property
     def _filters(self) -> Tensor:
+        # Exchange inputs and outputs within each group, and reverse the kernel.
         groups, (channels, filters, *kernel) = self.groups, self.weight.shape
         weight = self.weight.reshape(groups, channels // groups, filters, *kernel).transpose(1, 2)
         return weight.reshape(groups * filters, channels // groups, *kernel).flip(self._kernel_dims)
@@ -89,6 +90,7 @@ class _DecoupledConvTranspose(DecoupledLayer):
         for i, dim in enumerate(self._kernel_dims):
             length, stride = x.shape[dim], self.stride[i]
             if stride > 1:
+                # Append stride − 1 zeros to every entry in a new dimension, merge it, and drop the zeros at the end.
                 x = F.pad(x.unsqueeze(dim + 1), (*[0, 0] * (x.ndim - dim - 1), 0, stride - 1)).flatten(dim, dim + 1)
                 x = x.narrow(dim, 0, (length - 1) * stride + 1)
             edge = self.dilation[i] * (self.kernel_size[i] - 1) - self.padding[i]  # F.pad crops if it is negative
@@ -105,10 +107,11 @@ class _DecoupledConvTranspose(DecoupledLayer):
         convolve = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel_size) - 1]
         return convolve(x, weight, bias, 1, 0, self.dilation, self.groups)
 
-    def _forward_any_shape(self, x: Tensor) -> Tensor:
-        return self._forward_batch(x)
+    def _forward_any_shape(self, x: Tensor, respond: Callable[[Tensor], Tensor]) -> Tensor:
+        return respond(x)
 
     def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        # `_spread` has applied the stride and the padding to the input.
         ones, zeros = (1,) * len(self.kernel_size), (0,) * len(self.kernel_size)
         return x, ConvGeometry(self.kernel_size, ones, zeros, self.dilation, self.groups)
 

@@ -1,8 +1,8 @@
 """Convert the layers of a trained model to decoupled layers, and back.
 
-A conversion changes the class of a layer, as torch's parametrisations do, and adds the settings of the operator as
-attributes. The module object, its parameters, hooks and name stay, so optimisers keep working, tied weights stay tied
-and references stay valid. `revert_` restores the class and removes the attributes.
+A conversion changes the class of a layer and adds the settings of the operator as attributes. The module object, its
+parameters, hooks and name stay, so optimisers keep working, tied weights stay tied and references stay valid. `revert_`
+restores the class and removes the attributes. `_convert_layer` does this for one layer and says why it does so.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ def convert_(
     - without one, the root mean square of the filter norms. This restores ‖w‖ but not ‖x‖, which is exact on average
       for `Linear` and insufficient for bounded magnitudes.
 
+    The operator is not part of the state dict: convert a model with the same options before loading one. Hugging Face
+    models refuse `save_pretrained` until they are reverted, because `from_pretrained` builds plain layers.
+
     Args:
         model: any module. Layers that can be converted are torch's Linear, Conv1d, Conv2d, Conv3d and their transposed
             convolutions, the q, k and v of `nn.MultiheadAttention`, the `Conv1D` of Hugging Face, and linear layers of
@@ -103,11 +106,12 @@ def convert_(
         raise ValueError(f"model must have a layer to convert, but {_why_nothing_is_chosen(model)}")
     converted: list[nn.Module] = []
     try:
+        # Before the calibration, in which torch's fast path would not call the layers that are observed.
         update_fast_paths_(model, modules.values())
         observed = {} if calibration is None else _observe(model, modules, calibration)
         for name, module in modules.items():
+            convert_layer_(module, options)  # after an error it has reverted the layer itself
             converted.append(module)
-            convert_layer_(module, options)
             if scale == "keep":
                 for suffix, layer in decoupled_parts(module).items():
                     _keep_scale_(layer, observed.get((name, suffix)))
@@ -216,7 +220,7 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
         if _looks_convertible(module) and (isinstance(module, tuple(TORCH_CLASSES)) or _probe_linear(module))
     }
     outputs = {name for layer in selection.outputs for name in (layer.name, *layer.aliases)}
-    if not outputs:
+    if not outputs:  # guess the last linear layer outside of attention and encoder blocks
         inside = _modules_inside_blocks(model)
         linear = [name for name, m in candidates.items() if torch_class(m) is nn.Linear and m not in inside]
         outputs = set(linear[-1:])
@@ -238,6 +242,7 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
         if isinstance(module, nn.MultiheadAttention) and reasons[name] is not None:
             bypassed.update(module.children())
     skipped = [SkippedLayer(name, reason) for name, reason in reasons.items() if reason is not None]
+    # Report the other layers with neurons, too. Parts of one candidate, such as q, k and v, are reported with it.
     for layer in selection:
         owner = layer.group.rpartition(".")[0]
         if owner in candidates or layer.module is None:
@@ -270,6 +275,7 @@ def _looks_convertible(module: nn.Module) -> bool:
         return True
     weight, sizes = module._parameters.get("weight"), linear_sizes(module)
     has_parameters = weight is not None and not isinstance(weight, UninitializedParameter)
+    # A module with children may compute more than W·x + b.
     if weight is None or not has_parameters or sizes is None or "bias" not in module._parameters or module._modules:
         return False
     expected = sizes if stores_inputs_first(module) else sizes[::-1]
@@ -318,6 +324,7 @@ def _observe(
         def hook(module: nn.Module, arguments: tuple[Tensor, ...], named: dict[str, Tensor], y: Tensor) -> None:
             x = arguments[0] if arguments else next(iter(named.values()))
             # A copy, because a later operation may overwrite the input in place.
+            # Of several calls of one layer, the first counts.
             observed.setdefault(key, (x.detach().clone(), _root_mean_square(module, y)))
 
         return hook
@@ -356,14 +363,14 @@ def _keep_scale_(layer: DecoupledLayer, observed: tuple[Tensor, Tensor] | None) 
         with training_mode(layer):  # sets the mean patch norm of a learned radius
             y = type(layer).forward(layer, x)  # without hooks: pre-hooks have been applied to `x`
         actual = _root_mean_square(layer, y)
-        factor = float(expected / actual) if actual > 0 else 1.0
+        factor = float(expected / actual) if actual > 0 else 1.0  # a layer of zeros has no scale to restore
     elif layer.uses_weight_norm:
         factor = 1.0
     else:
         factor = float(layer._filters.float().flatten(1).norm(dim=1).square().mean().sqrt())
     h = layer.magnitude
     names: list[str] = [f.name for f in fields(h) if f.name in ("alpha", "beta")] if is_dataclass(h) else []
-    if not names:
+    if not names:  # an inner product keeps its scale by itself; a user's function has no number to adjust
         require(factor == 1 and layer.uses_weight_norm, "scale", f"None for {h!r}, which has no alpha", "keep")
         return
     layer.magnitude = replace(h, **{name: factor * getattr(h, name) for name in names})  # type: ignore[type-var]

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hypersphere.layers._operator import inner_product_filters, is_inner_product
 from hypersphere.layers.convert import layers_to_revert, revert_
 from hypersphere.layers.decoupled import DecoupledLayer
 
@@ -42,5 +43,7 @@ def equivalent_weight(layer: DecoupledLayer) -> Float[Tensor, "..."] | None:
     >>> equivalent_weight(layer), equivalent_weight(DecoupledLinear(2, 1, magnitude="tanh"))
     (tensor([[0.6000, 0.8000]]), None)
     """
-    filters = layer._equivalent_weight()
-    return None if filters is None else layer._in_order_of_weight(filters.detach()).to(layer.weight.dtype)
+    if not is_inner_product(layer.magnitude, layer.angular):
+        return None
+    filters = inner_product_filters(layer.magnitude, layer.weighting, layer._filters)
+    return layer._in_order_of_weight(filters.detach()).to(layer.weight.dtype)

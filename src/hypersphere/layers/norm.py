@@ -58,6 +58,7 @@ class SphereNorm(nn.Module):
         )
         is_valid = rescale is None or is_fixed or rescale == "learned"
         require(is_valid, "rescale", "None, (beta, gamma) or 'learned'", rescale)
+        # One entry per filter, with the dtype and device of the weight, for β and γ.
         per_channel = layer.weight.detach().flatten(1)[:, 0]  # type: ignore[operator]
         convert_layer_(layer, OperatorOptions(magnitude="sphere", angular=angular, storage=storage))
         self.layer = layer  # type: ignore[assignment]  # convert_layer_ has changed its class
@@ -76,6 +77,7 @@ class SphereNorm(nn.Module):
         """Return β·f(x) + γ."""
         y: Tensor = self.layer(x)
         if self.beta is not None and self.gamma is not None:
+            # Broadcast over the places of a convolution, which follow the channels. `addcmul` is a single pass.
             shape = (-1, *[1] * (self.layer.weight.ndim - 2))
             return torch.addcmul(self.gamma.to(y.dtype).view(shape), y, self.beta.to(y.dtype).view(shape))
         if self._fixed is not None:

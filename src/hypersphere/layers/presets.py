@@ -6,13 +6,12 @@ The arguments are those of `DecoupledConv2d`. Pass `magnitude` to change the num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec
 
-from hypersphere.layers.decoupled import ConvOptions, DecoupledConv2d
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from hypersphere.functions.magnitude import MAGNITUDES
+from hypersphere.layers.decoupled import DecoupledConv2d
 
 __all__ = [
     "PRESETS",
@@ -25,120 +24,46 @@ __all__ = [
     "tanh_conv2d",
 ]
 
-Size = int | Sequence[int]
+Arguments = ParamSpec("Arguments")
 
 
-def sphere_conv2d(
-    in_channels: int,
-    out_channels: int,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size | str = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    bias: bool = True,
-    **options: Unpack[ConvOptions],
-) -> DecoupledConv2d:
-    """SphereConv, the bounded operator with constant magnitude: f = α·g(θ) (thesis, 4.4; Liu et al., NeurIPS 2017)."""
-    shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
-    return DecoupledConv2d(*shape, **(ConvOptions(magnitude="sphere") | options))
+def _with_magnitude(
+    layer: Callable[Arguments, DecoupledConv2d], magnitude: str
+) -> Callable[Arguments, DecoupledConv2d]:
+    """Return a function with the arguments of `layer` and another default magnitude."""
+
+    def make(*arguments: Arguments.args, **options: Arguments.kwargs) -> DecoupledConv2d:
+        options.setdefault("magnitude", magnitude)
+        return layer(*arguments, **options)
+
+    # Pickle finds the function by its name in this module; `help` and `inspect` show the signature of the layer.
+    make.__name__ = make.__qualname__ = f"{magnitude}_conv2d"
+    formula = (MAGNITUDES[magnitude].__doc__ or "").partition("\n")[0]
+    make.__doc__ = f"Return a `DecoupledConv2d` with the magnitude {magnitude!r}. {formula}"
+    make.__signature__ = inspect.signature(layer).replace(return_annotation=DecoupledConv2d)  # type: ignore[attr-defined]
+    return make
 
 
-def ball_conv2d(
-    in_channels: int,
-    out_channels: int,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size | str = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    bias: bool = True,
-    **options: Unpack[ConvOptions],
-) -> DecoupledConv2d:
-    """BallConv: f = α·min(‖x‖, ρ)/ρ·g(θ), which grows up to the radius ρ (thesis, 4.5; Liu et al., CVPR 2018)."""
-    shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
-    return DecoupledConv2d(*shape, **(ConvOptions(magnitude="ball") | options))
+sphere_conv2d = _with_magnitude(DecoupledConv2d, "sphere")
+"""SphereConv, the bounded operator with constant magnitude: f = α·g(θ) (thesis, 4.4; Liu et al., NeurIPS 2017)."""
 
+ball_conv2d = _with_magnitude(DecoupledConv2d, "ball")
+"""BallConv: f = α·min(‖x‖, ρ)/ρ·g(θ), which grows up to the radius ρ (thesis, 4.5; Liu et al., CVPR 2018)."""
 
-def tanh_conv2d(
-    in_channels: int,
-    out_channels: int,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size | str = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    bias: bool = True,
-    **options: Unpack[ConvOptions],
-) -> DecoupledConv2d:
-    """TanhConv: f = α·tanh(‖x‖/ρ)·g(θ), a smooth BallConv (thesis, 4.6; Liu et al., CVPR 2018)."""
-    shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
-    return DecoupledConv2d(*shape, **(ConvOptions(magnitude="tanh") | options))
+tanh_conv2d = _with_magnitude(DecoupledConv2d, "tanh")
+"""TanhConv: f = α·tanh(‖x‖/ρ)·g(θ), a smooth BallConv (thesis, 4.6; Liu et al., CVPR 2018)."""
 
+linear_conv2d = _with_magnitude(DecoupledConv2d, "linear")
+"""LinearConv: f = α‖x‖·g(θ), unbounded (thesis, 4.7; Liu et al., CVPR 2018)."""
 
-def linear_conv2d(
-    in_channels: int,
-    out_channels: int,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size | str = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    bias: bool = True,
-    **options: Unpack[ConvOptions],
-) -> DecoupledConv2d:
-    """LinearConv: f = α‖x‖·g(θ), unbounded (thesis, 4.7; Liu et al., CVPR 2018)."""
-    shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
-    return DecoupledConv2d(*shape, **(ConvOptions(magnitude="linear") | options))
+seg_conv2d = _with_magnitude(DecoupledConv2d, "seg")
+"""SegConv: f = h·g(θ) with h piecewise linear in ‖x‖, of slope α up to ρ and β beyond (thesis, 4.8)."""
 
+log_conv2d = _with_magnitude(DecoupledConv2d, "log")
+"""LogConv: f = α·log(1 + ‖x‖)·g(θ), which grows slowly (thesis, 4.9; Liu et al., CVPR 2018)."""
 
-def seg_conv2d(
-    in_channels: int,
-    out_channels: int,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size | str = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    bias: bool = True,
-    **options: Unpack[ConvOptions],
-) -> DecoupledConv2d:
-    """SegConv: f = h·g(θ) with h piecewise linear in ‖x‖, of slope α up to ρ and β beyond (thesis, 4.8)."""
-    shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
-    return DecoupledConv2d(*shape, **(ConvOptions(magnitude="seg") | options))
-
-
-def log_conv2d(
-    in_channels: int,
-    out_channels: int,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size | str = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    bias: bool = True,
-    **options: Unpack[ConvOptions],
-) -> DecoupledConv2d:
-    """LogConv: f = α·log(1 + ‖x‖)·g(θ), which grows slowly (thesis, 4.9; Liu et al., CVPR 2018)."""
-    shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
-    return DecoupledConv2d(*shape, **(ConvOptions(magnitude="log") | options))
-
-
-def mix_conv2d(
-    in_channels: int,
-    out_channels: int,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size | str = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    bias: bool = True,
-    **options: Unpack[ConvOptions],
-) -> DecoupledConv2d:
-    """MixConv: f = (α‖x‖ + β·log(1 + ‖x‖))·g(θ), LinearConv plus LogConv (thesis, 4.10)."""
-    shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
-    return DecoupledConv2d(*shape, **(ConvOptions(magnitude="mix") | options))
-
+mix_conv2d = _with_magnitude(DecoupledConv2d, "mix")
+"""MixConv: f = (α‖x‖ + β·log(1 + ‖x‖))·g(θ), LinearConv plus LogConv (thesis, 4.10)."""
 
 PRESETS: dict[str, Callable[..., DecoupledConv2d]] = {
     "sphere_conv2d": sphere_conv2d,
