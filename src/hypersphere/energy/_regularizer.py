@@ -63,7 +63,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
     counters, seeds and learned tensors. If the term is a function of the weight alone, derive from `LayerPenalty`
     instead, which needs one method.
 
-    **Steps.** Random draws, schedules and learned tensors depend on a step counter. As the running statistics of a
+    **Steps.** Random draws, schedules and learned tensors depend on a step counter. Like the running statistics of a
     batch norm, it changes in training mode only: each call with gradients enabled counts as one step, so call the
     regulariser once per optimiser step. Calls in eval mode, without gradients, or repeated by activation checkpointing
     do not count. To count steps explicitly, for example with gradient accumulation, pass `auto_advance=False` and call
@@ -138,7 +138,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
 
         Args:
             labels: the labels of a batch, or None.
-            step: the number of the step, and the buffers to start from. A "peek" does not update learned buffers.
+            step: the number of the step, and the buffers to start from.
         """
 
     def forward(self, *positional: Tensor, labels: Int[Tensor, "..."] | None = None) -> Float[Tensor, ""]:

@@ -1,7 +1,8 @@
 """Which step a call of a regulariser belongs to, as a table.
 
-Random draws, schedules and learned buffers are functions of the step, which is numbered from 0. The first row that
-matches a call says what it does:
+Random draws, schedules and learned buffers are functions of the step, which is numbered from 0. By default calls are
+steps, as those of a batch norm update its statistics, and a training loop needs no other line. With
+`auto_advance=False` the loop counts steps itself, by `advance`. One row matches a call and says what it does:
 
     training  gradients  place      auto_advance  started   call    step     buffers  stores   counts
     --------  ---------  ---------  ------------  -------   ------  -------  -------  -------  ---------
@@ -71,8 +72,8 @@ class Step(NamedTuple):
     """The step that a call of a regulariser belongs to.
 
     Attributes:
-        kind: "new" if the call starts the step, "repeat" if it computes the step again, "peek" if it only asks for the
-            value. Both "new" and "repeat" update learned buffers; "peek" uses them as they are.
+        kind: "new" if the call starts the step and stores its updates, "repeat" if it computes the step again with the
+            same result, "peek" if it only asks for the value. Neither of the last two stores anything.
         number: the number of the step, from 0. Schedules and random draws are functions of it.
         buffers: the buffers of the regulariser by name, from which the call starts.
     """
