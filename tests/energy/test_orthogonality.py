@@ -30,6 +30,8 @@ def test_orthogonality_agrees_with_numpy():
     resumed = SRIP(net, 0.5, output=True, seed=5)
     resumed.load_state_dict(srip.state_dict())
     assert resumed().item() == pytest.approx(value.item(), rel=1e-5)
+    exact = sum(srip.penalty(net[k].weight.flatten(1)) for k in (0, 3, 4, 5))
+    assert exact.item() == pytest.approx(spectral, rel=1e-5)
     value.backward()
     exact = torch.linalg.matrix_norm(net[3].weight @ net[3].weight.T - torch.eye(12), 2)
     (expected,) = torch.autograd.grad(0.5 * exact, net[3].weight)

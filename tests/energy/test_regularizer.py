@@ -1,8 +1,8 @@
 """What all regularisers of neurons share: arguments, gradients, state, and what a new one needs."""
 
-import dataclasses
 import inspect
 import math
+import re
 from functools import partial
 
 import numpy as np
@@ -17,12 +17,10 @@ from hypersphere.energy import (
     MHE,
     SRIP,
     CoMHE,
-    EnergyOptions,
     LayerPenalty,
     NeuronRegularizer,
     Orthogonal,
     Orthonormal,
-    RegularizerOptions,
     StepResult,
     Warmup,
     data_dependent_energy,
@@ -30,8 +28,6 @@ from hypersphere.energy import (
     minimize,
     random_energy,
 )
-from hypersphere.energy._regularizer import RegularizerKeywords
-from hypersphere.energy.mhe import EnergyKeywords
 from hypersphere.functions.projection import Adversarial, AnglePreserving, Random
 
 from .networks import network, pyramid
@@ -321,27 +317,47 @@ def test_regularizers_positional_labels_are_deprecated():
         regularizer(token_ids, labels=token_ids)
 
 
-@pytest.mark.parametrize(
-    ("keywords", "options"), [(RegularizerKeywords, RegularizerOptions), (EnergyKeywords, EnergyOptions)]
-)
-def test_regularizer_keywords_are_those_of_the_options(keywords, options):
-    declared = {field.name: field.type for field in dataclasses.fields(options)}
-    assert {name: one.__forward_arg__ for name, one in keywords.__annotations__.items()} == declared
+KINDS = [MHE, CoMHE, LayerPenalty, Orthonormal, Orthogonal, SRIP]
+SHARED = ("layer_weights", "schedule", "every", "output_layer", "where", "auto_advance", "report")
 
 
-@pytest.mark.parametrize("kind", [MHE, CoMHE, LayerPenalty, Orthonormal, Orthogonal, SRIP])
-def test_regularizers_signature_has_the_shared_options_with_their_defaults(kind):
-    parameters = inspect.signature(kind).parameters
-    declared = [p for p in parameters.values() if p.name in inspect.signature(RegularizerOptions).parameters]
-    assert [(p.name, p.annotation, p.default) for p in declared] == [
-        (field.name, field.type, field.default) for field in dataclasses.fields(RegularizerOptions)
-    ]
-    assert {p.kind for p in declared} == {inspect.Parameter.KEYWORD_ONLY}
-    assert "output" in parameters
-    assert not {"options", "roles", "shortest", "needs_counter", "is_random"} & set(parameters)
+def documented_arguments(kind):
+    """Return the text that the section "Args" of a class has for each argument."""
+    arguments = re.search(r"^Args:\n((?: {4}.+\n?)+)", inspect.cleandoc(kind.__doc__), re.MULTILINE)[1]
+    return dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE))
 
 
-@pytest.mark.parametrize("kind", [MHE, CoMHE, LayerPenalty, Orthonormal, Orthogonal, SRIP])
+@pytest.mark.parametrize("kind", KINDS)
+def test_regularizers_declare_the_shared_options_in_their_own_signature(kind):
+    parameters = kind.__init__.__code__.co_varnames
+    assert set(SHARED) <= set(parameters)
+    assert "options" not in parameters
+    signature = inspect.signature(kind).parameters
+    assert [p for p in signature if p in SHARED] == list(SHARED)
+    assert "output" in signature
+    assert not {"roles", "shortest", "needs_counter"} & set(signature)
+    abstract = inspect.signature(NeuronRegularizer).parameters
+    for name in SHARED:
+        assert signature[name] == abstract[name]  # name, annotation, default, and that it is a keyword
+        assert signature[name].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_mhe_and_comhe_have_the_same_options_of_the_energy():
+    mhe, comhe = (inspect.signature(kind).parameters for kind in (MHE, CoMHE))
+    different = {"hidden", "half_space"}  # None means the values of the paper of MHE
+    assert set(comhe) - set(mhe) == {"projection", "shared"}
+    assert all(mhe[name] == comhe[name] for name in set(mhe) - different)
+
+
+@pytest.mark.parametrize("kind", [NeuronRegularizer, *KINDS])
+def test_regularizers_document_all_arguments(kind):
+    documented = documented_arguments(kind)
+    assert list(documented) == list(inspect.signature(kind).parameters)
+    shared = documented_arguments(NeuronRegularizer)
+    assert {name: documented[name] for name in SHARED} == {name: shared[name] for name in SHARED}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_regularizers_pass_every_shared_option_on(kind):
     class Penalty(kind):
         def penalty(self, w):
@@ -382,6 +398,37 @@ def test_regularizers_do_not_compute_layers_of_weight_zero(kind):
     assert kind(net, layer_weights=factors)().item() == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(MHE, {"batch": 4}), (CoMHE, {"projection": Random(dim=4), "batch": 4}), (CoMHE, {"projection": Random(dim=4)})],
+)
+def test_regularizers_layers_of_weight_zero_do_not_change_the_draws_of_others(kind, options):
+    torch.manual_seed(0)
+    first, second = torch.randn(9, 6, dtype=torch.float64), torch.randn(8, 7, dtype=torch.float64)
+
+    def values(first_weight, second_weight):
+        weights = {"first": first_weight, "second": second_weight}
+        regularizer = kind({"first": first, "second": second}, layer_weights=weights, **options)
+        return torch.stack([regularizer() for _ in range(3)])
+
+    assert len(values(1.0, 1.0).unique()) == 3  # random
+    torch.testing.assert_close(values(1.0, 0.0) + values(0.0, 1.0), values(1.0, 1.0), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("kind", [MHE, SRIP, partial(CoMHE, projection=Random(dim=4))])
+def test_regularizers_repr_shows_the_steps_if_they_are_not_the_defaults(kind):
+    plain = repr(kind(pyramid())).removesuffix(")")
+    text = repr(kind(pyramid(), every=3, schedule=Warmup(4), auto_advance=False))
+    assert text == f"{plain}, every=3, schedule=Warmup(steps=4, start=0.0), auto_advance=False)"
+
+
+@pytest.mark.parametrize("kind", [MHE, CoMHE, Orthonormal, Orthogonal, SRIP])
+@pytest.mark.parametrize("name", ["zz", ["0", "zz"]])
+def test_regularizers_name_the_argument_output_layer(kind, name):
+    with pytest.raises(ValueError, match=r"^output_layer must be 'auto', None or one of '0', '1', '2', not 'zz'"):
+        kind(pyramid(), output_layer=name)
+
+
 def test_layer_penalty_needs_one_method():
     class RowNorms(LayerPenalty):
         def penalty(self, w):
@@ -392,7 +439,7 @@ def test_layer_penalty_needs_one_method():
     penalty = RowNorms(net, 2.0, layer_weights={"2": 0.5}, every=2)
     torch.testing.assert_close(penalty(), 2 * (norms[0] + norms[1]) + norms[2] / 2)
     assert penalty().item() == 0
-    assert repr(penalty) == "RowNorms(weight=2.0 of [0, 1, 2])"
+    assert repr(penalty) == "RowNorms(weight=2.0 of [0, 1, 2], every=2)"
     assert {"weight", "output", "every"} <= set(inspect.signature(RowNorms).parameters)
 
 
@@ -423,8 +470,8 @@ def test_layer_penalty_of_a_wrong_shape_is_rejected(reduce, shape):
 
 def test_neuron_regularizer_needs_a_factor_and_terms():
     class NormPenalty(NeuronRegularizer):
-        def __init__(self, model, options):
-            super().__init__(model, options, roles=("hidden",), shortest=1, needs_counter=False)
+        def __init__(self, model, layer_weights=None):
+            super().__init__(model, roles=("hidden",), shortest=1, needs_counter=False, layer_weights=layer_weights)
 
         def factor(self, layer):
             return self.layer_weights.get(layer.name, 1.0)
@@ -434,9 +481,8 @@ def test_neuron_regularizer_needs_a_factor_and_terms():
 
     net = pyramid()
     first, second = (net[k].weight.square().sum() for k in (0, 1))
-    options = RegularizerOptions(layer_weights={"1": 0.5})
-    torch.testing.assert_close(NormPenalty(net, options)(), first + second / 2)
-    torch.testing.assert_close(NormPenalty(net, None)(), first + second)
+    torch.testing.assert_close(NormPenalty(net, {"1": 0.5})(), first + second / 2)
+    torch.testing.assert_close(NormPenalty(net)(), first + second)
 
 
 # Which layers a regulariser takes ------------------------------------------------------------------------------------

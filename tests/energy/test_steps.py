@@ -1,4 +1,4 @@
-"""The step protocol of regularisers: the table of `StepCounter` row by row, then the situations that lead there."""
+"""The step protocol of regularisers: the table of `_steps.py` row by row, then the situations that lead there."""
 
 import copy
 import itertools
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from hypersphere.energy import MHE, SRIP, CoMHE, NeuronRegularizer, RegularizerOptions, StepResult, Warmup
+from hypersphere.energy import MHE, SRIP, CoMHE, NeuronRegularizer, StepResult, Warmup, _steps
 from hypersphere.functions.projection import Adversarial, AnglePreserving, Random
 
 from .networks import pyramid
@@ -18,7 +18,7 @@ class Learner(NeuronRegularizer):
     """Record the steps of its calls. A learned number grows by 1 per step."""
 
     def __init__(self, model, **options):
-        super().__init__(model, RegularizerOptions(**options), roles=("hidden",), shortest=1, needs_counter=True)
+        super().__init__(model, roles=("hidden",), shortest=1, needs_counter=True, **options)
         self.register_buffer("learned", torch.tensor(0.0))
         self.calls = []
 
@@ -49,7 +49,7 @@ def learner_after_two_steps(*, auto_advance, started):
 
 
 def call_inside(place, learner, gradients):
-    """Call a regulariser in plain code, during a backward pass, or inside a transform of torch.func."""
+    """Call a regulariser in a forward pass, during a backward pass, or inside a transform of torch.func."""
 
     def call(x):
         with torch.set_grad_enabled(gradients):
@@ -66,46 +66,77 @@ def call_inside(place, learner, gradients):
         call(None)
 
 
-# training mode, gradients enabled, place of the call, step started: kind of the call
-ANY = object()
+# The table: training, gradients, place, auto_advance, started; call, step, buffers, stores, counts
 TABLE = [
-    ((False, ANY, ANY, ANY), "peek"),
-    ((True, False, ANY, ANY), "peek"),
-    ((True, True, "backward", ANY), "repeat"),
-    ((True, True, "transform", ANY), "repeat"),
-    ((True, True, "plain", True), "repeat"),
-    ((True, True, "plain", False), "new"),
+    "no   any  any        any  any  peek    current  now     nothing  no",
+    "yes  no   any        any  any  peek    current  now     nothing  no",
+    "yes  yes  recompute  any  any  repeat  current  before  nothing  no",
+    "yes  yes  forward    no   yes  repeat  current  before  nothing  no",
+    "yes  yes  forward    no   no   new     next     now     updates  advance()",
+    "yes  yes  forward    yes  any  new     next     now     updates  at once",
 ]
-# auto_advance, step started: number of a new step, number of the last one, learned before it started, learned now
-COUNTS = {
-    (True, False): (2, 1, 1, 2),
-    (False, False): (2, 2, 2, 2),
-    (False, True): (2, 2, 2, 3),
+CONDITIONS = 5
+# auto_advance, started: the numbers of the current and the next step, `learned` before the current step and now
+STATES = {
+    (True, False): {"current": 1, "next": 2, "before": 1, "now": 2},
+    (False, False): {"current": 2, "next": 2, "before": 2, "now": 2},
+    (False, True): {"current": 2, "next": 2, "before": 2, "now": 3},
 }
 
 
-@pytest.mark.parametrize(("auto_advance", "started"), COUNTS)
-@pytest.mark.parametrize("place", ["plain", "backward", "transform"])
+def test_step_table_is_that_of_the_module():
+    _, _, table = _steps.__doc__.partition("  ---------\n")
+    rows = table.partition("\n\n")[0].splitlines()
+    assert [row.split() for row in rows] == [row.split() for row in TABLE]
+
+
+@pytest.mark.parametrize(("auto_advance", "started"), STATES)
+@pytest.mark.parametrize("place", ["forward", "backward", "transform"])
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("training", [True, False])
 def test_step_counter_follows_its_table(training, gradients, place, auto_advance, started):
-    situation = (training, gradients, place, started)
-    (kind,) = [k for row, k in TABLE if all(a is ANY or a == b for a, b in zip(row, situation, strict=True))]
-    new, last, replaced, current = COUNTS[auto_advance, started]
+    flags = ["yes" if flag else "no" for flag in (training, gradients, auto_advance, started)]
+    situation = [*flags[:2], "forward" if place == "forward" else "recompute", *flags[2:]]
+    matches = [
+        row.split()[CONDITIONS:]
+        for row in TABLE
+        if all(cell in ("any", value) for cell, value in zip(row.split(), situation, strict=False))
+    ]
+    (kind, number, buffers, stored, *counted) = matches[0]
+    assert len(matches) == 1  # no two rows contradict each other
+    state = STATES[auto_advance, started]
     learner = learner_after_two_steps(auto_advance=auto_advance, started=started).train(training)
-    before = learner.state
+    assert learner.state == (2, state["now"])
 
     call_inside(place, learner, gradients)
 
     (step,) = learner.calls
     assert step.kind == kind
-    assert step.number == (new if kind == "new" else last)
-    assert step.buffers["learned"].item() == (replaced if kind == "repeat" else current)
-    assert learner.state == ((2 + auto_advance, current + 1) if kind == "new" else before)
+    assert step.number == state[number]
+    assert step.buffers["learned"].item() == state[buffers]
+    assert learner.learned.item() == state["now"] + (stored == "updates")
+    assert int(learner.steps) == 2 + (counted == ["at", "once"])
+    if not auto_advance:
+        learner.advance()
+        assert int(learner.steps) == 3
+
+
+@pytest.mark.parametrize("auto_advance", [True, False])
+def test_step_counter_shows_a_peek_the_last_step_that_is_not_skipped(auto_advance):
+    learner = Learner(pyramid(), auto_advance=auto_advance, every=3)
+    seen = []
+    for _ in range(5):
+        learner()
+        with torch.no_grad():
+            learner()
+        seen.append(learner.calls[-1].number)
+        if not auto_advance:
+            learner.advance()
+    assert seen == [0, 0, 0, 3, 3]
 
 
 def test_step_counter_starts_at_zero_for_every_kind_of_call():
-    for auto_advance, training, place in itertools.product((True, False), (True, False), ("plain", "transform")):
+    for auto_advance, training, place in itertools.product((True, False), (True, False), ("forward", "transform")):
         learner = Learner(pyramid(), auto_advance=auto_advance).train(training)
         call_inside(place, learner, gradients=True)
         assert learner.calls[0].number == 0

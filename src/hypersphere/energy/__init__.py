@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from hypersphere.energy._regularizer import LayerPenalty, NeuronRegularizer, RegularizerOptions, StepResult
+from hypersphere.energy._regularizer import LayerPenalty, NeuronRegularizer, StepResult
 from hypersphere.energy._steps import Step, Warmup
 from hypersphere.energy.comhe import CoMHE
 from hypersphere.energy.energy import (
@@ -15,7 +15,7 @@ from hypersphere.energy.energy import (
 from hypersphere.energy.features import FEATURE_ENERGIES, FeatureEnergy, Gaussian, alignment, koleo, uniformity
 from hypersphere.energy.inspect import Inspection, LayerInspection, inspect
 from hypersphere.energy.low_rank import LowRank, factors, low_rank_
-from hypersphere.energy.mhe import MHE, EnergyOptions
+from hypersphere.energy.mhe import MHE
 from hypersphere.energy.minimum import Minimum, minimize
 from hypersphere.energy.orthogonality import SRIP, Orthogonal, Orthonormal
 from hypersphere.energy.random_directions import random_energy
@@ -26,7 +26,6 @@ __all__ = [
     "REGULARIZERS",
     "SRIP",
     "CoMHE",
-    "EnergyOptions",
     "FeatureEnergy",
     "Gaussian",
     "Inspection",
@@ -37,7 +36,6 @@ __all__ = [
     "NeuronRegularizer",
     "Orthogonal",
     "Orthonormal",
-    "RegularizerOptions",
     "Step",
     "StepResult",
     "Warmup",

@@ -11,10 +11,9 @@ import abc
 import fnmatch
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from itertools import dropwhile
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -24,94 +23,22 @@ from torch.nn.utils import parametrize
 from hypersphere import _numerics
 from hypersphere._deprecation import deprecated_attribute
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer, SkippedLayer, layers_of
-from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_integer, is_number, require, warn_user
 from hypersphere.energy._steps import Step, StepCounter
 from hypersphere.functions.orthogonal import ORTHOGONALS
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 __all__ = [
     "LayerPenalty",
     "NeuronRegularizer",
-    "RegularizerKeywords",
-    "RegularizerOptions",
     "StepResult",
-    "options_of",
     "place_on_layer",
+    "require_bools",
     "require_complete_output",
     "resolve_patterns",
     "stack_equal_shapes",
 ]
 
 T = TypeVar("T")
-Options = TypeVar("Options", bound="RegularizerOptions")
-
-
-@dataclass(frozen=True)
-class RegularizerOptions:
-    """The options that all regularisers share: the weights of layers, the schedule, and the choice of layers.
-
-    The regularisers accept them as keyword arguments of the same names.
-
-    Args:
-        layer_weights: a mapping from names or patterns of layers to λ, which replace the default there. The first
-            match counts.
-        schedule: a callable of the step that returns a factor for the whole regulariser, such as `Warmup`.
-        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
-            step returns the value of the last step that was not skipped.
-        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
-        where: a predicate of name and module that selects layers.
-        auto_advance: False if steps are counted by calling `advance`.
-        report: print which layers are regularised, and which are skipped and why.
-
-    Example:
-        >>> RegularizerOptions(every=10).every
-        10
-    """
-
-    layer_weights: Mapping[str, float] | None = None
-    schedule: Callable[[int], float] | None = None
-    every: int = 1
-    output_layer: str | Sequence[str] | None = "auto"
-    where: Callable[[str, nn.Module], bool] | None = None
-    auto_advance: bool = True
-    report: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the options that do not depend on the layers."""
-        is_schedule = self.schedule is None or callable(self.schedule)
-        require(is_schedule, "schedule", "None or a callable of the step", self.schedule)
-        require(is_integer(self.every, 1), "every", "an integer >= 1", self.every)
-        for name, flag in (("auto_advance", self.auto_advance), ("report", self.report)):
-            require(isinstance(flag, bool), name, "a bool", flag)
-
-
-class RegularizerKeywords(TypedDict, total=False):
-    """The options of `RegularizerOptions` as keyword arguments, for `**options: Unpack[RegularizerKeywords]`."""
-
-    layer_weights: Mapping[str, float] | None
-    schedule: Callable[[int], float] | None
-    every: int
-    output_layer: str | Sequence[str] | None
-    where: Callable[[str, nn.Module], bool] | None
-    auto_advance: bool
-    report: bool
-
-
-def options_of(regularizer: NeuronRegularizer, kind: type[Options], keywords: Mapping[str, Any]) -> Options:
-    """Return the options that the constructor of a regulariser received as keyword arguments.
-
-    Raises:
-        TypeError: an argument is unknown. The message names the regulariser, as for a declared signature.
-    """
-    known = {field.name for field in fields(kind)}
-    unknown = next((name for name in keywords if name not in known), None)
-    if unknown is not None:
-        name = type(regularizer).__name__
-        raise TypeError(f"{name}.__init__() got an unexpected keyword argument {unknown!r}")
-    return kind(**keywords)
 
 
 class StepResult(NamedTuple):
@@ -136,18 +63,25 @@ class NeuronRegularizer(nn.Module, abc.ABC):
     counters, seeds and learned tensors. If the term is a function of the weight alone, derive from `LayerPenalty`
     instead, which needs one method.
 
-    **Steps.** Random draws, schedules and learned tensors depend on a step counter. A call in training mode with
-    gradients enabled counts as one step, so the contract is one call per optimiser step. Calls without gradients, in
-    eval mode, or repeated by activation checkpointing do not count, and see the draw of the last step. With gradient
-    accumulation, pass `auto_advance=False` and call `advance` once per optimiser step. `energy/_steps.py` has the
-    complete rules.
+    **Steps.** Random draws, schedules and learned tensors depend on a step counter. Like the running statistics of a
+    batch norm, it changes in training mode only: each call with gradients enabled counts as one step, so call the
+    regulariser once per optimiser step. Calls in eval mode, without gradients, or repeated by activation checkpointing
+    do not count. To count steps explicitly, for example with gradient accumulation, pass `auto_advance=False` and call
+    `advance` once per optimiser step. The table in `energy/_steps.py` has all cases.
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
-        options: layer weights, schedule and choice of layers; None for the defaults.
         roles: the roles of the layers that are regularised: "hidden", "output", "embedding". Decided by the subclass.
         shortest: the smallest length of a neuron. Decided by the subclass.
-        needs_counter: whether the subclass uses the step for more than the schedule.
+        needs_counter: True if `compute` uses the number of the step. Decided by the subclass.
+        layer_weights: λ of layers by name or pattern, which replaces their default. The first match counts.
+        schedule: a function of the step that returns a factor for the whole regulariser, such as `Warmup`.
+        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
+            step returns the value of the last step that was not skipped.
+        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
+        where: a function of name and module that returns True for the layers to regularise.
+        auto_advance: False if steps are counted by calling `advance`.
+        report: print which layers are regularised, and which are skipped and why.
     """
 
     steps: Tensor
@@ -156,25 +90,33 @@ class NeuronRegularizer(nn.Module, abc.ABC):
     def __init__(
         self,
         model: LayerSource,
-        options: RegularizerOptions | None = None,
         *,
         roles: Sequence[str],
         shortest: int,
         needs_counter: bool,
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | Sequence[str] | None = "auto",
+        where: Callable[[str, nn.Module], bool] | None = None,
+        auto_advance: bool = True,
+        report: bool = False,
     ) -> None:
         super().__init__()
-        options = RegularizerOptions() if options is None else options
-        self.selection = select_layers(model, options.output_layer, options.where, roles, shortest)
-        self.schedule, self.every = options.schedule, options.every
-        self.layer_weights = resolve_patterns("layer_weights", options.layer_weights, self.selection)
+        require(schedule is None or callable(schedule), "schedule", "None or a callable of the step", schedule)
+        require(is_integer(every, 1), "every", "an integer >= 1", every)
+        require_bools(auto_advance=auto_advance, report=report)
+        self.selection = select_layers(model, output_layer, where, roles, shortest)
+        self.layer_weights = resolve_patterns("layer_weights", layer_weights, self.selection)
         for factor in self.layer_weights.values():
             require(is_number(factor, 0), "layer_weights", "finite numbers >= 0", factor)
-        self.counter = StepCounter(options.auto_advance)
+        self.schedule, self.every = schedule, every
+        self.counter = StepCounter(auto_advance)
         # Without a counter there is nothing to save, and `forward` does not read a buffer from the device.
-        if needs_counter or self.schedule is not None or self.every > 1:
+        if needs_counter or schedule is not None or every > 1:
             self.register_buffer("steps", torch.tensor(0))
         self.register_load_state_dict_post_hook(_forget_step_after_load)
-        if options.report:
+        if report:
             print(self.selection.report())
 
     @property
@@ -196,7 +138,7 @@ class NeuronRegularizer(nn.Module, abc.ABC):
 
         Args:
             labels: the labels of a batch, or None.
-            step: the number of the step, and the buffers to start from. A "peek" does not update learned buffers.
+            step: the number of the step, and the buffers to start from.
         """
 
     def forward(self, *positional: Tensor, labels: Int[Tensor, "..."] | None = None) -> Float[Tensor, ""]:
@@ -210,14 +152,15 @@ class NeuronRegularizer(nn.Module, abc.ABC):
             labels = self._positional_labels(positional, labels)
         step = self._begin_step()
         factor = self._scheduled_factor(step.number)
-        anchor = self.selection[0].anchor
+        anchor = self.selection[0].anchor  # says on which device the result is
         if factor:
             # Energies of 16-bit products would be noise for close neurons.
             with _numerics.autocast_disabled(anchor):
                 terms, updates, is_finite = self.compute(labels, step)
                 total = _add(terms, anchor)
                 total = total if self.schedule is None else factor * total
-            # Reading the total makes the host wait for the device. A factor above 1 could make it overflow.
+            # Reading the total makes the host wait for the device, so it is skipped where `compute` vouches for its
+            # terms. A factor above 1 could still make them overflow.
             if not is_finite or factor > 1:
                 self._require_finite(total, factor)
         else:
@@ -231,6 +174,17 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         """Count one optimiser step. Needed only with `auto_advance=False`."""
         self.counter.advance(self)
 
+    def _begin_step(self) -> Step:
+        """Return the step that this call belongs to."""
+        # Without buffers nothing depends on the step. A plain `MHE(model)` has none and never asks the counter.
+        return self.counter.begin(self, self.every) if self._buffers else Step()
+
+    def _step_settings(self) -> list[str]:
+        """Return the settings of steps that are not the defaults, for `extra_repr`."""
+        settings = [f"every={self.every}"] if self.every > 1 else []
+        settings += [] if self.schedule is None else [f"schedule={self.schedule}"]
+        return settings + ([] if self.counter.auto_advance else ["auto_advance=False"])
+
     def _positional_labels(self, positional: tuple[Tensor, ...], labels: Tensor | None) -> Tensor:
         """Return labels that were not passed by keyword, with a warning."""
         kind = type(self).__name__
@@ -239,14 +193,6 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         message = f"{kind} takes no inputs of the model, only labels: pass {kind}(...)(labels=labels)"
         warn_user(message, DeprecationWarning)
         return positional[0]
-
-    def _begin_step(self) -> Step:
-        """Return the step that this call belongs to."""
-        if not self._buffers:
-            return Step()  # without state all calls are alike
-        step = self.counter.begin(self)
-        # A peek asks for the value of the regulariser, which is not the 0 of a step that `every` skips.
-        return step._replace(number=step.number - step.number % self.every) if step.kind == "peek" else step
 
     def _scheduled_factor(self, number: int) -> float:
         """Return the factor of a step: that of the schedule, or 0 if `every` skips the step."""
@@ -293,12 +239,18 @@ class LayerPenalty(NeuronRegularizer):
 
     A subclass implements `penalty`. The groups of a layer, such as those of a grouped convolution, are added.
 
-    The arguments from `layer_weights` to `report` are those of `RegularizerOptions`, which all regularisers share.
-
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
         weight: λ; 1 by default, also in subclasses that do not define `__init__`.
         output: True to regularise the output layer too.
+        layer_weights: λ of layers by name or pattern, which replaces their default. The first match counts.
+        schedule: a function of the step that returns a factor for the whole regulariser, such as `Warmup`.
+        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
+            step returns the value of the last step that was not skipped.
+        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
+        where: a function of name and module that returns True for the layers to regularise.
+        auto_advance: False if steps are counted by calling `advance`.
+        report: print which layers are regularised, and which are skipped and why.
 
     Example:
         >>> class RowNorms(LayerPenalty):
@@ -308,20 +260,35 @@ class LayerPenalty(NeuronRegularizer):
         tensor(4.)
     """
 
-    @accept_options_of(RegularizerOptions)
     def __init__(
         self,
         model: LayerSource,
         weight: float = 1.0,
         *,
         output: bool = False,
-        **options: Unpack[RegularizerKeywords],
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | Sequence[str] | None = "auto",
+        where: Callable[[str, nn.Module], bool] | None = None,
+        auto_advance: bool = True,
+        report: bool = False,
     ) -> None:
         require(is_number(weight, 0), "weight", "a finite number >= 0", weight)
-        require(isinstance(output, bool), "output", "a bool", output)
-        roles = ("hidden", "output") if output else ("hidden",)
-        shared = options_of(self, RegularizerOptions, options)
-        super().__init__(model, shared, roles=roles, shortest=1, needs_counter=False)
+        require_bools(output=output)
+        super().__init__(
+            model,
+            roles=("hidden", "output") if output else ("hidden",),
+            shortest=1,
+            needs_counter=False,
+            layer_weights=layer_weights,
+            schedule=schedule,
+            every=every,
+            output_layer=output_layer,
+            where=where,
+            auto_advance=auto_advance,
+            report=report,
+        )
         require_complete_output(self.selection, output)
         self.weight = weight
 
@@ -351,8 +318,15 @@ class LayerPenalty(NeuronRegularizer):
         return penalties
 
     def extra_repr(self) -> str:
-        """Show the factor and the layers."""
-        return f"weight={self.weight} of [{', '.join(layer.name for layer in self.selection)}]"
+        """Show the factor, the layers and the steps."""
+        names = ", ".join(layer.name for layer in self.selection)
+        return ", ".join([f"weight={self.weight} of [{names}]", *self._step_settings()])
+
+
+def require_bools(**flags: object) -> None:
+    """Raise a `ValueError` that names the first argument that is not a bool."""
+    for name, flag in flags.items():
+        require(isinstance(flag, bool), name, "a bool", flag)
 
 
 # Selecting the layers ------------------------------------------------------------------------------------------------

@@ -1,17 +1,35 @@
-"""The steps of a regulariser: random draws, schedules and learned buffers are functions of the step of a call.
+"""Which step a call of a regulariser belongs to, as a table.
 
-Steps are numbered from 0. Three rules, in this order, say which step a call belongs to:
+Random draws, schedules and learned buffers are functions of the step, which is numbered from 0. By default calls are
+steps, as those of a batch norm update its statistics, and a training loop needs no other line. With
+`auto_advance=False` the loop counts steps itself, by `advance`. One row matches a call and says what it does:
 
-1. **peek.** A call in eval mode or without gradients only asks for the value. It computes the last step from the
-   current buffers and stores nothing.
-2. **repeat.** A call that computes the last step again must return the same value. It starts from the buffers that the
-   step started from and stores nothing. Such a call is
+    training  gradients  place      auto_advance  started   call    step     buffers  stores   counts
+    --------  ---------  ---------  ------------  -------   ------  -------  -------  -------  ---------
+    no        any        any        any           any       peek    current  now      nothing  no
+    yes       no         any        any           any       peek    current  now      nothing  no
+    yes       yes        recompute  any           any       repeat  current  before   nothing  no
+    yes       yes        forward    no            yes       repeat  current  before   nothing  no
+    yes       yes        forward    no            no        new     next     now      updates  advance()
+    yes       yes        forward    yes           any       new     next     now      updates  at once
 
-   * made during a backward pass: this is how activation checkpointing recomputes a forward pass;
-   * made inside a `torch.func` transform, which must not change state;
-   * made after the first call of a step and before `advance`, with `auto_advance=False`.
+The conditions:
 
-3. **new.** Every other call starts the next step. It stores its updates of the buffers.
+* training, gradients: `module.training` and `torch.is_grad_enabled()`. Otherwise the call only asks for the value.
+* place: "recompute" during a backward pass, where activation checkpointing runs a forward pass again, and inside a
+  transform of `torch.func`, which must not change state. Everything else is "forward".
+* auto_advance: the option of the regulariser. With `auto_advance=False` only `advance` counts steps.
+* started: with `auto_advance=False`, whether an earlier call has started the step that the next `advance` ends.
+
+The results:
+
+* step: with `auto_advance`, the buffer `steps` counts the steps that have started: "next" is `steps` and "current" is
+  `steps` − 1, or 0 before the first step. Without, it counts the steps that have ended: both are `steps`. A peek sees
+  the last step up to the current one that the option `every` does not skip.
+* buffers: what the call starts from. "now" is their current value, "before" their value before the current step has
+  changed them, so that a repeated call returns the same value again.
+* stores: "updates" if the new values of learned buffers are stored.
+* counts: when `steps` grows by 1.
 
 The reentrant form of activation checkpointing runs the first forward pass without gradients, so its steps are not
 counted.
@@ -54,8 +72,8 @@ class Step(NamedTuple):
     """The step that a call of a regulariser belongs to.
 
     Attributes:
-        kind: "new" if the call starts the step, "repeat" if it computes the step again, "peek" if it only asks for the
-            value. Both "new" and "repeat" update learned buffers; "peek" uses them as they are.
+        kind: "new" if the call starts the step and stores its updates, "repeat" if it computes the step again with the
+            same result, "peek" if it only asks for the value. Neither of the last two stores anything.
         number: the number of the step, from 0. Schedules and random draws are functions of it.
         buffers: the buffers of the regulariser by name, from which the call starts.
     """
@@ -66,12 +84,10 @@ class Step(NamedTuple):
 
 
 class StepCounter:
-    """Assign each call of a regulariser to a step, by the rules of this module.
+    """Assign each call of a regulariser to a step, by the table of this module.
 
-    The state is in buffers of the regulariser, which are saved and moved with it: the number of counted steps in
-    `steps` (if it has a counter), and learned tensors such as a basis. With `auto_advance`, a step is counted when it
-    starts, so the last step has the number steps − 1, or 0 before the first one. Otherwise `advance` counts a step when
-    it ends, so the last step has the number `steps`.
+    What must survive saving and loading is in buffers of the regulariser: `steps`, if it has a counter, and learned
+    tensors such as a basis. The counter itself remembers the current step only.
 
     Args:
         auto_advance: False if steps are counted by calling `advance`.
@@ -79,26 +95,29 @@ class StepCounter:
 
     def __init__(self, auto_advance: bool = True) -> None:
         self.auto_advance = auto_advance
-        self._is_started = False  # with `auto_advance=False`: whether a call has started the step that `advance` ends
-        self._replaced: dict[str, Tensor] = {}  # the buffers that the last step has replaced, as they were before
+        self._started = False  # the column of the table: always False with `auto_advance`
+        self._replaced: dict[str, Tensor] = {}  # the buffers that the current step has changed, as they were before
 
     @run_uncompiled
-    def begin(self, module: nn.Module) -> Step:
+    def begin(self, module: nn.Module, every: int = 1) -> Step:
         """Return the step that this call of `module` belongs to."""
         steps = int(module.get_buffer("steps")) if hasattr(module, "steps") else 0
-        last = max(steps - 1, 0) if self.auto_advance else steps
-        buffers = dict(module.named_buffers(recurse=False))
-        if not (module.training and torch.is_grad_enabled()):
-            return Step("peek", last, buffers)
-        # This function is not compiled, so values cannot be read only inside a transform of torch.func.
-        is_recomputed = _numerics.in_backward() or not _numerics.values_readable()
-        if is_recomputed or self._is_started:
-            return Step("repeat", last, buffers | self._replaced)
-        return Step("new", steps, buffers)
+        current = max(steps - 1, 0) if self.auto_advance else steps
+        now = dict(module.named_buffers(recurse=False))
+        before = now | self._replaced
+        # The rows of the table, in its order.
+        if not module.training or not torch.is_grad_enabled():
+            # A skipped step is 0, which is not the value that a peek asks for.
+            return Step("peek", current - current % every, now)
+        if _in_recomputation():
+            return Step("repeat", current, before)
+        if self._started:
+            return Step("repeat", current, before)
+        return Step("new", steps, now)
 
     @run_uncompiled
     def finish(self, module: nn.Module, step: Step, updates: Mapping[str, Tensor]) -> None:
-        """Store new values of buffers if the call has started the step, and count it with `auto_advance`.
+        """Store and count what the last two columns of the table say.
 
         Call this last: a call that raised an error has changed nothing and can be repeated.
         """
@@ -106,11 +125,12 @@ class StepCounter:
             return
         self._replaced = {name: step.buffers[name] for name in updates}
         for name, value in updates.items():
+            # A new tensor takes the place of the buffer, so the old one in `_replaced` stays as it was.
             setattr(module, name, value.detach())
         if self.auto_advance:
             _count(module)
         else:
-            self._is_started = True
+            self._started = True
 
     def advance(self, module: nn.Module) -> None:
         """Count one step; the next call starts another one. Only without `auto_advance`."""
@@ -121,7 +141,13 @@ class StepCounter:
 
     def forget_step(self) -> None:
         """Let the next call start a step from the current buffers, because the step has ended or they were loaded."""
-        self._is_started, self._replaced = False, {}
+        self._started, self._replaced = False, {}
+
+
+def _in_recomputation() -> bool:
+    """Return True in the places that the table calls "recompute"."""
+    # `begin` is not compiled, so only transforms of torch.func can make values unreadable here.
+    return _numerics.in_backward() or not _numerics.values_readable()
 
 
 def _count(module: nn.Module) -> None:

@@ -117,6 +117,7 @@ def _named_errors(file: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # torch explains at length, in colours, how to allow pickles. The first line says what is wrong.
         text = _TERMINAL_COLORS.sub("", str(error)).strip().partition("\n")[0].rstrip(": ")
         reason = text or type(error).__name__
         message = f"{file} cannot be opened as a file of weights, without running code: {reason}"
@@ -133,6 +134,7 @@ def _read_mapping(
     if len(parents) > _MAX_DEPTH:
         yield prefix[:40], f"nested in more than {_MAX_DEPTH} dictionaries"
         return
+    # Moments of an optimiser have the shapes of weights and would be taken for neurons.
     is_optimizer = "state" in mapping and "param_groups" in mapping
     if prefix and (is_optimizer or prefix.split(".")[-2].lower().startswith("optim")):
         yield prefix[:-1], "the state of an optimiser"

@@ -2,25 +2,21 @@ r"""CoMHE: the energy of projected neurons as a regulariser."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hypersphere._layer_selection import LayerSource, NeuronLayer
-from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_number, require, warn_user
-from hypersphere.energy._regularizer import NeuronRegularizer, StepResult, options_of, place_on_layer
-from hypersphere.energy._sampling import seeded_generator
+from hypersphere.energy._regularizer import NeuronRegularizer, StepResult, place_on_layer, require_bools
+from hypersphere.energy._sampling import check_seed, seeded_generator
 from hypersphere.energy._steps import Step, run_uncompiled
-from hypersphere.energy.mhe import EnergyKeywords, EnergyOptions, LayerEnergies, sampled_rows
+from hypersphere.energy.mhe import LayerEnergies, NeuronWeights, energy_roles, sampled_rows
 from hypersphere.functions._pairwise import PairSum
 from hypersphere.functions.kernel import PairPotential, kernel_of
 from hypersphere.functions.projection import PROJECTIONS, Bilateral, Learned, Projection
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["CoMHE"]
 
@@ -36,21 +32,41 @@ class _DrawnBases(NamedTuple):
 class CoMHE(NeuronRegularizer):
     r"""Compressive MHE: λ_h·Σ_hidden Ē(g(ŵ₁), …, g(ŵ_N)) + λ_o·Ē_output with g(ŵ) = Pŵ/‖Pŵ‖   (thesis, 6.3).
 
-    Random bases are functions of the seed and the step; learned bases are buffers. Both are in the state dict and the
-    same on every rank. The output layer is not projected. A layer whose neurons are shorter than the projection's `dim`
-    is not projected either and contributes its plain energy. Labels and distributed heads are as for `MHE`. Call the
-    regulariser once per optimiser step; see `NeuronRegularizer` for the counting of steps.
-
-    The other arguments are those of `EnergyOptions`. Here `min_distance=None` means the value of the projection, 0.1
-    for "adversarial" and no bound for the others. Learned bases are updated from the neurons that `batch` draws.
-    Neither `batch` nor `neuron_weights` can be combined with "bilateral", which mixes neurons.
+    Random bases are functions of the seed and the step, and learned bases are buffers. The state dict therefore
+    restores both, and they are the same on every rank. The output layer is not projected. A layer whose neurons are
+    shorter than the projection's `dim` is not projected either and contributes its plain energy. Labels and distributed
+    heads are as for `MHE`. Call the regulariser once per optimiser step; see `NeuronRegularizer` for the counting of
+    steps.
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
         projection: a name of `hypersphere.projection` or an object of its classes.
-        hidden: λ_h.
-        half_space: True if hidden neurons are also repelled by the opposites of the others.
         shared: True if layers whose neurons have equal length share a basis.
+        hidden: λ_h.
+        output: λ_o.
+        embedding: λ of embeddings, which are left out by default.
+        half_space: True if hidden neurons are also repelled by the opposites of the others.
+        power: s ≥ 0, a kernel or a callable of the distance.
+        distance: "euclidean", or "angular" (A-MHE).
+        min_distance: below this distance the energy continues linearly, which bounds the gradient of near-duplicate
+            neurons; None for the bound of the projection, 0.1 for "adversarial" and no bound for the others.
+        batch: the number of neurons that are drawn from each larger layer at each step; None for all. It does not apply
+            to the output layer if labels are passed. Learned bases are updated from the neurons that are drawn. It
+            cannot be combined with "bilateral", which mixes neurons.
+        seed: the seed of random draws, which are the same on every rank.
+        neuron_weights: positive factors β of neurons by name or pattern of layers, for the energy of βᵢ·ŵᵢ (Euclidean
+            distance only). The output layer can have them only if no labels are passed. They cannot be combined with
+            "bilateral", which mixes neurons.
+        average: divide the sum over hidden layers by their number.
+        ignore_index: labels of this value do not count, as in `torch.nn.functional.cross_entropy`.
+        layer_weights: λ of layers by name or pattern, which replaces their default. The first match counts.
+        schedule: a function of the step that returns a factor for the whole regulariser, such as `Warmup`.
+        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
+            step returns the value of the last step that was not skipped.
+        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
+        where: a function of name and module that returns True for the layers to regularise.
+        auto_advance: False if steps are counted by calling `advance`.
+        report: print which layers are regularised, and which are skipped and why.
 
     Example:
         >>> from torch import nn
@@ -65,37 +81,72 @@ class CoMHE(NeuronRegularizer):
 
     seed: Tensor
 
-    @accept_options_of(EnergyOptions)
     def __init__(
         self,
         model: LayerSource,
         *,
         projection: str | Projection = "random",
-        hidden: float = 1.0,
-        half_space: bool = True,
         shared: bool = True,
-        **options: Unpack[EnergyKeywords],
+        hidden: float = 1.0,
+        output: float = 1.0,
+        embedding: float = 0.0,
+        half_space: bool = True,
+        power: float | str | Callable[[Tensor], Tensor] = 2,
+        distance: str = "euclidean",
+        min_distance: float | None = None,
+        batch: int | None = None,
+        seed: int = 0,
+        neuron_weights: NeuronWeights | None = None,
+        average: bool = False,
+        ignore_index: int = -100,
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | Sequence[str] | None = "auto",
+        where: Callable[[str, nn.Module], bool] | None = None,
+        auto_advance: bool = True,
+        report: bool = False,
     ) -> None:
         require(is_number(hidden, 0), "hidden", "a finite number >= 0", hidden)
-        for name, flag in (("half_space", half_space), ("shared", shared)):
-            require(isinstance(flag, bool), name, "a bool", flag)
-        settings = options_of(self, EnergyOptions, options)
+        require_bools(half_space=half_space, shared=shared)
+        check_seed(seed)
         resolved = _projection_of(projection)
         if isinstance(resolved, Bilateral):
             accepted = "None with a bilateral projection, which mixes neurons"
-            require(not settings.neuron_weights, "neuron_weights", accepted, "a mapping")
-            require(settings.batch is None, "batch", accepted, settings.batch)
-        super().__init__(model, settings, roles=settings.roles, shortest=2, needs_counter=True)
-        self.energies = LayerEnergies(settings, self.selection, self.layer_weights)
+            require(not neuron_weights, "neuron_weights", accepted, "a mapping")
+            require(batch is None, "batch", accepted, batch)
+        super().__init__(
+            model,
+            roles=energy_roles(embedding),
+            shortest=2,  # the directions of single numbers are ±1
+            needs_counter=True,
+            layer_weights=layer_weights,
+            schedule=schedule,
+            every=every,
+            output_layer=output_layer,
+            where=where,
+            auto_advance=auto_advance,
+            report=report,
+        )
+        self.energies = LayerEnergies(
+            self.selection,
+            self.layer_weights,
+            potential=PairPotential(kernel_of(power, min_distance), distance),
+            output=output,
+            embedding=embedding,
+            average=average,
+            batch=batch,
+            neuron_weights=neuron_weights,
+            ignore_index=ignore_index,
+        )
         self.hidden, self.projection, self.shared = hidden, resolved, shared
         # The seed is saved with the counter, so that a resumed run continues the same sequence of draws.
-        self.register_buffer("seed", torch.tensor(settings.seed))
-        # Apply the projection's cap only to kernels given by power or name. The output layer is not projected, so it
-        # needs no cap unless one is requested.
-        is_named_power = isinstance(settings.power, (int, float, str))
-        uses_default = settings.min_distance is None and is_named_power
-        cap = resolved.min_distance if uses_default else settings.min_distance
-        self.projected_potential = PairPotential(kernel_of(settings.power, cap), settings.distance, half_space)
+        self.register_buffer("seed", torch.tensor(seed))
+        # Apply the projection's bound only to kernels given by power or name: an object or a callable says itself how
+        # it behaves at small distances. The output layer is not projected, so it needs no bound unless one is passed.
+        uses_default = min_distance is None and isinstance(power, (int, float, str))
+        bound = resolved.min_distance if uses_default else min_distance
+        self.projected_potential = PairPotential(kernel_of(power, bound), distance, half_space)
         self.projected = self._projected_layers()
         # The layers that share a basis, by its key.
         self._layers_by_basis: dict[str, list[NeuronLayer]] = {}
@@ -125,27 +176,30 @@ class CoMHE(NeuronRegularizer):
     def compute(self, labels: Tensor | None, step: Step) -> StepResult:
         """Return λ·Ē of all layers with λ > 0, projected or as they are, and the learned bases."""
         layers = self.weighted_layers()
-        # Neurons and bases are drawn from different streams, so the numbers of the draws must differ.
-        samples = self.energies.draw_neurons(self.selection, self.seed, ~step.number)
+        # Neurons and bases share the seed. Bases have the draws 0, 1, 2, …, so neurons have −1, −2, −3, …
+        samples = self.energies.draw_neurons(self.seed, ~step.number)
         # Read the rows once: the bases are learned from them, and a parametrised weight is computed at every access.
         projected = [layer for layer in layers if layer in self.projected]
         rows = {layer.name: sampled_rows(layer, samples.get(layer.name)) for layer in projected}
         bases = self._bases(rows, step) if rows else {}
-
-        def pair_sums(layer: NeuronLayer) -> list[PairSum]:
-            sample = samples.get(layer.name)
-            if layer.name not in rows:
-                views: tuple[Tensor, ...] = (sampled_rows(layer, sample).unsqueeze(0),)  # one view: the neurons
-            else:
+        labelled = self.energies.labelled_output(labels)
+        energies: list[tuple[float, PairSum | Tensor]] = []
+        for layer in layers:
+            factor, sample = self.factor(layer), samples.get(layer.name)
+            if labels is not None and layer is labelled:
+                energies.append((factor, self.energies.labelled_energy(layer, labels)))
+                continue
+            if layer.name in rows:
                 w, basis = rows[layer.name], bases[self._basis_key(layer)]
-                # Views (views, sets, N, r). Group projections have integer indices as a basis, whose dtype must not
-                # change.
+                # Tensors (views, sets, N, r), one per shape of view: two for a bilateral projection, else one. A basis
+                # of integers lists the channels of groups and keeps its dtype.
                 views = self.projection(w, basis.to(w if basis.is_floating_point() else w.device))
+            else:
+                views = (sampled_rows(layer, sample).unsqueeze(0),)  # one view, the neurons themselves
             potential = self.energies.potential if layer.role == "output" else self.projected_potential
-            return [self.energies.pair_sum(layer, view, potential, sample) for view in views]
-
-        terms, is_finite = self.energies.weighted_sum(layers, self.factor, pair_sums, labels, self._reduce)
-        updates = {}
+            energies += [(factor, self.energies.pair_sum(layer, view, potential, sample)) for view in views]
+        terms, is_finite = self.energies.weighted_terms(energies, self._reduce)
+        updates = {}  # drawn bases are not stored: seed and step determine them
         if isinstance(self.projection, Learned):
             updates = {f"basis_{key}": basis for key, basis in bases.items()}
         return StepResult(terms, updates, is_finite)
@@ -205,8 +259,10 @@ class CoMHE(NeuronRegularizer):
         """Return learned bases: those at the start of the step, or drawn again, after the updates of this step."""
         redrawn: dict[str, Tensor] = {}
         updates = 0
+        # A peek uses the bases as they are: measuring must not depend on how often it is done.
         if step.kind != "peek":
             period = projection.redraw_every
+            # The first period keeps the bases that the constructor has drawn.
             if period is not None and step.number >= period and self._is_first_of_period(step.number, period):
                 redrawn = self._draw_bases(int(self.seed), step.number // period).bases
             if projection.unrolled or self._is_first_of_period(step.number, projection.every):
@@ -214,7 +270,7 @@ class CoMHE(NeuronRegularizer):
         bases: dict[str, Tensor] = {}
         for key, layers in self._layers_by_basis.items():
             sets = [rows[layer.name] for layer in layers if layer.name in rows]
-            if not sets:
+            if not sets:  # all of its layers have λ = 0, so no energy needs the basis
                 continue
             basis = redrawn.get(key, step.buffers[f"basis_{key}"]).to(sets[0])
             # Unrolled updates are part of the energy and need a graph. In all others the basis is a constant.
@@ -238,8 +294,8 @@ class CoMHE(NeuronRegularizer):
     def extra_repr(self) -> str:
         """Show the layers and their settings."""
         hidden = ", ".join(layer.name for layer in self.projected)
-        layers = f"hidden={self.hidden} of [{hidden}], shared={self.shared}"
-        return f"{self.projection!r}, {layers}, {self.projected_potential!r}"
+        settings = [f"{self.projection!r}", f"hidden={self.hidden} of [{hidden}]", f"shared={self.shared}"]
+        return ", ".join([*settings, f"{self.projected_potential!r}", *self._step_settings()])
 
 
 def _projection_of(projection: str | Projection) -> Projection:

@@ -75,6 +75,7 @@ def hyperspherical_energy(
         require(weights.shape == (len(w),), "weights", f"a vector of {len(w)} numbers", tuple(weights.shape))
         check_weights("weights", weights)
     weights = None if weights is None else _numerics.widen(weights)
+    # Widening to float32 or more: differences of close 16-bit directions would be rounding errors.
     energy = pair_energy(PairSum(_numerics.widen_parameter(w.flatten(1)), potential, weights=weights, mean=True))
     # The energy is not finite if an entry is not. Only then are all rows read, to name the first one.
     if _numerics.values_readable(energy) and not math.isfinite(energy.item()):
@@ -120,6 +121,7 @@ def random_batch_energy(
     batch = w.index_select(0, index)
     _numerics.require_finite_rows("w", batch)
     rows = _numerics.widen_parameter(batch.flatten(1))
+    # `sampled_from` corrects the share of the pairs (ŵ, −ŵ) in half space.
     return _numerics.narrow(pair_energy(PairSum(rows, potential, mean=True, sampled_from=len(w))), w.dtype)
 
 
@@ -175,6 +177,7 @@ def data_dependent_energy(
     total = pair_energy(PairSum(_numerics.widen_parameter(w), potential, labels=labels, counted=counted))
     if _numerics.values_readable(total) and not math.isfinite(total.detach().item()):
         _numerics.require_finite_rows("w", w)
+    # At least 1, so that a batch without counted labels gives 0/1 instead of 0/0.
     number = max(len(labels), 1) if counted is None else counted.sum().clamp_min(1)
     return _numerics.narrow(total / (number * (len(w) - 1)), w.dtype)
 

@@ -56,6 +56,7 @@ class LowRank(nn.Module):
         """Return the tensor of the layer from Y₁ (N, r) and Y₂ (r, d)."""
         with _numerics.autocast_disabled(first):
             y1, y2, p1 = _numerics.widen(first), _numerics.widen(second), self.left.to(_numerics.widen(first).dtype)
+            # Solving with the r × r matrix Y₂P₁ᵀ is more accurate than multiplying by its inverse.
             w = y1 @ torch.linalg.solve(y2 @ p1.mT, y2)
         return w.reshape(self.shape).to(first.dtype)
 
@@ -63,6 +64,7 @@ class LowRank(nn.Module):
         """Return Y₁ = W·VVᵀ·P₁ᵀ and Y₂ = Vᵀ for the best approximation W·VVᵀ of a tensor."""
         rows = _numerics.widen(w).flatten(1)
         right = _right_singular_vectors(rows, len(self.left))
+        # Then Y₁(Y₂P₁ᵀ)⁻¹Y₂ = W·V·(VᵀP₁ᵀ)(VᵀP₁ᵀ)⁻¹·Vᵀ = W·VVᵀ.
         return (rows @ right.mT @ (right @ self.left.to(rows).mT)).to(w.dtype), right.to(w.dtype)
 
 
@@ -128,6 +130,7 @@ def factors(model: nn.Module) -> dict[str, Tensor]:
     named: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         if isinstance(module, parametrize.ParametrizationList) and isinstance(module[0], LowRank):
+            # The path is "layer.parametrizations.weight". The name of the layer suffices for its only weight.
             owner, _, parameter = name.rpartition("parametrizations.")
             layer = owner if parameter == "weight" else f"{owner}{parameter}."
             named[f"{layer}first"] = module.get_parameter("original0")

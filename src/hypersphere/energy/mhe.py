@@ -1,27 +1,23 @@
 """MHE: the hyperspherical energy of a network's neurons as a regulariser.
 
-`EnergyOptions` and `LayerEnergies` are the options and the weighted sum that `MHE` shares with `CoMHE`.
+`LayerEnergies` is the weighted sum of energies that `MHE` shares with `CoMHE`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hypersphere import _numerics
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer
-from hypersphere._signatures import accept_options_of
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.energy._regularizer import (
     NeuronRegularizer,
-    RegularizerKeywords,
-    RegularizerOptions,
     StepResult,
-    options_of,
+    require_bools,
     require_complete_output,
     resolve_patterns,
     stack_equal_shapes,
@@ -32,81 +28,9 @@ from hypersphere.energy.energy import check_weights, data_dependent_energy
 from hypersphere.functions._pairwise import PairSum, pair_energies
 from hypersphere.functions.kernel import PairPotential, kernel_of
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-__all__ = ["MHE", "EnergyKeywords", "EnergyOptions", "LayerEnergies"]
+__all__ = ["MHE", "LayerEnergies", "energy_roles", "sampled_rows"]
 
 NeuronWeights = Mapping[str, Tensor | Sequence[float]]
-
-
-@dataclass(frozen=True)
-class EnergyOptions(RegularizerOptions):
-    """The options that `MHE` and `CoMHE` share: those of `RegularizerOptions`, and the following.
-
-    Both regularisers accept all of them as keyword arguments of the same names.
-
-    Args:
-        batch: the number of neurons that are drawn from each larger layer at each step; None for all. It does not apply
-            to the output layer if labels are passed.
-        power: s ≥ 0, a kernel or a callable of the distance.
-        min_distance: below this distance the energy continues linearly, which bounds the gradient of near-duplicate
-            neurons; None for no bound.
-        output: λ_o.
-        embedding: λ of embeddings, which are left out by default.
-        distance: "euclidean", or "angular" (A-MHE).
-        neuron_weights: a mapping from names or patterns of layers to positive factors β of their neurons, for the
-            energy of βᵢ·ŵᵢ (Euclidean distance only). The output layer can have them only if no labels are passed.
-        average: divide the sum over hidden layers by their number.
-        ignore_index: labels of this value do not count, as in `torch.nn.functional.cross_entropy`.
-        seed: the seed of random draws, which are the same on every rank.
-
-    Example:
-        >>> EnergyOptions(batch=64, every=10)
-        EnergyOptions(..., every=10, ..., batch=64, power=2, ...)
-    """
-
-    batch: int | None = None
-    power: float | str | Callable[[Tensor], Tensor] = 2
-    min_distance: float | None = None
-    output: float = 1.0
-    embedding: float = 0.0
-    distance: str = "euclidean"
-    neuron_weights: NeuronWeights | None = None
-    average: bool = False
-    ignore_index: int = -100
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the options that do not depend on the layers."""
-        super().__post_init__()
-        require(self.batch is None or is_integer(self.batch, 2), "batch", "None or an integer >= 2", self.batch)
-        for name, factor in (("output", self.output), ("embedding", self.embedding)):
-            require(is_number(factor, 0), name, "a finite number >= 0", factor)
-        require(isinstance(self.average, bool), "average", "a bool", self.average)
-        is_index = is_integer(self.ignore_index, -(2**63), 2**63 - 1)
-        require(is_index, "ignore_index", "an integer", self.ignore_index)
-        check_seed(self.seed)
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The roles of the layers that have an energy."""
-        return ("hidden", "output", "embedding") if self.embedding else ("hidden", "output")
-
-
-class EnergyKeywords(RegularizerKeywords, total=False):
-    """The options of `EnergyOptions` as keyword arguments, for `**options: Unpack[EnergyKeywords]`."""
-
-    batch: int | None
-    power: float | str | Callable[[Tensor], Tensor]
-    min_distance: float | None
-    output: float
-    embedding: float
-    distance: str
-    neuron_weights: NeuronWeights | None
-    average: bool
-    ignore_index: int
-    seed: int
 
 
 class MHE(NeuronRegularizer):
@@ -120,14 +44,32 @@ class MHE(NeuronRegularizer):
     (`data_dependent_energy`). A head whose class vectors are distributed over processes has no such energy: pass
     `output=0`.
 
-    The other arguments are those of `EnergyOptions`: the form of the energy, random batches, the factors of layers and
-    neurons, and the schedule.
-
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
         hidden: λ_h; None for the paper's values: 1 in half space, 10 in full space.
+        output: λ_o.
+        embedding: λ of embeddings, which are left out by default.
         half_space: layers whose neurons are also repelled by the opposites −ŵ: True for all hidden layers, False for
             none, or a list of names. None means True if the model has hidden layers.
+        power: s ≥ 0, a kernel or a callable of the distance.
+        distance: "euclidean", or "angular" (A-MHE).
+        min_distance: below this distance the energy continues linearly, which bounds the gradient of near-duplicate
+            neurons; None for no bound.
+        batch: the number of neurons that are drawn from each larger layer at each step; None for all. It does not apply
+            to the output layer if labels are passed.
+        seed: the seed of random draws, which are the same on every rank.
+        neuron_weights: positive factors β of neurons by name or pattern of layers, for the energy of βᵢ·ŵᵢ (Euclidean
+            distance only). The output layer can have them only if no labels are passed.
+        average: divide the sum over hidden layers by their number.
+        ignore_index: labels of this value do not count, as in `torch.nn.functional.cross_entropy`.
+        layer_weights: λ of layers by name or pattern, which replaces their default. The first match counts.
+        schedule: a function of the step that returns a factor for the whole regulariser, such as `Warmup`.
+        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
+            step returns the value of the last step that was not skipped.
+        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
+        where: a function of name and module that returns True for the layers to regularise.
+        auto_advance: False if steps are counted by calling `advance`.
+        report: print which layers are regularised, and which are skipped and why.
 
     Example:
         >>> from torch import nn
@@ -139,25 +81,61 @@ class MHE(NeuronRegularizer):
         Liu et al., Learning towards Minimum Hyperspherical Energy, NeurIPS 2018.
     """
 
-    @accept_options_of(EnergyOptions)
     def __init__(
         self,
         model: LayerSource,
         *,
         hidden: float | None = None,
+        output: float = 1.0,
+        embedding: float = 0.0,
         half_space: bool | Sequence[str] | None = None,
-        **options: Unpack[EnergyKeywords],
+        power: float | str | Callable[[Tensor], Tensor] = 2,
+        distance: str = "euclidean",
+        min_distance: float | None = None,
+        batch: int | None = None,
+        seed: int = 0,
+        neuron_weights: NeuronWeights | None = None,
+        average: bool = False,
+        ignore_index: int = -100,
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | Sequence[str] | None = "auto",
+        where: Callable[[str, nn.Module], bool] | None = None,
+        auto_advance: bool = True,
+        report: bool = False,
     ) -> None:
         require(hidden is None or is_number(hidden, 0), "hidden", "None or a finite number >= 0", hidden)
-        settings = options_of(self, EnergyOptions, options)
-        is_random = settings.batch is not None
-        super().__init__(model, settings, roles=settings.roles, shortest=2, needs_counter=is_random)
-        self.energies = LayerEnergies(settings, self.selection, self.layer_weights)
+        check_seed(seed)
+        super().__init__(
+            model,
+            roles=energy_roles(embedding),
+            shortest=2,  # the directions of single numbers are ±1
+            needs_counter=batch is not None,
+            layer_weights=layer_weights,
+            schedule=schedule,
+            every=every,
+            output_layer=output_layer,
+            where=where,
+            auto_advance=auto_advance,
+            report=report,
+        )
+        self.energies = LayerEnergies(
+            self.selection,
+            self.layer_weights,
+            potential=PairPotential(kernel_of(power, min_distance), distance),
+            output=output,
+            embedding=embedding,
+            average=average,
+            batch=batch,
+            neuron_weights=neuron_weights,
+            ignore_index=ignore_index,
+        )
         self.hidden, self.half_space_layers = hidden, _half_space_names(self.selection, half_space)
         self.half_space_potential = replace(self.energies.potential, half_space=True)
         # The seed is saved with the counter, so that a resumed run continues the same sequence of draws.
-        if is_random:
-            self.register_buffer("seed", torch.tensor(settings.seed))
+        if batch is not None:
+            self.register_buffer("seed", torch.tensor(seed))
 
     def factor(self, layer: NeuronLayer) -> float:
         """Return λ of a layer, by default that of the paper."""
@@ -166,22 +144,27 @@ class MHE(NeuronRegularizer):
 
     def compute(self, labels: Tensor | None, step: Step) -> StepResult:
         """Return λ·Ē of all layers with λ > 0."""
-        layers = self.weighted_layers()
-        samples = self.energies.draw_neurons(layers, step.buffers.get("seed"), step.number)
-
-        def pair_sums(layer: NeuronLayer) -> list[PairSum]:
-            in_half_space = layer.name in self.half_space_layers
-            potential = self.half_space_potential if in_half_space else self.energies.potential
-            sample = samples.get(layer.name)
-            return [self.energies.pair_sum(layer, sampled_rows(layer, sample), potential, sample)]
-
-        terms, is_finite = self.energies.weighted_sum(layers, self.factor, pair_sums, labels)
+        samples = self.energies.draw_neurons(step.buffers.get("seed"), step.number)
+        # With labels, this layer has the energy of the classes of the batch instead of that of all pairs.
+        labelled = self.energies.labelled_output(labels)
+        energies: list[tuple[float, PairSum | Tensor]] = []
+        for layer in self.weighted_layers():
+            if labels is not None and layer is labelled:
+                energy: PairSum | Tensor = self.energies.labelled_energy(layer, labels)
+            else:
+                in_half_space = layer.name in self.half_space_layers
+                potential = self.half_space_potential if in_half_space else self.energies.potential
+                sample = samples.get(layer.name)
+                energy = self.energies.pair_sum(layer, sampled_rows(layer, sample), potential, sample)
+            energies.append((self.factor(layer), energy))
+        # A stack of layers has energies (layers, groups); the groups of a layer count equally.
+        terms, is_finite = self.energies.weighted_terms(energies, reduce=lambda of_groups: of_groups.mean(-1))
         return StepResult(terms, is_finite=is_finite)
 
     def extra_repr(self) -> str:
         """Show the layers and their settings."""
         names = [layer.name for layer in self.selection.hidden]
-        output = ", ".join(layer.name for layer in self.selection.outputs) or None
+        outputs = ", ".join(layer.name for layer in self.selection.outputs) or None
         if not self.half_space_layers:
             space, default = "full space", "10.0"
         elif self.half_space_layers == set(names):
@@ -190,32 +173,61 @@ class MHE(NeuronRegularizer):
             space = f"half space in [{', '.join(sorted(self.half_space_layers))}]"
             default = "1 in half space, 10 in full space,"
         hidden = f"hidden={default if self.hidden is None else self.hidden} of [{', '.join(names)}]"
-        outputs = f"output={self.energies.output} of {output}"
-        return f"{hidden}, {space}, {outputs}, {self.energies.potential.kernel}, {self.energies.potential.distance}"
+        potential = self.energies.potential
+        settings = [
+            hidden,
+            space,
+            f"output={self.energies.output} of {outputs}",
+            f"{potential.kernel}",
+            potential.distance,
+        ]
+        return ", ".join([*settings, *self._step_settings()])
 
 
+@dataclass(eq=False)
 class LayerEnergies:
     """The weighted sum Σ λ·Ē over layers: the part that `MHE` and `CoMHE` have in common.
 
     It knows the factors λ, the neuron weights β, the random batches and the labels. The regulariser decides which rows
     and which potential each layer has.
 
-    Args:
-        options: of the regulariser.
+    Attributes:
         selection: the layers of the regulariser.
         layer_weights: λ of the layers that have their own, by name.
+        potential: the potential of pairs in full space, which the output layer always has.
+        output: λ_o. This and the following ones are arguments of the regulariser.
+        embedding: λ of embeddings.
+        average: divide the sum over hidden layers by their number.
+        batch: the number of neurons that are drawn from each larger layer, or None.
+        neuron_weights: factors β of neurons by name or pattern of layers, or None.
+        ignore_index: labels of this value do not count.
+        betas: the factors of `neuron_weights` as tensors (groups, neurons per group), by name of a layer.
     """
 
-    def __init__(self, options: EnergyOptions, selection: LayerSelection, layer_weights: Mapping[str, float]) -> None:
-        require_complete_output(selection, options.output)
-        has_effect = not options.embedding or bool(selection.embeddings)
-        require(has_effect, "embedding", "0 for a model without embeddings", options.embedding)
-        self.selection, self.layer_weights, self.average = selection, layer_weights, options.average
-        self.output, self.embedding = options.output, options.embedding
-        self.batch, self.ignore_index = options.batch, options.ignore_index
-        # The potential of the output layer, in full space.
-        self.potential = PairPotential(kernel_of(options.power, options.min_distance), options.distance)
-        self.neuron_weights = _resolve_neuron_weights(options.neuron_weights, selection, options.distance)
+    selection: LayerSelection
+    layer_weights: Mapping[str, float]
+    _: KW_ONLY
+    potential: PairPotential
+    output: float
+    embedding: float
+    average: bool
+    batch: int | None
+    neuron_weights: NeuronWeights | None
+    ignore_index: int
+    betas: dict[str, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Check the arguments and resolve the patterns of neuron weights."""
+        for name, factor in (("output", self.output), ("embedding", self.embedding)):
+            require(is_number(factor, 0), name, "a finite number >= 0", factor)
+        require_complete_output(self.selection, self.output)
+        has_effect = not self.embedding or bool(self.selection.embeddings)
+        require(has_effect, "embedding", "0 for a model without embeddings", self.embedding)
+        require_bools(average=self.average)
+        require(self.batch is None or is_integer(self.batch, 2), "batch", "None or an integer >= 2", self.batch)
+        is_index = is_integer(self.ignore_index, -(2**63), 2**63 - 1)
+        require(is_index, "ignore_index", "an integer", self.ignore_index)
+        self.betas = _resolve_neuron_weights(self.neuron_weights, self.selection, self.potential.distance)
 
     def factor(self, layer: NeuronLayer, hidden: float) -> float:
         """Return λ of a layer, given λ_h, with the division by the number of hidden layers included."""
@@ -224,18 +236,20 @@ class LayerEnergies:
         factor = self.layer_weights.get(layer.name, by_role[layer.role])
         return factor / len(self.selection.hidden) if self.average and layer.role == "hidden" else factor
 
-    def draw_neurons(self, layers: Iterable[NeuronLayer], seed: Tensor | None, number: int) -> dict[str, Tensor]:
+    def draw_neurons(self, seed: Tensor | None, number: int) -> dict[str, Tensor]:
         """Return the indices of the neurons that draw `number` takes from each layer of more than `batch`, by name.
 
-        The seed is not read if there is no such layer.
+        Layers with λ = 0 take part, although their sample is not used: otherwise setting λ of one layer to 0 would
+        change the samples of the layers after it.
         """
-        if self.batch is None or seed is None:
+        large = [layer for layer in self.selection if self.batch is not None and layer.shape[1] > self.batch]
+        # Without a layer to draw from, the seed is not read, because the host would wait for the device.
+        if self.batch is None or seed is None or not large:
             return {}
-        large = [layer for layer in layers if layer.shape[1] > self.batch]
-        return _draw_neurons(large, self.batch, seed, number) if large else {}
+        return _draw_neurons(large, self.batch, seed, number)
 
     def pair_sum(self, layer: NeuronLayer, rows: Tensor, potential: PairPotential, sample: Tensor | None) -> PairSum:
-        """Return the mean energy of rows (…, N, d) that stand for a layer, with its neuron weights.
+        """Describe the mean energy of rows (…, N, d) that stand for a layer. `weighted_terms` computes it.
 
         Args:
             layer: the layer.
@@ -243,64 +257,62 @@ class LayerEnergies:
             potential: of pairs.
             sample: the indices of the neurons that were drawn, or None.
         """
-        betas = self.neuron_weights.get(layer.name)
+        betas = self.betas.get(layer.name)
         if betas is not None:
             betas = (betas if sample is None else betas[..., sample]).to(rows)
         return PairSum(rows, potential, betas, mean=True, sampled_from=None if sample is None else layer.shape[1])
 
-    def weighted_sum(
-        self,
-        layers: Iterable[NeuronLayer],
-        factor: Callable[[NeuronLayer], float],
-        pair_sums: Callable[[NeuronLayer], Iterable[PairSum]],
-        labels: Tensor | None,
-        reduce: Callable[[Tensor], Tensor] = lambda energies: energies.mean(-1),
+    def weighted_terms(
+        self, energies: Iterable[tuple[float, PairSum | Tensor]], reduce: Callable[[Tensor], Tensor]
     ) -> tuple[list[Tensor], bool]:
-        """Return the terms of Σ λ·Ē, and whether their sum is known to be finite.
+        """Compute the energies together. Return the terms of Σ λ·Ē, and whether their sum is known to be finite.
 
         Args:
-            layers: the layers with λ > 0.
-            factor: λ of a layer.
-            pair_sums: the mean energies that are added for a layer, in a form that `reduce` accepts.
-            labels: the labels of a batch. The energy of the output is the data-dependent one then.
+            energies: pairs (λ, Ē). Ē is either a scalar or a sum over pairs of neurons, which is computed here.
             reduce: the mean energy of each layer of a stack, given the energies (layers, …) of its sets of neurons.
         """
-        labelled = None if labels is None else self._labelled_output()
         terms: list[Tensor] = []
         sums: list[PairSum] = []
         factors: list[float] = []
-        for layer in layers:
-            if labels is not None and layer is labelled:
-                terms.append(factor(layer) * self._labelled_energy(layer, labels))
+        for factor, energy in energies:
+            if isinstance(energy, Tensor):
+                terms.append(factor * energy)
             else:
-                sums += pair_sums(layer)
-                factors += [factor(layer)] * (len(sums) - len(factors))
-        stacks, stacked_factors = _stack_sums(sums, factors)
-        # One call computes all energies, so that the host waits for the device once.
-        energies, is_finite = pair_energies(stacks)
-        terms += [(f * reduce(energy)).sum() for f, energy in zip(stacked_factors, energies, strict=True)]
+                sums.append(energy)
+                factors.append(factor)
         # Energies that are known to be finite are smaller than the largest number by ENERGY_HEADROOM. If the factors λ
         # are smaller than it in total, the sum cannot overflow, and the regulariser need not read it.
-        is_bounded = labelled is None and sum(factors) < _numerics.ENERGY_HEADROOM
+        is_bounded = not terms and sum(factors) < _numerics.ENERGY_HEADROOM
+        stacks, stacked_factors = _stack_sums(sums, factors)
+        # One call computes all energies, so that the host waits for the device once.
+        values, is_finite = pair_energies(stacks)
+        terms += [(f * reduce(value)).sum() for f, value in zip(stacked_factors, values, strict=True)]
         return terms, is_finite and is_bounded
 
-    def _labelled_output(self) -> NeuronLayer:
-        """Return the output layer that labels refer to."""
+    def labelled_output(self, labels: Tensor | None) -> NeuronLayer | None:
+        """Return the output layer that labels refer to, or None without labels."""
+        if labels is None:
+            return None
         outputs = self.selection.outputs
         if len(outputs) != 1 or outputs[0].shape[0] != 1:
             received = f"one with {outputs[0].shape[0]} groups" if len(outputs) == 1 else str(len(outputs))
             raise ValueError(f"labels need exactly one output layer without groups; this model has {received}")
         return outputs[0]
 
-    def _labelled_energy(self, output: NeuronLayer, labels: Tensor) -> Tensor:
+    def labelled_energy(self, output: NeuronLayer, labels: Tensor) -> Tensor:
         """Return the energy of the classes of a batch against all classes, which replaces that of all pairs."""
         # The data-dependent energy is defined for directions, without factors β.
-        if output.name in self.neuron_weights:
+        if output.name in self.betas:
             raise ValueError(f"labels cannot be combined with neuron_weights of the output layer {output.name!r}")
         if getattr(output.module, "num_centers", 1) > 1:
             raise ValueError(f"labels need one class vector per class, but {output.name!r} has several centres")
         kernel, distance, ignored = self.potential.kernel, self.potential.distance, self.ignore_index
         return data_dependent_energy(output.rows(), labels, power=kernel, distance=distance, ignore_index=ignored)
+
+
+def energy_roles(embedding: float) -> tuple[str, ...]:
+    """Return the roles of the layers that have an energy. An output layer with λ_o = 0 can have a λ by its name."""
+    return ("hidden", "output", "embedding") if embedding else ("hidden", "output")
 
 
 def sampled_rows(layer: NeuronLayer, sample: Tensor | None) -> Tensor:

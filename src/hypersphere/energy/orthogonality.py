@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hypersphere import sphere
-from hypersphere._layer_selection import LayerSource, NeuronLayer
-from hypersphere._signatures import accept_options_of
-from hypersphere._validation import is_integer, is_number, require
-from hypersphere.energy._regularizer import (
-    LayerPenalty,
-    NeuronRegularizer,
-    RegularizerKeywords,
-    RegularizerOptions,
-    StepResult,
-    options_of,
-    place_on_layer,
-    require_complete_output,
-)
+from hypersphere._layer_selection import LayerSource
+from hypersphere._validation import is_integer, require
+from hypersphere.energy._regularizer import LayerPenalty, StepResult, place_on_layer, require_bools
 from hypersphere.energy._sampling import check_seed, seeded_generator
 from hypersphere.energy._steps import Step
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["SRIP", "Orthogonal", "Orthonormal"]
 
@@ -34,28 +21,50 @@ __all__ = ["SRIP", "Orthogonal", "Orthonormal"]
 class Orthonormal(LayerPenalty):
     r"""Orthonormality: λ·Σ_layers ‖WWᵀ − I‖²_F, where the rows of W are neurons.
 
-    The arguments from `layer_weights` to `report` are those of `RegularizerOptions`, which all regularisers share.
-
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
         weight: λ.
         output: True to regularise the output layer too, which the sources exclude.
+        layer_weights: λ of layers by name or pattern, which replaces their default. The first match counts.
+        schedule: a function of the step that returns a factor for the whole regulariser, such as `Warmup`.
+        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
+            step returns the value of the last step that was not skipped.
+        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
+        where: a function of name and module that returns True for the layers to regularise.
+        auto_advance: False if steps are counted by calling `advance`.
+        report: print which layers are regularised, and which are skipped and why.
 
     Example:
         >>> Orthonormal({"w": 2 * torch.eye(2)}, weight=1.0)()
         tensor(18.)
     """
 
-    @accept_options_of(RegularizerOptions)
     def __init__(
         self,
         model: LayerSource,
         weight: float = 1e-5,
         *,
         output: bool = False,
-        **options: Unpack[RegularizerKeywords],
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | Sequence[str] | None = "auto",
+        where: Callable[[str, nn.Module], bool] | None = None,
+        auto_advance: bool = True,
+        report: bool = False,
     ) -> None:
-        super().__init__(model, weight, output=output, **options)
+        super().__init__(
+            model,
+            weight,
+            output=output,
+            layer_weights=layer_weights,
+            schedule=schedule,
+            every=every,
+            output_layer=output_layer,
+            where=where,
+            auto_advance=auto_advance,
+            report=report,
+        )
 
     def penalty(self, w: Tensor) -> Tensor:
         """Return ‖WWᵀ − I‖² of each set."""
@@ -66,13 +75,19 @@ class Orthonormal(LayerPenalty):
 class Orthogonal(LayerPenalty):
     r"""Orthogonality: λ·Σ_layers Σ_{i≠j} cos²(wᵢ, wⱼ), the sum of squared cosines between neurons.
 
-    The arguments from `layer_weights` to `report` are those of `RegularizerOptions`, which all regularisers share.
-
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
         weight: λ.
         normalize: False for Σ_{i≠j} (wᵢ·wⱼ)² = ‖WWᵀ − diag(WWᵀ)‖²_F, which also shrinks the neurons.
         output: True to regularise the output layer too.
+        layer_weights: λ of layers by name or pattern, which replaces their default. The first match counts.
+        schedule: a function of the step that returns a factor for the whole regulariser, such as `Warmup`.
+        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
+            step returns the value of the last step that was not skipped.
+        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
+        where: a function of name and module that returns True for the layers to regularise.
+        auto_advance: False if steps are counted by calling `advance`.
+        report: print which layers are regularised, and which are skipped and why.
 
     Example:
         >>> w = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
@@ -80,7 +95,6 @@ class Orthogonal(LayerPenalty):
         (tensor(1.0000), tensor(8.))
     """
 
-    @accept_options_of(RegularizerOptions)
     def __init__(
         self,
         model: LayerSource,
@@ -88,26 +102,43 @@ class Orthogonal(LayerPenalty):
         *,
         normalize: bool = True,
         output: bool = False,
-        **options: Unpack[RegularizerKeywords],
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | Sequence[str] | None = "auto",
+        where: Callable[[str, nn.Module], bool] | None = None,
+        auto_advance: bool = True,
+        report: bool = False,
     ) -> None:
-        require(isinstance(normalize, bool), "normalize", "a bool", normalize)
-        super().__init__(model, weight, output=output, **options)
+        require_bools(normalize=normalize)
+        super().__init__(
+            model,
+            weight,
+            output=output,
+            layer_weights=layer_weights,
+            schedule=schedule,
+            every=every,
+            output_layer=output_layer,
+            where=where,
+            auto_advance=auto_advance,
+            report=report,
+        )
         self.uses_cosines = normalize
 
     def penalty(self, w: Tensor) -> Tensor:
         """Return the sum of squares off the diagonal of the Gram matrix of each set."""
+        # The Gram matrix of unit rows holds cosines.
         rows = sphere.row_directions(w) if self.uses_cosines else w
         # The diagonal is masked instead of subtracted: it is large, and rounding errors of it would remain.
         excluded = torch.eye(w.shape[-2], dtype=torch.bool, device=w.device)
         return (rows @ rows.mT).masked_fill(excluded, 0.0).square().sum((-2, -1))
 
 
-class SRIP(NeuronRegularizer):
+class SRIP(LayerPenalty):
     r"""Spectral restricted isometry: λ·Σ_layers σ_max(WWᵀ − I) by power iteration, where the rows of W are neurons.
 
-    The iteration uses products with W and Wᵀ only. Its vectors are buffers, and each step continues from the last one.
-
-    The arguments from `layer_weights` to `report` are those of `RegularizerOptions`, which all regularisers share.
+    The iteration uses products with W and Wᵀ only. Its vectors are buffers, and each step continues from the last one,
+    so a few iterations per step suffice while the weights change slowly. `penalty` is the exact value.
 
     Args:
         model: a module or named tensors, as for `hypersphere.layers_of`.
@@ -115,6 +146,14 @@ class SRIP(NeuronRegularizer):
         iterations: power iterations per step.
         seed: the seed of the first vectors.
         output: True to regularise the output layer too.
+        layer_weights: λ of layers by name or pattern, which replaces their default. The first match counts.
+        schedule: a function of the step that returns a factor for the whole regulariser, such as `Warmup`.
+        every: compute the regulariser only at every k-th step; it is 0 at the others. A call that does not count as a
+            step returns the value of the last step that was not skipped.
+        output_layer: "auto" (see `hypersphere.layers_of`), one or more names, or None.
+        where: a function of name and module that returns True for the layers to regularise.
+        auto_advance: False if steps are counted by calling `advance`.
+        report: print which layers are regularised, and which are skipped and why.
 
     Example:
         >>> SRIP({"w": torch.diag(torch.tensor([2.0, 1.0]))}, weight=1.0, iterations=9)()
@@ -124,7 +163,6 @@ class SRIP(NeuronRegularizer):
         Bansal et al., Can We Gain More from Orthogonality Regularizations in Training Deep CNNs?, NeurIPS 2018.
     """
 
-    @accept_options_of(RegularizerOptions)
     def __init__(
         self,
         model: LayerSource,
@@ -133,29 +171,45 @@ class SRIP(NeuronRegularizer):
         iterations: int = 2,
         seed: int = 0,
         output: bool = False,
-        **options: Unpack[RegularizerKeywords],
+        layer_weights: Mapping[str, float] | None = None,
+        schedule: Callable[[int], float] | None = None,
+        every: int = 1,
+        output_layer: str | Sequence[str] | None = "auto",
+        where: Callable[[str, nn.Module], bool] | None = None,
+        auto_advance: bool = True,
+        report: bool = False,
     ) -> None:
-        require(is_number(weight, 0), "weight", "a finite number >= 0", weight)
-        require(isinstance(output, bool), "output", "a bool", output)
         require(is_integer(iterations, 1), "iterations", "an integer >= 1", iterations)
         check_seed(seed)
-        shared = options_of(self, RegularizerOptions, options)
-        roles = ("hidden", "output") if output else ("hidden",)
-        super().__init__(model, shared, roles=roles, shortest=1, needs_counter=False)
-        require_complete_output(self.selection, output)
-        self.weight, self.iterations = weight, iterations
+        super().__init__(
+            model,
+            weight,
+            output=output,
+            layer_weights=layer_weights,
+            schedule=schedule,
+            every=every,
+            output_layer=output_layer,
+            where=where,
+            auto_advance=auto_advance,
+            report=report,
+        )
+        self.iterations = iterations
         for index, layer in enumerate(self.selection):
             groups, n, _, _ = layer.shape
             # Drawn on the CPU from seed and position, so that every rank starts from the same vectors.
             vector = torch.randn(groups, n, 1, generator=seeded_generator(seed, index)) / math.sqrt(n)
             self.register_buffer(f"vector_{index}", place_on_layer(vector, layer))
 
-    def factor(self, layer: NeuronLayer) -> float:
-        """Return λ of a layer."""
-        return self.layer_weights.get(layer.name, self.weight)
+    def penalty(self, w: Tensor) -> Tensor:
+        """Return σ_max(WWᵀ − I) of each set by a decomposition: the value to which `compute` converges."""
+        identity = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
+        return torch.linalg.matrix_norm(w @ w.mT - identity, ord=2)
 
     def compute(self, labels: Tensor | None, step: Step) -> StepResult:
-        """Return one term per layer with λ > 0, and the vectors from which the next step continues."""
+        """Return one term per layer with λ > 0, and the vectors from which the next step continues.
+
+        It replaces that of `LayerPenalty`, which has no state. A peek iterates too but its vectors are not stored.
+        """
         terms, vectors = [], {}
         for index, layer in enumerate(self.selection):
             if not self.factor(layer):  # see `weighted_layers`; here the index is needed too
@@ -174,10 +228,6 @@ class SRIP(NeuronRegularizer):
             direction = sphere.normalize(_excess(w, v), dim=-2)
             v = torch.where((direction == 0).all(-2, keepdim=True), v, direction)
         return v
-
-    def extra_repr(self) -> str:
-        """Show the factor and the layers."""
-        return f"weight={self.weight} of [{', '.join(layer.name for layer in self.selection)}]"
 
 
 def _excess(w: Tensor, v: Tensor) -> Tensor:
