@@ -476,3 +476,13 @@ def test_skew_resolvent_is_the_inverse_or_none():
                     applied = factor.apply_skew_resolvent(rows, powers, transposed=transposed)
                     torch.testing.assert_close(applied, rows @ inverse, atol=1e-5, rtol=1e-4)
     assert factor.skew_powers(torch.full((1, 2, 2), torch.nan)) is None
+
+
+@pytest.mark.parametrize("size", [2, 5, 6, 9])
+def test_cayley_generator_refuses_every_reflection(size):
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        q = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator))[0]
+        q[0] *= -torch.linalg.det(q)  # the determinant is now −1
+        with pytest.raises(ValueError, match="turns a plane by 180° or reflects"):
+            factor.cayley_generator(q)

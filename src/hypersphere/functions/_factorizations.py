@@ -59,6 +59,56 @@ def pack_skew(grad: Tensor) -> Tensor:
     return rectangle.flatten(-2)
 
 
+def pack_generator(s: Tensor) -> Tensor:
+    """Return the free parameters of a skew matrix: the inverse of `unpack_skew`."""
+    return pack_skew(s) / 2  # the transpose of unpacking counts both occurrences of each entry
+
+
+# The generator of a rotation by 180° is infinite. From this size of its entries on, float32 parameters do not represent
+# the rotation accurately.
+_LARGEST_GENERATOR = 1e5
+
+
+def cayley_generator(r: Tensor) -> Tensor:
+    r"""Return the skew S with R = (I+S)(I−S)⁻¹, which is (R−I)(R+I)⁻¹.
+
+    Raises:
+        ValueError: R is not orthogonal, or it rotates a plane by 180° or reflects, so that S would be infinite.
+
+    Example:
+        >>> cayley_generator(torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
+        tensor([[ 0., -1.],
+                [ 1.,  0.]], dtype=torch.float64)
+    """
+    r = _numerics.to_float64(r)
+    eye = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)
+    is_orthogonal = gram_error(r).abs() <= _numerics.rotation_tolerance(torch.float32)
+    if not bool(is_orthogonal.all()):
+        raise ValueError("a matrix of the rotation is not orthogonal")
+    s, failed = torch.linalg.solve_ex(r + eye, r - eye, left=False)
+    # Tested before S is made skew: the symmetric part that a reflection has would be lost.
+    if bool(failed.any()) or not bool((s.abs() < _LARGEST_GENERATOR).all()):
+        raise ValueError("a matrix of the rotation turns a plane by 180° or reflects, which has no finite generator")
+    return (s - s.mT) / 2
+
+
+def logarithm(r: Tensor) -> Tensor:
+    r"""Return the principal logarithm of R: the skew A with exp(A) = R whose angles are in (−180°, 180°).
+
+    R = (I+S)(I−S)⁻¹ has the eigenvectors of S, and iμ of S becomes e^(2i·arctan μ). The Hermitian matrix iS has
+    orthonormal eigenvectors even if eigenvalues repeat.
+
+    Example:
+        >>> logarithm(torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
+        tensor([[ 0.0000, -1.5708],
+                [ 1.5708,  0.0000]], dtype=torch.float64)
+    """
+    values, vectors = torch.linalg.eigh(1j * cayley_generator(r))
+    angles = -2 * torch.atan(values)
+    a = ((vectors * (1j * angles).unsqueeze(-2)) @ vectors.mH).real
+    return (a - a.mT) / 2
+
+
 # Equations with a general matrix -------------------------------------------------------------------------------------
 
 # In torch 2.13 with MKL and several threads, the LU factorisation of a batch of matrices is wrong from size 160 on.

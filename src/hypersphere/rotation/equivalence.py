@@ -14,8 +14,8 @@ from hypersphere._layer_selection import NeuronLayer
 from hypersphere._validation import choose, guard_save_pretrained, is_integer, is_number, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.rotation._periodic_fold import PeriodicFold
 from hypersphere.rotation.rotate import attach, plain_rows, rotatable_layers, save_obstacle
+from hypersphere.rotation.stochastic import PeriodicFold
 from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = ["Equivalence"]
