@@ -29,12 +29,7 @@ from hypersphere._layer_selection import WeightPart
 from hypersphere._validation import require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import Cayley, SkewMap
-from hypersphere.rotation._rotated_linear import (
-    cayley_linear,
-    has_explicit_backward,
-    input_side_is_cheaper,
-    rotated_linear,
-)
+from hypersphere.rotation._rotated_linear import cayley_linear, input_side_is_cheaper, rotated_linear
 from hypersphere.rotation.layout import BlockLayout
 
 __all__ = ["Rotation", "Side", "WeightState", "in_memory_format_of", "replace_rows", "rows_of"]
@@ -142,12 +137,11 @@ class Rotation(nn.Module):
         self, x: Float[Tensor, "*batch d"], neurons: Float[Tensor, "n d"], bias: Float[Tensor, " n"] | None
     ) -> Float[Tensor, "*batch n"]:
         """Return the output of a rotated linear layer by rotating its input."""
-        is_dropped_out = bool(self.dropout) and self.training
-        if type(self.method) is Cayley and self.layout.factors == 1 and not is_dropped_out:
-            with _numerics.autocast_disabled(x):
-                factored = self.method.factored(_numerics.widen_parameter(self.parameter))
-            if factored is not None and has_explicit_backward(x, neurons):
-                return cayley_linear(x, *factored, neurons, bias, self.layout)
+        if type(self.method) is Cayley and self.layout.factors == 1 and not (self.dropout and self.training):
+            free = _numerics.widen_parameter(self.parameter)
+            y = cayley_linear(x, self.method, free, neurons, bias, self.layout)
+            if y is not None:
+                return y
         return rotated_linear(x, self._matrices_in_training(x), neurons, bias, self.layout)
 
     def rotate_input(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
@@ -350,6 +344,8 @@ class WeightState(NamedTuple):
 
 def rows_of(part: WeightPart, weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
     """Return the neurons of a part of a weight as rows, in the dtype of the weight. Experts follow each other."""
+    if weight.ndim == 2 and part.is_whole:  # the weight is the rows: the forward pass of a linear layer saves two views
+        return weight
     return part.read(weight, part.shape_of(weight)).flatten(0, 1)
 
 

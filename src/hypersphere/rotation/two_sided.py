@@ -40,7 +40,7 @@ from hypersphere import _numerics
 from hypersphere._layer_selection import WeightPart
 from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
 from hypersphere.functions._rowmap import RowMap
-from hypersphere.rotation._rotated_linear import CHUNK_ROWS, backward_of_chunk
+from hypersphere.rotation._rotated_linear import backward_of_chunk, chunks
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation, WeightState, replace_rows, rows_of
 
@@ -354,7 +354,7 @@ class _TwoSided(torch.autograd.Function):
         y = z = u @ v.mT
         if outputs is not None and r_t is not None:
             y, inverse = torch.empty_like(z), outputs.order.argsort()
-            for rows, result in zip(z.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
+            for rows, result in chunks(z, y):
                 product = outputs.multiply(rows.to(r_t.dtype), r_t)
                 torch.index_select(product.to(y.dtype), 1, inverse, out=result)
         ctx.outputs, ctx.inputs = outputs, inputs
@@ -396,7 +396,7 @@ def _rotate_inputs(inputs: OrderedBlocks | None, x: Tensor, p_t: Tensor | None) 
     if inputs is None or p_t is None:
         return x
     rotated = torch.empty_like(x)
-    for rows, result in zip(x.split(CHUNK_ROWS), rotated.split(CHUNK_ROWS), strict=True):
+    for rows, result in chunks(x, rotated):
         result.copy_(inputs.multiply(inputs.sort(rows).to(p_t.dtype), p_t))
     return rotated
 
@@ -407,7 +407,7 @@ def _backward_of_blocks(
     """Add the gradient of the blocks, and overwrite the gradient of the product by that of x if it is needed."""
     grads = None if grad_matrices is None else [grad_matrices]
     size = blocks.layout.size  # the other columns pass through unchanged
-    for x_rows, grad_rows in zip(x[:, :size].split(CHUNK_ROWS), grad[:, :size].split(CHUNK_ROWS), strict=True):
+    for x_rows, grad_rows in chunks(x[:, :size], grad[:, :size]):
         backward_of_chunk(blocks.layout, (matrices,), x_rows, grad_rows, grads, needs_x)
 
 
@@ -416,7 +416,7 @@ def _backward_of_input(
 ) -> None:
     """Add the gradient of P's blocks, and overwrite U by the gradient of x if it is needed."""
     inverse = inputs.order.argsort()
-    for x_rows, grad_rows in zip(x.split(CHUNK_ROWS), grad.split(CHUNK_ROWS), strict=True):
+    for x_rows, grad_rows in chunks(x, grad):
         sorted_rows = grad_rows if grad_matrices is None else inputs.sort(x_rows)
         _backward_of_blocks(inputs, matrices, sorted_rows, grad_rows, grad_matrices, needs_x=needs_x)
         if needs_x:
