@@ -2,7 +2,8 @@ r"""Orthogonal maps: free parameters become a rotation of rows, W = V·Rᵀ.
 
 Each entry is a frozen dataclass whose docstring begins with the formula of R. `expression` is the map in ordinary torch
 operations. Where autograd of these is slow, an entry has kernels, an explicit forward and backward pass. The module
-`hypersphere.functions._rowmap` says which of the two runs. In docstrings and comments, V are the rows, W = V·Rᵀ, and G
+`hypersphere.functions._rowmap` says which of the two runs. The argument `free` holds the unconstrained parameters of a
+map: a square matrix P, or the entries of a skew matrix S. In docstrings and comments, V are the rows, W = V·Rᵀ, and G
 is the gradient of W.
 
 To add an entry, write a frozen dataclass with `expression` (and `identity`) and list it in ORTHOGONALS.

@@ -1,4 +1,8 @@
-r"""Training by orthogonal equivalence: rotate outputs and inputs of fixed random weights, W = R·W₀·P (POET)."""
+r"""Training by orthogonal equivalence: rotate outputs and inputs of fixed random weights, W = R·W₀·P (POET).
+
+This module selects the layers and draws W₀ and the seeds. `two_sided` computes the weight of one layer, and
+`PeriodicFold` merges the rotations into W₀ and draws other blocks every few steps.
+"""
 
 from __future__ import annotations
 
