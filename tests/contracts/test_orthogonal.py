@@ -460,19 +460,29 @@ def test_map_of_a_batch_of_large_matrices_is_right_with_two_threads(name):
     torch.testing.assert_close(batch @ batch.mT, torch.eye(160).expand_as(batch), atol=2e-5, rtol=0)
 
 
-def test_skew_resolvent_is_the_inverse_or_none():
+def test_skew_series_gives_the_cayley_transform_or_none():
     for size in (1, 5, 32):
-        for spread in (0.0, 1e-4, 1e-2, 0.1, 3.0):
+        for spread in (0.0, 1e-4, 1e-3, 5e-3, 1e-2, 2e-2, 0.1, 3.0):
             s = factor.unpack_skew(spread * random_rows(4, size * (size - 1) // 2, dtype=torch.float32))
-            powers = factor.skew_powers(s)
-            resolvent = None if powers is None else factor.skew_resolvent(powers)
+            series = factor.skew_series(s)
             norm = torch.linalg.matrix_norm(s.double(), 2).amax() if size > 1 else 0.0
-            assert resolvent is not None or norm > 0.5
-            if resolvent is not None:
-                product = resolvent.double() @ (torch.eye(size) - s).double()
-                torch.testing.assert_close(product, torch.eye(size).double().expand_as(product), atol=1e-6, rtol=0)
+            assert series is not None or norm > 0.5
+            if series is not None:
+                resolvent = torch.linalg.inv(torch.eye(size).double() - s.double())
+                expected = (torch.eye(size).double() + s.double()) @ resolvent
+                torch.testing.assert_close(factor.cayley_from_series(series).double(), expected, atol=1e-6, rtol=0)
                 rows = random_rows(4, 3 * size, dtype=torch.float32).unflatten(1, (3, size))
                 for transposed, inverse in ((False, resolvent), (True, resolvent.mT)):
-                    applied = factor.apply_skew_resolvent(rows, powers, transposed=transposed)
-                    torch.testing.assert_close(applied, rows @ inverse, atol=1e-5, rtol=1e-4)
-    assert factor.skew_powers(torch.full((1, 2, 2), torch.nan)) is None
+                    applied = factor.apply_skew_series(rows, series, transposed=transposed)
+                    torch.testing.assert_close(applied.double(), rows.double() @ inverse, atol=3e-6, rtol=1e-6)
+    assert factor.skew_series(torch.full((1, 2, 2), torch.nan)) is None
+
+
+@pytest.mark.parametrize("size", [2, 5, 6, 9])
+def test_cayley_generator_refuses_every_reflection(size):
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        q = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator))[0]
+        q[0] *= -torch.linalg.det(q)  # the determinant is now −1
+        with pytest.raises(ValueError, match="turns a plane by 180° or reflects"):
+            factor.cayley_generator(q)

@@ -23,7 +23,7 @@ from hypersphere.rotation import (
     rotation_parameters,
     rotation_states,
 )
-from hypersphere.rotation._two_sided_linear import OrderedBlocks, _TwoSided, activations_are_cheaper
+from hypersphere.rotation.two_sided import OrderedBlocks, _TwoSided, activations_are_cheaper
 
 from .reference import rotation as reference_matrix
 from .samples import left_unchanged, mlp, perturb_

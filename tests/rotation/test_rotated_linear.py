@@ -56,8 +56,8 @@ def test_cayley_linear_passes_gradcheck_and_gradgradcheck(rows, layout, bound):
     inputs = [t.requires_grad_() for t in (x, free, v)]
 
     def output(x, free, v):
-        bounded, powers = method.factored(free)
-        return _CayleySide.apply(layout, x, bounded, v, *powers)
+        bounded, series = method.series(free)
+        return _CayleySide.apply(layout, x, bounded, v, *series)
 
     # Independent: R = (I+S)(I−S)⁻¹ by an inverse, as one block-diagonal matrix.
     s = method.generator(free.detach())

@@ -6,7 +6,7 @@ All functions work on batches of square matrices (…, d, d).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,12 +38,14 @@ def unpack_skew(entries: Tensor) -> Tensor:
     """
     d = skew_size(entries.shape[-1])
     half, odd = d // 2, d % 2
-    lower = entries.new_zeros(*entries.shape[:-1], d, d)
+    lower = entries.new_empty(*entries.shape[:-1], d, d)
     if half:
         rectangle = entries.unflatten(-1, (-1, half))
-        # For odd d the diagonals of both parts shift by one, so that each entry is used exactly once.
-        lower[..., 1 - odd :, :half] = rectangle.tril(-odd)
-        lower[..., half + odd :, half : d - odd] = rectangle[..., :half, :].triu(1 - odd).mT
+        # Each slice also copies entries of the other one, to places on and above the diagonal. For odd d both slices
+        # shift by one, so that each entry reaches exactly one place below the diagonal.
+        lower[..., 1 - odd :, :half] = rectangle
+        lower[..., half + odd :, half : d - odd] = rectangle[..., :half, :].mT
+    lower = lower.tril_(-1)
     return lower - lower.mT
 
 
@@ -57,6 +59,56 @@ def pack_skew(grad: Tensor) -> Tensor:
     rectangle = difference[..., 1 - odd :, :half].tril(-odd)
     rectangle[..., :half, :] += difference[..., half + odd :, half : d - odd].mT.triu(1 - odd)
     return rectangle.flatten(-2)
+
+
+def pack_generator(s: Tensor) -> Tensor:
+    """Return the free parameters of a skew matrix: the inverse of `unpack_skew`."""
+    return pack_skew(s) / 2  # the transpose of unpacking counts both occurrences of each entry
+
+
+# The generator of a rotation by 180° is infinite. From this size of its entries on, float32 parameters do not represent
+# the rotation accurately.
+_LARGEST_GENERATOR = 1e5
+
+
+def cayley_generator(r: Tensor) -> Tensor:
+    r"""Return the skew S with R = (I+S)(I−S)⁻¹, which is (R−I)(R+I)⁻¹.
+
+    Raises:
+        ValueError: R is not orthogonal, or it rotates a plane by 180° or reflects, so that S would be infinite.
+
+    Example:
+        >>> cayley_generator(torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
+        tensor([[ 0., -1.],
+                [ 1.,  0.]], dtype=torch.float64)
+    """
+    r = _numerics.to_float64(r)
+    eye = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)
+    is_orthogonal = gram_error(r).abs() <= _numerics.rotation_tolerance(torch.float32)
+    if not bool(is_orthogonal.all()):
+        raise ValueError("a matrix of the rotation is not orthogonal")
+    s = solve_from_right(r + eye, r - eye)
+    # Tested before S is made skew: the symmetric part that a reflection has would be lost.
+    if not bool((s.abs() < _LARGEST_GENERATOR).all()):  # also True for the NaN of a singular R+I
+        raise ValueError("a matrix of the rotation turns a plane by 180° or reflects, which has no finite generator")
+    return (s - s.mT) / 2
+
+
+def logarithm(r: Tensor) -> Tensor:
+    r"""Return the principal logarithm of R: the skew A with exp(A) = R whose angles are in (−180°, 180°).
+
+    R = (I+S)(I−S)⁻¹ has the eigenvectors of S, and iμ of S becomes e^(2i·arctan μ). The Hermitian matrix iS has
+    orthonormal eigenvectors even if eigenvalues repeat.
+
+    Example:
+        >>> logarithm(torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
+        tensor([[ 0.0000, -1.5708],
+                [ 1.5708,  0.0000]], dtype=torch.float64)
+    """
+    values, vectors = torch.linalg.eigh(1j * cayley_generator(r))
+    angles = -2 * torch.atan(values)
+    a = ((vectors * (1j * angles).unsqueeze(-2)) @ vectors.mH).real
+    return (a - a.mT) / 2
 
 
 # Equations with a general matrix -------------------------------------------------------------------------------------
@@ -80,41 +132,73 @@ def solve_from_right(a: Tensor, v: Tensor) -> Tensor:
     return torch.linalg.solve_ex(a, v, left=False)[0]
 
 
-def skew_powers(s: Tensor) -> list[Tensor] | None:
-    r"""Return the powers S, S², S⁴, … of skew matrices that (I−S)⁻¹ is a product of, or None if ‖S‖₂ is too large.
+class SkewSeries(NamedTuple):
+    r"""The terms of (I−S)⁻¹ = (I+S)(I + A + A² + ⋯) for skew matrices S, with A = S².
 
-    (I−S)⁻¹ = (I+S)(I+S²)(I+S⁴)⋯. After the factor with S^p, the product misses S^2p·(I−S)⁻¹, whose norm is at most
-    ‖S^p‖₂². For a power of S, which has pairs of equal singular values, ‖S^p‖₂ ≤ ‖S^p‖_F/√2. The bound is read
-    from the matrices, so the number of factors adapts to them: none beyond I+S for S = 0, three for ‖S‖₂ = 0.1 in
-    float32. A batch takes the number that its largest matrix needs.
+    After `terms` terms in A, the remainder is A^terms·(I−S)⁻¹, whose norm is at most ‖A‖₂^terms.
     """
-    powers = [s]
+
+    s: Tensor
+    square: Tensor  # A, which is symmetric
+    terms: int
+
+
+# More terms cost more than the LU factorisation that replaces the series.
+_MOST_SKEW_TERMS = 16
+
+
+def skew_series(s: Tensor) -> SkewSeries | None:
+    r"""Return the series of (I−S)⁻¹ that is accurate to working precision, or None if it would be too long.
+
+    The norms of the matrices decide the number of terms: one for S = 0, three for ‖S‖₂ ≈ 0.05 in float32. The singular
+    values of a skew matrix are pairs, and so are those of A, therefore ‖A‖₂ ≤ ‖A‖_F/√2. A batch takes the number of
+    terms that its largest matrix needs.
+    """
+    square = product(s, s)
+    norm = float(torch.linalg.vector_norm(square, dim=(-2, -1)).amax()) / math.sqrt(2)
+    if not norm < 1:  # no convergence, or not finite
+        return None
     remainder = _numerics.machine_epsilon(s.dtype)
-    for _ in range(7):
-        bound = float(torch.linalg.matrix_norm(powers[-1]).amax()) / math.sqrt(2)
-        if bound * bound <= remainder:
-            return powers
-        if not bound < 8:  # far from convergence, or not finite
-            return None
-        powers.append(product(powers[-1], powers[-1]))
-    return None
+    terms = 1 if norm <= remainder else math.ceil(math.log(remainder) / math.log(norm))
+    return SkewSeries(s, square, terms) if terms <= _MOST_SKEW_TERMS else None
 
 
-def skew_resolvent(powers: Sequence[Tensor]) -> Tensor:
-    """Return (I−S)⁻¹ for the powers S, S², S⁴, … of `skew_powers`."""
-    s = powers[0]
-    resolvent = s + torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
-    for power in powers[1:]:
-        resolvent = add_product(resolvent, resolvent, power)
-    return resolvent
+def cayley_from_series(series: SkewSeries) -> Tensor:
+    """Return R = (I+S)(I−S)⁻¹ = 2(I−S)⁻¹ − I."""
+    s, a, terms = series
+    if terms == 1:
+        r = 2 * s
+        r.diagonal(dim1=-2, dim2=-1).add_(1)
+        return r
+    total = a.clone()
+    total.diagonal(dim1=-2, dim2=-1).add_(1)  # I + A
+    if terms > 2:
+        # Horner's rule in B = A²: the sum without I + A is Y = B(I + A + Y), two more terms per product.
+        linear, b = total, product(a, a)
+        total = linear + b
+        for _ in range((terms - 2) // 2):
+            total = add_product(linear, b, total)
+    # 2(I+S)·(I + A + ⋯) − I
+    r = add_product(total, s, total, beta=2, alpha=2)
+    r.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return r
 
 
-def apply_skew_resolvent(rows: Tensor, powers: Sequence[Tensor], *, transposed: bool = False) -> Tensor:
-    """Return V·(I−S)⁻¹ for rows V, or V·(I−S)⁻ᵀ = V·(I+S)⁻¹, by products of rows with the powers of `skew_powers`."""
-    rows = add_product(rows, rows, powers[0], -1 if transposed else 1)  # even powers of S are symmetric
-    for power in powers[1:]:
-        rows = add_product(rows, rows, power)
-    return rows
+def apply_skew_series(rows: Tensor, series: SkewSeries, *, transposed: bool = False) -> Tensor:
+    """Return V·(I−S)⁻¹ for rows V, or V·(I−S)⁻ᵀ = V·(I+S)⁻¹. With few rows, this is cheaper than the matrix."""
+    total = rows
+    for _ in range(series.terms - 1):  # Horner's rule: V + (V + ⋯)·A
+        total = add_product(rows, total, series.square)
+    return add_product(total, total, series.s, alpha=-1 if transposed else 1)
+
+
+def cayley_gradient(r: Tensor, grad: Tensor) -> Tensor:
+    r"""Return the gradient of the entries of S for a gradient G of R = (I+S)(I−S)⁻¹.
+
+    With M = (I−S)⁻¹ = (I+R)/2, dR = 2M·dS·M. So the gradient of S is 2Mᵀ·G·Mᵀ = (I+Rᵀ)·G·(I+Rᵀ)/2.
+    """
+    left = add_product(grad, r.mT, grad)
+    return pack_skew(add_product(left, left, r.mT, beta=0.5, alpha=0.5))
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -122,11 +206,21 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b) if a.ndim == b.ndim == 3 else a @ b
 
 
-def add_product(c: Tensor, a: Tensor, b: Tensor, alpha: float = 1) -> Tensor:
-    """Return C + α·A·B of matrices or of batches of matrices, in one operation where torch has it."""
+def add_product(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """Return βC + α·A·B of matrices or of batches of matrices, in one operation where torch has it."""
     if a.ndim == b.ndim == 3:
-        return torch.baddbmm(c, a, b, alpha=alpha)
-    return torch.addmm(c, a, b, alpha=alpha) if a.ndim == b.ndim == 2 else c + alpha * (a @ b)
+        return torch.baddbmm(c, a, b, beta=beta, alpha=alpha)
+    if a.ndim == b.ndim == 2:
+        return torch.addmm(c, a, b, beta=beta, alpha=alpha)
+    return beta * c + alpha * (a @ b)
+
+
+def add_product_(c: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add A·B to C in place."""
+    if a.ndim == b.ndim == 3:
+        c.baddbmm_(a, b)
+    else:
+        c.add_(a @ b)
 
 
 # Q of P = QT, with T upper triangular and positive on the diagonal ----------------------------------------------------

@@ -2,7 +2,8 @@ r"""Orthogonal maps: free parameters become a rotation of rows, W = V·Rᵀ.
 
 Each entry is a frozen dataclass whose docstring begins with the formula of R. `expression` is the map in ordinary torch
 operations. Where autograd of these is slow, an entry has kernels, an explicit forward and backward pass. The module
-`hypersphere.functions._rowmap` says which of the two runs. In docstrings and comments, V are the rows, W = V·Rᵀ, and G
+`hypersphere.functions._rowmap` says which of the two runs. The argument `free` holds the unconstrained parameters of a
+map: a square matrix P, or the entries of a skew matrix S. In docstrings and comments, V are the rows, W = V·Rᵀ, and G
 is the gradient of W.
 
 To add an entry, write a frozen dataclass with `expression` (and `identity`) and list it in ORTHOGONALS.
@@ -322,42 +323,36 @@ class Cayley(_CayleyMap):
     def matrix(self, free: Float[Tensor, "*batch m"]) -> Float[Tensor, "*batch d d"]:
         """Return R, by matrix products only where S is small enough for them."""
         with _numerics.autocast_disabled(free):
-            factored = self.factored(_numerics.widen_parameter(free))
-            if factored is not None:
-                bounded, powers = factored
-                resolvent = factorizations.skew_resolvent(powers)
-                return _numerics.narrow(_CayleyMatrix.apply(bounded, resolvent), free.dtype)
+            expanded = self.series(_numerics.widen_parameter(free))
+            if expanded is not None:
+                bounded, series = expanded
+                return _numerics.narrow(_CayleyMatrix.apply(bounded, *series), free.dtype)
         return super().matrix(free)
 
-    def factored(self, free: Float[Tensor, "*batch m"]) -> tuple[Tensor, list[Tensor]] | None:
-        """Return the entries of the bounded S, and the powers S, S², S⁴, … whose product of I+S^p is (I−S)⁻¹.
+    def series(self, free: Float[Tensor, "*batch m"]) -> tuple[Tensor, factorizations.SkewSeries] | None:
+        """Return the entries of the bounded S, and the series of (I−S)⁻¹. Only the entries have a graph.
 
-        Returns None where values cannot be read, and where S is too large for such a product. Only the entries have a
-        graph.
+        Returns None where values cannot be read, and where S is too large for a short series.
         """
         if not may_branch_on_values(free, free):
             return None
         bounded = self._bounded(free)
-        powers = factorizations.skew_powers(factorizations.unpack_skew(bounded.detach()))
-        return None if powers is None else (bounded, powers)
+        series = factorizations.skew_series(factorizations.unpack_skew(bounded.detach()))
+        return None if series is None else (bounded, series)
 
 
 class _CayleyMatrix(torch.autograd.Function):
-    r"""R = 2M − I for the resolvent M = (I−S)⁻¹.
-
-    dM = M·dS·M, so with the gradient G of R, the gradient of S is 2MᵀGMᵀ: two products, and only M is kept.
-    """
+    """R as a function of the entries of S. Only R is kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, free: Tensor, resolvent: Tensor) -> Tensor:
-        ctx.save_for_backward(free, resolvent)
-        r = 2 * resolvent
-        r.diagonal(dim1=-2, dim2=-1).sub_(1)
+    def forward(ctx: Any, free: Tensor, s: Tensor, square: Tensor, terms: int) -> Tensor:
+        r = factorizations.cayley_from_series(factorizations.SkewSeries(s, square, terms))
+        ctx.save_for_backward(free, r)
         return r
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        free, resolvent = ctx.saved_tensors
+        free, r = ctx.saved_tensors
         with _numerics.autocast_disabled(grad):
             if torch.is_grad_enabled():  # create_graph=True: the gradient must itself be differentiable
                 eye = torch.eye(grad.shape[-1], dtype=grad.dtype, device=grad.device).expand_as(grad)
@@ -365,8 +360,8 @@ class _CayleyMatrix(torch.autograd.Function):
                 def matrix(entries: Tensor) -> Tensor:
                     return Cayley().expression(entries, eye).mT
 
-                return differentiable_gradients(matrix, (free,), (True,), grad)[0], None
-            return factorizations.pack_skew(2 * resolvent.mT @ grad @ resolvent.mT), None
+                return differentiable_gradients(matrix, (free,), (True,), grad)[0], None, None, None
+            return factorizations.cayley_gradient(r, grad), None, None, None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,10 @@
-"""Training by rotation (OPT): neurons keep their mutual angles, and one rotation of each layer is learned."""
+"""Training by rotation (OPT): neurons keep their mutual angles, and one rotation of each layer is learned.
+
+Reading order: `rotate` attaches a rotation to every layer of a model, `parametrization` computes the rotated weight,
+and `hypersphere.functions.orthogonal` holds the maps from parameters to rotations, such as the Cayley transform. The
+other modules build on these: other ways to train (`stochastic`, `equivalence`), to store (`adapters`) and to measure
+(`diagnostics`).
+"""
 
 from hypersphere._deprecation import deprecated_names
 from hypersphere.rotation.activations import InputRotation

@@ -36,7 +36,6 @@ from hypersphere.rotation._adapter_files import (
     tensor_bytes,
     write_files,
 )
-from hypersphere.rotation._logarithm import cayley_generator, pack_generator
 
 __all__ = ["read_peft_adapter", "write_peft_adapter"]
 
@@ -121,10 +120,11 @@ def _read_oft(config: _Config, rotations: Mapping[str, Mapping[str, Tensor]]) ->
             q = q * (bound / torch.linalg.matrix_norm(q, keepdim=True)).clamp(max=1)
         s = q if is_series else -q
         method = Cayley(bound)
-        layers[name] = LayerAdapter(method, q.shape[-1], pack_generator(s), shared=shared, dropout=dropout, shape=None)
+        free = factorizations.pack_generator(s)
+        layers[name] = LayerAdapter(method, q.shape[-1], free, shared=shared, dropout=dropout, shape=None)
         if is_series:
             series[name] = _cayley_neumann(q, terms)
-            remainder = series[name] - Cayley()(pack_generator(s))
+            remainder = series[name] - Cayley()(free)
             largest_remainder = max(largest_remainder, float(remainder.abs().max()) if remainder.numel() else 0.0)
     if largest_remainder <= _NEGLIGIBLE_REMAINDER:
         return layers
@@ -147,7 +147,7 @@ def _read_boft(config: _Config, rotations: Mapping[str, Mapping[str, Tensor]]) -
         layers[name] = LayerAdapter(
             method=Cayley(),
             block_size=p.shape[-1],
-            free=pack_generator((p.mT - p) / 2),
+            free=factorizations.pack_generator((p.mT - p) / 2),
             factors=p.shape[0],
             dropout=dropout,
             row_scale=None if scale is None or bool((scale == 1).all()) else scale.flatten(),
@@ -256,7 +256,7 @@ def _generators(name: str, layer: LayerAdapter) -> Float[Tensor, "factors blocks
     free = _numerics.to_float64(layer.free)
     try:
         is_cayley = isinstance(layer.method, (Cayley, Neumann))
-        s = layer.method.generator(free) if is_cayley else cayley_generator(layer.method(free))  # type: ignore[attr-defined]
+        s = layer.method.generator(free) if is_cayley else factorizations.cayley_generator(layer.method(free))  # type: ignore[attr-defined]
     except ValueError as error:
         raise ValueError(f"layer {name!r} cannot be written in the format of PEFT: {error}") from None
     return s.reshape(layer.factors, -1, layer.block_size, layer.block_size)

@@ -11,20 +11,21 @@ the gradient of x·R) instead of three. With G the gradient of y and Z = G·V th
     of block R_i    x_iᵀ·Z_i    (x_i and Z_i are the columns that the block acts on)
     of x            Z·Rᵀ
 
-`_InputSide` keeps only x, R and V for the backward pass.
+`_InputSide` keeps only x, R and V for the backward pass. These gradients do not depend on how y was computed. So its
+forward pass rotates V instead of x if V has fewer rows.
 
-The Cayley transform is R = 2M − I with M = (I−S)⁻¹, a product of I+S, I+S², I+S⁴, …. With fewer rows than a block has
-entries, the rows are multiplied by these factors, and M is never formed (`_CayleySide`):
+`_CayleySide` does the same for the Cayley transform R = 2M − I with M = (I−S)⁻¹, with the entries of S as its
+parameters. With fewer rows than a block has entries, the series of M is applied to the rows, and R is not formed:
 
     u = x·M    x·R = 2u − x    w = Z·Mᵀ    gradient of x: 2w − Z    gradient of S: 2uᵀw
 
-Products with blocks are computed in chunks of rows: the
-result of a batched product has the blocks first and must be copied into rows, which is fast while it is in the cache.
+Products with blocks are computed in chunks of rows: the result of a batched product has the blocks first and must be
+copied into rows, which is fast while it is in the cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,14 +40,7 @@ from hypersphere.functions._autograd import differentiable_gradients, only_rever
 from hypersphere.functions.orthogonal import Cayley
 from hypersphere.rotation.layout import BlockLayout
 
-__all__ = [
-    "CHUNK_ROWS",
-    "backward_of_chunk",
-    "cayley_linear",
-    "has_explicit_backward",
-    "input_side_is_cheaper",
-    "rotated_linear",
-]
+__all__ = ["backward_of_chunk", "cayley_linear", "chunks", "input_side_is_cheaper", "rotated_linear"]
 
 # Rows per chunk: 256 rows of 2,048 float32 numbers are 2 MB, the size of a second-level cache.
 CHUNK_ROWS = 256
@@ -76,7 +70,8 @@ def input_side_is_cheaper(tokens: int, out: int, layout: BlockLayout, *, x_needs
     # Per entry of a neuron. Large products: output, and gradients of the weight or of the rotated input, and of x.
     block = layout.block_size * layout.factors
     weight_side = tokens * out * (1 + trains + x_needs_grad) + out * block * (1 + trains)
-    input_side = tokens * out * (1 + (trains or x_needs_grad)) + tokens * block * (1 + trains + x_needs_grad)
+    block_rows = min(tokens, out) + tokens * (trains + x_needs_grad)
+    input_side = tokens * out * (1 + (trains or x_needs_grad)) + block_rows * block
     return input_side < weight_side
 
 
@@ -97,40 +92,46 @@ def rotated_linear(
         layout: the blocks of R.
     """
     rows = x.reshape(-1, layout.size)
-    if has_explicit_backward(rows, v) and only_reverse_mode(matrices):
+    if _has_explicit_backward(rows, v) and only_reverse_mode(matrices):
         y = _InputSide.apply(layout, rows, matrices, v)
-        y = y if bias is None else y + bias
+        y = y if bias is None else y.add_(bias)
     else:
         y = F.linear(_rotated(layout, rows, matrices), v, bias)
     return y.reshape(*x.shape[:-1], v.shape[0])
 
 
-def has_explicit_backward(x: Tensor, v: Tensor) -> bool:
-    """Return True if the explicit backward passes of this module may be used for these inputs and neurons."""
-    return x.dtype == v.dtype and not torch.is_autocast_enabled(x.device.type) and only_reverse_mode(x, v)
-
-
 def cayley_linear(
     x: Float[Tensor, "*batch d"],
+    method: Cayley,
     free: Float[Tensor, "..."],
-    powers: Sequence[Float[Tensor, "..."]],
     v: Float[Tensor, "n d"],
     bias: Float[Tensor, " n"] | None,
     layout: BlockLayout,
-) -> Float[Tensor, "*batch n"]:
-    """Return (x·R)·Vᵀ + bias for a Cayley transform R with one factor. `has_explicit_backward` must be True.
+) -> Float[Tensor, "*batch n"] | None:
+    """Return (x·R)·Vᵀ + bias for a Cayley transform R with one factor, or None where the series cannot be used.
 
     Args:
         x: the input.
-        free: the entries of S, in float32 or wider.
-        powers: S, S², S⁴, …, as `Cayley.factored` returns them.
+        method: the Cayley transform.
+        free: its parameters, in float32 or wider.
         v: the neurons. They may be in half precision.
         bias: the bias, or None.
         layout: the blocks of R.
     """
-    y = _CayleySide.apply(layout, x.reshape(-1, layout.size), free, v, *powers)
-    y = y if bias is None else y + bias
+    if not _has_explicit_backward(x, v):
+        return None
+    expanded = method.series(free)
+    if expanded is None:
+        return None
+    entries, series = expanded
+    y = _CayleySide.apply(layout, x.reshape(-1, layout.size), entries, v, *series)
+    y = y if bias is None else y.add_(bias)
     return y.reshape(*x.shape[:-1], v.shape[0])
+
+
+def _has_explicit_backward(x: Tensor, v: Tensor) -> bool:
+    """Return True if the explicit backward passes of this module may be used for these inputs and neurons."""
+    return x.dtype == v.dtype and not torch.is_autocast_enabled(x.device.type) and only_reverse_mode(x, v)
 
 
 def _rotated(layout: BlockLayout, x: Tensor, matrices: Tensor) -> Tensor:
@@ -146,55 +147,47 @@ class _InputSide(torch.autograd.Function):
     def forward(ctx: Any, layout: BlockLayout, x: Tensor, matrices: Tensor, v: Tensor) -> Tensor:
         ctx.layout = layout
         ctx.save_for_backward(x, matrices, v)
-        return _rotate_in_chunks(layout, x, matrices) @ v.mT
+        return _output(layout, x, matrices, v)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, matrices, v = ctx.saved_tensors
-        layout: BlockLayout = ctx.layout
-        _, needs_x, needs_matrices, needs_v = ctx.needs_input_grad
+        layout, needs = ctx.layout, ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
 
             def output(x: Tensor, matrices: Tensor, v: Tensor) -> Tensor:
                 return _rotated(layout, x, matrices) @ v.mT
 
-            return None, *differentiable_gradients(output, (x, matrices, v), ctx.needs_input_grad[1:], grad)
+            return None, *differentiable_gradients(output, (x, matrices, v), needs, grad)
         with _numerics.autocast_disabled(grad):
-            z = grad @ v  # Z, the gradient of x·R; the gradient of x overwrites it
-            factors = layout.of_factors(matrices)
-            grads = [torch.zeros_like(blocks) for blocks in factors] if needs_matrices else None
-            for x_rows, z_rows in zip(x.split(CHUNK_ROWS), z.split(CHUNK_ROWS), strict=True):
-                backward_of_chunk(layout, factors, x_rows, z_rows, grads, needs_x)
-            grad_v = grad.mT @ _rotate_in_chunks(layout, x, matrices) if needs_v else None
-        grad_matrices = None if grads is None else torch.stack(grads) if layout.factors > 1 else grads[0]
-        return None, z if needs_x else None, grad_matrices, grad_v
+            return None, *_gradients(layout, x, matrices, v, grad, needs)
 
 
 class _CayleySide(torch.autograd.Function):
-    """(x·R)·Vᵀ for a Cayley transform R, with the gradient of its free parameters: one node of the graph."""
+    """(x·R)·Vᵀ for a Cayley transform R of one factor, as a function of the entries of S."""
 
     @staticmethod
-    def forward(ctx: Any, layout: BlockLayout, x: Tensor, free: Tensor, v: Tensor, *powers: Tensor) -> Tensor:
-        ctx.layout = layout
+    def forward(
+        ctx: Any, layout: BlockLayout, x: Tensor, free: Tensor, v: Tensor, s: Tensor, square: Tensor, terms: int
+    ) -> Tensor:
+        ctx.layout, ctx.terms = layout, terms
+        series = factorizations.SkewSeries(s, square, terms)
         rows_per_block = len(x) * (layout.blocks if layout.shared else 1)
         ctx.forms_matrix = rows_per_block >= layout.block_size
         if ctx.forms_matrix:
-            resolvent = factorizations.skew_resolvent(powers)
-            matrices = 2 * resolvent
-            matrices.diagonal(dim1=-2, dim2=-1).sub_(1)
-            ctx.save_for_backward(x, free, v, resolvent, matrices)
-            return _rotate_in_chunks(layout, x, matrices) @ v.mT
+            matrices = factorizations.cayley_from_series(series)
+            ctx.save_for_backward(x, free, v, matrices)
+            return _output(layout, x, matrices, v)
         parts = layout.split(x.to(free.dtype))
-        u = factorizations.apply_skew_resolvent(parts, powers)
-        ctx.save_for_backward(x, free, v, u, *powers)
+        u = factorizations.apply_skew_series(parts, series)
+        ctx.save_for_backward(x, free, v, u, s, square)
         return layout.join(2 * u - parts, len(x)).to(x.dtype) @ v.mT
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, free, v, *saved = ctx.saved_tensors
         layout: BlockLayout = ctx.layout
-        _, needs_x, needs_free, needs_v, *needs_powers = ctx.needs_input_grad
-        nothing = [None] * len(needs_powers)
+        needs = needs_x, needs_free, needs_v = ctx.needs_input_grad[1:4]
         if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
 
             def output(x: Tensor, free: Tensor, v: Tensor) -> Tensor:
@@ -202,70 +195,94 @@ class _CayleySide(torch.autograd.Function):
                 matrices = Cayley().expression(free, eye.expand(*free.shape[:-1], -1, -1)).mT
                 return _rotated(layout, x, matrices) @ v.mT
 
-            needs = (needs_x, needs_free, needs_v)
-            return None, *differentiable_gradients(output, (x, free, v), needs, grad), *nothing
-        grad_free = grad_x = None
+            return None, *differentiable_gradients(output, (x, free, v), needs, grad), None, None, None
+        grad_x = grad_free = grad_v = None
         with _numerics.autocast_disabled(grad):
-            z = grad @ v  # Z, the gradient of x·R; the gradient of x overwrites it
             if ctx.forms_matrix:
-                resolvent, matrices = saved
-                grad_x, grad_r = _backward_of_rotation(layout, x, z, matrices, needs_x, needs_free)
-                if grad_r is not None:  # dM = M·dS·M
-                    left = factorizations.product(resolvent.mT, grad_r)
-                    grad_free = factorizations.pack_skew(factorizations.product(left, resolvent.mT)).mul_(2)
-            else:
-                u, *powers = saved
-                parts = layout.split(z.to(free.dtype))
-                w = factorizations.apply_skew_resolvent(parts, powers, transposed=True)
-                grad_x = layout.join(2 * w - parts, len(x)).to(x.dtype) if needs_x else None
-                grad_free = factorizations.pack_skew(factorizations.product(u.mT, w)).mul_(2) if needs_free else None
-            grad_v = None
+                (matrices,) = saved
+                grad_x, grad_matrices, grad_v = _gradients(layout, x, matrices, v, grad, needs)
+                if grad_matrices is not None:
+                    grad_free = factorizations.cayley_gradient(matrices, grad_matrices)
+                return None, grad_x, grad_free, grad_v, None, None, None
+            u, s, square = saved
+            parts = layout.split((grad @ v).to(free.dtype))  # Z
+            series = factorizations.SkewSeries(s, square, ctx.terms)
+            w = factorizations.apply_skew_series(parts, series, transposed=True)
+            if needs_x:
+                grad_x = layout.join(2 * w - parts, len(x)).to(x.dtype)
+            if needs_free:
+                grad_free = factorizations.pack_skew(factorizations.product(u.mT, w)).mul_(2)
             if needs_v:
-                matrices = saved[1] if ctx.forms_matrix else Cayley().matrix(free)
-                grad_v = grad.mT @ _rotate_in_chunks(layout, x, matrices)
-        return None, grad_x if needs_x else None, grad_free, grad_v, *nothing
+                rotated = layout.join(2 * u - layout.split(x.to(free.dtype)), len(x))
+                grad_v = grad.mT @ rotated.to(grad.dtype)
+        return None, grad_x, grad_free, grad_v, None, None, None
 
 
-def _backward_of_rotation(
-    layout: BlockLayout, x: Tensor, z: Tensor, matrices: Tensor, needs_x: bool, needs_matrices: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of x and of the blocks of one factor, for the gradient Z of x·R. Z may be overwritten."""
-    if len(x) <= CHUNK_ROWS:  # one chunk: no sums over chunks
-        parts = layout.split(z.to(matrices.dtype))
-        grad_x = layout.join(factorizations.product(parts, matrices.mT), len(x)).to(x.dtype) if needs_x else None
-        inputs = layout.split(x.to(matrices.dtype)).mT
-        return grad_x, factorizations.product(inputs, parts) if needs_matrices else None
-    grads = [torch.zeros_like(matrices)] if needs_matrices else None
-    for x_rows, z_rows in zip(x.split(CHUNK_ROWS), z.split(CHUNK_ROWS), strict=True):
-        backward_of_chunk(layout, (matrices,), x_rows, z_rows, grads, needs_x)
-    return z if needs_x else None, None if grads is None else grads[0]
+def _output(layout: BlockLayout, x: Tensor, matrices: Tensor, v: Tensor) -> Tensor:
+    """Return (x·R)·Vᵀ = x·(V·Rᵀ)ᵀ: rotate the one of x and V that has fewer rows."""
+    if len(v) < len(x):
+        return x @ _rotate_in_chunks(layout, v, matrices, inverse=True).mT
+    return _rotate_in_chunks(layout, x, matrices) @ v.mT
 
 
-def _rotate_in_chunks(layout: BlockLayout, x: Tensor, matrices: Tensor) -> Tensor:
-    """Return x·R, rounded to the dtype of x."""
-    if len(x) <= CHUNK_ROWS:
-        return layout.rotate_inputs(matrices, x.to(matrices.dtype)).to(x.dtype)
-    rotated = torch.empty_like(x)
-    for rows, result in zip(x.split(CHUNK_ROWS), rotated.split(CHUNK_ROWS), strict=True):
-        result.copy_(layout.rotate_inputs(matrices, rows.to(matrices.dtype)))
-    return rotated
+def _gradients(
+    layout: BlockLayout, x: Tensor, matrices: Tensor, v: Tensor, grad: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of x, of the blocks and of V for the gradient G of (x·R)·Vᵀ, where they are needed."""
+    needs_x, needs_matrices, needs_v = needs
+    grad_matrices = None
+    z = grad @ v  # Z, the gradient of x·R; the gradient of x overwrites it
+    factors = layout.of_factors(matrices)
+    grads = [torch.zeros_like(blocks) for blocks in factors] if needs_matrices else None
+    for x_rows, z_rows in chunks(x, z):
+        backward_of_chunk(layout, factors, x_rows, z_rows, grads, needs_x)
+    if grads is not None:
+        grad_matrices = torch.stack(grads) if layout.factors > 1 else grads[0]
+    grad_v = grad.mT @ _rotate_in_chunks(layout, x, matrices) if needs_v else None
+    return z if needs_x else None, grad_matrices, grad_v
+
+
+def _rotate_in_chunks(layout: BlockLayout, rows: Tensor, matrices: Tensor, *, inverse: bool = False) -> Tensor:
+    """Return rows·R, or rows·Rᵀ, rounded to the dtype of the rows."""
+    result = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    for source, target in chunks(rows, result):
+        wide = source.to(matrices.dtype)
+        if layout.factors > 1:
+            target.copy_(layout.rotate_rows(matrices, wide) if inverse else layout.rotate_inputs(matrices, wide))
+        else:  # `split` of the contiguous result is a view, so the product is copied only once
+            product = factorizations.product(layout.split(wide), matrices.mT if inverse else matrices)
+            layout.split(target).copy_(product)
+    return result
+
+
+def chunks(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the same rows of two tensors, `CHUNK_ROWS` at a time."""
+    if len(a) <= CHUNK_ROWS:
+        yield a, b
+    else:
+        yield from zip(a.split(CHUNK_ROWS), b.split(CHUNK_ROWS), strict=True)
 
 
 def backward_of_chunk(
     layout: BlockLayout, factors: Sequence[Tensor], x: Tensor, z: Tensor, grads: list[Tensor] | None, needs_x: bool
 ) -> None:
     """Add the gradients of the blocks to `grads`, and replace the rows Z by the gradient Z·Rᵀ of x if it is needed."""
-    n, dtype = len(x), factors[0].dtype
+    n, dtype, last = len(x), factors[0].dtype, len(factors) - 1
     # The input of every factor: x·R = ((x·B_{m−1})⋯B₁)·B₀, so that of the last factor is x itself.
     inputs = [x.to(dtype)]
-    for j in range(len(factors) - 1, 0, -1):
+    for j in range(last, 0, -1):
         inputs.append(layout.join(layout.split(inputs[-1], j) @ factors[j], n, j))
     grad = z.to(dtype)
     for j, blocks in enumerate(factors):  # from the factor that acts last to the first one
         parts = layout.split(grad, j)
         if grads is not None:
-            grads[j] += layout.split(inputs.pop(), j).mT @ parts
-        if needs_x or j < len(factors) - 1:
+            factorizations.add_product_(grads[j], layout.split(inputs.pop(), j).mT, parts)
+        if j < last:
             grad = layout.join(parts @ blocks.mT, n, j)
-    if needs_x:
-        z.copy_(grad)
+        elif needs_x:
+            product = factorizations.product(parts, blocks.mT)
+            # The parts of the first factor are a view of the rows, which saves a copy.
+            if j == 0:
+                layout.split(z).copy_(product)
+            else:
+                z.copy_(layout.join(product, n, j))

@@ -17,11 +17,15 @@ from pathlib import Path
 from typing import Literal, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere import _numerics
 from hypersphere._layer_selection import NeuronLayer, WeightPart, layers_of
 from hypersphere._validation import guard_save_pretrained, is_number, nearest_name, require
+from hypersphere.functions import _factorizations as factorizations
+from hypersphere.functions._rowmap import RowMap
+from hypersphere.functions.orthogonal import Cayley, Exponential, Neumann
 from hypersphere.rotation._adapter_files import (
     CARD,
     PEFT_CONFIG,
@@ -32,7 +36,6 @@ from hypersphere.rotation._adapter_files import (
     same_base,
     write_adapter,
 )
-from hypersphere.rotation._logarithm import logarithm, parameters_of
 from hypersphere.rotation._peft_format import read_peft_adapter, write_peft_adapter
 from hypersphere.rotation._quantized import Int8Neurons
 from hypersphere.rotation.activations import InputRotation
@@ -455,7 +458,8 @@ def combine(model: nn.Module, weights: Mapping[str, float], *, name: str) -> nn.
         if name not in rotation.parameter_sets:
             rotation.require_new_name(name)
         try:
-            logarithms = [w * logarithm(rotation.method(_wide(rotation, one))) for one, w in weights.items()]
+            matrices = {one: rotation.method(_wide(rotation, one)) for one in weights}
+            logarithms = [w * factorizations.logarithm(matrices[one]) for one, w in weights.items()]
             combined = torch.linalg.matrix_exp(torch.stack(logarithms).sum(0))
             results.append(parameters_of(rotation.method, combined))
         except ValueError as error:
@@ -470,3 +474,26 @@ def combine(model: nn.Module, weights: Mapping[str, float], *, name: str) -> nn.
 def _wide(rotation: Rotation, name: str) -> Tensor:
     """Return a set of parameters in float64."""
     return _numerics.to_float64(rotation.parameter_sets[name].detach())
+
+
+def parameters_of(method: RowMap, r: Float[Tensor, "*batch d d"]) -> Float[Tensor, "..."]:
+    """Return free parameters for which the map gives the orthogonal matrices R.
+
+    Raises:
+        ValueError: the map does not reach R.
+
+    Example:
+        >>> parameters_of(Cayley(), torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
+        tensor([1.], dtype=torch.float64)
+    """
+    r = _numerics.to_float64(r)
+    if isinstance(method, (Cayley, Neumann)):
+        free = factorizations.pack_generator(factorizations.cayley_generator(r))
+    elif isinstance(method, Exponential):
+        free = factorizations.pack_generator(factorizations.logarithm(r))
+    else:  # a map of a matrix P to the nearest orthogonal matrix or to Q of P = QT, for which R is a fixed point
+        free = r
+    reached = (method(free) - r).abs() <= _numerics.rotation_tolerance(torch.float32)
+    if not bool(reached.all()):
+        raise ValueError(f"{method!r} does not reach a matrix of the rotation")
+    return free

@@ -1,4 +1,8 @@
-"""Measure rotations during training: orthogonality error, energy drift, degrees of freedom; and the OR penalty."""
+"""Measure rotations during training: orthogonality error, energy drift, degrees of freedom; and the OR penalty.
+
+In exact arithmetic the first two are zero for every orthogonal map, so they show rounding errors and mistakes. The
+penalty replaces the constraint for the unconstrained map "free".
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-r"""Training by orthogonal equivalence: rotate outputs and inputs of fixed random weights, W = R·W₀·P (POET)."""
+r"""Training by orthogonal equivalence: rotate outputs and inputs of fixed random weights, W = R·W₀·P (POET).
+
+This module selects the layers and draws W₀ and the seeds. `two_sided` computes the weight of one layer, and
+`PeriodicFold` merges the rotations into W₀ and draws other blocks every few steps.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ from hypersphere._layer_selection import NeuronLayer
 from hypersphere._validation import choose, guard_save_pretrained, is_integer, is_number, require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import ORTHOGONALS
-from hypersphere.rotation._periodic_fold import PeriodicFold
 from hypersphere.rotation.rotate import attach, plain_rows, rotatable_layers, save_obstacle
+from hypersphere.rotation.stochastic import PeriodicFold
 from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = ["Equivalence"]

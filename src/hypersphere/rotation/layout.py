@@ -1,4 +1,9 @@
-"""How a rotation is composed of blocks and factors."""
+"""How a rotation is composed of blocks and factors.
+
+A full rotation of d dimensions has d(d−1)/2 parameters and costs d³. Blocks and butterfly factors make it cheap. A
+`BlockLayout` knows which entries of a neuron each block acts on. The rest of the package only splits rows into the
+parts of the blocks, multiplies, and joins the parts again.
+"""
 
 from __future__ import annotations
 

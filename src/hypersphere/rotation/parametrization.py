@@ -3,7 +3,7 @@ r"""The parametrisation of a rotated layer: W = V·Rᵀ with fixed neurons V and
 `Rotation` is a parametrisation in the sense of `torch.nn.utils.parametrize`: the layer stores V as
 `parametrizations.weight.original`, and every read of `layer.weight` computes W:
 
-    layer.weight  →  Rotation.forward(V)  →  BlockLayout.rotate  →  method(free, parts): a map of hypersphere.orthogonal
+    layer.weight  →  Rotation.forward(V)  →  BlockLayout.rotate  →  a map of hypersphere.orthogonal, such as Cayley
 
 `WeightPart` reads the neurons of a weight as rows, whatever the name and the order of the dimensions of the weight. A
 weight that holds several layers, such as the fused q, k and v of attention, has one rotation for each of them; each
@@ -29,12 +29,7 @@ from hypersphere._layer_selection import WeightPart
 from hypersphere._validation import require
 from hypersphere.functions._rowmap import RowMap
 from hypersphere.functions.orthogonal import Cayley, SkewMap
-from hypersphere.rotation._rotated_linear import (
-    cayley_linear,
-    has_explicit_backward,
-    input_side_is_cheaper,
-    rotated_linear,
-)
+from hypersphere.rotation._rotated_linear import cayley_linear, input_side_is_cheaper, rotated_linear
 from hypersphere.rotation.layout import BlockLayout
 
 __all__ = ["Rotation", "Side", "WeightState", "in_memory_format_of", "replace_rows", "rows_of"]
@@ -45,7 +40,7 @@ __getattr__ = deprecated_names(__name__, {"Layout": "hypersphere.rotation:BlockL
 
 
 class Rotation(nn.Module):
-    r"""Rotate the neurons of one layer: W = V·Rᵀ, R from free parameters (OPT, section 3).
+    r"""Rotate the neurons of one layer: W = V·Rᵀ, R from unconstrained parameters (OPT, section 3).
 
     The weight is computed at every read, from the current parameters and neurons. A layer that is called once per
     training step, as most are, reads its weight once. If a weight is read several times while it does not change, let
@@ -67,7 +62,8 @@ class Rotation(nn.Module):
         like: the weight. The free parameters take its device, and its dtype or float32 if that is wider.
 
     Attributes:
-        free: the sets of free parameters by name. A new rotation has the single set "main".
+        parameter_sets: the sets of unconstrained parameters by name. A new rotation has the single set "main". State
+            dicts store them under the name `free`.
         active: the name of the set that rotates the neurons, see `use_rotation_set`.
         layer_name: the name of the layer in the model, for error messages. It is empty until the rotation is attached.
         merged: the rotated weight while the rotation is merged, else None, see `hypersphere.rotation.merge`.
@@ -98,7 +94,7 @@ class Rotation(nn.Module):
         self.dropout = dropout
         self.active = "main"
         self.layer_name = ""
-        self.free = nn.ParameterDict()
+        self.free = nn.ParameterDict()  # the key of state dicts; code reads `parameter_sets`
         # Dimensions and seed are buffers, so that processes and checkpoints that share the model's state share them.
         self.register_buffer("dimensions", dimensions)
         self.register_buffer("seed", None if seed is None else torch.tensor(seed, device=like.device))
@@ -106,7 +102,7 @@ class Rotation(nn.Module):
         # Small steps of a half-precision parameter would be rounded away, so the free parameters are never narrower
         # than float32, whatever the precision of the frozen weight.
         identity = layout.expand(method.identity(layout.block_size))
-        self.free["main"] = nn.Parameter(
+        self.parameter_sets["main"] = nn.Parameter(
             identity.to(device=like.device, dtype=_numerics.widen(like.new_empty(0)).dtype)
         )
 
@@ -142,12 +138,11 @@ class Rotation(nn.Module):
         self, x: Float[Tensor, "*batch d"], neurons: Float[Tensor, "n d"], bias: Float[Tensor, " n"] | None
     ) -> Float[Tensor, "*batch n"]:
         """Return the output of a rotated linear layer by rotating its input."""
-        is_dropped_out = bool(self.dropout) and self.training
-        if type(self.method) is Cayley and self.layout.factors == 1 and not is_dropped_out:
-            with _numerics.autocast_disabled(x):
-                factored = self.method.factored(_numerics.widen_parameter(self.parameter))
-            if factored is not None and has_explicit_backward(x, neurons):
-                return cayley_linear(x, *factored, neurons, bias, self.layout)
+        if type(self.method) is Cayley and self.layout.factors == 1 and not (self.dropout and self.training):
+            free = _numerics.widen_parameter(self.parameter)
+            y = cayley_linear(x, self.method, free, neurons, bias, self.layout)
+            if y is not None:
+                return y
         return rotated_linear(x, self._matrices_in_training(x), neurons, bias, self.layout)
 
     def rotate_input(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
@@ -191,7 +186,8 @@ class Rotation(nn.Module):
     @torch.no_grad()
     def fold(self, neurons: Float[Tensor, "..."]) -> None:
         """Replace the neurons by the rotated neurons, computed in float64, and restart from R = I."""
-        require(len(self.free) == 1, "model", "rotated by one set of parameters to fold and continue", list(self.free))
+        names = list(self.parameter_sets)
+        require(len(names) == 1, "model", "rotated by one set of parameters to fold and continue", names)
         self.require_finite()
         free, rows = _numerics.to_float64(self.parameter), _numerics.to_float64(self._stacked(neurons))
         # `to_float64` moves tensors of a device without float64 to the CPU.
@@ -254,12 +250,12 @@ class Rotation(nn.Module):
     @property
     def parameter(self) -> nn.Parameter:
         """The active set of free parameters."""
-        return self.free[self.active]
+        return self.parameter_sets[self.active]
 
     @property
     def decay_free_parameters(self) -> tuple[str, ...]:
         """The names of the parameters that weight decay would pull away from a rotation."""
-        return tuple(f"free.{name}" for name in self.free)
+        return tuple(f"free.{name}" for name in self.parameter_sets)
 
     def identity(self) -> Float[Tensor, "..."]:
         """Return the free parameters of R = I."""
@@ -271,7 +267,7 @@ class Rotation(nn.Module):
 
     def degrees_of_freedom(self) -> int:
         """Return the dimension of the set of all R that training can reach, summed over trained parameter sets."""
-        trained_sets = sum(p.requires_grad for p in self.free.values())
+        trained_sets = sum(p.requires_grad for p in self.parameter_sets.values())
         return trained_sets * self.layout.matrix_count * self.method.degrees_of_freedom(self.layout.block_size)
 
     def direction_norms(self) -> dict[str, Float[Tensor, "..."]]:
@@ -279,24 +275,25 @@ class Rotation(nn.Module):
 
         Rows of a matrix P get the norms of P. The parameters of a skew S get √(d/2), so that ‖S‖_F = √d as for R.
         """
+        sets = {f"free.{name}": parameters.detach() for name, parameters in self.parameter_sets.items()}
         if isinstance(self.method, SkewMap):
             norm = math.sqrt(self.layout.block_size / 2)
-            return {f"free.{name}": free.new_full((*free.shape[:-1], 1), norm) for name, free in self.free.items()}
-        return {f"free.{name}": sphere.norm(free.detach(), keepdim=True) for name, free in self.free.items()}
+            return {name: entries.new_full((*entries.shape[:-1], 1), norm) for name, entries in sets.items()}
+        return {name: sphere.norm(p, keepdim=True) for name, p in sets.items()}
 
     def add(self, name: str) -> None:
         """Add a set of free parameters that starts at R = I."""
         self.require_new_name(name)
-        self.free[name] = nn.Parameter(self.identity())
+        self.parameter_sets[name] = nn.Parameter(self.identity())
 
     def require_new_name(self, name: str) -> None:
         """Raise a `ValueError` unless a set of this name can be added."""
-        fits = isinstance(name, str) and name.isidentifier() and not hasattr(self.free, name)
+        fits = isinstance(name, str) and name.isidentifier() and not hasattr(self.parameter_sets, name)
         require(fits, "name", "an identifier that is not yet in use, nor an attribute of ParameterDict", name)
 
     def use(self, name: str) -> None:
         """Make this set of free parameters the active one. The state dict stores the choice."""
-        require(name in self.free, "name", "one of " + ", ".join(map(repr, self.free)), name)
+        require(name in self.parameter_sets, "name", "one of " + ", ".join(map(repr, self.parameter_sets)), name)
         self.active = name
         self.merged = None
 
@@ -304,7 +301,7 @@ class Rotation(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if len(self.free) > 1:  # stored as a tensor, because some file formats hold nothing else
+        if len(self.parameter_sets) > 1:  # stored as a tensor, because some file formats hold nothing else
             destination[prefix + "active"] = torch.tensor(list(self.active.encode()), dtype=torch.uint8)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
@@ -312,10 +309,10 @@ class Rotation(nn.Module):
         self.merged = None
         saved = state_dict.pop(prefix + "active", None)
         active = self.active if saved is None else bytes(saved.tolist()).decode()
-        if active in self.free:
+        if active in self.parameter_sets:
             self.active = active
         else:  # an error even if strict=False, because the weight would silently be a different one
-            existing = ", ".join(map(repr, self.free))
+            existing = ", ".join(map(repr, self.parameter_sets))
             error_messages.append(
                 f"{prefix}: saved with the set of rotations {active!r} in use, but there is only {existing}: "
                 f"call use_rotation_set(model, {active!r}) before loading"
@@ -350,6 +347,8 @@ class WeightState(NamedTuple):
 
 def rows_of(part: WeightPart, weight: Float[Tensor, "..."]) -> Float[Tensor, "n d"]:
     """Return the neurons of a part of a weight as rows, in the dtype of the weight. Experts follow each other."""
+    if weight.ndim == 2 and part.is_whole:  # the weight is the rows: the forward pass of a linear layer saves two views
+        return weight
     return part.read(weight, part.shape_of(weight)).flatten(0, 1)
 
 

@@ -1,4 +1,8 @@
-"""Lower the energy of neurons before they are fixed (OPT, section 3.7)."""
+"""Lower the energy of neurons before they are fixed (OPT, section 3.7).
+
+Rotations keep the energy of the neurons that they rotate, so a low energy must be reached before training starts.
+`refine_neurons` does this by gradient descent on the sphere. `rotate_(model, refine=...)` calls it for every layer.
+"""
 
 from __future__ import annotations
 

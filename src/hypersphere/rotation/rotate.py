@@ -1,4 +1,9 @@
-"""Rotate the layers of a model in place, and fold the rotations back into plain weights."""
+"""Rotate the layers of a model in place, and fold the rotations back into plain weights.
+
+`rotate_` selects layers and attaches one `Rotation` to each of them, as a parametrisation of torch. From then on, the
+layer reads its weight through the rotation. Linear layers and embeddings get a forward pass that rotates less than the
+whole weight where this gives the same output. `fold_` replaces the parametrisation by the weight that it computes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Rotations as a component of training: which layers are rotated, by which map, and what happens after each step."""
+"""Rotations as a component of training: which layers are rotated, by which map, and what happens after each step.
+
+`ROTATIONS` is the menu behind the setting `rotation` of a training config. Each entry rotates the modules of an
+experiment and returns a `TrainedRotation`, which tells the training loop about penalties, optimisers and folds.
+"""
 
 from __future__ import annotations
 

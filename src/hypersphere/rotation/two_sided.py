@@ -6,21 +6,41 @@ layout. The layer stores W₀ in the order of the blocks:
 
     parametrizations.weight.original    Ŵ₀ = W₀ with its rows in the order of R's blocks and its columns in that of P's
     layer.weight                        W, in the order of the outputs and inputs
+
+A linear layer need not form W. It rotates its inputs and outputs where that is cheaper (`two_sided_linear`). With "^"
+for the order of the blocks, and x, y as rows:
+
+    x̂ = x in the order of P's blocks    u = x̂·P̂ᵀ    z = u·Ŵ₀ᵀ    ŷ = z·R̂ᵀ    y = ŷ in the order of the outputs
+
+W₀ is fixed, so its gradient is not needed. Forward and backward pass have two large products, z and Ĝ·R̂·Ŵ₀, instead of
+the three of a linear layer, and six products with blocks. With Ĝ the gradient of ŷ, the gradients are
+
+    of block R_i    Ĝ_iᵀ·z_i             Z = Ĝ·R̂, the gradient of z
+    of block P_i    U_iᵀ·x̂_i             U = Z·Ŵ₀, the gradient of u
+    of x            U·P̂ in the order of the inputs
+
+Since W₀ is stored in the order of the blocks, only x, y and their gradients are reordered, by one gather of columns
+each, in chunks of rows that stay in the cache. The backward pass keeps x, which the layer before it has computed
+anyway, and z.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from hypersphere import _numerics
 from hypersphere._layer_selection import WeightPart
+from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
 from hypersphere.functions._rowmap import RowMap
-from hypersphere.rotation._two_sided_linear import OrderedBlocks, activations_are_cheaper, two_sided_linear
+from hypersphere.rotation._rotated_linear import backward_of_chunk, chunks
 from hypersphere.rotation.layout import BlockLayout
 from hypersphere.rotation.parametrization import Rotation, WeightState, replace_rows, rows_of
 
@@ -193,3 +213,211 @@ def _equal_blocks(size: int, block_size: int) -> BlockLayout:
     """Return ⌈size/block_size⌉ equal blocks, as large as possible."""
     blocks = -(-size // block_size)
     return BlockLayout(size // blocks * blocks, blocks)
+
+
+# The forward pass of a linear layer -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class OrderedBlocks:
+    """The blocks of R or P, and the order of the entries that they act on.
+
+    Attributes:
+        layout: the blocks. They act on the first `layout.size` entries of the order and leave the others unchanged.
+        order: the entry of a vector at each position of the blocks.
+    """
+
+    layout: BlockLayout
+    order: Int[Tensor, " size"]
+
+    def sort(self, x: Float[Tensor, "n size"]) -> Float[Tensor, "n size"]:
+        """Return the columns of x in the order of the blocks."""
+        return x.index_select(1, self.order)
+
+    def unsort(self, x: Float[Tensor, "n size"]) -> Float[Tensor, "n size"]:
+        """Undo `sort`."""
+        return x.index_select(1, self.order.argsort())
+
+    def multiply(self, x: Float[Tensor, "n size"], matrices: Float[Tensor, "..."]) -> Float[Tensor, "n size"]:
+        """Return x times the block-diagonal matrix. The columns of x are in the order of the blocks."""
+        size = self.layout.size
+        if size == x.shape[1]:
+            return self.layout.rotate_inputs(matrices, x)
+        return torch.cat([self.layout.rotate_inputs(matrices, x[:, :size]), x[:, size:]], 1)
+
+
+def activations_are_cheaper(
+    tokens: int,
+    shape: Sequence[int],
+    outputs: BlockLayout | None,
+    inputs: BlockLayout | None,
+    *,
+    x_needs_grad: bool,
+    trains: bool,
+) -> bool:
+    """Return True if rotating inputs and outputs takes fewer multiplications than rotating the weight.
+
+    Args:
+        tokens: the number of input vectors.
+        shape: the shape (n, d) of the weight.
+        outputs: the blocks of R, or None.
+        inputs: the blocks of P, or None.
+        x_needs_grad: whether the input needs a gradient.
+        trains: whether the rotations need a gradient.
+
+    Example:
+        >>> blocks = BlockLayout(1024, blocks=16)
+        >>> activations_are_cheaper(1024, (1024, 1024), blocks, blocks, x_needs_grad=True, trains=True)
+        True
+        >>> activations_are_cheaper(4096, (1024, 1024), blocks, blocks, x_needs_grad=False, trains=False)
+        False
+    """
+    if not trains and parametrize._cache_enabled:  # the weight is computed once for many batches
+        return False
+    n, d = shape
+    b_out, b_in = (0 if layout is None else layout.block_size for layout in (outputs, inputs))
+    # The backward pass of the weight side needs the gradients of R, of W₀·P and of P, but not that of W₀.
+    block_products = b_out * (1 + 2 * trains) + b_in * (1 + trains)
+    weight_side = tokens * n * d * (1 + trains + x_needs_grad) + n * d * block_products
+    blocks = tokens * (n * b_out + d * b_in)
+    activation_side = tokens * n * d * (1 + (trains or x_needs_grad)) + blocks * (1 + trains + x_needs_grad)
+    return activation_side < weight_side
+
+
+def two_sided_linear(
+    x: Float[Tensor, "*batch d"],
+    r: Float[Tensor, "..."] | None,
+    p: Float[Tensor, "..."] | None,
+    v: Float[Tensor, "n d"],
+    bias: Float[Tensor, " n"] | None,
+    outputs: OrderedBlocks | None,
+    inputs: OrderedBlocks | None,
+) -> Float[Tensor, "*batch n"]:
+    """Return x·(R·W₀·P)ᵀ + bias.
+
+    Args:
+        x: the input.
+        r: the blocks of R in float32 or wider, or None for R = I.
+        p: the blocks of P in float32 or wider, or None for P = I.
+        v: W₀, with rows and columns in the order of the blocks. It may be in half precision.
+        bias: the bias, or None.
+        outputs: layout and order of R, None if R = I.
+        inputs: layout and order of P, None if P = I.
+    """
+    rows = x.reshape(-1, v.shape[1])
+    # Rows are multiplied by the transposed blocks: y = R·x as a row is xᵀ·Rᵀ.
+    r_t, p_t = (None if blocks is None else blocks.mT for blocks in (r, p))
+    tensors = [t for t in (rows, r_t, p_t, v) if t is not None]
+    if not torch.is_autocast_enabled(x.device.type) and x.dtype == v.dtype and only_reverse_mode(*tensors):
+        y = _TwoSided.apply(outputs, inputs, rows, r_t, p_t, v)
+    else:
+        y = _two_sided(outputs, inputs, rows, r_t, p_t, v)
+    y = y if bias is None else y + bias.to(y.dtype)
+    return y.reshape(*x.shape[:-1], v.shape[0])
+
+
+def _two_sided(
+    outputs: OrderedBlocks | None,
+    inputs: OrderedBlocks | None,
+    x: Tensor,
+    r_t: Tensor | None,
+    p_t: Tensor | None,
+    v: Tensor,
+) -> Tensor:
+    """Return x·(R·W₀·P)ᵀ in ordinary operations."""
+    if inputs is not None and p_t is not None:
+        x = _multiply_wide(inputs, inputs.sort(x), p_t)
+    z = F.linear(x, v)
+    return z if outputs is None or r_t is None else outputs.unsort(_multiply_wide(outputs, z, r_t))
+
+
+def _multiply_wide(blocks: OrderedBlocks, x: Tensor, matrices: Tensor) -> Tensor:
+    """Return x times the blocks, in float32 or wider, rounded to the dtype of x."""
+    with _numerics.autocast_disabled(x):
+        return _numerics.narrow(blocks.multiply(x.to(matrices.dtype), matrices), x.dtype)
+
+
+class _TwoSided(torch.autograd.Function):
+    """x·(R·W₀·P)ᵀ with an explicit backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        outputs: OrderedBlocks | None,
+        inputs: OrderedBlocks | None,
+        x: Tensor,
+        r_t: Tensor | None,
+        p_t: Tensor | None,
+        v: Tensor,
+    ) -> Tensor:
+        u = _rotate_inputs(inputs, x, p_t)
+        y = z = u @ v.mT
+        if outputs is not None and r_t is not None:
+            y, inverse = torch.empty_like(z), outputs.order.argsort()
+            for rows, result in chunks(z, y):
+                product = outputs.multiply(rows.to(r_t.dtype), r_t)
+                torch.index_select(product.to(y.dtype), 1, inverse, out=result)
+        ctx.outputs, ctx.inputs = outputs, inputs
+        needs_z = outputs is not None and ctx.needs_input_grad[3]
+        ctx.save_for_backward(x, r_t, p_t, v, z if needs_z else None)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, r_t, p_t, v, z = ctx.saved_tensors
+        outputs: OrderedBlocks | None = ctx.outputs
+        inputs: OrderedBlocks | None = ctx.inputs
+        needs_x, needs_r, needs_p, needs_v = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():  # create_graph=True: the gradients must themselves be differentiable
+
+            def output(x: Tensor, r_t: Tensor | None, p_t: Tensor | None, v: Tensor) -> Tensor:
+                return _two_sided(outputs, inputs, x, r_t, p_t, v)
+
+            gradients = differentiable_gradients(output, (x, r_t, p_t, v), ctx.needs_input_grad[2:], grad)
+            return None, None, *gradients
+        with _numerics.autocast_disabled(grad):
+            grad_r = torch.zeros_like(r_t) if needs_r else None
+            grad_p = torch.zeros_like(p_t) if needs_p else None
+            if outputs is not None:
+                grad = outputs.sort(grad)  # Ĝ, which is overwritten by Z = Ĝ·R̂
+                # z is only read for the gradient of R. Without it, any tensor of its shape will do.
+                _backward_of_blocks(outputs, r_t, grad if z is None else z, grad, grad_r, needs_x=True)
+            grad_x = None
+            if needs_x or needs_p:
+                grad_x = grad @ v  # U, which is overwritten by the gradient of x
+                if inputs is not None:
+                    _backward_of_input(inputs, p_t, x, grad_x, grad_p, needs_x)
+            grad_v = grad.mT @ _rotate_inputs(inputs, x, p_t) if needs_v else None
+        return None, None, grad_x if needs_x else None, grad_r, grad_p, grad_v
+
+
+def _rotate_inputs(inputs: OrderedBlocks | None, x: Tensor, p_t: Tensor | None) -> Tensor:
+    """Return x̂·P̂ᵀ, rounded to the dtype of x."""
+    if inputs is None or p_t is None:
+        return x
+    rotated = torch.empty_like(x)
+    for rows, result in chunks(x, rotated):
+        result.copy_(inputs.multiply(inputs.sort(rows).to(p_t.dtype), p_t))
+    return rotated
+
+
+def _backward_of_blocks(
+    blocks: OrderedBlocks, matrices: Tensor, x: Tensor, grad: Tensor, grad_matrices: Tensor | None, *, needs_x: bool
+) -> None:
+    """Add the gradient of the blocks, and overwrite the gradient of the product by that of x if it is needed."""
+    grads = None if grad_matrices is None else [grad_matrices]
+    size = blocks.layout.size  # the other columns pass through unchanged
+    for x_rows, grad_rows in chunks(x[:, :size], grad[:, :size]):
+        backward_of_chunk(blocks.layout, (matrices,), x_rows, grad_rows, grads, needs_x)
+
+
+def _backward_of_input(
+    inputs: OrderedBlocks, matrices: Tensor, x: Tensor, grad: Tensor, grad_matrices: Tensor | None, needs_x: bool
+) -> None:
+    """Add the gradient of P's blocks, and overwrite U by the gradient of x if it is needed."""
+    inverse = inputs.order.argsort()
+    for x_rows, grad_rows in chunks(x, grad):
+        sorted_rows = grad_rows if grad_matrices is None else inputs.sort(x_rows)
+        _backward_of_blocks(inputs, matrices, sorted_rows, grad_rows, grad_matrices, needs_x=needs_x)
+        if needs_x:
+            grad_rows.copy_(grad_rows.index_select(1, inverse))
