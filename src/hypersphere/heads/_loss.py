@@ -23,8 +23,9 @@ from hypersphere import _numerics, sphere
 from hypersphere.functions.margin import NormAdaptive, NormLinear
 from hypersphere.heads._checks import without_ignored
 from hypersphere.heads._negatives import Negatives
+from hypersphere.heads._responses import Responses
 from hypersphere.heads._state import HeadState, update_hardness, update_norm_statistics, update_scale
-from hypersphere.heads.fused_loss import ClassInputs, ClassTerms, ScoreRule, reduce_samples
+from hypersphere.heads.fused_loss import ClassInputs, ClassTerms, SampleWeights, ScoreRule, reduce_samples
 from hypersphere.heads.target_score import Target, target_score
 
 if TYPE_CHECKING:
@@ -66,30 +67,31 @@ def batch_loss(
     """
     counted = y != head.ignore_index
     labels = y.clamp(0, head.num_classes - 1)  # a bad label is reported after the computation
-    labels_valid = (~counted | (labels == y)).all()
+    labels_valid = (counted <= (labels == y)).all()  # `<=` of booleans: a label that counts must be a class
     x = without_ignored(x, y, head.ignore_index) if scale_safely else x
     batch = Batch(x.to(head._wide_dtype(x)), labels, counted, noise)
-    state, negatives = before, None
-    if head._changes_negatives:
-        state, negatives = _negatives_and_state(head, batch, before)
+    state, negatives, responses = before, None, head._responses
+    if responses.changes_negatives:
+        state, negatives = _negatives_and_state(head, responses, batch, before)
     if head.radius == "adaptive":
-        state, batch = _adaptively_scaled(head, batch, state, scale_safely=scale_safely)
+        state, batch = _adaptively_scaled(head, responses, batch, state, scale_safely=scale_safely)
     # Step 1: the terms of all classes.
-    rule = _score_rule(head, batch.x, state.steps, negatives)
+    rule = _score_rule(head, responses, batch.x, state.steps, negatives)
     terms = _class_terms(head, batch, rule, scale_safely=scale_safely)
-    state = _with_norm_statistics(head, state, terms.feature_norm, counted)
+    samples = SampleWeights.of(counted, batch.x.dtype)
+    state = _with_norm_statistics(head, state, terms.feature_norm, samples)
     # Step 2: the target scores.
-    target_norms = terms.feature_norm, terms.target_norm
-    score = target_scores(head, batch, state, terms.target, *target_norms, terms.target_direction)
+    norms = terms.feature_norm, terms.target_norm
+    score = target_scores(head, responses, batch, state, terms.target, *norms, terms.target_direction)
     if head.bias is not None:
         # `target_bias` is None if all classes share one bias.
         score = score + (head.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)
     # Step 3: the loss of each sample, and their mean or sum.
     losses = head._sample_losses(terms, score, labels)
     weights = None if head.class_weights is None else head.class_weights.to(losses.dtype)
-    loss = reduce_samples(losses, labels, weights, counted, head.reduction)
+    loss = reduce_samples(losses, labels, weights, samples, head.reduction)
     # Step 4: penalties.
-    loss = _with_penalties(head, loss, terms, counted, state.steps)
+    loss = _with_penalties(head, loss, terms, samples, state.steps)
     is_finite = loss.detach().abs() < torch.inf
     is_valid = labels_valid & terms.in_range & (is_finite if loss.ndim == 0 else is_finite.all())
     return BatchLoss(loss, state, is_valid)
@@ -99,10 +101,15 @@ def batch_loss(
 
 
 def _score_rule(
-    head: AngularHead, x: Tensor, step: Tensor | None, negatives: Negatives | None, *, needs_energy: bool = True
+    head: AngularHead,
+    responses: Responses,
+    x: Tensor,
+    step: Tensor | None,
+    negatives: Negatives | None,
+    *,
+    needs_energy: bool = True,
 ) -> ScoreRule:
     """Return how scores are computed in this call, and which terms of the classes the loss needs."""
-    responses = head._responses
     is_plain = responses.are_products and responses.margin is None
     # Evaluated now: the closure below runs in backward, when `steps` has advanced.
     strength = ramp_strength(head, step, x)
@@ -155,14 +162,16 @@ def _energy_has_started(head: AngularHead, step: Tensor | None) -> bool:
     return not readable or int(step) >= head.energy_start
 
 
-def _with_norm_statistics(head: AngularHead, state: HeadState, norms: Tensor | None, counted: Tensor) -> HeadState:
+def _with_norm_statistics(
+    head: AngularHead, state: HeadState, norms: Tensor | None, samples: SampleWeights
+) -> HeadState:
     """Return the state with statistics of feature norms that include this batch, in training mode."""
     if state.norm_mean is None or state.norm_std is None or norms is None:
         return state
     if not head.training or not _numerics.can_update_state(norms):
         return state
     momentum = head._margin.momentum
-    mean, std = update_norm_statistics(state.norm_mean, state.norm_std, norms.detach(), counted, momentum)
+    mean, std = update_norm_statistics(state.norm_mean, state.norm_std, norms.detach(), samples, momentum)
     return state._replace(norm_mean=mean, norm_std=std)
 
 
@@ -171,6 +180,7 @@ def _with_norm_statistics(head: AngularHead, state: HeadState, norms: Tensor | N
 
 def target_scores(
     head: AngularHead,
+    responses: Responses,
     batch: Batch,
     state: HeadState,
     product: Tensor,
@@ -182,6 +192,7 @@ def target_scores(
 
     Args:
         head: a head.
+        responses: its g and ψ.
         batch: the samples.
         state: the step of the schedules, and the statistics that the margin or the radius depends on.
         product: (B,) h·cos θ of each sample with its target class if scores are products, else cos θ.
@@ -189,7 +200,6 @@ def target_scores(
         w_norm: (B,) ‖w_y‖, or None if the score does not depend on it.
         w_hat: (B, d) ŵ_y without gradient, for the normalized gradient.
     """
-    responses = head._responses
     if responses.margin is None and responses.are_products:
         return product
     magnitude = _feature_magnitude(head, x_norm, state, product)
@@ -225,33 +235,34 @@ def _target_strength(head: AngularHead, step: Tensor | None, labels: Tensor, lik
 # Step 4: penalties ---------------------------------------------------------------------------------------------------
 
 
-def _with_penalties(head: AngularHead, loss: Tensor, terms: ClassTerms, counted: Tensor, step: Tensor | None) -> Tensor:
+def _with_penalties(
+    head: AngularHead, loss: Tensor, terms: ClassTerms, samples: SampleWeights, step: Tensor | None
+) -> Tensor:
     """Add the mean energy of the class vectors of the batch, and penalties on feature norms."""
-    margin = head.margin
-    has_margin_penalty = isinstance(margin, NormLinear)
-    if terms.energy is None and not head.norm_weight and not has_margin_penalty:
-        return loss
-    count = counted.sum().clamp_min(1)
     if terms.energy is not None:
         pairs = head.num_classes * head.num_centers - 1
-        energy = terms.energy.to(loss.dtype) * (head.energy_weight / pairs) / count
+        energy = terms.energy.to(loss.dtype) * (head.energy_weight / pairs) / samples.count
         loss = loss + (energy if step is None else energy * (step >= head.energy_start))
-    if head.norm_weight and terms.feature_norm is not None:
-        deviations = (terms.feature_norm - head.norm_target).abs().masked_fill(~counted, 0)
-        loss = loss + head.norm_weight * deviations.sum() / count
-    if isinstance(margin, NormLinear) and terms.feature_norm is not None:
-        penalties = margin.norm_penalty(terms.feature_norm).masked_fill(~counted, 0)
-        loss = loss + penalties.sum() / count
+    if terms.feature_norm is None:
+        return loss
+    if head.norm_weight:
+        deviations = (terms.feature_norm - head.norm_target).abs().masked_fill(samples.weights == 0, 0)
+        loss = loss + head.norm_weight * deviations.sum() / samples.count
+    if isinstance(head._margin, NormLinear):
+        penalties = head._margin.norm_penalty(terms.feature_norm).masked_fill(samples.weights == 0, 0)
+        loss = loss + penalties.sum() / samples.count
     return loss
 
 
 # What needs the target cosines of the batch before the first step ----------------------------------------------------
 
 
-def _negatives_and_state(head: AngularHead, batch: Batch, before: HeadState) -> tuple[HeadState, Negatives]:
+def _negatives_and_state(
+    head: AngularHead, responses: Responses, batch: Batch, before: HeadState
+) -> tuple[HeadState, Negatives]:
     """Return the state with t including this batch, and the changes of wrong classes."""
     if before.t is None:
-        return before, batch_negatives(head, batch, before, None)
+        return before, batch_negatives(head, responses, batch, before, None)
     with torch.no_grad():
         vectors = head.target_vectors(batch.labels).to(batch.x.dtype)
         cosines = sphere.cosines(batch.x.detach().unsqueeze(1), vectors).squeeze(1).amax(1)
@@ -259,12 +270,14 @@ def _negatives_and_state(head: AngularHead, batch: Batch, before: HeadState) -> 
         if head.training and _numerics.can_update_state(batch.x):
             t = update_hardness(before.t, cosines, batch.counted, float(head.curriculum or 0))
             state = before._replace(t=t)
-    return state, batch_negatives(head, batch, state, cosines)
+    return state, batch_negatives(head, responses, batch, state, cosines)
 
 
-def batch_negatives(head: AngularHead, batch: Batch, state: HeadState, cosines: Tensor | None) -> Negatives:
+def batch_negatives(
+    head: AngularHead, responses: Responses, batch: Batch, state: HeadState, cosines: Tensor | None
+) -> Negatives:
     """Return the changes of wrong classes, given the target cosines (B,) if there is a curriculum."""
-    responses, threshold, hardness = head._responses, None, None
+    threshold, hardness = None, None
     if state.t is not None and cosines is not None:
         margin = responses.margin_of_batch(sphere.norm(batch.x.detach()), state, batch.noise)
         strength = _target_strength(head, state.steps, batch.labels, cosines)
@@ -281,7 +294,7 @@ def batch_negatives(head: AngularHead, batch: Batch, state: HeadState, cosines: 
 
 
 def _adaptively_scaled(
-    head: AngularHead, batch: Batch, before: HeadState, *, scale_safely: bool
+    head: AngularHead, responses: Responses, batch: Batch, before: HeadState, *, scale_safely: bool
 ) -> tuple[HeadState, Batch]:
     """Return the state with the scale of AdaCos for this batch, and the batch with features rescaled to it."""
     assert before.scale is not None
@@ -289,10 +302,10 @@ def _adaptively_scaled(
     if head.training and _numerics.can_update_state(x):
         with torch.no_grad():
             scale = before.scale.to(x.dtype)
-            rule = _score_rule(head, x, before.steps, None, needs_energy=False)
+            rule = _score_rule(head, responses, x, before.steps, None, needs_energy=False)
             scaled = batch._replace(x=scale * directions.detach())
             terms = _class_terms(head, scaled, rule, scale_safely=scale_safely)
-            cosines = terms.target / scale if head._responses.are_products else terms.target
+            cosines = terms.target / scale if responses.are_products else terms.target
             state = before._replace(scale=update_scale(before.scale, terms.others, cosines, batch.counted))
     assert state.scale is not None
     return state, batch._replace(x=state.scale.to(x.dtype) * directions)

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics, sphere
 from hypersphere.functions._recomputation import PassHistory
+from hypersphere.heads.fused_loss import SampleWeights
 
 __all__ = [
     "HeadState",
@@ -47,20 +48,20 @@ class HeadState(NamedTuple):
 
 
 def update_norm_statistics(
-    mean: Tensor, std: Tensor, norms: Tensor, counted: Tensor, momentum: float
+    mean: Tensor, std: Tensor, norms: Tensor, samples: SampleWeights, momentum: float
 ) -> tuple[Tensor, Tensor]:
-    """Return running statistics, updated with the mean and standard deviation of the counted norms.
+    """Return running statistics, updated with the mean and standard deviation of the norms of samples that count.
 
     Fewer than two samples or norms that are not finite leave the statistics unchanged. No shape depends on the number
     of counted samples, so this can be compiled.
     """
-    weights = counted.to(norms.dtype)  # 1 for samples that count, else 0
-    count = weights.sum()
-    batch_mean = torch.dot(norms, weights) / count.clamp_min(1)
+    weights, count = samples
+    batch_mean = torch.dot(norms, weights) / count
     deviations = (norms - batch_mean) * weights
-    batch_std = (torch.dot(deviations, deviations) / (count - 1).clamp_min(1)).sqrt()
-    # A sample standard deviation needs two samples. It is not finite if the mean is not.
-    is_usable = (count >= 2) & (batch_std < torch.inf)
+    # A sample standard deviation needs two samples; for fewer it is 0/0, which is NaN. It is not finite if the mean is
+    # not, so one comparison finds both.
+    batch_std = (torch.dot(deviations, deviations) / (count - 1)).sqrt()
+    is_usable = batch_std < torch.inf
     new_mean, new_std = (old.lerp(new.to(old.dtype), momentum) for old, new in ((mean, batch_mean), (std, batch_std)))
     return torch.where(is_usable, new_mean, mean), torch.where(is_usable, new_std, std)
 

@@ -267,13 +267,13 @@ class AngularHead(nn.Module):
             NonFiniteScoresError: a `ValueError` for a class vector that is not finite or a score that overflows.
         """
         check_features(x, self.in_features)
-        y = check_labels(y, len(x))
+        y = check_labels(y, x.shape[0])
         before = self._state_for_call(x, y, self._loss_history)
         noise = self._margin_noise(x)
         with _numerics.autocast_disabled(x):
             # Compute first and check afterwards: all checks are combined into `is_valid`, the only value that the host
             # has to wait for. A batch that fails is examined and, if it is legal, computed again with safe scaling.
-            scale_safely = len(x) == 0 or not _numerics.values_readable(x, y, self.weight)
+            scale_safely = x.shape[0] == 0 or not _numerics.values_readable(x, y, self.weight)
             loss, state, is_valid = batch_loss(self, x, y, before, noise, scale_safely=scale_safely)
             if not scale_safely and not bool(is_valid):
                 require_labels(y, self.num_classes, self.ignore_index)
@@ -283,7 +283,7 @@ class AngularHead(nn.Module):
                 require_finite_scores(loss, counted_features, self.weight)
         if self.training and _numerics.can_update_state(x):
             self._loss_history.record(x, y, state)
-            for name, value in state._asdict().items():
+            for name, value in zip(state._fields, state, strict=True):
                 if value is not None and name != "steps":  # steps are counted by `advance`
                     setattr(self, name, value)
             if self._step_source.counts_calls:
@@ -318,7 +318,7 @@ class AngularHead(nn.Module):
         have the lowest finite number as their score.
         """
         check_features(x, self.in_features)
-        y = check_labels(y, len(x))
+        y = check_labels(y, x.shape[0])
         require_labels(y, self.num_classes, self.ignore_index)
         x = without_ignored(x, y, self.ignore_index)
         state, responses = self._state_for_call(x, y, self._logit_history), self._responses
@@ -332,7 +332,7 @@ class AngularHead(nn.Module):
             else:
                 response = responses.others(cosines, ramp_strength(self, state.steps, cosines))
                 if responses.changes_negatives:
-                    negatives = batch_negatives(self, batch, state, cosines.gather(1, column).squeeze(1))
+                    negatives = batch_negatives(self, responses, batch, state, cosines.gather(1, column).squeeze(1))
                     is_target = torch.zeros_like(cosines, dtype=torch.bool).scatter(1, column, True)
                     response, is_left_out = negatives(cosines, response, is_target)
                 scores = magnitudes * responses.with_gradient_mode(cosines, response)
@@ -340,7 +340,7 @@ class AngularHead(nn.Module):
             product = (scores if responses.are_products else cosines).gather(1, column).squeeze(1)
             rows = column if winners is None else self.num_centers * column + winners.gather(1, column)
             w_norm, w_hat = (t.to(product.dtype) for t in sphere.polar(self.weight[rows.squeeze(1)]))
-            score = target_scores(self, batch, state, product, x_norm, w_norm.squeeze(1), w_hat.detach())
+            score = target_scores(self, responses, batch, state, product, x_norm, w_norm.squeeze(1), w_hat.detach())
             logits = scores.scatter(1, column, score.unsqueeze(1))
             logits = logits if self.bias is None else logits + self.bias.to(logits.dtype)
             if is_left_out is not None:
@@ -481,7 +481,7 @@ class AngularHead(nn.Module):
             (tensor([0, 0]), tensor([False, False,  True, False]))
         """
         check_features(x, self.in_features)
-        y = check_labels(y, len(x))
+        y = check_labels(y, x.shape[0])
         require_labels(y, self.num_classes, self.ignore_index)
         require(is_number(max_angle, 0, math.pi), "max_angle", "an angle in [0, pi]", max_angle)
         x = without_ignored(x, y, self.ignore_index)

@@ -129,17 +129,18 @@ class _ExplicitScore(torch.autograd.Function):
     ) -> Tensor:
         ctx.psi = psi
         ctx.number = None if isinstance(magnitude, Tensor) else magnitude
-        c = _cosines(product, magnitude)
+        is_zero = magnitude == 0 if isinstance(magnitude, Tensor) else None
+        c = product / (magnitude if is_zero is None else magnitude.masked_fill(is_zero, torch.inf))
         value, factor = psi_and_derivative(c)
         if isinstance(factor, Tensor):
             derivative: Tensor | None = factor
         else:  # None stands for 1, which saves a multiplication
             derivative = None if factor == 1 else torch.full_like(value, factor)
-        if not isinstance(magnitude, Tensor):
+        if is_zero is None:
             ctx.save_for_backward(product, None, derivative, None)
             return value * magnitude
         if derivative is not None:
-            derivative = derivative.masked_fill(magnitude == 0, 1.0)  # the gradient of h·c
+            derivative = derivative.masked_fill(is_zero, 1.0)  # the gradient of h·c
         magnitude_derivative = value - c if derivative is None else torch.addcmul(value, derivative, c, value=-1)
         ctx.save_for_backward(product, magnitude, derivative, magnitude_derivative)
         return value * magnitude
