@@ -123,17 +123,6 @@ def _resolve_constructor(owner: griffe.Class) -> None:
             return
 
 
-def _show_methods_of_parts(owner: griffe.Class) -> None:
-    """Show the methods of `AngularHead` that its parts, classes of private modules, define."""
-    for base in owner.resolved_bases:
-        if base.path.startswith("hypersphere.heads._"):
-            for name, member in base.members.items():
-                if isinstance(member, griffe.Function) and not name.startswith("_"):
-                    owner.members.setdefault(
-                        name, griffe.Alias(name, member, parent=owner)
-                    )
-
-
 def _add_options(
     owner: griffe.Class, options: dict[str, list[griffe.Parameter]]
 ) -> None:
@@ -249,7 +238,6 @@ class Docstrings(griffe.Extension):
         loader.resolve_aliases()
         for owner in _classes(pkg):
             _resolve_constructor(owner)
-            _show_methods_of_parts(owner)
             _add_options(owner, options)
         for room in pkg.modules.values():
             if room.is_alias:  # a menu, shown on the page of the functions

@@ -95,6 +95,31 @@ def test_grow_keeps_rows_and_starts_new_ones_at_features(name, centers):
     assert_trains(head, optimizer, CLASSES + 2)
 
 
+STARTING_AWAY_FROM_ZERO = {
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1, initial_accumulator_value=0.3),
+    "rprop": lambda p: torch.optim.Rprop(p, 0.02),
+    "hyperball": lambda p: hs.optim.Hyperball(torch.optim.Rprop(p, 0.02), per="row"),
+}
+
+
+@pytest.mark.parametrize("wrap", [lambda head: head, ShardedHead], ids=["plain", "sharded"])
+@pytest.mark.parametrize("name", STARTING_AWAY_FROM_ZERO)
+def test_grow_starts_the_optimizer_state_of_new_rows_as_for_a_new_parameter(name, wrap):
+    make = STARTING_AWAY_FROM_ZERO[name]
+    head, optimizer, _ = trained(make, 2, wrap)
+    before = states(optimizer)
+    head.grow(3, optimizer=optimizer)
+    parameter = torch.nn.Parameter(torch.ones(6, DIM))
+    parameter.grad = torch.zeros_like(parameter)  # does not change the initial state
+    fresh = make([parameter])
+    fresh.step()
+    after, expected = states(optimizer), states(fresh)
+    assert any(value.any() for key, value in expected.items() if key != "radius")
+    for key in before.keys() - {"radius"}:
+        assert torch.equal(after[key], torch.cat([before[key], expected[key]])), key
+    assert_trains(head, optimizer, CLASSES + 3)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_merge_averages_directions_and_optimizer_state(name):
     head, optimizer, _ = trained(OPTIMIZERS[name])

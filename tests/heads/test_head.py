@@ -747,7 +747,7 @@ def test_head_with_a_callable_or_a_learned_k_equals_its_menu_entry():
     angular = hs.angular.Sigmoid(0.5)
     heads = [AngularHead(5, 4, angular=g).double() for g in (angular, lambda c: angular(c))]
     heads.append(AngularHead(5, 4, angular=hs.angular.Sigmoid(torch.nn.Parameter(torch.tensor(0.5)))).double())
-    assert [head._needs_autograd() for head in heads] == [False, True, True]
+    assert [head._responses.needs_autograd() for head in heads] == [False, True, True]
     for head in heads[1:]:
         with torch.no_grad():
             head.weight.copy_(heads[0].weight)

@@ -67,7 +67,10 @@ def test_fixed_head_takes_vectors_of_the_user():
         (lambda: hs.heads.fixed(8, 6, vectors=torch.ones(5, 8)), r"vectors must be of shape \(6, 8\), not \(5, 8\)"),
         (lambda: hs.heads.fixed(8, 6, vectors=torch.zeros(6, 8)), "vectors must be class vectors other than zero"),
         (lambda: hs.heads.fixed(8, 6, centers=2), "centers must be 1 with fixed class vectors, not 2"),
-        (lambda: hs.heads.ShardedHead(hs.heads.fixed(8, 6)), "head must be one whose class vectors are learned"),
+        (
+            lambda: hs.heads.ShardedHead(hs.heads.fixed(8, 6).to("meta")),
+            "head must be one whose fixed class vectors are not on the meta device, not 'FixedHead'",
+        ),
     ],
 )
 def test_fixed_rejects_invalid_arguments(make, message):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch import nn
 
-from hypersphere.heads import ShardedHead, arcface
+from hypersphere.heads import ShardedHead, arcface, fixed
 from hypersphere.training.checkpoint import Checkpoints
 from processes import run_processes
 
@@ -20,7 +20,9 @@ def build(kind):
     """Return modules with divided parameters and the optimiser of all of them."""
     torch.manual_seed(3)
     backbone, head = nn.Linear(6, DIM), arcface(DIM, CLASSES, bias=False)
-    if kind == "head":
+    if kind == "fixed":
+        head = fixed(DIM, CLASSES, vectors="energy")
+    if kind in ("head", "fixed"):
         modules = {"objective": nn.ModuleDict({"network": backbone, "head": ShardedHead(head)})}
     else:
         body = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, CLASSES))
@@ -78,7 +80,7 @@ def run(size, kind, folder, save):
         run_processes(worker, size, folder.parent, kind, folder, save)
 
 
-@pytest.mark.parametrize("kind", ["head", "fsdp"])
+@pytest.mark.parametrize("kind", ["head", "fixed", "fsdp"])
 @pytest.mark.parametrize(("before", "after"), LAYOUTS)
 def test_checkpoint_resumes_in_another_number_of_processes(tmp_path, kind, before, after):
     folder = tmp_path / "checkpoints"

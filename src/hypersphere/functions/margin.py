@@ -110,8 +110,8 @@ class AffineAngleMargin(Margin):
         m1, m2, m3 = self._scaled_coefficients(strength)
         if _equals(m1, 1) and _equals(m2, 0):
             return c - m3, 1.0
-        c = c.clamp(-1, 1)
         if _has_recurrence(m1, m2):
+            c = c.clamp(-1, 1)  # `angle` and `cosecant` below accept cosines beyond ±1
             # |T_m′| is m·|sin mθ|/sin θ without the division, which is 0/0 at c = ±1.
             polynomial, polynomial_derivative = _chebyshev_and_derivative(c, int(m1))
             assert isinstance(polynomial_derivative, Tensor)  # a number only for m = 1
@@ -338,8 +338,8 @@ class NormAdaptive(AffineAngleMargin):
 
     def quality(self, x_norm: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         """Return q for feature norms with the given mean and standard deviation; 0 if the deviation is 0."""
-        # An infinite divisor makes q = 0 if all norms are equal.
-        factor = self.h / std.masked_fill(std <= 0, math.inf)
+        # An infinite divisor makes q = 0 if all norms are equal. `threshold` replaces numbers <= 0.
+        factor = self.h / torch.threshold(std, 0.0, math.inf)
         return ((x_norm - mean) * factor).clamp(-1, 1)
 
     def for_quality(self, q: Tensor) -> AffineAngleMargin:

@@ -6,9 +6,10 @@ Numbers of equations and sections refer to Weiyang Liu's thesis, *Deep Represent
 from typing import TYPE_CHECKING, NoReturn
 
 from hypersphere.heads._centers import LabelAngles, class_vectors
+from hypersphere.heads._checks import NonFiniteScoresError
 from hypersphere.heads.baselines import BASELINES, CenterHead, HingeHead, MetricLearningHead
 from hypersphere.heads.binary import BinaryHead
-from hypersphere.heads.head import AngularHead, NonFiniteScoresError
+from hypersphere.heads.head import AngularHead
 from hypersphere.heads.presets import (
     PRESET_ALIASES,
     PRESETS,

@@ -14,11 +14,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hypersphere.functions.margin import shifted_response
 
 __all__ = ["Negatives"]
+
+
+Nearest = Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
+
+
+def nearest_of_all(cosines: Tensor, count: int) -> tuple[Tensor, None]:
+    """Return the columns of the largest cosines of each row, (B, count), at most one fewer than there are columns.
+
+    Returns:
+        The columns, and which of them are among the nearest: None for all. If classes are distributed over processes,
+        another function takes the place of this one (`ShardedClasses`).
+    """
+    return cosines.topk(min(count, cosines.shape[1] - 1), dim=1).indices, None
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,7 @@ class Negatives:
         hard_margin: m′ in radians. Below θ = m′ the response is continued by 2 − g(m′ − θ), so that it keeps rising.
         threshold: (B,) responses ψ(θ_y); wrong classes with a larger response are hard. None without a curriculum.
         hardness: t, a scalar; None without a curriculum.
+        nearest: the function that finds the k nearest wrong classes; see `nearest_of_all`.
     """
 
     angular: Callable[[Tensor], Tensor]
@@ -40,6 +55,7 @@ class Negatives:
     hard_margin: float = 0.0
     threshold: Tensor | None = None
     hardness: Tensor | None = None
+    nearest: Nearest = nearest_of_all
 
     def __call__(self, c: Tensor, response: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the responses of all classes, and the classes that are left out, or None.
@@ -55,8 +71,9 @@ class Negatives:
             response = response.where(~is_hard, response * (self.hardness + response))
         if self.hard_count:
             is_candidate = ~is_target if is_left_out is None else ~(is_target | is_left_out)
-            cosines = c.detach().where(is_candidate, -float("inf"))
-            nearest = cosines.topk(min(self.hard_count, c.shape[1] - 1), dim=1).indices
-            hard = shifted_response(self.angular, c.gather(1, nearest), -self.hard_margin)
-            response = response.scatter(1, nearest, hard)
+            columns, is_near = self.nearest(c.detach().where(is_candidate, -torch.inf), self.hard_count)
+            hard = shifted_response(self.angular, c.gather(1, columns), -self.hard_margin)
+            if is_near is not None:
+                hard = torch.where(is_near, hard, response.gather(1, columns))
+            response = response.scatter(1, columns, hard)
         return response, is_left_out

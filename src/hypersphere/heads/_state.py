@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics, sphere
 from hypersphere.functions._recomputation import PassHistory
+from hypersphere.heads.fused_loss import SampleWeights
 
-__all__ = ["HeadState", "StatefulHead", "update_hardness", "update_norm_statistics", "update_scale"]
+__all__ = [
+    "HeadState",
+    "StateHistory",
+    "StepSource",
+    "call_fingerprint",
+    "update_hardness",
+    "update_norm_statistics",
+    "update_scale",
+]
 
 
 class HeadState(NamedTuple):
@@ -34,21 +44,24 @@ class HeadState(NamedTuple):
         return all(value is None for value in self)
 
 
+# Running statistics --------------------------------------------------------------------------------------------------
+
+
 def update_norm_statistics(
-    mean: Tensor, std: Tensor, norms: Tensor, counted: Tensor, momentum: float
+    mean: Tensor, std: Tensor, norms: Tensor, samples: SampleWeights, momentum: float
 ) -> tuple[Tensor, Tensor]:
-    """Return running statistics, updated with the mean and standard deviation of the counted norms.
+    """Return running statistics, updated with the mean and standard deviation of the norms of samples that count.
 
     Fewer than two samples or norms that are not finite leave the statistics unchanged. No shape depends on the number
     of counted samples, so this can be compiled.
     """
-    weights = counted.to(norms.dtype)  # 1 for samples that count, else 0
-    count = weights.sum()
-    batch_mean = torch.dot(norms, weights) / count.clamp_min(1)
+    weights, count = samples
+    batch_mean = torch.dot(norms, weights) / count
     deviations = (norms - batch_mean) * weights
-    batch_std = (torch.dot(deviations, deviations) / (count - 1).clamp_min(1)).sqrt()
-    # A sample standard deviation needs two samples. It is not finite if the mean is not.
-    is_usable = (count >= 2) & (batch_std < torch.inf)
+    # A sample standard deviation needs two samples; for fewer it is 0/0, which is NaN. It is not finite if the mean is
+    # not, so one comparison finds both.
+    batch_std = (torch.dot(deviations, deviations) / (count - 1)).sqrt()
+    is_usable = batch_std < torch.inf
     new_mean, new_std = (old.lerp(new.to(old.dtype), momentum) for old, new in ((mean, batch_mean), (std, batch_std)))
     return torch.where(is_usable, new_mean, mean), torch.where(is_usable, new_std, std)
 
@@ -79,81 +92,68 @@ def update_scale(scale: Tensor, others: Tensor, cosines: Tensor, counted: Tensor
     return torch.where((count > 0) & (new > 0) & (new < math.inf), new, scale)
 
 
-class _OptimizerHandle(RemovableHandle):
-    """The handle of `StatefulHead.advance_with`, which also lets the head count its training calls again."""
+# Steps of schedules ---------------------------------------------------------------------------------------------------
 
-    def __init__(self, hook: RemovableHandle, head: StatefulHead) -> None:
+
+class StepSource:
+    """What advances the schedules of a head: its training calls, or the steps of the optimisers that it follows."""
+
+    def __init__(self) -> None:
+        self._followed: frozenset[int] = frozenset()
+
+    @property
+    def counts_calls(self) -> bool:
+        """True if the head follows no optimiser, so that its training calls are counted."""
+        return not self._followed
+
+    def follow(self, optimizer: torch.optim.Optimizer, advance: Callable[[], None]) -> RemovableHandle:
+        """Call `advance` after each step of `optimizer`, until the handle that is returned is removed."""
+        return _OptimizerHandle(optimizer.register_step_post_hook(lambda *_: advance()), self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, which counts calls: the hooks of optimisers advance the original head only."""
+        return {"_followed": frozenset()}
+
+
+class _OptimizerHandle(RemovableHandle):
+    """The handle of a followed optimiser. Removing it also makes the head count its training calls again."""
+
+    def __init__(self, hook: RemovableHandle, source: StepSource) -> None:
         super().__init__(OrderedDict())
-        self.hook, self.head = hook, head
-        head._optimizer_hooks |= {self.id}
+        self.hook, self.source = hook, source
+        source._followed |= {self.id}
 
     def remove(self) -> None:
         self.hook.remove()
-        self.head._optimizer_hooks -= {self.id}
+        self.source._followed -= {self.id}
 
 
-class StatefulHead(nn.Module):
-    """The part of a head that counts steps, and uses the same state again if activation checkpointing repeats a call.
+# Activation checkpointing --------------------------------------------------------------------------------------------
 
-    The buffers are the fields of `HeadState`; a head registers those that it uses.
-    """
 
-    steps: Tensor
+class StateHistory:
+    """The states that recent calls of a head used. Activation checkpointing repeats calls, which use them again."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._optimizer_hooks: frozenset[int] = frozenset()  # of `advance_with`
-        # The state that recent passes used, for activation checkpointing.
-        fallback = "the step and the statistics of the last pass"
-        self._loss_passes, self._logit_passes = PassHistory(fallback), PassHistory(fallback)
+        self._passes = PassHistory("the step and the statistics of the last pass")
 
-    def advance(self) -> None:
-        """Advance the schedules by one step. `forward` does this in training mode unless `advance_with` was called."""
-        if hasattr(self, "steps"):
-            self.steps = self.steps + 1  # a new tensor, because a compiled backward pass may still read the old one
+    def state_for(self, x: Tensor, y: Tensor, current: HeadState) -> HeadState:
+        """Return the state that a repeated call used the first time, and the current state for other calls."""
+        if not _numerics.in_backward() or current.is_empty:
+            return current
+        return HeadState(*self._passes.recall(call_fingerprint(x, y), self._passes.newest or current))
 
-    def advance_with(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
-        """Let the schedules count the steps of `optimizer` instead of training calls of the head.
-
-        Use this with gradient accumulation, or if the head is called several times per step. A copy of the head does
-        not follow the optimizer: it counts its training calls again.
-
-        Returns:
-            A handle; its `remove()` lets the schedules count training calls again.
-
-        Example:
-            >>> from hypersphere.heads import AngularHead, Ramp
-            >>> head = AngularHead(8, 3, margin="multiplicative", ramp=Ramp(steps=100))
-            >>> optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-            >>> handle = head.advance_with(optimizer)
-            >>> for _ in range(4):  # accumulate gradients of four batches
-            ...     head(torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])).backward()
-            >>> optimizer.step()
-            >>> head.steps
-            tensor(1)
-        """
-        return _OptimizerHandle(optimizer.register_step_post_hook(lambda *_: self.advance()), self)
-
-    def _current_state(self) -> HeadState:
-        return HeadState(*(self._buffers.get(name) for name in HeadState._fields))
-
-    def _state_of_pass(self, x: Tensor, y: Tensor, passes: PassHistory) -> HeadState:
-        """Return the current state, or the one that this pass used before if activation checkpointing repeats it."""
-        state = self._current_state()
-        if not self.training or not _numerics.in_backward() or state.is_empty:
-            return state
-        return HeadState(*passes.recall(self._fingerprint(x, y), passes.newest or state))
-
-    def _record_pass(self, x: Tensor, y: Tensor, state: HeadState, passes: PassHistory) -> None:
-        """Remember the state that this call used, in case activation checkpointing repeats it."""
+    def record(self, x: Tensor, y: Tensor, state: HeadState) -> None:
+        """Remember the state that a call used."""
         if not state.is_empty and _numerics.values_readable(x, y):
-            passes.record(self._fingerprint(x, y), state)
+            self._passes.record(call_fingerprint(x, y), state)
 
-    def _fingerprint(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return one number per sample, and the labels, which identify a call: mixup uses two labels per feature."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return x.detach().sum(1, dtype=wide), y
+    def clear(self) -> None:
+        """Forget all calls."""
+        self._passes.clear()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy, which counts its calls: the hooks of `advance_with` advance this head only."""
-        return {**self.__dict__, "_optimizer_hooks": frozenset()}
+
+def call_fingerprint(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return one number per sample, and the labels, which identify a call: mixup uses two labels per feature."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x.detach().sum(1, dtype=wide), y

@@ -17,6 +17,7 @@ from hypersphere import _numerics
 from hypersphere._validation import is_number, nearest_name, require, require_package
 from hypersphere.functions._recomputation import PassHistory
 from hypersphere.heads._checks import check_features, check_labels, require_labels
+from hypersphere.heads._state import call_fingerprint
 from hypersphere.heads.head import AngularHead
 
 __all__ = ["BASELINES", "CenterHead", "HingeHead", "MetricLearningHead"]
@@ -122,11 +123,11 @@ class CenterHead(_LinearHead):
         x, y = self._counted(x, y)
         centers = self.centers[y]
         if self.training and _numerics.in_backward():  # activation checkpointing repeats a pass that moved the centres
-            (centers,) = self._center_passes.recall(self._fingerprint(x, y), (centers,))  # type: ignore[assignment]
+            (centers,) = self._center_passes.recall(call_fingerprint(x, y), (centers,))  # type: ignore[assignment]
         deviations = x - centers.to(x.dtype)
         loss = loss + self.center_weight / 2 * deviations.square().sum() / max(len(y), 1)
         if self.training and _numerics.can_update_state(x):
-            self._center_passes.record(self._fingerprint(x, y), (centers,))
+            self._center_passes.record(call_fingerprint(x, y), (centers,))
             self._move_centers(deviations.detach().to(self.centers.dtype), y)
         return loss
 

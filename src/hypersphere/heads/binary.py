@@ -95,12 +95,13 @@ class BinaryHead(AngularHead):
         """
         right_angle = torch.zeros(1, dtype=torch.float64)
         radius = float(self.radius)
-        if self.margin is None:
-            target = radius * float(self.angular(right_angle))
+        responses = self._responses
+        if responses.margin is None:
+            target = radius * float(responses.angular(right_angle))
         else:
-            margin = self._batch_margin(right_angle + radius, self._current_state())
-            target = radius * float(margin(right_angle, self.angular, 1.0))
-        others = radius * float(self._other_response(right_angle, 1.0))
+            margin = responses.margin_of_batch(right_angle + radius, self._current_state())
+            target = radius * float(margin(right_angle, responses.angular, 1.0))
+        others = radius * float(responses.others(right_angle, 1.0))
         odds = self.balance / ((1 - self.balance) * (self.num_classes - 1))
         # The root of (1 − odds)² + 4·odds·e^(a_y−a_j), with both terms divided by the larger one, e^(2·scale): at a
         # large radius the exponential leaves the range of numbers.

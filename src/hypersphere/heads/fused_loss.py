@@ -65,6 +65,7 @@ __all__ = [
     "ClassInputs",
     "ClassReduction",
     "ClassTerms",
+    "SampleWeights",
     "ScoreRule",
     "class_terms",
     "reduce_samples",
@@ -248,15 +249,17 @@ def class_terms(inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool = Fa
 
     With `scale_safely`, `in_range` is read here, and `reference_terms`, which scales safely, is used if it is False.
     """
+    # The fused pass has closed-form derivatives of products and of cosines, but not of ‖w‖·r(cos θ) with a response r.
     is_plain = not rule.needs_autograd and rule.negatives is None
-    fusable = is_plain and (rule.response is None or rule.unit_class_vectors) and len(inputs.x) > 0
+    fusable = is_plain and (rule.response is None or rule.unit_class_vectors) and inputs.x.shape[0] > 0
     with _numerics.autocast_disabled(inputs.x):
         if not fusable or not only_reverse_mode(inputs.x, inputs.w, inputs.labels):
             return reference_terms(inputs, rule)
         # The fused energy is less accurate for class vectors that nearly coincide, so it is not used with
         # `scale_safely`. It needs the target class vectors before the products, so it is not used with several centres.
         fuse_energy = rule.needs_energy and rule.targets_present and not scale_safely and rule.centers == 1
-        terms = ClassTerms(*_FusedTerms.apply(replace(rule, needs_energy=fuse_energy), *inputs))
+        fused_rule = rule if fuse_energy == rule.needs_energy else replace(rule, needs_energy=fuse_energy)
+        terms = ClassTerms(*_FusedTerms.apply(fused_rule, *inputs))
         if scale_safely and not bool(terms.in_range):
             return reference_terms(inputs, rule)
         if rule.needs_energy and not fuse_energy:
@@ -266,6 +269,7 @@ def class_terms(inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool = Fa
 
 def reference_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
     """Return the terms through a B×C matrix of scores and automatic differentiation."""
+    # Products z of all classes; with several centres the largest of each class.
     (w_norm, w_hat), (x_norm, x_hat) = sphere.polar(inputs.w), sphere.polar(inputs.x)
     features = inputs.x if rule.feature_scale_norm is None else rule.feature_scale_norm * x_hat
     z = features @ (w_hat if rule.unit_class_vectors or rule.response is not None else inputs.w).mT
@@ -277,11 +281,13 @@ def reference_terms(inputs: ClassInputs, rule: ScoreRule) -> ClassTerms:
         ranked = rule.scores(z, x_norm.squeeze(1), None) * w_norm.mT if by_score else z
         winners = largest_per_class(ranked, rule.centers)[1]
         z, w_norm_of_class = rows_of_winners(z, winners), rows_of_winners(w_norm.mT, winners)
+    # The product with the target class, 0 if it is not among these classes.
     column, is_absent = inputs.labels.clamp_min(0).unsqueeze(1), (inputs.labels < 0).unsqueeze(1)
     is_target = torch.zeros_like(z, dtype=torch.bool).scatter(1, column, ~is_absent)
     # A sum and not `gather`: inductor on CPUs with several threads computes a wrong gradient for a gather whose
     # backward pass it fuses with the sum over the batch of a bias.
     target = z.masked_fill(~is_target, 0).sum(1)
+    # Scores f = h·r(z) + β of all classes.
     is_left_out = None
     if rule.negatives is None or rule.response is None:
         scores = rule.scores(z, x_norm.squeeze(1), None)
@@ -379,10 +385,10 @@ class _Block(NamedTuple):
 
 def _blocks(labels: Tensor, w: Tensor, left_rows: int, rule: ScoreRule) -> list[_Block]:
     """Cut the classes into blocks whose class vectors and products fit into the cache."""
-    num_classes, dim = len(w) // rule.centers, w.shape[1]
+    num_classes, dim = w.shape[0] // rule.centers, w.shape[1]
     size = max(1, min(_WEIGHT_ENTRIES_PER_BLOCK // dim, _PRODUCTS_PER_BLOCK // left_rows) // rule.centers)
     column = labels.unsqueeze(1)
-    # Two small products are slower than one of twice the size.
+    # One block holds up to twice as many classes. Two small products are slower than one of twice the size.
     if num_classes <= 2 * size:
         if rule.targets_present:
             return [_Block(None, column, None, None)]
@@ -390,7 +396,7 @@ def _blocks(labels: Tensor, w: Tensor, left_rows: int, rule: ScoreRule) -> list[
     blocks = []
     for start in range(0, num_classes, size):
         stop = min(start + size, num_classes)
-        local = column - start
+        local = column - start  # outside of [0, stop − start) if the target is in another block
         inside = local.clamp(0, stop - start - 1)
         rows = slice(start * rule.centers, stop * rule.centers)
         blocks.append(_Block(slice(start, stop), inside, inside == local, rows))
@@ -403,36 +409,45 @@ class _LeftFactor(NamedTuple):
     matrix: Tensor  # features, rescaled if the rule says so, and below them the vectors ŵ_y of the energy
     feature_norm: Tensor | None  # (B,) ‖x‖
     inverse_norm: Tensor | None  # (B, 1) 1/‖x‖, and 0 for a zero feature, which has no direction
+    rescaling: Tensor | None  # (B, 1) s/‖x‖, the factor of rescaled features; None if they are not rescaled
     target_vector_norms: Tensor | None  # (B, 1) ‖w_y‖ of the energy's vectors
 
 
 def _left_factor(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> _LeftFactor:
     """Return the matrix that is multiplied with class vectors, and the norms of its rows."""
-    feature_norm, inverse_norm, target_vector_norms = None, None, None
+    feature_norm, inverse_norm, rescaling, target_vector_norms = None, None, None, None
     if rule.needs_feature_norm or rule.feature_scale_norm is not None:
         norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-        feature_norm, inverse_norm = norms.squeeze(1), norms.masked_fill(norms == 0, torch.inf).reciprocal_()
+        feature_norm, inverse_norm = norms.squeeze(1), _nonzero(norms).reciprocal_()
         if rule.feature_scale_norm is not None:
-            x = x * (inverse_norm if rule.feature_scale_norm == 1 else inverse_norm * rule.feature_scale_norm)
+            rescaling = inverse_norm if rule.feature_scale_norm == 1 else inverse_norm * rule.feature_scale_norm
+            x = x * rescaling
     if rule.needs_energy:
         assert rule.targets_present  # a label of −1 has no class vector
         w_target = w.index_select(0, labels)  # faster than indexing, because it copies contiguous rows
         target_vector_norms = torch.linalg.vector_norm(w_target, dim=1, keepdim=True)
         x = torch.cat([x, w_target.div_(target_vector_norms)])
     return _LeftFactor(
-        matrix=x, feature_norm=feature_norm, inverse_norm=inverse_norm, target_vector_norms=target_vector_norms
+        matrix=x,
+        feature_norm=feature_norm,
+        inverse_norm=inverse_norm,
+        rescaling=rescaling,
+        target_vector_norms=target_vector_norms,
     )
 
 
-def _products(
-    left: Tensor, w: Tensor, norms: Tensor | None, block: _Block, centers: int
-) -> tuple[Tensor, Tensor | None]:
-    """Return the products of the left factor with a block of class vectors, divided by ‖w‖ if norms are given.
+def _nonzero(norms: Tensor) -> Tensor:
+    """Return the norms with ∞ in place of 0, so that a quotient by a zero norm is 0."""
+    return torch.threshold(norms, 0.0, torch.inf)  # one operation, and it leaves a NaN unchanged
+
+
+def _products(left: Tensor, w: Tensor, norms: Tensor | None, centers: int) -> tuple[Tensor, Tensor | None]:
+    """Return the products of the left factor with class vectors, divided by ‖w‖ if norms are given.
 
     With several centres these are the largest products of each class, and the second result says which centre has it.
     """
-    z = left @ block.select_rows(w).mT
-    z = z if norms is None else z.div_(block.select_rows(norms))
+    z = left @ w.mT
+    z = z if norms is None else z.div_(norms)
     return (z, None) if centers == 1 else largest_per_class(z, centers)
 
 
@@ -461,8 +476,9 @@ def _in_range(x: Tensor, norms: Tensor | None, w_target: Tensor | None, half_squ
     peaks = x.abs().amax(1)
     if w_target is not None:
         peaks = torch.cat([peaks, w_target.abs().amax(1)])
-    peaks = peaks.masked_fill_(peaks == 0, 1)
-    in_range = _numerics.squares_in_range(peaks if norms is None else torch.cat([peaks, norms]))
+    peaks = torch.threshold_(peaks, 0.0, 1.0)  # a zero vector is in range
+    lengths = peaks if norms is None else torch.cat([peaks, norms])
+    in_range = (lengths.clamp(*_numerics.safe_square_range(x.dtype)) == lengths).all()  # False for NaN
     if half_squares:
         closest = half_squares[0] if len(half_squares) == 1 else torch.stack(half_squares).amin()
         in_range = in_range & (closest > _numerics.close_pair_threshold(x.dtype, 2.0) / 2)
@@ -500,7 +516,8 @@ class _Saved(NamedTuple):
     def products_of(self, number: int, block: _Block, centers: int) -> tuple[Tensor, Tensor | None]:
         """Return the products of a block and the winning centres, saved or computed again; see `_products`."""
         if not self.products:
-            return _products(self.left.matrix, self.inputs.w, self.norms, block, centers)
+            norms = None if self.norms is None else block.select_rows(self.norms)
+            return _products(self.left.matrix, block.select_rows(self.inputs.w), norms, centers)
         if centers == 1:
             return self.products[number], None
         return self.products[2 * number], self.products[2 * number + 1].long()
@@ -522,26 +539,29 @@ class _FusedTerms(torch.autograd.Function):
         target_vectors: Tensor | None,
     ) -> Any:
         inputs = ClassInputs(x, w, labels, bias, class_weights, counted, target_vectors)
-        batch, left = len(x), _left_factor(x, w, labels, rule)
-        blocks = _blocks(labels, w, len(left.matrix), rule)
-        save_products = len(left.matrix) * len(w) // rule.centers <= _SAVED_PRODUCTS
-        norms = w.new_empty(len(w)) if rule.unit_class_vectors else None
+        # The left factor of all products, the blocks of classes, and what is collected from them.
+        batch, left = x.shape[0], _left_factor(x, w, labels, rule)
+        blocks = _blocks(labels, w, left.matrix.shape[0], rule)
+        save_products = left.matrix.shape[0] * w.shape[0] // rule.centers <= _SAVED_PRODUCTS
         target: Any = 0.0
         target_center: Any = 0  # the winning centre of the target class
         weighted_sum: Any = None if class_weights is None else 0.0
         sample_energies, smallest_half_squares = [], []
-        parts, products, derivatives, repulsion = [], [], None, None
+        parts, norm_parts, products, derivatives, repulsion = [], [], [], None, None
         for block in blocks:
-            if norms is not None:
-                torch.linalg.vector_norm(block.select_rows(w), dim=1, out=block.select_rows(norms))
-            block_products, winners = _products(left.matrix, w, norms, block, rule.centers)
+            # z = x·ŵ of this block, and below it c = ŵ_y·ŵ for the energy.
+            w_block, block_norms = block.select_rows(w), None
+            if rule.unit_class_vectors:
+                block_norms = torch.linalg.vector_norm(w_block, dim=1)
+                norm_parts.append(block_norms)
+            block_products, winners = _products(left.matrix, w_block, block_norms, rule.centers)
             z = block_products[:batch] if rule.needs_energy else block_products
-            # The target's product, from the one block that contains it
+            # target = z_y, from the one block that contains it.
             target_products = block.at_targets(z)
             target = block.where_inside(target_products, target)
             if winners is not None:
                 target_center = block.where_inside(block.at_targets(winners), target_center)
-            # The reduction over the other classes of this block
+            # The reduction over the scores f = ρ·r(z) + β of the other classes of this block.
             scores = rule.scores(z, left.feature_norm, _block_bias(bias, rule, block))
             target_scores = target_products if scores is z else block.at_targets(scores)
             part, derivatives = block.reduce_others(scores, target_scores, rule.reduction)
@@ -559,12 +579,14 @@ class _FusedTerms(torch.autograd.Function):
                 sample_energies.append(repulsion.sum(1))
             if save_products:
                 products += [block_products] if winners is None else [block_products, winners.to(torch.uint8)]
-        # Combine the blocks.
+        # Combine the blocks: others = log Σ_blocks exp(part).
+        norms = norm_parts[0] if len(norm_parts) == 1 else torch.cat(norm_parts) if norm_parts else None
         others = parts[0] if len(parts) == 1 else rule.reduction.across(torch.stack(parts, 1))
         target_row = None
         if rule.centers > 1:
             target_row = (rule.centers * labels + target_center.squeeze(1)).masked_fill_(labels < 0, -1)
         rows = labels if target_row is None else target_row
+        # Terms of the target's class vector, and the check that no square has left the range of the dtype.
         w_target, target_norm = _target_norm(w, rows, rule) if rule.needs_target_norm else (None, None)
         energy = None
         if rule.needs_energy:
@@ -636,16 +658,17 @@ def _blocked_backward(
     """Return the gradients with respect to x, w and β; see the top of this file."""
     needs_x, needs_w, needs_bias = needs_grad
     x, w, labels, bias, *_ = saved.inputs
-    left, batch = saved.left.matrix, len(x)
+    left, batch = saved.left.matrix, x.shape[0]
     terms, grad_norm = _BackwardTerms(rule, saved, grads), grads.feature_norm
     grad_w = torch.empty_like(w) if needs_w else None
     grad_bias = torch.zeros_like(bias) if needs_bias and bias is not None else None
     grad_left: Tensor | None = None  # Σ_j (D/‖w‖)·w for the left factor
     energy_factor = terms.energy_factor() if rule.needs_energy else None
     energy_radial: Tensor | float = 0.0  # Σ_j D·c of the energy's vectors
-    for number, block in enumerate(_blocks(labels, w, len(left), rule)):
+    for number, block in enumerate(_blocks(labels, w, left.shape[0], rule)):
+        # One buffer per block holds, one after the other: P = ∂scores, D = ∂products, D/‖w‖.
         block_products, winners = saved.products_of(number, block, rule.centers)
-        grad_products = torch.empty_like(block_products)  # P, then D, then D/‖w‖
+        grad_products = torch.empty_like(block_products)
         z, grad_z = (
             (block_products[:batch], grad_products[:batch]) if rule.needs_energy else (block_products, grad_products)
         )
@@ -659,6 +682,7 @@ def _blocked_backward(
         terms.product_gradients_(grad_z, z, response, leaf, block)
         if energy_factor is not None:
             terms.energy_gradients_(grad_products[batch:], block_products[batch:], energy_factor, block)
+        # ∂w of this block.
         w_block = block.select_rows(w)
         if saved.norms is None:
             if winners is not None:
@@ -673,12 +697,16 @@ def _blocked_backward(
                 energy_radial = energy_radial + radial[batch:].sum(1, keepdim=True)
             inverse = block.select_rows(saved.norms).reciprocal()
             grad_products.mul_(inverse)
-            if grad_w is not None:  # (Σ_b D·x − a·ŵ)/‖w‖
-                along = radial.sum(0).mul_(inverse).mul_(inverse).neg_().unsqueeze(1)
-                torch.mul(w_block, along, out=block.select_rows(grad_w)).addmm_(grad_products.mT, left)
+            if grad_w is not None:
+                # (Σ_b D·x − a·ŵ)/‖w‖: write a/‖w‖²·w first; the product subtracts it while it adds Σ_b (D/‖w‖)·x.
+                along = radial.sum(0).mul_(inverse).mul_(inverse).unsqueeze(1)
+                torch.mul(w_block, along, out=block.select_rows(grad_w)).addmm_(grad_products.mT, left, beta=-1)
             del radial  # free its memory before the next block needs as much
+        # Σ_j (D/‖w‖)·w, the gradient of the left factor.
         if needs_x or rule.needs_energy:
             grad_left = grad_products @ w_block if grad_left is None else grad_left.addmm_(grad_products, w_block)
+    # What is left does not depend on the blocks: gradients through ‖w_y‖, through the vectors ŵ_y of the energy, and
+    # through the normalisation of features.
     if grad_w is not None and grads.target_norm is not None:
         terms.add_target_norm_gradient_(grad_w)
     if grad_w is not None and grad_left is not None and rule.needs_energy:
@@ -763,9 +791,11 @@ class _BackwardTerms(NamedTuple):
     def add_target_norm_gradient_(self, grad_w: Tensor) -> None:
         """Add the gradient through ‖w_y‖: ∂‖w_y‖/∂w_y = ŵ_y, and zero for a zero class vector."""
         norms = self.saved.target_norm
-        factor = self.grads.target_norm / norms.masked_fill(norms == 0, torch.inf)
+        factor = self.grads.target_norm / _nonzero(norms)
         rows = self.saved.inputs.labels if self.saved.target_row is None else self.saved.target_row
-        grad_w.index_add_(0, rows.clamp_min(0), self.saved.w_target * factor.unsqueeze(1))
+        # A sample whose target is elsewhere has the norm 0, and adds 0 to the first row.
+        rows = rows if self.rule.targets_present else rows.clamp_min(0)
+        grad_w.index_add_(0, rows, self.saved.w_target * factor.unsqueeze(1))
 
     def add_energy_target_gradient_(self, grad_w: Tensor, grad_left: Tensor, radial: Any) -> None:
         """Add the gradient through the vectors ŵ_y, projected: ∂w_y += (Σ_j D·ŵ_j − (Σ_j D·c)·ŵ_y)/‖w_y‖."""
@@ -776,14 +806,15 @@ class _BackwardTerms(NamedTuple):
 
     def feature_gradient_(self, grad_x: Tensor, grad_norm: Tensor | None) -> Tensor:
         """Return ∂x from the gradient g with respect to the rescaled features, and from the gradient of ‖x‖."""
-        length, inverse = self.rule.feature_scale_norm, self.saved.left.inverse_norm
+        left, length = self.saved.left, self.rule.feature_scale_norm
         if length is not None:
-            # Features of length s: ∂x = (s/‖x‖)·(g − (g·x̂)x̂)
-            features = self.saved.left.matrix[: len(grad_x)]
+            # Features of length s: ∂x = (s/‖x‖)·(g − (g·x̂)x̂). They are s·x̂, hence the factor 1/s².
+            features = left.matrix[: grad_x.shape[0]] if self.rule.needs_energy else left.matrix
             along = torch.linalg.vecdot(grad_x, features, dim=1).unsqueeze(1)
-            grad_x = grad_x.addcmul_(along, features, value=-1 / length**2).mul_(inverse * length)
+            grad_x = grad_x.addcmul_(along, features, value=-1 / length**2).mul_(left.rescaling)
         if grad_norm is not None:
-            grad_x = grad_x.addcmul_(grad_norm.unsqueeze(1) * inverse, self.saved.inputs.x)  # ∂‖x‖/∂x = x̂
+            # ∂‖x‖/∂x = x̂
+            grad_x = grad_x.addcmul_(grad_norm.unsqueeze(1) * left.inverse_norm, self.saved.inputs.x)
         return grad_x
 
 
@@ -806,29 +837,45 @@ def sample_losses(
         weights: (C,) class weights v, or None.
         smoothing: ε.
     """
+    # ℓ = −log p_y. With a threshold of 50 `softplus` is exact to rounding: log(1 + e^50) − 50 is below 2e-22.
     losses = F.softplus(terms.others - score, threshold=50)
     if weights is not None:
         losses = losses * weights[labels]
     if terms.weighted_sum is None:
         return losses
     target_weight, total_weight = (1.0, num_classes) if weights is None else (weights[labels], weights.sum())
+    # Σ_j v_j·(log Σ_i exp f_i − f_j), with the target's summand taken apart.
     log_sum = torch.logaddexp(terms.others, score)
     spread = total_weight * log_sum - terms.weighted_sum - target_weight * score
     return (1 - smoothing) * losses + smoothing / num_classes * spread
 
 
-def reduce_samples(losses: Tensor, labels: Tensor, weights: Tensor | None, counted: Tensor, reduction: str) -> Tensor:
+class SampleWeights(NamedTuple):
+    """Which samples count. Losses, penalties and statistics share these tensors."""
+
+    weights: Tensor  # (B,) 1 for samples that count, else 0
+    count: Tensor  # a scalar, the number of samples that count, at least 1
+
+    @classmethod
+    def of(cls, counted: Tensor, dtype: torch.dtype) -> SampleWeights:
+        """Return the weights for booleans (B,)."""
+        weights = counted.to(dtype)
+        return cls(weights, weights.sum().clamp_min(1))
+
+
+def reduce_samples(
+    losses: Tensor, labels: Tensor, class_weights: Tensor | None, samples: SampleWeights, reduction: str
+) -> Tensor:
     """Return the losses of all samples ("none"), their sum, or their mean weighted by class.
 
-    Samples that are not counted have loss 0, and so has a mean over no samples.
+    Samples that do not count have loss 0, and so has a mean over no samples.
     """
     if reduction == "none":
-        return losses.masked_fill(~counted, 0)
-    sample_weights = counted.to(losses.dtype)
-    total = torch.dot(losses, sample_weights)
+        return losses.masked_fill(samples.weights == 0, 0)
+    total = torch.dot(losses, samples.weights)
     if reduction == "sum":
         return total
-    if weights is None:
-        return total / sample_weights.sum().clamp_min(1)
-    total_weight = torch.dot(weights[labels], sample_weights)
+    if class_weights is None:
+        return total / samples.count
+    total_weight = torch.dot(class_weights[labels], samples.weights)
     return total / total_weight.masked_fill(total_weight == 0, 1)

@@ -1,15 +1,17 @@
 r"""The angular head: scores h(‖w‖, ‖x‖)·g(θ) with a margin ψ on the target class, and their cross entropy.
 
-The forward pass has four steps, in this order: the terms of all classes (`fused_loss`), the target score with margin
-and schedules (`target_score`), the loss per sample, and penalties. `BinaryHead` replaces the third step; `ShardedHead`
-replaces `compute_terms`, the method that computes the first.
+This file has the options, parameters and public methods of a head. The loss is computed in four steps in `_loss`: the
+terms of all classes (`fused_loss`), the target score with margin and schedules (`target_score`), the loss per sample,
+and penalties. `BinaryHead` replaces the third step; `ShardedHead` replaces the storage of the classes, from which the
+first step gets its terms. Options and their combinations are checked in `_options`, g and ψ are in `_responses`, and
+what a head remembers between calls is in `_state`.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar
@@ -17,57 +19,47 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hypersphere import _numerics, sphere
-from hypersphere._validation import choose, is_integer, require
+from hypersphere._validation import choose, is_number, require
 from hypersphere.functions._tensor_fields import fields_on_device
-from hypersphere.functions.angular import ANGULARS, Angular, Cosine
-from hypersphere.functions.margin import (
-    MARGINS,
-    AffineAngleMargin,
-    Margin,
-    NormAdaptive,
-    NormLinear,
-    RandomAngle,
-)
-from hypersphere.heads._centers import largest_per_class, rows_of_winners
+from hypersphere.functions.angular import ANGULARS, Cosine
+from hypersphere.functions.margin import MARGINS, Margin, NormAdaptive, RandomAngle
+from hypersphere.heads import _class_changes
+from hypersphere.heads._centers import LabelAngles, label_angles, largest_per_class, rows_of_winners
 from hypersphere.heads._checks import (
     check_features,
     check_labels,
-    check_loss_options,
-    check_negatives,
-    check_penalties,
-    check_schedules,
+    require_finite_scores,
+    require_labels,
+    without_ignored,
+)
+from hypersphere.heads._class_storage import ClassStorage, LocalClasses
+from hypersphere.heads._loss import Batch, batch_loss, batch_negatives, ramp_strength, target_scores
+from hypersphere.heads._options import (
+    check_combinations,
+    check_values,
     checked_class_weights,
     checked_margin_strengths,
-    require_labels,
+    magnitude_of,
 )
-from hypersphere.heads._class_changes import ChangingClasses
-from hypersphere.heads._negatives import Negatives
-from hypersphere.heads._settings import CallableMargin, magnitude_of, tensor_field_names
-from hypersphere.heads._state import HeadState, StatefulHead, update_hardness, update_norm_statistics, update_scale
+from hypersphere.heads._responses import Responses, single_number_fields
+from hypersphere.heads._state import HeadState, StateHistory, StepSource
 from hypersphere.heads.fused_loss import (
     LOG_SUM_EXP,
     ClassInputs,
     ClassReduction,
     ClassTerms,
     ScoreRule,
-    class_terms,
-    reduce_samples,
     sample_losses,
-    straight_through,
 )
 from hypersphere.heads.schedules import Annealing, Ramp
-from hypersphere.heads.target_score import normalized_gradient_term, product_score
 
-__all__ = ["AngularHead", "NonFiniteScoresError"]
-
-
-class NonFiniteScoresError(ValueError):
-    """Finite features have scores that are not finite: class vectors diverged, or a score overflows."""
+__all__ = ["AngularHead"]
 
 
-class AngularHead(StatefulHead, ChangingClasses):
+class AngularHead(nn.Module):
     r"""A classifier whose scores are magnitudes times functions of angles (thesis, 2.4, 2.18, 2.20, 3.10 and 3.11).
 
         f_j = h(‖w_j‖, ‖x‖)·g(θ_j),   f_y = h(‖w_y‖, ‖x‖)·ψ(θ_y),   loss = mean cross entropy(f, y)
@@ -138,6 +130,10 @@ class AngularHead(StatefulHead, ChangingClasses):
     class_reduction: ClassReduction = LOG_SUM_EXP
     shares_bias: ClassVar[bool] = False
     """True if all classes share one bias."""
+    class_buffers: ClassVar[dict[str, float]] = {"class_weights": 1.0, "class_margins": 1.0}
+    """Buffers with one entry or row per class, with the value of new classes."""
+    class_storage: ClassStorage = LocalClasses()
+    """Where the class vectors are: all in this process, unless the head is part of a `ShardedHead`."""
 
     def __init__(
         self,
@@ -169,30 +165,17 @@ class AngularHead(StatefulHead, ChangingClasses):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
-        require(is_integer(in_features, 1), "in_features", "an integer >= 1", in_features)
-        require(is_integer(num_classes, 2), "num_classes", "an integer >= 2", num_classes)
-        require(isinstance(weight_norm, bool), "weight_norm", "True or False", weight_norm)
-        require(isinstance(bias, bool), "bias", "True or False", bias)
-        require(is_integer(centers, 1, 255), "centers", "an integer in [1, 255]", centers)
-        check_loss_options(gradient, reduction, label_smoothing, ignore_index)
-        check_schedules(margin, annealing, ramp)
-        check_penalties(energy_weight, norm_weight, norm_target, reduction)
-        check_negatives(hard_negatives, hard_margin, interclass_filter, curriculum, label_smoothing)
-        require(is_integer(energy_start, 0), "energy_start", "an integer >= 0", energy_start)
         self.in_features = in_features
         self.num_classes = num_classes
         self.radius = radius
         self.weight_norm = weight_norm
+        self.annealing = annealing
+        self.ramp = ramp
         self.num_centers = centers
         self.hard_negatives = hard_negatives
         self.hard_margin = hard_margin
         self.interclass_filter = interclass_filter
         self.curriculum = curriculum
-        self.magnitude = magnitude_of(radius, weight_norm)
-        self._angular: Any = choose(ANGULARS, angular, "angular")
-        self._margin: Any = None if margin is None else choose(MARGINS, margin, "margin")
-        self.annealing = annealing
-        self.ramp = ramp
         self.gradient = gradient
         self.energy_weight = energy_weight
         self.energy_start = energy_start
@@ -201,23 +184,26 @@ class AngularHead(StatefulHead, ChangingClasses):
         self.label_smoothing = label_smoothing
         self.ignore_index = ignore_index
         self.reduction = reduction
+        check_values(self, bias=bias, centers=centers)
+        self.magnitude = magnitude_of(radius, weight_norm)
         self.decay_free_parameters = ("weight",) if weight_norm else ()
-        self._margin_on_others = isinstance(self._margin, Margin) and self._margin.changes_other_classes
-        self._check_combinations()
+        self._angular: Any = choose(ANGULARS, angular, "angular")
+        self._margin: Any = None if margin is None else choose(MARGINS, margin, "margin")
+        self._step_source = StepSource()
+        self._loss_history, self._logit_history = StateHistory(), StateHistory()
         # A g or ψ may hold tensors, such as a learned k. Parameters among them become parameters of the head.
-        self._tensor_fields: dict[str, tuple[str, ...]] = {}
+        self._learned_fields: dict[str, list[str]] = {"angular": [], "margin": []}
         self._initial_values: dict[str, Tensor] = {}
         for owner, entry in (("angular", self._angular), ("margin", self._margin)):
-            self._tensor_fields[owner] = tensor_field_names(owner, entry)
-            for name in self._tensor_fields[owner]:
-                value = getattr(entry, name)
+            for name, value in single_number_fields(owner, entry).items():
                 if isinstance(value, nn.Parameter):
-                    self.register_parameter(f"{owner}_{name}", value)
+                    self._learned_fields[owner].append(name)
                     self._initial_values[f"{owner}_{name}"] = value.detach().clone()
+                    self.register_parameter(f"{owner}_{name}", value)
         self.weight = nn.Parameter(torch.empty(num_classes * centers, in_features))
         self.bias = nn.Parameter(torch.empty(1 if self.shares_bias else num_classes)) if bias else None
         # Buffers exist only where they are used: without schedules the state dict contains nothing but parameters.
-        if self._has_schedule:
+        if annealing is not None or ramp is not None or energy_start > 0:
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         if isinstance(self._margin, NormAdaptive):
             self.register_buffer("norm_mean", torch.empty(()))
@@ -228,40 +214,32 @@ class AngularHead(StatefulHead, ChangingClasses):
             self.register_buffer("scale", torch.empty(()))
         # Numbers per class are settings, which the constructor provides, so they are not part of the state dict.
         strengths = checked_margin_strengths(class_margins, class_sizes, num_classes)
-        if strengths is not None and (margin is None or self._margin_on_others):
-            raise ValueError("class_margins and class_sizes need a margin that changes the target alone")
         self.register_buffer("class_weights", checked_class_weights(class_weights, num_classes), persistent=False)
         self.register_buffer("class_margins", strengths, persistent=False)
+        check_combinations(self, self._responses)
         self.reset_parameters()
 
-    def _check_combinations(self) -> None:
-        """Raise a `ValueError` that names options that exclude each other."""
-        if self.gradient == "normalized":  # defined only for ‖x‖·ψ(θ)
-            is_a_softmax = self._margin is not None and self.radius == "feature" and self.weight_norm
-            if not (is_a_softmax and type(self._angular) is Cosine and not self._margin_on_others):
-                raise ValueError(
-                    "gradient='normalized' needs a margin on the target, radius='feature', weight_norm=True and "
-                    "angular='cosine'"
-                )
-            is_plain = not self._changes_negatives
-            require(is_plain, "gradient", "'true' or 'detached' with options for wrong classes", self.gradient)
-        is_ranked = self.num_centers == 1 or self.weight_norm or not self._margin_on_others
-        require(is_ranked, "centers", "1 if norms are kept and the margin changes other classes", self.num_centers)
-        if self.curriculum is not None:
-            require(self._margin is not None, "curriculum", "None without a margin", self.curriculum)
-            # The threshold ψ(θ_y) is computed before the scores, so it must not depend on them.
-            if isinstance(self._margin, NormAdaptive):
-                raise ValueError("curriculum needs a margin that does not follow the feature norms of the batch")
-            if self.num_centers > 1 and not self.weight_norm:
-                raise ValueError("curriculum with several centres needs weight_norm=True")
-        uses_norms = self.norm_weight > 0 or isinstance(self._margin, (NormAdaptive, NormLinear))
-        if self.radius == "adaptive":
-            require(self.num_classes >= 3, "num_classes", "at least 3 with radius='adaptive'", self.num_classes)
-            require(self.weight_norm, "weight_norm", "True with radius='adaptive'", self.weight_norm)
-            is_free = not uses_norms and self.class_reduction is LOG_SUM_EXP
-            require(is_free, "radius", "a number if feature norms are used or classes are binary", self.radius)
-        has_mean = self.reduction == "mean" or not isinstance(self._margin, NormLinear)
-        require(has_mean, "reduction", "'mean' with the margin NormLinear, which has a penalty", self.reduction)
+    def reset_parameters(self) -> None:
+        """Draw class vectors uniformly over the sphere, with norms near 1; reset learned numbers and all counters."""
+        nn.init.normal_(self.weight, std=self.in_features**-0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        with torch.no_grad():
+            for name, value in self._initial_values.items():
+                if not value.is_meta:  # a head that was created on the meta device does not know its initial values
+                    self.get_parameter(name).copy_(value)
+        for history in (self._loss_history, self._logit_history):
+            history.clear()
+        if hasattr(self, "steps"):
+            nn.init.zeros_(self.steps)
+        if hasattr(self, "norm_mean"):
+            # AdaFace's initial values; the running average replaces them.
+            nn.init.constant_(self.norm_mean, 20.0)
+            nn.init.constant_(self.norm_std, 100.0)
+        if hasattr(self, "t"):
+            nn.init.zeros_(self.t)
+        if hasattr(self, "scale"):
+            nn.init.constant_(self.scale, math.sqrt(2) * math.log(self.num_classes - 1))
 
     @property
     def angular(self) -> Callable[[Tensor], Tensor]:
@@ -278,27 +256,7 @@ class AngularHead(StatefulHead, ChangingClasses):
         """True if scores depend on ‖w‖. `weight_norm=True` normalises class vectors, so their norms are not used."""
         return not self.weight_norm
 
-    def reset_parameters(self) -> None:
-        """Draw class vectors uniformly over the sphere, with norms near 1; reset learned numbers and all counters."""
-        nn.init.normal_(self.weight, std=self.in_features**-0.5)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-        with torch.no_grad():
-            for name, value in self._initial_values.items():
-                if not value.is_meta:  # a head that was created on the meta device does not know its initial values
-                    self.get_parameter(name).copy_(value)
-        for history in (self._loss_passes, self._logit_passes):
-            history.clear()
-        if hasattr(self, "steps"):
-            nn.init.zeros_(self.steps)
-        if hasattr(self, "norm_mean"):
-            # AdaFace's initial values; the running average replaces them.
-            nn.init.constant_(self.norm_mean, 20.0)
-            nn.init.constant_(self.norm_std, 100.0)
-        if hasattr(self, "t"):
-            nn.init.zeros_(self.t)
-        if hasattr(self, "scale"):
-            nn.init.constant_(self.scale, math.sqrt(2) * math.log(self.num_classes - 1))
+    # Loss, scores and logits -----------------------------------------------------------------------------------------
 
     def forward(self, x: Float[Tensor, "batch dim"], y: Integer[Tensor, " batch"]) -> Float[Tensor, "*samples"]:
         """Return the loss of features `x` with labels `y`. The mean over no samples is 0.
@@ -309,25 +267,26 @@ class AngularHead(StatefulHead, ChangingClasses):
             NonFiniteScoresError: a `ValueError` for a class vector that is not finite or a score that overflows.
         """
         check_features(x, self.in_features)
-        y = check_labels(y, len(x))
-        before = self._state_of_pass(x, y, self._loss_passes)
+        y = check_labels(y, x.shape[0])
+        before = self._state_for_call(x, y, self._loss_history)
         noise = self._margin_noise(x)
         with _numerics.autocast_disabled(x):
             # Compute first and check afterwards: all checks are combined into `is_valid`, the only value that the host
             # has to wait for. A batch that fails is examined and, if it is legal, computed again with safe scaling.
-            scale_safely = len(x) == 0 or not _numerics.values_readable(x, y, self.weight)
-            loss, state, is_valid = self._loss(x, y, before, noise, scale_safely=scale_safely)
+            scale_safely = x.shape[0] == 0 or not _numerics.values_readable(x, y, self.weight)
+            loss, state, is_valid = batch_loss(self, x, y, before, noise, scale_safely=scale_safely)
             if not scale_safely and not bool(is_valid):
                 require_labels(y, self.num_classes, self.ignore_index)
-                _numerics.require_finite_rows("x", self._without_ignored(x, y))
-                loss, state, _ = self._loss(x, y, before, noise, scale_safely=True)
-                self._require_finite(loss, self._without_ignored(x, y))
+                counted_features = without_ignored(x, y, self.ignore_index)
+                _numerics.require_finite_rows("x", counted_features)
+                loss, state, _ = batch_loss(self, x, y, before, noise, scale_safely=True)
+                require_finite_scores(loss, counted_features, self.weight)
         if self.training and _numerics.can_update_state(x):
-            self._record_pass(x, y, state, self._loss_passes)
-            for name, value in state._asdict().items():
+            self._loss_history.record(x, y, state)
+            for name, value in zip(state._fields, state, strict=True):
                 if value is not None and name != "steps":  # steps are counted by `advance`
                     setattr(self, name, value)
-            if not self._optimizer_hooks:
+            if self._step_source.counts_calls:
                 self.advance()
         return self._narrow(loss, x)
 
@@ -347,7 +306,7 @@ class AngularHead(StatefulHead, ChangingClasses):
                 magnitudes, cosines = self._polar_scores(x, self._current_state())[1:3]
                 scores = magnitudes * self.angular(cosines)
             scores = scores if self.bias is None else scores + self.bias.to(scores.dtype)
-        self._require_finite(scores, x)
+        require_finite_scores(scores, x, self.weight)
         return self._narrow(scores, x)
 
     def logits(self, x: Float[Tensor, "batch dim"], y: Integer[Tensor, " batch"]) -> Float[Tensor, "batch classes"]:
@@ -359,366 +318,215 @@ class AngularHead(StatefulHead, ChangingClasses):
         have the lowest finite number as their score.
         """
         check_features(x, self.in_features)
-        y = check_labels(y, len(x))
+        y = check_labels(y, x.shape[0])
         require_labels(y, self.num_classes, self.ignore_index)
-        x = self._without_ignored(x, y)
-        state = self._state_of_pass(x, y, self._logit_passes)
+        x = without_ignored(x, y, self.ignore_index)
+        state, responses = self._state_for_call(x, y, self._logit_history), self._responses
         column = y.clamp(0, self.num_classes - 1).unsqueeze(1)  # ignored labels get any class; their rows do not count
-        labels, noise, is_left_out = column.squeeze(1), self._margin_noise(x), None
+        batch = Batch(x, column.squeeze(1), y != self.ignore_index, self._margin_noise(x))
+        is_left_out = None
         with _numerics.autocast_disabled(x):
             x_norm, magnitudes, cosines, winners = self._polar_scores(x, state)
             if self._is_linear_in_x:
                 scores = self._products(x)
             else:
-                response = self._other_response(cosines, self._ramp_strength(state.steps, cosines))
-                if self._changes_negatives:
-                    negatives = self._negatives(x, cosines.gather(1, column).squeeze(1), labels, state, noise)
+                response = responses.others(cosines, ramp_strength(self, state.steps, cosines))
+                if responses.changes_negatives:
+                    negatives = batch_negatives(self, responses, batch, state, cosines.gather(1, column).squeeze(1))
                     is_target = torch.zeros_like(cosines, dtype=torch.bool).scatter(1, column, True)
                     response, is_left_out = negatives(cosines, response, is_target)
-                scores = magnitudes * self._apply_gradient_mode(cosines, response)
+                scores = magnitudes * responses.with_gradient_mode(cosines, response)
             # Replace the target's entry by the score with the margin.
-            target = (scores if self._scores_are_products else cosines).gather(1, column).squeeze(1)
-            rows = labels if winners is None else self.num_centers * labels + winners.gather(1, column).squeeze(1)
-            w_norm, w_hat = (t.to(target.dtype) for t in sphere.polar(self.weight[rows]))
-            score = self._target_score(target, x, labels, state, noise, x_norm, w_norm.squeeze(1), w_hat.detach())
+            product = (scores if responses.are_products else cosines).gather(1, column).squeeze(1)
+            rows = column if winners is None else self.num_centers * column + winners.gather(1, column)
+            w_norm, w_hat = (t.to(product.dtype) for t in sphere.polar(self.weight[rows.squeeze(1)]))
+            score = target_scores(self, responses, batch, state, product, x_norm, w_norm.squeeze(1), w_hat.detach())
             logits = scores.scatter(1, column, score.unsqueeze(1))
             logits = logits if self.bias is None else logits + self.bias.to(logits.dtype)
             if is_left_out is not None:
                 lowest = torch.finfo(torch.promote_types(x.dtype, self.weight.dtype)).min
                 logits = logits.masked_fill(is_left_out, lowest)
-        self._require_finite(logits, x)
+        require_finite_scores(logits, x, self.weight)
         if self.training and _numerics.can_update_state(x):
-            self._record_pass(x, y, state, self._logit_passes)
+            self._logit_history.record(x, y, state)
         return self._narrow(logits, x)
 
-    def extra_repr(self) -> str:
-        """Show the sizes and all settings that differ from the defaults."""
-        parameters = inspect.signature(AngularHead.__init__).parameters.values()
-        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | {"angular": Cosine()}
-        tensors = {
-            "bias=True": self.bias,
-            "class_weights": self.class_weights,
-            "class_margins": self.class_margins,
-        }
-        omitted = {"bias", "centers", "class_weights", "class_margins", "class_sizes"}
-        settings = {name: getattr(self, name) for name in defaults if name not in omitted}
-        settings["centers"] = self.num_centers
-        changed = [f"{name}={value!r}" for name, value in settings.items() if value != defaults[name]]
-        flags = [name for name, value in tensors.items() if value is not None]
-        return ", ".join([str(self.in_features), str(self.num_classes), *changed, *flags])
+    # Schedules -------------------------------------------------------------------------------------------------------
 
-    # The forward pass, step by step ----------------------------------------------------------------------------------
+    def advance(self) -> None:
+        """Advance the schedules by one step. `forward` does this in training mode unless `advance_with` was called."""
+        if hasattr(self, "steps"):
+            self.steps = self.steps + 1  # a new tensor, because a compiled backward pass may still read the old one
 
-    def _loss(
-        self, x: Tensor, y: Tensor, before: HeadState, noise: Tensor | None, *, scale_safely: bool
-    ) -> tuple[Tensor, HeadState, Tensor]:
-        """Return the loss, the state that it used, and whether all inputs and results are valid.
+    def advance_with(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
+        """Let the schedules count the steps of `optimizer` instead of training calls of the head.
+
+        Use this with gradient accumulation, or if the head is called several times per step. A copy of the head does
+        not follow the optimizer: it counts its training calls again.
+
+        Returns:
+            A handle; its `remove()` lets the schedules count training calls again.
+
+        Example:
+            >>> from hypersphere.heads import AngularHead, Ramp
+            >>> head = AngularHead(8, 3, margin="multiplicative", ramp=Ramp(steps=100))
+            >>> optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+            >>> handle = head.advance_with(optimizer)
+            >>> for _ in range(4):  # accumulate gradients of four batches
+            ...     head(torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])).backward()
+            >>> optimizer.step()
+            >>> head.steps
+            tensor(1)
+        """
+        return self._step_source.follow(optimizer, self.advance)
+
+    # Changes of the classes ------------------------------------------------------------------------------------------
+
+    def grow(
+        self,
+        n: int,
+        *,
+        init: Float[Tensor, "n dim"] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> Int[Tensor, " classes"]:
+        r"""Add `n` classes, with the indices C to C + n − 1. The other classes keep their indices.
+
+        New class vectors have the mean norm of the others. New biases are their mean; new classes have class weight 1
+        and the full margin.
+
+        Args:
+            n: the number of new classes, at least 1.
+            init: (n, d) directions of the new class vectors, such as mean features of the new classes; None for random
+                ones. With several centres it is the first centre of each class; the others are random.
+            optimizer: an optimiser that has the parameters of the head, of torch or of this library. Its state follows
+                the rows of the weight; new rows start as those of a new parameter. Without it, create a new optimiser
+                afterwards: the head has new parameters.
+
+        Returns:
+            The new index of each old class.
+
+        Example:
+            >>> head = AngularHead(8, 3)
+            >>> head.grow(2, init=torch.randn(2, 8))
+            tensor([0, 1, 2])
+            >>> head.num_classes, head.weight.shape
+            (5, torch.Size([5, 8]))
+        """
+        return _class_changes.grow(self, n, init, optimizer)
+
+    def drop(
+        self, classes: Sequence[int] | Int[Tensor, " dropped"], *, optimizer: torch.optim.Optimizer | None = None
+    ) -> Int[Tensor, " classes"]:
+        """Remove classes. The other classes keep their order, and their indices have no gaps.
+
+        Args:
+            classes: the indices of the classes to remove. At least two classes must remain.
+            optimizer: as in `grow`.
+
+        Returns:
+            The new index of each old class, −1 for a removed class: ``y = head.drop([3])[y]`` relabels samples.
+
+        Example:
+            >>> AngularHead(8, 4).drop([1])
+            tensor([ 0, -1,  1,  2])
+        """
+        return _class_changes.drop(self, classes, optimizer)
+
+    def merge(self, a: int, b: int, *, optimizer: torch.optim.Optimizer | None = None) -> Int[Tensor, " classes"]:
+        r"""Merge class `b` into class `a`, for example two labels of one person, and remove `b` as `drop` does.
+
+        The new class vector has the mean direction of both (ŵ_a + ŵ_b, normalised) and their mean norm. With several
+        centres, each centre of `a` is merged with the nearest free centre of `b`. The bias and the state of the
+        optimiser are means. Class weight and margin are those of `a`.
+
+        Args:
+            a: a class.
+            b: another class.
+            optimizer: as in `grow`.
+
+        Returns:
+            The new index of each old class. `a` and `b` have the same.
+
+        Example:
+            >>> AngularHead(8, 4).merge(0, 2)
+            tensor([0, 1, 0, 2])
+        """
+        return _class_changes.merge(self, a, b, optimizer)
+
+    def label_angles(
+        self,
+        x: Float[Tensor, "samples dim"],
+        y: Integer[Tensor, " samples"],
+        *,
+        max_angle: float = math.radians(75),
+    ) -> LabelAngles:
+        r"""Find the dominant centre of each class, and the samples that are far from it (Sub-center ArcFace).
+
+        The dominant centre of a class is the one that is nearest to most of its samples. Samples at a larger angle than
+        `max_angle` to it probably have a wrong label; Deng et al. (ECCV 2020) train a head with K = 3, remove them and
+        train again with the dominant centres (`keep_dominant_centers`).
 
         Args:
             x: features.
-            y: labels.
-            before: the state before this batch.
-            noise: (B,) standard normal numbers for a random margin.
-            scale_safely: whether to scale features and class vectors if a square overflows, and to remove the features
-                of ignored samples, which may be NaN.
+            y: labels. Samples with the label `ignore_index` do not count.
+            max_angle: the threshold in radians.
+
+        Example:
+            >>> head = AngularHead(2, 2, centers=2)
+            >>> with torch.no_grad():
+            ...     _ = head.weight.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
+            >>> x = torch.tensor([[3.0, 0.2], [2.0, 0.1], [-1.0, 0.1], [0.1, 2.0]])
+            >>> found = head.label_angles(x, torch.tensor([0, 0, 0, 1]))
+            >>> found.dominant, found.exceeds
+            (tensor([0, 0]), tensor([False, False,  True, False]))
         """
-        counted = y != self.ignore_index
-        labels = y.clamp(0, self.num_classes - 1)  # a bad label is reported after the computation
-        labels_valid = (~counted | (labels == y)).all()
-        x = self._without_ignored(x, y) if scale_safely else x
-        x = x.to(self._wide_dtype(x))
-        negatives, state = None, before
-        if self._changes_negatives:
-            state, negatives = self._negatives_of_batch(x, labels, counted, before, noise)
-        if self.radius == "adaptive":
-            state, x = self._adaptively_scaled(x, labels, counted, state, scale_safely=scale_safely)
-        terms = self._terms_of_classes(x, labels, counted, state.steps, negatives, scale_safely=scale_safely)
-        if state.norm_mean is not None:
-            state = self._with_norm_statistics(state, terms.feature_norm, counted)
-        score = self._target_score(
-            terms.target, x, labels, state, noise, terms.feature_norm, terms.target_norm, terms.target_direction
-        )
-        if self.bias is not None:
-            # `target_bias` is None if all classes share one bias.
-            score = score + (self.bias.to(score.dtype) if terms.target_bias is None else terms.target_bias)
-        losses = self._sample_losses(terms, score, labels)
-        weights = None if self.class_weights is None else self.class_weights.to(losses.dtype)
-        loss = reduce_samples(losses, labels, weights, counted, self.reduction)
-        loss = self._with_penalties(loss, terms, counted, state.steps)
-        is_finite = loss.detach().abs() < torch.inf
-        return loss, state, labels_valid & terms.in_range & (is_finite if loss.ndim == 0 else is_finite.all())
+        check_features(x, self.in_features)
+        y = check_labels(y, x.shape[0])
+        require_labels(y, self.num_classes, self.ignore_index)
+        require(is_number(max_angle, 0, math.pi), "max_angle", "an angle in [0, pi]", max_angle)
+        x = without_ignored(x, y, self.ignore_index)
+        _numerics.require_finite_rows("x", x)
+        return label_angles(self.weight, self.num_centers, x, y.masked_fill(y == self.ignore_index, -1), max_angle)
 
-    def _terms_of_classes(
-        self,
-        x: Tensor,
-        labels: Tensor,
-        counted: Tensor,
-        step: Tensor | None,
-        negatives: Negatives | None = None,
-        *,
-        scale_safely: bool,
-        needs_energy: bool = True,
-    ) -> ClassTerms:
-        """Step 1: the reductions over all other classes, and the product with the target class vector."""
-        as_products, unmargined = self._scores_are_products, self._scores_are_products and self._margin is None
-        # Evaluated now: the closure below runs in backward, when `steps` has advanced.
-        strength = self._ramp_strength(step, x)
-        needs_norm = self.norm_weight > 0 or isinstance(self._margin, (NormAdaptive, NormLinear))
-        rule = ScoreRule(
-            unit_class_vectors=self.weight_norm,
-            # Features are rescaled to an adaptive radius before this step.
-            radius=None if isinstance(self.radius, str) else float(self.radius),
-            response=None if as_products else lambda c: self._other_response(c, strength),
-            derivative=self._other_derivative(),
-            detached=self.gradient == "detached",
-            # The fused energy needs unit class vectors.
-            needs_autograd=self._needs_autograd() or (self.energy_weight > 0 and not self.weight_norm),
-            reduction=self.class_reduction,
-            shared_bias=self.shares_bias,
-            needs_feature_norm=needs_norm or (self.radius == "feature" and not unmargined),
-            needs_target_norm=not self.weight_norm and not unmargined,
-            needs_target_direction=self.gradient == "normalized",
-            needs_energy=needs_energy and self.energy_weight > 0 and self._energy_has_started(step),
-            targets_present=True,
-            centers=self.num_centers,
-            negatives=negatives,
-        )
-        # Label smoothing needs Σ_j v_j·f_j, with v = 1 if there are no class weights.
-        smoothing_weights = None
-        if self.label_smoothing:
-            weights = self.class_weights
-            smoothing_weights = x.new_ones(self.num_classes) if weights is None else weights.to(x.dtype)
-        inputs = ClassInputs(
-            x=x,
-            w=_numerics.widen_parameter(self.weight).to(x.dtype),
-            labels=labels,
-            bias=None if self.bias is None else self.bias.to(x.dtype),
-            class_weights=smoothing_weights,
-            counted=counted,
-        )
-        return self.compute_terms(inputs, rule, scale_safely=scale_safely)
-
-    def compute_terms(self, inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool) -> ClassTerms:
-        """Return the terms of all classes. A head whose classes are stored elsewhere overrides this method."""
-        return class_terms(inputs, rule, scale_safely=scale_safely)
-
-    def _target_score(
-        self,
-        target: Tensor,
-        x: Tensor,
-        labels: Tensor,
-        state: HeadState,
-        noise: Tensor | None,
-        x_norm: Tensor | None,
-        w_norm: Tensor | None,
-        w_hat: Tensor | None,
-    ) -> Tensor:
-        """Step 2: the target score h·ψ(θ) with the chosen gradient, blended with h·g(θ) while annealing.
+    def keep_dominant_centers(
+        self, dominant: Integer[Tensor, " classes"], *, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Keep one centre per class, such as `label_angles(x, y).dominant`; the head then has `centers=1`.
 
         Args:
-            target: (B,) h·cos θ of each sample with its target class if scores are products, else cos θ.
-            x: (B, d) features, for the normalized gradient.
-            labels: (B,) classes.
-            state: the step of the schedules, and the statistics that the margin or the radius depends on.
-            noise: (B,) standard normal numbers for a random margin.
-            x_norm: (B,) ‖x‖, or None if the score does not depend on it.
-            w_norm: (B,) ‖w_y‖, or None if the score does not depend on it.
-            w_hat: (B, d) ŵ_y without gradient, for the normalized gradient.
+            dominant: (C,) the centre of each class to keep, in [0, K).
+            optimizer: as in `grow`.
         """
-        if self._margin is None and self._scores_are_products:
-            return target
-        magnitude = self._feature_magnitude(x_norm, state, target)  # h
-        magnitude = magnitude if self.weight_norm else magnitude * w_norm
-        unmargined = target
-        if not self._scores_are_products:
-            unmargined = magnitude * self._apply_gradient_mode(target, self.angular(target))
-        if self._margin is None:
-            return unmargined
-        margin, angular = self._batch_margin(x_norm, state, noise), self.angular
-        strength = self._target_strength(state.steps, labels, target)
+        _class_changes.keep_centers(self, dominant, optimizer)
 
-        def psi(c: Tensor) -> Tensor:
-            return self._apply_gradient_mode(c, margin(c, angular, strength))
+    # What a head with classes in other processes computes differently ------------------------------------------------
 
-        if self._scores_are_products:
-            score = product_score(target, magnitude, psi, self._psi_and_derivative(margin, strength))
-        else:
-            score = magnitude * psi(target)
-        if self.gradient == "normalized":
-            assert x_norm is not None
-            assert w_hat is not None
-            score = straight_through(unmargined, score)
-            # The correction changes only gradients, and an exported program has none.
-            if torch.is_grad_enabled() and not torch.compiler.is_exporting():
-                score = score + normalized_gradient_term(target, psi, x, x_norm, w_hat)
-        # Annealing: (λ·unmargined + margin)/(1 + λ)
-        if self.annealing is not None and state.steps is not None:
-            weight = self.annealing(state.steps.to(target.dtype))  # λ
-            score = (weight * unmargined + score) / (1 + weight)
-        return score
+    def compute_terms(self, inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool) -> ClassTerms:
+        """Return the terms of all classes from their storage."""
+        return self.class_storage.terms(inputs, rule, scale_safely=scale_safely)
+
+    def target_vectors(self, labels: Int[Tensor, " batch"]) -> Float[Tensor, "batch centers dim"]:
+        """Return the class vectors of labels from their storage."""
+        return self.class_storage.target_vectors(self.weight, labels, self.num_centers)
+
+    def normal_noise(self, like: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        """Return standard normal numbers, the same in all processes that hold classes of this head."""
+        return self.class_storage.normal_noise(like)
+
+    # One call: loss per sample, state and noise ----------------------------------------------------------------------
 
     def _sample_losses(self, terms: ClassTerms, score: Tensor, labels: Tensor) -> Tensor:
-        """Step 3: the loss of each sample."""
+        """Return the loss of each sample from the terms of all classes and the target scores."""
         weights = None if self.class_weights is None else self.class_weights.to(score.dtype)
         return sample_losses(terms, score, labels, self.num_classes, weights, self.label_smoothing)
 
-    def _with_penalties(self, loss: Tensor, terms: ClassTerms, counted: Tensor, step: Tensor | None) -> Tensor:
-        """Step 4: add the mean energy of the class vectors of the batch, and penalties on feature norms."""
-        has_margin_penalty = isinstance(self._margin, NormLinear)
-        if terms.energy is None and not self.norm_weight and not has_margin_penalty:
-            return loss
-        count = counted.sum().clamp_min(1)
-        if terms.energy is not None:
-            pairs = self.num_classes * self.num_centers - 1
-            energy = terms.energy.to(loss.dtype) * (self.energy_weight / pairs) / count
-            loss = loss + (energy if step is None else energy * (step >= self.energy_start))
-        if self.norm_weight and terms.feature_norm is not None:
-            deviations = (terms.feature_norm - self.norm_target).abs().masked_fill(~counted, 0)
-            loss = loss + self.norm_weight * deviations.sum() / count
-        if has_margin_penalty and terms.feature_norm is not None:
-            penalties = self._margin.norm_penalty(terms.feature_norm).masked_fill(~counted, 0)
-            loss = loss + penalties.sum() / count
-        return loss
+    def _current_state(self) -> HeadState:
+        return HeadState(*(self._buffers.get(name) for name in HeadState._fields))
 
-    def _energy_has_started(self, step: Tensor | None) -> bool:
-        """Return False if the energy need not be computed yet. Where reading the step costs time, it is computed."""
-        if step is None or self.energy_start == 0:
-            return True
-        readable = _numerics.values_readable(step) and _numerics.reading_is_free(step)
-        return not readable or int(step) >= self.energy_start
-
-    # Wrong classes and the adaptive radius, which depend on target cosines of the batch ------------------------------
-
-    @property
-    def _changes_negatives(self) -> bool:
-        """Whether some wrong classes get another response than g."""
-        return self.hard_negatives > 0 or self.interclass_filter is not None or self.curriculum is not None
-
-    def _negatives_of_batch(
-        self, x: Tensor, labels: Tensor, counted: Tensor, before: HeadState, noise: Tensor | None
-    ) -> tuple[HeadState, Negatives]:
-        """Return the state with t including this batch, and the changes of wrong classes."""
-        if before.t is None:
-            return before, self._negatives(x, None, labels, before, noise)
-        with torch.no_grad():
-            vectors = self.target_vectors(labels).to(x.dtype)
-            cosines = sphere.cosines(x.detach().unsqueeze(1), vectors).squeeze(1).amax(1)
-            state = before
-            if self.training and _numerics.can_update_state(x):
-                state = before._replace(t=update_hardness(before.t, cosines, counted, float(self.curriculum or 0)))
-        return state, self._negatives(x, cosines, labels, state, noise)
-
-    def _negatives(
-        self, x: Tensor, cosines: Tensor | None, labels: Tensor, state: HeadState, noise: Tensor | None
-    ) -> Negatives:
-        """Return the changes of wrong classes, given the target cosines (B,) if there is a curriculum."""
-        threshold, hardness = None, None
-        if state.t is not None and cosines is not None:
-            margin = self._batch_margin(sphere.norm(x.detach()), state, noise)
-            strength = self._target_strength(state.steps, labels, cosines)
-            threshold = margin(cosines.detach(), self.angular, strength).detach()
-            hardness = state.t.to(cosines.dtype)
-        return Negatives(
-            self.angular, self.interclass_filter, self.hard_negatives, self.hard_margin, threshold, hardness
-        )
-
-    def target_vectors(self, labels: Int[Tensor, " batch"]) -> Float[Tensor, "batch centers dim"]:
-        """Return the class vectors of labels. A head whose classes are stored elsewhere overrides this method."""
-        return self.weight.unflatten(0, (len(self.weight) // self.num_centers, self.num_centers))[labels]
-
-    def _adaptively_scaled(
-        self, x: Tensor, labels: Tensor, counted: Tensor, before: HeadState, *, scale_safely: bool
-    ) -> tuple[HeadState, Tensor]:
-        """Return the state with the scale of AdaCos for this batch, and the features rescaled to it."""
-        assert before.scale is not None
-        state, directions = before, sphere.polar(x)[1]
-        if self.training and _numerics.can_update_state(x):
-            with torch.no_grad():
-                scale = before.scale.to(x.dtype)
-                terms = self._terms_of_classes(
-                    scale * directions.detach(),
-                    labels,
-                    counted,
-                    before.steps,
-                    scale_safely=scale_safely,
-                    needs_energy=False,
-                )
-                cosines = terms.target / scale if self._scores_are_products else terms.target
-                state = before._replace(scale=update_scale(before.scale, terms.others, cosines, counted))
-        assert state.scale is not None
-        return state, state.scale.to(x.dtype) * directions
-
-    def _feature_magnitude(self, x_norm: Tensor | None, state: HeadState, like: Tensor) -> Any:
-        """Return ρ: ‖x‖ (B,), a number, or the scale of AdaCos."""
-        if not isinstance(self.radius, str):
-            return float(self.radius)
-        return x_norm if state.scale is None else state.scale.to(like.dtype)
-
-    # Responses -------------------------------------------------------------------------------------------------------
-
-    @property
-    def _scores_are_products(self) -> bool:
-        """Whether the scores of all other classes are inner products, so that no cosine has to be computed."""
-        return type(self._angular) is Cosine and not self._margin_on_others and not self._changes_negatives
-
-    @property
-    def _is_linear_in_x(self) -> bool:
-        """Whether the scores of all other classes are linear functions of the feature."""
-        return self._scores_are_products and self.radius == "feature"
-
-    def _with_learned_fields(self, owner: str, entry: Any) -> Any:
-        """Return g or ψ with its learned fields replaced by the parameters of the head."""
-        names = self._tensor_fields[owner]
-        learned = {name: getattr(self, f"{owner}_{name}") for name in names if hasattr(self, f"{owner}_{name}")}
-        return replace(entry, **learned) if learned else entry
-
-    def _needs_autograd(self) -> bool:
-        """Return True if the response of the other classes must be differentiated automatically."""
-        # A user's function, also one of a subclass, may have parameters that are not among its fields.
-        is_custom_margin = self._margin_on_others and type(self._margin) not in MARGINS.values()
-        if type(self._angular) not in ANGULARS.values() or is_custom_margin:
-            return not self._scores_are_products
-        entries = (("angular", self.angular), ("margin", self.margin))
-        return any(
-            getattr(entry, name).requires_grad for owner, entry in entries for name in self._tensor_fields[owner]
-        )
-
-    def _apply_gradient_mode(self, c: Tensor, response: Tensor) -> Tensor:
-        """Return the response; with gradient="detached" it has the gradient of the cosine `c`."""
-        return straight_through(c, response) if self.gradient == "detached" else response
-
-    def _other_response(self, c: Tensor, strength: float | Tensor) -> Tensor:
-        """Return the response of classes that are not the target: g, unless the margin changes it."""
-        margin = self.margin
-        if isinstance(margin, Margin) and margin.changes_other_classes:
-            return margin.others(c, self.angular, strength)
-        return self.angular(c)
-
-    def _other_derivative(self) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """Return g′, or None if the derivative of `_other_response` is not known in closed form."""
-        angular = self.angular
-        # A subclass that overrides `__call__` alone inherits a slope that does not match; `has_slope` is False then.
-        if self._margin_on_others or not isinstance(angular, Angular) or not angular.has_slope:
-            return None
-        return angular.slope
-
-    def _batch_margin(self, x_norm: Tensor | None, state: HeadState, noise: Tensor | None = None) -> Margin:
-        """Return ψ for this batch: some margins depend on feature norms or on noise, and a callable is wrapped."""
-        margin = self.margin
-        if isinstance(margin, NormAdaptive):
-            assert x_norm is not None
-            assert state.norm_mean is not None
-            assert state.norm_std is not None
-            # The norm decides how large the margin is, but no gradient flows through this choice.
-            mean, std = state.norm_mean.to(x_norm.dtype), state.norm_std.to(x_norm.dtype)
-            margin = margin.for_quality(margin.quality(x_norm.detach(), mean, std))
-        elif isinstance(margin, NormLinear):
-            assert x_norm is not None
-            margin = margin.for_norms(x_norm)
-        elif isinstance(margin, RandomAngle) and noise is not None:
-            margin = margin.for_noise(noise)
-        assert margin is not None
-        return margin if isinstance(margin, Margin) else CallableMargin(margin)
+    def _state_for_call(self, x: Tensor, y: Tensor, history: StateHistory) -> HeadState:
+        """Return the current state, or the one that a call used before if activation checkpointing repeats it."""
+        state = self._current_state()
+        return history.state_for(x, y, state) if self.training else state
 
     def _margin_noise(self, x: Tensor) -> Tensor | None:
         """Return standard normal numbers (B,) for a random margin in training mode, else None."""
@@ -726,71 +534,29 @@ class AngularHead(StatefulHead, ChangingClasses):
             return None
         return self.normal_noise(torch.empty(len(x), dtype=self._wide_dtype(x), device=x.device))
 
-    def normal_noise(self, like: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """Return standard normal numbers. A head in several processes overrides this method with common ones."""
-        return torch.randn_like(like)
-
-    def _psi_and_derivative(
-        self, margin: Any, strength: float | Tensor
-    ) -> Callable[[Tensor], tuple[Tensor, Tensor | float]] | None:
-        """Return ψ and ψ′ as functions of the cosine, or None if ψ′ is not known in closed form."""
-        if not self._has_closed_form:
-            return None
-        if self.gradient == "detached":
-            angular = self.angular
-            return lambda c: (margin(c, angular, strength), 1.0)
-        return lambda c: margin.value_and_slope(c, strength)
+    # g and ψ -------------------------------------------------------------------------------------------------------
 
     @property
-    def _has_closed_form(self) -> bool:
-        """Whether the derivative of the target score is known: that of ψ, or 1 if it is detached."""
-        if not self._scores_are_products or self._tensor_fields["margin"]:
-            return False
-        if self.gradient == "true":
-            # The closed form has no gradient through a margin that depends on the feature norm.
-            is_affine = isinstance(self._margin, AffineAngleMargin) and self._margin.has_slope
-            return is_affine and not isinstance(self._margin, NormLinear)
-        return self.gradient == "detached" and isinstance(self._margin, Margin)
-
-    # Schedules and statistics ----------------------------------------------------------------------------------------
+    def _responses(self) -> Responses:
+        """g and ψ with the current values of their learned fields."""
+        return Responses(self.angular, self.margin, self.gradient, self._changes_negatives)
 
     @property
-    def _has_schedule(self) -> bool:
-        return self.annealing is not None or self.ramp is not None or self.energy_start > 0
+    def _changes_negatives(self) -> bool:
+        """Whether some wrong classes get another response than g."""
+        return self.hard_negatives > 0 or self.interclass_filter is not None or self.curriculum is not None
 
-    def _ramp_strength(self, step: Tensor | None, like: Tensor) -> float | Tensor:
-        """Return the strength of the margin, 1 without a ramp."""
-        return 1.0 if self.ramp is None or step is None else self.ramp(step.to(like.dtype))
+    @property
+    def _is_linear_in_x(self) -> bool:
+        """Whether the scores of all other classes are linear functions of the feature."""
+        return self._responses.are_products and self.radius == "feature"
 
-    def _target_strength(self, step: Tensor | None, labels: Tensor, like: Tensor) -> float | Tensor:
-        """Return the strength of the margin of each label, (B,) if classes have different margins."""
-        strength = self._ramp_strength(step, like)
-        return strength if self.class_margins is None else strength * self.class_margins.to(like.dtype)[labels]
+    def _with_learned_fields(self, owner: str, entry: Any) -> Any:
+        """Return g or ψ with its learned fields replaced by the parameters of the head."""
+        learned = {name: getattr(self, f"{owner}_{name}") for name in self._learned_fields[owner]}
+        return replace(entry, **learned) if learned else entry
 
-    def _with_norm_statistics(self, state: HeadState, norms: Tensor | None, counted: Tensor) -> HeadState:
-        """Return the state with statistics of feature norms that include this batch, in training mode."""
-        if state.norm_mean is None or state.norm_std is None or norms is None:
-            return state
-        if not self.training or not _numerics.can_update_state(norms):
-            return state
-        momentum = self._margin.momentum
-        mean, std = update_norm_statistics(state.norm_mean, state.norm_std, norms.detach(), counted, momentum)
-        return state._replace(norm_mean=mean, norm_std=std)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move and cast as torch does, and move the fixed tensors of g and ψ with the parameters."""
-        super()._apply(fn, recurse)
-        # Not the device of `weight`, which a parametrisation would compute.
-        device = next(chain(self.parameters(), self.buffers())).device
-        self._angular = fields_on_device(self._angular, device)
-        self._margin = fields_on_device(self._margin, device)
-        return self
-
-    # Polar coordinates, checks and dtypes ----------------------------------------------------------------------------
-
-    def _wide_dtype(self, x: Tensor) -> torch.dtype:
-        """Return the dtype of computation: the wider one of features and weight, at least float32."""
-        return torch.promote_types(_numerics.widen(x).dtype, _numerics.widen(self.weight).dtype)
+    # Scores of all classes as a matrix -------------------------------------------------------------------------------
 
     def _products(self, x: Tensor) -> Tensor:
         """Return the inner products (B, C) of features with class vectors, normalised if `weight_norm`."""
@@ -817,28 +583,36 @@ class AngularHead(StatefulHead, ChangingClasses):
             magnitudes = magnitudes * state.scale.to(dtype)
         return norms.squeeze(1), magnitudes, cosines, winners
 
-    def _without_ignored(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the features with ignored rows set to zero, so that NaN in an ignored row has no effect."""
-        return x.masked_fill((y == self.ignore_index).unsqueeze(1), 0)
+    # Dtypes, devices and display -------------------------------------------------------------------------------------
 
-    def _require_finite(self, result: Tensor, x: Tensor) -> None:
-        """Raise an error that names a row if a result is not finite."""
-        if not _numerics.values_readable(result) or bool(torch.isfinite(result.detach()).all()):
-            return
-        # Features first: if they are not finite, the input is wrong. Everything else means that training diverged.
-        _numerics.require_finite_rows("x", x)
-        try:
-            _numerics.require_finite_rows("weight", self.weight)
-        except ValueError as error:
-            raise NonFiniteScoresError(str(error)) from None
-        # All inputs are finite, so a product has overflowed, most likely in the row with the largest norm.
-        norms = sphere.norm(x.detach().double())
-        row = int(norms.argmax())
-        largest = float(sphere.norm(self.weight.detach().double()).max())
-        raise NonFiniteScoresError(
-            f"x must give scores that {result.dtype} can represent, but row {row} overflows: ‖x‖ = {norms[row]:.3g}, "
-            f"and class vectors have norms up to {largest:.3g}"
-        )
+    def _wide_dtype(self, x: Tensor) -> torch.dtype:
+        """Return the dtype of computation: the wider one of features and weight, at least float32."""
+        return torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
 
     def _narrow(self, result: Tensor, x: Tensor) -> Tensor:
         return _numerics.narrow(result, torch.promote_types(x.dtype, self.weight.dtype))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move and cast as torch does, and move the fixed tensors of g and ψ with the parameters."""
+        super()._apply(fn, recurse)
+        # Not the device of `weight`, which a parametrisation would compute.
+        device = next(chain(self.parameters(), self.buffers())).device
+        self._angular = fields_on_device(self._angular, device)
+        self._margin = fields_on_device(self._margin, device)
+        return self
+
+    def extra_repr(self) -> str:
+        """Show the sizes and all settings that differ from the defaults."""
+        parameters = inspect.signature(AngularHead.__init__).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | {"angular": Cosine()}
+        tensors = {
+            "bias=True": self.bias,
+            "class_weights": self.class_weights,
+            "class_margins": self.class_margins,
+        }
+        omitted = {"bias", "centers", "class_weights", "class_margins", "class_sizes"}
+        settings = {name: getattr(self, name) for name in defaults if name not in omitted}
+        settings["centers"] = self.num_centers
+        changed = [f"{name}={value!r}" for name, value in settings.items() if value != defaults[name]]
+        flags = [name for name, value in tensors.items() if value is not None]
+        return ", ".join([str(self.in_features), str(self.num_classes), *changed, *flags])

@@ -2,16 +2,16 @@ r"""Fixed classifiers: class vectors that are spread over the sphere before trai
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from hypersphere import _numerics, sphere
 from hypersphere._validation import is_integer, require
+from hypersphere.energy import minimize
 from hypersphere.functions.margin import Margin
 from hypersphere.heads.head import AngularHead
 
@@ -26,7 +26,8 @@ __all__ = ["FixedHead", "fixed"]
 class FixedHead(AngularHead):
     r"""A head whose class vectors are the rows of a fixed matrix: only the network learns.
 
-    The class vectors are the buffer `weight`, so optimisers do not see them and checkpoints contain them.
+    The class vectors are the buffer `weight`, so optimisers do not see them and checkpoints contain them. In a
+    `ShardedHead` they are a parameter without gradient.
 
     Args:
         vectors: (C, d) class vectors. They are normalised to unit vectors.
@@ -66,8 +67,8 @@ class FixedHead(AngularHead):
         """Reset counters and statistics. The class vectors stay as they are."""
         weight = self.weight.detach().clone()
         super().reset_parameters()
-        if not isinstance(self.weight, nn.Parameter):
-            self.weight = weight
+        with torch.no_grad():
+            self.weight.copy_(weight)
 
 
 def fixed(
@@ -114,9 +115,7 @@ def fixed(
         points = _simplex(num_classes, in_features)
     else:
         require(in_features >= 2 or num_classes == 2, "in_features", "at least 2 for vectors='energy'", in_features)
-        # Heads and energies are packages of one layer, and neither imports the other.
-        energy: Any = importlib.import_module("hypersphere.energy")
-        points = energy.minimize(num_classes, in_features, restarts=_restarts(num_classes, in_features)).points
+        points = minimize(num_classes, in_features, restarts=_restarts(num_classes, in_features)).points
     return FixedHead(points, radius=s, margin=margin, **options)
 
 

@@ -1,19 +1,99 @@
-r"""The target score f_y = h·ψ(θ) from a product h·cos θ, and the gradient of the original SphereFace code."""
+r"""The target score f_y = h·ψ(θ): margin, choice of the gradient, annealing.
+
+`target_score` is the second step of a head's loss. If scores are products z = h·cos θ, `product_score` computes
+h·ψ(z/h) with a closed-form derivative. `normalized_gradient_term` has the gradient of the original SphereFace code.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
+from hypersphere.functions.margin import Margin
+from hypersphere.heads._responses import Responses
+from hypersphere.heads.fused_loss import straight_through
 
-__all__ = ["normalized_gradient_term", "product_score"]
+__all__ = ["Target", "normalized_gradient_term", "product_score", "target_score"]
 
 Psi = Callable[[Tensor], Tensor]
 PsiAndDerivative = Callable[[Tensor], tuple[Tensor, Tensor | float]]
+
+
+class Target(NamedTuple):
+    """What the target scores are computed from.
+
+    Fields:
+        product: (B,) h·cos θ of each sample with its target class if responses are products, else cos θ.
+        magnitude: h, (B,) or one number; None if the score is the product itself.
+        x: (B, d) features, for the normalized gradient.
+        x_norm: (B,) ‖x‖; None if neither magnitude nor gradient depends on it.
+        w_hat: (B, d) ŵ_y without gradient, for the normalized gradient.
+    """
+
+    product: Tensor
+    magnitude: Tensor | float | None
+    x: Tensor
+    x_norm: Tensor | None
+    w_hat: Tensor | None
+
+
+def target_score(
+    target: Target,
+    responses: Responses,
+    margin: Margin | None,
+    strength: float | Tensor = 1.0,
+    annealing_weight: Tensor | None = None,
+) -> Tensor:
+    r"""Return the target scores h·ψ(θ) with the chosen gradient, (B,), blended with h·g(θ) while annealing.
+
+    Args:
+        target: products and magnitudes of the samples.
+        responses: g and the choice of the gradient.
+        margin: ψ for this batch; None for g.
+        strength: the strength of the margin, a number or (B,).
+        annealing_weight: λ, the weight of the score without margin; None for 0.
+    """
+    product, magnitude, x, x_norm, w_hat = target
+    unmargined = product
+    if not responses.are_products:
+        unmargined = magnitude * responses.with_gradient_mode(product, responses.angular(product))
+    if margin is None:
+        return unmargined
+    assert magnitude is not None
+
+    def psi(c: Tensor) -> Tensor:
+        return responses.with_gradient_mode(c, margin(c, responses.angular, strength))
+
+    if responses.are_products:
+        score = product_score(product, magnitude, psi, _closed_form(responses, margin, strength))
+    else:
+        score = magnitude * psi(product)
+    if responses.gradient == "normalized":
+        assert x_norm is not None
+        assert w_hat is not None
+        score = straight_through(unmargined, score)
+        # The correction changes only gradients, and an exported program has none.
+        if torch.is_grad_enabled() and not torch.compiler.is_exporting():
+            score = score + normalized_gradient_term(product, psi, x, x_norm, w_hat)
+    if annealing_weight is not None:
+        score = (annealing_weight * unmargined + score) / (1 + annealing_weight)
+    return score
+
+
+def _closed_form(responses: Responses, margin: Any, strength: float | Tensor) -> PsiAndDerivative | None:
+    """Return ψ and ψ′ as functions of the cosine, or None if ψ′ is not known in closed form."""
+    if not responses.has_closed_form:
+        return None
+    if responses.gradient == "detached":
+        return lambda c: (margin(c, responses.angular, strength), 1.0)
+    return lambda c: margin.value_and_slope(c, strength)
+
+
+# Scores from products ------------------------------------------------------------------------------------------------
 
 
 def product_score(
@@ -49,17 +129,18 @@ class _ExplicitScore(torch.autograd.Function):
     ) -> Tensor:
         ctx.psi = psi
         ctx.number = None if isinstance(magnitude, Tensor) else magnitude
-        c = _cosines(product, magnitude)
+        is_zero = magnitude == 0 if isinstance(magnitude, Tensor) else None
+        c = product / (magnitude if is_zero is None else magnitude.masked_fill(is_zero, torch.inf))
         value, factor = psi_and_derivative(c)
         if isinstance(factor, Tensor):
             derivative: Tensor | None = factor
         else:  # None stands for 1, which saves a multiplication
             derivative = None if factor == 1 else torch.full_like(value, factor)
-        if not isinstance(magnitude, Tensor):
+        if is_zero is None:
             ctx.save_for_backward(product, None, derivative, None)
             return value * magnitude
         if derivative is not None:
-            derivative = derivative.masked_fill(magnitude == 0, 1.0)  # the gradient of h·c
+            derivative = derivative.masked_fill(is_zero, 1.0)  # the gradient of h·c
         magnitude_derivative = value - c if derivative is None else torch.addcmul(value, derivative, c, value=-1)
         ctx.save_for_backward(product, magnitude, derivative, magnitude_derivative)
         return value * magnitude

@@ -7,9 +7,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from hypersphere.heads import fixed
 from hypersphere.heads.sharded import ShardedHead
 
-from .problem import DIM, HEADS, batch, build_head, close, local_classes, local_rows
+from .problem import CLASSES, DIM, HEADS, batch, build_head, close, local_classes, local_rows, raises
 
 
 def compare(make, group, dtype, tolerance):
@@ -45,6 +46,34 @@ def check_equality(folder, groups):
                 compare(make, group, torch.float64, 1e-10)
             except AssertionError as error:
                 raise AssertionError(f"{name} in {dist.get_world_size(group)} processes: {error}") from error
+
+
+def check_fixed(folder, groups):
+    """A fixed head in several processes has the losses, feature gradients and scores of one process."""
+    for group in groups:
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        torch.manual_seed(4)
+        reference = fixed(DIM, CLASSES, s=8.0, vectors="energy", margin="additive_angle", hard_negatives=2).double()
+        head = ShardedHead(reference, group=group, backbone="summed")
+        assert [name for name, p in head.named_parameters() if not p.requires_grad] == ["head.weight"]
+        assert not list(head.buffers())
+        assert torch.equal(head.weight, reference.weight[local_rows(head)])
+        x, y, parts = batch(size)
+        features, local_features = x.clone().requires_grad_(), x[parts[rank]].clone().requires_grad_()
+        expected, loss = reference(features, y), head(local_features, y[parts[rank]])
+        close(loss, expected)
+        expected.backward()
+        loss.backward()
+        close(local_features.grad, features.grad[parts[rank]])
+        close(head.scores(x[parts[rank]]), reference.scores(x)[parts[rank]].detach())
+        state = head.processes.all_gather_objects(head.full_state_dict())[0]
+        assert torch.equal(state["weight"], reference.weight)
+        with torch.no_grad():
+            head.weight.zero_()
+        head.load_full_state_dict(state)
+        close(head(x[parts[rank]], y[parts[rank]]), expected.detach())
+        other = fixed(DIM, CLASSES, vectors=torch.ones(CLASSES, DIM).tril() + rank)
+        raises(lambda other=other, group=group: ShardedHead(other, group=group), "same arguments", "weight")
 
 
 def check_float32(folder, groups):
