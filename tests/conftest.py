@@ -1,4 +1,4 @@
-"""Shared by all tests: checked shapes, seeded random numbers, an empty compiler cache, and one browser per worker."""
+"""Shared by all tests: shape checks, random seeds, an empty compiler cache, one browser per worker, and the order."""
 
 from __future__ import annotations
 
@@ -12,6 +12,25 @@ from report.browser import MISSING, Browser, find_chromium
 
 # Done while pytest loads this file, before the test modules import the functions that are wrapped.
 shape_checks.enforce()
+
+# Files with tests of several seconds, mostly of other processes. They run first: a long test at the end would leave the
+# other workers idle.
+LONG_FILES = (
+    "tests/cli/test_train_processes.py",
+    "tests/training/test_foreign_job.py",
+    "tests/training/test_checkpoint.py",
+    "tests/training/test_distributed.py",
+    "tests/training/test_trainer.py",
+    "tests/docs/",
+    "tests/examples/",
+    "tests/test_packaging.py",
+    "tests/recipes/test_execution.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the tests of `LONG_FILES` to the front; their order and that of the others stays the same."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG_FILES))
 
 
 @pytest.fixture(autouse=True)

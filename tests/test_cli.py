@@ -17,6 +17,7 @@ from hypersphere.cli.recipe_results import write_report
 from hypersphere.data import DamagedData, ForbiddenGlobal, MissingData
 from hypersphere.recipes import Metric, Outcome, Recipe, Row, execute, read_records
 from hypersphere.training.config import merge
+from processes import Command
 
 COMMAND = [sys.executable, "-m", "hypersphere"]
 ENVIRONMENT = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
@@ -49,17 +50,19 @@ def toy(row):
     return Recipe("toy", "Toy", "nowhere", {}, {"cpu": {}}, rows, compute=lambda seed: Outcome({}))
 
 
-def test_reproduce_prints_a_table_and_the_path_of_its_report(tmp_path):
-    done = hypersphere("reproduce", "digits", "--out", tmp_path, *SMALL)
-    assert done.returncode == 0, done.stderr
+def test_reproduce_prints_a_table_and_the_path_of_its_report(tmp_path, run_main, monkeypatch):
+    monkeypatch.setenv("COLUMNS", ENVIRONMENT["COLUMNS"])
+    monkeypatch.setenv("NO_COLOR", ENVIRONMENT["NO_COLOR"])
+    code, out, errors = run_main("reproduce", "digits", "--out", tmp_path, *SMALL)
+    assert code == 0, errors
     for word in ("accuracy", "Fisher", "angle", "energy", "seconds", "A-Softmax (m=4)", "A-Softmax + energy"):
-        assert word in done.stdout
-    assert "One seed, so the noise is not known" in done.stdout
-    assert "\x1b" not in done.stdout + done.stderr  # no colours and no progress bars
-    assert "…" not in done.stdout
-    assert "[3/3]" in done.stderr
+        assert word in out
+    assert "One seed, so the noise is not known" in out
+    assert "\x1b" not in out + errors  # no colours and no progress bars
+    assert "…" not in out
+    assert "[3/3]" in errors
     (report,) = tmp_path.glob("digits@*/report.html")
-    assert done.stdout.rstrip().endswith(str(report))
+    assert out.rstrip().endswith(str(report))
     page = report.read_text(encoding="utf-8")
     assert page.count("<canvas") == 3
     assert not re.search(r"""(src|href)=["']?https?:""", page)
@@ -72,11 +75,11 @@ def test_reproduce_prints_a_table_and_the_path_of_its_report(tmp_path):
     assert len(list(tmp_path.rglob("seed-*.json"))) == 6
 
 
-def test_list_shows_all_menus():
-    done = hypersphere("list")
-    assert done.returncode == 0
+def test_list_shows_all_menus(run_main):
+    code, out, _ = run_main("list")
+    assert code == 0
     for word in ("a_softmax", "square_cosine", "inner_product", "additive_angle", "riesz", "cora", "digits"):
-        assert re.search(rf"^  {word} +\S", done.stdout, re.M), word
+        assert re.search(rf"^  {word} +\S", out, re.M), word
 
 
 def test_version(run_main):
@@ -107,11 +110,11 @@ def test_reproduce_rejects_invalid_input_with_code_2(words, message, tmp_path, r
     assert errors.count("\n") == 1
 
 
-def test_unknown_command_exits_with_code_2():
-    done = hypersphere("nonsense")
-    assert done.returncode == 2
-    assert "nonsense" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_unknown_command_exits_with_code_2(run_main):
+    code, _, errors = run_main("nonsense")
+    assert code == 2
+    assert "nonsense" in errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize(
@@ -191,22 +194,16 @@ def test_list_recipes_prints_json(run_main, tmp_path, monkeypatch):
 
 
 def test_reproduce_interrupt_says_that_rows_are_kept(tmp_path):
-    words = ["reproduce", "--out", str(tmp_path), "--set", "epochs=100000"]
-    process = subprocess.Popen(
-        [*COMMAND, *words],
-        env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # processes in the background ignore SIGINT
-    )
+    out = tmp_path / "out"
+    process = Command(["reproduce", "--out", out, "--set", "epochs=100000"], tmp_path / "output")
     for _ in range(600):
-        if list(tmp_path.glob("*/*")):
+        if list(out.glob("*/*")):
             break
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    process.kill(signal.SIGINT)
+    code, _, errors = process.wait()
     assert errors == "hypersphere: interrupted; finished rows are kept\n"
-    assert process.returncode in (130, -signal.SIGINT)  # Python exits by the signal if it arrives within exec
+    assert code == 130
 
 
 def test_closed_output_pipe_is_silent():

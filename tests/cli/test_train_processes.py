@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from hypersphere.training import Run
+from processes import Command, command_group
 
-from .trained import COMMAND, ENVIRONMENT, SMALL, TORCHRUN, numbers, steps_in, wait_for, weights
+from .trained import ENVIRONMENT, SMALL, TORCHRUN, numbers, steps_in, wait_for, weights
 
 
 @pytest.fixture
@@ -20,6 +21,37 @@ def train(command):
     threads = torch.get_num_threads()
     yield functools.partial(command, "train")
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start the command in another process, which is killed at the end of the test if it is still running."""
+    started = []
+
+    def run(words):
+        started.append(Command(words, tmp_path / "output"))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def run_group(tmp_path):
+    """Run `hypersphere train` in two processes; return their joint output."""
+    started = []
+
+    def run(*words):
+        group = command_group(["train", *words], 2, tmp_path / "output")
+        started.extend(group)
+        ends = [process.wait() for process in group]
+        assert [code for code, _, _ in ends] == [0, 0], [errors for _, _, errors in ends]
+        return "".join(out for _, out, _ in ends)
+
+    yield run
+    for process in started:
+        process.kill()
 
 
 STATEFUL = [
@@ -30,25 +62,25 @@ STATEFUL = [
 ]  # fmt: skip
 
 
-def test_train_killed_at_random_moments_gives_identical_results(tmp_path, train):
+def test_train_killed_at_random_moments_gives_identical_results(tmp_path, train, start):
     """Three kills at random moments, mostly during a save, and one truncated checkpoint."""
     assert train("--out", tmp_path / "whole", *STATEFUL)[0] == 0
     out, chance = tmp_path / "killed", random.Random(os.getpid())
-    words = [*COMMAND, "--out", str(out), *STATEFUL, "--resume=auto", "--save-every=0"]
+    words = ["--out", out, *STATEFUL, "--resume=auto", "--save-every=0"]
     reached, said = 0, ""
     for attempt in range(3):
-        process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = start(["train", *words])
         wait_for(lambda reached=reached: steps_in(out)[-1:] > [reached], process)
         time.sleep(chance.uniform(0, 0.1))
         process.kill()
-        _, errors = process.communicate()
+        code, _, errors = process.wait()
         said += errors
-        assert process.returncode in (-signal.SIGKILL, 0), errors
+        assert code in (-signal.SIGKILL, 0), errors
         reached = steps_in(out)[-1]
         if attempt == 1:
             (damaged,) = (out / "checkpoints").glob(f"step-{reached:08d}")
             os.truncate(damaged / "state.safetensors", 100)
-    code, _, errors = train(*words[len(COMMAND) :])
+    code, _, errors = train(*words)
     assert code == 0, errors
     assert f"{damaged.name} is damaged: the size of state.safetensors is 100" in said
     found, expected = weights(out), weights(tmp_path / "whole")
@@ -58,16 +90,16 @@ def test_train_killed_at_random_moments_gives_identical_results(tmp_path, train)
     assert numbers(out, *keys) == numbers(tmp_path / "whole", *keys)
 
 
-def test_train_interrupt_saves_and_exits_with_130(tmp_path, train):
-    words = ["--out", str(tmp_path / "run"), *SMALL, "--epochs=300"]
-    process = subprocess.Popen([*COMMAND, *words], env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+def test_train_interrupt_saves_and_exits_with_130(tmp_path, train, start):
+    words = ["--out", tmp_path / "run", *SMALL, "--epochs=300"]
+    process = start(["train", *words])
     wait_for((tmp_path / "run" / "metrics.jsonl").exists, process)
     code, out, said = train(*words, "--resume=auto")
     assert (code, out, said.count("\n")) == (2, "", 1)
     assert "is in use by another training process" in said
-    process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=120)[1].decode()
-    assert process.returncode == 130
+    process.kill(signal.SIGINT)
+    code, _, errors = process.wait()
+    assert code == 130
     (step,) = steps_in(tmp_path / "run")[-1:]
     assert errors == (
         f"hypersphere: interrupted; step {step} is saved in {tmp_path / 'run'}; "
@@ -95,15 +127,11 @@ def assert_close(folder, alone):
         assert one == pytest.approx(other, rel=1e-4)
 
 
-def test_train_with_a_sharded_head_equals_one_process(tmp_path, train):
+def test_train_with_a_sharded_head_equals_one_process(tmp_path, train, run_group):
     words = [*SPREAD, "--head=arcface", "--head.s=8", "--optimizer.momentum=0.9"]
     assert train("--out", tmp_path / "alone", *words)[0] == 0
     spread = ["--out", str(tmp_path / "spread"), *words, "--head.sharded"]
-    done = subprocess.run(
-        [*TORCHRUN, "-m", "hypersphere", "train", *spread], capture_output=True, text=True, env=ENVIRONMENT, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Run: ") == 1
+    assert run_group(*spread).count("Run: ") == 1
     assert_close(tmp_path / "spread", tmp_path / "alone")
     # one process can resume from the checkpoint, including the state of the optimiser
     *_, last = sorted((tmp_path / "spread" / "checkpoints").iterdir())
@@ -134,31 +162,23 @@ def test_train_restarted_worker_gives_the_results_of_one_process(tmp_path, train
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds workers through /proc")
-def test_train_interrupt_of_all_processes_saves_and_resumes_exactly(tmp_path):
+def test_train_interrupt_of_all_processes_saves_and_resumes_exactly(tmp_path, run_group):
     """With BatchNorm, for which each process needs at least two rows."""
-    words = [*SPREAD, "--model.norm=batch", "--augment.shift.pixels=1", "--epochs=60"]
-
-    def start(name):
-        launched = [*TORCHRUN, "-m", "hypersphere", "train", "--out", str(tmp_path / name), *words, "--resume=auto"]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(launched, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True)
-
-    def end(process, code):
-        printed, errors = process.communicate(timeout=300)
-        assert process.returncode == code, errors
-        return printed, errors
-
-    end(start("whole"), 0)
+    words = [*SPREAD, "--model.norm=batch", "--augment.shift.pixels=1", "--epochs=60", "--resume=auto"]
+    run_group("--out", tmp_path / "whole", *words)
     out = tmp_path / "parts"
-    process = start("parts")
+    launched = [*TORCHRUN, "-m", "hypersphere", "train", "--out", str(out), *words]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(launched, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True)
     wait_for(lambda: last_line(out) > 0, process)
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for number in [*workers, process.pid]:  # as a scheduler does; the launcher also forwards its signal to the workers
         os.kill(int(number), signal.SIGTERM)
-    _, errors = end(process, 1)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1, errors
     (reached,) = steps_in(out)[-1:]
     assert f"hypersphere: interrupted; step {reached} is saved in {out}" in errors
-    printed, _ = end(start("parts"), 0)
+    printed = run_group("--out", out, *words)
     assert f"resuming from step {reached} of 180" in printed
     expected = weights(tmp_path / "whole")
     assert all(torch.equal(value, expected[key]) for key, value in weights(out).items())

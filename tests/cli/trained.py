@@ -8,7 +8,6 @@ import pytest
 
 from hypersphere.training import Config, Run
 
-COMMAND = [sys.executable, "-m", "hypersphere", "train"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENVIRONMENT = os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
 SMALL = ["--data.limit=70", "--model=mlp", "--model.widths=[8]", "--batch-size=16", "--epochs=2"]

@@ -258,9 +258,9 @@ def test_filter_statistics_of_equal_entries_and_of_parallel_filters():
     assert random["sparsity"] == pytest.approx(expected, rel=0.05)
 
 
-def test_first_layers_of_stages_are_those_of_the_figure(tmp_path):
-    (record,) = execute(spherenet.LEARNED, tmp_path, scale="smoke", rows=["a learned k per filter"], seeds=[0])
-    tensors = read_tensors(tmp_path, record)
+def test_first_layers_of_stages_are_those_of_the_figure(smoke_folder):
+    (record,) = execute(spherenet.LEARNED, smoke_folder, scale="smoke", rows=["a learned k per filter"], seeds=[0])
+    tensors = read_tensors(smoke_folder, record)
     assert {name for name in tensors if name.startswith("k_")} == {"k_conv1.1", "k_conv2.1", "k_conv3.1"}
     assert len(tensors["k"]) == 9 * 4
     assert torch.equal(tensors["k_conv2.1"], tensors["k"][12:16])

@@ -264,8 +264,8 @@ def test_rotation_keeps_the_energy_through_training(tmp_path):
     assert plain.curves["energy"][-1] != pytest.approx(plain.curves["energy"][0], rel=1e-3)
 
 
-def test_layer_energies_are_curves(tmp_path):
-    (record,) = execute(RECIPES["energy-cnn"], tmp_path, scale="smoke", rows=["HS-MHE"], seeds=[0])
+def test_layer_energies_are_curves(smoke_folder):
+    (record,) = execute(RECIPES["energy-cnn"], smoke_folder, scale="smoke", rows=["HS-MHE"], seeds=[0])
     curves = [record.curves[f"energy of {name}"] for name in ("Conv1.1", "Conv3.3", "fc1")]
     assert [len(curve) for curve in curves] == [2, 2, 2]
     layers = [values for name, values in record.curves.items() if name.startswith("energy of")]

@@ -35,9 +35,9 @@ ROTATED = ("OPT (CP)", "OPT (OGD)", "OPT (GS)", "PE-OPT", "S-OPT")
 
 @pytest.mark.filterwarnings("ignore:not projected")
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_row_runs_at_the_smallest_scale(name, tmp_path):
+def test_every_row_runs_at_the_smallest_scale(name, smoke_folder):
     recipe = RECIPES[name]
-    records = execute(recipe, tmp_path, scale="smoke", seeds=[0])
+    records = execute(recipe, smoke_folder, scale="smoke", seeds=[0])
     assert [one.row for one in records] == [row.name for row in recipe.rows_at("smoke")]
     for one in records:
         missing = {metric.key for metric in recipe.metrics if one.metrics.get(metric.key) is None}
@@ -46,7 +46,7 @@ def test_every_row_runs_at_the_smallest_scale(name, tmp_path):
             first, *_, last = one.curves["energy"]
             assert last == pytest.approx(first, rel=1e-3), one.row
     assert set(recipe.figures) <= {key for one in records for key in one.curves}
-    assert not [path for path in tmp_path.rglob("seed-*") if path.is_dir()]  # no run folder is left
+    assert not [path for path in smoke_folder.rglob("seed-*") if path.is_dir()]  # no run folder is left
 
 
 @pytest.mark.parametrize("name", RECIPES)

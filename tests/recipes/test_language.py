@@ -46,7 +46,7 @@ def test_measurement_at_equal_time_comes_before_the_end():
 
 
 @pytest.mark.parametrize("row", [row.name for row in LANGUAGE.rows])
-def test_language_rows_run_at_the_smoke_scale(row, tmp_path):
-    (record,) = execute(LANGUAGE, tmp_path, scale="smoke", rows=[row], seeds=[0])
+def test_language_rows_run_at_the_smoke_scale(row, smoke_folder):
+    (record,) = execute(LANGUAGE, smoke_folder, scale="smoke", rows=[row], seeds=[0])
     assert 0 < record.metrics["bits"] < 9
     assert record.metrics["parameters"] > 0

@@ -317,17 +317,18 @@ def test_similarity_equals_the_mean_of_all_pairs():
     assert outcome.tensors["similarity_labels"].tolist() == sorted(outcome.tensors["similarity_labels"].tolist())
 
 
-def test_last_relu_confines_features_to_the_first_quadrant(tmp_path):
+def test_last_relu_confines_features_to_the_first_quadrant(smoke_folder):
     rows = ["Softmax", "Softmax with a last ReLU"]
-    plain, confined = execute(features.MNIST, tmp_path, scale="smoke", rows=rows, seeds=[0])
+    plain, confined = execute(features.MNIST, smoke_folder, scale="smoke", rows=rows, seeds=[0])
     assert confined.metrics["first_quadrant"] == 100
     assert plain.metrics["first_quadrant"] < 100
-    assert {"train_features", "train_labels"} <= set(read_tensors(tmp_path, plain))
+    assert {"train_features", "train_labels"} <= set(read_tensors(smoke_folder, plain))
 
 
-def test_class_vectors_store_norms_sizes_and_biases(tmp_path):
-    (record,) = execute(features.CLASS_VECTORS, tmp_path, scale="smoke", rows=["MNIST, rising class sizes"], seeds=[0])
-    tensors = read_tensors(tmp_path, record)
+def test_class_vectors_store_norms_sizes_and_biases(smoke_folder):
+    rows = ["MNIST, rising class sizes"]
+    (record,) = execute(features.CLASS_VECTORS, smoke_folder, scale="smoke", rows=rows, seeds=[0])
+    tensors = read_tensors(smoke_folder, record)
     assert tensors["weight_norms"].shape == tensors["biases"].shape == tensors["class_sizes"].shape == (10,)
     assert tensors["class_sizes"][9] > tensors["class_sizes"][0]
 
@@ -353,9 +354,9 @@ def test_neighbour_frequency_is_the_share_of_the_nearest_images():
     assert shares.tolist() == [0.5, 0.5]  # all four images are among the nearest twenty
 
 
-def test_reconstructions_from_angles_and_norms_use_the_same_network(tmp_path):
-    records = execute(reconstruction.RECONSTRUCTION, tmp_path, scale="smoke", seeds=[0])
+def test_reconstructions_from_angles_and_norms_use_the_same_network(smoke_folder):
+    records = execute(reconstruction.RECONSTRUCTION, smoke_folder, scale="smoke", seeds=[0])
     assert len({tuple(record.curves["loss"]) for record in records}) == 1
     assert len({record.metrics["error"] for record in records}) == 3
-    tensors = read_tensors(tmp_path, records[0])
+    tensors = read_tensors(smoke_folder, records[0])
     assert tensors["images"].shape == tensors["reconstructions"].shape == (16, 1, 8, 8)

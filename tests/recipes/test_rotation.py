@@ -221,8 +221,8 @@ def test_neurons_of_plain_training_can_start_with_norm_one():
         assert layer.weight.requires_grad
 
 
-def test_rotated_class_vectors_have_the_degrees_of_freedom_of_a_rotation(tmp_path):
-    (record,) = execute(classes.FACES, tmp_path, scale="smoke", rows=["CLS-OPT, 1024 dimensions"], seeds=[0])
+def test_rotated_class_vectors_have_the_degrees_of_freedom_of_a_rotation(smoke_folder):
+    (record,) = execute(classes.FACES, smoke_folder, scale="smoke", rows=["CLS-OPT, 1024 dimensions"], seeds=[0])
     assert record.metrics["head_parameters"] == 8 * 7 / 2
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch._dynamo  # otherwise imported by the first optimizer of every child
 
 from hypersphere.training import Config, Run, Trainer
 from hypersphere.training.build import build
@@ -37,6 +38,7 @@ def main():
     """Train in one process, and in another folder in processes that are killed after random times."""
     torch.set_num_threads(1)
     place, settings = Path(sys.argv[1]), eval(sys.argv[2])
+    build(Config.of(settings))  # imports what the children need
     began = time.perf_counter()
     assert os.waitpid(child(place / "complete", settings), 0)[1] == 0
     duration = time.perf_counter() - began

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy
 import torch
+import torch._dynamo  # otherwise imported by the first optimizer of every child
 from torch import nn
 
 import hypersphere as hs
