@@ -37,6 +37,9 @@ class RandomState:
     def __init__(self, generators: Mapping[str, torch.Generator] | None = None) -> None:
         self.generators = dict(generators or {})
 
+    def __repr__(self) -> str:
+        return f"RandomState({', '.join(['python', 'numpy', 'torch', *self.generators])})"
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all generators."""
         version, words, gauss = random.getstate()
