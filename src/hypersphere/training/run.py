@@ -27,7 +27,7 @@ from hypersphere.training.build import Experiment, build
 from hypersphere.training.calibration import RunCalibration
 from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint
 from hypersphere.training.components import complete_settings, require_trust
-from hypersphere.training.config import CONFIG, Config
+from hypersphere.training.config import CONFIG, Config, absolute_path
 
 if sys.platform != "win32":
     import fcntl
@@ -86,7 +86,8 @@ class Run:
         Raises:
             ValueError: if the folder holds a run or cannot be written.
         """
-        run = cls(Path(folder), config, weights=weights, outline=outline, fingerprint=fingerprint)
+        source = None if weights is None else absolute_path(weights)
+        run = cls(Path(folder), config, weights=source, outline=outline, fingerprint=fingerprint)
         try:
             with creating(run.path) as draft:
                 draft.write_text(run._content(), encoding="utf-8")
@@ -112,11 +113,15 @@ class Run:
         path = Path(folder) / CONFIG
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            version = content["format"]
         except OSError as error:
             raise ValueError(f"{folder} is not a run of `hypersphere train`: {CONFIG}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DamagedCheckpoint(f"{path} is damaged: {error!r}") from None
+        except (ValueError, RecursionError) as error:
+            raise DamagedCheckpoint(f"{path} is damaged: {error}") from None
+        version = content.get("format") if isinstance(content, dict) else None
+        if version is None:
+            raise DamagedCheckpoint(
+                f"{path} is damaged, or not of a run of `hypersphere train`: it has no format number"
+            )
         if version == 1:
             raise ValueError(f"{folder} was trained with hypersphere 0.1; open it with that version")
         if version != FORMAT:
