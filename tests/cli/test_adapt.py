@@ -90,3 +90,13 @@ def test_adapt_names_invalid_arguments(model_folder, text, tmp_path, fails):
         ),
     ):
         assert message in fails(2, "adapt", *words)
+
+
+def test_adapt_names_the_folder_of_a_model_that_does_not_fit(text, tmp_path, fails):
+    for content in ('{"model_type": "vit"}', "{"):
+        (tmp_path / "config.json").write_text(content)
+        line = fails(2, "adapt", tmp_path, "--text", text, "--out", tmp_path / "adapter")
+        assert line.startswith(
+            f"hypersphere: MODEL must be the folder of a causal language model, not {str(tmp_path)!r}: "
+        )
+        assert len(line) < 400

@@ -143,7 +143,11 @@ def test_gallery_commands_report_wrong_input(calibrated, gallery, photos, fails,
     assert "FOLDER must be an existing folder" in fails(2, "enroll", calibrated.folder, image, "--gallery", tmp_path)
     (tmp_path / "faces" / "ada").mkdir(parents=True)
     (tmp_path / "faces" / "ada" / "1.png").write_bytes(image.read_bytes()[:60])
-    fails(3, "enroll", calibrated.folder, tmp_path / "faces", "--gallery", tmp_path / "new")
+    broken = tmp_path / "faces" / "ada" / "1.png"
+    assert "1.png is not a readable image" in fails(
+        3, "enroll", calibrated.folder, tmp_path / "faces", "--gallery", tmp_path / "new"
+    )
+    assert f"{broken} is not a readable image" in fails(3, "search", gallery, broken, "--run", calibrated.folder)
     assert not (tmp_path / "new").exists()
     damaged = shutil.copytree(gallery, tmp_path / "damaged")
     (names,) = damaged.glob("names-*.json")

@@ -155,6 +155,11 @@ def test_train_rejects_a_run_created_in_the_meantime(tmp_path, train, monkeypatc
         (tmp_path / "run" / "config.json").unlink()
 
 
+def test_train_reports_a_model_larger_than_memory(tmp_path, fails):
+    line = fails(1, "train", "--out", tmp_path / "run", *SMALL, "--embedding.dim=1000000000000")
+    assert line.startswith("hypersphere: out of memory (could not allocate ")
+
+
 def test_train_warns_about_bfloat16_without_instructions(tmp_path, train, monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     code, _, errors = train("--out", tmp_path, *SMALL, "--precision=bfloat16", "--dry-run", "--device=cpu")

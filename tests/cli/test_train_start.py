@@ -155,6 +155,15 @@ def test_dry_run_writes_nothing_and_prints_valid_settings(tmp_path, train, monke
     assert out.splitlines()[-1] == "# run: would continue from step 10"
 
 
+def test_dry_run_prints_changed_settings_first(tmp_path, train):
+    out = train("--out", tmp_path / "run", *SMALL, "--seed=0", "--head=arcface", "--dry-run")[1]
+    lines = out.splitlines()
+    assert lines[1] == ' "data": {"name": "digits", "limit": 70},'
+    assert lines[3] == ' "head": {"name": "arcface"},'
+    assert '"seed": 0' in out.partition('"selection": 0.0, ')[2]
+    assert len(lines) < 30
+
+
 def test_train_keeps_the_last_checkpoints(tmp_path, train, fails):
     assert train("--out", tmp_path / "run", *SMALL, "--save-every=0", "--keep=2")[0] == 0
     assert steps_in(tmp_path / "run") == [9, 10]

@@ -14,6 +14,7 @@ from hypersphere import _files
 from hypersphere.report import (
     Chart,
     Column,
+    Images,
     Page,
     Series,
     SideBySide,
@@ -181,3 +182,21 @@ def test_notebook_shows_sections_in_a_frame(make) -> None:
     assert tag == "iframe"
     assert (attributes["srcdoc"] or "").startswith("<!DOCTYPE html>")
     assert "scrollHeight" in (attributes["onload"] or "")
+
+
+def test_sections_and_results_have_short_reprs() -> None:
+    points = np.eye(3).repeat(50, axis=0)
+    sphere = Sphere("arcface", points, np.arange(150) % 3)
+    table = Table("Results", [Column("method"), Column("error")], [["a", 1.0]])
+    curves = Series("loss", np.ones((3, 1000)))
+    expected = {
+        sphere: "Sphere('arcface', 150 points of 3 classes)",
+        Spheres("Features", [sphere]): "Spheres('Features', 1 sphere)",
+        curves: "Series('loss', 1,000 values of 3 seeds)",
+        Chart("Loss", lines([curves])): "Chart('Loss')",
+        Images("Filters", np.ones((8, 3, 3))): "Images('Filters', 8 images)",
+    }
+    assert {repr(made): made for made in expected} == {words: made for made, words in expected.items()}
+    assert repr(table) == "Table('Results', 2 columns, 1 row)"
+    assert repr(Page("Digits", "", [Tabs("More", [table]), table])) == "Page('Digits', 2 sections)"
+    assert repr(Text("About", "Long. " * 100)) == "Text('About')"

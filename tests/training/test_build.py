@@ -553,3 +553,16 @@ def test_experiment_stores_the_absolute_path_of_a_model_folder(tmp_path, monkeyp
     for name, stored in (("hf:encoder", f"hf:{tmp_path / 'encoder'}"), ("hf:vit", "hf:vit"), ("timm:a", "timm:a")):
         config = Config.of({"data": {"name": "digits", "limit": 20}, "model": name})
         assert build(config).config.model.name == stored
+
+
+def test_experiment_stores_the_absolute_path_of_a_file_of_pairs(tmp_path, monkeypatch):
+    names = [f"{index:05d}" for index in range(4)]
+    source = data.TensorSource(torch.zeros(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]), ("a", "b"), names)
+    split = data.DataSplit(source, source, open_set=True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.txt").write_text(f"{names[0]} {names[1]} 1\n{names[0]} {names[2]} 0\n")
+    protocols = [{"name": "verification", "pairs": "pairs.txt"}, "retrieval"]
+    config = Config.of({"model": "mlp", "validation": {"protocols": protocols}})
+    for root in (None, tmp_path / "elsewhere"):  # pairs are not relative to the data root
+        stored = build(config, split=split, data_root=root).config.validation.protocols
+        assert [one.options for one in stored] == [{"pairs": str(tmp_path / "pairs.txt")}, {}]

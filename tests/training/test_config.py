@@ -44,6 +44,26 @@ def test_config_settings_are_plain_data_and_of_is_the_inverse():
     assert config.validation.protocols == (Component("verification"),)
 
 
+def test_config_repr_has_only_the_settings_that_differ_from_the_defaults():
+    assert repr(Config()) == "Config.of({})"
+    settings = {
+        "augment": [{"name": "flip"}],
+        "optimizer": {"name": "adamw", "lr": 0.01},  # without the default weight decay, so it is another component
+        "validation": {"every": 2},
+        "embedding": {"dim": 8},
+    }
+    config = Config.of({**settings, "seed": 0, "head": "softmax"})
+    assert config.changes() == settings
+    assert Config.of(config.changes()) == config
+    assert eval(repr(config)) == config
+
+
+def test_config_read_names_the_file_of_a_wrong_setting(tmp_path):
+    (tmp_path / "job.yaml").write_text("epoch: 3")
+    expected = f"{tmp_path / 'job.yaml'}: epoch is not a setting; did you mean epochs?"
+    assert message(Config.read, tmp_path / "job.yaml") == expected
+
+
 def test_config_declares_help_for_every_setting_and_a_menu_for_every_component():
     for kind in KINDS:
         for one in dataclasses.fields(kind):

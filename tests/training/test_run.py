@@ -38,6 +38,13 @@ def test_run_open_returns_what_create_wrote(tmp_path):
     assert Run.open(Run.create(tmp_path / "other", config, weights="somewhere").folder).weights == "somewhere"
 
 
+def test_run_stores_the_absolute_path_of_initial_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "first.safetensors").touch()
+    Run.create("second", Config.of(SMALL), weights="first.safetensors")
+    assert Run.open("second").weights == str(tmp_path / "first.safetensors")
+
+
 def test_run_alone_locks_the_folder(tmp_path):
     run = Run.create(tmp_path, Config())
     with (
@@ -85,6 +92,12 @@ def test_run_open_and_create_reject_invalid_folders(tmp_path):
 def test_run_open_reports_damaged_settings(tmp_path, broken):
     (tmp_path / "config.json").write_text(broken)
     with pytest.raises(DamagedCheckpoint, match=r"config\.json is damaged"):
+        Run.open(tmp_path)
+
+
+def test_run_open_names_a_config_of_another_library(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(DamagedCheckpoint, match=r"not of a run of `hypersphere train`: it has no format number$"):
         Run.open(tmp_path)
 
 

@@ -14,6 +14,7 @@ from hypersphere.energy import hyperspherical_energy
 from hypersphere.optim import MovingAverage
 from hypersphere.training import Config, Run, Trainer, embed, predict
 from hypersphere.training.build import build
+from hypersphere.training.random_state import RandomState
 
 SMALL = {
     "data": {"name": "digits", "limit": 70},
@@ -475,6 +476,35 @@ def test_moving_average_rejects_a_decay_of_one_and_folding_rotations(tmp_path):
         MovingAverage(nn.Linear(1, 1), 1)
     with pytest.raises(ValueError, match="ema must be unset with the rotation stochastic"):
         trainer(tmp_path, {"ema": 0.9, "rotation": "stochastic"})
+
+
+@pytest.mark.parametrize("change", ["grow", "drop and grow"])
+def test_moving_average_refuses_weights_that_were_replaced(change, tmp_path):
+    """Also of the same shape: the rows are then those of other classes."""
+    experiment = trainer(tmp_path, {"ema": 0.9, "head": "arcface"}).experiment
+    if change == "drop and grow":
+        experiment.head.drop([3], optimizer=experiment.optimizer)
+    experiment.head.grow(1, optimizer=experiment.optimizer)
+    before = experiment.head.weight.detach().clone()
+    reason = "^head.weight was replaced after the average was created, as by `head.grow`; create a new MovingAverage$"
+    with pytest.raises(ValueError, match=reason):
+        experiment.after_step(1)
+    with pytest.raises(ValueError, match=reason), experiment.ema.applied():
+        pass
+    assert torch.equal(experiment.head.weight, before)
+    experiment.ema = MovingAverage(experiment.objective, 0.9)
+    experiment.after_step(1)
+
+
+def test_trainer_and_its_parts_have_short_reprs(tmp_path):
+    one = trainer(tmp_path / "run", {"epochs": 1})
+    steps = one.steps
+    assert repr(one).startswith(f"Trainer({str(tmp_path / 'run')!r}, step 0 of {steps}: mlp with ")
+    assert repr(one.experiment.validation) == "Validator(accuracy, top5, energy)"
+    one.train()
+    assert repr(one.checkpoints) == f"Checkpoints({str(tmp_path / 'run' / 'checkpoints')!r}, steps [{steps}])"
+    assert repr(one.checkpoints.latest()) == f"Checkpoint(path={one.checkpoints.latest().path!r}, step={steps})"
+    assert repr(RandomState({"noise": torch.Generator()})) == "RandomState(python, numpy, torch, noise)"
 
 
 def test_checkpointed_activations_change_no_result(tmp_path):

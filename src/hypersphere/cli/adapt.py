@@ -111,7 +111,13 @@ def _read(folder: Path, text: Path) -> tuple[Any, Tensor]:
     content = text.read_bytes()
     transformers.utils.logging.disable_progress_bar()
     # Local files only, as safetensors: nothing is downloaded and nothing is unpickled.
-    network = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    try:
+        network = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    except (ValueError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]  # the rest lists all models of transformers
+        raise ValueError(
+            f"MODEL must be the folder of a causal language model, not {str(folder)!r}: {reason}"
+        ) from error
     if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         tokens = tokenizer(content.decode("utf-8", errors="replace"), return_tensors="pt").input_ids[0]

@@ -19,7 +19,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from hypersphere.cli.output import printable, warn
+from hypersphere.cli.output import is_out_of_memory, printable, warn
 
 __all__ = ["app", "main"]
 
@@ -108,10 +108,9 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             end(INTERRUPTED.get(ctx.invoked_subcommand, "interrupted"), 130)
         except (MemoryError, RuntimeError) as error:
-            text = str(error)
-            if not (isinstance(error, MemoryError) or re.search("out of memory|can't allocate memory", text, re.I)):
+            if not is_out_of_memory(error):
                 raise
-            size = re.search(r"allocate ([\d.]+ ?\w*)", text)
+            size = re.search(r"allocate ([\d.]+ ?\w*)", str(error))
             request = f" (could not allocate {size[1]})" if size else ""
             option = SMALLER.get(ctx.invoked_subcommand)
             advice = f"try a smaller {option}" if option else "try a machine with more memory"

@@ -70,7 +70,6 @@ def evaluate(
 ) -> None:
     """Evaluate a run or embeddings: classification, verification, identification, Fisher score, hardness."""
     from hypersphere import report
-    from hypersphere.cli.calibration import CalibrationFit
     from hypersphere.cli.measures import Protocol, measure_files, measure_run
     from hypersphere.cli.opening import open_run
     from hypersphere.data.embeddings import SUFFIXES
@@ -78,18 +77,18 @@ def evaluate(
     embeddings = f" or a file of embeddings ({', '.join(SUFFIXES)})"
     options.check_run(source, also=embeddings, valid=source.suffix in SUFFIXES)
     check_target("--json", json, [".json"])
-    rates = options.parse_numbers("--far", far, float)
     protocol = Protocol(
         pairs=int(pairs) if pairs and pairs.isdigit() else Path(pairs) if pairs else None,
         folds=folds,
         ranks=options.parse_numbers("--ranks", ranks, int),
-        far=rates,
+        far=options.parse_numbers("--far", far, float),
         bootstrap=bootstrap,
         seed=seed,
         subtract_mean=subtract_mean,
         pca=pca,
         mirror=mirror,
-        calibration=CalibrationFit(rates, prior, seed) if calibrate else None,
+        calibrate=calibrate,
+        prior=prior,
     )
     if options.is_run(source):
         require(second is None, "SECOND", "omitted if RUN is the folder of a run", str(second))

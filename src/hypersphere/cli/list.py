@@ -107,7 +107,8 @@ def _find_entry(title: str, entry: str) -> str:
 
         return find_recipe(entry).name
     if entry not in menu:
-        near = nearest_name(entry, menu, menu.synonyms)
+        longer = [name for name in menu if name.startswith(entry)]
+        near = f"; did you mean {' or '.join(longer)}?" if longer else nearest_name(entry, menu, menu.synonyms)
         raise ValueError(f"entry must be one of {', '.join(menu)}, not {entry!r}{near}")
     return entry
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from hypersphere import data, evaluation, heads
 from hypersphere._validation import require
-from hypersphere.cli.calibration import CalibrationFit, measure_calibration
 from hypersphere.cli.opening import Opened
 from hypersphere.data.embeddings import Embeddings, read_array, read_embeddings
+from hypersphere.training import RunCalibration
 
 __all__ = ["Protocol", "measure_files", "measure_run"]
 
@@ -34,11 +34,13 @@ class Protocol:
     subtract_mean: bool = False
     pca: int | None = None
     mirror: bool = False
-    calibration: CalibrationFit | None = None
+    calibrate: bool = False
+    prior: float = 0.5
 
     def __post_init__(self) -> None:
         require(self.bootstrap != 1, "--bootstrap", "0, or a number of draws >= 2", self.bootstrap)
-        if self.calibration is not None:
+        if self.calibrate:
+            require(0 < self.prior < 1, "--prior", "a probability in (0, 1)", self.prior)
             for option in ("subtract_mean", "pca", "mirror"):
                 value = getattr(self, option)
                 require(not value, f"--{option.replace('_', '-')}", "omitted with --calibrate", value)
@@ -77,7 +79,7 @@ def measure_run(opened: Opened, protocol: Protocol) -> dict[str, Any]:
         moments = {"mean": float(hardness.mean()), "deviation": float(hardness.std(correction=0))}
         results["classification"] = {"accuracy": accuracy, "samples": count, "classes": len(split.classes)}
         results["hardness"] = {**moments, "samples": count}
-    calibration = measure_calibration(opened, features, labels, fit=protocol.calibration, plain=protocol.plain)
+    calibration = _measure_calibration(opened, features, labels, protocol)
     if protocol.mirror:
         features, _ = opened.embed(source, mirror=True)
     if protocol.pca is not None:
@@ -92,6 +94,29 @@ def measure_run(opened: Opened, protocol: Protocol) -> dict[str, Any]:
         return results | calibration
     except data.NoPairsError as error:
         return results | {"left_out": str(error)}
+
+
+def _measure_calibration(opened: Opened, features: Tensor, labels: Tensor, protocol: Protocol) -> dict[str, Any]:
+    """Fit and store a calibration, or read the stored one, and measure it on the classes that it was not fitted on.
+
+    Returns:
+        The key "calibration" with its measurements, or nothing if the run has no calibration.
+    """
+    classes, split = opened.held_out.classes, opened.experiment.data
+    if protocol.calibrate:
+        about: dict[str, Any] = {"step": opened.step, "fingerprint": opened.fingerprint, "open_set": split.open_set}
+        options: dict[str, Any] = {"far": protocol.far, "prior": protocol.prior, "seed": protocol.seed}
+        fitted = RunCalibration.fit(features, labels, classes, **about, **options)
+    elif (found := opened.run.calibration()) is None:
+        return {}
+    elif left_out := opened.refusal(found) or ("" if protocol.plain else "it is one of plain cosines"):
+        return {"calibration": {"left_out": left_out}}
+    else:
+        fitted = found
+    measured = {**fitted.measure(features, labels, classes), "fitted": fitted.description()}
+    if protocol.calibrate:  # after the measurement, which may fail
+        measured["file"] = str(fitted.save(opened.run.folder))
+    return {"calibration": measured}
 
 
 def _data_name(opened: Opened) -> str:

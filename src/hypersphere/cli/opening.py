@@ -73,6 +73,11 @@ class Opened:
         objective: Any = self.experiment.objective
         return objective.head.scores(objective.features(inputs))
 
+    def calibration(self) -> RunCalibration | None:
+        """Return the calibration of the run if it applies to these weights, else None."""
+        stored = self.run.calibration()
+        return None if stored is None or self.refusal(stored) else stored
+
     def refusal(self, calibration: RunCalibration) -> str:
         """Return why a calibration does not apply to these weights; empty if it does."""
         if calibration.fingerprint == self.fingerprint:

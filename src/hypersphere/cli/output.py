@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import sys
 import zlib
@@ -13,7 +14,7 @@ from typing import Any
 from hypersphere._files import MARK, replacing, strict_json
 from hypersphere._validation import require
 
-__all__ = ["check_target", "mark_png", "print_line", "printable", "warn", "write_json"]
+__all__ = ["check_target", "is_out_of_memory", "mark_png", "print_line", "printable", "warn", "write_json"]
 
 SEARCHED = 1 << 16  # bytes at the beginning and at the end of a file in which the mark is looked for
 
@@ -36,6 +37,11 @@ def print_line(*lines: object) -> None:
 def warn(message: object) -> None:
     """Print a message on stderr."""
     print(f"hypersphere: {printable(' '.join(str(message).splitlines()))}", file=sys.stderr, flush=True)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True if an error says that memory could not be allocated, on the processor or on an accelerator."""
+    return isinstance(error, MemoryError) or bool(re.search("out of memory|can't allocate memory", str(error), re.I))
 
 
 def check_target(option: str, path: Path | None, suffixes: Sequence[str], companion: Path | None = None) -> None:

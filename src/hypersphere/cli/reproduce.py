@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hypersphere.cli import options
 from hypersphere.cli.output import print_line, warn
-from hypersphere.cli.settings import assignment
+from hypersphere.cli.settings import assignment, fill_lines, json_block, settings_json
 
 __all__ = ["reproduce"]
 
@@ -46,7 +47,7 @@ def reproduce(
     overrides = dict(map(assignment, assignments or []))
     if dry_run:
         plan = recipes.plan(recipe, scale=scale, rows=chosen_rows, seeds=chosen_seeds, overrides=overrides)
-        print(json.dumps(plan, indent=1))
+        print_line(_layout(plan))
         return
 
     from hypersphere.cli.progress import recipe_progress
@@ -76,3 +77,13 @@ def reproduce(
         page = write_report(recipe, records, out)  # before printing, so that a closed pipe cannot prevent it
         report.print_table(report.summary_table(recipe_results(recipe, records, out)), console)
         print_line(f"\nReport: {page}")
+
+
+def _layout(plan: Mapping[str, Any]) -> str:
+    """Return a plan as JSON of few lines, see `settings_json`."""
+    blocks = {
+        "shared": settings_json(plan["shared"], 2),
+        "rows": json_block([f"{json.dumps(name)}: {settings_json(of, 3)}" for name, of in plan["rows"].items()], 2),
+        "parameters": json_block(fill_lines(plan["parameters"]), 2),
+    }
+    return json_block([f"{json.dumps(key)}: {blocks.get(key) or json.dumps(value)}" for key, value in plan.items()], 1)

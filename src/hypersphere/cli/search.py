@@ -37,12 +37,11 @@ def search(
     source, _ = opened.images(images, "search")
     features, _ = opened.embed(source)
     matches = enrolled.search(features, k, per_name=not photos, fingerprint=opened.fingerprint)
-    calibration = opened.run.calibration()
-    calibrated = calibration is not None and not opened.refusal(calibration)
+    calibration = opened.calibration()
     found: list[dict[str, Any]] = []
     for position, (names, scores) in enumerate(zip(matches.names, matches.scores.tolist(), strict=True)):
         rows = [{"name": name, "cosine": score} for name, score in zip(names, scores, strict=True)]
-        if calibration is not None and calibrated and rows:
+        if calibration is not None and rows:
             values = calibration.calibration.probability(scores).tolist()
             rows = [{**row, "probability": value} for row, value in zip(rows, values, strict=True)]
         found.append({"image": source.name(position), "matches": rows})
@@ -50,8 +49,8 @@ def search(
         print(strict_json(found, indent=1))
         return
     columns = [report.Column("image"), report.Column("name"), report.Column("cosine", format=".4f")]
-    columns += [report.Column("probability", format=".3f")] * calibrated
+    columns += [report.Column("probability", format=".3f")] * (calibration is not None)
     lines = [[one["image"], *row.values()] for one in found for row in one["matches"]]
     note = "Probability: that the image and the nearest photo of this name show the same, for one pair of photos."
     title = f"{len(enrolled)} photos of {len(set(enrolled.names))} names"
-    report.print_table(report.Table(title, columns, lines, note if calibrated else ""))
+    report.print_table(report.Table(title, columns, lines, "" if calibration is None else note))

@@ -42,9 +42,7 @@ class Service:
         """Return the service; raise a `ValueError` if the gallery holds embeddings of another network."""
         opened.require_images("serve")
         gallery.search([[1.0] * gallery.dim], 1, fingerprint=opened.fingerprint)  # checks the fingerprint
-        calibration = opened.run.calibration()
-        applies = calibration is not None and not opened.refusal(calibration)
-        return cls(opened, gallery, calibration if applies else None, max_pixels)
+        return cls(opened, gallery, opened.calibration(), max_pixels)
 
     def embed(self, content: bytes, name: str) -> Tensor:
         """Return the embedding (d,) of an encoded image; raise `BrokenSample` if it cannot be decoded."""

@@ -1,11 +1,13 @@
 """Settings from the command line: options derived from the fields of `Config`, settings files, dotted arguments.
 
+Also settings as text that is short to read: JSON of few lines.
 Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
@@ -17,11 +19,12 @@ from hypersphere._validation import nearest_name, require
 from hypersphere.training.config import Config, Embedding, Validation, merge, parse_value, set_path
 from hypersphere.training.settings_file import read_settings
 
-__all__ = ["assignment", "changed_settings", "with_settings"]
+__all__ = ["assignment", "changed_settings", "fill_lines", "json_block", "settings_json", "with_settings"]
 
 Change = tuple[str, Any]  # the dotted path of a setting, and its value
 GROUPS = {"Embedding": Embedding, "Validation": Validation}  # settings that are groups of settings
 PANELS = {"data": "Data", "model": "Model", "optimizer": "Training", "validation": "Measurements and files"}
+WIDTH = 116  # columns of printed settings
 KINDS = {"int": "INTEGER", "float": "NUMBER", "bool": None, "str": "TEXT", "Component": "NAME"}
 ELSEWHERE = {  # options of components under names that are common elsewhere
     "lr": "optimizer.lr",
@@ -157,3 +160,35 @@ def _suggestion(path: str, rest: str, settings: Sequence[str], option_names: Ite
     # Dashes are left out of the comparison: they would make every pair of options similar.
     names = [f"{name}.{rest}" for name in settings] if rest else [name.removeprefix("--") for name in option_names]
     return nearest_name(path, names).replace("mean ", "mean --")
+
+
+def settings_json(settings: Mapping[str, Any], indent: int = 1) -> str:
+    """Return settings as JSON: one line per setting that differs from its default, then the others side by side.
+
+    >>> print(settings_json({"clip": None, "seed": 0, "epochs": 3}))
+    {
+     "epochs": 3,
+     "clip": null, "seed": 0
+    }
+    """
+    defaults = Config().settings()
+    rest = {key: value for key, value in settings.items() if key in defaults and value == defaults[key]}
+    changed = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in settings.items() if key not in rest]
+    return json_block([*changed, *fill_lines(rest)], indent)
+
+
+def json_block(lines: Sequence[str], indent: int) -> str:
+    """Return a JSON object; each line has one or several of its items."""
+    margin = "\n" + " " * indent
+    return f"{{{margin}{f',{margin}'.join(lines)}{margin[:-1]}}}" if lines else "{}"
+
+
+def fill_lines(content: Mapping[str, Any]) -> list[str]:
+    """Return the items of a JSON object as lines, each with as many items as fit."""
+    lines: list[str] = []
+    for item in (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()):
+        if lines and len(lines[-1]) + len(item) < WIDTH:
+            lines[-1] += f", {item}"
+        else:
+            lines.append(item)
+    return lines

@@ -60,7 +60,12 @@ def train(
     def requested(base: Config, file: Path | None) -> Config:
         return Config.of(changed_settings(base.settings(), file, settings, ctx.args, assignments or [], option_names))
 
-    chosen = requested(existing.config if existing is not None and config is None else Config(), config)
+    try:
+        chosen = requested(existing.config if existing is not None and config is None else Config(), config)
+    except ValueError:
+        if config is not None:
+            Config.read(config)  # if the file itself is invalid, the error names it
+        raise
     _refuse_folder_as_name(chosen, data_root)
     if not trust_code:
         # What the user wrote is trusted; what comes from the folder of a run is not.

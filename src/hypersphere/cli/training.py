@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,8 +12,9 @@ from rich.console import Console
 from torch import nn
 
 from hypersphere._validation import require
-from hypersphere.cli.output import print_line, warn
+from hypersphere.cli.output import is_out_of_memory, print_line, warn
 from hypersphere.cli.progress import TrainingProgress
+from hypersphere.cli.settings import settings_json
 from hypersphere.heads._collectives import Processes, problem_of
 from hypersphere.training import (
     Config,
@@ -64,6 +64,8 @@ def train_in_folder(
             try:
                 experiment = build_experiment(config, data_root=data_root, weights=weights, device=place)
             except (TypeError, RuntimeError) as error:  # raised by torch and Python for options that do not fit
+                if is_out_of_memory(error):
+                    raise
                 raise ValueError(f"the experiment cannot be built: {_first_line(error)}") from error
             check_experiment(experiment, say=say)
             if experiment.loaded is not None:
@@ -122,7 +124,7 @@ def _require_same_weights(run: Run, source: str | None) -> None:
 
 
 def _plan(experiment: Experiment, out: Path, steps: list[int]) -> str:
-    """Return resolved settings as JSON and sizes as comments, so that the text is also valid YAML."""
+    """Return resolved settings as JSON and sizes as comments, so that the text is valid YAML."""
     split = experiment.data
     shape = "×".join(map(str, (experiment.outline or {"shape": ()})["shape"])) or "scalar"
     held_out = 0 if split.validation is None else len(split.validation)
@@ -137,7 +139,7 @@ def _plan(experiment: Experiment, out: Path, steps: list[int]) -> str:
         f"{experiment.device}, processes: {Processes().size}, threads: {torch.get_num_threads()}",
         f"{out}: {f'would continue from step {steps[-1]:,}' if steps else 'a new run'}",
     ]
-    return "\n".join([json.dumps(experiment.config.settings(), indent=1), *(f"# {line}" for line in lines)])
+    return "\n".join([settings_json(experiment.config.settings()), *(f"# {line}" for line in lines)])
 
 
 def _sizes(module: nn.Module) -> str:

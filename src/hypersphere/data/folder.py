@@ -232,6 +232,9 @@ def open_images(
     require(len(places) == 1, "images", "image files, or a single folder", list(map(str, paths)))
     (folder,) = places
     if not folder.is_dir():
+        is_archive = folder.name.lower().endswith(ARCHIVE_SUFFIXES)
+        accepted = f"image files, a folder or an archive ({', '.join(ARCHIVE_SUFFIXES)})"
+        require(is_archive, "images", accepted, str(folder))
         require(fit == "stretch", "fit", "stretch for an archive", fit)
         return TensorSource.of(image_folder(folder, size=size, grey=grey)), True
     if folder.resolve().name.startswith("."):

@@ -137,12 +137,13 @@ def spaced_positions(count: int, most: int) -> list[int]:
 
 def first_sample(source: Source) -> Tensor:
     """Return the first sample that can be decoded."""
+    problem = ""
     for index in range(len(source)):
         try:
             return source[index]
-        except BrokenSample:
-            continue  # reported when it is loaded
-    raise DamagedData("data must contain at least one readable sample, not none")
+        except BrokenSample as error:  # reported when it is loaded, if another sample can be decoded
+            problem = problem or str(error)
+    raise DamagedData(f"data must contain at least one readable sample, but {problem or 'there is none'}")
 
 
 class TensorSource:
@@ -426,7 +427,8 @@ def file_fingerprint(names: Names, folder: Path) -> dict[str, str]:
 def class_folders(root: Path, classes: Sequence[str] | None) -> list[Path]:
     """Return the subfolders of a folder in alphabetical order, or those of the given classes that exist."""
     if not root.is_dir():
-        raise MissingData(f"{root} not found. Give a folder with one subfolder of images per class.")
+        problem = "is not a folder" if root.exists() else "not found"
+        raise MissingData(f"{root} {problem}. Give a folder with one subfolder of images per class.")
     if classes is None:
         with os.scandir(root) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))

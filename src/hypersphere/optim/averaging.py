@@ -37,20 +37,35 @@ class MovingAverage:
     def __init__(self, module: nn.Module, decay: float) -> None:
         require(0 <= decay < 1, "ema", "a number in [0, 1)", decay)
         self.module, self.decay = module, decay
-        self.averages = {name: p.detach().clone() for name, p in module.named_parameters()}
+        self._weights = dict(module.named_parameters())
+        self.averages = {name: p.detach().clone() for name, p in self._weights.items()}
 
     def __repr__(self) -> str:
         return f"MovingAverage(decay={self.decay})"
 
     @torch.no_grad()
     def update(self) -> None:
-        """Include the current weights."""
-        weights = [p.detach() for p in self.module.parameters()]
+        """Include the current weights.
+
+        Raises:
+            ValueError: if a weight was replaced, as `head.grow` does. Create a new average then.
+        """
+        self._require_same_weights()
+        weights = [p.detach() for p in self._weights.values()]
         torch._foreach_lerp_(list(self.averages.values()), weights, 1 - self.decay)
+
+    def _require_same_weights(self) -> None:
+        """Raise a `ValueError` if the module has other parameters: their rows may be those of other classes."""
+        now = dict(self.module.named_parameters())
+        replaced = [name for name in now | self._weights if now.get(name) is not self._weights.get(name)]
+        if replaced:
+            cause = f"{', '.join(replaced)} was replaced after the average was created, as by `head.grow`"
+            raise ValueError(f"{cause}; create a new MovingAverage")
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Replace the weights of the module by their averages within the context."""
+        """Replace the weights of the module by their averages within the context; for errors see `update`."""
+        self._require_same_weights()
         self._exchange()
         try:
             yield

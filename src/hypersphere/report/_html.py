@@ -11,6 +11,8 @@ from string import Template
 
 from hypersphere.report._text import printable, printable_data
 
+COUNTED = ("columns", "rows", "images", "spheres", "sections")  # attributes whose length the repr of an object shows
+
 
 @cache
 def asset(name: str) -> str:
@@ -58,7 +60,17 @@ def json_script(data: object) -> str:
 
 
 class Displayable:
-    """A section or page that a notebook displays in a frame, whose styles cannot reach the notebook."""
+    """A section or page that a notebook displays in a frame, whose styles cannot reach the notebook.
+
+    Its repr is short: the title and the number of parts, not the data.
+    """
+
+    title: str
+
+    def __repr__(self) -> str:
+        counts = {name: len(getattr(self, name)) for name in COUNTED if hasattr(self, name)}
+        sizes = [f"{count} {name[: len(name) - (count == 1)]}" for name, count in counts.items()]
+        return f"{type(self).__name__}({', '.join([repr(self.title), *sizes])})"
 
     def _repr_html_(self) -> str:
         from hypersphere.report.page import Page, page_html

@@ -57,6 +57,10 @@ class Series:
         wrong = x[~np.isfinite(x) | (np.diff(x, prepend=-np.inf) < 0)]
         require(not len(wrong), f"x of {self.name!r}", "finite and ascending", wrong[:1].tolist())
 
+    def __repr__(self) -> str:
+        seeds, count = self.rows.shape
+        return f"Series({self.name!r}, {counted(count, 'value')}{f' of {seeds} seeds' * (seeds > 1)})"
+
     @property
     def rows(self) -> NDArray:
         """The values as (seeds, T), NaN for gaps."""

@@ -19,7 +19,7 @@ __all__ = ["Images"]
 MOST_IMAGES = 256
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Images(Displayable):
     """Weights as small images: mid-grey for 0, white and black for the largest magnitude of the image.
 

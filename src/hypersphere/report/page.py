@@ -21,7 +21,7 @@ from hypersphere.report.tables import Column, Table, table_html
 __all__ = ["Chart", "Page", "Section", "SideBySide", "Stack", "Tabs", "Text", "join_pages", "page_html", "write_page"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Text(Displayable):
     """Paragraphs, separated by blank lines in `body`; HTML in them is escaped."""
 
@@ -29,7 +29,7 @@ class Text(Displayable):
     body: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Chart(Displayable):
     """An Altair chart, usually from `hypersphere.report.charts`, with its legend, notes and numbers around it.
 
@@ -46,7 +46,7 @@ class Chart(Displayable):
     numbers: Table | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tabs(Displayable):
     """Sections of which one is visible at a time; all are visible in print and without JavaScript.
 
@@ -63,7 +63,7 @@ class Tabs(Displayable):
             require(bool(title.strip()), f"title of sections[{index}]", "a non-empty name for its tab", title)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SideBySide(Displayable):
     """Sections side by side if there is room, stacked otherwise."""
 
@@ -72,7 +72,7 @@ class SideBySide(Displayable):
     caption: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stack(Displayable):
     """Stacked sections, each with its heading, for example the content of one tab."""
 
@@ -96,7 +96,7 @@ ASSETS = {  # what a page with this kind of section needs
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Page(Displayable):
     """A title, a lead sentence, sections, and facts for the footer (date, device, command…)."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hypersphere._files import replacing
 from hypersphere.report import _blocks, charts
-from hypersphere.report._text import joined_facts, words_of
+from hypersphere.report._text import counted, joined_facts, words_of
 from hypersphere.report.charts import figure_svg
 from hypersphere.report.page import Chart, Page, Section, Stack, Tabs, write_page
 from hypersphere.report.spheres import Sphere
@@ -61,6 +61,9 @@ class RecipeResults:
 
     def _repr_html_(self) -> str:
         return recipe_page(self)._repr_html_()
+
+    def __repr__(self) -> str:
+        return f"RecipeResults({self.title!r}, {counted(len(self.records), 'record')} of {len(self.by_row())} rows)"
 
     def by_row(self) -> dict[str, list[Mapping[str, Any]]]:
         """Return the records of each row that has any, ordered by seed."""

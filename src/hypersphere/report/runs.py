@@ -88,6 +88,10 @@ class RunResult:
     def _repr_html_(self) -> str:
         return run_page([self])._repr_html_()
 
+    def __repr__(self) -> str:
+        measured = f"{counted(len(self.labels), 'example')} of {len(self.classes):,} classes"
+        return f"RunResult({self.name!r}: {self.setting('head')} on {self.setting('data')}, {measured})"
+
     def over(self, kind: str, key: str) -> dict[float, Any]:
         """Return the values of a metric by step or epoch, according to `kind`."""
         lines = [line for line in self.metrics if line.get("kind", "step") == kind and key in line and kind in line]

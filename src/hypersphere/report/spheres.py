@@ -63,6 +63,9 @@ class Sphere:
     def _repr_html_(self) -> str:
         return Spheres(self.title, [self])._repr_html_()
 
+    def __repr__(self) -> str:
+        return f"Sphere({self.title!r}, {len(self.points)} points of {len(self.class_numbers)} classes)"
+
     @property
     def label_numbers(self) -> NDArray:
         """The labels as an array of integers (N,)."""
@@ -84,7 +87,7 @@ class Sphere:
         return np.union1d(np.arange(count), self.label_numbers)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Spheres(Displayable):
     """Pictures side by side with one legend; turning one turns all unless they are unlinked."""
 

@@ -73,7 +73,7 @@ class Column:
         return digits.lstrip("+-") if digits.strip("+-0.") == "" else digits  # a value displayed as 0 has no sign
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table(Displayable):
     """Rows of cells, one per column.
 

@@ -21,7 +21,7 @@ from hypersphere.heads._collectives import Processes
 from hypersphere.robustness import ATTACKS, Attack
 from hypersphere.rotation.training import TrainedRotation
 from hypersphere.training.components import MENUS, create, require_trust
-from hypersphere.training.config import Component, Config, with_absolute_model, with_absolute_paths
+from hypersphere.training.config import Component, Config, with_absolute_paths
 from hypersphere.training.distributed import shard_network_
 from hypersphere.training.loop import embed
 from hypersphere.training.network import Operator, build_body
@@ -370,12 +370,12 @@ def build(
         ('embedding_cnn', 64, 2)
     """
     require_trust(config, trust_code, "the config")
-    config = with_absolute_model(config)
+    # The run can then be opened from another working directory. Data below a data root are found there.
+    reads_data = split is None and outline is None
+    config = with_absolute_paths(config, data=reads_data and data_root is None)
     if split is None and outline is not None:
         split = data.DataSplit.blank(outline)
     if split is None:
-        if data_root is None:
-            config = with_absolute_paths(config)  # the run can then be opened from another working directory
         split = create(config.data, "data", data_root)
         if config.selection:
             split = data.selection_split(split, config.selection)

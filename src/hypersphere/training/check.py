@@ -74,9 +74,11 @@ def _check_validation(experiment: Experiment) -> None:
         fits = metric is None or metric in names or f"{metric.rpartition('.')[0]}.*" in names
         require(fits, setting, f"one of {', '.join(names)}", metric)
     for name, protocol, split in experiment.validation.protocols():
-        if isinstance(protocol, VerificationProtocol) and protocol.draws_pairs(split):
+        if isinstance(protocol, VerificationProtocol):
             assert split.validation is not None
-            if len(split.validation.labels.unique()) < 2:
+            if not protocol.draws_pairs(split):
+                protocol.chosen_pairs(split.validation.labels, split)  # reads the file
+            elif len(split.validation.labels.unique()) < 2:
                 change = "raise selection" if config.selection else "set data.held_out to 2 or more"
                 raise ValueError(f"{name} needs 2 held-out classes" + f"; {change}" * split.open_set)
 

@@ -24,7 +24,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    made_with: dict[str, Any]
+    made_with: dict[str, Any] = field(repr=False)
 
     def weights(self) -> dict[str, dict[str, Any]]:
         """Read the state dicts of all modules, by name. Tensors that are divided among processes are complete."""
@@ -144,6 +144,9 @@ class Checkpoints:
         self.folder, self.keep, self.on_damage, self.protected = Path(folder), keep, on_damage, protected
         self.processes = Processes()
         self._damaged: set[Path] = set()  # skipped checkpoints; the next save renames them
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({str(self.folder)!r}, steps {self.steps()})"
 
     def save(self, step: int, modules: Mapping[str, nn.Module], state: Mapping[str, Any] | None = None) -> Path:
         """Save a checkpoint, remove all but the last `keep`, and return the folder of the new one.

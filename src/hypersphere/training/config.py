@@ -49,6 +49,7 @@ class Component:
 
 CONFIG = "config.json"  # the file with the settings in the folder of a run
 DEEPEST = 8  # names in a path
+LARGEST = 3.4028234663852886e38  # number of float32
 _COMPARISONS = {">=": operator.ge, ">": operator.gt, "<": operator.lt}
 LIBRARIES = ("timm", "torchvision", "hf")  # prefixes such as `timm:` choose a library, not a module to import
 DATA_PATHS = {"image_list": ("images", "validation"), "shards": ("validation",)}  # in addition to `path` and `pairs`
@@ -223,38 +224,69 @@ class Config:
     @classmethod
     def read(cls, path: str | Path) -> Config:
         """Return the config with the settings in a YAML or JSON file, or in the `config.json` of a run."""
-        return cls.of(read_settings(path))
+        settings = read_settings(path)
+        try:
+            return cls.of(settings)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
     def settings(self) -> dict[str, Any]:
         """Return all settings as plain data that can be written as JSON; `Config.of` is the inverse."""
         return settings_of(self)
+
+    def changes(self) -> dict[str, Any]:
+        """Return only the settings that differ from the defaults, as plain data; `Config.of` is the inverse.
+
+        >>> Config.of({"epochs": 2, "seed": 0, "validation": {"every": 3}}).changes()
+        {'epochs': 2, 'validation': {'every': 3}}
+        """
+        return _changes(self, Config())
+
+    def __repr__(self) -> str:
+        return f"Config.of({self.changes()})"
 
     def patched(self, *patches: Mapping[str, Any]) -> Config:
         """Return the config with patches applied in order, see `merge`."""
         return Config.of(merge(self.settings(), *patches))
 
 
-def with_absolute_paths(config: Config) -> Config:
-    """Return the config with absolute paths of the data, so that it is valid in every working directory.
+def with_absolute_paths(config: Config, *, data: bool = True) -> Config:
+    """Return the config with absolute paths, so that it is valid in every working directory.
 
-    A text that is neither an existing path nor a pattern, such as the name of a Hugging Face data set, is not changed.
+    These are the paths of the data, unless `data` is False because they are relative to a data root, the files of pairs
+    of validation protocols, and the folder of a model `hf:FOLDER`. A text that is neither an existing path nor a
+    pattern, such as the name of a Hugging Face data set, is not changed.
     """
-    options = dict(config.data.options)
-    for key in ("path", "pairs", *DATA_PATHS.get(config.data.name, ())):
-        value = options.get(key)
-        place = os.path.expanduser(value) if isinstance(value, str) else ""
-        if os.path.exists(place) or any(letter in place for letter in "*?{"):
-            options[key] = os.path.realpath(place)
-    return dataclasses.replace(config, data=Component(config.data.name, options))
+    keys = ("path", "pairs", *DATA_PATHS.get(config.data.name, ())) if data else ()
+    protocols = tuple(_with_absolute(one, ("pairs",)) for one in config.validation.protocols)
+    library, _, folder = config.model.name.partition(":")
+    is_folder = library == "hf" and os.path.isdir(os.path.expanduser(folder))  # not a type such as `hf:vit`
+    name = f"hf:{absolute_path(folder)}" if is_folder else config.model.name
+    return dataclasses.replace(
+        config,
+        data=_with_absolute(config.data, keys, patterns="*?{"),
+        model=Component(name, config.model.options),
+        validation=dataclasses.replace(config.validation, protocols=protocols),
+    )
 
 
-def with_absolute_model(config: Config) -> Config:
-    """Return the config with the absolute path of a model `hf:FOLDER`; a type such as `hf:vit` is not changed."""
-    library, _, name = config.model.name.partition(":")
-    place = os.path.expanduser(name)
-    if library != "hf" or not os.path.isdir(place):
-        return config
-    return dataclasses.replace(config, model=Component(f"hf:{os.path.realpath(place)}", config.model.options))
+def _with_absolute(component: Component, keys: Sequence[str], *, patterns: str = "") -> Component:
+    """Return a component in which these options are absolute paths."""
+    options = {
+        key: absolute_path(value, patterns) if key in keys and isinstance(value, str) else value
+        for key, value in component.options.items()
+    }
+    return Component(component.name, options)
+
+
+def absolute_path(text: str, patterns: str = "") -> str:
+    """Return the absolute form of an existing path, or of a path with one of the letters of patterns, else the text.
+
+    >>> absolute_path("/tmp/../tmp"), absolute_path("no such file"), absolute_path("")
+    ('/tmp', 'no such file', '')
+    """
+    place = os.path.expanduser(text)
+    return os.path.realpath(place) if os.path.exists(place) or any(one in place for one in patterns) else text
 
 
 def settings_of(value: Any) -> Any:
@@ -266,6 +298,17 @@ def settings_of(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: settings_of(item) for key, item in value.items()}
     return [settings_of(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _changes(value: Any, default: Any) -> dict[str, Any]:
+    """Return the settings of a dataclass that differ from those of another one, as plain data."""
+    changed = {}
+    for one in dataclasses.fields(value):
+        new, old = getattr(value, one.name), getattr(default, one.name)
+        if new != old:
+            is_group = isinstance(new, Embedding | Validation)
+            changed[one.name] = _changes(new, old) if is_group else settings_of(new)
+    return changed
 
 
 def menus_of(kind: type) -> dict[str, str]:
@@ -387,7 +430,16 @@ def _component_of(value: Any, name: str) -> Component:
     named = isinstance(options, Mapping) and isinstance(options.get("name"), str) and options["name"]
     require(bool(named), name, "a name, or a mapping with a name and options", value)
     plain = _plain(options, name)
+    _require_float32(plain, name)
     return Component(plain.pop("name"), plain)
+
+
+def _require_float32(value: Any, name: str) -> None:
+    """Raise a `ValueError` if a number in the options of a component overflows in the precision of training."""
+    if isinstance(value, float):
+        require(abs(value) <= LARGEST, name, f"a number of at most {LARGEST:g}, the largest of float32", value)
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        _require_float32(item, f"{name}.{key}")
 
 
 def _accepted(kind: type, rules: Mapping[str, Any]) -> str:

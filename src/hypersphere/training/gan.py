@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from hypersphere._modes import evaluation_mode
 from hypersphere._validation import is_integer, require
 
 __all__ = ["GanLosses", "discriminator_loss", "generate", "generator_loss", "train_gan"]
@@ -27,6 +28,9 @@ class GanLosses:
 
     discriminator: list[float]
     generator: list[float]
+
+    def __repr__(self) -> str:
+        return f"GanLosses({len(self.generator)} steps)"
 
 
 def discriminator_loss(real: Float[Tensor, " batch"], fake: Float[Tensor, " batch"]) -> Float[Tensor, ""]:
@@ -125,11 +129,9 @@ def generate(
     torch.Size([3, 3, 8, 8])
     """
     draws = torch.Generator().manual_seed(seed)
-    was_training = generator.training
-    generator.eval()
     sizes = [min(batch_size, count - start) for start in range(0, count, batch_size)]
-    parts = [generator(_noise(generator, size, draws)).cpu() for size in sizes]
-    generator.train(was_training)
+    with evaluation_mode(generator):
+        parts = [generator(_noise(generator, size, draws)).cpu() for size in sizes]
     return (torch.cat(parts) + 1) / 2
 
 

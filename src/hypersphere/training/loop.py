@@ -26,6 +26,7 @@ from hypersphere.training.objective import Objective
 __all__ = ["Epoch", "Progress", "embed", "fit", "minimize", "predict"]
 
 ADVICE = "a smaller learning rate may help"
+FIRST_ADVICE = "no step was taken yet, so check the inputs and the options of head and regularisers"
 SMALLEST_SCALE = 1e-3  # of the loss in float16; the scale starts at 65,536 and is halved at each skipped step
 
 Batch = tuple[Tensor, Tensor]
@@ -184,7 +185,7 @@ def minimize(
             check = at.step == 0 or (at.step + 1) % check_every == 0
             batches = [prepare(x, y) for x, y in group]
             optimizer.zero_grad(set_to_none=True)
-            loss = _backward(objective, batches, scaler, at.epoch + 1, check=check)
+            loss = _backward(objective, batches, scaler, at, check=check)
             _step(optimizer, clip, scaler)
             if check and scaler is not None and scaler.get_scale() < SMALLEST_SCALE:
                 reason = "the gradients overflow in float16 at every step, so none was taken"
@@ -224,11 +225,12 @@ def _backward(
     objective: nn.Module,
     batches: Sequence[Batch],
     scaler: torch.amp.GradScaler | None,
-    epoch: int,
+    at: Progress,
     *,
     check: bool,
 ) -> Tensor:
     """Add the gradients of the mean loss over the batches of a step, and return this loss without waiting for it."""
+    epoch, advice = at.epoch + 1, ADVICE if at.step > 0 else FIRST_ADVICE
     total = torch.zeros(())
     weights = [objective.weight(y) for _, y in batches] if len(batches) > 1 else [1.0]  # type: ignore[operator]
     for place, (x, y) in enumerate(batches):
@@ -242,10 +244,10 @@ def _backward(
             overflowed = isinstance(error, NonFiniteScoresError) and _finite(x)
             if not overflowed and (not _finite(x) or _healthy(objective, x)):
                 raise
-            raise FloatingPointError(f"training diverged in epoch {epoch}: {error}; {ADVICE}") from None
+            raise FloatingPointError(f"training diverged in epoch {epoch}: {error}; {advice}") from None
         require(loss.ndim == 0, "head", "one that returns a scalar loss, with reduction 'mean' or 'sum'", loss.shape)
         if check and not math.isfinite(loss.detach()):
-            raise FloatingPointError(f"the loss became {float(loss.detach())} in epoch {epoch}; {ADVICE}")
+            raise FloatingPointError(f"the loss became {float(loss.detach())} in epoch {epoch}; {advice}")
         (loss if scaler is None else scaler.scale(loss)).backward()
         total = loss.detach() if place == 0 else total + loss.detach()
     return total

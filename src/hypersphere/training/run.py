@@ -27,12 +27,12 @@ from hypersphere.training.build import Experiment, build
 from hypersphere.training.calibration import RunCalibration
 from hypersphere.training.checkpoint import Checkpoint, Checkpoints, DamagedCheckpoint
 from hypersphere.training.components import complete_settings, require_trust
-from hypersphere.training.config import CONFIG, Config
+from hypersphere.training.config import CONFIG, Config, absolute_path
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Run", "changed_settings", "read_weights", "refuse_existing"]
+__all__ = ["Run", "read_weights", "refuse_existing"]
 
 FORMAT = 2
 METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
@@ -86,7 +86,8 @@ class Run:
         Raises:
             ValueError: if the folder holds a run or cannot be written.
         """
-        run = cls(Path(folder), config, weights=weights, outline=outline, fingerprint=fingerprint)
+        source = None if weights is None else absolute_path(weights)
+        run = cls(Path(folder), config, weights=source, outline=outline, fingerprint=fingerprint)
         try:
             with creating(run.path) as draft:
                 draft.write_text(run._content(), encoding="utf-8")
@@ -112,11 +113,15 @@ class Run:
         path = Path(folder) / CONFIG
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            version = content["format"]
         except OSError as error:
             raise ValueError(f"{folder} is not a run of `hypersphere train`: {CONFIG}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DamagedCheckpoint(f"{path} is damaged: {error!r}") from None
+        except (ValueError, RecursionError) as error:
+            raise DamagedCheckpoint(f"{path} is damaged: {error}") from None
+        version = content.get("format") if isinstance(content, dict) else None
+        if version is None:
+            raise DamagedCheckpoint(
+                f"{path} is damaged, or not of a run of `hypersphere train`: it has no format number"
+            )
         if version == 1:
             raise ValueError(f"{folder} was trained with hypersphere 0.1; open it with that version")
         if version != FORMAT:
@@ -159,13 +164,14 @@ class Run:
         Raises:
             ValueError: if other settings differ.
         """
-        changes = changed_settings(self.config, config)
-        refused = [f"{name} was {old!r} and is {new!r}" for name, old, new, allowed in changes if not allowed]
-        if refused:
-            reason = f"holds a run with different settings: {'; '.join(refused)}; choose another folder"
+        fixed = [one.name for one in dataclasses.fields(Config) if not one.metadata["may_change"]]
+        before, now = self.config.settings(), config.settings()
+        changes = [f"{name} was {before[name]!r} and is {now[name]!r}" for name in fixed if before[name] != now[name]]
+        if changes:
+            reason = f"holds a run with different settings: {'; '.join(changes)}; choose another folder"
             raise ValueError(f"{self.folder} {reason}")
         run = replace(self, config=config)
-        if changes:
+        if before != now:
             with replacing(self.path) as draft:
                 draft.write_text(run._content(), encoding="utf-8")
         return run
@@ -323,20 +329,6 @@ class Run:
         reason = reason or data.fingerprint_difference(self.fingerprint, split.fingerprint())
         if reason:
             raise ValueError(f"the data have changed since {self.folder} was created: {reason}")
-
-
-def changed_settings(old: Config, new: Config) -> list[tuple[str, Any, Any, bool]]:
-    """Return name, old value, new value and `may_change` of each setting that differs.
-
-    >>> changed_settings(Config.of({"epochs": 2}), Config.of({"epochs": 3, "seed": 1}))
-    [('epochs', 2, 3, True), ('seed', 0, 1, False)]
-    """
-    before, now = old.settings(), new.settings()
-    return [
-        (one.name, before[one.name], now[one.name], bool(one.metadata["may_change"]))
-        for one in dataclasses.fields(Config)
-        if before[one.name] != now[one.name]
-    ]
 
 
 def read_weights(source: str | Path, *, on_damage: Callable[[str], None] = warnings.warn) -> dict[str, Any]:

@@ -98,6 +98,10 @@ class Trainer:
         self._rate = self._next_rate()
         self._start_window()
 
+    def __repr__(self) -> str:
+        folder = "without files" if self.run is None else repr(str(self.run.folder))
+        return f"Trainer({folder}, step {self.progress.step} of {self.steps}: {self.experiment})"
+
     def resume(self) -> Checkpoint | None:
         """Restore the last intact checkpoint, if there is one, and remove the lines that were logged after it.
 

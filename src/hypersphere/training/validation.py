@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,13 +26,6 @@ from hypersphere.training.objective import Objective
 __all__ = ["PROTOCOLS", "Validator", "as_floats", "class_vectors"]
 
 DIVERGED = "training diverged: the features or scores of validation data are not finite"
-
-
-class ValidationProtocol(Protocol):
-    """Maps features and labels of held-out data to metrics. An import path names a class or factory of such objects."""
-
-    def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> Mapping[str, float]:
-        """Return metrics by name."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,7 @@ class VerificationProtocol:
 
     def __call__(self, features: Tensor, labels: Tensor, split: data.DataSplit) -> dict[str, float]:
         """Return accuracy, equal error rate and area under the curve."""
-        pairs = self._pairs(labels, split)
+        pairs = self.chosen_pairs(labels, split)
         # Without pairs of examples that cannot be decoded.
         pairs = pairs.subset((labels[pairs.first] >= 0) & (labels[pairs.second] >= 0))
         folds: Any = pairs.fold if pairs.folds > 1 else min(10, int(pairs.same.sum()), int((~pairs.same).sum()))
@@ -110,7 +103,8 @@ class VerificationProtocol:
         """Return True if pairs are drawn, because neither the protocol nor the data define them."""
         return self.pairs is None and split.pairs is None
 
-    def _pairs(self, labels: Tensor, split: data.DataSplit) -> data.Pairs:
+    def chosen_pairs(self, labels: Tensor, split: data.DataSplit) -> data.Pairs:
+        """Return the pairs of examples with these labels: those of the file or of the data, or drawn ones."""
         source = split.validation
         assert source is not None
         if self.pairs is not None and not self._has_images:
@@ -161,7 +155,7 @@ class Validator:
 
     Args:
         split: the data; without held-out data there are no metrics apart from energies.
-        protocols: protocols by name.
+        protocols: by name, an `Accuracy`, or a function of features, labels and split that returns metrics by name.
         batch_size: examples per batch.
         broken: what to do with files that cannot be decoded, "error" or "skip".
         workers: worker processes that decode.
@@ -189,6 +183,9 @@ class Validator:
                 self._passes[0][1][name] = protocol
             else:
                 self._passes.append((its_split, {protocol.label: protocol}))
+
+    def __repr__(self) -> str:
+        return f"Validator({', '.join([*self.metric_names(), *['energy'] * self.energy])})"
 
     def protocols(self) -> Iterator[tuple[str, Any, data.DataSplit]]:
         """Iterate over the name, the protocol and its data, of all protocols that have held-out data."""
