@@ -155,12 +155,23 @@ def skew_series(s: Tensor) -> SkewSeries | None:
     terms that its largest matrix needs.
     """
     square = product(s, s)
-    norm = float(torch.linalg.vector_norm(square, dim=(-2, -1)).amax()) / math.sqrt(2)
-    if not norm < 1:  # no convergence, or not finite
-        return None
-    remainder = _numerics.machine_epsilon(s.dtype)
-    terms = 1 if norm <= remainder else math.ceil(math.log(remainder) / math.log(norm))
-    return SkewSeries(s, square, terms) if terms <= _MOST_SKEW_TERMS else None
+    terms = _series_terms(_paired_norm(square), s.dtype)
+    if terms > _MOST_SKEW_TERMS:  # ‖A‖₂² = ‖A²‖₂ is a tighter bound, which costs one more product
+        terms = _series_terms(math.sqrt(_paired_norm(product(square, square))), s.dtype)
+    return SkewSeries(s, square, int(terms)) if terms <= _MOST_SKEW_TERMS else None
+
+
+def _paired_norm(a: Tensor) -> float:
+    """Return an upper bound of ‖A‖₂ over a batch of matrices whose singular values are pairs (and a single zero)."""
+    return float(torch.linalg.vector_norm(a, dim=(-2, -1)).amax()) / math.sqrt(2)
+
+
+def _series_terms(ratio: float, dtype: torch.dtype) -> float:
+    """Return the number of terms after which ratio^terms is negligible. It is infinite if the series diverges."""
+    remainder = _numerics.machine_epsilon(dtype)
+    if ratio <= remainder:
+        return 1
+    return math.ceil(math.log(remainder) / math.log(ratio)) if ratio < 1 else math.inf  # also for NaN
 
 
 def cayley_from_series(series: SkewSeries) -> Tensor:
