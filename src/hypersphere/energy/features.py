@@ -30,6 +30,7 @@ __all__ = ["FEATURE_ENERGIES", "FeatureEnergy", "Gaussian", "alignment", "koleo"
 _LARGEST_T = 100  # float64 can represent exp(−4t), the smallest term
 _LARGEST_FLOAT32_T = 16  # up to here float32 can
 _PAIRS_IN_CACHE = 2**20  # cosines per block of the search for nearest neighbours
+_GATHERED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -331,14 +332,17 @@ def _gather_rows(rows: Tensor, group: dist.ProcessGroup | None, *, averaged: boo
     require(isinstance(rows, Tensor), "features", "a floating-point matrix (n, d)", type(rows).__name__)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     # A process with invalid features takes part in this exchange. Otherwise the others would wait for it.
-    shape = rows.new_tensor(rows.shape if _is_matrix(rows) else (-1, -1), dtype=torch.int64)
-    counts, widths = torch.stack(_all_gather(shape, group)).T.tolist()
+    is_valid = _is_matrix(rows) and rows.dtype in _GATHERED_DTYPES
+    header = (*rows.shape, _GATHERED_DTYPES.index(rows.dtype)) if is_valid else (-1, -1, -1)
+    counts, widths, dtypes = torch.stack(_all_gather(torch.tensor(header, device=rows.device), group)).T.tolist()
     if min(counts) < 0:
         _check_matrix("features", rows, least=0)
         raise ValueError(
             f"features must be a floating-point matrix (n, d), but those of process {counts.index(-1)} are not"
         )
     require(len(set(widths)) == 1, "features", "as wide in all processes", widths)
+    names = [str(_GATHERED_DTYPES[index]) for index in dtypes]
+    require(len(set(dtypes)) == 1, "features", "of one dtype in all processes", names)
     # `all_gather` needs equal shapes, so pad to the largest count.
     padded = rows.detach().new_zeros(max(counts), rows.shape[1])
     padded[: len(rows)] = rows.detach()

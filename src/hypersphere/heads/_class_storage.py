@@ -36,8 +36,9 @@ class ClassStorage(Protocol):
 class ClassRows(Protocol):
     """Access to tensors with one row, or K rows, per class while classes are added or removed."""
 
-    storage: ClassStorage
-    """The storage after the change."""
+    @property
+    def storage(self) -> ClassStorage:
+        """The storage after the change."""
 
     def take(self, values: Tensor, source: Tensor, per_class: int) -> Tensor:
         """Return the new rows of this process: those of the old classes `source`, and zeros where it is −1.

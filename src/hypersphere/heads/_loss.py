@@ -241,16 +241,16 @@ def _with_penalties(
     """Add the mean energy of the class vectors of the batch, and penalties on feature norms."""
     if terms.energy is not None:
         pairs = head.num_classes * head.num_centers - 1
-        energy = terms.energy.to(loss.dtype) * (head.energy_weight / pairs) / samples.count
+        energy = terms.energy.to(loss.dtype) * (head.energy_weight / pairs) / samples.number
         loss = loss + (energy if step is None else energy * (step >= head.energy_start))
     if terms.feature_norm is None:
         return loss
     if head.norm_weight:
         deviations = (terms.feature_norm - head.norm_target).abs().masked_fill(samples.weights == 0, 0)
-        loss = loss + head.norm_weight * deviations.sum() / samples.count
+        loss = loss + head.norm_weight * deviations.sum() / samples.number
     if isinstance(head._margin, NormLinear):
         penalties = head._margin.norm_penalty(terms.feature_norm).masked_fill(samples.weights == 0, 0)
-        loss = loss + penalties.sum() / samples.count
+        loss = loss + penalties.sum() / samples.number
     return loss
 
 

@@ -102,11 +102,11 @@ class Exclusion(NamedTuple):
 
     Fields:
         message: what must change; `{head.reduction}` stands for the value of an option.
-        applies: returns True for a head, and its responses, whose options are not allowed.
+        applies: returns True for an `AngularHead`, and its `Responses`, whose options are not allowed.
     """
 
     message: str
-    applies: Callable[[AngularHead, Responses], bool]
+    applies: Callable[[Any, Any], bool]
 
 
 def _uses_feature_norms(head: AngularHead, responses: Responses) -> bool:

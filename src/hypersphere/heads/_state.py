@@ -55,12 +55,12 @@ def update_norm_statistics(
     Fewer than two samples or norms that are not finite leave the statistics unchanged. No shape depends on the number
     of counted samples, so this can be compiled.
     """
-    weights, count = samples
-    batch_mean = torch.dot(norms, weights) / count
+    weights, number = samples
+    batch_mean = torch.dot(norms, weights) / number
     deviations = (norms - batch_mean) * weights
     # A sample standard deviation needs two samples; for fewer it is 0/0, which is NaN. It is not finite if the mean is
     # not, so one comparison finds both.
-    batch_std = (torch.dot(deviations, deviations) / (count - 1)).sqrt()
+    batch_std = (torch.dot(deviations, deviations) / (number - 1)).sqrt()
     is_usable = batch_std < torch.inf
     new_mean, new_std = (old.lerp(new.to(old.dtype), momentum) for old, new in ((mean, batch_mean), (std, batch_std)))
     return torch.where(is_usable, new_mean, mean), torch.where(is_usable, new_std, std)

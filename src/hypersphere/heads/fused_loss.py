@@ -854,7 +854,7 @@ class SampleWeights(NamedTuple):
     """Which samples count. Losses, penalties and statistics share these tensors."""
 
     weights: Tensor  # (B,) 1 for samples that count, else 0
-    count: Tensor  # a scalar, the number of samples that count, at least 1
+    number: Tensor  # a scalar, the number of samples that count, at least 1
 
     @classmethod
     def of(cls, counted: Tensor, dtype: torch.dtype) -> SampleWeights:
@@ -876,6 +876,6 @@ def reduce_samples(
     if reduction == "sum":
         return total
     if class_weights is None:
-        return total / samples.count
+        return total / samples.number
     total_weight = torch.dot(class_weights[labels], samples.weights)
     return total / total_weight.masked_fill(total_weight == 0, 1)

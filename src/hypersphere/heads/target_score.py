@@ -28,14 +28,14 @@ class Target(NamedTuple):
 
     Fields:
         product: (B,) h·cos θ of each sample with its target class if responses are products, else cos θ.
-        magnitude: h, (B,) or one number; None if the score is the product itself.
+        magnitude: h, (B,) or one number.
         x: (B, d) features, for the normalized gradient.
         x_norm: (B,) ‖x‖; None if neither magnitude nor gradient depends on it.
         w_hat: (B, d) ŵ_y without gradient, for the normalized gradient.
     """
 
     product: Tensor
-    magnitude: Tensor | float | None
+    magnitude: Tensor | float
     x: Tensor
     x_norm: Tensor | None
     w_hat: Tensor | None
@@ -63,7 +63,6 @@ def target_score(
         unmargined = magnitude * responses.with_gradient_mode(product, responses.angular(product))
     if margin is None:
         return unmargined
-    assert magnitude is not None
 
     def psi(c: Tensor) -> Tensor:
         return responses.with_gradient_mode(c, margin(c, responses.angular, strength))
@@ -129,8 +128,11 @@ class _ExplicitScore(torch.autograd.Function):
     ) -> Tensor:
         ctx.psi = psi
         ctx.number = None if isinstance(magnitude, Tensor) else magnitude
-        is_zero = magnitude == 0 if isinstance(magnitude, Tensor) else None
-        c = product / (magnitude if is_zero is None else magnitude.masked_fill(is_zero, torch.inf))
+        is_zero, divisor = None, magnitude
+        if isinstance(magnitude, Tensor):
+            is_zero = magnitude == 0
+            divisor = magnitude.masked_fill(is_zero, torch.inf)  # c = 0 where h = 0
+        c = product / divisor
         value, factor = psi_and_derivative(c)
         if isinstance(factor, Tensor):
             derivative: Tensor | None = factor
