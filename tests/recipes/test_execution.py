@@ -46,7 +46,9 @@ def test_every_row_runs_at_the_smallest_scale(name, smoke_folder):
             first, *_, last = one.curves["energy"]
             assert last == pytest.approx(first, rel=1e-3), one.row
     assert set(recipe.figures) <= {key for one in records for key in one.curves}
-    assert not [path for path in smoke_folder.rglob("seed-*") if path.is_dir()]  # no run folder is left
+    written = list((smoke_folder / run_name(name, scale="smoke")).rglob("seed-*"))
+    assert written
+    assert not [path for path in written if path.is_dir()]  # no run folder is left
 
 
 @pytest.mark.parametrize("name", RECIPES)
