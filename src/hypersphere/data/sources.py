@@ -137,14 +137,13 @@ def spaced_positions(count: int, most: int) -> list[int]:
 
 def first_sample(source: Source) -> Tensor:
     """Return the first sample that can be decoded."""
-    problems = []
+    problem = ""
     for index in range(len(source)):
         try:
             return source[index]
-        except BrokenSample as error:
-            problems.append(str(error))  # reported when it is loaded
-    problem = problems[0] if problems else "there is none"
-    raise DamagedData(f"data must contain at least one readable sample, but {problem}")
+        except BrokenSample as error:  # reported when it is loaded, if another sample can be decoded
+            problem = problem or str(error)
+    raise DamagedData(f"data must contain at least one readable sample, but {problem or 'there is none'}")
 
 
 class TensorSource:

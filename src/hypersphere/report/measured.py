@@ -15,6 +15,8 @@ from hypersphere.report.runs import RunResult
 __all__ = ["run_result"]
 
 LANDSCAPE_EXAMPLES, LANDSCAPE_POINTS = 500, 11
+# Learned parameters of a decoupled layer: key, attribute with the logarithm, and where the initial value is found.
+LEARNED = (("k", "log_k", "angular", "k", 0.0), ("radius_factor", "log_radius", "magnitude", "radius", 1.0))
 
 
 @torch.no_grad()
@@ -71,19 +73,16 @@ def _filters(body: nn.Module) -> Tensor | None:
 
 def _learned_parameters(body: nn.Module) -> dict[str, Any]:
     """Return all learned k and factors of ρ, and the initial values that all layers share."""
-    learned: dict[str, list[Tensor]] = {"k": [], "radius_factor": []}
-    initial: dict[str, set[float]] = {"k": set(), "radius_factor": set()}
-    for layer in body.modules():
-        if isinstance(layer, DecoupledLayer) and layer.log_k is not None:
-            learned["k"].append(layer.log_k.exp().flatten())
-            initial["k"].add(float(getattr(layer.angular, "k", 0.0)))
-        if isinstance(layer, DecoupledLayer) and layer.log_radius is not None:
-            learned["radius_factor"].append(layer.log_radius.exp().flatten())
-            initial["radius_factor"].add(float(getattr(layer.magnitude, "radius", 1.0)))
-    return {
-        "learned": {key: torch.cat(values) for key, values in learned.items() if values},
-        "starts": {key: values.pop() for key, values in initial.items() if len(values) == 1},
-    }
+    layers = [layer for layer in body.modules() if isinstance(layer, DecoupledLayer)]
+    learned, starts = {}, {}
+    for key, log, owner, name, default in LEARNED:
+        having = [layer for layer in layers if getattr(layer, log) is not None]
+        initial = {float(getattr(getattr(layer, owner), name, default)) for layer in having}
+        if having:
+            learned[key] = torch.cat([getattr(layer, log).exp().flatten() for layer in having])
+        if len(initial) == 1:
+            starts[key] = initial.pop()
+    return {"learned": learned, "starts": starts}
 
 
 def _landscape(experiment: Any) -> evaluation.Landscape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
@@ -45,7 +45,7 @@ class RandomState:
         version, words, gauss = random.getstate()
         return {
             "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
-            "numpy": _as_tensors(numpy.random.get_state(legacy=False)),  # noqa: NPY002
+            "numpy": _converted(numpy.random.get_state(legacy=False), numpy.ndarray, torch.tensor),  # noqa: NPY002
             "torch": torch.get_rng_state(),  # of the CPU
             "accelerator": _accelerator_states(),
             "generators": {name: generator.get_state() for name, generator in self.generators.items()},
@@ -57,7 +57,7 @@ class RandomState:
         require(saved == ours, "state", f"the state of the generators {ours}", saved)
         python = state["python"]
         random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-        numpy.random.set_state(_as_arrays(state["numpy"]))  # noqa: NPY002
+        numpy.random.set_state(_converted(state["numpy"], Tensor, Tensor.numpy))  # noqa: NPY002
         torch.set_rng_state(state["torch"])
         for name, generator in self.generators.items():
             generator.set_state(state["generators"][name])
@@ -86,13 +86,8 @@ def _restore_accelerator(states: list[Tensor]) -> None:
         driver.set_rng_state(states[0])
 
 
-def _as_tensors(value: Any) -> Any:
+def _converted(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    """Return nested dictionaries in which values of a kind are converted."""
     if isinstance(value, dict):
-        return {key: _as_tensors(item) for key, item in value.items()}
-    return torch.from_numpy(value.copy()) if isinstance(value, numpy.ndarray) else value
-
-
-def _as_arrays(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _as_arrays(item) for key, item in value.items()}
-    return value.numpy() if isinstance(value, Tensor) else value
+        return {key: _converted(item, kind, convert) for key, item in value.items()}
+    return convert(value) if isinstance(value, kind) else value

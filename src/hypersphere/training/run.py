@@ -32,7 +32,7 @@ from hypersphere.training.config import CONFIG, Config, absolute_path
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Run", "changed_settings", "read_weights", "refuse_existing"]
+__all__ = ["Run", "read_weights", "refuse_existing"]
 
 FORMAT = 2
 METRICS, CHECKPOINTS, LOCK = "metrics.jsonl", "checkpoints", ".lock"
@@ -164,13 +164,14 @@ class Run:
         Raises:
             ValueError: if other settings differ.
         """
-        changes = changed_settings(self.config, config)
-        refused = [f"{name} was {old!r} and is {new!r}" for name, old, new, allowed in changes if not allowed]
-        if refused:
-            reason = f"holds a run with different settings: {'; '.join(refused)}; choose another folder"
+        fixed = [one.name for one in dataclasses.fields(Config) if not one.metadata["may_change"]]
+        before, now = self.config.settings(), config.settings()
+        changes = [f"{name} was {before[name]!r} and is {now[name]!r}" for name in fixed if before[name] != now[name]]
+        if changes:
+            reason = f"holds a run with different settings: {'; '.join(changes)}; choose another folder"
             raise ValueError(f"{self.folder} {reason}")
         run = replace(self, config=config)
-        if changes:
+        if before != now:
             with replacing(self.path) as draft:
                 draft.write_text(run._content(), encoding="utf-8")
         return run
@@ -328,20 +329,6 @@ class Run:
         reason = reason or data.fingerprint_difference(self.fingerprint, split.fingerprint())
         if reason:
             raise ValueError(f"the data have changed since {self.folder} was created: {reason}")
-
-
-def changed_settings(old: Config, new: Config) -> list[tuple[str, Any, Any, bool]]:
-    """Return name, old value, new value and `may_change` of each setting that differs.
-
-    >>> changed_settings(Config.of({"epochs": 2}), Config.of({"epochs": 3, "seed": 1}))
-    [('epochs', 2, 3, True), ('seed', 0, 1, False)]
-    """
-    before, now = old.settings(), new.settings()
-    return [
-        (one.name, before[one.name], now[one.name], bool(one.metadata["may_change"]))
-        for one in dataclasses.fields(Config)
-        if before[one.name] != now[one.name]
-    ]
 
 
 def read_weights(source: str | Path, *, on_damage: Callable[[str], None] = warnings.warn) -> dict[str, Any]:
