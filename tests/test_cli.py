@@ -183,6 +183,17 @@ def test_dry_run_of_one_row_shows_all_its_settings(run_main):
     assert plan["shared"] == {}
 
 
+def test_dry_run_prints_changed_settings_one_per_line_before_the_others(run_main):
+    _, out, _ = run_main("reproduce", "T6.1", "--scale", "smoke", "--dry-run")
+    lines = [line.strip() for line in out.splitlines()]
+    shared = lines[lines.index('"shared": {') + 1 :]
+    assert shared[0].startswith('"data": {')
+    defaults = next(place for place, line in enumerate(shared) if '"selection": 0.0, "sampler": ' in line)
+    assert not any('"clip": null' in line or '"seed": 0' in line for line in shared[:defaults])
+    assert any('"clip": null' in line for line in shared[defaults:])
+    assert len(lines) < 80
+
+
 def test_list_recipes_prints_json(run_main, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results" / "digits" / "Softmax").mkdir(parents=True)

@@ -486,7 +486,7 @@ def test_moving_average_refuses_weights_that_were_replaced(change, tmp_path):
         experiment.head.drop([3], optimizer=experiment.optimizer)
     experiment.head.grow(1, optimizer=experiment.optimizer)
     before = experiment.head.weight.detach().clone()
-    reason = "^head.weight was replaced after the average was created, as by `head.grow`; create a new MovingAverage$"
+    reason = "^parameters were replaced, as by `head.grow`: head.weight; create a new MovingAverage$"
     with pytest.raises(ValueError, match=reason):
         experiment.after_step(1)
     with pytest.raises(ValueError, match=reason), experiment.ema.applied():

@@ -59,8 +59,8 @@ class MovingAverage:
         now = dict(self.module.named_parameters())
         replaced = [name for name in now | self._weights if now.get(name) is not self._weights.get(name)]
         if replaced:
-            cause = f"{', '.join(replaced)} was replaced after the average was created, as by `head.grow`"
-            raise ValueError(f"{cause}; create a new MovingAverage")
+            names = ", ".join(replaced)
+            raise ValueError(f"parameters were replaced, as by `head.grow`: {names}; create a new MovingAverage")
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -49,7 +49,7 @@ class Component:
 
 CONFIG = "config.json"  # the file with the settings in the folder of a run
 DEEPEST = 8  # names in a path
-LARGEST = 3.4028234663852886e38  # number of float32
+LARGEST = 3.4028234663852886e38  # the largest number of float32
 _COMPARISONS = {">=": operator.ge, ">": operator.gt, "<": operator.lt}
 LIBRARIES = ("timm", "torchvision", "hf")  # prefixes such as `timm:` choose a library, not a module to import
 DATA_PATHS = {"image_list": ("images", "validation"), "shards": ("validation",)}  # in addition to `path` and `pairs`
@@ -282,8 +282,8 @@ def _with_absolute(component: Component, keys: Sequence[str], *, patterns: str =
 def absolute_path(text: str, patterns: str = "") -> str:
     """Return the absolute form of an existing path, or of a path with one of the letters of patterns, else the text.
 
-    >>> absolute_path("/tmp/../tmp"), absolute_path("no such file"), absolute_path("")
-    ('/tmp', 'no such file', '')
+    >>> absolute_path("/./"), absolute_path("no such file"), absolute_path("")
+    ('/', 'no such file', '')
     """
     place = os.path.expanduser(text)
     return os.path.realpath(place) if os.path.exists(place) or any(one in place for one in patterns) else text
