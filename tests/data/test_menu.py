@@ -311,3 +311,10 @@ def test_omniglot_validates_on_other_drawings_or_on_other_characters(monkeypatch
         assert torch.equal(noisy.validation.labels, clean.validation.labels)
     with pytest.raises(ValueError, match=r"data.split must be 'sample' or 'class', not 'fold'"):
         DATA["omniglot"](None, split="fold")
+    few = DATA["omniglot"](None, split="class", characters=2)
+    assert few.classes == ("background 0", "background 2")
+    assert few.train.labels.tolist() == [0] * 5 + [1] * 5
+    assert few.validation.classes == opened.validation.classes
+    for characters in (0, 5, 2.0):
+        with pytest.raises(ValueError, match=r"^data\.characters must be None or an integer in 1\.\.4, not"):
+            DATA["omniglot"](None, characters=characters)

@@ -38,7 +38,14 @@ from hypersphere.data.pairs import Pairs
 from hypersphere.data.planetoid import citeseer, cora, pubmed
 from hypersphere.data.recordio import RecordSource
 from hypersphere.data.shards import ShardSource
-from hypersphere.data.sources import ImageFolderSource, Source, TensorSource, first_sample
+from hypersphere.data.sources import (
+    ImageFolderSource,
+    Source,
+    TensorSource,
+    first_sample,
+    of_classes,
+    spaced_positions,
+)
 from hypersphere.data.splits import (
     DataSplit,
     frequent_classes,
@@ -126,17 +133,23 @@ def _omniglot(
     split: str = "sample",
     size: int = 28,
     held_out: int = 4,
+    characters: int | None = None,
     label_noise: float = 0.0,
     seed: int = 0,
 ) -> DataSplit:
     """Drawings of 964 characters.
 
     `split` "sample" uses the last `held_out` drawings of each character for validation; "class" validates on 659
-    characters of other alphabets (open set). `size` is the height and width of the images. `label_noise` is the
-    fraction of the training drawings that get a wrong label, selected by `seed`.
+    characters of other alphabets (open set). `size` is the height and width of the images. `characters` is the number
+    of characters for training, evenly spaced in the list of all. `label_noise` is the fraction of the training drawings
+    that get a wrong label, selected by `seed`.
     """
     require(split in ("sample", "class"), "data.split", "'sample' or 'class'", split)
-    drawings = TensorSource.of(omniglot("background", root, size=size))
+    drawings: Source = TensorSource.of(omniglot("background", root, size=size))
+    if characters is not None:
+        count = len(drawings.classes)
+        require(is_integer(characters, 1, count), "data.characters", f"None or an integer in 1..{count}", characters)
+        drawings = of_classes(drawings, [drawings.classes[label] for label in spaced_positions(count, characters)])
     if split == "sample":
         data = split_by_sample(drawings, held_out)
     else:
