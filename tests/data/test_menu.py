@@ -114,6 +114,21 @@ def test_entry_limits_the_training_examples():
             load(limit=limit)
 
 
+def test_entries_replace_training_labels_and_keep_those_of_the_test_data():
+    noisy, clean = load(limit=20, label_noise=0.25, seed=4), load(limit=20, seed=4)
+    assert torch.equal(noisy.train.inputs, clean.train.inputs)
+    assert int((noisy.train.labels != clean.train.labels).sum()) == 5
+    assert torch.equal(noisy.validation.labels, clean.validation.labels)
+    assert clean.true_labels is None
+    with pytest.raises(ValueError, match=r"^data\.label_noise must be a fraction in \[0, 1\], not 2$"):
+        load(label_noise=2)
+    for open_set in (False, True):
+        noisy, clean = (DATA["generated"](None, open_set=open_set, label_noise=part, seed=1) for part in (0.25, 0))
+        assert int((noisy.train.labels != clean.train.labels).sum()) == round(0.25 * len(clean.train))
+        assert torch.equal(noisy.true_labels, clean.train.labels)
+        assert torch.equal(noisy.validation.labels, clean.validation.labels)
+
+
 def test_graph_entries_give_node_indices():
     masks = torch.eye(6, dtype=torch.bool)
     graph = Graph(
@@ -262,6 +277,10 @@ def test_lfw_fold_trains_on_other_people_and_validates_on_the_pairs(tmp_path, mo
     by_class = DATA["lfw"](tmp_path, split="class", held_out=2, at_least=1)
     assert len(by_class.validation.classes) == 2
     assert len(DATA["lfw"](tmp_path, at_least=3, held_out=1).validation) == 6
+    for options in ({"split": "fold", "fold": 1}, {"split": "class", "held_out": 2}, {"split": "sample"}):
+        clean, noisy = (DATA["lfw"](tmp_path, at_least=1, label_noise=part, **options) for part in (0.0, 1 / 3))
+        assert int((noisy.train.labels != clean.train.labels).sum()) == round(len(clean.train) / 3)
+        assert torch.equal(noisy.validation.labels, clean.validation.labels)
     with pytest.raises(ValueError, match=r"data\.at_least must be at most 3"):
         DATA["lfw"](tmp_path, at_least=4)
 
@@ -286,5 +305,16 @@ def test_omniglot_validates_on_other_drawings_or_on_other_characters(monkeypatch
     assert (len(closed.train), len(closed.validation), closed.open_set) == (12, 8, False)
     assert (len(opened.train), len(opened.validation), opened.open_set) == (20, 15, True)
     assert opened.validation.classes == ("evaluation 0", "evaluation 1", "evaluation 2")
+    for split, clean in (("sample", closed), ("class", opened)):
+        noisy = DATA["omniglot"](None, split=split, held_out=2, label_noise=0.5, seed=1)
+        assert int((noisy.train.labels != clean.train.labels).sum()) == len(clean.train) // 2
+        assert torch.equal(noisy.validation.labels, clean.validation.labels)
     with pytest.raises(ValueError, match=r"data.split must be 'sample' or 'class', not 'fold'"):
         DATA["omniglot"](None, split="fold")
+    few = DATA["omniglot"](None, split="class", characters=2)
+    assert few.classes == ("background 0", "background 2")
+    assert few.train.labels.tolist() == [0] * 5 + [1] * 5
+    assert few.validation.classes == opened.validation.classes
+    for characters in (0, 5, 2.0):
+        with pytest.raises(ValueError, match=r"^data\.characters must be None or an integer in 1\.\.4, not"):
+            DATA["omniglot"](None, characters=characters)

@@ -12,6 +12,7 @@ from hypersphere.data.splits import (
     split_by_class,
     split_by_sample,
     split_source,
+    with_label_noise,
     with_pairs,
 )
 from picture_files import write_tree
@@ -237,3 +238,88 @@ def test_selection_split_uses_the_validation_nodes_of_a_graph():
 def test_selection_split_rejects_what_is_not_a_fraction(fraction):
     with pytest.raises(ValueError, match="selection must be a fraction between 0 and 1"):
         selection_split(DataSplit(source_of({"a": 3}), None), fraction)
+
+
+def numbered(classes=6, per_class=20):
+    """Return a split whose training inputs hold their true class."""
+    labels = torch.arange(classes).repeat(per_class)
+    names = [f"class {label}" for label in range(classes)]
+    return split_by_sample(TensorSource(labels.view(-1, 1).clone(), labels, names), 3)
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.2, 20), (0.4, 41), (0.005, 1), (0.004, 0), (1, 102)])
+def test_label_noise_replaces_the_exact_fraction_by_other_classes(fraction, count):
+    clean = numbered()
+    noisy = with_label_noise(clean, fraction, seed=3)
+    true_labels = noisy.train.inputs.flatten()
+    assert int((noisy.train.labels != true_labels).sum()) == count == round(fraction * 102)
+    assert torch.equal(noisy.true_labels, true_labels)
+    assert torch.equal(clean.train.labels, clean.train.inputs.flatten())  # the argument does not change
+    assert bool(((noisy.train.labels >= 0) & (noisy.train.labels < 6)).all())
+    assert noisy.validation is clean.validation
+
+
+def test_label_noise_draws_wrong_classes_uniformly():
+    noisy = with_label_noise(numbered(per_class=5003), 0.5, seed=0)
+    is_wrong = noisy.train.labels != noisy.true_labels
+    counts = torch.zeros(6, 6).index_put_(
+        (noisy.true_labels[is_wrong], noisy.train.labels[is_wrong]), torch.ones(()), accumulate=True
+    )
+    assert not counts.diagonal().any()
+    # 500 are expected in each of the 30 cells, with a standard deviation of 22.
+    off_diagonal = counts[~torch.eye(6, dtype=torch.bool)]
+    assert 400 < float(off_diagonal.min()) <= float(off_diagonal.max()) < 600
+
+
+def test_label_noise_depends_on_the_seed_and_grows_with_the_fraction():
+    clean = numbered()
+    few, many = (with_label_noise(clean, fraction, seed=1) for fraction in (0.2, 0.4))
+    assert torch.equal(few.train.labels, with_label_noise(clean, 0.2, seed=1).train.labels)
+    assert not torch.equal(few.train.labels, with_label_noise(clean, 0.2, seed=2).train.labels)
+    is_wrong_in_both = (few.train.labels != few.true_labels) <= (many.train.labels != many.true_labels)
+    assert bool(is_wrong_in_both.all())
+
+
+def test_label_noise_changes_the_fingerprint_of_training_labels_only():
+    clean = numbered()
+    noisy = with_label_noise(clean, 0.2, seed=1)
+    difference = fingerprint_difference(clean.fingerprint(), noisy.fingerprint())
+    assert difference == "the labels of the training samples changed"
+    assert clean.fingerprint()["validation"] == noisy.fingerprint()["validation"]
+    assert with_label_noise(clean, 0, seed=1) is clean
+
+
+def test_label_noise_keeps_files_where_they_are(tree):
+    clean = opened(tree)
+    noisy = with_label_noise(clean, 0.5, seed=0)
+    assert names_of(noisy.train) == names_of(clean.train)
+    assert int((noisy.train.labels != clean.train.labels).sum()) == 3
+    assert torch.equal(noisy.train[2], clean.train[2])
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan"), "half", None, True])
+def test_label_noise_rejects_what_is_not_a_fraction(fraction):
+    message = rf"^data\.label_noise must be a fraction in \[0, 1\], not {fraction!r}$"
+    with pytest.raises(ValueError, match=message):
+        with_label_noise(numbered(), fraction, seed=0)
+
+
+def test_label_noise_needs_two_classes_and_no_graph():
+    with pytest.raises(ValueError, match=r"^data\.label_noise must be 0 for a single class, not 0\.5$"):
+        with_label_noise(DataSplit(source_of({"a": 4})), 0.5, seed=0)
+    with pytest.raises(ValueError, match=r"^data\.label_noise must be 0 for a graph, not 0\.5$"):
+        DATA["generated"](None, kind="graph", label_noise=0.5)
+
+
+@pytest.mark.parametrize("open_set", [False, True])
+def test_selection_split_chooses_on_true_labels(open_set):
+    clean = replace(numbered(classes=10), open_set=open_set)
+    chosen = selection_split(with_label_noise(clean, 0.4, seed=5), 0.2)
+    without = selection_split(clean, 0.2)
+    assert torch.equal(chosen.validation.labels, without.validation.labels)
+    assert torch.equal(chosen.validation.inputs, without.validation.inputs)
+    # The part for training has the same samples, and the same fraction of wrong labels.
+    assert torch.equal(chosen.train.inputs, without.train.inputs)
+    assert torch.equal(chosen.true_labels, without.train.labels)
+    count = int((chosen.train.labels != chosen.true_labels).sum())
+    assert count == round(0.4 * len(chosen.train))

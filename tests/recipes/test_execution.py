@@ -30,6 +30,7 @@ IDS = (Path(__file__).parent / "ids.txt").read_text().split()
 SOMETIMES = {"ytf", "k_mean", "k_least", "k_most", "radius_factor_mean", "radius_factor_least", "radius_factor_most"}
 SOMETIMES |= {"k_conv1.1_mean", "k_conv2.1_mean", "k_conv3.1_mean"}
 SOMETIMES |= {"at_one", "at_three", "at_zero", "at_right_angle", "at_pi"}
+SOMETIMES |= {"wrong_auc", "further_rate"}  # without wrong labels, and without further training
 ROTATED = ("OPT (CP)", "OPT (OGD)", "OPT (GS)", "PE-OPT", "S-OPT")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from hypersphere._validation import is_integer, require
 from hypersphere.data.containers import Graph
 from hypersphere.data.sources import TensorSource
-from hypersphere.data.splits import DataSplit, split_by_class, split_by_sample
+from hypersphere.data.splits import DataSplit, split_source, with_label_noise
 
 KINDS = ("images", "points", "graph")
 NOISE = 0.25  # relative to the pattern
@@ -25,13 +25,15 @@ def generated(
     classes: int = 4,
     per_class: int = 16,
     open_set: bool = False,
+    label_noise: float = 0.0,
     seed: int = 0,
 ) -> DataSplit:
     """Random patterns with noise, one per class; no files are read.
 
     `kind` is "images" (`channels` × `size` × `size`), "points" (clouds of `size` points) or "graph" (nodes with `size`
     features, in cliques of one class). A quarter of the `per_class` samples of each of the `classes`, or with
-    `open_set` a quarter of the classes, is used for validation. `seed` selects the patterns.
+    `open_set` a quarter of the classes, is used for validation. `label_noise` is the fraction of the training samples
+    that get a wrong label. `seed` selects the patterns and the wrong labels.
     """
     require(kind in KINDS, "data.kind", f"one of {', '.join(KINDS)}", kind)
     for name, value, least in (("size", size, 1), ("channels", channels, 1), ("classes", classes, 2)):
@@ -45,10 +47,10 @@ def generated(
     samples = (1 - NOISE) * patterns + NOISE * torch.rand(len(labels), *shape, generator=generator)
     names = tuple(f"class {label}" for label in range(classes))
     if kind == "graph":
-        return _graph(samples, labels, names)
+        return with_label_noise(_graph(samples, labels, names), label_noise, seed)
     inputs = (255 * samples).round().to(torch.uint8) if kind == "images" else 2 * samples - 1
     source = TensorSource(inputs, labels, names)
-    return split_by_class(source, 0.25, seed) if open_set else split_by_sample(source, 0.25)
+    return with_label_noise(split_source(source, "class" if open_set else "sample", 0.25, seed), label_noise, seed)
 
 
 def _graph(features: Tensor, labels: Tensor, names: tuple[str, ...]) -> DataSplit:

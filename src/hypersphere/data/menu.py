@@ -38,15 +38,22 @@ from hypersphere.data.pairs import Pairs
 from hypersphere.data.planetoid import citeseer, cora, pubmed
 from hypersphere.data.recordio import RecordSource
 from hypersphere.data.shards import ShardSource
-from hypersphere.data.sources import ImageFolderSource, Source, TensorSource, first_sample
+from hypersphere.data.sources import (
+    ImageFolderSource,
+    Source,
+    TensorSource,
+    first_sample,
+    of_classes,
+    spaced_positions,
+)
 from hypersphere.data.splits import (
     DataSplit,
     frequent_classes,
     join_sources,
     keep_share,
-    split_by_class,
     split_by_sample,
     split_source,
+    with_label_noise,
     with_pairs,
 )
 
@@ -62,6 +69,7 @@ def _classification(loader: Callable[..., Any]) -> Callable[..., DataSplit]:
         keep: Mapping[str, float] | None = None,
         rising: bool = False,
         held_out: int = 0,
+        label_noise: float = 0.0,
         seed: int = 0,
     ) -> DataSplit:
         """Read both splits of a data set.
@@ -69,7 +77,8 @@ def _classification(loader: Callable[..., Any]) -> Callable[..., DataSplit]:
         `limit` is the number of training examples; `pool` averages images over blocks of this size; `keep` maps
         classes, by name or index, to the fraction that remains; `rising` keeps the fraction (i+1)/n of class i of n;
         `held_out` is the number of training examples that replace the test data, for choices that must not see the
-        test data; `seed` selects the examples.
+        test data; `label_noise` is the fraction of the training examples that get a wrong label; `seed` selects the
+        examples and the wrong labels.
         """
         require(type(rising) is bool, "data.rising", "true or false", rising)
         require(limit is None or is_integer(limit, 1), "data.limit", "None or a number >= 1", limit)
@@ -79,7 +88,7 @@ def _classification(loader: Callable[..., Any]) -> Callable[..., DataSplit]:
         shares = _shares(train.classes, keep, rising)
         if limit is not None or bool((shares != 1).any()):
             train = train.subset(keep_share(train.labels, shares, limit, seed))
-        return DataSplit(train, test)
+        return with_label_noise(DataSplit(train, test), label_noise, seed)
 
     about = (inspect.getdoc(loader) or loader.__name__).partition("\n")[0]
     load.__doc__ = f"{about}\n\n{inspect.getdoc(load)}"
@@ -118,17 +127,34 @@ def _shares(classes: tuple[str, ...], keep: Mapping[str, float] | None, rising: 
     return shares
 
 
-def _omniglot(root: Path | None, *, split: str = "sample", size: int = 28, held_out: int = 4) -> DataSplit:
+def _omniglot(
+    root: Path | None,
+    *,
+    split: str = "sample",
+    size: int = 28,
+    held_out: int = 4,
+    characters: int | None = None,
+    label_noise: float = 0.0,
+    seed: int = 0,
+) -> DataSplit:
     """Drawings of 964 characters.
 
     `split` "sample" uses the last `held_out` drawings of each character for validation; "class" validates on 659
-    characters of other alphabets (open set). `size` is the height and width of the images.
+    characters of other alphabets (open set). `size` is the height and width of the images. `characters` is the number
+    of characters for training, evenly spaced in the list of all. `label_noise` is the fraction of the training drawings
+    that get a wrong label, selected by `seed`.
     """
     require(split in ("sample", "class"), "data.split", "'sample' or 'class'", split)
-    drawings = TensorSource.of(omniglot("background", root, size=size))
+    drawings: Source = TensorSource.of(omniglot("background", root, size=size))
+    if characters is not None:
+        count = len(drawings.classes)
+        require(is_integer(characters, 1, count), "data.characters", f"None or an integer in 1..{count}", characters)
+        drawings = of_classes(drawings, [drawings.classes[label] for label in spaced_positions(count, characters)])
     if split == "sample":
-        return split_by_sample(drawings, held_out)
-    return DataSplit(drawings, TensorSource.of(omniglot("evaluation", root, size=size)), open_set=True)
+        data = split_by_sample(drawings, held_out)
+    else:
+        data = DataSplit(drawings, TensorSource.of(omniglot("evaluation", root, size=size)), open_set=True)
+    return with_label_noise(data, label_noise, seed)
 
 
 def _lfw(
@@ -140,20 +166,23 @@ def _lfw(
     fold: int = 0,
     size: Size = None,
     grey: bool | None = None,
+    label_noise: float = 0.0,
     seed: int = 0,
 ) -> DataSplit:
     """Faces of the people with at least `at_least` photographs.
 
     `split` "sample" uses `held_out` photographs of each person for validation; "class" holds out this number or
     fraction of the people, selected by `seed`; "fold" trains on nine folds of View 2 and validates on the pairs of
-    `fold`. `size` resizes the images; `grey` gives one channel.
+    `fold`. `size` resizes the images; `grey` gives one channel. `label_noise` is the fraction of the training images
+    that get a wrong label, also selected by `seed`.
     """
     require(split in ("sample", "class", "fold"), "data.split", "'sample', 'class' or 'fold'", split)
     images = find_images(root)
-    if split != "fold":
-        faces = _people(images, at_least, size, grey)
-        return split_by_sample(faces, held_out) if split == "sample" else split_by_class(faces, held_out, seed)
-    return _lfw_fold(root, images, fold, at_least, size, grey)
+    if split == "fold":
+        data = _lfw_fold(root, images, fold, at_least, size, grey)
+    else:
+        data = split_source(_people(images, at_least, size, grey), split, held_out, seed)
+    return with_label_noise(data, label_noise, seed)
 
 
 def _people(images: Path, at_least: int, size: Size, grey: bool | None) -> Source:

@@ -240,6 +240,13 @@ def subset(source: Source, indices: Indices) -> Source:
     return source.subset(positions) if isinstance(source, TensorSource) else Subset(source, positions)
 
 
+def with_labels(source: Source, labels: Tensor, classes: Sequence[str]) -> Source:
+    """Return all samples with other labels, which are positions in `classes`. No sample is copied or read."""
+    if isinstance(source, TensorSource):
+        return TensorSource(source.inputs, labels, classes, source._names)
+    return Subset(source, torch.arange(len(source)), labels, classes)
+
+
 def of_classes(source: Source, classes: Sequence[str]) -> Source:
     """Return the samples of these classes, with labels 0, 1, ... in the given order."""
     number = {name: label for label, name in enumerate(source.classes)}

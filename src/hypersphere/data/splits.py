@@ -14,7 +14,7 @@ from torch import Tensor
 from hypersphere._validation import is_integer, is_number, require
 from hypersphere.data.containers import Graph
 from hypersphere.data.pairs import Pairs, read_pairs
-from hypersphere.data.sources import Source, Subset, TensorSource, first_sample, of_classes, subset
+from hypersphere.data.sources import Source, TensorSource, first_sample, of_classes, subset, with_labels
 
 BLANK_SAMPLES = 32
 MOST_DIMENSIONS = 16  # of a sample
@@ -31,6 +31,7 @@ class DataSplit:
         open_set: True if the classes of `validation` are not those of `train`, as in face verification.
         graph: the graph, if samples are indices of its nodes.
         pairs: verification pairs, as positions in `validation`, if the data set defines them.
+        true_labels: (N,) labels of `train` before some were replaced by wrong ones, or None if none were.
     """
 
     train: Source
@@ -38,6 +39,7 @@ class DataSplit:
     open_set: bool = False
     graph: Graph | None = None
     pairs: Pairs | None = None
+    true_labels: Tensor | None = None
 
     def __post_init__(self) -> None:
         require(len(self.train) > 0, "data", "at least one training example", "none")
@@ -170,7 +172,8 @@ def selection_split(split: DataSplit, fraction: float, seed: int = 0) -> DataSpl
     """Return the training data of a split, divided again: settings are chosen on one part after training on the other.
 
     Classes are divided if those of the test data are not those of training, else the samples of each class. A graph has
-    validation nodes for this purpose.
+    validation nodes for this purpose. If some training labels are wrong, the true labels are divided, and the same
+    fraction of the part for training gets wrong labels again, so that settings are chosen on true labels.
 
     Args:
         split: the data; its test data are not used.
@@ -181,6 +184,10 @@ def selection_split(split: DataSplit, fraction: float, seed: int = 0) -> DataSpl
     if split.graph is not None:
         labels, nodes = split.graph.labels, split.graph.val.nonzero().squeeze(1)
         return replace(split, validation=TensorSource(nodes, labels[nodes], split.classes))
+    if split.true_labels is not None:
+        is_wrong = split.train.labels != split.true_labels
+        clean = replace(split, train=with_labels(split.train, split.true_labels, split.classes), true_labels=None)
+        return with_label_noise(selection_split(clean, fraction, seed), float(is_wrong.double().mean()), seed)
     if split.open_set:
         return split_by_class(split.train, fraction, seed)
     # A fixed random order, because samples of a class may be sorted, for instance by date or by quality.
@@ -203,10 +210,7 @@ def join_sources(train: Source, validation: Source) -> DataSplit:
         return DataSplit(train, validation)
     position = {name: label for label, name in enumerate(train.classes)}
     labels = torch.tensor([position[name] for name in validation.classes])[validation.labels]
-    if isinstance(validation, TensorSource):
-        names = [validation.name(index) for index in range(len(validation))]
-        return DataSplit(train, TensorSource(validation.inputs, labels, train.classes, names))
-    return DataSplit(train, Subset(validation, torch.arange(len(validation)), labels, train.classes))
+    return DataSplit(train, with_labels(validation, labels, train.classes))
 
 
 def split_source(source: Source, split: str, held_out: int | float | None, seed: int) -> DataSplit:
@@ -249,3 +253,35 @@ def keep_share(labels: Tensor, shares: Tensor, limit: int | None, seed: int) -> 
         places = (shuffled == label).nonzero().flatten()
         selected[places[: round(share * len(places))]] = True
     return order[selected][:limit].sort().values
+
+
+def with_label_noise(split: DataSplit, fraction: float, seed: int) -> DataSplit:
+    """Return the split with wrong labels for a fraction of the training samples, and its true labels.
+
+    Each of these samples gets one of the other classes, drawn uniformly. Validation labels do not change. With the same
+    seed, the samples that are wrong at a small fraction are also wrong at a larger one.
+
+    Args:
+        split: the data.
+        fraction: fraction of the training samples, rounded to a number of samples; 0 returns the split unchanged.
+        seed: seed that selects the samples and their labels.
+
+    Example:
+        >>> source = TensorSource(torch.zeros(10, 2), torch.arange(10) % 5, list("abcde"))
+        >>> noisy = with_label_noise(DataSplit(source), 0.3, seed=0)
+        >>> int((noisy.train.labels != noisy.true_labels).sum())
+        3
+    """
+    require(is_number(fraction, 0, 1), "data.label_noise", "a fraction in [0, 1]", fraction)
+    if fraction == 0:
+        return split
+    true_labels, classes = split.train.labels, len(split.classes)
+    require(split.graph is None, "data.label_noise", "0 for a graph", fraction)
+    require(classes > 1, "data.label_noise", "0 for a single class", fraction)
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(true_labels), generator=generator)[: round(fraction * len(true_labels))]
+    # Adding 1 to C − 1 modulo C reaches each of the other classes once.
+    offsets = torch.randint(1, classes, (len(chosen),), generator=generator)
+    labels = true_labels.clone()
+    labels[chosen] = (labels[chosen] + offsets) % classes
+    return replace(split, train=with_labels(split.train, labels, split.train.classes), true_labels=true_labels)

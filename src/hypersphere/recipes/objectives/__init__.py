@@ -8,7 +8,9 @@ from hypersphere.recipes.objectives import (
     faces,
     features,
     functions,
+    growing_head,
     hardness,
+    label_noise,
     open_set,
     reconstruction,
     sphereface_plus,
@@ -34,6 +36,8 @@ RECIPES: tuple[Recipe, ...] = (
     features.CLASS_VECTORS,
     faces.ABLATION,
     open_set.OMNIGLOT,
+    label_noise.LABEL_NOISE,
+    growing_head.GROWING_HEAD,
     sphereface_plus.PLUS,
     sphereface_plus.TRAINING_SETS,
 )
