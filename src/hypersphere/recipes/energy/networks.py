@@ -96,8 +96,8 @@ CNN = Recipe(
         Claim("MHE ends with a lower energy than weight decay alone.", "HS-MHE", "Baseline", "energy", source="F6.2"),
     ),
     note=f"{_CPU} {_PAPER} The energy is that of the unprojected neurons in half space with s = 2, the mean over pairs "
-    "and over hidden layers, before training and after every third epoch; the source sums over layers. The row Orthonormal is "
-    "not in table 6.1. The settings of SRIP and of the inner steps of AP-CoMHE and Adv-CoMHE are not printed: SRIP has "
+    "and over hidden layers, before training and after every third epoch; the source sums over layers. The row "
+    "Orthonormal is not in table 6.1. The settings of SRIP and of the inner steps of AP-CoMHE and Adv-CoMHE are not printed: SRIP has "
     "the weight 1e-3, and projections have the defaults of this library. The first layer, with 27-dimensional neurons, "
     "is not projected, as in the authors' code.",
 )
