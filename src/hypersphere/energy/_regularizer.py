@@ -280,7 +280,7 @@ class LayerPenalty(NeuronRegularizer):
             model,
             roles=("hidden", "output") if output else ("hidden",),
             shortest=1,
-            needs_counter=False,
+            needs_counter=False,  # a penalty depends on the weights alone
             layer_weights=layer_weights,
             schedule=schedule,
             every=every,
@@ -304,8 +304,10 @@ class LayerPenalty(NeuronRegularizer):
         """Return λ·penalty, one term per shape of layers."""
         layers = self.weighted_layers()
         terms = []
+        # Layers of equal shape are computed together: many small products cost more than one batched product.
         for index, stack in stack_equal_shapes([layer.row_sets() for layer in layers]):
             factors = torch.tensor([self.factor(layers[i]) for i in index], dtype=stack.dtype, device=stack.device)
+            # Penalties (layers, groups): the groups of a layer are added, then the layers with their λ.
             terms.append((factors * self._checked_penalty(stack).sum(-1)).sum())
         return StepResult(terms)
 

@@ -1,6 +1,7 @@
 """MHE: the hyperspherical energy of a network's neurons as a regulariser.
 
-`LayerEnergies` is the weighted sum of energies that `MHE` shares with `CoMHE`.
+A call `MHE(model)()` runs `NeuronRegularizer.forward` (`energy/_regularizer.py`), which calls `MHE.compute` here, which
+calls `pair_energies` (`functions/_pairwise.py`). `LayerEnergies` is the weighted sum that `MHE` shares with `CoMHE`.
 """
 
 from __future__ import annotations

@@ -194,6 +194,7 @@ class SRIP(LayerPenalty):
             report=report,
         )
         self.iterations = iterations
+        # One vector per group of each layer, also where λ = 0, so that the keys of the state dict do not depend on λ.
         for index, layer in enumerate(self.selection):
             groups, n, _, _ = layer.shape
             # Drawn on the CPU from seed and position, so that every rank starts from the same vectors.
