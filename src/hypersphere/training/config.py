@@ -10,6 +10,7 @@ as JSON. Patches (settings files, command-line options, rows of a recipe) are pa
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import operator
 import os
@@ -387,10 +388,14 @@ def _merge(base: Any, patch: Any) -> Any:
     return {**base, **{key: _merge(base[key], value) if key in base else value for key, value in patch.items()}}
 
 
+# Annotations are text that Python evaluates again at each request, and a recipe checks hundreds of configs.
+_types_of = functools.cache(get_type_hints)
+
+
 def _dataclass_of(cls: Any, settings: Any, prefix: str) -> Any:
     require(isinstance(settings, Mapping), prefix.rstrip(".") or "settings", "a mapping of settings", settings)
     declared = {one.name: one for one in dataclasses.fields(cls)}
-    kinds = get_type_hints(cls)
+    kinds = _types_of(cls)
     values = {}
     for key, value in settings.items():
         if key not in declared:

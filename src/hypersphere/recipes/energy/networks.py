@@ -97,8 +97,9 @@ CNN = Recipe(
     ),
     note=f"{_CPU} {_PAPER} The energy is that of the unprojected neurons in half space with s = 2, the mean over pairs "
     "and over hidden layers, before training and after every third epoch; the source sums over layers. The row "
-    "Orthonormal is not in table 6.1. The settings of SRIP and of the inner steps of AP-CoMHE and Adv-CoMHE are not printed: SRIP has "
-    "the weight 1e-3, and projections have the defaults of this library. The first layer, with 27-dimensional neurons, "
+    "Orthonormal is not in table 6.1. The settings of SRIP and of the inner steps of AP-CoMHE and Adv-CoMHE are not "
+    "printed: SRIP has the weight 1e-3, and projections have the defaults of this library. The first layer, with "
+    "27-dimensional neurons, "
     "is not projected, as in the authors' code.",
 )
 
