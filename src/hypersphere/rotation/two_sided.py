@@ -103,9 +103,9 @@ class TwoSidedRotation(nn.Module):
         return [rotation for rotation in (self.output, self.input) if rotation is not None]
 
     @property
-    def method(self) -> RowMap | None:
-        """The map, or None if R is learned: then the angles between neurons change, as by no rotation of neurons."""
-        return None if self.output is not None or self.input is None else self.input.method
+    def keeps_angles(self) -> bool:
+        """True if the angles between neurons stay as in W₀: only the inputs are rotated. R mixes the neurons."""
+        return self.output is None and all(rotation.keeps_angles for rotation in self.rotations)
 
     @property
     def layer_name(self) -> str:
