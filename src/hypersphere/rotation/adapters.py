@@ -198,7 +198,7 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
     require(isinstance(check, bool), "check", "a bool", check)
     adapter = _read(Path(folder))
     selection = layers_of(model, output=None)
-    layers = {name: layer for layer in selection for name in (name_of(layer), *layer.aliases)}
+    layers = {path: layer for layer in selection for path in (name_of(layer), *layer.aliases)}
     unknown = [layer for layer in adapter.layers if layer not in layers]
     if unknown:
         near = nearest_name(unknown[0], layers)

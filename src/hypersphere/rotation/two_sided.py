@@ -182,7 +182,7 @@ class TwoSidedRotation(nn.Module):
         # Autograd may save the order, see `in_order_of_blocks`.
         return OrderedBlocks(rotation.layout, order.clone()), self._matrices(rotation, _numerics.widen_parameter)
 
-    # Merging ---------------------------------------------------------------------------------------------------------
+    # Folding ---------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def fold(self, neurons: Float[Tensor, "..."]) -> None:
