@@ -94,7 +94,9 @@ class NeuronLayer:
             return self._source
         module = cast(nn.Module, self.module)
         stored = module._parameters.get(self.parameter)
-        if stored is None:  # parametrised: the free parameters have the device and dtype of the weight
+        if stored is None:
+            # Parametrised. Bias and original weight come first and have the device and dtype of the weight. The free
+            # parameters of a rotation, which come last, may be wider.
             stored = next((p for p in module.parameters() if p.is_floating_point()), None)
         return self.tensor if stored is None else stored  # a quantised module may have no parameters
 

@@ -1,6 +1,7 @@
-"""What every layer, regulariser and head does between construction and deletion: copies, files, dtypes, resets.
+"""What layers, regularisers and heads do between construction and deletion: copies, files, dtypes, resets.
 
-Presets and menu entries are read from their dictionaries, so a new one is tested at once.
+Presets and menu entries are read from their dictionaries, so a new one is tested at once. Classes outside of them are
+listed by name; of the layers that `convert_` makes, a transposed convolution stands for all.
 """
 
 import copy
@@ -14,7 +15,7 @@ from torch import nn
 from hypersphere import heads
 from hypersphere.energy import REGULARIZERS, FeatureEnergy
 from hypersphere.functions.projection import AnglePreserving, Random
-from hypersphere.layers import PRESETS, DecoupledConv1d, DecoupledConv3d, DecoupledLinear, SphereNorm
+from hypersphere.layers import PRESETS, DecoupledConv1d, DecoupledConv3d, DecoupledLinear, SphereNorm, convert_
 
 LEARNED = {"magnitude": "tanh", "learn_radius": "filter", "angular": "sigmoid", "learn_k": "layer"}
 
@@ -44,11 +45,14 @@ LAYERS = {
     "DecoupledConv1d": (lambda: DecoupledConv1d(4, 6, 3), (2, 4, 5)),
     "DecoupledConv3d": (lambda: DecoupledConv3d(4, 6, 2), (2, 4, 3, 3, 3)),
     "DecoupledLinear": (lambda: DecoupledLinear(6, 5, **LEARNED), (3, 6)),
+    "transposed convolution": (lambda: convert_(nn.ConvTranspose2d(4, 6, 3, stride=2)), (2, 4, 5, 5)),
     "SphereNorm": (lambda: SphereNorm(nn.Conv2d(4, 6, 3), rescale="learned"), (2, 4, 5, 5)),
 }
 HEADS = {
     **{name: (lambda make=make: make(6, 5), (7, 6)) for name, make in heads.PRESETS.items()},
     "CenterHead": (lambda: heads.CenterHead(6, 5), (7, 6)),
+    "FixedHead": (lambda: heads.FixedHead(torch.eye(5, 6)), (7, 6)),
+    "MetricLearningHead": (lambda: heads.MetricLearningHead(6, 5), (7, 6)),
     "HingeHead": (lambda: heads.HingeHead(6, 5), (7, 6)),
     "annealed head": (lambda: heads.a_softmax(6, 5, annealing=heads.Annealing()), (7, 6)),
     "ShardedHead": (lambda: heads.ShardedHead(heads.arcface(6, 5)), (7, 6)),

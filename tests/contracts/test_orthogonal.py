@@ -16,7 +16,7 @@ from hypersphere.functions import _factorizations as factor
 from hypersphere.functions import orthogonal, transform
 
 MENU = {**orthogonal.ORTHOGONALS, **transform.TRANSFORMS}
-EXACT = [name for name, entry in MENU.items() if entry().exact]
+EXACT = [name for name, entry in MENU.items() if entry.always_orthogonal]
 VARIANTS = {
     **{name: entry() for name, entry in MENU.items()},
     "modified": orthogonal.GramSchmidt("modified"),
@@ -78,7 +78,7 @@ def test_map_identity_gives_the_identity_matrix(name):
     method, v = VARIANTS[name], random_rows(4, 6, dtype=torch.float32)
     torch.testing.assert_close(method(method.identity(6), v), v, atol=1e-6, rtol=0)
     assert 0 <= method.degrees_of_freedom(6) <= 36
-    if method.exact:
+    if method.always_orthogonal:
         assert method.degrees_of_freedom(6) == 15
 
 

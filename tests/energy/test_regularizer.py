@@ -508,15 +508,47 @@ def test_mhe_counts_an_adapted_layer_once_without_its_adapter():
     assert [layer.name for layer in selection] == ["0.base_layer", "1"]
 
 
-def test_mhe_and_comhe_warn_about_rotated_layers_whose_energy_is_constant():
-    net = rotation.rotate_(pyramid())
+def rotation_gradient(regularizer, net):
+    """Return the largest gradient that a regulariser gives to the parameters of a model."""
+    trained = [p for p in net.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(regularizer(), trained, allow_unused=True)
+    return max(gradient.abs().max().item() for gradient in gradients if gradient is not None)
+
+
+@pytest.mark.parametrize(
+    "regularizer",
+    [
+        partial(MHE, output=0),
+        partial(Orthonormal, weight=1.0),
+        partial(Orthogonal, weight=1.0),
+        partial(Orthogonal, weight=1.0, normalize=False),
+        partial(SRIP, weight=1.0),
+        partial(CoMHE, output=0, projection=Random(dim=1000)),  # larger than the layers, so that none is projected
+    ],
+)
+def test_regularizer_warns_about_rotated_layers_in_which_it_is_constant(regularizer):
+    net = rotation.rotate_(pyramid(), spread=0.3)
     with pytest.warns(UserWarning, match="the regulariser is constant in 0, 1"):
-        CoMHE(net, output=0, projection=Random(dim=4))
-    with pytest.warns(UserWarning, match="the regulariser is constant in 0, 1"):
-        regularizer = MHE(net, output=0)
-    before = regularizer()
-    before.backward()
-    assert max(p.grad.abs().max().item() for p in net.parameters() if p.grad is not None) < 1e-5
+        constant = regularizer(net)
+    assert rotation_gradient(constant, net) < 1e-5
+
+
+def test_comhe_does_not_warn_about_rotated_layers_that_it_projects(recwarn):
+    net = rotation.rotate_(pyramid(), spread=0.3)
+    regularizer = CoMHE(net, output=0, projection=Random(dim=4))
+    assert not recwarn.list
+    assert rotation_gradient(regularizer, net) > 1e-2
+
+
+def test_layer_penalty_of_unknown_invariance_does_not_warn_about_rotated_layers(recwarn):
+    class Entries(LayerPenalty):
+        def penalty(self, w):
+            return w.abs().sum((-2, -1))  # a rotation changes the sum of absolute values
+
+    net = rotation.rotate_(pyramid(), spread=0.3)
+    regularizer = Entries(net)
+    assert not recwarn.list
+    assert rotation_gradient(regularizer, net) > 1e-2
 
 
 @pytest.mark.parametrize(("method", "options"), [("free", {}), ("cayley", {"learn_neurons": True})])

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -740,6 +741,33 @@ def test_head_moves_a_fixed_tensor_of_an_entry_with_its_parameters():
     with torch.device("meta"):
         head = AngularHead(5, 4, angular=hs.angular.Sigmoid(k))
     assert torch.equal(head.to_empty(device="cpu").angular.k, k)
+
+
+@dataclass(frozen=True)
+class LearnedAdditive(hs.margin.Margin):
+    """A user's margin cos θ − m of the target, with a learned m."""
+
+    m: torch.Tensor
+
+    def __call__(self, c, angular=None, strength=1.0):
+        return c - strength * self.m
+
+
+def test_head_with_a_learned_margin_of_the_target_needs_no_matrix_of_scores():
+    x, y = problem()
+    fixed = [AngularHead(5, 4, margin=hs.margin.AdditiveCosine(m)).double() for m in (0.3, 0.3 - 1e-6, 0.3 + 1e-6)]
+    m = torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+    learned = AngularHead(5, 4, margin=LearnedAdditive(m)).double()
+    assert not learned._responses.needs_autograd()
+    for head in (learned, *fixed[1:]):
+        with torch.no_grad():
+            head.weight.copy_(fixed[0].weight)
+    expected, below, above = (head(x, y) for head in fixed)
+    loss = learned(x, y)
+    torch.testing.assert_close(loss, expected)
+    grad_w, grad_m = torch.autograd.grad(loss, (learned.weight, learned.margin_m))
+    torch.testing.assert_close(grad_w, torch.autograd.grad(expected, fixed[0].weight)[0])
+    torch.testing.assert_close(grad_m.item(), (above - below).item() / 2e-6, rtol=1e-6, atol=1e-8)
 
 
 def test_head_with_a_callable_or_a_learned_k_equals_its_menu_entry():

@@ -127,6 +127,27 @@ def test_sharded_head_without_a_group_equals_the_plain_head(preset):
     assert torch.equal(head.scores(x), plain.scores(x))
 
 
+@pytest.mark.parametrize("preset", ["arcface", "adaface", "sphereface_plus"])
+def test_sharded_head_ignores_nan_in_ignored_samples(preset):
+    head = ShardedHead(PRESETS[preset](5, 4)).eval()
+    x, y = torch.randn(6, 5), torch.tensor([0, 1, -100, 3, 0, 1])
+    broken = x.clone()
+    broken[2] = float("nan")
+    features = broken.clone().requires_grad_()
+    actual = torch.autograd.grad(head(features, y), (features, head.weight))
+    plain = head.head(x, y)  # the finite features
+    torch.testing.assert_close(actual[1], torch.autograd.grad(plain, head.weight)[0])
+    assert not actual[0][2].any()
+    with pytest.raises(ValueError, match="row 2"):
+        head(broken, y.clamp_min(0))
+
+
+def test_sharded_head_scores_reject_nan_if_the_first_class_is_ignored():
+    head = ShardedHead(AngularHead(5, 4, ignore_index=0))
+    with pytest.raises(ValueError, match="x must be finite, but row 1"):
+        head.scores(torch.randn(3, 5).index_fill(0, torch.tensor([1]), float("nan")))
+
+
 def test_sharded_head_does_not_change_the_given_head():
     plain = arcface(5, 4)
     head = ShardedHead(plain, sample=0.5)

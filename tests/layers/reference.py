@@ -15,6 +15,7 @@ ANGULARS = {
         / (1 + torch.exp(torch.acos(c) / k - math.pi / (2 * k)))
     ),
     "square_cosine": lambda c: torch.sign(c) * c**2,
+    "power_cosine": lambda c: 2 * ((1 + c) / 2) ** 3 - 1,
 }
 MAGNITUDES = {
     "sphere": lambda w, x: 0 * x + 1,

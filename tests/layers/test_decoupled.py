@@ -54,6 +54,12 @@ def gradients(layer, x, y):
     return torch.autograd.grad((y * direction).sum(), [x, *layer.parameters()])
 
 
+def test_reference_covers_the_menus():
+    assert reference.ANGULARS.keys() == angular.ANGULARS.keys()
+    assert reference.MAGNITUDES.keys() == magnitude.MAGNITUDES.keys()
+    assert reference.WEIGHTINGS.keys() - {None} == magnitude.WEIGHTINGS.keys()
+
+
 @pytest.mark.parametrize(("h", "g", "weighting"), OPERATORS)
 def test_decoupled_convolution_agrees_with_the_definition_for_every_operator(h, g, weighting):
     layer = build(*ARGUMENTS["groups"][:2], magnitude=h, angular=g, weighting=weighting)

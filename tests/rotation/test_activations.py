@@ -78,6 +78,23 @@ def test_input_rotation_with_a_seed_survives_conversion_and_loading():
     assert [name for name, _ in fold_(nn.Sequential(one)).named_parameters()] == ["0.weight", "0.bias"]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", [None, 7])
+def test_input_rotation_wraps_a_half_precision_layer(dtype, seed):
+    layer = InputRotation(nn.Linear(8, 20, dtype=dtype), seed=seed)
+    perturb_(layer)
+    assert (layer.rows.dtype, layer.free.dtype) == (dtype, torch.float32)
+    x = torch.randn(3, 8).to(dtype)
+    y = layer(x)
+    assert y.dtype == dtype
+    r = layer.method(layer.free.detach())
+    expected = x.float() @ r @ layer.rows.float().mT + layer.module.bias.float()
+    torch.testing.assert_close(y.float(), expected, rtol=0.05, atol=0.05)
+    y.float().sum().backward()
+    assert layer.free.grad.abs().max() > 0
+    assert layer.fold().weight.dtype == dtype
+
+
 @pytest.mark.parametrize("seed", [None, 5])
 def test_input_rotation_loads_a_state_dict_of_version_0_1(seed):
     one, two = (nn.Sequential(InputRotation(nn.Linear(8, 20), seed=seed)) for _ in range(2))

@@ -136,12 +136,12 @@ def test_equivalence_layer_passes_gradcheck_with_respect_to_its_parameters():
     assert gradgradcheck(output, parameters)
 
 
-def test_equivalence_keeps_singular_values_over_twenty_merges():
+def test_equivalence_keeps_singular_values_over_twenty_folds():
     model = mlp()
     equivalence = Equivalence(model, block_size=8, every=15)
     before = [singular_values(model[i]) for i in (0, 2)]
     start = model[0].weight.detach().clone()
-    train(model, equivalence, 307, lr=0.02)  # 20 merges, and seven steps after the last one
+    train(model, equivalence, 307, lr=0.02)  # 20 folds, and seven steps after the last one
     assert (model[0].weight - start).abs().max() > 0.3
     for i, values in zip((0, 2), before, strict=True):
         torch.testing.assert_close(singular_values(model[i]), values, rtol=1e-5, atol=0)
@@ -152,7 +152,7 @@ def test_equivalence_keeps_singular_values_over_twenty_merges():
 
 
 @pytest.mark.parametrize("sides", SIDES)
-def test_equivalence_merge_keeps_the_output_and_draws_other_permutations(sides):
+def test_equivalence_fold_keeps_the_output_and_draws_other_permutations(sides):
     model, x = mlp(), torch.randn(5, 10)
     equivalence = Equivalence(model, block_size=4, every=3, sides=sides)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
@@ -178,7 +178,7 @@ def test_equivalence_merge_keeps_the_output_and_draws_other_permutations(sides):
         assert all(sorted(order.tolist()) == list(range(len(order))) for order in one)
 
 
-def test_equivalence_rotates_entries_that_are_left_over_after_the_next_merge():
+def test_equivalence_rotates_entries_that_are_left_over_after_the_next_fold():
     layer = nn.Linear(7, 11, bias=False)
     equivalence = Equivalence(layer, block_size=4, every=1, start="keep", output=True, generator=seeded())
     (parametrization,) = layer.parametrizations.weight
@@ -451,7 +451,7 @@ def test_equivalence_step_rejects_a_folded_model():
         equivalence.step()
 
 
-def test_equivalence_merge_names_a_layer_whose_parameters_are_not_finite():
+def test_equivalence_fold_names_a_layer_whose_parameters_are_not_finite():
     model = mlp()
     equivalence = Equivalence(model, every=1)
     with torch.no_grad():

@@ -16,7 +16,7 @@ from hypersphere.training.validation import (
     RetrievalProtocol,
     Validator,
     VerificationProtocol,
-    class_vectors,
+    gathered_class_vectors,
 )
 
 
@@ -142,8 +142,8 @@ def test_accuracy_does_not_depend_on_the_batch_size(size):
 
 
 @pytest.mark.parametrize("classes", [5, MAX_NEURONS, MAX_NEURONS + 1000])
-def test_class_vectors_sample_does_not_depend_on_processes(classes):
+def test_gathered_class_vectors_sample_does_not_depend_on_processes(classes):
     head = softmax(4, classes)
-    vectors = class_vectors(head)
+    vectors = gathered_class_vectors(head)
     chosen = torch.linspace(0, classes - 1, min(classes, MAX_NEURONS)).long()
-    assert torch.equal(class_vectors(ShardedHead(head)), vectors[chosen])
+    assert torch.equal(gathered_class_vectors(ShardedHead(head)), vectors[chosen])

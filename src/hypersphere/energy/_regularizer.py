@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import dropwhile
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar, cast
+from typing import ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -25,7 +25,6 @@ from hypersphere._deprecation import deprecated_attribute
 from hypersphere._layer_selection import LayerSelection, LayerSource, NeuronLayer, SkippedLayer, layers_of
 from hypersphere._validation import is_integer, is_number, require, warn_user
 from hypersphere.energy._steps import Step, StepCounter
-from hypersphere.functions.orthogonal import ORTHOGONALS
 
 __all__ = [
     "LayerPenalty",
@@ -36,6 +35,7 @@ __all__ = [
     "require_complete_output",
     "resolve_patterns",
     "stack_equal_shapes",
+    "warn_if_constant",
 ]
 
 T = TypeVar("T")
@@ -85,6 +85,13 @@ class NeuronRegularizer(nn.Module, abc.ABC):
     """
 
     steps: Tensor
+
+    is_rotation_invariant: ClassVar[bool] = False
+    """True if the term of every layer is the same for W and W·Rᵀ with any orthogonal R, as a function of WWᵀ is.
+
+    Such a regulariser cannot train a layer whose neurons are only rotated, and warns about it.
+    """
+
     population = deprecated_attribute("population", "selection")
 
     def __init__(
@@ -107,6 +114,8 @@ class NeuronRegularizer(nn.Module, abc.ABC):
         require(is_integer(every, 1), "every", "an integer >= 1", every)
         require_bools(auto_advance=auto_advance, report=report)
         self.selection = select_layers(model, output_layer, where, roles, shortest)
+        if self.is_rotation_invariant:
+            warn_if_constant(self.selection)
         self.layer_weights = resolve_patterns("layer_weights", layer_weights, self.selection)
         for factor in self.layer_weights.values():
             require(is_number(factor, 0), "layer_weights", "finite numbers >= 0", factor)
@@ -369,11 +378,15 @@ def select_layers(
         reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in selection.skipped)
         reason = f"every layer is skipped ({reasons})" if reasons else "it has no layers"
         raise ValueError(f"model must have a layer of two or more neurons, but {reason}")
-    rotated = [layer.name for layer in selection if _has_fixed_angles(layer)]
+    return selection
+
+
+def warn_if_constant(layers: Iterable[NeuronLayer]) -> None:
+    """Warn about layers whose neurons are only rotated, given that the regulariser is invariant under rotations."""
+    rotated = [layer.name for layer in layers if _is_only_rotated(layer)]
     if rotated:
         reason = "rotations do not change the angles between neurons"
         warn_user(f"{reason}, so the regulariser is constant in {', '.join(rotated)}")
-    return selection
 
 
 def require_complete_output(selection: LayerSelection, output: float) -> None:
@@ -384,17 +397,16 @@ def require_complete_output(selection: LayerSelection, output: float) -> None:
     require(not output or not distributed, "output", accepted, output)
 
 
-def _has_fixed_angles(layer: NeuronLayer) -> bool:
-    """Return True if the weight is W = V·Rᵀ with a frozen V and a rotation R, which changes no angle between rows."""
+def _is_only_rotated(layer: NeuronLayer) -> bool:
+    """Return True if the weight is W = V·Rᵀ with a frozen V and orthogonal R, so that WWᵀ = VVᵀ is constant."""
     if layer.module is None or not parametrize.is_parametrized(layer.module, layer.parameter):
         return False
-    rotations = tuple(entry for name, entry in ORTHOGONALS.items() if name != "free")
     parametrizations = cast(nn.ModuleList, layer.module.parametrizations[layer.parameter])  # type: ignore[index]
     # A quantised V is stored as integers and scales, which a first parametrisation without parameters multiplies.
     originals = [p for name, p in parametrizations.named_parameters(recurse=False) if name.startswith("original")]
     maps = list(dropwhile(lambda one: next(one.parameters(), None) is None, parametrizations))
     is_frozen = not any(original.requires_grad for original in originals)
-    return is_frozen and bool(maps) and all(isinstance(getattr(one, "method", None), rotations) for one in maps)
+    return is_frozen and bool(maps) and all(getattr(one, "keeps_angles", False) for one in maps)
 
 
 def resolve_patterns(argument: str, patterns: Mapping[str, T] | None, layers: Iterable[NeuronLayer]) -> dict[str, T]:

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from hypersphere._layer_selection import LayerSource, NeuronLayer
 from hypersphere._validation import is_number, require, warn_user
-from hypersphere.energy._regularizer import NeuronRegularizer, StepResult, place_on_layer, require_bools
+from hypersphere.energy._regularizer import (
+    NeuronRegularizer,
+    StepResult,
+    place_on_layer,
+    require_bools,
+    warn_if_constant,
+)
 from hypersphere.energy._sampling import check_seed, seeded_generator
 from hypersphere.energy._steps import Step, run_uncompiled
 from hypersphere.energy.mhe import LayerEnergies, NeuronWeights, energy_roles, sampled_rows
@@ -79,8 +85,6 @@ class CoMHE(NeuronRegularizer):
         Lin et al., Regularizing Neural Networks via Minimizing Hyperspherical Energy, CVPR 2020.
     """
 
-    seed: Tensor
-
     def __init__(
         self,
         model: LayerSource,
@@ -148,11 +152,13 @@ class CoMHE(NeuronRegularizer):
         bound = resolved.min_distance if uses_default else min_distance
         self.projected_potential = PairPotential(kernel_of(power, bound), distance, half_space)
         self.projected = self._projected_layers()
+        # A projection P·R·w depends on R. The energy of layers that are not projected does not.
+        warn_if_constant(layer for layer in self.weighted_layers() if layer not in self.projected)
         # The layers that share a basis, by its key.
         self._layers_by_basis: dict[str, list[NeuronLayer]] = {}
         for layer in self.projected:
             self._layers_by_basis.setdefault(self._basis_key(layer), []).append(layer)
-        self._drawn = self._draw_bases(int(self.seed), 0)  # the last bases that were drawn
+        self._drawn = self._draw_bases(int(seed), 0)  # the last bases that were drawn
         if isinstance(self.projection, Learned):
             for key, basis in self._drawn.bases.items():
                 # The first layer determines device and dtype.
@@ -177,7 +183,7 @@ class CoMHE(NeuronRegularizer):
         """Return λ·Ē of all layers with λ > 0, projected or as they are, and the learned bases."""
         layers = self.weighted_layers()
         # Neurons and bases share the seed. Bases have the draws 0, 1, 2, …, so neurons have −1, −2, −3, …
-        samples = self.energies.draw_neurons(self.seed, ~step.number)
+        samples = self.energies.draw_neurons(step.buffers["seed"], ~step.number)
         # Read the rows once: the bases are learned from them, and a parametrised weight is computed at every access.
         projected = [layer for layer in layers if layer in self.projected]
         rows = {layer.name: sampled_rows(layer, samples.get(layer.name)) for layer in projected}
@@ -221,7 +227,7 @@ class CoMHE(NeuronRegularizer):
         if isinstance(self.projection, Learned):
             by_key = {key: step.buffers[f"basis_{key}"] for key in self._layers_by_basis}
         else:
-            by_key = self._drawn_bases(step.number)
+            by_key = self._drawn_bases(step)
         return {layer.name: by_key[self._basis_key(layer)] for layer in self.projected}
 
     def _basis_key(self, layer: NeuronLayer) -> str:
@@ -244,13 +250,13 @@ class CoMHE(NeuronRegularizer):
         """Return the basis of every key at a step: drawn, or learned."""
         if isinstance(self.projection, Learned):
             return self._learn_bases(self.projection, rows, step)
-        return self._drawn_bases(step.number)
+        return self._drawn_bases(step)
 
-    def _drawn_bases(self, number: int) -> dict[str, Tensor]:
+    def _drawn_bases(self, step: Step) -> dict[str, Tensor]:
         """Return the bases that are drawn for a step."""
         # Bases are functions of seed and step. Cache the last ones for projections that draw less than once per step,
         # and for calls that peek at a step or repeat it.
-        draw = (int(self.seed), number // self.projection.every)
+        draw = (int(step.buffers["seed"]), step.number // self.projection.every)
         if self._drawn[:2] != draw:
             self._drawn = self._draw_bases(*draw)
         return self._drawn.bases
@@ -264,7 +270,7 @@ class CoMHE(NeuronRegularizer):
             period = projection.redraw_every
             # The first period keeps the bases that the constructor has drawn.
             if period is not None and step.number >= period and self._is_first_of_period(step.number, period):
-                redrawn = self._draw_bases(int(self.seed), step.number // period).bases
+                redrawn = self._draw_bases(int(step.buffers["seed"]), step.number // period).bases
             if projection.unrolled or self._is_first_of_period(step.number, projection.every):
                 updates = projection.updates
         bases: dict[str, Tensor] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,8 @@ class MHE(NeuronRegularizer):
     Reference:
         Liu et al., Learning towards Minimum Hyperspherical Energy, NeurIPS 2018.
     """
+
+    is_rotation_invariant: ClassVar[bool] = True
 
     def __init__(
         self,

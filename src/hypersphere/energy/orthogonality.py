@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,8 @@ class Orthonormal(LayerPenalty):
         >>> Orthonormal({"w": 2 * torch.eye(2)}, weight=1.0)()
         tensor(18.)
     """
+
+    is_rotation_invariant: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -94,6 +97,8 @@ class Orthogonal(LayerPenalty):
         >>> Orthogonal({"w": w}, weight=1.0)(), Orthogonal({"w": w}, weight=1.0, normalize=False)()
         (tensor(1.0000), tensor(8.))
     """
+
+    is_rotation_invariant: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -162,6 +167,8 @@ class SRIP(LayerPenalty):
     Reference:
         Bansal et al., Can We Gain More from Orthogonality Regularizations in Training Deep CNNs?, NeurIPS 2018.
     """
+
+    is_rotation_invariant: ClassVar[bool] = True
 
     def __init__(
         self,

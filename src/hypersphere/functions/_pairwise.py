@@ -23,13 +23,17 @@ so for close pairs all digits cancel. The largest cosine, which is read once, de
 **Mean.** The mean over ordered pairs divides a mutual sum by N(N−1). In half space it is the mean over the 2N(2N−1)
 pairs of the vectors ±ŵᵢ, which include every ŵᵢ with −ŵᵢ.
 
-**Three ways** to compute a sum. `pair_energies` chooses one for each:
+**Four ways** to compute a sum. `pair_energies` chooses one for each:
 
-* plain: differentiable operations on float64 cosines of all pairs. `torch.compile`, `torch.func`, forward mode and
-  second derivatives need it.
-* dense: value and gradient from one matrix of all pairs, for mutual sums of small sets. Their cosines are computed
-  together for many layers, so that the host waits for the device once.
-* blocked: value and gradient from blocks of pairs that fit into the cache, for large sets and cross sums.
+* plain (`_plain_sum`): differentiable operations on float64 cosines of all pairs. Under `torch.compile`, `torch.func`
+  and forward mode, for learned weights β, and for second derivatives of the other three.
+* dense (`_dense_sum`): value and gradient from one matrix of all pairs in the dtype of the rows. For mutual sums of at
+  most `_DENSE_PAIRS` pairs, with ordinary norms and no close pair. The cosines of many layers are computed together, so
+  that the host waits for the device once.
+* float64 (`_float64_sum`): the same from float64 directions. For mutual sums of this size with a close pair, or with
+  rows that are zero, tiny, huge or not finite.
+* blocked (`_blocked_sum`): value and gradient from blocks of pairs that fit into the cache, each in float64 if it has a
+  close pair. For larger sets and for cross sums.
 """
 
 from __future__ import annotations
@@ -171,6 +175,7 @@ def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
         for (k, part), result in zip(batch, _fused_sums(parts), strict=True):
             is_finite = is_finite and result.is_finite
             total = result.total
+            # `w` and `rows` are passed again, because autograd does not see tensors inside a `PairSum`.
             totals[k].append(_Differentiable.apply(part, result, part.w, part.rows) if result.has_gradient else total)
     energies = []
     for pair_sum, part_totals in zip(sums, totals, strict=True):

@@ -1,12 +1,24 @@
 r"""Learned maps of rows, W = V·Rᵀ: the interface of the menus `orthogonal` and `transform`.
 
-Every map defines `expression`: V·Rᵀ in ordinary torch operations, which never read values. Where autograd of these
-operations is slow, a map adds a pair of kernels: `forward_kernel`, and `backward_kernel`, which reuses the
-factorisation of the forward pass. Which of the two runs is decided in one place, `RowMap.evaluate`:
+Every map defines `expression`: V·Rᵀ in ordinary torch operations. Where autograd of these operations is slow, a map
+adds a pair of kernels: `forward_kernel`, and `backward_kernel`, which reuses the factorisation of the forward pass.
+`RowMap.evaluate` chooses: in eager mode the kernels, if the map has them, and else `expression`. `Cayley`, `Neumann`
+and `Exponential` override it, because their choice depends on values. "Elsewhere" means compilation, tracing,
+`torch.func`, forward mode and the meta device:
 
-    eager mode: forward pass and first derivatives                           the kernels, if the map has them
-    eager mode: second derivatives (`create_graph=True`)                     derivatives of `expression`
-    compilation, tracing, `torch.func`, forward mode, the meta device        `expression`
+    map                      eager mode on the CPU                       eager mode on other devices    elsewhere
+    GramSchmidt              kernels; reflections if they lose digits    kernels with reflections       expression
+    Householder              kernels                                     kernels                        expression
+    Lowdin                   kernels; an SVD if they lose digits         kernels with an SVD            expression
+    Cayley                   expression; in float64 if it loses digits   expression                     expression
+    Neumann                  the series; Cayley if it is too short       expression                     expression
+    Exponential              kernels                                     expression                     expression (*)
+    Free, all transforms     expression                                  expression                     expression
+
+(*) In a compiled graph on the CPU, `expression` is a custom op that calls the kernels.
+
+The backward pass of kernels is differentiable: second derivatives (`create_graph=True`) are those of `expression`. The
+matrix R alone, without rows, is computed by `RowMap.matrix`, for which `Cayley` has a series of products.
 
 Values decide about algorithms only on the CPU, where reading them is free (`_numerics.reading_is_free`): a fast
 factorisation is checked there, and repeated by a stable one if it lost digits. On other devices a training step never

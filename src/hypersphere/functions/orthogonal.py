@@ -267,8 +267,8 @@ class Cayley(_CayleyMap):
 
     V·Rᵀ = 2Z − V with Z(I+S) = V takes one LU factorisation, which the gradient of `torch.linalg.solve_ex` reuses.
 
-    A `bound` limits the Frobenius norm of S: a longer S is scaled down to it. This is the constrained form of
-    orthogonal fine-tuning (COFT).
+    A `bound` limits the Frobenius norm of S: a longer S is scaled down to it. This is constrained orthogonal
+    fine-tuning (COFT).
 
     Precision: for odd d, I+S has the eigenvalue 1 in addition to eigenvalues of the size of S. If S is too large for
     float32 to resolve the 1, float64 is used. From ‖S‖_F = 10¹² on, float64 cannot resolve it either, and an error is
@@ -514,7 +514,10 @@ _exponential_op.register_autograd(
 
 @dataclass(frozen=True)
 class Free(RowMap):
-    r"""R itself, unconstrained: for the ablation (UPT), the relaxation with a penalty (OR), and the optimiser OGD.
+    r"""R itself, unconstrained.
+
+    It is for the ablation without orthogonality (UPT, unconstrained over-parameterized training), the relaxation with a
+    penalty (OR, orthogonal regularization) and the optimiser OGD (orthogonality-preserving gradient descent).
 
     >>> Free()(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([[1., 2.],

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hypersphere import _numerics, sphere
+from hypersphere._validation import require
 
 __all__ = ["LabelAngles", "class_vectors", "label_angles", "largest_per_class", "rows_of_winners", "scatter_to_rows"]
 
@@ -95,12 +96,19 @@ def class_vectors(
         x: (N, d) features on the CPU.
         y: (N,) labels in [0, C).
 
+    Raises:
+        ValueError: the classes of a `ShardedHead` are distributed over processes. Its `full_state_dict` gathers them.
+
     Example:
         >>> from hypersphere.heads import arcface
         >>> class_vectors(arcface(8, 3, centers=2), torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])).shape
         torch.Size([3, 8])
     """
     weight, centers = head.weight.detach().cpu(), getattr(getattr(head, "head", head), "num_centers", 1)
+    classes = len(weight) // centers
+    accepted = "one that holds all of its class vectors in this process (see ShardedHead.full_state_dict)"
+    received = f"one with {classes} of {getattr(head, 'num_classes', classes)} classes"
+    require(getattr(head, "num_classes", classes) == classes, "head", accepted, received)
     if centers == 1:
         return weight
     dominant = label_angles(weight, centers, x, y, 0.0).dominant

@@ -122,7 +122,7 @@ def _score_rule(
         derivative=responses.others_derivative(),
         detached=head.gradient == "detached",
         # The fused energy needs unit class vectors.
-        needs_autograd=responses.needs_autograd() or (head.energy_weight > 0 and not head.weight_norm),
+        needs_matrix=responses.needs_autograd() or (head.energy_weight > 0 and not head.weight_norm),
         reduction=head.class_reduction,
         shared_bias=head.shares_bias,
         needs_feature_norm=needs_norm or (head.radius == "feature" and not is_plain),

@@ -77,8 +77,10 @@ class Responses:
         # A user's function, also one of a subclass, may have parameters that are not among its fields.
         is_custom_margin = self.margin_changes_others and type(self.margin) not in MARGINS.values()
         if type(self.angular) not in ANGULARS.values() or is_custom_margin:
-            return not self.are_products
-        return any(t.requires_grad for entry in (self.angular, self.margin) for t in tensor_fields(entry).values())
+            return True
+        # Margins of the menu hold no tensors, and a learned number of a margin that changes only the target has no part
+        # in the response of the other classes.
+        return any(t.requires_grad for t in tensor_fields(self.angular).values())
 
     # The target ------------------------------------------------------------------------------------------------------
 

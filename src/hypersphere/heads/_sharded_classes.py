@@ -59,7 +59,9 @@ class ShardedClasses:
     def sample_classes(self, labels: Tensor, fraction: float, seed: int, step: int) -> None:
         """Use the classes of the labels and a random fraction of the others, at least one, until `use_all_classes`.
 
-        Whether a class is sampled depends only on seed, step and class, not on how classes are distributed.
+        The random fraction is a function of seed, step and class, and the classes of the labels are those of the global
+        batch, so neither depends on how classes are distributed. The exception is a process without any of them, which
+        adds its first class.
         """
         generator = torch.Generator()
         is_sampled = torch.empty(self.size, dtype=torch.bool, device=generator.device)

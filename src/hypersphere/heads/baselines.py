@@ -187,6 +187,7 @@ class MetricLearningHead(_LinearHead):
         detached = self.softmax_weight == 0
         classified = super().forward(x.detach() if detached else x, y)
         x, y = self._counted(x, y)
+        x = _numerics.widen(x)  # the library's distances are not implemented for bfloat16 on every device
         selected = None if self.miner is None else self.miner(x, y)
         return (1.0 if detached else self.softmax_weight) * classified + self.loss_weight * self.loss(x, y, selected)
 

@@ -130,8 +130,7 @@ class ScoreRule:
         response: r, a function of the cosine; None if scores are the products themselves.
         derivative: dr/dc as a function of the cosine and the response; None to differentiate r automatically.
         detached: straight-through: r in the forward pass, the identity in the backward pass.
-        needs_autograd: whether r may have learned parameters, so that it must be differentiated automatically. Then
-            the terms are computed through a B×C matrix of scores.
+        needs_matrix: whether the terms must be computed through a B×C matrix of scores; see `class_terms`.
         reduction: the reduction over the other classes.
         shared_bias: whether all classes share one bias.
         needs_feature_norm: whether ‖x‖ is needed.
@@ -141,8 +140,7 @@ class ScoreRule:
             `targets_present`, because it takes the class vectors of the labels from `w`.
         targets_present: whether every label is one of the classes. False if some labels may be −1.
         centers: K, the number of class vectors per class.
-        negatives: changes the responses of some of the other classes; None for none. Needs a response, and the terms
-            are computed through a B×C matrix of scores.
+        negatives: changes the responses of some of the other classes; None for none. Needs a response.
     """
 
     unit_class_vectors: bool
@@ -150,7 +148,7 @@ class ScoreRule:
     response: Callable[[Tensor], Tensor] | None = None
     derivative: Callable[[Tensor, Tensor], Tensor] | None = None
     detached: bool = False
-    needs_autograd: bool = False
+    needs_matrix: bool = False
     reduction: ClassReduction = LOG_SUM_EXP
     shared_bias: bool = False
     needs_feature_norm: bool = False
@@ -247,13 +245,20 @@ def straight_through(source: Tensor, value: Tensor) -> Tensor:
 def class_terms(inputs: ClassInputs, rule: ScoreRule, *, scale_safely: bool = False) -> ClassTerms:
     """Return the terms that `rule` asks for, by the fused pass where possible.
 
-    With `scale_safely`, `in_range` is read here, and `reference_terms`, which scales safely, is used if it is False.
+    `reference_terms` computes them through a B×C matrix of scores in these cases:
+
+    * the rule needs it (`needs_matrix`): r may have learned parameters, or an energy is needed and class vectors keep
+      their norms;
+    * `negatives` changes the responses of some of the other classes;
+    * scores are ‖w‖·r(cos θ) with a response r, of which the fused pass has no closed-form derivative;
+    * the batch is empty;
+    * in a transform of `torch.func`, in forward mode or in a traced or compiled graph;
+    * with `scale_safely`, if `in_range` is False, which is read here: `reference_terms` scales safely.
     """
-    # The fused pass has closed-form derivatives of products and of cosines, but not of ‖w‖·r(cos θ) with a response r.
-    is_plain = not rule.needs_autograd and rule.negatives is None
-    fusable = is_plain and (rule.response is None or rule.unit_class_vectors) and inputs.x.shape[0] > 0
+    has_product_form = rule.response is None or rule.unit_class_vectors
+    is_fusable = has_product_form and not rule.needs_matrix and rule.negatives is None and inputs.x.shape[0] > 0
     with _numerics.autocast_disabled(inputs.x):
-        if not fusable or not only_reverse_mode(inputs.x, inputs.w, inputs.labels):
+        if not is_fusable or not only_reverse_mode(inputs.x, inputs.w, inputs.labels):
             return reference_terms(inputs, rule)
         # The fused energy is less accurate for class vectors that nearly coincide, so it is not used with
         # `scale_safely`. It needs the target class vectors before the products, so it is not used with several centres.
@@ -373,8 +378,9 @@ class _Block(NamedTuple):
     def reduce_others(self, scores: Tensor, targets: Tensor, reduction: ClassReduction) -> tuple[Tensor, Tensor]:
         """Return the reduction over all classes of the block except the targets, and its derivatives, 0 at the targets.
 
-        A one-class block that holds the target reports derivative 1. This is harmless: its value is −∞, so
-        `part_derivative` multiplies it by 0.
+        A block of one class that is the target has the value −∞ and reports the derivative 1. It is multiplied by 0:
+        with several blocks by `part_derivative`, with a single one, the only class of a process, by the gradient of its
+        value, because the reduction over processes has the derivative 0 there.
         """
         # Scores may be the saved products themselves, so the targets are excluded in place and restored.
         self.fill_targets_(scores, float("-inf"))

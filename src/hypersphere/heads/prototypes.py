@@ -31,7 +31,7 @@ class FixedHead(AngularHead):
 
     Args:
         vectors: (C, d) class vectors. They are normalised to unit vectors.
-        radius: as in `AngularHead`, but not a norm of class vectors.
+        radius: s, the norm to which features are rescaled, as in `AngularHead`. Class vectors always have norm 1.
         margin: as in `AngularHead`.
         options: the keywords of presets (`HeadOptions`).
 

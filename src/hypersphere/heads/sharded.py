@@ -23,7 +23,13 @@ from torch.utils.hooks import RemovableHandle
 from hypersphere import _numerics
 from hypersphere._validation import is_number, require
 from hypersphere.functions._recomputation import PassHistory
-from hypersphere.heads._checks import NonFiniteScoresError, check_features, check_labels, require_labels
+from hypersphere.heads._checks import (
+    NonFiniteScoresError,
+    check_features,
+    check_labels,
+    require_labels,
+    without_ignored,
+)
 from hypersphere.heads._collectives import Processes, problem_of
 from hypersphere.heads._sharded_classes import ShardedClasses, even_sizes, numbered_blocks
 from hypersphere.heads._state import call_fingerprint
@@ -228,7 +234,7 @@ class ShardedHead(nn.Module):
     @torch.no_grad()
     def scores(self, x: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
         """Return the scores without margin of this process's features for all classes, without gradient."""
-        features, _, counts = self._gathered(x, torch.zeros(len(x), dtype=torch.int64, device=x.device))
+        features, _, counts = self._gathered(x, None)
         # If the class vectors of one process are not finite, all must raise. Otherwise they would wait for each other.
         columns, problem = features, None
         try:
@@ -314,8 +320,11 @@ class ShardedHead(nn.Module):
             _initialize(local, storage.classes, seed)
         return local
 
-    def _gathered(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """Return features and labels of all processes and the number of samples of each. All raise if one must."""
+    def _gathered(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor, list[int]]:
+        """Return features and labels of all processes and the number of samples of each. All raise if one must.
+
+        Features of ignored samples are zero, as they may be NaN. Without labels, every sample counts.
+        """
         # Check before the first large collective: a process that raised alone would leave the others waiting.
         problem = problem_of(lambda: self._check(x, y))
         header = [0, 0, 0, 1] if problem else [len(x), _FLOATS.index(x.dtype), x.requires_grad, 0]
@@ -329,14 +338,23 @@ class ShardedHead(nn.Module):
             x = x.detach().requires_grad_()  # the backward pass contains collectives, so all processes must run it
         # `DistributedDataParallel` divides gradients by the number of processes, but the loss is already global.
         factor = self.processes.size if self.backbone == "averaged" else 1
+        if y is None:
+            labels = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        else:
+            labels = y.long()
+            x = without_ignored(x, labels, self.head.ignore_index)
         features = self.processes.gather_rows(x, counts, factor)
-        return features, self.processes.concatenate_rows(y.long(), counts), counts
+        return features, self.processes.concatenate_rows(labels, counts), counts
 
-    def _check(self, x: Tensor, y: Tensor) -> None:
+    def _check(self, x: Tensor, y: Tensor | None) -> None:
         check_features(x, self.head.in_features)
         require(x.dtype in _FLOATS, "x", f"of one of {', '.join(map(str, _FLOATS))}", x.dtype)
-        _numerics.require_finite_rows("x", x)
-        require_labels(check_labels(y, len(x)), self.head.num_classes, self.head.ignore_index)
+        if y is None:
+            _numerics.require_finite_rows("x", x)
+            return
+        labels = check_labels(y, len(x))
+        _numerics.require_finite_rows("x", without_ignored(x, labels, self.head.ignore_index))
+        require_labels(labels, self.head.num_classes, self.head.ignore_index)
 
 
 def _check_plan(head: AngularHead, sizes: Sequence[int] | None, sample: float | None, backbone: str) -> None:

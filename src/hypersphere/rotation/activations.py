@@ -152,7 +152,9 @@ class InputRotation(nn.Module):
             return
         generator = torch.Generator().manual_seed(self.seed)
         rows = torch.randn(self.rows.shape, generator=generator, dtype=torch.float32, device="cpu") * self.spread
-        self.module.weight = rows.to(self.free)
+        # The dtype is that of the layer: the parameters of R are never narrower than float32. The device is that of R,
+        # because a state dict that was assigned moves R from the meta device but not the rows.
+        self.module.weight = rows.to(self.free.device, self.rows.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InputRotation:
         super()._apply(fn, recurse)

@@ -198,7 +198,7 @@ def load_adapter(model: nn.Module, folder: str | PathLike[str], *, name: str = "
     require(isinstance(check, bool), "check", "a bool", check)
     adapter = _read(Path(folder))
     selection = layers_of(model, output=None)
-    layers = {name: layer for layer in selection for name in (name_of(layer), *layer.aliases)}
+    layers = {path: layer for layer in selection for path in (name_of(layer), *layer.aliases)}
     unknown = [layer for layer in adapter.layers if layer not in layers]
     if unknown:
         near = nearest_name(unknown[0], layers)
@@ -372,7 +372,8 @@ def merge(model: nn.Module) -> nn.Module:
     """Compute the rotated weights once and use them for inference, until `unmerge` is called.
 
     Frozen weights and parameters of the rotations stay in the model and in its state dict, so `unmerge` restores the
-    model exactly. This takes the memory of a second copy of the rotated weights. `fold_` needs none, but cannot be
+    model exactly. This takes the memory of a second copy of the rotated weights. A weight that holds several rotated
+    layers, such as the fused q, k and v of attention, takes one copy per layer. `fold_` needs none, but cannot be
     undone. The call `model.train()`, another parameter set and a loaded state dict unmerge, too.
 
     Args:
@@ -394,7 +395,8 @@ def merge(model: nn.Module) -> nn.Module:
         rotation.require_finite()
     weights: dict[tuple[nn.Module, str], Tensor] = {}
     for _, module, rotation in layers:
-        # Rotations of several parts of a weight are applied one after the other.
+        # Rotations of several parts of a weight are applied one after the other. Each keeps the
+        # whole weight with the parts up to its own rotated. Reads return that of the last one.
         key = (module, rotation.part.parameter)
         rotation.merge(weights.get(key, neurons_of(*key)))
         weights[key] = cast(Tensor, rotation.merged)

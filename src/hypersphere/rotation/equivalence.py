@@ -1,7 +1,9 @@
 r"""Training by orthogonal equivalence: rotate outputs and inputs of fixed random weights, W = R·W₀·P (POET).
 
+POET stands for reparameterized training via orthogonal equivalence transformation.
+
 This module selects the layers and draws W₀ and the seeds. `two_sided` computes the weight of one layer, and
-`PeriodicFold` merges the rotations into W₀ and draws other blocks every few steps.
+`PeriodicFold` folds the rotations into W₀ and draws other blocks every few steps.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ class Equivalence(PeriodicFold):
     r"""Train a model by orthogonal equivalence: W = R·W₀·P with W₀ fixed, R and P learned rotations (POET).
 
     R mixes the outputs of a layer and P its inputs. Both are block diagonal after random permutations of the outputs
-    and inputs. Every `every` steps they are merged into W₀, in float64, other permutations are drawn, and R and P are
+    and inputs. Every `every` steps they are folded into W₀, in float64, other permutations are drawn, and R and P are
     reset to the identity. The singular values of W never change. `Stochastic` is the one-sided case with a single
     block.
 
-    The permutations are functions of seeds and the number of merges. The seeds are buffers of the model, so processes
+    The permutations are functions of seeds and the number of folds. The seeds are buffers of the model, so processes
     that share the model's state (`DistributedDataParallel`, a checkpoint) draw the same permutations, even if their
     random number generators are seeded differently.
 
-    A weight in half precision is rounded at every merge, which changes its singular values by about the precision of
+    A weight in half precision is rounded at every fold, which changes its singular values by about the precision of
     its dtype. The parameters of R and P are never narrower than float32.
 
     Args:
@@ -45,8 +47,8 @@ class Equivalence(PeriodicFold):
             convolution is one row of W. `fold_` makes the model plain again.
         block_size: b, the largest size of the blocks. An output or input dimension of s entries has k = ⌈s/b⌉ blocks
             of ⌊s/k⌋ entries, which is b if b divides s. Fewer than k entries are left over. They are not rotated until
-            the next merge, when others are.
-        every: the number of steps between merges.
+            the next fold, when others are.
+        every: the number of steps between folds.
         sides: "both", "input" (R = I, the angles between neurons are fixed) or "output" (P = I).
         start: W₀. "normalized" draws its entries from N(0, 1) and scales its rows to the norm `scale`. "keep" takes
             the present weights, to fine-tune a trained model.

@@ -257,6 +257,11 @@ class Rotation(nn.Module):
         """The names of the parameters that weight decay would pull away from a rotation."""
         return tuple(f"free.{name}" for name in self.parameter_sets)
 
+    @property
+    def keeps_angles(self) -> bool:
+        """True if the angles between neurons are those of V for all values of the parameters."""
+        return self.method.always_orthogonal
+
     def identity(self) -> Float[Tensor, "..."]:
         """Return the free parameters of R = I."""
         return self.layout.expand(self.method.identity(self.layout.block_size)).to(self.parameter)

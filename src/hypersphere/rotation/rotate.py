@@ -75,6 +75,9 @@ def rotate_(
 ) -> nn.Module:
     r"""Train layers by rotating their neurons: W = V·Rᵀ with V fixed and R learned (OPT, equation 1).
 
+    This is orthogonal over-parameterized training (OPT) of fixed random neurons, and orthogonal fine-tuning (OFT) of
+    trained ones.
+
     Layers are found by `hypersphere.layers_of` and rotated in place: linear layers of any library, convolutions and
     transposed convolutions (a filter is one neuron of C·k·k entries), heads, the `Conv1D` of Hugging Face, the fused
     q, k and v of `nn.MultiheadAttention` and of GPT-2 (one rotation each), fused experts (one rotation per expert) and
@@ -89,10 +92,11 @@ def rotate_(
         method: a name or an object of `hypersphere.orthogonal` or `hypersphere.transform`, or a function that returns a
             module (n, d) → (n, d) for a given d.
         where: a function of name and module that selects layers. By default all but the output layer and embeddings.
-        blocks: k, to make R block diagonal, along the channels of a convolution (PE-OPT; OFT for trained neurons).
+        blocks: k, to make R block diagonal, along the channels of a convolution (parameter-efficient OPT, or OFT).
         block_size: b, the size of the blocks, instead of their number. It must divide the length of every neuron.
         shared: use one matrix for all blocks, and for all experts.
-        factors: more than one makes R a butterfly product of block-diagonal matrices (BOFT), see `BlockLayout`.
+        factors: more than one makes R a butterfly product of block-diagonal matrices (butterfly OFT, BOFT), see
+            `BlockLayout`.
         side: what the forward pass of a linear layer or a `Conv1D` rotates. "weight" rotates the neurons, "input"
             rotates the input instead, which gives the same output, and "auto" takes the cheaper of the two for every
             batch. Other layers rotate the weight.
@@ -104,7 +108,7 @@ def rotate_(
             such as `CompressiveEnergy`, see `refine_neurons`.
         refine_steps: the number of descent steps of the refinement.
         refine_rate: the length of its first step in radians.
-        output: rotate the output layer, too (CLS-OPT).
+        output: rotate the output layer, the classifier, too (CLS-OPT).
         output_layer: the name of the output layer, or several names. "auto" recognises heads, classifiers with a usual
             name, and the last linear layer if the model ends with it. None if the model has no output layer.
         embeddings: rotate embeddings, too. The forward pass of `nn.Embedding` rotates the vectors that it looks up.

@@ -32,7 +32,7 @@ from hypersphere.rotation.two_sided import TwoSidedRotation
 
 __all__ = ["PeriodicFold", "Stochastic"]
 
-Fraction = float | int | Mapping[str, float | int]
+RotatedShare = float | int | Mapping[str, float | int]
 
 
 class PeriodicFold(abc.ABC):
@@ -121,7 +121,7 @@ class Stochastic(PeriodicFold):
     def __init__(
         self,
         model: nn.Module,
-        fraction: Fraction = 0.25,
+        fraction: RotatedShare = 0.25,
         every: int = 750,
         method: str | RowMap = "cayley",
         *,
@@ -175,7 +175,7 @@ class Stochastic(PeriodicFold):
         return self.partially_rotated
 
 
-def _dimension_count(fraction: Fraction, name: str, size: int) -> int:
+def _dimension_count(fraction: RotatedShare, name: str, size: int) -> int:
     """Return p of a layer from a share, a number, or a mapping of names to either."""
     if isinstance(fraction, Mapping):
         require(name in fraction, "fraction", f"a mapping with an entry for every layer, {name!r} among them", fraction)

@@ -235,7 +235,7 @@ def _equivalence(
     scale: float = 1.0,
     method: str = "cayley",
 ) -> TrainedRotation:
-    """Rotations of outputs and inputs in blocks, merged into fixed random weights periodically (POET)."""
+    """Rotations of outputs and inputs in blocks, folded into fixed random weights periodically (POET)."""
     # The weights are drawn, too. From a generator of their own they do not change what is drawn after them.
     generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     return TrainedRotation(

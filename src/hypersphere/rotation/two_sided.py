@@ -103,9 +103,9 @@ class TwoSidedRotation(nn.Module):
         return [rotation for rotation in (self.output, self.input) if rotation is not None]
 
     @property
-    def method(self) -> RowMap | None:
-        """The map, or None if R is learned: then the angles between neurons change, as by no rotation of neurons."""
-        return None if self.output is not None or self.input is None else self.input.method
+    def keeps_angles(self) -> bool:
+        """True if the angles between neurons stay as in W₀: only the inputs are rotated. R mixes the neurons."""
+        return self.output is None and all(rotation.keeps_angles for rotation in self.rotations)
 
     @property
     def layer_name(self) -> str:
@@ -182,7 +182,7 @@ class TwoSidedRotation(nn.Module):
         # Autograd may save the order, see `in_order_of_blocks`.
         return OrderedBlocks(rotation.layout, order.clone()), self._matrices(rotation, _numerics.widen_parameter)
 
-    # Merging ---------------------------------------------------------------------------------------------------------
+    # Folding ---------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def fold(self, neurons: Float[Tensor, "..."]) -> None:

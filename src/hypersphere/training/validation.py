@@ -23,7 +23,7 @@ from hypersphere.heads import NonFiniteScoresError, ShardedHead
 from hypersphere.heads._collectives import Processes
 from hypersphere.training.objective import Objective
 
-__all__ = ["PROTOCOLS", "Validator", "as_floats", "class_vectors"]
+__all__ = ["PROTOCOLS", "Validator", "as_floats", "gathered_class_vectors"]
 
 DIVERGED = "training diverged: the features or scores of validation data are not finite"
 
@@ -216,7 +216,7 @@ class Validator:
             if split.validation is not None and protocols:
                 metrics |= self._measure(objective, split, split.validation, protocols)
         if self.energy:
-            vectors = class_vectors(objective.head)  # collective operation
+            vectors = gathered_class_vectors(objective.head)  # collective operation
             body = getattr(objective.network, "body", objective.network)
             metrics["energy"] = {} if vectors is None else layer_energies(body, vectors)
         return metrics
@@ -302,7 +302,7 @@ def as_floats(inputs: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def class_vectors(head: Any) -> Tensor | None:
+def gathered_class_vectors(head: Any) -> Tensor | None:
     """Return the class vectors of a head, or a sample of them; those of a sharded head only in the first process."""
     if not isinstance(head, ShardedHead):
         return head.weight

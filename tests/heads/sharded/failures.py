@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hypersphere import margin
-from hypersphere.heads import AngularHead, Annealing, BinaryHead, NonFiniteScoresError, Ramp
+from hypersphere.heads import AngularHead, Annealing, BinaryHead, NonFiniteScoresError, Ramp, class_vectors
 from hypersphere.heads.sharded import ShardedHead
 
 from .problem import CLASSES, DIM, HEADS, batch, build_head, raises
@@ -92,6 +92,7 @@ def check_errors(folder, groups):
     raises(lambda: head(with_row(0.0, torch.float32 if rank == last else torch.float64), y), "one type", "float32")
     raises(lambda: head(good[:, : DIM - (rank == last)], y), f"process {last}", "shape")
     raises(lambda: head(good, y.double() if rank == last else y), f"process {last}", "labels")
+    raises(lambda: class_vectors(head, good, y), "head", f"{head.sizes[rank]} of {CLASSES} classes")
     with torch.no_grad():
         class_vector = head.weight[0].clone()
         head.weight[0] = float("nan") if rank == last else class_vector
