@@ -199,7 +199,10 @@ class ConversionPlan:
 
 
 def conversion_plan(model: nn.Module, where: Predicate | None = None) -> ConversionPlan:
-    """Return which layers `convert_` would convert, and which it would skip and why. The model is not changed.
+    """Return which layers `convert_` would convert, and which it would skip and why. The model is not converted.
+
+    A module of another library that looks like a linear layer is called to find out whether it computes W·x + b: its
+    `forward` runs once on one row, without gradients and without hooks. If that has side effects, they remain.
 
     Args:
         model: any module.

@@ -1,7 +1,8 @@
 r"""Decoupled layers: f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)) instead of the inner product (thesis, section 4.3).
 
-Each layer takes the arguments of torch's layer of the same kind and has the same parameters and state dict. A learned
-k or ρ adds parameters and buffers, so a checkpoint of torch's layer is loaded into such a layer with `strict=False`.
+Each layer takes the arguments of torch's layer of the same kind and has the same parameters and state dict. Unlike in
+torch, `padding_mode`, `device` and `dtype` are keyword-only. A learned k or ρ adds parameters and buffers, so a
+checkpoint of torch's layer is loaded into such a layer with `strict=False`.
 
 **The path of a forward pass** has four files. `DecoupledLayer.forward` checks the input and calls
 `choose_implementation`. An inner product is computed by torch's layer. All other responses are computed by
@@ -413,7 +414,7 @@ class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias: as in `torch.nn.Conv2d`.
-        padding_mode, device, dtype: as in `torch.nn.Conv2d`.
+        padding_mode, device, dtype: as in `torch.nn.Conv2d`, but keyword-only.
         magnitude: h, a name from `hypersphere.magnitude`, an instance of its classes, or a callable of (‖w‖, ‖x‖).
         angular: g, a name from `hypersphere.angular`, an instance of its classes, or a callable of the cosine.
         weighting: how ‖w‖ enters: None (not at all), "linear", or for Tanh "joint" or "separate".
@@ -429,8 +430,10 @@ class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
 
     A zero patch gives h·g(π/2), with zero gradient through its direction. Products of patches and filters have the
     dtype of the input, so in half precision a cosine is as accurate as that dtype. Norms and angles are computed in
-    float32 or wider. A patch is treated as zero if its norm is below 1e-16 times the largest entry of its sample. If h
-    is unbounded, gradients are finite for patch norms up to 10¹⁹ in float32.
+    float32 or wider. A patch is treated as zero if its norm is below 3.1e-16 in float32 and bfloat16, or 1.0e-146 in
+    float64. If the largest entry of a sample is below this bound, or above 6.4e15 or 2.0e146, the sample is scaled to a
+    largest entry between ½ and 1 first, and the bound is relative to that entry. Float16 samples are always scaled. If
+    h is unbounded, gradients are finite for patch norms up to 10¹⁹ in float32.
 
     Memory saved for backward: the input, as in `torch.nn.Conv2d`, plus the products, which have the size and dtype of
     the output, plus two numbers per patch and group. With 64 channels and filters at stride 1 this is twice the memory
