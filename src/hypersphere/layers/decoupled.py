@@ -5,9 +5,9 @@ torch, `padding_mode`, `device` and `dtype` are keyword-only. A learned k or ρ 
 checkpoint of torch's layer is loaded into such a layer with `strict=False`.
 
 **The path of a forward pass** has four files. `DecoupledLayer.forward` checks the input and calls
-`choose_implementation`. An inner product is computed by torch's layer. All other responses are computed by
-`_forward_batch`: `_geometry` measures patches and filters, `_operator` inserts the learned k and ρ into h and g, and
-`_fused_op` evaluates them, with a custom operator or with ordinary operations.
+`choose_implementation`. An inner product is computed by torch's layer. For all other responses, `_to_batch` makes a
+batch of the input, and `_forward_batch` computes them: `_geometry` measures patches and filters, `_operator` inserts
+the learned k and ρ into h and g, and `_fused_op` evaluates them, with a custom operator or with ordinary operations.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
     r"""Mixin that makes a layer of torch decoupled.
 
     A decoupled layer inherits from this class first and from torch's layer second, so that `super()` is torch's layer.
-    It calls `_configure` at the end of its constructor and defines `_check_shape`, `_inner_product`,
-    `_forward_any_shape` and `_input_and_geometry`, the four methods in which convolutions and linear layers differ.
+    It calls `_configure` at the end of its constructor and defines `_check_shape`, `_inner_product`, `_to_batch` and
+    `_from_batch`, the four methods in which convolutions and linear layers differ.
 
     A learned k is stored as its logarithm, `log_k`, with one entry or one per filter. `LearnedRadius` describes the
     tensors of a learned ρ.
@@ -167,8 +167,9 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
             if implementation == "torch":
                 weight = inner_product_filters(self.magnitude, self.weighting, filters)
                 return self._inner_product(x, weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
-            respond = partial(self._forward_batch, filters=filters, fused=implementation == "fused")
-            return self._forward_any_shape(x, respond)
+            batch, geometry = self._to_batch(x)
+            y = self._forward_batch(batch, geometry, filters, fused=implementation == "fused")
+            return self._from_batch(y, x)
 
     @abc.abstractmethod
     def _check_shape(self, x: Tensor) -> None:
@@ -179,16 +180,14 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         """Return ⟨w, x⟩ + b, computed as torch's layer does."""
 
     @abc.abstractmethod
-    def _forward_any_shape(self, x: Tensor, respond: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the responses to an input of any accepted shape, given the function `respond` of a batch."""
+    def _to_batch(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        """Return an input of any accepted shape as a batch (N, channels, *size), and the geometry of its patches.
 
-    @abc.abstractmethod
-    def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
-        """Return the input and the geometry. Padding that is asymmetric or not with zeros is applied to the input."""
+        Padding that is asymmetric or not with zeros is applied to the batch.
+        """
 
-    def _forward_batch(self, x: Tensor, *, filters: Tensor, fused: bool) -> Tensor:
+    def _forward_batch(self, x: Tensor, geometry: ConvGeometry, filters: Tensor, *, fused: bool) -> Tensor:
         """Return f(w, x) + b (N, filters, *places) for a batch (N, channels, *size)."""
-        x, geometry = self._input_and_geometry(x)
         w_norm, w_hat = filter_polar(filters)
         w_norm = geometry.per_filter(w_norm)
         # The custom operator differentiates the norms itself, so they need no graph.
@@ -218,6 +217,10 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
 
     def _shaped_bias(self, y: Tensor) -> Tensor:
         return self.bias.to(y.dtype).reshape(-1, *[1] * (y.ndim - 2))
+
+    @abc.abstractmethod
+    def _from_batch(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return the responses (N, filters, *places) in the shape that belongs to the input `x` of the layer."""
 
     # Settings --------------------------------------------------------------------------------------------------------
 
@@ -381,20 +384,22 @@ class _DecoupledConv(DecoupledLayer):
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)
 
-    def _forward_any_shape(self, x: Tensor, respond: Callable[[Tensor], Tensor]) -> Tensor:
-        if x.ndim < self.weight.ndim:  # a single sample
-            return respond(x.unsqueeze(0)).squeeze(0)
-        return respond(x)
-
-    def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+    def _to_batch(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        batch = x.unsqueeze(0) if self._is_single_sample(x) else x
         # Pairs (before, after) in reverse order of the dimensions, the order of F.pad.
         padding = self._reversed_padding_repeated_twice
         symmetric = tuple(padding[-2::-2])
-        # `ConvGeometry` pads with the same number of zeros on both sides. Other padding is applied to the input here.
+        # `ConvGeometry` pads with the same number of zeros on both sides. Other padding is applied to the batch here.
         if self.padding_mode != "zeros" or padding[::2] != padding[1::2]:
-            x = F.pad(x, padding, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
+            batch = F.pad(batch, padding, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
             symmetric = (0,) * len(symmetric)
-        return x, ConvGeometry(self.kernel_size, self.stride, symmetric, self.dilation, self.groups)
+        return batch, ConvGeometry(self.kernel_size, self.stride, symmetric, self.dilation, self.groups)
+
+    def _from_batch(self, y: Tensor, x: Tensor) -> Tensor:
+        return y.squeeze(0) if self._is_single_sample(x) else y
+
+    def _is_single_sample(self, x: Tensor) -> bool:
+        return x.ndim < self.weight.ndim
 
 
 class DecoupledConv1d(_DecoupledConv, nn.Conv1d):
@@ -471,12 +476,11 @@ class _DecoupledRows(DecoupledLayer):
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
 
-    def _forward_any_shape(self, x: Tensor, respond: Callable[[Tensor], Tensor]) -> Tensor:
-        y = respond(x.reshape(-1, x.shape[-1]))
-        return y.reshape(*x.shape[:-1], y.shape[-1])
+    def _to_batch(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        return x.reshape(-1, x.shape[-1]), ConvGeometry()  # no spatial dimensions: each row is one patch
 
-    def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
-        return x, ConvGeometry()  # no spatial dimensions: each row is one patch
+    def _from_batch(self, y: Tensor, x: Tensor) -> Tensor:
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 class DecoupledLinear(_DecoupledRows, nn.Linear):
