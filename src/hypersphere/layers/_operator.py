@@ -196,12 +196,17 @@ class LearnedRadius:
     the loss. A warning reports this once per layer.
     """
 
-    def __init__(self, layer: DecoupledLayer, start: float | Tensor, per: str) -> None:
+    def __init__(self) -> None:
+        self._passes = PassHistory("the current running mean")
+
+    @classmethod
+    def attach_to(cls, layer: DecoupledLayer, start: float | Tensor, per: str) -> LearnedRadius:
+        """Register the three tensors on a layer that has none, and return the object that computes ρ from them."""
         layer.log_radius = _log_parameter(start, per, layer._filters)
         mean_norm = layer.log_radius.new_ones(layer.groups, requires_grad=False)
         layer.register_buffer("mean_norm", mean_norm)
         layer.register_buffer("num_batches_tracked", torch.zeros_like(mean_norm, dtype=torch.int64))
-        self._passes = PassHistory("the current running mean")
+        return cls()
 
     def reset_(self, layer: DecoupledLayer, start: float | Tensor) -> None:
         """Set the factor to `start` and forget all batches."""

@@ -249,7 +249,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         self._given_log_k = learn_k.detach().clone() if is_given else None  # type: ignore[union-attr]
         if learn_radius is not None:
             assert isinstance(magnitude, (Ball, Tanh, Seg))  # `check_learn_radius` refuses others
-            self._radius = LearnedRadius(self, magnitude.radius, learn_radius)
+            self._radius = LearnedRadius.attach_to(self, magnitude.radius, learn_radius)
 
     def _remove_configuration(self) -> None:
         """Undo `_configure`."""
