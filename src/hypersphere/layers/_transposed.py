@@ -26,7 +26,6 @@ from hypersphere.layers._geometry import ConvGeometry
 from hypersphere.layers.decoupled import DecoupledLayer, DecoupledLinear
 
 __all__ = [
-    "TRANSPOSED_CLASSES",
     "DecoupledConvTranspose1d",
     "DecoupledConvTranspose2d",
     "DecoupledConvTranspose3d",
@@ -126,10 +125,3 @@ class DecoupledConvTranspose2d(_DecoupledConvTranspose, nn.ConvTranspose2d):
 
 class DecoupledConvTranspose3d(_DecoupledConvTranspose, nn.ConvTranspose3d):
     """A decoupled transposed convolution over volumes (N, C, D, H, W)."""
-
-
-TRANSPOSED_CLASSES: dict[type[nn.Module], type[DecoupledLayer]] = {
-    nn.ConvTranspose1d: DecoupledConvTranspose1d,
-    nn.ConvTranspose2d: DecoupledConvTranspose2d,
-    nn.ConvTranspose3d: DecoupledConvTranspose3d,
-}

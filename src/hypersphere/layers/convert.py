@@ -23,7 +23,7 @@ from hypersphere._modes import evaluation_mode, training_mode
 from hypersphere._validation import guard_save_pretrained, require
 from hypersphere.layers._attention import DecoupledProjection
 from hypersphere.layers._convert_layer import (
-    TORCH_CLASSES,
+    TORCH_TO_DECOUPLED,
     convert_layer_,
     decoupled_parts,
     is_decoupled,
@@ -220,7 +220,7 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
     candidates = {
         name: module
         for name, module in model.named_modules()
-        if _looks_convertible(module) and (isinstance(module, tuple(TORCH_CLASSES)) or _probe_linear(module))
+        if _looks_convertible(module) and (isinstance(module, tuple(TORCH_TO_DECOUPLED)) or _probe_linear(module))
     }
     outputs = {name for layer in selection.outputs for name in (layer.name, *layer.aliases)}
     if not outputs:  # guess the last linear layer outside of attention and encoder blocks
@@ -274,7 +274,7 @@ def _looks_convertible(module: nn.Module) -> bool:
     """Return True for torch's layers, and for modules of other libraries that have the attributes of a linear layer."""
     if is_decoupled(module):
         return False
-    if isinstance(module, tuple(TORCH_CLASSES)):
+    if isinstance(module, tuple(TORCH_TO_DECOUPLED)):
         return True
     weight, sizes = module._parameters.get("weight"), linear_sizes(module)
     has_parameters = weight is not None and not isinstance(weight, UninitializedParameter)
