@@ -114,7 +114,7 @@ def fused_forward(
         k,
         patches.norm,
         patches.reciprocal,
-        patches.square_scale,
+        patches.square_range_scale,
         geometry.to_list(),
         *_name_and_numbers(spec.magnitude, MAGNITUDES),
         *_name_and_numbers(spec.angular if k is None else Sigmoid(), ANGULARS),
@@ -141,7 +141,7 @@ class _Arguments(NamedTuple):
     # Constant tensors, from `MeasuredPatches`.
     norm: Tensor
     reciprocal: Tensor
-    square_scale: Tensor
+    square_range_scale: Tensor
     # Settings, in types that torch can pass to an operator.
     geometry: list[int]
     magnitude: str
@@ -184,8 +184,8 @@ class _Arguments(NamedTuple):
 TENSOR_COUNT = _Arguments._fields.index("geometry")
 SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", list[int]: "int[]", list[float]: "float[]", str: "str"}
 # Tensor x, Tensor weight, Tensor? norm_factor, Tensor? response_factor, Tensor? k, Tensor norm, Tensor reciprocal,
-# Tensor square_scale, int[] geometry, str magnitude, float[] magnitude_numbers, str angular, float[] angular_numbers,
-# str storage
+# Tensor square_range_scale, int[] geometry, str magnitude, float[] magnitude_numbers, str angular,
+# float[] angular_numbers, str storage
 SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(_Arguments).items())
 
 
@@ -252,7 +252,7 @@ def _(*values: Any) -> tuple[Tensor, Tensor]:
 def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *values: Any) -> tuple[Tensor, ...]:
     """Return the gradients of x, weight, a, s and k. Those that are not needed are empty."""
     arguments = _Arguments(*values)
-    x, weight, square_scale = arguments.x, arguments.weight, arguments.square_scale
+    x, weight, square_range_scale = arguments.x, arguments.weight, arguments.square_range_scale
     convolution, spec, wide = arguments.convolution, arguments.spec, arguments.reciprocal.dtype
     kernel = None if type(spec.angular) is Cosine else _angular_kernel(spec)
     grad_x = grad_weight = None  # allocated by the first block
@@ -293,16 +293,16 @@ def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *value
         if grad_weight_block is not None:  # summed in float32 or wider over all blocks
             grad_weight = grad_weight_block.to(wide) if grad_weight is None else grad_weight.add_(grad_weight_block)
         if grad_x_block is not None:
-            # The part of ∂x that passes through the norms, x·spread(∂n·r). The square scale divides one factor and
-            # multiplies the other, because r² may overflow for tiny inputs.
+            # The part of ∂x that passes through the norms, x·spread(∂n·r). The square range scale divides one
+            # factor and multiplies the other, because r² may overflow for tiny inputs.
             spread = convolution.window_spread(
-                torch.cat(grad_norm).mul_(r / square_scale[block].unsqueeze(1)).squeeze(2), x.shape[2:]
+                torch.cat(grad_norm).mul_(r / square_range_scale[block].unsqueeze(1)).squeeze(2), x.shape[2:]
             )
             if grad_x is None:  # a single block is updated in place
                 grad_x = grad_x_block if len(grad_x_block) == len(x) else torch.empty_like(x)
             torch.addcmul(
                 convolution.split_filters(grad_x_block),
-                convolution.split_filters(x[block] * square_scale[block]),
+                convolution.split_filters(x[block] * square_range_scale[block]),
                 spread.unsqueeze(2),
                 out=convolution.split_filters(grad_x[block]),
             )
@@ -557,7 +557,7 @@ class _SigmoidKernel(_AngularKernel):
         super().__init__(angular)
         k, height = angular.k, angular.height
         # Computed once for all blocks.
-        self.inverse_k, self.two_over_height, self.derivative_factor = 1 / k, 2 / height, 2 / (k * height)
+        self.inverse_k, self.two_over_height, self.two_over_k_height = 1 / k, 2 / height, 2 / (k * height)
 
     def value_(self, c: Tensor) -> Tensor:
         return _numerics.arcsin_(c).mul_(self.inverse_k).sigmoid_().sub_(0.5).mul_(self.two_over_height)
@@ -576,7 +576,7 @@ class _SigmoidKernel(_AngularKernel):
             elevation.mul_(grad_sigma)
             _add_sum_(parameters.sigmoid_sum, elevation if h is None else elevation.mul_(h))
             _add_sum_(parameters.value_sum, value if h is None else value * h)
-        return grad_sigma.mul_(self.derivative_factor).mul_(_numerics.cosecant(c)), value
+        return grad_sigma.mul_(self.two_over_k_height).mul_(_numerics.cosecant(c)), value
 
 
 # To add a faster form of another g, write a kernel and list it here. The cosine, whose derivative is 1, has its own

@@ -424,8 +424,8 @@ class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
         angular: g, a name from `hypersphere.angular`, an instance of its classes, or a callable of the cosine.
         weighting: how ‖w‖ enters: None (not at all), "linear", or for Tanh "joint" or "separate".
         learn_k: for a Sigmoid g: None, "layer", "filter", or the parameter returned by `shared_k`.
-        learn_radius: for Ball, Tanh and Seg: None, "layer" or "filter". A learned ρ is the product of a learned factor,
-            which starts at the radius of the magnitude, and the mean patch norm of the group.
+        learn_radius: for Ball, Tanh and Seg: None, "layer" or "filter". A learned ρ is the product of a learned
+            relative radius, which starts at the radius of the magnitude, and the mean patch norm of the group.
         radius_norm: the mean patch norm used in training: "running" for the running mean, which has no gradient, or
             "batch" for the mean of the batch with its gradient, as in the code of the thesis' author. Evaluation mode
             uses the running mean.
