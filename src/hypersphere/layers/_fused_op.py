@@ -44,23 +44,15 @@ from hypersphere.functions.angular import ANGULARS, Cosine, Sigmoid
 from hypersphere.functions.angular import Linear as LinearAngle
 from hypersphere.functions.magnitude import MAGNITUDES, Tanh
 from hypersphere.layers._geometry import ConvGeometry, MeasuredPatches, batch_blocks, measure_patches, split_batches
-from hypersphere.layers._operator import OperatorSpec
+from hypersphere.layers._operator import OperatorSpec, absorb_response_factor
 
-__all__ = ["fused_forward", "reference_forward", "saves_cotangents"]
+__all__ = ["fused_forward", "reference_forward"]
 
 # Responses per block of a convolution, which reads all filters once per block and should therefore be large.
 PRODUCT_BLOCK = 2**19
 # Responses per block of the element-wise operations on its result: 1 MB per float32 tensor. Smaller blocks would fit
 # into an L2 cache, but the overhead of more calls cancels the gain.
 ELEMENT_BLOCK = 2**18
-
-
-def saves_cotangents(x: Tensor, *, half_storage: bool) -> bool:
-    """Return True if float16 cotangents are saved instead of products, which half storage does for float32 only.
-
-    Products in half precision take 16 bits already, and float64 is used where precision matters.
-    """
-    return half_storage and x.dtype == torch.float32
 
 
 def reference_forward(
@@ -74,12 +66,12 @@ def reference_forward(
 
     Args:
         patches: the input and its norms, from `measure_patches`, with a graph.
-        w_hat: directions of the filters.
+        w_hat: directions of the filters, or directions times the response factor.
         geometry: of the convolution.
         magnitude: h, a function of the norms (N, groups, 1, *places). It may return None for 1.
         angular: g, a function of the cosines (N, groups, filters per group, *places).
     """
-    product = geometry.product(patches.x, w_hat)
+    product = geometry.product(patches.x, w_hat.to(patches.x.dtype))
     value = angular(geometry.split_filters(_numerics.widen(product)) * patches.reciprocal)
     h = magnitude(patches.norm)
     if h is not None:
@@ -88,7 +80,7 @@ def reference_forward(
 
 
 def fused_forward(
-    patches: MeasuredPatches, w_hat: Tensor, geometry: ConvGeometry, spec: OperatorSpec, half_storage: bool
+    patches: MeasuredPatches, w_hat: Tensor, geometry: ConvGeometry, spec: OperatorSpec, *, half_storage: bool
 ) -> Tensor:
     r"""Return s·φ(a·‖x‖)·g(c) like `reference_forward`, with the custom operator.
 
@@ -98,9 +90,12 @@ def fused_forward(
         w_hat: directions of the filters.
         geometry: of the convolution.
         spec: φ, g, a, s and k.
-        half_storage: whether to save float16 numbers for backward instead of float32 numbers. The filters must then be
-            unit vectors, because cotangents are defined for cosines only.
+        half_storage: whether to save float16 numbers for backward instead of float32 numbers.
     """
+    # Products in half precision take 16 bits already, and float64 is used where precision matters.
+    saves_cotangents = half_storage and patches.x.dtype == torch.float32
+    if not saves_cotangents:  # cotangents are those of cosines, for which filters must stay unit vectors
+        spec, w_hat = absorb_response_factor(spec, w_hat)
     k = spec.k
     needs_products = [patches.x, spec.norm_factor, spec.response_factor, k]
     if type(spec.angular) is not Cosine:  # ∂ŵ of a cosine needs ∂p = G·h·r only
@@ -108,7 +103,7 @@ def fused_forward(
     saves = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in needs_products)
     arguments = _Arguments(
         patches.x,
-        w_hat,
+        w_hat.to(patches.x.dtype),
         spec.norm_factor,
         spec.response_factor,
         k,
@@ -118,7 +113,7 @@ def fused_forward(
         geometry.to_list(),
         *_name_and_numbers(spec.magnitude, MAGNITUDES),
         *_name_and_numbers(spec.angular if k is None else Sigmoid(), ANGULARS),
-        storage="none" if not saves else "half" if half_storage else "full",
+        storage="none" if not saves else "cotangents" if saves_cotangents else "products",
     )
     return _decoupled(*arguments)[0]
 
@@ -148,7 +143,7 @@ class _Arguments(NamedTuple):
     magnitude_numbers: list[float]
     angular: str
     angular_numbers: list[float]
-    storage: str
+    storage: str  # what is saved for backward: "products", "cotangents" or "none"
 
     @property
     def differentiated(self) -> tuple[Tensor | None, ...]:
@@ -165,11 +160,6 @@ class _Arguments(NamedTuple):
         angular = ANGULARS[self.angular](*self.angular_numbers) if self.k is None else Sigmoid(self.k)
         magnitude = MAGNITUDES[self.magnitude](*self.magnitude_numbers)
         return OperatorSpec(magnitude, angular, self.norm_factor, self.response_factor)  # type: ignore[arg-type]
-
-    @property
-    def saves_cotangents(self) -> bool:
-        """True if float16 cotangents are saved instead of products."""
-        return saves_cotangents(self.x, half_storage=self.storage == "half")
 
     @property
     def responses_per_sample(self) -> int:
@@ -196,7 +186,7 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
     x, weight, norm, reciprocal = arguments.x, arguments.weight, arguments.norm, arguments.reciprocal
     convolution, spec = arguments.convolution, arguments.spec
     kernel = _angular_kernel(spec)
-    saves_products = arguments.storage != "none" and not arguments.saves_cotangents
+    saves_products, saves_cotangents = (arguments.storage == kind for kind in ("products", "cotangents"))
     y = stored = None
     for block in arguments.product_blocks():
         product = convolution.product(x[block], weight)
@@ -207,7 +197,7 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
             y = product if reusable and not saves_products else _empty_like(product, len(x), product.dtype)
             if saves_products:
                 stored = product if reusable else _empty_like(product, len(x), product.dtype)
-            elif arguments.saves_cotangents:
+            elif saves_cotangents:
                 stored = _empty_like(product, len(x), torch.float16)
         for p, r, n, out, saved in split_batches(
             ELEMENT_BLOCK,
@@ -222,7 +212,7 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
                 saved.copy_(p)
             # The cosine c = p·r, written into the output if its dtype is wide enough.
             c = torch.mul(p, r, out=out) if out.dtype == r.dtype else p.to(r.dtype).mul_(r)
-            if arguments.saves_cotangents:
+            if saves_cotangents:
                 saved.copy_(_numerics.cotangent(c))
             value = kernel.value_(c)  # g(c)
             terms = _magnitude_terms(spec, n)
@@ -241,7 +231,7 @@ def _(*values: Any) -> tuple[Tensor, Tensor]:
     y = arguments.convolution.product(arguments.x, arguments.weight)
     if arguments.storage == "none":
         return y, y.new_empty(0)
-    return y, torch.empty_like(y, dtype=torch.float16 if arguments.saves_cotangents else y.dtype)
+    return y, torch.empty_like(y, dtype=torch.float16 if arguments.storage == "cotangents" else y.dtype)
 
 
 @torch.library.custom_op(
@@ -275,7 +265,7 @@ def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *value
                 torch.mul(grad_piece, r_piece if terms is None else terms.h * r_piece, out=out)
                 continue
             grad_piece = _numerics.widen(grad_piece)
-            c = _cosines_from_cotangents(saved) if arguments.saves_cotangents else None
+            c = _cosines_from_cotangents(saved) if arguments.storage == "cotangents" else None
             if kernel is None:
                 # Σ G·c over the filters. With products, the factor r of c = p·r is applied after the sum.
                 if c is not None:

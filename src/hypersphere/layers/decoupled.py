@@ -30,7 +30,7 @@ from hypersphere._validation import choose, is_number, require
 from hypersphere.functions._tensor_fields import fields_on_device
 from hypersphere.functions.angular import ANGULARS, Sigmoid
 from hypersphere.functions.magnitude import MAGNITUDES, Ball, Seg, Tanh, weighted
-from hypersphere.layers._fused_op import fused_forward, reference_forward, saves_cotangents
+from hypersphere.layers._fused_op import fused_forward, reference_forward
 from hypersphere.layers._geometry import ConvGeometry, filter_polar, measure_patches
 from hypersphere.layers._operator import (
     AngularFunction,
@@ -198,13 +198,10 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         h: Callable[[Tensor], Tensor | None]
         if is_factorable(self.magnitude, learns_radius=radius is not None):
             spec, patches = operator_spec(self.magnitude, g, self.weighting, w_norm, radius, patches)
-            half_storage = self.storage == "half"
-            # Cotangents are those of cosines, so the filters must stay unit vectors if they are saved for backward.
-            if not (fused and saves_cotangents(x, half_storage=half_storage)):
-                spec, w_hat = absorb_response_factor(spec, w_hat)
             if fused:
-                y = fused_forward(patches, w_hat.to(x.dtype), geometry, spec, half_storage)
+                y = fused_forward(patches, w_hat, geometry, spec, half_storage=self.storage == "half")
                 return y if self.bias is None else y.add_(self._shaped_bias(y))  # backward does not need y
+            spec, w_hat = absorb_response_factor(spec, w_hat)
             h = spec.h
         else:  # a user's function of both norms
             magnitude = self.magnitude
@@ -212,7 +209,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
                 assert isinstance(magnitude, (Ball, Tanh, Seg))  # a subclass of one of them
                 magnitude = replace(magnitude, radius=radius.log.exp())
             h = partial(weighted(magnitude, self.weighting), w_norm)
-        y = reference_forward(patches, w_hat.to(x.dtype), geometry, h, g)
+        y = reference_forward(patches, w_hat, geometry, h, g)
         return y if self.bias is None else y + self._shaped_bias(y)
 
     def _shaped_bias(self, y: Tensor) -> Tensor:
