@@ -254,5 +254,5 @@ def test_decoupled_layer_is_abstract():
             pass
 
     for kind in (DecoupledLayer, Incomplete):
-        with pytest.raises(TypeError, match=r"abstract.*_forward_any_shape.*_inner_product.*_input_and_geometry"):
+        with pytest.raises(TypeError, match=r"abstract.*_from_batch.*_inner_product.*_to_batch"):
             kind(3, 2)

@@ -44,6 +44,24 @@ def test_decoupled_zero_filter_has_zero_gradient():
     assert gradients[1][0].abs().max() == 0
 
 
+@pytest.mark.parametrize(
+    ("peak", "norm", "is_zero"),
+    [
+        (1.0, 3.2e-16, False),
+        (1.0, 3.1e-16, True),
+        (6e15, 3.2e-16, False),  # an absolute bound, although the ratio is 5e-32
+        (6e15, 3.1e-16, True),
+        (1e20, 7e4, False),  # relative to the largest entry
+        (1e20, 2e4, True),
+        (1e-20, 1e-30, False),
+    ],
+)
+def test_decoupled_treats_patches_below_the_documented_bound_as_zero(peak, norm, is_zero):
+    layer = DecoupledConv1d(1, 1, 1, bias=False)
+    y = layer(torch.tensor([[[peak, norm]]]))
+    assert y.abs().flatten().tolist() == pytest.approx([1, 0 if is_zero else 1])
+
+
 @pytest.mark.parametrize("size", [1e20, 1e-20, 1e30, 1e-28])
 @pytest.mark.parametrize("g", ["cosine", "linear"])
 def test_decoupled_huge_and_tiny_images_keep_their_directions(size, g):

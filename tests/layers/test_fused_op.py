@@ -124,8 +124,8 @@ def test_fused_op_passes_opcheck():
         learned.requires_grad_()
     forward = torch.ops.hypersphere.decoupled.default
     norms = (norm, reciprocal, ones, geometry)
-    fixed = (x, weight, None, None, None, *norms, "sphere", [1.0], "cosine", [], "full")
-    learned = (x, weight, a, a, k, *norms, "tanh", [1.0, 1.0], "sigmoid", [0.5], "half")
+    fixed = (x, weight, None, None, None, *norms, "sphere", [1.0], "cosine", [], "products")
+    learned = (x, weight, a, a, k, *norms, "tanh", [1.0, 1.0], "sigmoid", [0.5], "cotangents")
     for arguments in (fixed, learned):
         assert set(opcheck(forward, arguments).values()) == {"SUCCESS"}
 

@@ -48,7 +48,7 @@ def test_measure_patches_returns_norms_of_unfolded_patches(geometry, size):
         # The reciprocals and the scale are those of the scaled input, which is `x` times a power of two per sample.
         of_scaled = measure_patches(patches.x.double(), geometry, with_graph=False)
         torch.testing.assert_close(patches.reciprocal.double(), of_scaled.reciprocal, rtol=1e-6, atol=0)
-        squares = (patches.x * patches.square_scale).square().sum((1, 2, 3))
+        squares = (patches.x * patches.square_range_scale).square().sum((1, 2, 3))
         assert ((squares > 1e-6) & (squares < 1e6)).all()
 
 

@@ -14,7 +14,12 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from hypersphere.layers._attention import DecoupledMultiheadAttention
-from hypersphere.layers._transposed import TRANSPOSED_CLASSES, DecoupledTransposedLinear
+from hypersphere.layers._transposed import (
+    DecoupledConvTranspose1d,
+    DecoupledConvTranspose2d,
+    DecoupledConvTranspose3d,
+    DecoupledTransposedLinear,
+)
 from hypersphere.layers.decoupled import (
     DecoupledConv1d,
     DecoupledConv2d,
@@ -25,8 +30,7 @@ from hypersphere.layers.decoupled import (
 )
 
 __all__ = [
-    "DECOUPLED_CLASSES",
-    "TORCH_CLASSES",
+    "TORCH_TO_DECOUPLED",
     "convert_layer_",
     "decoupled_parts",
     "is_decoupled",
@@ -38,25 +42,22 @@ __all__ = [
     "update_fast_paths_",
 ]
 
-DECOUPLED_CLASSES: dict[type[nn.Module], type[DecoupledLayer]] = {
+TORCH_TO_DECOUPLED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: DecoupledConv1d,
     nn.Conv2d: DecoupledConv2d,
     nn.Conv3d: DecoupledConv3d,
     nn.Linear: DecoupledLinear,
-}
-
-
-TORCH_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
-    **DECOUPLED_CLASSES,
-    **TRANSPOSED_CLASSES,
+    nn.ConvTranspose1d: DecoupledConvTranspose1d,
+    nn.ConvTranspose2d: DecoupledConvTranspose2d,
+    nn.ConvTranspose3d: DecoupledConvTranspose3d,
     nn.MultiheadAttention: DecoupledMultiheadAttention,
 }
-"""Torch's classes with the class that a conversion gives their modules. Other linear layers are not listed."""
+"""For each class of torch, the class that a conversion gives its modules. Other libraries' classes are not listed."""
 
 
 def torch_class(module: nn.Module) -> type[nn.Module]:
     """Return torch's class of a layer; another library's linear layer counts as `nn.Linear`."""
-    return next((base for base in TORCH_CLASSES if isinstance(module, base)), nn.Linear)
+    return next((base for base in TORCH_TO_DECOUPLED if isinstance(module, base)), nn.Linear)
 
 
 def linear_sizes(module: nn.Module) -> tuple[int, int] | None:
@@ -123,7 +124,7 @@ def _has_custom_forward(module: nn.Module) -> bool:
 
 def convert_layer_(module: nn.Module, options: OperatorOptions) -> None:
     """Replace the class of a layer by that of the decoupled layer, and configure it. An error leaves it unchanged."""
-    kind = TORCH_CLASSES[torch_class(module)]
+    kind = TORCH_TO_DECOUPLED[torch_class(module)]
     module._converted_from = type(module)  # type: ignore[assignment]  # it may be a subclass of torch's layer
     if kind is DecoupledLinear and not isinstance(module, nn.Linear):
         sizes = linear_sizes(module)

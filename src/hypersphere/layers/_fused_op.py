@@ -44,23 +44,15 @@ from hypersphere.functions.angular import ANGULARS, Cosine, Sigmoid
 from hypersphere.functions.angular import Linear as LinearAngle
 from hypersphere.functions.magnitude import MAGNITUDES, Tanh
 from hypersphere.layers._geometry import ConvGeometry, MeasuredPatches, batch_blocks, measure_patches, split_batches
-from hypersphere.layers._operator import OperatorSpec
+from hypersphere.layers._operator import OperatorSpec, absorb_response_factor
 
-__all__ = ["fused_forward", "reference_forward", "saves_cotangents"]
+__all__ = ["fused_forward", "reference_forward"]
 
 # Responses per block of a convolution, which reads all filters once per block and should therefore be large.
 PRODUCT_BLOCK = 2**19
 # Responses per block of the element-wise operations on its result: 1 MB per float32 tensor. Smaller blocks would fit
 # into an L2 cache, but the overhead of more calls cancels the gain.
 ELEMENT_BLOCK = 2**18
-
-
-def saves_cotangents(x: Tensor, *, half_storage: bool) -> bool:
-    """Return True if float16 cotangents are saved instead of products, which half storage does for float32 only.
-
-    Products in half precision take 16 bits already, and float64 is used where precision matters.
-    """
-    return half_storage and x.dtype == torch.float32
 
 
 def reference_forward(
@@ -74,12 +66,12 @@ def reference_forward(
 
     Args:
         patches: the input and its norms, from `measure_patches`, with a graph.
-        w_hat: directions of the filters.
+        w_hat: directions of the filters, or directions times the response factor.
         geometry: of the convolution.
         magnitude: h, a function of the norms (N, groups, 1, *places). It may return None for 1.
         angular: g, a function of the cosines (N, groups, filters per group, *places).
     """
-    product = geometry.product(patches.x, w_hat)
+    product = geometry.product(patches.x, w_hat.to(patches.x.dtype))
     value = angular(geometry.split_filters(_numerics.widen(product)) * patches.reciprocal)
     h = magnitude(patches.norm)
     if h is not None:
@@ -88,7 +80,7 @@ def reference_forward(
 
 
 def fused_forward(
-    patches: MeasuredPatches, w_hat: Tensor, geometry: ConvGeometry, spec: OperatorSpec, half_storage: bool
+    patches: MeasuredPatches, w_hat: Tensor, geometry: ConvGeometry, spec: OperatorSpec, *, half_storage: bool
 ) -> Tensor:
     r"""Return s·φ(a·‖x‖)·g(c) like `reference_forward`, with the custom operator.
 
@@ -98,9 +90,12 @@ def fused_forward(
         w_hat: directions of the filters.
         geometry: of the convolution.
         spec: φ, g, a, s and k.
-        half_storage: whether to save float16 numbers for backward instead of float32 numbers. The filters must then be
-            unit vectors, because cotangents are defined for cosines only.
+        half_storage: whether to save float16 numbers for backward instead of float32 numbers.
     """
+    # Products in half precision take 16 bits already, and float64 is used where precision matters.
+    saves_cotangents = half_storage and patches.x.dtype == torch.float32
+    if not saves_cotangents:  # cotangents are those of cosines, for which filters must stay unit vectors
+        spec, w_hat = absorb_response_factor(spec, w_hat)
     k = spec.k
     needs_products = [patches.x, spec.norm_factor, spec.response_factor, k]
     if type(spec.angular) is not Cosine:  # ∂ŵ of a cosine needs ∂p = G·h·r only
@@ -108,17 +103,17 @@ def fused_forward(
     saves = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in needs_products)
     arguments = _Arguments(
         patches.x,
-        w_hat,
+        w_hat.to(patches.x.dtype),
         spec.norm_factor,
         spec.response_factor,
         k,
         patches.norm,
         patches.reciprocal,
-        patches.square_scale,
+        patches.square_range_scale,
         geometry.to_list(),
         *_name_and_numbers(spec.magnitude, MAGNITUDES),
         *_name_and_numbers(spec.angular if k is None else Sigmoid(), ANGULARS),
-        storage="none" if not saves else "half" if half_storage else "full",
+        storage="none" if not saves else "cotangents" if saves_cotangents else "products",
     )
     return _decoupled(*arguments)[0]
 
@@ -141,14 +136,14 @@ class _Arguments(NamedTuple):
     # Constant tensors, from `MeasuredPatches`.
     norm: Tensor
     reciprocal: Tensor
-    square_scale: Tensor
+    square_range_scale: Tensor
     # Settings, in types that torch can pass to an operator.
     geometry: list[int]
     magnitude: str
     magnitude_numbers: list[float]
     angular: str
     angular_numbers: list[float]
-    storage: str
+    storage: str  # what is saved for backward: "products", "cotangents" or "none"
 
     @property
     def differentiated(self) -> tuple[Tensor | None, ...]:
@@ -167,11 +162,6 @@ class _Arguments(NamedTuple):
         return OperatorSpec(magnitude, angular, self.norm_factor, self.response_factor)  # type: ignore[arg-type]
 
     @property
-    def saves_cotangents(self) -> bool:
-        """True if float16 cotangents are saved instead of products."""
-        return saves_cotangents(self.x, half_storage=self.storage == "half")
-
-    @property
     def responses_per_sample(self) -> int:
         """Filters times places."""
         return self.reciprocal[:1].numel() * len(self.weight) // self.reciprocal.shape[1]
@@ -184,8 +174,8 @@ class _Arguments(NamedTuple):
 TENSOR_COUNT = _Arguments._fields.index("geometry")
 SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", list[int]: "int[]", list[float]: "float[]", str: "str"}
 # Tensor x, Tensor weight, Tensor? norm_factor, Tensor? response_factor, Tensor? k, Tensor norm, Tensor reciprocal,
-# Tensor square_scale, int[] geometry, str magnitude, float[] magnitude_numbers, str angular, float[] angular_numbers,
-# str storage
+# Tensor square_range_scale, int[] geometry, str magnitude, float[] magnitude_numbers, str angular,
+# float[] angular_numbers, str storage
 SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(_Arguments).items())
 
 
@@ -196,7 +186,7 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
     x, weight, norm, reciprocal = arguments.x, arguments.weight, arguments.norm, arguments.reciprocal
     convolution, spec = arguments.convolution, arguments.spec
     kernel = _angular_kernel(spec)
-    saves_products = arguments.storage != "none" and not arguments.saves_cotangents
+    saves_products, saves_cotangents = (arguments.storage == kind for kind in ("products", "cotangents"))
     y = stored = None
     for block in arguments.product_blocks():
         product = convolution.product(x[block], weight)
@@ -207,7 +197,7 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
             y = product if reusable and not saves_products else _empty_like(product, len(x), product.dtype)
             if saves_products:
                 stored = product if reusable else _empty_like(product, len(x), product.dtype)
-            elif arguments.saves_cotangents:
+            elif saves_cotangents:
                 stored = _empty_like(product, len(x), torch.float16)
         for p, r, n, out, saved in split_batches(
             ELEMENT_BLOCK,
@@ -222,7 +212,7 @@ def _decoupled(*values: Any) -> tuple[Tensor, Tensor]:
                 saved.copy_(p)
             # The cosine c = p·r, written into the output if its dtype is wide enough.
             c = torch.mul(p, r, out=out) if out.dtype == r.dtype else p.to(r.dtype).mul_(r)
-            if arguments.saves_cotangents:
+            if saves_cotangents:
                 saved.copy_(_numerics.cotangent(c))
             value = kernel.value_(c)  # g(c)
             terms = _magnitude_terms(spec, n)
@@ -241,7 +231,7 @@ def _(*values: Any) -> tuple[Tensor, Tensor]:
     y = arguments.convolution.product(arguments.x, arguments.weight)
     if arguments.storage == "none":
         return y, y.new_empty(0)
-    return y, torch.empty_like(y, dtype=torch.float16 if arguments.saves_cotangents else y.dtype)
+    return y, torch.empty_like(y, dtype=torch.float16 if arguments.storage == "cotangents" else y.dtype)
 
 
 @torch.library.custom_op(
@@ -252,15 +242,14 @@ def _(*values: Any) -> tuple[Tensor, Tensor]:
 def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *values: Any) -> tuple[Tensor, ...]:
     """Return the gradients of x, weight, a, s and k. Those that are not needed are empty."""
     arguments = _Arguments(*values)
-    x, weight, square_scale = arguments.x, arguments.weight, arguments.square_scale
+    x, weight, square_range_scale = arguments.x, arguments.weight, arguments.square_range_scale
     convolution, spec, wide = arguments.convolution, arguments.spec, arguments.reciprocal.dtype
-    kernel = None if type(spec.angular) is Cosine else _angular_kernel(spec)
+    kernel, parameters = _angular_kernel(spec), _ParameterGradients(spec, needed, wide)
     grad_x = grad_weight = None  # allocated by the first block
-    parameters = _ParameterGradients(spec, needed, wide)
     for block in arguments.product_blocks():
         r, n = arguments.reciprocal[block], arguments.norm[block]
         grad_product = torch.empty_like(grad[block], dtype=wide)
-        grad_norm = []
+        grad_norm: list[Tensor] = []
         for grad_piece, saved, r_piece, n_piece, out in split_batches(
             ELEMENT_BLOCK,
             arguments.responses_per_sample,
@@ -270,22 +259,8 @@ def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *value
             n,
             convolution.split_filters(grad_product),
         ):
-            if saved is None:  # only the filters of a cosine learn: ∂p = G·h·r
-                terms = _magnitude_terms(spec, n_piece)
-                torch.mul(grad_piece, r_piece if terms is None else terms.h * r_piece, out=out)
-                continue
-            grad_piece = _numerics.widen(grad_piece)
-            c = _cosines_from_cotangents(saved) if arguments.saves_cotangents else None
-            if kernel is None:
-                # Σ G·c over the filters. With products, the factor r of c = p·r is applied after the sum.
-                if c is not None:
-                    grad_times_c = spec.sum_filters(c.mul_(grad_piece))
-                else:
-                    grad_times_c = spec.sum_filters(torch.mul(grad_piece, saved)).mul_(r_piece)
-                grad_norm.append(_cosine_gradients(grad_piece, grad_times_c, r_piece, n_piece, out, parameters))
-            else:
-                c = torch.mul(saved, r_piece) if c is None else c
-                grad_norm.append(_element_gradients(kernel, grad_piece, c, r_piece, n_piece, out, parameters))
+            cosines = _SavedCosines(saved, r_piece, are_cotangents=arguments.storage == "cotangents")
+            grad_norm += _element_gradients(kernel, _numerics.widen(grad_piece), cosines, n_piece, out, parameters)
         # ∂ŵ, and the part of ∂x that passes through the products.
         grad_x_block, grad_weight_block = convolution.product_gradients(
             grad_product.to(x.dtype), x[block], weight, (needed[0], needed[1])
@@ -293,20 +268,20 @@ def _decoupled_backward(grad: Tensor, stored: Tensor, needed: list[bool], *value
         if grad_weight_block is not None:  # summed in float32 or wider over all blocks
             grad_weight = grad_weight_block.to(wide) if grad_weight is None else grad_weight.add_(grad_weight_block)
         if grad_x_block is not None:
-            # The part of ∂x that passes through the norms, x·spread(∂n·r). The square scale divides one factor and
-            # multiplies the other, because r² may overflow for tiny inputs.
+            # The part of ∂x that passes through the norms, x·spread(∂n·r). The square range scale divides one
+            # factor and multiplies the other, because r² may overflow for tiny inputs.
             spread = convolution.window_spread(
-                torch.cat(grad_norm).mul_(r / square_scale[block].unsqueeze(1)).squeeze(2), x.shape[2:]
+                torch.cat(grad_norm).mul_(r / square_range_scale[block].unsqueeze(1)).squeeze(2), x.shape[2:]
             )
             if grad_x is None:  # a single block is updated in place
                 grad_x = grad_x_block if len(grad_x_block) == len(x) else torch.empty_like(x)
             torch.addcmul(
                 convolution.split_filters(grad_x_block),
-                convolution.split_filters(x[block] * square_scale[block]),
+                convolution.split_filters(x[block] * square_range_scale[block]),
                 spread.unsqueeze(2),
                 out=convolution.split_filters(grad_x[block]),
             )
-    results = (grad_x, grad_weight, parameters.norm_factor, parameters.response_factor, parameters.k_gradient())
+    results = (grad_x, grad_weight, parameters.norm_factor, parameters.response_factor, kernel.k_gradient(parameters))
     return tuple(
         _match_layout(result, like) if need and result is not None and like is not None else x.new_empty(0)
         for result, like, need in zip(results, arguments.differentiated, needed, strict=True)
@@ -396,111 +371,93 @@ def _magnitude_terms(spec: OperatorSpec, n: Tensor) -> _MagnitudeTerms | None:
 
 
 class _ParameterGradients:
-    """Gradients of a, s and k, summed over blocks.
-
-    The gradient of k has two parts. With e = π/2 − θ, T = tanh(π/4k) and g = (2σ(e/k) − 1)/T,
-
-        ∂g/∂k = −(2/(k²T))·σ′·e + (π/4)(1 − T²)/(k²T)·g,
-
-    so that Σ G·h·σ′·e and Σ G·h·g are accumulated and combined once at the end.
-    """
+    """Gradients of a and s, and the two sums of which `_SigmoidKernel` computes that of k, summed over blocks."""
 
     def __init__(self, spec: OperatorSpec, needed: list[bool], wide: torch.dtype) -> None:
         self.spec = spec
-        self.needs_input, _, self.needs_norm_factor, self.needs_response_factor, self.needs_k = needed
+        needs_x, _, needs_a, needs_s, needs_k = needed
+        self.needs_norm = needs_x or needs_a or needs_s  # ∂n, or a part of it
+        self.needs_magnitude = self.needs_norm and not spec.has_unit_magnitude  # the derivative of h
 
         def zeros(t: Tensor | None, need: bool) -> Tensor | None:
             return torch.zeros_like(t, dtype=wide) if t is not None and need else None
 
-        self.norm_factor = zeros(spec.norm_factor, self.needs_norm_factor)
-        self.response_factor = zeros(spec.response_factor, self.needs_response_factor)
-        self.sigmoid_sum, self.value_sum = zeros(spec.k, self.needs_k), zeros(spec.k, self.needs_k)
+        self.norm_factor, self.response_factor = zeros(spec.norm_factor, needs_a), zeros(spec.response_factor, needs_s)
+        self.sigma_sum, self.value_sum = zeros(spec.k, needs_k), zeros(spec.k, needs_k)
 
-    @property
-    def needs_magnitude(self) -> bool:
-        """True if the derivative of h is needed: for x, a or s."""
-        return not self.spec.has_unit_magnitude and (
-            self.needs_input or self.needs_norm_factor or self.needs_response_factor
-        )
 
-    def k_gradient(self) -> Tensor | None:
-        """Combine the two sums to ∂k."""
-        if self.sigmoid_sum is None or self.value_sum is None:
-            return None
-        sigmoid = self.spec.angular
-        assert isinstance(sigmoid, Sigmoid)
-        assert isinstance(sigmoid.k, Tensor)
-        k, height = sigmoid.k, torch.as_tensor(sigmoid.height)
-        return ((1 / height - height) * (torch.pi / 4) * self.value_sum - 2 / height * self.sigmoid_sum) / k.square()
+class _SavedCosines(NamedTuple):
+    """The cosines of a block in the form in which they were saved for backward.
+
+    Attributes:
+        saved: products p or cotangents (N, groups, filters per group, *places), or None if no gradient needs them.
+        r: reciprocal norms (N, groups, 1, *places).
+        are_cotangents: whether `saved` holds cotangents.
+    """
+
+    saved: Tensor | None
+    r: Tensor
+    are_cotangents: bool
+
+    def cosines(self) -> Tensor:
+        """Return c as a new tensor in float32 or wider."""
+        assert self.saved is not None
+        return _cosines_from_cotangents(self.saved) if self.are_cotangents else torch.mul(self.saved, self.r)
+
+    def sum_with(self, grad: Tensor, spec: OperatorSpec) -> Tensor:
+        """Return G·c after `OperatorSpec.sum_filters`, as a new tensor."""
+        assert self.saved is not None
+        if self.are_cotangents:
+            return spec.sum_filters(self.cosines().mul_(grad))
+        # In c = p·r, r is the same for all filters of a group, so it is applied after the sum.
+        return spec.sum_filters(torch.mul(grad, self.saved)).mul_(self.r)
 
 
 def _element_gradients(
-    kernel: _AngularKernel, grad: Tensor, c: Tensor, r: Tensor, n: Tensor, out: Tensor, parameters: _ParameterGradients
-) -> Tensor:
-    """Write ∂p into `out`, add to the gradients of a, s and k, and return ∂n (N, groups, 1, *places).
+    kernel: _AngularKernel,
+    grad: Tensor,
+    cosines: _SavedCosines,
+    n: Tensor,
+    out: Tensor,
+    parameters: _ParameterGradients,
+) -> list[Tensor]:
+    """Write ∂p into `out`, add to the gradients of a, s and k, and return [∂n], or [] if only ŵ and k need gradients.
 
     Args:
         kernel: of g.
         grad: G (N, groups, filters per group, *places), in float32 or wider.
-        c: cosines in the same shape.
-        r: reciprocal norms (N, groups, 1, *places).
-        n: norms in the same shape.
+        cosines: in the same shape.
+        n: norms (N, groups, 1, *places), the shape of ∂n.
         out: uninitialised, in the shape of `grad`.
         parameters: sums of the gradients of a, s and k.
     """
-    spec = parameters.spec
-    terms = _magnitude_terms(spec, n)
-    # One number per patch unless h depends on the filter, so multiplying h and r first saves a pass.
-    h_r = r if terms is None else terms.h * r
+    r, terms = cosines.r, _magnitude_terms(parameters.spec, n)
     h = None if terms is None else terms.h
-    grad_times_derivative, grad_times_value = kernel.gradients(grad, c, h, parameters)  # G·g′ and G·g
-    torch.mul(grad_times_derivative, h_r, out=out)
-    radial = spec.sum_filters(grad_times_derivative.mul_(c))
-    values = None if grad_times_value is None else spec.sum_filters(grad_times_value)
-    return _norm_gradient(parameters, terms, radial=radial, values=values, h_r=h_r, r=r, n=n)
+    # One number per patch unless h depends on the filter, so multiplying h and r first saves a pass.
+    h_r = r if h is None else h * r
+    sums = kernel.gradients(grad, cosines, h, h_r, out, parameters)
+    if sums is None:
+        return []
+    # ∂n through the cosine c = p/n, whose derivative is −c·r.
+    grad_norm = -(sums.radial * h_r).sum(2, keepdim=True)
+    if terms is None:
+        return [grad_norm]
+    assert sums.values is not None
+    return [grad_norm.add_(_magnitude_gradient(sums.values, terms, r, n, parameters))]
 
 
-def _cosine_gradients(
-    grad: Tensor, grad_times_c: Tensor, r: Tensor, n: Tensor, out: Tensor, parameters: _ParameterGradients
+def _magnitude_gradient(
+    values: Tensor, terms: _MagnitudeTerms, r: Tensor, n: Tensor, parameters: _ParameterGradients
 ) -> Tensor:
-    """`_element_gradients` for g = c. There g′ = 1, so G·g′·c and G·g are both G·c.
-
-    `grad_times_c` is G·c after `OperatorSpec.sum_filters`, so that the caller can compute it without the cosines. It is
-    overwritten.
-    """
-    terms = _magnitude_terms(parameters.spec, n)
-    h_r = r if terms is None else terms.h * r
-    torch.mul(grad, h_r, out=out)
-    return _norm_gradient(parameters, terms, radial=grad_times_c, values=grad_times_c, h_r=h_r, r=r, n=n)
-
-
-def _norm_gradient(
-    parameters: _ParameterGradients,
-    terms: _MagnitudeTerms | None,
-    *,
-    radial: Tensor,
-    values: Tensor | None,
-    h_r: Tensor,
-    r: Tensor,
-    n: Tensor,
-) -> Tensor:
-    """Return ∂n, and add to the gradients of a and s.
+    """Return ∂n through the magnitude, and add to the gradients of a and s.
 
     Args:
-        parameters: sums of the gradients of a and s.
-        terms: of the magnitude, or None if h = 1.
-        radial: G·g′·c, after `OperatorSpec.sum_filters`.
-        values: G·g in the same shape, or None if the magnitude needs no gradient. It may be the same tensor as `radial`
-            and is overwritten.
-        h_r: h·r.
+        values: G·g, after `OperatorSpec.sum_filters`. It is overwritten.
+        terms: of the magnitude.
         r: reciprocal norms (N, groups, 1, *places).
         n: norms in the same shape.
+        parameters: sums of the gradients of a and s.
     """
-    # ∂n through the cosine c = p/n, whose derivative is −c·r.
-    grad_norm = -(radial * h_r).sum(2, keepdim=True)
-    if terms is None or not parameters.needs_magnitude:
-        return grad_norm
-    assert values is not None
     spec = parameters.spec
     if parameters.response_factor is not None:  # ∂s
         _add_sum_(parameters.response_factor, values * terms.phi)
@@ -510,15 +467,25 @@ def _norm_gradient(
         values = values * spec.response_factor
     if parameters.norm_factor is not None:  # ∂a
         _add_sum_(parameters.norm_factor, values * n)
-    # ∂n through the magnitude. Gradients are those of the norm 1/r of the operator's input, so by the chain rule there
-    # is a factor n·r, a power of two (`MeasuredPatches`).
     if spec.norm_factor is not None:
         values = values * spec.norm_factor
-    return grad_norm.add_(values.sum(2, keepdim=True) * (n * r))
+    # Gradients are those of the norm 1/r of the operator's input, so by the chain rule there is a factor n·r, a power
+    # of two (`MeasuredPatches`).
+    return values.sum(2, keepdim=True) * (n * r)
+
+
+# Angular activations -------------------------------------------------------------------------------------------------
+
+
+class _FilterSums(NamedTuple):
+    """G·g′·c and G·g after `OperatorSpec.sum_filters`. G·g may be the same tensor, and may be None if h = 1."""
+
+    radial: Tensor
+    values: Tensor | None
 
 
 class _AngularKernel:
-    """g and its derivative for blocks of cosines. A subclass of this one is a faster form for one g."""
+    """g and its derivative for blocks of cosines. A subclass is a faster form for one g."""
 
     def __init__(self, angular: Any) -> None:
         self.angular = angular
@@ -529,11 +496,52 @@ class _AngularKernel:
         return value
 
     def gradients(
+        self,
+        grad: Tensor,
+        cosines: _SavedCosines,
+        h: Tensor | None,
+        h_r: Tensor,
+        out: Tensor,
+        parameters: _ParameterGradients,
+    ) -> _FilterSums | None:
+        """Write ∂p = G·g′·h·r into `out`, add to the gradient of k, and return the sums for ∂n if it is needed."""
+        c, spec = cosines.cosines(), parameters.spec
+        grad_times_derivative, grad_times_value = self.products(grad, c, h, parameters)
+        torch.mul(grad_times_derivative, h_r, out=out)
+        if not parameters.needs_norm:
+            return None
+        radial = spec.sum_filters(grad_times_derivative.mul_(c))
+        return _FilterSums(radial, None if grad_times_value is None else spec.sum_filters(grad_times_value))
+
+    def products(
         self, grad: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
     ) -> tuple[Tensor, Tensor | None]:
         """Return G·g′(c), and G·g(c) if the magnitude needs it; add to the gradient of k. Both are new tensors."""
         value = self.angular(c)
-        return self.angular.slope(c, value) * grad, value * grad
+        return self.angular.slope(c, value) * grad, value * grad if parameters.needs_magnitude else None
+
+    def k_gradient(self, parameters: _ParameterGradients) -> Tensor | None:
+        """Return ∂k from the sums over all blocks, or None if k is not learned."""
+        return None
+
+
+class _CosineKernel(_AngularKernel):
+    """g = c and g′ = 1, so G·g′·c and G·g are both G·c. The filters need ∂p = G·h·r only, without the cosine."""
+
+    def gradients(
+        self,
+        grad: Tensor,
+        cosines: _SavedCosines,
+        h: Tensor | None,
+        h_r: Tensor,
+        out: Tensor,
+        parameters: _ParameterGradients,
+    ) -> _FilterSums | None:
+        torch.mul(grad, h_r, out=out)
+        if not parameters.needs_norm:
+            return None
+        grad_times_c = cosines.sum_with(grad, parameters.spec)
+        return _FilterSums(grad_times_c, grad_times_c)
 
 
 class _LinearKernel(_AngularKernel):
@@ -542,7 +550,7 @@ class _LinearKernel(_AngularKernel):
     def value_(self, c: Tensor) -> Tensor:
         return _numerics.arcsin_(c).mul_(-self.angular.angle_slope())
 
-    def gradients(
+    def products(
         self, grad: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
     ) -> tuple[Tensor, Tensor | None]:
         derivative = -self.angular.angle_slope()  # dg/de
@@ -551,18 +559,25 @@ class _LinearKernel(_AngularKernel):
 
 
 class _SigmoidKernel(_AngularKernel):
-    """g = tanh(e/2k)/T = (2σ(e/k) − 1)/T with T = tanh(π/4k), so dg/de = 2σ(1 − σ)/(kT). σ is faster than tanh."""
+    """g = tanh(e/2k)/T = (2σ(e/k) − 1)/T with T = tanh(π/4k). σ is faster than tanh.
+
+    With σ′ = σ(1 − σ), the derivatives are
+
+        dg/de = 2σ′/(kT),     ∂g/∂k = −(2/(k²T))·σ′·e + (π/4)(1 − T²)/(k²T)·g,
+
+    so Σ G·h·σ′·e and Σ G·h·g are summed over blocks and combined once at the end.
+    """
 
     def __init__(self, angular: Sigmoid) -> None:
         super().__init__(angular)
         k, height = angular.k, angular.height
         # Computed once for all blocks.
-        self.inverse_k, self.two_over_height, self.derivative_factor = 1 / k, 2 / height, 2 / (k * height)
+        self.inverse_k, self.two_over_height, self.two_over_k_height = 1 / k, 2 / height, 2 / (k * height)
 
     def value_(self, c: Tensor) -> Tensor:
         return _numerics.arcsin_(c).mul_(self.inverse_k).sigmoid_().sub_(0.5).mul_(self.two_over_height)
 
-    def gradients(
+    def products(
         self, grad: Tensor, c: Tensor, h: Tensor | None, parameters: _ParameterGradients
     ) -> tuple[Tensor, Tensor | None]:
         elevation = _numerics.arcsin(c)
@@ -571,17 +586,29 @@ class _SigmoidKernel(_AngularKernel):
         value = None
         if parameters.needs_magnitude or parameters.value_sum is not None:
             value = sigma.sub_(0.5).mul_(self.two_over_height).mul_(grad)
-        if parameters.sigmoid_sum is not None and parameters.value_sum is not None and value is not None:
-            # The two sums of ∂k. Neither elevations nor, if h = 1, values are used afterwards.
+        if parameters.sigma_sum is not None and parameters.value_sum is not None and value is not None:
+            # The two sums of ∂k. The elevations are not used afterwards.
             elevation.mul_(grad_sigma)
-            _add_sum_(parameters.sigmoid_sum, elevation if h is None else elevation.mul_(h))
+            _add_sum_(parameters.sigma_sum, elevation if h is None else elevation.mul_(h))
             _add_sum_(parameters.value_sum, value if h is None else value * h)
-        return grad_sigma.mul_(self.derivative_factor).mul_(_numerics.cosecant(c)), value
+        derivative = grad_sigma.mul_(self.two_over_k_height).mul_(_numerics.cosecant(c))
+        return derivative, value if parameters.needs_magnitude else None
+
+    def k_gradient(self, parameters: _ParameterGradients) -> Tensor | None:
+        if parameters.sigma_sum is None or parameters.value_sum is None:
+            return None
+        k, height = self.angular.k, self.angular.height
+        first, second = 2 / height * parameters.sigma_sum, (1 / height - height) * (torch.pi / 4) * parameters.value_sum
+        result: Tensor = (second - first) / k.square()
+        return result
 
 
-# To add a faster form of another g, write a kernel and list it here. The cosine, whose derivative is 1, has its own
-# function `_cosine_gradients`.
-_KERNELS: dict[type, type[_AngularKernel]] = {LinearAngle: _LinearKernel, Sigmoid: _SigmoidKernel}
+# To add a faster form of another g, write a kernel and list it here.
+_KERNELS: dict[type, type[_AngularKernel]] = {
+    Cosine: _CosineKernel,
+    LinearAngle: _LinearKernel,
+    Sigmoid: _SigmoidKernel,
+}
 
 
 def _angular_kernel(spec: OperatorSpec) -> _AngularKernel:

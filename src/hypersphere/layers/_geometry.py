@@ -145,33 +145,25 @@ class ConvGeometry:
 class MeasuredPatches(NamedTuple):
     """The input of the products with the filters, and the norms of its patches.
 
-    Three powers of two keep squares, products and gradients in the range of the dtype. They cancel in the responses:
+    The range scales are powers of two against overflow; the table at the top of `_operator` lists them. The reciprocal
+    turns products of `x` into cosines, so it is that of the patches of `x`. The magnitude is a function of the norm of
+    the layer's patches, so `norm` is that of the input. Therefore
 
-    * The **input scale**, per sample, multiplies the input. In float16 the largest entry becomes at most 128, so that
-      products and gradients do not overflow. In other dtypes it is 1, or the square scale if the result has a graph.
-    * The **square scale**, per sample, multiplies `x` where it is squared, here and in backward. Squares of tiny and
-      huge entries then stay in range. It is 1 for ordinary inputs.
-    * The **norm scale**, per group, multiplies the norms. Only a Seg with a learned ρ has one, see
-      `operator_spec`.
-
-    The reciprocal turns products of `x` into cosines, so it is that of the patches of `x`. The magnitude is a function
-    of the norm of the layer's patches, so `norm` is that of the input. Therefore
-
-        norm·reciprocal = (norm scale)/(input scale),
+        norm·reciprocal = (norm range scale)/(input range scale),
 
     which is 1 for ordinary inputs except in float16.
 
     Attributes:
-        x: the input times the input scale, (N, channels, *size).
-        norm: norms of the patches of the input times the norm scale, (N, groups, 1, *places), 0 for a zero patch.
+        x: the input times the input range scale, (N, channels, *size).
+        norm: norms of the patches of the input times the norm range scale, (N, groups, 1, *places), 0 for a zero patch.
         reciprocal: 1/norms of the patches of `x` in the same shape, 0 for a zero patch.
-        square_scale: (N, 1, *ones).
+        square_range_scale: (N, 1, *ones).
     """
 
     x: Tensor
     norm: Tensor
     reciprocal: Tensor
-    square_scale: Tensor
+    square_range_scale: Tensor
 
 
 def measure_patches(x: Tensor, geometry: ConvGeometry, *, with_graph: bool) -> MeasuredPatches:
@@ -183,38 +175,41 @@ def measure_patches(x: Tensor, geometry: ConvGeometry, *, with_graph: bool) -> M
     measure = _measure_with_graph if with_graph else _measure_without_graph
     if x.dtype != torch.float16:
         return measure(x, geometry)
-    # A product with a unit filter is at most ‖x‖ ≤ 128·√d for patches of d entries, below 65504 up to d = 260,000.
-    input_scale = 128 * _numerics.unit_scale(_sample_peak(x))
-    patches = measure((x * input_scale).to(x.dtype), geometry)
-    return patches._replace(norm=patches.norm / input_scale.unsqueeze(1))
+    # The product of a patch of d entries and a filter v is at most ‖v‖·‖x‖ ≤ ‖v‖·128·√d. With a unit filter this is
+    # below 65504 up to d = 260,000. `absorb_response_factor` makes ‖v‖ the response factor, which is not bounded.
+    input_range_scale = 128 * _numerics.unit_scale(_sample_peak(x))
+    patches = measure((x * input_range_scale).to(x.dtype), geometry)
+    return patches._replace(norm=patches.norm / input_range_scale.unsqueeze(1))
 
 
 @torch.no_grad()
 def _measure_without_graph(x: Tensor, geometry: ConvGeometry) -> MeasuredPatches:
     """Measure patches in blocks. Products are computed from `x` itself, so that it keeps its graph."""
     if torch.compiler.is_compiling():  # the compiler fuses ordinary operations into one pass
-        patches, square_scale = _measure_with_graph(x, geometry), _numerics.safe_scale(_sample_peak(x))
-        reciprocal = patches.reciprocal * square_scale.unsqueeze(1)
-        return patches._replace(x=x, reciprocal=reciprocal, square_scale=square_scale)
+        patches, square_range_scale = _measure_with_graph(x, geometry), _numerics.safe_scale(_sample_peak(x))
+        reciprocal = patches.reciprocal * square_range_scale.unsqueeze(1)
+        return patches._replace(x=x, reciprocal=reciprocal, square_range_scale=square_range_scale)
     wide = _numerics.widen(x[:0]).dtype
     squares = torch.empty(len(x), geometry.groups, *x.shape[2:], dtype=wide, device=x.device)
-    square_scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
+    square_range_scale = torch.empty(len(x), *[1] * (x.ndim - 1), dtype=wide, device=x.device)
     # The peak, the scaled block and its squares are computed while the block is in cache.
     for block in batch_blocks(SQUARES_BLOCK, x[:1].numel(), x):
-        square_scale[block] = _numerics.safe_scale(_sample_peak(x[block]))
-        scaled = x[block] * square_scale[block]  # a new tensor in float32 or wider, which the squares overwrite
+        square_range_scale[block] = _numerics.safe_scale(_sample_peak(x[block]))
+        scaled = x[block] * square_range_scale[block]  # a new tensor in float32 or wider, which the squares overwrite
         torch.sum(scaled.mul_(scaled).unflatten(1, (geometry.groups, -1)), 2, out=squares[block])
-    norm, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares), square_scale)
-    return MeasuredPatches(x, norm, reciprocal, square_scale)
+    norm, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares), square_range_scale)
+    return MeasuredPatches(x, norm, reciprocal, square_range_scale)
 
 
 def _measure_with_graph(x: Tensor, geometry: ConvGeometry) -> MeasuredPatches:
     """Measure patches in differentiable operations. The input is scaled, so that squares have accurate gradients."""
-    input_scale = _numerics.safe_scale(_sample_peak(x))
-    scaled = (x * input_scale).to(x.dtype)  # exact, because the scale is a power of two
+    input_range_scale = _numerics.safe_scale(_sample_peak(x))
+    scaled = (x * input_range_scale).to(x.dtype)  # exact, because the scale is a power of two
     squares = _numerics.widen(scaled).square().unflatten(1, (geometry.groups, -1)).sum(2)
     norm, reciprocal = _norm_and_reciprocal(geometry.window_sum(squares))
-    return MeasuredPatches(scaled, norm / input_scale.unsqueeze(1), reciprocal, torch.ones_like(input_scale))
+    return MeasuredPatches(
+        scaled, norm / input_range_scale.unsqueeze(1), reciprocal, torch.ones_like(input_range_scale)
+    )
 
 
 def _sample_peak(x: Tensor) -> Tensor:
@@ -224,13 +219,15 @@ def _sample_peak(x: Tensor) -> Tensor:
     return peak.reshape(-1, *[1] * (x.ndim - 1))
 
 
-def _norm_and_reciprocal(squares: Tensor, square_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Turn squared norms (N, groups, *places) of patches times a scale into ‖x‖ and 1/‖x‖ (N, groups, 1, *places)."""
+def _norm_and_reciprocal(squares: Tensor, square_range_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Turn squared norms (N, groups, *places) of scaled patches into ‖x‖ and 1/‖x‖ (N, groups, 1, *places)."""
     is_zero = _numerics.squared_norm_is_zero(squares)
     # Replace the norm of a zero patch before the square root, whose derivative at 0 is infinite.
     length = squares.masked_fill(is_zero, 1.0).sqrt()
     norm, reciprocal = (
-        (length, length.reciprocal()) if square_scale is None else (length / square_scale, square_scale / length)
+        (length, length.reciprocal())
+        if square_range_scale is None
+        else (length / square_range_scale, square_range_scale / length)
     )
     return norm.masked_fill(is_zero, 0.0).unsqueeze(2), reciprocal.masked_fill(is_zero, 0.0).unsqueeze(2)
 

@@ -7,8 +7,23 @@ order of this module:
 2. What are the learned k and ρ for this batch? `with_learned_k`, `LearnedRadius`
 3. Which a, s and k make h(‖w‖, ‖x‖)·g(θ) equal to s·φ(a·‖x‖)·g(θ; k)? `operator_spec`
 
-The *factors* a and s are part of the function. The *scales* of `MeasuredPatches` are not: they are powers of two that
-prevent overflow and cancel in the responses.
+**Factors and scales.** A factor is part of the function. A range scale is not: it is a power of two that keeps
+squares, products and gradients in the range of the dtype, and it cancels in the responses.
+
+    name                per                      multiplies
+    norm factor a       layer, group or filter   ‖x‖ inside φ
+    response factor s   layer, group or filter   φ(a·‖x‖)
+    relative radius     layer or filter          the mean patch norm; the result is the learned ρ
+    input range scale   sample                   the input. In float16 the largest entry becomes at most 128, so that
+                                                 products and gradients do not overflow. In other dtypes it is 1, or
+                                                 the square range scale if the result has a graph
+    square range scale  sample                   x where it is squared, in `measure_patches` and in backward, so that
+                                                 squares of tiny and huge entries stay in range. It is 1 for ordinary
+                                                 inputs
+    norm range scale    group                    the patch norms, if a Seg has a learned ρ (`operator_spec`)
+
+`_numerics.unit_scale` and `_numerics.safe_scale` compute range scales. The `scale` of `convert_` is unrelated: it
+adjusts α and β of the magnitude, so that a converted layer has outputs of the same size as before.
 """
 
 from __future__ import annotations
@@ -177,12 +192,12 @@ class Radius(NamedTuple):
 
 
 class LearnedRadius:
-    r"""The learned radius of a layer: ρ = factor·(mean of ‖x‖), thesis (C.1).
+    r"""The learned radius of a layer: ρ = (relative radius)·(mean of ‖x‖), thesis (C.1).
 
     Its tensors belong to the layer, so that they have their place in its state dict and move with it. Each method has
     the layer as an argument, because the replicas that `nn.DataParallel` makes of a layer share this object.
 
-    * `log_radius`, the logarithm of the factor: a parameter with one entry, or one per filter;
+    * `log_radius`, the logarithm of the relative radius: a parameter with one entry, or one per filter;
     * `mean_norm`, the running mean patch norm: a buffer with one entry per group, because the filters of a group see
       the same patches;
     * `num_batches_tracked`, how many batches have moved the mean of each group: a buffer.
@@ -196,15 +211,20 @@ class LearnedRadius:
     the loss. A warning reports this once per layer.
     """
 
-    def __init__(self, layer: DecoupledLayer, start: float | Tensor, per: str) -> None:
+    def __init__(self) -> None:
+        self._passes = PassHistory("the current running mean")
+
+    @classmethod
+    def attach_to(cls, layer: DecoupledLayer, start: float | Tensor, per: str) -> LearnedRadius:
+        """Register the three tensors on a layer that has none, and return the object that computes ρ from them."""
         layer.log_radius = _log_parameter(start, per, layer._filters)
         mean_norm = layer.log_radius.new_ones(layer.groups, requires_grad=False)
         layer.register_buffer("mean_norm", mean_norm)
         layer.register_buffer("num_batches_tracked", torch.zeros_like(mean_norm, dtype=torch.int64))
-        self._passes = PassHistory("the current running mean")
+        return cls()
 
     def reset_(self, layer: DecoupledLayer, start: float | Tensor) -> None:
-        """Set the factor to `start` and forget all batches."""
+        """Set the relative radius to `start` and forget all batches."""
         assert layer.log_radius is not None
         layer.log_radius.copy_(torch.as_tensor(start).log())
         layer.mean_norm.fill_(1)
@@ -216,8 +236,8 @@ class LearnedRadius:
         assert layer.log_radius is not None
         mean_norm = geometry.per_filter(self._mean_norm(layer, x, geometry, norm))
         # Adding logarithms keeps derivatives representable for extreme inputs.
-        log_factor = geometry.per_filter(_numerics.widen(layer.log_radius))
-        return Radius(log_factor + mean_norm.log(), mean_norm)
+        log_relative_radius = geometry.per_filter(_numerics.widen(layer.log_radius))
+        return Radius(log_relative_radius + mean_norm.log(), mean_norm)
 
     def _mean_norm(self, layer: DecoupledLayer, x: Tensor, geometry: ConvGeometry, norm: Tensor) -> Tensor:
         """Return the mean patch norm per group, from the batch or from the running mean."""
@@ -325,10 +345,10 @@ def operator_spec(
         log_a = -radius.log
         if isinstance(magnitude, Seg):
             s = radius.log.exp()
-            # Its gradients contain s·n = ρ·‖x‖. Where that could overflow or underflow, multiply n by the norm scale, a
-            # power of two near 1/ρ, and divide a by it.
-            norm_scale = _numerics.safe_scale(radius.mean_norm.detach())
-            patches, log_a = patches._replace(norm=patches.norm * norm_scale), log_a - norm_scale.log()
+            # Its gradients contain s·n = ρ·‖x‖. Where that could overflow or underflow, multiply n by a power of two
+            # near 1/ρ, and divide a by it.
+            norm_range_scale = _numerics.safe_scale(radius.mean_norm.detach())
+            patches, log_a = patches._replace(norm=patches.norm * norm_range_scale), log_a - norm_range_scale.log()
         a, magnitude = log_a.exp(), replace(magnitude, radius=1.0)
     if isinstance(magnitude, InnerProduct):  # ‖w‖‖x‖ = s·φ(‖x‖) with φ the identity
         magnitude, s = Linear(), w_norm

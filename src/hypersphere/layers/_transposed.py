@@ -13,7 +13,7 @@ converted layer takes about s times the multiplications per dimension of the tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -26,7 +26,6 @@ from hypersphere.layers._geometry import ConvGeometry
 from hypersphere.layers.decoupled import DecoupledLayer, DecoupledLinear
 
 __all__ = [
-    "TRANSPOSED_CLASSES",
     "DecoupledConvTranspose1d",
     "DecoupledConvTranspose2d",
     "DecoupledConvTranspose3d",
@@ -107,13 +106,13 @@ class _DecoupledConvTranspose(DecoupledLayer):
         convolve = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel_size) - 1]
         return convolve(x, weight, bias, 1, 0, self.dilation, self.groups)
 
-    def _forward_any_shape(self, x: Tensor, respond: Callable[[Tensor], Tensor]) -> Tensor:
-        return respond(x)
-
-    def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
-        # `_spread` has applied the stride and the padding to the input.
+    def _to_batch(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        # `forward` has made a batch. `_spread` has applied the stride and the padding to it.
         ones, zeros = (1,) * len(self.kernel_size), (0,) * len(self.kernel_size)
         return x, ConvGeometry(self.kernel_size, ones, zeros, self.dilation, self.groups)
+
+    def _from_batch(self, y: Tensor, x: Tensor) -> Tensor:
+        return y
 
 
 class DecoupledConvTranspose1d(_DecoupledConvTranspose, nn.ConvTranspose1d):
@@ -126,10 +125,3 @@ class DecoupledConvTranspose2d(_DecoupledConvTranspose, nn.ConvTranspose2d):
 
 class DecoupledConvTranspose3d(_DecoupledConvTranspose, nn.ConvTranspose3d):
     """A decoupled transposed convolution over volumes (N, C, D, H, W)."""
-
-
-TRANSPOSED_CLASSES: dict[type[nn.Module], type[DecoupledLayer]] = {
-    nn.ConvTranspose1d: DecoupledConvTranspose1d,
-    nn.ConvTranspose2d: DecoupledConvTranspose2d,
-    nn.ConvTranspose3d: DecoupledConvTranspose3d,
-}

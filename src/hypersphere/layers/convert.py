@@ -23,7 +23,7 @@ from hypersphere._modes import evaluation_mode, training_mode
 from hypersphere._validation import guard_save_pretrained, require
 from hypersphere.layers._attention import DecoupledProjection
 from hypersphere.layers._convert_layer import (
-    TORCH_CLASSES,
+    TORCH_TO_DECOUPLED,
     convert_layer_,
     decoupled_parts,
     is_decoupled,
@@ -199,7 +199,10 @@ class ConversionPlan:
 
 
 def conversion_plan(model: nn.Module, where: Predicate | None = None) -> ConversionPlan:
-    """Return which layers `convert_` would convert, and which it would skip and why. The model is not changed.
+    """Return which layers `convert_` would convert, and which it would skip and why. The model is not converted.
+
+    A module of another library that looks like a linear layer is called to find out whether it computes W·x + b: its
+    `forward` runs once on one row, without gradients and without hooks. If that has side effects, they remain.
 
     Args:
         model: any module.
@@ -217,7 +220,7 @@ def conversion_plan(model: nn.Module, where: Predicate | None = None) -> Convers
     candidates = {
         name: module
         for name, module in model.named_modules()
-        if _looks_convertible(module) and (isinstance(module, tuple(TORCH_CLASSES)) or _probe_linear(module))
+        if _looks_convertible(module) and (isinstance(module, tuple(TORCH_TO_DECOUPLED)) or _probe_linear(module))
     }
     outputs = {name for layer in selection.outputs for name in (layer.name, *layer.aliases)}
     if not outputs:  # guess the last linear layer outside of attention and encoder blocks
@@ -271,7 +274,7 @@ def _looks_convertible(module: nn.Module) -> bool:
     """Return True for torch's layers, and for modules of other libraries that have the attributes of a linear layer."""
     if is_decoupled(module):
         return False
-    if isinstance(module, tuple(TORCH_CLASSES)):
+    if isinstance(module, tuple(TORCH_TO_DECOUPLED)):
         return True
     weight, sizes = module._parameters.get("weight"), linear_sizes(module)
     has_parameters = weight is not None and not isinstance(weight, UninitializedParameter)

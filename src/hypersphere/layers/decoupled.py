@@ -1,12 +1,13 @@
 r"""Decoupled layers: f(w, x) = h(‖w‖, ‖x‖)·g(θ(w, x)) instead of the inner product (thesis, section 4.3).
 
-Each layer takes the arguments of torch's layer of the same kind and has the same parameters and state dict. A learned
-k or ρ adds parameters and buffers, so a checkpoint of torch's layer is loaded into such a layer with `strict=False`.
+Each layer takes the arguments of torch's layer of the same kind and has the same parameters and state dict. Unlike in
+torch, `padding_mode`, `device` and `dtype` are keyword-only. A learned k or ρ adds parameters and buffers, so a
+checkpoint of torch's layer is loaded into such a layer with `strict=False`.
 
 **The path of a forward pass** has four files. `DecoupledLayer.forward` checks the input and calls
-`choose_implementation`. An inner product is computed by torch's layer. All other responses are computed by
-`_forward_batch`: `_geometry` measures patches and filters, `_operator` inserts the learned k and ρ into h and g, and
-`_fused_op` evaluates them, with a custom operator or with ordinary operations.
+`choose_implementation`. An inner product is computed by torch's layer. For all other responses, `_to_batch` makes a
+batch of the input, and `_forward_batch` computes them: `_geometry` measures patches and filters, `_operator` inserts
+the learned k and ρ into h and g, and `_fused_op` evaluates them, with a custom operator or with ordinary operations.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hypersphere._validation import choose, is_number, require
 from hypersphere.functions._tensor_fields import fields_on_device
 from hypersphere.functions.angular import ANGULARS, Sigmoid
 from hypersphere.functions.magnitude import MAGNITUDES, Ball, Seg, Tanh, weighted
-from hypersphere.layers._fused_op import fused_forward, reference_forward, saves_cotangents
+from hypersphere.layers._fused_op import fused_forward, reference_forward
 from hypersphere.layers._geometry import ConvGeometry, filter_polar, measure_patches
 from hypersphere.layers._operator import (
     AngularFunction,
@@ -114,8 +115,8 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
     r"""Mixin that makes a layer of torch decoupled.
 
     A decoupled layer inherits from this class first and from torch's layer second, so that `super()` is torch's layer.
-    It calls `_configure` at the end of its constructor and defines `_check_shape`, `_inner_product`,
-    `_forward_any_shape` and `_input_and_geometry`, the four methods in which convolutions and linear layers differ.
+    It calls `_configure` at the end of its constructor and defines `_check_shape`, `_inner_product`, `_to_batch` and
+    `_from_batch`, the four methods in which convolutions and linear layers differ.
 
     A learned k is stored as its logarithm, `log_k`, with one entry or one per filter. `LearnedRadius` describes the
     tensors of a learned ρ.
@@ -166,8 +167,9 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
             if implementation == "torch":
                 weight = inner_product_filters(self.magnitude, self.weighting, filters)
                 return self._inner_product(x, weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
-            respond = partial(self._forward_batch, filters=filters, fused=implementation == "fused")
-            return self._forward_any_shape(x, respond)
+            batch, geometry = self._to_batch(x)
+            y = self._forward_batch(batch, geometry, filters, fused=implementation == "fused")
+            return self._from_batch(y, x)
 
     @abc.abstractmethod
     def _check_shape(self, x: Tensor) -> None:
@@ -178,16 +180,14 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         """Return ⟨w, x⟩ + b, computed as torch's layer does."""
 
     @abc.abstractmethod
-    def _forward_any_shape(self, x: Tensor, respond: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the responses to an input of any accepted shape, given the function `respond` of a batch."""
+    def _to_batch(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        """Return an input of any accepted shape as a batch (N, channels, *size), and the geometry of its patches.
 
-    @abc.abstractmethod
-    def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
-        """Return the input and the geometry. Padding that is asymmetric or not with zeros is applied to the input."""
+        Padding that is asymmetric or not with zeros is applied to the batch.
+        """
 
-    def _forward_batch(self, x: Tensor, *, filters: Tensor, fused: bool) -> Tensor:
+    def _forward_batch(self, x: Tensor, geometry: ConvGeometry, filters: Tensor, *, fused: bool) -> Tensor:
         """Return f(w, x) + b (N, filters, *places) for a batch (N, channels, *size)."""
-        x, geometry = self._input_and_geometry(x)
         w_norm, w_hat = filter_polar(filters)
         w_norm = geometry.per_filter(w_norm)
         # The custom operator differentiates the norms itself, so they need no graph.
@@ -198,13 +198,10 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         h: Callable[[Tensor], Tensor | None]
         if is_factorable(self.magnitude, learns_radius=radius is not None):
             spec, patches = operator_spec(self.magnitude, g, self.weighting, w_norm, radius, patches)
-            half_storage = self.storage == "half"
-            # Cotangents are those of cosines, so the filters must stay unit vectors if they are saved for backward.
-            if not (fused and saves_cotangents(x, half_storage=half_storage)):
-                spec, w_hat = absorb_response_factor(spec, w_hat)
             if fused:
-                y = fused_forward(patches, w_hat.to(x.dtype), geometry, spec, half_storage)
+                y = fused_forward(patches, w_hat, geometry, spec, half_storage=self.storage == "half")
                 return y if self.bias is None else y.add_(self._shaped_bias(y))  # backward does not need y
+            spec, w_hat = absorb_response_factor(spec, w_hat)
             h = spec.h
         else:  # a user's function of both norms
             magnitude = self.magnitude
@@ -212,11 +209,15 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
                 assert isinstance(magnitude, (Ball, Tanh, Seg))  # a subclass of one of them
                 magnitude = replace(magnitude, radius=radius.log.exp())
             h = partial(weighted(magnitude, self.weighting), w_norm)
-        y = reference_forward(patches, w_hat.to(x.dtype), geometry, h, g)
+        y = reference_forward(patches, w_hat, geometry, h, g)
         return y if self.bias is None else y + self._shaped_bias(y)
 
     def _shaped_bias(self, y: Tensor) -> Tensor:
         return self.bias.to(y.dtype).reshape(-1, *[1] * (y.ndim - 2))
+
+    @abc.abstractmethod
+    def _from_batch(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return the responses (N, filters, *places) in the shape that belongs to the input `x` of the layer."""
 
     # Settings --------------------------------------------------------------------------------------------------------
 
@@ -245,7 +246,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         self._given_log_k = learn_k.detach().clone() if is_given else None  # type: ignore[union-attr]
         if learn_radius is not None:
             assert isinstance(magnitude, (Ball, Tanh, Seg))  # `check_learn_radius` refuses others
-            self._radius = LearnedRadius(self, magnitude.radius, learn_radius)
+            self._radius = LearnedRadius.attach_to(self, magnitude.radius, learn_radius)
 
     def _remove_configuration(self) -> None:
         """Undo `_configure`."""
@@ -380,20 +381,22 @@ class _DecoupledConv(DecoupledLayer):
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._conv_forward(x, weight, bias)
 
-    def _forward_any_shape(self, x: Tensor, respond: Callable[[Tensor], Tensor]) -> Tensor:
-        if x.ndim < self.weight.ndim:  # a single sample
-            return respond(x.unsqueeze(0)).squeeze(0)
-        return respond(x)
-
-    def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+    def _to_batch(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        batch = x.unsqueeze(0) if self._is_single_sample(x) else x
         # Pairs (before, after) in reverse order of the dimensions, the order of F.pad.
         padding = self._reversed_padding_repeated_twice
         symmetric = tuple(padding[-2::-2])
-        # `ConvGeometry` pads with the same number of zeros on both sides. Other padding is applied to the input here.
+        # `ConvGeometry` pads with the same number of zeros on both sides. Other padding is applied to the batch here.
         if self.padding_mode != "zeros" or padding[::2] != padding[1::2]:
-            x = F.pad(x, padding, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
+            batch = F.pad(batch, padding, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
             symmetric = (0,) * len(symmetric)
-        return x, ConvGeometry(self.kernel_size, self.stride, symmetric, self.dilation, self.groups)
+        return batch, ConvGeometry(self.kernel_size, self.stride, symmetric, self.dilation, self.groups)
+
+    def _from_batch(self, y: Tensor, x: Tensor) -> Tensor:
+        return y.squeeze(0) if self._is_single_sample(x) else y
+
+    def _is_single_sample(self, x: Tensor) -> bool:
+        return x.ndim < self.weight.ndim
 
 
 class DecoupledConv1d(_DecoupledConv, nn.Conv1d):
@@ -413,13 +416,13 @@ class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias: as in `torch.nn.Conv2d`.
-        padding_mode, device, dtype: as in `torch.nn.Conv2d`.
+        padding_mode, device, dtype: as in `torch.nn.Conv2d`, but keyword-only.
         magnitude: h, a name from `hypersphere.magnitude`, an instance of its classes, or a callable of (‖w‖, ‖x‖).
         angular: g, a name from `hypersphere.angular`, an instance of its classes, or a callable of the cosine.
         weighting: how ‖w‖ enters: None (not at all), "linear", or for Tanh "joint" or "separate".
         learn_k: for a Sigmoid g: None, "layer", "filter", or the parameter returned by `shared_k`.
-        learn_radius: for Ball, Tanh and Seg: None, "layer" or "filter". A learned ρ is the product of a learned factor,
-            which starts at the radius of the magnitude, and the mean patch norm of the group.
+        learn_radius: for Ball, Tanh and Seg: None, "layer" or "filter". A learned ρ is the product of a learned
+            relative radius, which starts at the radius of the magnitude, and the mean patch norm of the group.
         radius_norm: the mean patch norm used in training: "running" for the running mean, which has no gradient, or
             "batch" for the mean of the batch with its gradient, as in the code of the thesis' author. Evaluation mode
             uses the running mean.
@@ -429,8 +432,10 @@ class DecoupledConv2d(_DecoupledConv, nn.Conv2d):
 
     A zero patch gives h·g(π/2), with zero gradient through its direction. Products of patches and filters have the
     dtype of the input, so in half precision a cosine is as accurate as that dtype. Norms and angles are computed in
-    float32 or wider. A patch is treated as zero if its norm is below 1e-16 times the largest entry of its sample. If h
-    is unbounded, gradients are finite for patch norms up to 10¹⁹ in float32.
+    float32 or wider. A patch is treated as zero if its norm is below 3.1e-16 in float32 and bfloat16, or 1.0e-146 in
+    float64. If the largest entry of a sample is below this bound, or above 6.4e15 or 2.0e146, the sample is scaled to a
+    largest entry between ½ and 1 first, and the bound is relative to that entry. Float16 samples are always scaled. If
+    h is unbounded, gradients are finite for patch norms up to 10¹⁹ in float32.
 
     Memory saved for backward: the input, as in `torch.nn.Conv2d`, plus the products, which have the size and dtype of
     the output, plus two numbers per patch and group. With 64 channels and filters at stride 1 this is twice the memory
@@ -468,12 +473,11 @@ class _DecoupledRows(DecoupledLayer):
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
 
-    def _forward_any_shape(self, x: Tensor, respond: Callable[[Tensor], Tensor]) -> Tensor:
-        y = respond(x.reshape(-1, x.shape[-1]))
-        return y.reshape(*x.shape[:-1], y.shape[-1])
+    def _to_batch(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
+        return x.reshape(-1, x.shape[-1]), ConvGeometry()  # no spatial dimensions: each row is one patch
 
-    def _input_and_geometry(self, x: Tensor) -> tuple[Tensor, ConvGeometry]:
-        return x, ConvGeometry()  # no spatial dimensions: each row is one patch
+    def _from_batch(self, y: Tensor, x: Tensor) -> Tensor:
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 class DecoupledLinear(_DecoupledRows, nn.Linear):

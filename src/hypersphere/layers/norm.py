@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hypersphere._validation import is_number, require
-from hypersphere.layers._convert_layer import DECOUPLED_CLASSES, convert_layer_, reason_not_convertible
+from hypersphere.layers._convert_layer import convert_layer_, reason_not_convertible
 from hypersphere.layers.decoupled import DecoupledLayer, OperatorOptions
 
 __all__ = ["SphereNorm"]
@@ -48,7 +48,8 @@ class SphereNorm(nn.Module):
         storage: str = "full",
     ) -> None:
         super().__init__()
-        is_accepted = isinstance(layer, tuple(DECOUPLED_CLASSES)) and not isinstance(layer, DecoupledLayer)
+        is_of_torch = isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))
+        is_accepted = is_of_torch and not isinstance(layer, DecoupledLayer)
         require(is_accepted, "layer", "a Conv1d, Conv2d, Conv3d or Linear layer of torch", type(layer).__name__)
         reason = reason_not_convertible(layer)
         if reason is not None:
