@@ -102,8 +102,9 @@ def _accuracy_table(accuracy: RobustAccuracy) -> report.Table:
     from hypersphere.report import Column, Table
 
     columns = [Column("attack"), Column("epsilon x 255", format=".4g"), Column("accuracy", format=".2%")]
-    attacked = zip(accuracy.epsilons, accuracy.accuracies, strict=True)
-    rows = [["none", 0.0, accuracy.clean], *([accuracy.attack, 255 * epsilon, value] for epsilon, value in attacked)]
+    rows: list[list[Any]] = [["none", 0.0, accuracy.clean]]
+    for epsilon, value in zip(accuracy.epsilons, accuracy.accuracies, strict=True):
+        rows.append([accuracy.attack, 255 * epsilon, value])
     return Table("Accuracy under attack", columns, rows)
 
 
