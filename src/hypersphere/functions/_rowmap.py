@@ -2,9 +2,9 @@ r"""Learned maps of rows, W = V·Rᵀ: the interface of the menus `orthogonal` a
 
 Every map defines `expression`: V·Rᵀ in ordinary torch operations. Where autograd of these operations is slow, a map
 adds a pair of kernels: `forward_kernel`, and `backward_kernel`, which reuses the factorisation of the forward pass.
-`RowMap.evaluate` chooses: in eager mode the kernels, if the map has them, and else `expression`. `Cayley`, `Neumann`
-and `Exponential` override it, because their choice depends on values. "Elsewhere" means compilation, tracing,
-`torch.func`, forward mode and the meta device:
+`RowMap.evaluate` uses the kernels of a map that has them in eager mode, and `expression` in all other cases. `Cayley`,
+`Neumann` and `Exponential` override it, because their choice depends on values. In this table, "elsewhere" means
+compilation, tracing, `torch.func`, forward mode and the meta device:
 
     map                      eager mode on the CPU                       eager mode on other devices    elsewhere
     GramSchmidt              kernels; reflections if they lose digits    kernels with reflections       expression
@@ -21,8 +21,9 @@ The backward pass of kernels is differentiable: second derivatives (`create_grap
 matrix R alone, without rows, is computed by `RowMap.matrix`, for which `Cayley` has a series of products.
 
 Values decide about algorithms only on the CPU, where reading them is free (`_numerics.reading_is_free`): a fast
-factorisation is checked there, and repeated by a stable one if it lost digits. On other devices a training step never
-makes the host wait. No map checks that its inputs are finite: a NaN or an infinity gives a weight that is not finite.
+factorisation is checked there, and repeated by a stable one if it lost digits. On other devices no map makes the host
+wait in a training step, except that torch's SVD (Lowdin) does so itself. No map checks that its inputs are finite: a
+NaN or an infinity gives a weight that is not finite.
 """
 
 from __future__ import annotations
