@@ -81,6 +81,18 @@ def test_decoupled_huge_half_precision_rows_keep_their_directions():
     torch.testing.assert_close(layer(x).double(), expected, atol=2e-3, rtol=0)
 
 
+@pytest.mark.parametrize("angular", ["cosine", "linear"])
+def test_decoupled_float16_products_with_filters_of_large_norm_do_not_overflow(angular):
+    layer = DecoupledLinear(576, 1, bias=False, weighting="linear", angular=angular).half()
+    with torch.no_grad():
+        layer.weight.fill_(5.0)  # ‖w‖ = 5·√576 = 120
+    x = torch.ones(1, 576, dtype=torch.float16, requires_grad=True)
+    y = layer(x)
+    assert y.item() == pytest.approx(120, rel=2e-3)
+    assert torch.func.vmap(layer)(x).item() == pytest.approx(120, rel=2e-3)  # ordinary operations
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad(y.sum(), [x, layer.weight]))
+
+
 @every_kind
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_decoupled_half_precision_and_autocast_agree_with_float32(kind, dtype):

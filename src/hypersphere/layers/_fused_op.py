@@ -95,7 +95,7 @@ def fused_forward(
     # Products in half precision take 16 bits already, and float64 is used where precision matters.
     saves_cotangents = half_storage and patches.x.dtype == torch.float32
     if not saves_cotangents:  # cotangents are those of cosines, for which filters must stay unit vectors
-        spec, w_hat = absorb_response_factor(spec, w_hat)
+        spec, w_hat = absorb_response_factor(spec, w_hat, patches)
     k = spec.k
     needs_products = [patches.x, spec.norm_factor, spec.response_factor, k]
     if type(spec.angular) is not Cosine:  # ∂ŵ of a cosine needs ∂p = G·h·r only

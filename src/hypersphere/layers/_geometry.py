@@ -175,8 +175,8 @@ def measure_patches(x: Tensor, geometry: ConvGeometry, *, with_graph: bool) -> M
     measure = _measure_with_graph if with_graph else _measure_without_graph
     if x.dtype != torch.float16:
         return measure(x, geometry)
-    # The product of a patch of d entries and a filter v is at most ‖v‖·‖x‖ ≤ ‖v‖·128·√d. With a unit filter this is
-    # below 65504 up to d = 260,000. `absorb_response_factor` makes ‖v‖ the response factor, which is not bounded.
+    # A product with a unit filter is at most ‖x‖ ≤ 128·√d for patches of d entries, below 65504 up to d = 260,000.
+    # Therefore `absorb_response_factor` keeps unit filters in float16.
     input_range_scale = 128 * _numerics.unit_scale(_sample_peak(x))
     patches = measure((x * input_range_scale).to(x.dtype), geometry)
     return patches._replace(norm=patches.norm / input_range_scale.unsqueeze(1))

@@ -362,17 +362,19 @@ def operator_spec(
         argument = w_norm if a is None else a * w_norm
         s = replace(magnitude, alpha=1.0)(argument, argument)
     assert isinstance(magnitude, Radial)
-    # For constant φ = α, move α into s. With cosine g, s is then multiplied into the filters and h is skipped.
+    # For constant φ = α, move α into s. `absorb_response_factor` can then multiply s into the filters, so that h is 1.
     if type(magnitude) is Sphere and s is not None:
         magnitude, s = Sphere(), s * magnitude.alpha
     return OperatorSpec(magnitude, angular, a, s), patches
 
 
-def absorb_response_factor(spec: OperatorSpec, w_hat: Tensor) -> tuple[OperatorSpec, Tensor]:
+def absorb_response_factor(spec: OperatorSpec, w_hat: Tensor, patches: MeasuredPatches) -> tuple[OperatorSpec, Tensor]:
     """Multiply s into the filters if g is the cosine, which is linear in ŵ. Return the other factors and filters."""
     s = spec.response_factor
     if s is None or type(spec.angular) is not Cosine:
         return spec, w_hat
+    if patches.x.dtype == torch.float16:
+        return spec, w_hat  # products of patches with filters of norm s could overflow, see `measure_patches`
     if spec.norm_factor is not None and type(spec.magnitude) is Seg:
         return spec, w_hat  # s is a radius, and filters times a huge radius times huge patches would overflow
     # Repeat an s per layer or per group for all of its filters.

@@ -201,7 +201,7 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
             if fused:
                 y = fused_forward(patches, w_hat, geometry, spec, half_storage=self.storage == "half")
                 return y if self.bias is None else y.add_(self._shaped_bias(y))  # backward does not need y
-            spec, w_hat = absorb_response_factor(spec, w_hat)
+            spec, w_hat = absorb_response_factor(spec, w_hat, patches)
             h = spec.h
         else:  # a user's function of both norms
             magnitude = self.magnitude
