@@ -1,4 +1,4 @@
-"""A call of a regulariser makes the host wait for the device a fixed number of times, whatever the layers."""
+"""A call of a regulariser makes the host wait for the device a fixed number of times, if its layers are small."""
 
 import pytest
 import torch

@@ -430,6 +430,7 @@ def test_heads_reject_options_that_exclude_each_other(make, message):
     ("options", "message"),
     [
         ({"radius": "adaptive", "weight_norm": False}, "weight_norm must be True with radius='adaptive', not False"),
+        ({"radius": "adaptive", "bias": True}, "bias must be False with radius='adaptive', not True"),
         (
             {"curriculum": 0.9, "margin": "norm_adaptive", "radius": 64.0},
             "curriculum needs a margin that does not follow",

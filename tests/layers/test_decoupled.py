@@ -1,5 +1,6 @@
 """Values and derivatives of every operator against the definition, over all arguments of a convolution."""
 
+import copy
 import itertools
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
+from torch.nn.utils import parametrize
 
 from hypersphere.functions import angular, magnitude
 from hypersphere.layers import DecoupledConv1d, DecoupledConv2d, DecoupledConv3d, DecoupledLayer, DecoupledLinear
@@ -250,9 +252,38 @@ def test_decoupled_names_invalid_arguments_in_the_error(make, message):
 
 def test_decoupled_layer_is_abstract():
     class Incomplete(DecoupledLayer, nn.Linear):
-        def _check_shape(self, x):
+        def _check_shape(self, x, filter_channels):
             pass
 
     for kind in (DecoupledLayer, Incomplete):
         with pytest.raises(TypeError, match=r"abstract.*_from_batch.*_inner_product.*_to_batch"):
             kind(3, 2)
+
+
+class CountedReads(nn.Module):
+    """A parametrisation that counts how often the weight is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+
+    def forward(self, weight):
+        self.reads += 1
+        return weight
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (DecoupledConv2d(2, 3, 3, groups=1, magnitude="tanh"), (2, 2, 5, 5)),
+        (DecoupledConv2d(4, 4, 3, groups=2, magnitude="linear"), (4, 5, 5)),
+        (DecoupledLinear(4, 3, magnitude="ball"), (2, 4)),
+    ],
+)
+def test_decoupled_forward_reads_a_parametrised_weight_once(layer, shape):
+    layer = copy.deepcopy(layer)
+    parametrize.register_parametrization(layer, "weight", CountedReads())
+    counted = layer.parametrizations.weight[0]
+    counted.reads = 0
+    layer(torch.randn(shape)).sum().backward()
+    assert counted.reads == 1

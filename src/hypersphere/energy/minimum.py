@@ -255,7 +255,7 @@ def _equalize(x: Tensor, half_space: bool, tolerance: float = 4e-4, steps: int =
     contacts, points = torch.arange(len(i), device=x.device), torch.arange(n, device=x.device)
     best = current = x
     for _ in range(steps):
-        # Unknowns: n·d coordinates of the move, and −t.
+        # Unknowns: n·d coordinates of the move, and t.
         system = x.new_zeros(len(i) + n, n * d + 1)
         # One equation per contact, linear in the moves of both points.
         contact_rows = system[: len(i), :-1].view(len(i), n, d)

@@ -66,7 +66,8 @@ class PairSum(NamedTuple):
         w: rows (…, N, d) in float32 or float64; (N, d) for a cross sum. A zero row has cosine 0 and no gradient.
         potential: φ.
         weights: (…, N) factors β of the unit rows of a mutual sum; None for factors of 1.
-        labels: (B,) for each row r of a cross sum, the index of the wⱼ that it is not paired with; −1 for none.
+        labels: (B,) for each row r of a cross sum, the index of the wⱼ that it is not paired with; −1 for none, if
+            `rows` are given.
         rows: (B, d) the rows r; None for the rows `w[labels]`, which saves a second gradient.
         counted: (B,) booleans, True for the rows r that count; None if all do.
         mean: divide a mutual sum by the number of pairs.
@@ -153,9 +154,11 @@ def pair_energies(sums: Sequence[PairSum]) -> tuple[list[Tensor], bool]:
     """Return several sums, and whether they are known to be finite.
 
     Reading a value makes the host wait for the device. Computed one at a time, every sum reads values; together they
-    do so once, or once per `_DENSE_PAIRS` pairs. The flag is True if all norms are ordinary, no pair is close and the
-    kernels are `bounded_by_power`. Then every φ, and their mean, is smaller than the largest number of the dtype by the
-    factor `_numerics.ENERGY_HEADROOM` (see `_numerics.close_pair_threshold`).
+    do so once, or once per `_DENSE_PAIRS` pairs. A sum that is computed in blocks reads values in each block.
+
+    The flag is True if all norms are ordinary, no pair is close and the kernels are `bounded_by_power`. Then every φ,
+    and their mean, is smaller than the largest number of the dtype by the factor `_numerics.ENERGY_HEADROOM` (see
+    `_numerics.close_pair_threshold`).
 
     >>> pair_energies([PairSum(torch.eye(3), PairPotential()), PairSum(torch.eye(2), PairPotential())])
     ([tensor(3.), tensor(1.)], True)

@@ -68,9 +68,9 @@ def require_finite_scores(result: Tensor, x: Tensor, weight: Tensor) -> None:
     except ValueError as error:
         raise NonFiniteScoresError(str(error)) from None
     # All inputs are finite, so a product has overflowed, most likely in the row with the largest norm.
-    norms = sphere.norm(x.detach().double())
+    norms = sphere.norm(_numerics.to_float64(x.detach()))
     row = int(norms.argmax())
-    largest = float(sphere.norm(weight.detach().double()).max())
+    largest = float(sphere.norm(_numerics.to_float64(weight.detach())).max())
     raise NonFiniteScoresError(
         f"x must give scores that {result.dtype} can represent, but row {row} overflows: ‖x‖ = {norms[row]:.3g}, "
         f"and class vectors have norms up to {largest:.3g}"

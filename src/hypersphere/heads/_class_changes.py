@@ -41,6 +41,7 @@ def grow(head: AngularHead, n: int, init: Tensor | None, optimizer: Any) -> Tens
         _numerics.require_finite_rows("init", init)
         # A class vector without a direction has no gradient, so it would never learn.
         require(bool((init != 0).any(1).all()), "init", "features other than zero", "a feature that is zero")
+    _require_changeable(head, optimizer)  # before random vectors are drawn
     rows = head.class_storage.rows_after_change(head.num_classes + n)
     vectors = rows.draw(n, head.num_centers, head.in_features)
     if init is not None:

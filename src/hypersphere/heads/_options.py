@@ -185,6 +185,10 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         lambda head, _: head.radius == "adaptive" and not head.weight_norm,
     ),
     Exclusion(
+        "bias must be False with radius='adaptive', not True",
+        lambda head, _: head.radius == "adaptive" and head.bias is not None,
+    ),
+    Exclusion(
         "radius must be a number if feature norms are used or classes are binary, not {head.radius!r}",
         lambda head, responses: (
             head.radius == "adaptive"

@@ -71,10 +71,11 @@ class AngularHead(nn.Module):
     classes (`hard_negatives`, `interclass_filter`, `curriculum`), all B×C scores are computed and differentiated by
     autograd, which saves several matrices of this size.
 
-    A training step reads values on the host once, to check labels and features. A step is computed twice if squares of
-    a class vector or feature leave the range of the dtype, if a class vector is zero and `weight_norm` is True, or if
-    `energy_weight` > 0 and a class vector of the batch is closer than 7.8° (in float32) to another one. The second time
-    it uses safe scaling and an exact energy.
+    A training step reads values on the host once, to check labels and features; an energy with several centres or kept
+    norms also reads values once per block of classes. A step is computed twice if squares of a class vector or feature
+    leave the range of the dtype, if a class vector is zero and `weight_norm` is True, or if `energy_weight` > 0 and a
+    class vector of the batch is closer than 7.8° (in float32) to another one. The second time it uses safe scaling and
+    an exact energy.
 
     A zero feature has score 0 for every class. Where scores are linear in x (`radius="feature"`, cosine g), it gets the
     gradient of a linear layer, as if there were no margin; elsewhere it has no direction and its gradient is zero.

@@ -55,7 +55,7 @@ class FixedHead(AngularHead):
         require(options.get("centers", 1) == 1, "centers", "1 with fixed class vectors", options.get("centers"))
         super().__init__(in_features, num_classes, radius=radius, margin=margin, **options)
         _numerics.require_finite_rows("vectors", vectors)
-        unit = sphere.normalize(vectors.detach().double()).to(torch.get_default_dtype())
+        unit = sphere.normalize(_numerics.to_float64(vectors.detach())).to(torch.get_default_dtype())
         if _numerics.values_readable(unit):
             zero = (~unit.any(1)).nonzero().flatten().tolist()
             require(not zero, "vectors", "class vectors other than zero", f"zero in row {zero[:1]}")

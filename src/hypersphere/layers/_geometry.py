@@ -291,8 +291,8 @@ def batch_blocks(entries: int, entries_per_sample: int, x: Tensor) -> list[slice
     The intermediate results of such a block stay in cache, and each block reuses the memory of the one before. On an
     accelerator neither is an advantage, so the batch is one block.
 
-    >>> [(block.start, block.stop) for block in batch_blocks(12 // torch.get_num_threads(), 6, torch.arange(5))]
-    [(0, 2), (2, 4), (4, 6)]
+    >>> batch_blocks(1_000_000, 6, torch.arange(5))
+    [slice(0, 5, None)]
     """
     if on_accelerator(x):
         return [slice(0, len(x))]

@@ -50,6 +50,7 @@ class _DecoupledConvTranspose(DecoupledLayer):
     `DecoupledLayer.forward` receives the spread input.
     """
 
+    in_channels: int
     kernel_size: tuple[int, ...]
     stride: tuple[int, ...]
     padding: Any
@@ -59,8 +60,9 @@ class _DecoupledConvTranspose(DecoupledLayer):
     @property
     def _filters(self) -> Tensor:
         # Exchange inputs and outputs within each group, and reverse the kernel.
-        groups, (channels, filters, *kernel) = self.groups, self.weight.shape
-        weight = self.weight.reshape(groups, channels // groups, filters, *kernel).transpose(1, 2)
+        stored = self.weight  # read once, because a parametrisation computes it each time
+        groups, (channels, filters, *kernel) = self.groups, stored.shape
+        weight = stored.reshape(groups, channels // groups, filters, *kernel).transpose(1, 2)
         return weight.reshape(groups * filters, channels // groups, *kernel).flip(self._kernel_dims)
 
     def _in_order_of_weight(self, filters: Tensor) -> Tensor:
@@ -76,7 +78,7 @@ class _DecoupledConvTranspose(DecoupledLayer):
         """Return the responses to `x`. `output_size` selects one of the possible sizes, as in torch's layer."""
         require(isinstance(x, Tensor), "x", "a tensor of a floating-point dtype", type(x))
         if not is_tracing():  # the spread input is larger, so it is checked before
-            self._check_shape(x)
+            self._check_shape(x, self.in_channels // self.groups)
         dims = len(self.kernel_size)
         settings = (self.stride, self.padding, self.kernel_size, dims, self.dilation)
         batch = x.unsqueeze(0) if x.ndim == dims + 1 else x
@@ -96,8 +98,8 @@ class _DecoupledConvTranspose(DecoupledLayer):
             padding = [edge, edge + output_padding[i], *padding]
         return F.pad(x, padding)
 
-    def _check_shape(self, x: Tensor) -> None:
-        dims, channels = self.weight.ndim, self.weight.shape[0]
+    def _check_shape(self, x: Tensor, filter_channels: int) -> None:
+        dims, channels = len(self.kernel_size) + 2, filter_channels * self.groups
         fits = x.ndim in (dims - 1, dims) and x.shape[1 - dims] == channels
         accepted = f"a tensor with {dims - 1} or {dims} dimensions and {channels} channels"
         require(fits, "x", accepted, tuple(x.shape))

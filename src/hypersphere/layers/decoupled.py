@@ -155,13 +155,14 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         """
         is_real = isinstance(x, Tensor) and x.is_floating_point()
         require(is_real, "x", "a tensor of a floating-point dtype", x.dtype if isinstance(x, Tensor) else type(x))
-        if not is_tracing():  # `torch.jit.trace` warns about comparisons of sizes
-            self._check_shape(x)
-        dtype = _product_dtype(x, self.weight)
-        x = x.to(dtype)
-        # The cast above does what autocast would do to products. It must not apply to norms and angles.
+        autocast_dtype = _autocast_dtype(x)
+        # The cast below does what autocast would do to products. It must not apply to norms and angles.
         with _numerics.autocast_disabled(x):
-            filters = self._filters  # read once, because a parametrisation would compute it each time
+            filters = self._filters  # the only read of the weight: a parametrisation computes it each time
+            if not is_tracing():  # `torch.jit.trace` warns about comparisons of sizes
+                self._check_shape(x, filters.shape[1])
+            dtype = torch.promote_types(x.dtype, filters.dtype) if autocast_dtype is None else autocast_dtype
+            x = x.to(dtype)
             learned = {"learns_radius": self.log_radius is not None, "learns_k": self.log_k is not None}
             implementation = choose_implementation(self.magnitude, self.angular, x, filters, **learned)
             if implementation == "torch":
@@ -172,8 +173,11 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
             return self._from_batch(y, x)
 
     @abc.abstractmethod
-    def _check_shape(self, x: Tensor) -> None:
-        """Raise a `ValueError` unless `x` has the right dimensions and the right number of channels or features."""
+    def _check_shape(self, x: Tensor, filter_channels: int) -> None:
+        """Raise a `ValueError` unless `x` has the right dimensions and the right number of channels or features.
+
+        `filter_channels` is the number of channels or features that each filter sees, those of its group.
+        """
 
     @abc.abstractmethod
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -331,13 +335,13 @@ class DecoupledLayer(_TorchLayer, abc.ABC):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """Return the dtype of products: autocast's if it is enabled and `x` is not float64, else the promoted dtype."""
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the dtype that autocast gives to products with `x`, or None if it does not change them."""
     # torch's autocast leaves float64 inputs alone, too.
     device = x.device.type
     if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
-    return torch.promote_types(x.dtype, weight.dtype)
+    return None
 
 
 # The layers ----------------------------------------------------------------------------------------------------------
@@ -373,8 +377,8 @@ class _DecoupledConv(DecoupledLayer):
         super().__init__(*shape, bias=bias, padding_mode=padding_mode, device=device, dtype=dtype)
         self._configure(options)
 
-    def _check_shape(self, x: Tensor) -> None:
-        dims, channels = self.weight.ndim, self.weight.shape[1] * self.groups
+    def _check_shape(self, x: Tensor, filter_channels: int) -> None:
+        dims, channels = len(self.kernel_size) + 2, filter_channels * self.groups
         fits = x.ndim in (dims - 1, dims) and x.shape[1 - dims] == channels
         require(fits, "x", f"a tensor with {dims - 1} or {dims} dimensions and {channels} channels", tuple(x.shape))
 
@@ -396,7 +400,7 @@ class _DecoupledConv(DecoupledLayer):
         return y.squeeze(0) if self._is_single_sample(x) else y
 
     def _is_single_sample(self, x: Tensor) -> bool:
-        return x.ndim < self.weight.ndim
+        return x.ndim < len(self.kernel_size) + 2
 
 
 class DecoupledConv1d(_DecoupledConv, nn.Conv1d):
@@ -465,10 +469,9 @@ class _DecoupledRows(DecoupledLayer):
 
     groups = 1  # an attribute that convolutions have; here all filters see the same rows
 
-    def _check_shape(self, x: Tensor) -> None:
-        features = self._filters.shape[1]
-        fits = x.ndim > 0 and x.shape[-1] == features
-        require(fits, "x", f"a tensor whose last dimension has {features} entries", tuple(x.shape))
+    def _check_shape(self, x: Tensor, filter_channels: int) -> None:
+        fits = x.ndim > 0 and x.shape[-1] == filter_channels
+        require(fits, "x", f"a tensor whose last dimension has {filter_channels} entries", tuple(x.shape))
 
     def _inner_product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
