@@ -129,7 +129,7 @@ FLOWS = Recipe(
             for beta in (1, 2, 4, 10)
         ),
     ),
-    seeds=tuple(range(20)),
+    seeds=tuple(range(10)),
     metrics=(
         Metric("smallest_angle", "smallest angle °", ".1f", True),
         Metric("smallest_line_angle", "smallest angle of lines °", ".1f", True),
@@ -137,7 +137,7 @@ FLOWS = Recipe(
         Metric("other_path", "path of the others, rad", ".3f", None),
     ),
     covers=("F5.1", "F5.2", "F-D.1", "F-D.2"),
-    cost={"paper": 0.4, "cpu": 0.4, "smoke": 0.001},
+    cost={"paper": 0.2, "cpu": 0.2, "smoke": 0.001},
     figures=("penalty",),
     compute=flow,
     axes={"penalty": Axis("step", 0, 4000)},
