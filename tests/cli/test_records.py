@@ -38,7 +38,9 @@ def test_report_compares_rows_with_the_baseline_and_decides_claims(tmp_path):
     write_report(recipe, records, tmp_path)
     table = (tmp_path / "toy" / "table.md").read_text(encoding="utf-8")
     assert "## Differences to the baseline\n\n| method | compared with |" in table
-    assert "## Claims of the source\n" in table
+    assert "## Claims\n" in table
+    write_report(replace(recipe, covers=("T2.2",)), records, tmp_path)
+    assert "## Claims of the source\n" in (tmp_path / "toy" / "table.md").read_text(encoding="utf-8")
 
 
 def test_report_ignores_records_with_other_settings(tmp_path):

@@ -298,7 +298,8 @@ def aliases(first, repeat):
         (["--set", "epochs"], "--set must be KEY=VALUE, not 'epochs'"),
         (["--model=nowhere:Net"], "model 'nowhere:Net' cannot be imported: No module named 'nowhere'; run the command"),
         (["--out=/proc/nowhere"], "/proc/nowhere must be a writable folder"),
-        (["--out=list.json"], "list.json must be a writable folder"),
+        (["--out=list.json"], "--out must be a folder, not 'list.json'"),
+        (["--out=list.json", "--dry-run"], "--out must be a folder, not 'list.json'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -55,7 +55,7 @@ def _difference_tables(recipe: Recipe, records: Sequence[Record]) -> list[report
 
 
 def _claim_tables(recipe: Recipe, records: Sequence[Record]) -> list[report.Table]:
-    """Return the claims of the source with what the records say, or no table if none can be decided."""
+    """Return the claims of a recipe with what the records say, or no table if none can be decided."""
     cells = [
         [
             f"{one.claim.text} ({one.metric.heading})",
@@ -69,7 +69,8 @@ def _claim_tables(recipe: Recipe, records: Sequence[Record]) -> list[report.Tabl
     ]
     names = ("claim", "difference in the source", "difference here", "seeds", "verdict")
     caption = "Yes or no if the 95 % interval does not contain zero."
-    return [report.Table("Claims of the source", [report.Column(name) for name in names], cells, caption)] * bool(cells)
+    title = "Claims of the source" if recipe.covers else "Claims"
+    return [report.Table(title, [report.Column(name) for name in names], cells, caption)] * bool(cells)
 
 
 def _shown(difference: PairedDifference | None, metric: Metric) -> str | None:

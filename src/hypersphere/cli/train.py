@@ -51,6 +51,7 @@ def train(
     require(resume in RESUME, "--resume", f"one of {', '.join(RESUME)}", resume)
     if tensorboard:
         settings["trackers"] = [*(settings["trackers"] or []), "tensorboard"]
+    require(not out.is_file(), "--out", "a folder", str(out))
     resuming = resume == "auto" or restarts() > 0
     existing = Run.open(out) if resuming and (out / CONFIG).exists() else None
     if not resuming:

@@ -30,6 +30,15 @@ def escape(words: object) -> str:
     return html.escape(printable(str(words)))
 
 
+def prose(words: str) -> str:
+    """Escape a paragraph for HTML and show what is between backticks as code.
+
+    >>> prose("call `head(x, y)` & wait")
+    'call <code>head(x, y)</code> &amp; wait'
+    """
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(words))
+
+
 def element(tag: str, kind: str, words: str) -> str:
     """Return an element of a class with escaped text, or nothing if the text is empty.
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from hypersphere._files import MARK, replacing
 from hypersphere._validation import require, require_package
-from hypersphere.report._html import Displayable, asset, element, escape, fill_template, json_script, unbroken
+from hypersphere.report._html import Displayable, asset, element, escape, fill_template, json_script, prose, unbroken
 from hypersphere.report._text import joined_facts, listed
 from hypersphere.report._vega import THEME, chart_spec
 from hypersphere.report.images import Images, images_html
@@ -23,7 +23,7 @@ __all__ = ["Chart", "Page", "Section", "SideBySide", "Stack", "Tabs", "Text", "j
 
 @dataclass(frozen=True, repr=False)
 class Text(Displayable):
-    """Paragraphs, separated by blank lines in `body`; HTML in them is escaped."""
+    """Paragraphs, separated by blank lines in `body`. HTML is escaped, and text between backticks is shown as code."""
 
     title: str
     body: str
@@ -153,7 +153,7 @@ def page_html(page: Page) -> str:
     has_contents = len(links) > 3 or (len(links) > 1 and any(isinstance(section, Stack) for section in page.sections))
     contents = f"<nav aria-label='Contents'><ul>{''.join(links)}</ul></nav>" if has_contents else ""
     facts = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in page.meta.items())
-    header = f"<h1>{unbroken(page.title)}</h1><p class='lead'>{escape(page.lead)}</p>" if page.title else ""
+    header = f"<h1>{unbroken(page.title)}</h1><p class='lead'>{prose(page.lead)}</p>" if page.title else ""
     vega = f"<script>{_vega()}</script>\n" if Chart in kinds else ""
     return fill_template(
         "page.html",
@@ -189,7 +189,7 @@ def _body_html(section: Any, level: int) -> str:
     if isinstance(section, Images):
         return images_html(section)
     paragraphs = (" ".join(block.split()) for block in section.body.split("\n\n"))
-    return "".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs if paragraph)
+    return "".join(f"<p>{prose(paragraph)}</p>" for paragraph in paragraphs if paragraph)
 
 
 def _group_html(group: Any, level: int) -> str:

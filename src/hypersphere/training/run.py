@@ -342,7 +342,7 @@ def read_weights(source: str | Path, *, on_damage: Callable[[str], None] = warni
     if (path / CONFIG).is_file():
         return Run.open(path).checkpoint(on_damage=on_damage).weights()["objective"]
     is_file = path.suffix == ".safetensors" and path.is_file()
-    require(is_file, "initial weights", "the folder of a run or an existing .safetensors file", str(source))
+    require(is_file, "initial weights (--from)", "the folder of a run or an existing .safetensors file", str(source))
     try:
         return load_file(path)
     except SafetensorError as error:
