@@ -70,6 +70,7 @@ __all__ = [
     "class_terms",
     "reduce_samples",
     "reference_terms",
+    "safe_divisor",
     "sample_losses",
     "straight_through",
 ]
@@ -424,7 +425,7 @@ def _left_factor(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> _Left
     feature_norm, inverse_norm, rescaling, target_vector_norms = None, None, None, None
     if rule.needs_feature_norm or rule.feature_scale_norm is not None:
         norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-        feature_norm, inverse_norm = norms.squeeze(1), _nonzero(norms).reciprocal_()
+        feature_norm, inverse_norm = norms.squeeze(1), safe_divisor(norms).reciprocal_()
         if rule.feature_scale_norm is not None:
             rescaling = inverse_norm if rule.feature_scale_norm == 1 else inverse_norm * rule.feature_scale_norm
             x = x * rescaling
@@ -442,7 +443,7 @@ def _left_factor(x: Tensor, w: Tensor, labels: Tensor, rule: ScoreRule) -> _Left
     )
 
 
-def _nonzero(norms: Tensor) -> Tensor:
+def safe_divisor(norms: Tensor) -> Tensor:
     """Return the norms with ∞ in place of 0, so that a quotient by a zero norm is 0."""
     return torch.threshold(norms, 0.0, torch.inf)  # one operation, and it leaves a NaN unchanged
 
@@ -797,7 +798,7 @@ class _BackwardTerms(NamedTuple):
     def add_target_norm_gradient_(self, grad_w: Tensor) -> None:
         """Add the gradient through ‖w_y‖: ∂‖w_y‖/∂w_y = ŵ_y, and zero for a zero class vector."""
         norms = self.saved.target_norm
-        factor = self.grads.target_norm / _nonzero(norms)
+        factor = self.grads.target_norm / safe_divisor(norms)
         rows = self.saved.inputs.labels if self.saved.target_row is None else self.saved.target_row
         # A sample whose target is elsewhere has the norm 0, and adds 0 to the first row.
         rows = rows if self.rule.targets_present else rows.clamp_min(0)

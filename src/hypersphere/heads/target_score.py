@@ -15,7 +15,7 @@ from torch import Tensor
 from hypersphere.functions._autograd import differentiable_gradients, only_reverse_mode
 from hypersphere.functions.margin import Margin
 from hypersphere.heads._responses import Responses
-from hypersphere.heads.fused_loss import straight_through
+from hypersphere.heads.fused_loss import safe_divisor, straight_through
 
 __all__ = ["Target", "normalized_gradient_term", "product_score", "target_score"]
 
@@ -163,12 +163,7 @@ class _ExplicitScore(torch.autograd.Function):
 
 def _cosines(product: Tensor, magnitude: Tensor | float) -> Tensor:
     """Return c = z/h, and 0 where h is zero."""
-    return product / (_nonzero(magnitude) if isinstance(magnitude, Tensor) else magnitude)
-
-
-def _nonzero(norms: Tensor) -> Tensor:
-    """Return the norms with ∞ in place of 0, so that a quotient by a zero norm is 0."""
-    return norms.masked_fill(norms == 0, torch.inf)
+    return product / (safe_divisor(magnitude) if isinstance(magnitude, Tensor) else magnitude)
 
 
 # The normalized gradient ---------------------------------------------------------------------------------------------
@@ -194,7 +189,7 @@ def normalized_gradient_term(product: Tensor, psi: Psi, x: Tensor, x_norm: Tenso
     c = _cosines(product.detach(), x_norm)
     value, derivative = psi(c).detach(), _derivative(psi, c)
     with torch.no_grad():
-        inverse_norm = 1 / _nonzero(x_norm)
+        inverse_norm = 1 / safe_divisor(x_norm)
         along_x = value - derivative * c
         length = torch.hypot(derivative, along_x * inverse_norm)
         x_hat = x.detach() * inverse_norm.unsqueeze(1)
