@@ -1,6 +1,7 @@
 """Recipes of training by rotation: what they cover, the networks of the source at full size, data in their layouts."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -204,6 +205,17 @@ def test_source_energy_reproduces_the_printed_energies():
         if "mean" in row.name and row.name.startswith("OPT"):
             computed = start.source_energy(start.INITIAL_ENERGY.config(row, "paper").init, 0)
             assert computed == pytest.approx(row.printed_numbers()["source_energy"], abs=7e-3)
+
+
+def test_initial_energy_of_the_source_is_measured_with_the_mean_of_the_source(monkeypatch):
+    row, seen = "OPT (CP), mean 5e-2", []
+    monkeypatch.setattr(start, "source_energy", lambda init, *_: seen.append(init.options["mean"]) or 0.0)
+    config = start.INITIAL_ENERGY.config(row, "cpu")
+    assert config.init.options["mean"] == 0.1  # twice as large, for neurons of a quarter of the length
+    lines = [{"kind": "validation", "step": 0, "epoch": 0, "accuracy": 0.1, "energy": {"hidden": 1.0}}]
+    run, experiment = SimpleNamespace(metrics=lambda: lines), SimpleNamespace(config=config)
+    start.measure_start(experiment, run, **start.INITIAL_ENERGY.settings(row, "cpu")["measure"])
+    assert seen == [0.05]
 
 
 def test_source_energy_falls_by_refinement():

@@ -27,6 +27,7 @@ from hypersphere.recipes.rotation.settings import (
     method_row,
 )
 from hypersphere.rotation import refine_neurons
+from hypersphere.rotation.training import RotationOptions
 from hypersphere.training import Experiment, Run
 from hypersphere.training.components import create
 from hypersphere.training.config import Component, merge
@@ -34,14 +35,23 @@ from hypersphere.training.config import Component, merge
 __all__ = ["INITIAL_ENERGY", "measure_start", "source_energy"]
 
 
-def measure_start(experiment: Experiment, run: Run) -> Outcome:
-    """Return the energy before training, of the trained network and of CNN-6 at the size of the source."""
+def measure_start(experiment: Experiment, run: Run, *, mean_factor: float) -> Outcome:
+    """Return the energy before training, of the trained network and of CNN-6 at the size of the source.
+
+    Args:
+        experiment, run: the trained network.
+        mean_factor: the factor by which the mean of the weights is larger than in the source.
+    """
     config = experiment.config
     start = outcome_of_lines(run.metrics()).curves["energy"][0]
     if config.selection:  # a trial
         return Outcome({"start_energy": start})
+    init = config.init
+    if "mean" in init.options:
+        init = Component(init.name, {**init.options, "mean": init.options["mean"] / mean_factor})
     options = config.rotation.options
-    refined = source_energy(config.init, config.seed, options.get("refine"), options.get("refine_steps", 1))
+    steps = options.get("refine_steps", RotationOptions.refine_steps)
+    refined = source_energy(init, config.seed, options.get("refine"), steps)
     return Outcome({"source_energy": refined, "start_energy": start})
 
 
@@ -128,7 +138,7 @@ INITIAL_ENERGY = Recipe(
     title="The energy that training starts from: shifted means and refined neurons",
     reference="table 7.2 of the thesis, table 2 of the OPT paper (tables 4 and 7.6)",
     base={**CNN_BASE, "init": "he"},
-    scales=cnn_scales(),
+    scales=cnn_scales(paper={"mean_factor": 1.0}, cpu={"mean_factor": _SMALLER}, smoke={"mean_factor": 1.0}),
     rows=(
         *(
             _mean_row(
