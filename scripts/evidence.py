@@ -1,4 +1,4 @@
-"""Write `docs/evidence.md` from the records in `results/`: every claim of the sources with what the records say.
+"""Write `docs/evidence.md` from the records in `results/`: every claim that they decide, with its verdict.
 
     python scripts/evidence.py
 
@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from hypersphere.recipes import PARTS, RECIPES, Recipe, read_records, source_entries
-from hypersphere.recipes.evidence import Decision, decide_claims
+from hypersphere.recipes.evidence import Decision, decide_claims, format_difference
 from hypersphere.recipes.record import Record
 
 ROOT = Path(__file__).parent.parent
@@ -25,9 +25,10 @@ COLUMNS = ("claim", "source", "printed difference", "here", "seeds", "verdict", 
 INTRODUCTION = """# Evidence
 
 What the experiments of the sources show when they are run with this library. The experiments here are smaller than
-those of the sources: each recipe says how. Settings were chosen on data held out from training, with the same number
-of trials for every method, and the plan is part of the recipe. Differences are paired by seed, with a 95 % interval
-of Student's t. A claim is decided *yes* or *no* if the interval does not contain zero, else *not resolved*.
+those of the sources: each recipe says how. Where a recipe tunes settings, all its methods have the same number of
+trials on data held out from training, and the plan is part of the recipe; the notes of the others say that nothing is
+tuned. Differences are paired by seed, with a 95 % interval of Student's t. A claim is decided *yes* or *no* if the
+interval does not contain zero, else *not resolved*.
 `hypersphere reproduce NAME` runs a recipe again, and `hypersphere report results/NAME` makes its page.
 """
 
@@ -61,12 +62,10 @@ def page(results: dict[str, list[Record]]) -> str:
 
 def line(recipe: Recipe, decision: Decision) -> str:
     """Return the row of a claim."""
-    form, difference = decision.metric.format, decision.difference
-    printed = "–" if decision.source is None else f"{decision.source:+{form}}"
-    here, seeds = "–", "–"
-    if difference is not None:
-        here = f"{difference.mean:+{form}} ({difference.low:+{form}} to {difference.high:+{form}})"
-        seeds = str(difference.pairs)
+    difference = decision.difference
+    assert difference is not None  # the page has the claims that can be decided
+    printed = "–" if decision.source is None else f"{decision.source:+{decision.metric.format}}"
+    here, seeds = format_difference(difference, decision.metric), str(difference.pairs)
     text = f"{decision.claim.text} ({decision.metric.heading})"
     cells = [text, decision.claim.source, printed, here, seeds, f"**{decision.verdict}**", _link(recipe, recipe.name)]
     return f"| {' | '.join(cells)} |"
@@ -79,10 +78,13 @@ def _link(recipe: Recipe, text: str) -> str:
 def links(recipes: list[Recipe], results: dict[str, list[Record]]) -> str:
     """Return the list of recipes with records, and of those that were not run here."""
     run = [recipe for recipe in recipes if results[recipe.name]]
-    listed = [
-        f"- {_link(recipe, recipe.title)}, `{recipe.name}`: {', '.join(recipe.covers) or 'not in the sources'}"
-        for recipe in run
-    ]
+    listed = []
+    for recipe in run:
+        covered = ", ".join(recipe.covers) or "not in the sources"
+        rows = recipe.rows_at("cpu")
+        done = {record.row for record in results[recipe.name]}
+        part = f"; {len(done)} of {len(rows)} rows" if len(done) < len(rows) else ""
+        listed.append(f"- {_link(recipe, recipe.title)}, `{recipe.name}`: {covered}{part}")
     others = [recipe for recipe in recipes if not results[recipe.name]]
     entries = source_entries()
     missing = [name for recipe in others for name in recipe.covers if name in entries]

@@ -1,6 +1,7 @@
 """Settings that are chosen on held-out training data before the seeds of a row run."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -54,6 +55,15 @@ def test_finished_trials_and_rows_are_not_run_again(tmp_path):
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     assert execute(tuned(), tmp_path) == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == stamps
+
+
+def test_seeds_are_added_to_published_records_without_repeating_the_trials(tmp_path):
+    (first,) = execute(tuned(), tmp_path, seeds=[0])
+    (folder,) = tmp_path.rglob("trials")
+    shutil.rmtree(folder)
+    records = execute(tuned(), tmp_path)
+    assert [(one.seed, one.chosen, one.trials) for one in records] == [(s, first.chosen, first.trials) for s in (0, 1)]
+    assert not folder.exists()
 
 
 def test_record_is_not_current_if_the_grid_changes(tmp_path):

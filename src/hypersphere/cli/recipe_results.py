@@ -12,7 +12,7 @@ from hypersphere.cli.options import check_run
 from hypersphere.cli.output import warn
 from hypersphere.evaluation import PairedDifference
 from hypersphere.recipes import RECIPES, Metric, Recipe, Record, read_records, read_tensors, run_name
-from hypersphere.recipes.evidence import decide_claims, differences_to_baseline
+from hypersphere.recipes.evidence import decide_claims, differences_to_baseline, format_difference
 
 __all__ = ["recipe_results", "stored_results", "write_report"]
 
@@ -48,10 +48,15 @@ def _difference_tables(recipe: Recipe, records: Sequence[Record]) -> list[report
     columns = [report.Column("method"), report.Column("compared with")]
     columns += [report.Column(metric.heading, metric.higher_is_better) for metric in shown]
     cells = [
-        [name, baselines[name], *(_shown(found[metric.key].get(name), metric) for metric in shown)] for name in names
+        [name, baselines[name], *(_formatted(found[metric.key].get(name), metric) for metric in shown)]
+        for name in names
     ]
     caption = "Mean difference, paired by seed, with its 95 % interval (Student's t)."
     return [report.Table("Differences to the baseline", columns, cells, caption)]
+
+
+def _formatted(difference: PairedDifference | None, metric: Metric) -> str | None:
+    return None if difference is None else format_difference(difference, metric)
 
 
 def _claim_tables(recipe: Recipe, records: Sequence[Record]) -> list[report.Table]:
@@ -60,7 +65,7 @@ def _claim_tables(recipe: Recipe, records: Sequence[Record]) -> list[report.Tabl
         [
             f"{one.claim.text} ({one.metric.heading})",
             None if one.source is None else f"{one.source:+{one.metric.format}}",
-            _shown(one.difference, one.metric),
+            format_difference(one.difference, one.metric),
             str(one.difference.pairs),
             one.verdict,
         ]
@@ -71,17 +76,6 @@ def _claim_tables(recipe: Recipe, records: Sequence[Record]) -> list[report.Tabl
     caption = "Yes or no if the 95 % interval does not contain zero."
     title = "Claims of the source" if recipe.covers else "Claims"
     return [report.Table(title, [report.Column(name) for name in names], cells, caption)] * bool(cells)
-
-
-def _shown(difference: PairedDifference | None, metric: Metric) -> str | None:
-    """Return a difference with its interval as text."""
-    if difference is None:
-        return None
-    if difference.pairs == 1:
-        return f"{difference.mean:+{metric.format}} (one seed)"
-    return (
-        f"{difference.mean:+{metric.format}} ({difference.low:+{metric.format}} to {difference.high:+{metric.format}})"
-    )
 
 
 def write_report(recipe: Recipe, records: Sequence[Record], out: Path) -> Path:

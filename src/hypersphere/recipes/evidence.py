@@ -9,7 +9,7 @@ from hypersphere.evaluation import PairedDifference, paired_difference
 from hypersphere.recipes.recipe import Claim, Metric, Recipe, Row
 from hypersphere.recipes.record import Record
 
-__all__ = ["Decision", "decide_claims", "difference_between", "differences_to_baseline"]
+__all__ = ["Decision", "decide_claims", "difference_between", "differences_to_baseline", "format_difference"]
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,7 @@ class Decision:
         return self.difference.verdict(bool(self.metric.higher_is_better))
 
 
-def difference_between(
-    records: Sequence[Record], first: str, second: str, metric: str, confidence: float = 0.95
-) -> PairedDifference | None:
+def difference_between(records: Sequence[Record], first: str, second: str, metric: str) -> PairedDifference | None:
     """Return the difference of two rows over the seeds that both have; None if there is no such seed."""
     values = {
         row: {
@@ -52,7 +50,19 @@ def difference_between(
     seeds = sorted(values[first].keys() & values[second].keys())
     if not seeds:
         return None
-    return paired_difference([values[first][s] for s in seeds], [values[second][s] for s in seeds], confidence)
+    return paired_difference([values[first][s] for s in seeds], [values[second][s] for s in seeds])
+
+
+def format_difference(difference: PairedDifference, metric: Metric) -> str:
+    """Return a difference with its interval as text.
+
+    >>> format_difference(paired_difference([2.0, 3.0], [1.0, 2.5]), Metric("error", "error", ".1f"))
+    '+0.8 (-2.4 to +3.9)'
+    """
+    form = f"+{metric.format}"
+    if difference.pairs == 1:
+        return f"{difference.mean:{form}} (one seed)"
+    return f"{difference.mean:{form}} ({difference.low:{form}} to {difference.high:{form}})"
 
 
 def differences_to_baseline(recipe: Recipe, records: Sequence[Record], metric: str) -> dict[str, PairedDifference]:

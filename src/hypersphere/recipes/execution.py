@@ -74,7 +74,8 @@ def execute(
     options: dict[str, Any] = {"device": device, "data_root": data_root, "stop": stop, "say": say}
     environment, records = made_with(), list[Record]()
     for row in chosen:
-        selection = _tune(recipe, row, scale, changes, out, environment, options)
+        selection = _stored_selection(recipe, row, scale, changes, out, numbers)
+        selection = selection or _tune(recipe, row, scale, changes, out, environment, options)
         if selection is None:
             break
         for seed in numbers:
@@ -101,6 +102,18 @@ class Selection:
 
     chosen: Mapping[str, Any] = field(default_factory=dict)
     trials: Sequence[Mapping[str, Any]] = ()
+
+
+def _stored_selection(
+    recipe: Recipe, row: Row, scale: str, overrides: dict[str, Any], out: Path, seeds: Sequence[int]
+) -> Selection | None:
+    """Return the choice that a current record of the row was made with, or None. It needs no records of trials."""
+    for seed in seeds:
+        path = record_path(out, recipe.name, row.name, seed, overrides, scale)
+        record = Record.read(path) if path.exists() else None
+        if record is not None and record.trials and record.overrides == overrides and record.is_current(recipe):
+            return Selection(record.chosen, record.trials)
+    return None
 
 
 def _tune(

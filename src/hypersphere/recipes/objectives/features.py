@@ -296,7 +296,7 @@ FACES = Recipe(
     "are those of training photographs, pairs those of the first two people, as in the thesis. Network, m of figure "
     "2.7, schedule and λ are not stated: SphereFace-20 for 100 epochs at the paper scale; four convolutions of 16 "
     "to 64 filters with batch normalisation for 30 epochs at the cpu scale, on faces of 48×56 grey pixels; λ falls "
-    "to 1. Nothing is tuned: the rows share one learning rate, and the figure shows shapes.",
+    "to 5. Nothing is tuned: the rows share one learning rate, and the figure shows shapes.",
 )
 
 
