@@ -83,6 +83,7 @@ def test_adapt_names_invalid_arguments(model_folder, text, tmp_path, fails):
         ((model_folder, "--text", tmp_path / "none.txt"), "--text must be an existing file"),
         ((model_folder, "--text", tmp_path / "short.txt"), "--text must be a text of at least 660 tokens, not 5"),
         ((model_folder, "--text", text, "--out", tmp_path / "used"), "--out must be a new or an empty folder"),
+        ((model_folder, "--text", text, "--device", "toaster"), "device 'toaster' cannot be used"),
         ((model_folder, "--text", text, "--block-size", "3"), "block_size must be a divisor of 16"),
         (
             (model_folder, "--text", text, "--block-size", "4", "--peft"),

@@ -162,11 +162,25 @@ def test_calibrate_warns_if_training_has_seen_the_classes(plain, succeeds, tmp_p
     assert "assume that 1% of the pairs are same" in out
 
 
+@pytest.mark.parametrize(("paired", "single"), [(2, 2), (3, 1), (2, 3), (4, 0), (3, 4)])
+def test_both_halves_of_few_classes_have_same_and_different_pairs(paired, single):
+    labels = torch.tensor([*range(paired), *range(paired + single)]).sort().values
+    features = torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(0))
+    names = [f"person {number}" for number in range(paired + single)]
+    for seed in range(5):
+        fitted = RunCalibration.fit(features, labels, names, step=0, fingerprint="", open_set=True, seed=seed)
+        measured = fitted.measure(features, labels, names)
+        assert measured["classes"] == paired + single - len(fitted.classes)
+        assert min(measured["same"], measured["different"]) >= 1
+
+
 def test_calibrate_rejects_what_it_cannot_use(people, photos, fails, tmp_path):
     for words in (["--pca", 3], ["--mirror"], ["--subtract-mean"]):
         assert f"{words[0]} must be omitted with --calibrate" in fails(
             2, "evaluate", people.folder, "--calibrate", *words
         )
+    line = fails(2, "evaluate", people.folder, "--same", tmp_path / "same.npy")
+    assert "--same must be omitted if RUN is the folder of a run" in line
     assert "--prior must be a probability" in fails(2, "evaluate", people.folder, "--calibrate", "--prior", 1)
     np.save(tmp_path / "x.npy", np.eye(4))
     line = fails(2, "evaluate", tmp_path / "x.npy", tmp_path / "x.npy", "--calibrate")

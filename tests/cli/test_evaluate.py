@@ -279,6 +279,8 @@ def test_evaluate_omits_pairs_if_every_class_has_one_sample(draw_images, succeed
         (["features.npy", "labels.npy", "--pairs", "pairs.txt"], "pairs.txt not found"),
         (["features.npy", "labels.npy", "--ranks", "first"], "--ranks must be numbers separated by commas"),
         (["features.npy", "labels.npy", "--ranks", "0"], "ranks must be integers >= 1"),
+        (["features.npy", "labels.npy", "--ranks", "5/2"], "--ranks must be numbers separated by commas, not '5/2'"),
+        (["features.npy", "labels.npy", "--prior", "0.2"], "--prior must be omitted without --calibrate, not 0.2"),
         (["features.npy", "labels.npy", "--far", "2"], "far must be a rate in (0, 1)"),
         (["features.npy", "labels.npy", "--far", "1/0"], "--far must be numbers separated by commas"),
         (["features.npy", "labels.npy", "--json", "."], "--json must be a file with suffix .json"),

@@ -21,7 +21,7 @@ def outputs(run):
         return x.numpy(), features.numpy(), experiment.head.scores(features).numpy()
 
 
-def test_fold_makes_a_rotated_run_plain(rotated, succeeds, tmp_path):
+def test_fold_makes_a_rotated_run_plain(rotated, succeeds, fails, tmp_path):
     out = succeeds("fold", rotated.folder, "--out", tmp_path / "plain")
     folded = Run.open(tmp_path / "plain")
     assert folded.config.rotation.name == "none"
@@ -36,6 +36,7 @@ def test_fold_makes_a_rotated_run_plain(rotated, succeeds, tmp_path):
         succeeds("evaluate", tmp_path / "plain", "--bootstrap", 0).splitlines()[1:]
         == succeeds("evaluate", rotated.folder, "--bootstrap", 0).splitlines()[1:]
     )
+    assert "plain has no best checkpoint" in fails(2, "evaluate", tmp_path / "plain", "--step", "best")
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 
@@ -55,7 +56,7 @@ def test_fold_replaces_linear_operators_by_convolutions(weighting, succeeds, tmp
 
 def test_fold_keeps_operators_that_depend_on_patch_norms(fails, succeeds, tanh, tmp_path):
     line = fails(2, "fold", tanh.folder)
-    assert "nothing to fold: 4 layers with the operator 'tanh', which depends on the norm of each patch" in line
+    assert "cannot be folded: 4 layers with the operator 'tanh', which depends on the norm of each patch" in line
     both = train(tmp_path / "both", operator="sphere_norm", rotation="cayley", epochs=1)
     assert "not folded: 4 layers with the operator 'sphere_norm'" in succeeds("fold", both.folder)
     folded = Run.open(both.folder / "folded")

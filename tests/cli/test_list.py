@@ -54,7 +54,7 @@ def test_list_rejects_unknown_menus_and_entries(fails):
     assert "entry must be one of softmax," in fails(2, "list", "heads", "hat")
     assert fails(2, "list", "heads", "cosface").endswith("not 'cosface'; did you mean am_softmax?\n")
     assert fails(2, "list", "networks", "opt").endswith("not 'opt'; did you mean opt_cnn6 or opt_cnn9?\n")
-    assert "--json must be given with a menu" in fails(2, "list", "--json")
+    assert "--json needs the name of a menu" in fails(2, "list", "--json")
 
 
 def test_list_recipes_shows_tables_and_finds_recipes_by_them(succeeds, fails):

@@ -206,7 +206,7 @@ def test_commands_import_foreign_code_only_if_trusted(name, foreign, fails, comm
     assert "my_net" not in sys.modules
     code, out, errors = command(name, "run", "--trust-code", *(["--to=torch"] if name == "export" else []))
     assert "imported" in out
-    expected = (2, "hypersphere: run has nothing to fold: all its layers are plain\n") if name == "fold" else (0, "")
+    expected = (2, "hypersphere: run cannot be folded: all its layers are plain\n") if name == "fold" else (0, "")
     assert (code, errors) == expected
 
 

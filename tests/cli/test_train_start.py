@@ -102,7 +102,9 @@ def test_train_from_rejects_invalid_sources(tmp_path, fails, train):
         assert not (tmp_path / "run").exists()
         return error
 
-    assert "initial weights (--from) must be the folder of a run or an existing .safetensors file" in refuse(2, tmp_path)
+    assert "initial weights (--from) must be the folder of a run or an existing .safetensors file" in refuse(
+        2, tmp_path
+    )
     assert "initial weights (--from) must be the folder of a run or an existing .safetensors file" in refuse(
         2, tmp_path / "nowhere"
     )

@@ -339,10 +339,7 @@ def test_experiment_suggests_the_closest_name(part):
         ({"model": "pointnet"}, "model.name must be a pointnet on points, and another model otherwise"),
         ({"model": {"name": "toy_cnn", "conv": 1}}, "model.conv is not an option of toy_cnn"),
         ({"model": {"name": "mlp", "norm": "layer"}}, "model.norm must be one of batch, group, none"),
-        (
-            {"model": {"name": "auto", "widths": [3]}},
-            "model.name must be the name of a model if it has options, not 'auto'",
-        ),
+        ({"model": {"name": "auto", "widths": [3]}}, "model 'auto' has no options, but got widths; name a model"),
         (
             {"optimizer": {"name": "sgd", "decay_everything": "false"}},
             "decay_everything must be true or false, not 'false'",

@@ -91,6 +91,8 @@ def test_config_declares_help_for_every_setting_and_a_menu_for_every_component()
         ({"ema": 1}, "ema must be a number >= 0 and < 1, or null, not 1.0"),
         ({"embedding": {"dropout": 1.5}}, "embedding.dropout must be a number >= 0 and < 1, not 1.5"),
         ({"clip": math.nan}, "clip must be a number > 0, or null, not nan"),
+        ({"clip": math.inf}, "clip must be a number > 0, or null, not inf"),
+        ({"clip": 10**400}, "clip must be a number > 0, or null, not 1000"),
         ({"precision": "float8"}, "precision must be one of float32, bfloat16, float16, not 'float8'"),
         ({"compile": "yes"}, "compile must be true or false, not 'yes'"),
         ({"head": {"m": 4}}, "head must be a name, or a mapping with a name and options, not {'m': 4}"),

@@ -8,6 +8,7 @@ from hypersphere.data import Batches
 from hypersphere.heads import ShardedHead, softmax
 from hypersphere.training import Objective, embed, fit, minimize, predict
 from hypersphere.training.distributed import Parallel
+from hypersphere.training.loop import Progress
 
 
 def blobs(n=60, classes=3, seed=0):
@@ -195,6 +196,45 @@ def test_minimize_ends_after_a_number_of_steps():
     )
     assert ended == [1, 2]  # four batches per epoch
     assert len(history) == 2
+
+
+class FivePartPass:
+    """Batches of a pass that continues where it was left, like a stateful loader."""
+
+    def __init__(self):
+        self.position, self.ended = 0, 0  # `ended` counts requests past the end
+
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        while self.position < 5:
+            self.position += 1
+            yield blobs(12, seed=self.position)
+        self.position, self.ended = 0, self.ended + 1
+
+
+@pytest.mark.parametrize("first_steps", [1, 2, 3])
+def test_minimize_never_asks_for_a_batch_past_the_end_before_the_step_is_counted(first_steps):
+    # 5 batches in groups of two: the third group of each pass has one batch.
+    model, head, optimizer = parts()
+    data, progress, seen = FivePartPass(), Progress(), []
+
+    def on_step(at):
+        seen.append((at.position, data.ended))
+
+    for steps in (first_steps, 6):  # training that ended within a pass is continued
+        minimize(
+            Objective(model, head),
+            data,
+            optimizer=optimizer,
+            steps=steps,
+            accumulate=2,
+            batch_sizes=[12] * 5,
+            on_step=on_step,
+            progress=progress,
+        )
+    assert seen == [(2, 0), (4, 0), (5, 0), (2, 1), (4, 1), (5, 1)]
 
 
 @pytest.fixture

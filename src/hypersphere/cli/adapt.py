@@ -25,14 +25,14 @@ def adapt(
     ],
     text: Annotated[Path, typer.Option(help="File with the text to train on, in UTF-8.")],
     out: Annotated[Path, typer.Option(help="Folder to write the adapter to.")] = Path("adapter"),
-    method: Annotated[str, typer.Option(help="Orthogonal map, see `hypersphere list rotations`.")] = "cayley",
+    method: Annotated[str, typer.Option(help="Orthogonal map: cayley, neumann, exponential, householder…")] = "cayley",
     block_size: Annotated[int, typer.Option(min=2, help="Size of the blocks of each rotation.")] = 32,
     factors: Annotated[int, typer.Option(min=1, help="Butterfly factors of each rotation (BOFT).")] = 1,
     side: Annotated[str, typer.Option(help="What linear layers rotate: auto, weight or input.")] = "auto",
     dropout: Annotated[
         float, typer.Option(help="Probability with which a block is replaced by the identity in training.")
     ] = 0.0,
-    quantize: Annotated[str | None, typer.Option(help="Store the frozen weights as int8.")] = None,
+    quantize: Annotated[str | None, typer.Option(help="Format of the frozen weights: int8.")] = None,
     embeddings: Annotated[bool, typer.Option("--embeddings", help="Rotate embeddings, too.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Number of optimiser steps.")] = 200,
     batch: Annotated[int, typer.Option(min=1, help="Sequences per step.")] = 8,
@@ -51,8 +51,10 @@ def adapt(
 
     from hypersphere import rotation
     from hypersphere.training import minimize
+    from hypersphere.training.processes import choose_device
     from hypersphere.training.text import NextToken, TextWindows
 
+    place = choose_device(device)
     occupied = out.exists() and (not out.is_dir() or any(out.iterdir()))
     require(not occupied, "--out", "a new or an empty folder", str(out))
     network, tokens = _read(model, text)
@@ -62,7 +64,6 @@ def adapt(
     shortest = 2 * (length + 1)
     require(len(test) >= shortest, "--text", f"a text of at least {round(shortest / HELD_OUT):,} tokens", len(tokens))
     torch.manual_seed(seed)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     rotation.rotate_(
         network,
         method,

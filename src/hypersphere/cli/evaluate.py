@@ -59,8 +59,8 @@ def evaluate(
         ),
     ] = False,
     prior: Annotated[
-        float, typer.Option(help="With --calibrate: fraction of same pairs that probabilities assume.")
-    ] = 0.5,
+        float | None, typer.Option(help="With --calibrate: fraction of same pairs that probabilities assume (0.5).")
+    ] = None,
     step: options.Step = None,
     json: options.JsonFile = None,
     device: options.Device = None,
@@ -88,10 +88,12 @@ def evaluate(
         pca=pca,
         mirror=mirror,
         calibrate=calibrate,
-        prior=prior,
+        prior=0.5 if prior is None else prior,
     )
+    require(prior is None or calibrate, "--prior", "omitted without --calibrate", prior)
     if options.is_run(source):
-        require(second is None, "SECOND", "omitted if RUN is the folder of a run", str(second))
+        for option, value in (("SECOND", second), ("--same", same)):
+            require(value is None, option, "omitted if RUN is the folder of a run", str(value))
         opened = open_run(source, data_root, step=step, device=device, trust_code=trust_code)
         results = measure_run(opened, protocol)
     else:

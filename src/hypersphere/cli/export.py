@@ -63,7 +63,7 @@ def export(
     if experiment.data.graph is not None:
         raise ValueError("export needs a run on images or points; a run on a graph has no separate inputs")
     calibrated = _calibration(opened) if calibration else None
-    # The card of an earlier export names its pair graph. A file that no card names belongs to somebody else.
+    # The card of an earlier export names its pair graph. A file that no card names is not overwritten.
     is_ours = card.is_file() and f'"{pair_target.name}"' in card.read_text(encoding="utf-8")
     if calibrated is not None and not is_ours:
         check_target("--out", pair_target, [SUFFIXES[to]])

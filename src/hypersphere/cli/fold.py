@@ -55,7 +55,7 @@ def fold(
     reason = "which depends on the norm of each patch and has no plain equivalent"
     unfolded = f"{remaining} layers with the operator {config.operator.name!r}, {reason}"
     if not rotated and not operators:
-        raise ValueError(f"{folder} has nothing to fold: {unfolded if remaining else 'all its layers are plain'}")
+        raise ValueError(f"{folder} cannot be folded: {unfolded if remaining else 'all its layers are plain'}")
     plain = _plain_experiment(opened, has_operator=not operators, trust_code=trust_code)
     folded = FeaturesAndScores(plain.network, plain.head)
     difference = largest_difference(before, folded.outputs(batches))

@@ -54,7 +54,7 @@ def list_menus(
     entry: Annotated[
         str | None,
         typer.Argument(
-            help="Show only this entry of the menu, with its options; a recipe also by a table, such as T6.1."
+            help="Show only this entry of the menu, with its options. A recipe may be named by a table, such as T6.1."
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of the entries of the menu.")] = False,
@@ -62,7 +62,8 @@ def list_menus(
     """List the available heads, networks, data sets, recipes and so on, or show one entry with its options."""
     from rich.console import Console
 
-    require(not json or menu is not None, "--json", "given with a menu", "--json alone")
+    if json and menu is None:
+        raise ValueError("--json needs the name of a menu, such as heads")
     title = None if menu is None else find_title(menu)
     if title is not None and entry is not None:
         entry = _find_entry(title, entry)

@@ -95,7 +95,7 @@ TrustCode = Annotated[
 
 
 def parse_numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    """Parse numbers that are separated by commas; fractions such as 8/255 are allowed.
+    """Parse numbers that are separated by commas; unless they are integers, fractions such as 8/255 are allowed.
 
     >>> parse_numbers("--far", "0.1,1/100", float)
     (0.1, 0.01)
@@ -108,4 +108,6 @@ def parse_numbers(option: str, text: str, kind: Callable[[str], Number]) -> tupl
 
 def _number(text: str, kind: Callable[[str], Number]) -> Number:
     above, line, below = text.partition("/")
-    return kind(above) if not line or kind is int else kind(above) / kind(below)  # type: ignore[return-value]
+    if line and kind is not int:
+        return kind(above) / kind(below)  # type: ignore[return-value]
+    return kind(text)

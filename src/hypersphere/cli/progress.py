@@ -133,7 +133,7 @@ def _clock(seconds: float) -> str:
 
 @contextmanager
 def recipe_progress(console: Console, total: int) -> Iterator[Callable[[Row, int, float], None]]:
-    """Yield a function that shows the part of a row and seed that is done.
+    """Yield a function that shows which fraction of a row and seed is done.
 
     A terminal shows a bar; other outputs get one line per finished row and seed, of which there are `total`. The line
     says "recorded" for a row and seed that was finished before.

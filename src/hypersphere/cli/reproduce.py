@@ -54,7 +54,7 @@ def reproduce(
     from hypersphere.cli.recipe_results import recipe_results, write_report
     from hypersphere.training import interrupts, process_group
 
-    console = Console()
+    console, is_first = Console(), int(os.environ.get("RANK", 0)) == 0
     bar = recipe_progress(console, len(chosen_rows) * len(chosen_seeds))
     with interrupts() as signals, process_group(device) as place, bar as on_progress:
         signals.deferred = recipe.compute is None  # training stops after a step; other computations stop at once
@@ -67,13 +67,13 @@ def reproduce(
             overrides=overrides,
             device=place,
             data_root=data_root,
-            on_progress=on_progress,
+            on_progress=on_progress if is_first else None,
             stop=lambda: signals.came,
-            say=warn,
+            say=warn if is_first else lambda message: None,
         )
         if signals.came:
             raise KeyboardInterrupt
-    if int(os.environ.get("RANK", 0)) == 0:
+    if is_first:
         page = write_report(recipe, records, out)  # before printing, so that a closed pipe cannot prevent it
         report.print_table(report.summary_table(recipe_results(recipe, records, out)), console)
         print_line(f"\nReport: {page}")

@@ -51,6 +51,6 @@ def search(
     columns = [report.Column("image"), report.Column("name"), report.Column("cosine", format=".4f")]
     columns += [report.Column("probability", format=".3f")] * (calibration is not None)
     lines = [[one["image"], *row.values()] for one in found for row in one["matches"]]
-    note = "Probability: that the image and the nearest photo of this name show the same, for one pair of photos."
+    note = "Probability: that the image and the nearest photo of this name show the same identity."
     title = f"{len(enrolled)} photos of {len(set(enrolled.names))} names"
     report.print_table(report.Table(title, columns, lines, "" if calibration is None else note))

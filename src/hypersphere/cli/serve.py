@@ -11,7 +11,7 @@ from hypersphere.cli.output import print_line, warn
 
 __all__ = ["serve"]
 
-LOOPBACK = ("127.0.0.1", "localhost")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 AT_ONCE = 32  # connections; further ones are answered with code 503
 
 

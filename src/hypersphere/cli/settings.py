@@ -1,6 +1,6 @@
 """Settings from the command line: options derived from the fields of `Config`, settings files, dotted arguments.
 
-Also settings as text that is short to read: JSON of few lines.
+Also the compact JSON of `--dry-run`.
 Nothing here imports torch.
 """
 

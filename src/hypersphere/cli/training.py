@@ -113,7 +113,8 @@ def _open_locked(out: Path, experiment: Experiment, source: str | None, resuming
             require(experiment.steps >= done, "epochs or steps", accepted, experiment.steps)
             run.with_config(experiment.config)  # settings that may change are updated
 
-    processes.raise_any(problem_of(prepare))
+    # Also an `OSError`, if other processes would wait for this one.
+    processes.raise_any(problem_of(prepare, (ValueError, OSError) if processes.size > 1 else ValueError))
     return Run.open(out)
 
 

@@ -196,11 +196,13 @@ class Processes:
             ) from error
 
 
-def problem_of(check: Callable[[], object]) -> str | None:
-    """Return the message of the `ValueError` that `check` raises, or None."""
+def problem_of(
+    check: Callable[[], object], errors: type[Exception] | tuple[type[Exception], ...] = ValueError
+) -> str | None:
+    """Return the message of the error that `check` raises, or None. Errors of other classes are not caught."""
     try:
         check()
-    except ValueError as error:
+    except errors as error:
         return str(error)
     return None
 

@@ -172,7 +172,7 @@ class Experiment:
         if not config.head.is_import_path:
             _require_two_classes(config, split)
         sizes = self.network.feature_dim, len(split.classes)
-        # The class vectors of a large divided head are never in one process: each draws its rows from common seeds.
+        # All class vectors of a large divided head may not fit in one process, so each process draws its own rows.
         # Smaller heads start from the same class vectors as in one process. Given values must be read completely.
         per_class = any(isinstance(value, list) for value in head_component.options.values())
         keeps_values = per_class or config.init.name != "default" or weights is not None
@@ -403,7 +403,8 @@ def resolve(config: Config, split: data.DataSplit, shape: tuple[int, ...]) -> Co
         shape: shape of an input, empty for a graph.
     """
     if config.model.name == "auto":
-        require(not config.model.options, "model.name", "the name of a model if it has options", "auto")
+        if config.model.options:
+            raise ValueError(f"model 'auto' has no options, but got {', '.join(config.model.options)}; name a model")
         config = replace(
             config, model=Component(*models.auto_model(shape, len(split.classes), graph=split.graph is not None))
         )

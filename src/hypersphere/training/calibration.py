@@ -107,10 +107,11 @@ class RunCalibration:
         accepted = "those of at least four classes, of which two have two samples"
         value = f"those of {len(paired) + len(single)} classes, of which {len(paired)} have two"
         require(len(paired) >= 2 and len(paired) + len(single) >= 4, "held-out samples", accepted, value)
-        # Half of the classes with pairs, and half of the others, so that both halves have same and different pairs.
+        # Half of the classes with pairs, rounded up, and half of the others, rounded down: both halves then have at
+        # least two classes, and one of them has pairs.
         paired = paired[torch.randperm(len(paired), generator=generator)]
         single = single[torch.randperm(len(single), generator=generator)]
-        chosen = torch.cat([paired[: (len(paired) + 1) // 2], single[: (len(single) + 1) // 2]]).sort().values
+        chosen = torch.cat([paired[: (len(paired) + 1) // 2], single[: len(single) // 2]]).sort().values
         of_chosen = torch.isin(labels, chosen)
         x, y = features[of_chosen], labels[of_chosen]
         first, second = _sample_pairs(y, MOST_FITTED, generator)

@@ -42,7 +42,7 @@ def check_experiment(experiment: Experiment, *, say: Callable[[str], None] = war
             reason = "is a single graph, which cannot be divided among processes; start one process"
             raise ValueError(f"data {config.data.name} {reason}")
         is_divided = bool(config.head.options.get("sharded"))
-        require(not (config.clip and is_divided), "clip", "unset with head.sharded", config.clip)
+        require(not (config.clip and is_divided), "clip", "unset with head.sharded in several processes", config.clip)
     _check_validation(experiment)
     inputs = _first_inputs(split.train, skips=config.broken_files == "skip").to(experiment.device)
     objective: Any = experiment.objective
@@ -94,5 +94,6 @@ def _first_inputs(source: Source, *, skips: bool) -> Tensor:
                 raise
         if len(inputs) == 2:
             break
-    require(bool(inputs), "data", "at least one readable training example", "none")
+    if not inputs:
+        raise ValueError("data must have at least one readable training example, but none can be read")
     return torch.stack(inputs)

@@ -196,7 +196,7 @@ class Checkpoints:
         """Return the steps of all checkpoints in increasing order, without verifying them."""
         return [step for step, _, _ in self._listed()]
 
-    # --- the parts of saving, of which all but writing the tensors are done by the first process
+    # --- the stages of `save`: all processes write their tensors, the first process does the rest
 
     def _begin(self, step: int) -> Path:
         make_folder(self.folder)
@@ -312,8 +312,8 @@ class _RowDivision:
     """The tensors that are divided by rows among processes: which rows of them this process stores and loads.
 
     Args:
-        rows: by the path of a tensor, or of the states of a parameter in an optimiser: the divided parameter, and the
-            rows of it in this process.
+        rows: maps the path of a tensor, or of the state of a parameter in an optimiser, to the divided parameter and
+            the rows of it that this process has.
     """
 
     def __init__(self, rows: Mapping[str, tuple[Tensor, Rows]]) -> None:

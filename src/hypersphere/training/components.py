@@ -38,7 +38,7 @@ class Menu(Mapping[str, Factory]):
         passed: parameters that the library passes to the factories; users cannot set them.
         sizes: parameters that follow from the data unless the user sets them.
         handled: import path of a dataclass of options that every entry has and that the library handles.
-        synonyms: import path of a dictionary of entries by names that are common elsewhere, used in error messages.
+        synonyms: import path of a dictionary from names in other libraries to entries, for error messages.
         library: import path of a function that loads `timm:NAME` and similar names.
 
     Example:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import operator
 import os
 import types
@@ -75,7 +76,7 @@ def _setting(
         choices: accepted texts.
         least: smallest accepted number.
         above, below: bounds of accepted numbers that are not accepted themselves.
-        may_change: whether a resumed run may change the setting, because results up to then do not depend on it.
+        may_change: whether a resumed run may change the setting, because steps that were taken do not depend on it.
         menu: name of the menu of a component, see `hypersphere.training.components.MENUS`.
     """
     bounds = {sign: bound for sign, bound in ((">=", least), (">", above), ("<", below)) if bound is not None}
@@ -189,7 +190,7 @@ class Config:
         None, "Passes over the training data; 10 if steps is not set.", least=1, may_change=True
     )
     steps: int | None = _setting(None, "Optimiser steps, instead of epochs.", least=1, may_change=True)
-    batch_size: int = _setting(64, "Examples per optimiser step and accumulation step, summed over processes.", least=1)
+    batch_size: int = _setting(64, "Examples per batch, over all processes.", least=1)
     accumulate: int = _setting(1, "Batches per optimiser step.", least=1)
     precision: str = _setting("float32", "Precision of the model.", choices=("float32", "bfloat16", "float16"))
     clip: float | None = _setting(None, "Largest norm of the gradient.", above=0)
@@ -281,7 +282,7 @@ def _with_absolute(component: Component, keys: Sequence[str], *, patterns: str =
 
 
 def absolute_path(text: str, patterns: str = "") -> str:
-    """Return the absolute form of an existing path, or of a path with one of the letters of patterns, else the text.
+    """Return the absolute form of an existing path, or of a path with a wildcard of `patterns`; otherwise the text.
 
     >>> absolute_path("/./"), absolute_path("no such file"), absolute_path("")
     ('/', 'no such file', '')
@@ -388,7 +389,7 @@ def _merge(base: Any, patch: Any) -> Any:
     return {**base, **{key: _merge(base[key], value) if key in base else value for key, value in patch.items()}}
 
 
-# Annotations are text that Python evaluates again at each request, and a recipe checks hundreds of configs.
+# `get_type_hints` evaluates annotations on every call, and a recipe checks hundreds of configs.
 _types_of = functools.cache(get_type_hints)
 
 
@@ -419,12 +420,12 @@ def _value_of(kind: Any, value: Any, name: str, rules: Mapping[str, Any]) -> Any
         return None
     plain = next(part for part in get_args(kind) if part is not type(None)) if optional else kind
     accepted = _accepted(plain, rules) + (", or null" if optional else "")
-    if plain is float and type(value) is int:  # YAML reads 1 as an integer
+    if plain is float and type(value) is int and abs(value) < 2**1023:  # YAML reads 1 as an integer
         value = float(value)
     fits = type(value) is plain
     fits = fits and (not rules["choices"] or value in rules["choices"])
     fits = fits and all(_COMPARISONS[sign](value, bound) for sign, bound in rules["bounds"].items())
-    fits = fits and not (plain is float and value != value)
+    fits = fits and not (plain is float and not math.isfinite(value))
     fits = fits and not (plain is int and abs(value) >= 2**63)
     require(fits, name, accepted, value)
     return value

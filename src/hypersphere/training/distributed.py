@@ -26,7 +26,7 @@ class Parallel(nn.Module):
     """Map the part of a batch in this process to the loss of the full batch.
 
     After backward, all processes have the gradients of the full batch. All processes compute the same regularisers. The
-    random numbers of the network differ between processes, but the global generators remain in the same state.
+    random numbers of the network differ between processes, but the CPU generators remain in the same state.
 
     Args:
         objective: objective that is equal in all processes. Its head may be a `ShardedHead`, and its network may have

@@ -51,6 +51,8 @@ class Progress:
         total: sum of the losses over the examples of the current epoch.
         seen: number of examples in the current epoch so far.
         batches: number of batches in the current epoch so far.
+        position: number of batches in the current pass over the data so far. It differs from `batches` if `steps` ended
+            training within a pass, which ends the epoch, and training was then continued.
         loss: loss of the last step.
     """
 
@@ -59,6 +61,7 @@ class Progress:
     total: float | Tensor = 0.0
     seen: int = 0
     batches: int = 0
+    position: int = 0
     loss: float | Tensor = math.nan
 
     def count_step(self, loss: float | Tensor, batches: int, rows: int) -> None:
@@ -66,7 +69,8 @@ class Progress:
         # The losses of an epoch are summed in float64, which MPS does not have.
         wide = loss.double() if isinstance(loss, Tensor) and loss.device.type != "mps" else loss
         self.loss, self.total = loss, self.total + wide * rows
-        self.step, self.batches, self.seen = self.step + 1, self.batches + batches, self.seen + rows
+        self.step, self.seen = self.step + 1, self.seen + rows
+        self.batches, self.position = self.batches + batches, self.position + batches
 
     def end_epoch(self, seconds: float) -> Epoch:
         """Count an epoch and return its result."""
@@ -81,8 +85,9 @@ class Progress:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state."""
+        complete = {"position": state["batches"], **state}  # older checkpoints have no position
         for name in list(vars(self)):
-            setattr(self, name, state[name])
+            setattr(self, name, complete[name])
 
 
 def fit(
@@ -181,7 +186,7 @@ def minimize(
     history: list[Epoch] = []
     while (epochs is None or at.epoch < epochs) and (steps is None or at.step < steps):
         began = time.perf_counter()
-        for group in _groups(data, accumulate, at.batches):
+        for group in _groups(data, accumulate, at.position):
             check = at.step == 0 or (at.step + 1) % check_every == 0
             batches = [prepare(x, y) for x, y in group]
             optimizer.zero_grad(set_to_none=True)
@@ -192,12 +197,14 @@ def minimize(
                 raise FloatingPointError(f"training diverged in epoch {at.epoch + 1}: {reason}; {ADVICE}")
             if scheduler is not None:
                 scheduler.step()
-            sizes = [len(labels) for _, labels in group] if batch_sizes is None else batch_sizes[at.batches :]
+            sizes = [len(labels) for _, labels in group] if batch_sizes is None else batch_sizes[at.position :]
             at.count_step(float(loss) if check else loss, len(group), sum(sizes[: len(group)]))
             if on_step is not None:
                 on_step(at)
             if at.step == steps:
                 break  # before another batch is read, so that `data` can continue from here
+        else:
+            at.position = 0  # the next pass starts from the beginning
         if at.batches > 0:
             history.append(at.end_epoch(time.perf_counter() - began))
             if on_epoch is not None:
@@ -209,10 +216,10 @@ def minimize(
 
 
 def _groups(data: Any, accumulate: int, done: int) -> Iterator[list[Batch]]:
-    """Yield the batches of each step of an epoch, of which `done` batches were used before.
+    """Yield the batches of each step of a pass over the data, of which `done` batches were used before.
 
-    A last group that is incomplete must not ask for another batch: the data would then forget, before the step is
-    taken and perhaps saved, that they are within an epoch.
+    A last group that is incomplete must not ask for another batch: a request past the end resets the position of the
+    loader, and the checkpoint after the step would have the wrong position.
     """
     batches = iter(data)
     left = len(data) - done if accumulate > 1 and hasattr(data, "__len__") else 0
@@ -229,7 +236,7 @@ def _backward(
     *,
     check: bool,
 ) -> Tensor:
-    """Add the gradients of the mean loss over the batches of a step, and return this loss without waiting for it."""
+    """Add the gradients of the mean loss over the batches of a step; return this loss without synchronising."""
     epoch, advice = at.epoch + 1, ADVICE if at.step > 0 else FIRST_ADVICE
     total = torch.zeros(())
     weights = [objective.weight(y) for _, y in batches] if len(batches) > 1 else [1.0]  # type: ignore[operator]

@@ -90,7 +90,7 @@ def _plain() -> Operator:
 
 
 def _sphere_norm(*, angular: str = "cosine", rescale: Any = "learned", storage: str = "full") -> Operator:
-    """SphereNorm: convolutions that see only angles, rescaled by learned numbers, as a normalisation."""
+    """SphereNorm: convolutions that see only angles, rescaled by learned numbers."""
 
     def conv(*arguments: Any, **options: Any) -> nn.Module:
         return layers.SphereNorm(nn.Conv2d(*arguments, **options), angular=angular, rescale=rescale, storage=storage)
@@ -129,8 +129,9 @@ WHICH = ("convolutions", "spatial", "all")
 def _convert_(body: nn.Module, *, magnitude: Any, which: str, options: Mapping[str, Any]) -> None:
     """Convert layers of a body to decoupled layers.
 
-    These are all convolutions; those with kernels larger than one pixel, which leaves out the projections of shortcuts
-    ("spatial"); or also the linear layers ("all", and if there are no convolutions).
+    Args:
+        which: "convolutions"; "spatial" for kernels larger than one pixel, which leaves out the projections of
+            shortcuts; "all" for linear layers, too. If there are no convolutions, the linear layers are converted.
     """
     only = which != "all" and any(isinstance(module, _CONVOLUTIONS) for module in body.modules())
     kinds = _CONVOLUTIONS if only else (*_CONVOLUTIONS, nn.Linear)

@@ -112,7 +112,7 @@ def _row_optimizer(component: Component, sampled: nn.Parameter, rate: float, dec
 def _split_by_depth(
     groups: list[dict[str, Any]], network: nn.Module, rate: float, layer_decay: float
 ) -> list[dict[str, Any]]:
-    """Split groups by the number of layers up to the head, which lower the learning rate."""
+    """Split groups by depth: every layer between a parameter and the head multiplies its rate by `layer_decay`."""
     body = cast(nn.Module, network.body)
     depths = layer_depths(body)
     deepest = max(depths.values(), default=0)

@@ -12,9 +12,8 @@ import torch.distributed as dist
 
 __all__ = ["choose_device", "other_process_ended", "process_group", "restarts"]
 
-# Seconds for the threads of gloo to release the tensors of finished collectives, for which they need Python's global
-# lock. The end of a group waits for these threads while it holds the lock, so a release at that moment would block the
-# process for ever; a release while the interpreter exits would abort it.
+# The threads of gloo need Python's global lock to free the tensors of finished collectives. `destroy_process_group`
+# holds this lock while it waits for them, which would block for ever. These seconds let them finish first.
 RELEASE_TIME = 0.2
 
 

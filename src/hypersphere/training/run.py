@@ -130,7 +130,8 @@ class Run:
             origin, weights, described = content["made_with"], content["weights"], content["data"]
             outline, fingerprint = described["outline"], described["fingerprint"]
             valid = isinstance(origin, dict) and isinstance(weights, str | None) and is_outline(outline)
-            require(valid and isinstance(fingerprint, dict | None), "content", "made_with, weights and data", "others")
+            if not valid or not isinstance(fingerprint, dict | None):
+                raise ValueError("made_with, weights or data have another form")
             return cls(Path(folder), Config.of(content["config"]), origin, weights, outline, fingerprint)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpoint(f"{path} is damaged: {error}") from None
@@ -254,7 +255,7 @@ class Run:
             raise ValueError(f"{self.folder} has no checkpoint yet")
         if step is None:
             return checkpoint
-        best = checkpoint.state()["best"]["step"]
+        best = checkpoint.state().get("best", {}).get("step")  # a folded run has no state
         if best is None:
             raise ValueError(f"{self.folder} has no best checkpoint; set validation.best to a metric before training")
         return checkpoints.at(best)

@@ -11,7 +11,7 @@ from types import FrameType
 
 __all__ = ["Interrupts", "interrupts"]
 
-ECHO = 5.0  # seconds within which torchrun may forward to its workers a signal that they have already received
+ECHO = 5.0  # torchrun may forward a signal that its workers already have: copies within these seconds are ignored
 
 
 class Interrupts:

@@ -108,8 +108,8 @@ class Trainer:
         Raises:
             ValueError: if the data are not those of the run.
         """
-        require(self.run is not None, "run", "given to resume", None)
-        assert self.run is not None
+        if self.run is None:
+            raise ValueError("a Trainer without a run has nothing to resume")
         self.run.require_same_data(self.experiment.data)
         checkpoint = None if self.checkpoints is None else self.checkpoints.latest()
         if checkpoint is not None:
@@ -186,7 +186,7 @@ class Trainer:
 
     def _after_step(self, progress: Progress) -> None:
         config, chosen = self.config, self.config.validation
-        # First everything that changes weights, so that they are validated and saved as the next step finds them.
+        # First everything that changes weights, so that validation and checkpoints see the weights of the next step.
         self.experiment.after_step(progress.step)
         if progress.step % config.log_every == 0 or progress.step == 1:
             self._log_step()
@@ -305,7 +305,7 @@ class Trainer:
         parameters = [local_tensor(p.detach()) for p in self.experiment.objective.parameters()]
         is_finite = bool(torch.stack([torch.isfinite(p).all() for p in parameters]).all())
         if self._any(not is_finite)[0]:
-            raise FloatingPointError(f"training diverged before step {self.progress.step + 1}; {ADVICE}")
+            raise FloatingPointError(f"the weights are not finite after step {self.progress.step}; {ADVICE}")
 
     def _last_good(self) -> str:
         if self.saved is None or self.run is None:

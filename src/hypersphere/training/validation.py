@@ -175,7 +175,7 @@ class Validator:
         self.split, self.energy = split, energy
         size = batch_size if split.graph is None or split.validation is None else len(split.validation)
         self.batch_size, self.broken, self.workers = size, broken, workers
-        # Protocols on the held-out data share one pass over them; others bring their data.
+        # Protocols on the held-out data share one pass over them; others read data of their own.
         self._passes: list[tuple[data.DataSplit, dict[str, Any]]] = [(split, {})]
         for name, protocol in protocols.items():
             its_split = protocol.split(split) if hasattr(protocol, "split") else split

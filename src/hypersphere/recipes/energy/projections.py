@@ -110,5 +110,6 @@ PROJECTIONS = Recipe(
     "so its row with dimension 30 is also the row with 20 projections of table 6.3, the row of table E.4 with "
     "redrawing at every step, and the shared projection of appendix E.8, whose text has dimension and number "
     "exchanged. The projection that is learned with the network descends the energy at the rate 0.1, the learning rate "
-    "of the network. The inner steps of AP-CoMHE are not printed and have the defaults of this library.",
+    "of the network. The inner steps of AP-CoMHE are not printed and have the defaults of this library. "
+    "No setting is tuned.",
 )

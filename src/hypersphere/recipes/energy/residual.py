@@ -161,5 +161,5 @@ IMAGENET = Recipe(
     "Table 6.7 contains table 5.6. At the scale cpu, as a stand-in for the picture of the filters: a residual network "
     "of ten layers with the 7×7 stem on a fifth of CIFAR-10 at 32×32 pixels, 15 epochs. Colour is the share of the "
     "energy of the filters of the first layer that differs between channels. The source does not say which network and "
-    "which CoMHE its figure shows.",
+    "which CoMHE its figure shows. No setting is tuned.",
 )
