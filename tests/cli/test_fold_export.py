@@ -71,7 +71,7 @@ def test_plain_weight_is_none_for_other_angular_activations(angular):
 
 
 def test_fold_rejects_plain_runs_and_occupied_folders(plain, rotated, fails, tmp_path):
-    assert "nothing to fold: all its layers are plain" in fails(2, "fold", plain.folder)
+    assert "cannot be folded: all its layers are plain" in fails(2, "fold", plain.folder)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine").touch()
     assert "--out must be a new or an empty folder" in fails(2, "fold", rotated.folder, "--out", tmp_path / "there")
