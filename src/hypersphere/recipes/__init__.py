@@ -1,5 +1,7 @@
 """Every table of the sources as one command: rows and scales as data, one JSON record per row and seed."""
 
+from dataclasses import replace
+
 from hypersphere._validation import nearest_name
 from hypersphere.recipes import architectures, energy, objectives, rotation
 from hypersphere.recipes.execution import execute
@@ -31,8 +33,10 @@ __all__ = [
     "source_entries",
 ]
 
+# The packages are the parts, so a recipe does not repeat the name of its part.
+_PACKAGES = {"objectives": objectives, "architectures": architectures, "energy": energy, "rotation": rotation}
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for part in (objectives, architectures, energy, rotation) for recipe in part.RECIPES
+    recipe.name: replace(recipe, part=part) for part, package in _PACKAGES.items() for recipe in package.RECIPES
 }
 
 

@@ -60,7 +60,7 @@ def execute(
             record, and the records are stored separately, in `out/NAME@HASH/`.
         device: device for training.
         data_root: folder of the data sets; None uses the environment variable HYPERSPHERE_DATA.
-        on_progress: called with the row, the seed and the fraction done, which is 1 at the end and for old records.
+        on_progress: called with the row, the seed and the fraction done; 1 if it is finished or was recorded before.
         stop: called after each step; if it returns True, the state is saved and the finished records are returned.
         say: called with messages for the user, such as damaged checkpoints.
     """

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from hypersphere import data, evaluation
-from hypersphere.recipes.recipe import Metric, Row
+from hypersphere.recipes.recipe import Metric
 from hypersphere.training import Experiment
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "SECONDS",
     "SMOKE",
     "compare_unseen",
-    "graph_rows",
     "separation",
     "sgd",
     "stepwise",
@@ -70,16 +69,7 @@ GRAPH_BASE = {
 }
 # Citation graphs are small, so the protocol of the source runs on a CPU.
 GRAPH_SCALES: dict[str, Any] = {"paper": {"epochs": 200}, "cpu": {"epochs": 200}, "smoke": {"epochs": 3}}
-_GENERATED_GRAPH = {"smoke": {"data": {"name": "generated", "kind": "graph", "size": 30}}}
 GRAPH_METRICS = (Metric("accuracy", "test accuracy %", ".2f", True), ENERGY)
-
-
-def graph_rows(name: str, *variants: tuple[str, dict[str, Any], float]) -> list[Row]:
-    """Return rows on a citation graph from titles, settings and printed accuracies."""
-    return [
-        Row(f"{name.capitalize()}{title}", {"data": name, **patch}, {"accuracy": accuracy}, _GENERATED_GRAPH)
-        for title, patch, accuracy in variants
-    ]
 
 
 def compare_unseen(features: Tensor, labels: Tensor, *, folds: int = 10, per_fold: int = 300) -> dict[str, float]:

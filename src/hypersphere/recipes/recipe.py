@@ -190,7 +190,7 @@ class Recipe:
             training. A parameter `data_root` gets the folder of the data sets.
         compute: for a table that trains no classifier: called as `compute(seed, **options)` instead of training. A
             parameter `data_root` gets the folder of the data sets.
-        seeded: dotted paths of the settings that are set to the seed, apart from those that a scale does not have.
+        seeded: dotted paths of the settings that are set to the seed. Settings that a scale does not have are skipped.
         part: part of the library, "objectives", "architectures", "energy" or "rotation".
         baseline: name of the row that the others are compared with.
         tuning: which settings are chosen on held-out training data, or None.

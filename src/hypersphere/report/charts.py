@@ -386,7 +386,7 @@ def bin_edges(*samples: NDArray) -> NDArray:
 
 
 def _thinned(indices: NDArray, y: NDArray) -> NDArray:
-    """Return at most `MOST_POINTS` of the indices with which the curve of y looks the same.
+    """Return at most `MOST_POINTS` of the indices that keep the shape of the curve of y.
 
     Each of many short stretches keeps its smallest and its largest value, and one gap if it has any.
     """

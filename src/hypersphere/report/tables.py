@@ -109,8 +109,8 @@ def best_cells(table: Table) -> frozenset[tuple[int, int]]:
     """Return (row, column) of the best values: those that no other value of the column exceeds by more than the noise.
 
     The noise is the 95 % interval of the difference of two means over seeds (Welch's t). Numbers without a deviation
-    are exact; they share the mark if they are displayed alike. Where the noise is not known, nothing is marked, nor
-    where it covers all differences of a column.
+    are exact; they share the mark if they are displayed alike. Nothing is marked if
+    the noise is unknown or covers all differences of a column.
 
     >>> columns = [Column("method"), Column("error", False, ".1f")]
     >>> best_cells(Table("", columns, [["a", (5.0, 0.3, 3)], ["b", (5.1, 0.3, 3)], ["c", (9.0, 0.3, 3)]]))

@@ -111,7 +111,6 @@ def _row(name: str, trained: str) -> Row:
 
 RECIPE = Recipe(
     name="attacks",
-    part="architectures",
     title="Accuracy of decoupled networks under attack",
     reference="tables 4.7 and 4.8 and figure C.1 of the thesis, CNN-9 without BatchNorm on CIFAR-10",
     base={

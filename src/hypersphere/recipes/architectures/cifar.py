@@ -47,7 +47,7 @@ SPHERENET: dict[str, Any] = {
     "augment": MIRROR,
     **stepwise(64_000, [34_000, 54_000]),
 }
-# Chapter 4: section 4.6.1 divides the learning rate when the error stops falling; the released code, at these steps.
+# Chapter 4: section 4.6.1 divides the rate when the error stops falling. The released code does so at these steps.
 DECOUPLED: dict[str, Any] = {
     **_PAPER,
     "data": "cifar100",

@@ -36,7 +36,6 @@ _SCALES: dict[str, Any] = {
 _COLUMNS = ("Linear", "Cosine", "Square Cosine")
 NO_BATCH_NORM = Recipe(
     name="decoupled-no-batch-norm",
-    part="architectures",
     title="Decoupled networks without BatchNorm",
     reference="table 4.2 of the thesis, CNN-9 on CIFAR-100",
     base={},
@@ -108,7 +107,6 @@ def _operator_rows() -> list[Row]:
 _COMPARED = ("SphereConv", "SegConv")
 OPERATORS = Recipe(
     name="decoupled-operators",
-    part="architectures",
     title="Decoupled operators with and without ReLU",
     reference="table 4.3 of the thesis, CNN-9 on CIFAR-100",
     base={},
@@ -180,7 +178,6 @@ _NAMES = {  # shorter names for the rows of the source
 }
 NORMS = Recipe(
     name="decoupled-norms",
-    part="architectures",
     title="Weight projection, weighted gradients and weighted operators (TanhConv)",
     reference="table 4.1 of the thesis, ResNet-32 on CIFAR-100",
     base={},

@@ -44,7 +44,6 @@ def _rows() -> list[Row]:
 
 RECIPE = Recipe(
     name="decoupled-features",
-    part="architectures",
     title="Two-dimensional features of decoupled networks",
     reference="figures C.2 and C.3 of the thesis, on MNIST",
     base={

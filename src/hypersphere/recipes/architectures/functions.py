@@ -53,7 +53,6 @@ _AT_ANGLES = (
 
 SPHERE_FUNCTIONS = Recipe(
     name="spherenet-functions",
-    part="architectures",
     title="Angular functions of the SphereConv operators",
     reference="figure 3.2 of the thesis",
     base={"measure": {"points": 181}},
@@ -71,7 +70,6 @@ SPHERE_FUNCTIONS = Recipe(
 
 MAGNITUDE_FUNCTIONS = Recipe(
     name="decoupled-functions",
-    part="architectures",
     title="Magnitudes and angular activations of the decoupled operators",
     reference="figure 4.3 of the thesis",
     base={"measure": {"points": 181}},

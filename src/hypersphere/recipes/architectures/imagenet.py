@@ -43,7 +43,6 @@ _SMALL_RESNET: dict[str, Any] = {"name": "resnet18", "widths": [8, 12, 16, 24], 
 _SIZE = "on 20,000 images of CIFAR-10 at 16×16 pixels, 10 epochs, Adam without decay, one cycle"
 SPHERE = Recipe(
     name="spherenet-imagenet",
-    part="architectures",
     title="SphereResNet-18 on ImageNet",
     reference="figure 3.6 of the thesis, curves of the validation error",
     base={},
@@ -105,7 +104,6 @@ def _rows() -> list[Row]:
 
 DECOUPLED = Recipe(
     name="decoupled-imagenet",
-    part="architectures",
     title="Decoupled ResNet-18 on ImageNet, with and without BatchNorm",
     reference="table 4.6 of the thesis",
     base={},
@@ -190,7 +188,6 @@ _FILTER_ROWS: dict[str, dict[str, Any]] = {
 }
 FILTERS = Recipe(
     name="decoupled-filters",
-    part="architectures",
     title="Filters of the first layer",
     reference="figure C.4 of the thesis, 256 filters of 7×7 pixels learned on ImageNet",
     base={},

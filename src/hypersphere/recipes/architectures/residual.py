@@ -57,7 +57,6 @@ _NETWORKS: dict[str, dict[str, Any]] = {
 }
 CONVERGENCE = Recipe(
     name="spherenet-resnet-convergence",
-    part="architectures",
     title="Convergence of ResNet-32 and SphereResNet-32",
     reference="figure 3.3a of the thesis, curves on CIFAR-10 and CIFAR-10+",
     base={},
@@ -119,7 +118,6 @@ _SPHERE_ROWS = table_rows(
 )
 SPHERE = Recipe(
     name="spherenet-resnet",
-    part="architectures",
     title="SphereResNet-32 with four losses",
     reference="table 3.4 of the thesis, on CIFAR-10+ and CIFAR-100",
     base={},
@@ -196,7 +194,6 @@ def _operator_rows(source: str, optimizer: str) -> list[Row]:
 
 OPERATORS = Recipe(
     name="decoupled-resnet",
-    part="architectures",
     title="Decoupled ResNet-32, trained with Adam and with SGD",
     reference="tables 4.4 and C.2 and figure 4.4 of the thesis, on CIFAR-100",
     base={},
@@ -275,7 +272,6 @@ def _deep_rows() -> list[Row]:
 
 DEEP = Recipe(
     name="decoupled-deep",
-    part="architectures",
     title="DCNet-32 with the weight-normalised softmax",
     reference="table 4.5 of the thesis, on CIFAR-10 and CIFAR-100",
     base={},

@@ -66,7 +66,6 @@ _COMPARED_HEADS = ("Original Softmax", "Cosine W-Softmax", "GA-Softmax (m=4)")
 
 LOSSES = Recipe(
     name="spherenet-losses",
-    part="architectures",
     title="SphereConv operators with eight losses",
     reference="table 3.1 of the thesis, CNN-9 on CIFAR-10",
     base={},
@@ -84,7 +83,7 @@ LOSSES = Recipe(
     tuning=Tuning({"optimizer.lr": [1e-3, 3e-3]}, metric="accuracy"),
     claims=(
         Claim(
-            "SphereConv is better than convolution with softmax.",
+            "With softmax, SphereConv is better than convolution.",
             "Sigmoid (0.3), Original Softmax",
             "Original Conv, Original Softmax",
             "accuracy",
@@ -132,7 +131,6 @@ def _depth_rows() -> list[Row]:
 
 DEPTH = Recipe(
     name="spherenet-depth",
-    part="architectures",
     title="SphereNets of 3 to 69 layers",
     reference="table 3.2 and figure 3.3d of the thesis, on CIFAR-10",
     base={},
@@ -167,7 +165,6 @@ DEPTH = Recipe(
 
 NO_RELU = Recipe(
     name="spherenet-no-relu",
-    part="architectures",
     title="SphereNets without ReLU",
     reference="table 3.3 of the thesis, CNN-18 on CIFAR-10",
     base={},
@@ -214,7 +211,6 @@ def _with_early(experiment: Experiment, run: Run, *, early: int) -> Outcome:
 
 CONVERGENCE = Recipe(
     name="spherenet-convergence",
-    part="architectures",
     title="Convergence of SphereNets and CNNs, with and without BatchNorm",
     reference="figure 3.3b of the thesis, curves of CNN-9 on CIFAR-10",
     base={"measure": {"early": 1}},
@@ -297,7 +293,6 @@ def _width_rows() -> list[Row]:
 
 WIDTH = Recipe(
     name="spherenet-width",
-    part="architectures",
     title="SphereNets and CNNs of four widths",
     reference="figure 3.3c of the thesis, curves of CNN-9 on CIFAR-10",
     base={},
@@ -372,7 +367,6 @@ _LEARNED_K = merge(_sigmoid(0.5), {"operator": {"learn_k": "filter"}})
 _TEXT = "best fixed sigmoid SphereConv (cosine W-Softmax), as quoted in the text"
 LEARNED = Recipe(
     name="learned-parameters",
-    part="architectures",
     title="Learned k of the sigmoid SphereConv and learned radii of the TanhConv",
     reference="figure 3.4 and section C.2 of the thesis",
     base={},
@@ -461,7 +455,6 @@ def _small_batch_rows() -> list[Row]:
 
 SMALL_BATCHES = Recipe(
     name="spherenorm",
-    part="architectures",
     title="SphereNorm and BatchNorm with small batches",
     reference="figure 3.5 of the thesis, curves of CNN-9 on CIFAR-10",
     base={},

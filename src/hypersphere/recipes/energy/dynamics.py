@@ -74,7 +74,6 @@ def _rows() -> tuple[Row, ...]:
 
 DYNAMICS = Recipe(
     name="energy-dynamics",
-    part="energy",
     title="Energy and error during training: plain, by rotation, and with energy",
     reference="figures 6.1 and E.1 to E.5 of the thesis, small CNNs on CIFAR-100 and CIFAR-10",
     base=CIFAR["base"],

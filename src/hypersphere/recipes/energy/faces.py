@@ -11,7 +11,6 @@ _ENERGY = {"regularizers": [{"name": "mhe", "hidden": 0.0, "half_space": False, 
 
 AM_SOFTMAX = Recipe(
     name="energy-am-softmax",
-    part="energy",
     title="Face verification by AM-Softmax, with and without energy of the class vectors",
     reference="appendix D.6 of the thesis (in the text), SphereFace-20 trained on CASIA-WebFace",
     base={

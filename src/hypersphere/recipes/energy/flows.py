@@ -68,7 +68,7 @@ def flow(
     """Draw unit vectors and let them descend the orthonormal penalty, the energy or the energy in half space.
 
     Args:
-        seed: seed of the vectors, which does not depend on the other settings.
+        seed: seed of the initial vectors, which are the same in all rows.
         penalty: "orthonormal", "mhe" or "half_space".
         count, dim: number of vectors and of their coordinates.
         power: s of the energy.
@@ -110,7 +110,6 @@ def _measure(penalty: str, **options: object) -> dict[str, object]:
 _PLANE = "MHE, two vectors in the plane"
 FLOWS = Recipe(
     name="energy-flows",
-    part="energy",
     title="Vectors on the sphere that descend orthonormality, energy and weighted energy",
     reference="figures 5.1, 5.2, D.1 and D.2 of the thesis",
     base={"measure": {"count": 10, "dim": 3, "power": 2.0, "betas": [], "steps": 4000, "rate": 0.002}},

@@ -40,7 +40,6 @@ def _rows(graph: str) -> list[Row]:
 
 ENERGIES = Recipe(
     name="energy-gcn",
-    part="energy",
     title="Graph convolutional networks with energy",
     reference="table E.6 of the thesis",
     base=GRAPH_BASE,

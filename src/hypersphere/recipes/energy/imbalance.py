@@ -60,7 +60,7 @@ def measure_plane(experiment: Experiment, run: Run) -> Outcome:
         "rare_angle": math.degrees(float(sphere.angle(torch.tensor(nearest)))),
         "gap": largest_gap(vectors),
     }
-    # Training data are ordered by class in no data set used here, so the first ones are a sample.
+    # None of the data sets used here is ordered by class, so the first examples are a random sample.
     pictured = {"features": features[:_NUM_PICTURED], "labels": labels[:_NUM_PICTURED]}
     trained = {"train_features": seen[:_NUM_PICTURED], "train_labels": seen_labels[:_NUM_PICTURED]}
     return Outcome(metrics, tensors={**pictured, **trained, "class_vectors": vectors})
@@ -72,7 +72,6 @@ _UNIT_HEAD = {"head": "modified_softmax"}
 
 TOY = Recipe(
     name="imbalance-picture",
-    part="energy",
     title="Digit 0 with 2 % of its examples, and a 2-d feature",
     reference="figures 5.4 and D.4 of the thesis",
     base={
@@ -171,11 +170,10 @@ def _rows(source: str, columns: dict[str, dict[str, Any]]) -> tuple[Row, ...]:
 
 
 _RARE = "error % of rare classes"
-_TUNED = f"{TUNED} They are as imbalanced as the others."
+_TUNED = f"{TUNED} The held-out images have the same imbalance."
 
 TEN = Recipe(
     name="imbalance",
-    part="energy",
     title="CIFAR-10 with one rare class, and with classes of linearly rising size",
     reference="table 5.7 of the thesis, CNN-9 on CIFAR-10",
     base={**CIFAR["base"], "measure": {"rare": 1}},
@@ -220,7 +218,6 @@ TEN = Recipe(
 
 HUNDRED = Recipe(
     name="imbalance-hundred",
-    part="energy",
     title="CIFAR-100 with ten rare classes, and with classes of linearly rising size",
     reference="table D.6 of the thesis, CNN-9 on CIFAR-100",
     base={**CIFAR["base"], "measure": {"rare": 10}},

@@ -69,7 +69,6 @@ _COMPARED: dict[str, tuple[Method, str | None, tuple[str, ...]]] = {
 
 CNN = Recipe(
     name="energy-cnn",
-    part="energy",
     title="Regularisers of CNN-9: weight decay, orthogonality, energy, compressive energy",
     reference="table 6.1 and figures 6.2, E.6 and E.7 of the thesis, CNN-9 on CIFAR-100",
     base=CIFAR["base"],
@@ -150,7 +149,6 @@ def _form_rows(source: str, baseline: str, scales: Mapping[tuple[str, int], tupl
 
 FORMS = Recipe(
     name="energy-forms",
-    part="energy",
     title="Forms of the energy: full and half space, distances and angles, powers",
     reference="table 5.1 of the thesis, CNN-9 on CIFAR-10 and CIFAR-100",
     base=CIFAR["base"],
@@ -208,7 +206,6 @@ _PLACES = {
 
 LAYERS = Recipe(
     name="energy-layers",
-    part="energy",
     title="Energy of hidden layers, of the classifier, and of both",
     reference="table 5.4 of the thesis, CNN-9 on CIFAR-100",
     base=CIFAR["base"],
@@ -271,7 +268,6 @@ def _weighted(options: dict[str, Any], weight: float) -> dict[str, Any]:
 
 WEIGHTS = Recipe(
     name="energy-weights",
-    part="energy",
     title="The weight of the energy, from 0.01 to 100",
     reference="figure 5.3 of the thesis, CNN-9 on CIFAR-100",
     base=CIFAR["base"],
@@ -332,7 +328,6 @@ def _width_rows(t: int, scales: tuple[str, ...]) -> list[Row]:
 
 WIDTH = Recipe(
     name="energy-width",
-    part="energy",
     title="Energy and the width of CNN-9",
     reference="tables 5.2 and 6.4 of the thesis, on CIFAR-100",
     base=CIFAR["base"],
@@ -385,7 +380,6 @@ def _depth_rows(depth: int, per_stage: int, scales: tuple[str, ...]) -> list[Row
 
 DEPTH = Recipe(
     name="energy-depth",
-    part="energy",
     title="Energy and the depth of a plain CNN",
     reference="tables 5.3 and 6.5 of the thesis, on CIFAR-100; CNN-15 does not converge without energy there (N/C)",
     base=CIFAR["base"],
@@ -419,7 +413,6 @@ DEPTH = Recipe(
 
 SPHERENET = Recipe(
     name="energy-spherenet",
-    part="energy",
     title="SphereNet-9 with energy",
     reference="table D.3 of the thesis, CNN-9 of cosine SphereConv on CIFAR-10 and CIFAR-100",
     base=merge(CIFAR["base"], {"operator": {"name": "sphere", "angular": "cosine"}}),

@@ -73,7 +73,6 @@ def _rows(column: str) -> list[Row]:
 
 POINTS = Recipe(
     name="energy-pointnet",
-    part="energy",
     title="PointNet with and without T-Nets and PointNet++ with energy",
     reference="table 6.8 of the thesis, on ModelNet40",
     base={

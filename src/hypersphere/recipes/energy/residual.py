@@ -41,7 +41,6 @@ def _rows(column: str, at: dict[str, Any], *, small: bool) -> list[Row]:
 
 RESNET = Recipe(
     name="energy-resnet",
-    part="energy",
     title="ResNet-32 with energy",
     reference="tables 5.5 and 6.6 of the thesis, on CIFAR-10 and CIFAR-100",
     base=CIFAR["base"],
@@ -124,7 +123,6 @@ def _place(line: str, column: str) -> Place:
 
 IMAGENET = Recipe(
     name="energy-imagenet",
-    part="energy",
     title="ResNet-18, 34 and 50 with energy on ImageNet, and the filters of the first layer",
     reference="tables 5.6 and 6.7 and figure 6.3 of the thesis",
     base=CIFAR["base"],

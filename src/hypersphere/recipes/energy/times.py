@@ -56,7 +56,6 @@ def _row(line: str, method: Method, scales: tuple[str, ...] = SCALES) -> Row:
 
 TIMES = Recipe(
     name="energy-times",
-    part="energy",
     title="Duration of training steps with energy, relative to plain training",
     reference="table E.5 of the thesis, CNN-9 on CIFAR-100",
     base={**CIFAR["base"], "measure": {"rounds": 5, "steps": 20}},

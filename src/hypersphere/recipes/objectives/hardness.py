@@ -21,7 +21,9 @@ PICTURED = 2000
 
 
 def measure(experiment: Experiment, run: Run, *, frequency: str, data_root: Path | None = None) -> Outcome:
-    """Correlate hardness, confidence and feature norm of test images with how often others name their class.
+    """Correlate hardness, confidence and feature norm of test images with how often their class is named.
+
+    People name the class, or the nearest training images.
 
     Args:
         experiment: the trained experiment.

@@ -118,7 +118,7 @@ LABEL_NOISE = Recipe(
     measure=measure_noisy,
     # Seed k also draws the wrong labels, which are the same in all rows of a level of noise.
     seeded=("seed", "data.seed"),
-    # With a large margin, training may collapse for some seeds; a trial with another seed does not show that.
+    # Large margins are not in the grid: training then collapses for some seeds, which one trial seed does not show.
     tuning=Tuning({"head.m": [0.05, 0.1]}, metric="accuracy", held_out=0.2),
     claims=(
         _claim("Sub-centres raise the TAR at 40 % noise.", "Sub-centres", "tar", "Sub-center ArcFace"),

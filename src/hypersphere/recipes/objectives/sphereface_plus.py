@@ -49,7 +49,7 @@ _NOTE = (
     "All rows are trained in two stages with the same schedule: SphereFace first; then the learning rate returns to "
     "a tenth of the first one and falls again, in SphereFace+ with the energy of the class vectors of each batch "
     "(equation 5.8; s = 2, mean over pairs). The thesis states two stages; rates and length of the second, and the "
-    "weight of the energy (10, for m = 1 5.3), are those of the released code, which starts from a trained network. "
+    "weight of the energy (10; 5.3 for m = 1), are those of the released code, which starts from a trained network. "
     "There SphereFace without energy is not trained further; here it is, so that only the energy differs. At the "
     "cpu scale the training data are the people of nine folds of LFW with at least 4 photographs, in 48×56 grey "
     "pixels, and the test data the pairs of the tenth; seed k tests fold k; fold 0, with which the settings were "
@@ -133,7 +133,8 @@ PLUS = Recipe(
 )
 
 
-def _set_rows(name: str, training: str, at_least: int) -> list[Row]:
+def _set_rows(name: str, training: str, at_least: int, per_epoch: int) -> list[Row]:
+    """Return the rows of a training set, in which an epoch has about `per_epoch` steps at the cpu scale."""
     places = {
         kind: {
             "accuracy": ("T-D.8", f"{name} {kind}", "LFW (%)"),
@@ -153,7 +154,7 @@ def _set_rows(name: str, training: str, at_least: int) -> list[Row]:
     )
     energy = Row(
         f"{name} SphereFace+",
-        {"head": a_softmax(4, energy_weight=1.0, energy_start=_CPU_FIRST)},
+        {"head": a_softmax(4, energy_weight=1.0, energy_start=10 * per_epoch)},  # with the second stage
         places["SphereFace+"],
         {
             **data,
@@ -172,9 +173,9 @@ TRAINING_SETS = Recipe(
     base=FACES["base"],
     scales=PLUS.scales,
     rows=(
-        *_set_rows("IMDb-Face", "imdb_face", 6),
-        *_set_rows("MS-Celeb", "ms_celeb", 3),
-        *_set_rows("CASIA-WebFace", "casia_webface", 10),
+        *_set_rows("IMDb-Face", "imdb_face", 6, 77),
+        *_set_rows("MS-Celeb", "ms_celeb", 3, 108),
+        *_set_rows("CASIA-WebFace", "casia_webface", 10, 62),
     ),
     seeds=(1, 2, 3),
     metrics=(ACCURACY, RANK1, TAR, FISHER),

@@ -15,7 +15,7 @@ from hypersphere.training import Experiment, Run
 
 __all__ = ["DIGITS", "FACES", "MANY_CLASSES", "measure_digits", "measure_head"]
 
-_HEAD_NUMBERS = Metric("head_parameters", "trained numbers of the classifier", ".0f", None)
+_HEAD_NUMBERS = Metric("head_parameters", "trainable parameters of the classifier", ".0f", None)
 # Unit class vectors, so that their norms, which a rotation cannot change, do not prefer any class.
 _CLASSES: dict[str, Any] = {
     "rotation": {"name": "cayley", "hidden": False, "output": True, "normalize": True},
@@ -25,8 +25,8 @@ _RATES: Grid = {"optimizer.lr": (0.1, 0.3)}
 _ROTATION_RATES: Grid = {"optimizer.rotation_lr": (0.1, 1.0)}
 _UNSTATED = (
     "The source does not state how the rotation is learned: by CP here. Class vectors are random unit vectors, fixed, "
-    "and rotated together; all other layers are trained plainly. Trained numbers: d(d−1)/2 for the rotation, and the "
-    "numbers of classes times d otherwise."
+    "and rotated together; all other layers are trained plainly. Trainable parameters: d(d−1)/2 for the rotation, and "
+    "the numbers of classes times d otherwise."
 )
 
 
@@ -35,12 +35,12 @@ def _head_numbers(experiment: Experiment) -> dict[str, float]:
 
 
 def measure_head(experiment: Experiment, run: Run) -> Outcome:
-    """Count the trained numbers of the classifier."""
+    """Count the trainable parameters of the classifier."""
     return Outcome(_head_numbers(experiment))
 
 
 def _measure_errors(experiment: Experiment, run: Run) -> Outcome:
-    """Count the trained numbers of the classifier, and add the curve of the top-5 error."""
+    """Count the trainable parameters of the classifier, and add the curve of the top-5 error."""
     top5 = measure_top5(experiment, run)
     return Outcome({**top5.metrics, **_head_numbers(experiment)}, top5.curves)
 
@@ -69,7 +69,6 @@ def _rows(metric: str, columns: dict[str, tuple[dict[str, Any], Place, Place]], 
 
 MANY_CLASSES = Recipe(
     name="cls-opt",
-    part="rotation",
     title="A thousand class vectors that only turn",
     reference="table 12 of the OPT paper, ResNet-18A and ResNet-18B on ImageNet",
     base={"optimizer": sgd(0.1), "batch_size": 128},
@@ -137,7 +136,7 @@ MANY_CLASSES = Recipe(
     ),
     note=f"{_UNSTATED} At the scale paper: 700,000 steps of 128 images; the learning rate is divided by ten after 40, "
     "67 and 85 % of them (the source: when saturated). ResNet-18A has 64, 128, 128 and 128 filters. Images are resized "
-    "to 256×256, random windows of 224×224 pixels. The source prints 64.0K trained numbers for the oracle of "
+    "to 256×256, random windows of 224×224 pixels. The source prints 64.0K trainable parameters for the oracle of "
     "ResNet-18A; 128 dimensions and 1,000 classes are 128K. At the scale cpu: 964 characters of Omniglot, 16 drawings "
     "of each for training and 4 for testing, a CNN with 16, 32 and 32 filters, 6 epochs; ResNet-18A stands for 32-d "
     "features and ResNet-18B for 128-d ones. Two learning rates of all parameters, or of the rotation only, are tried "
@@ -148,7 +147,6 @@ MANY_CLASSES = Recipe(
 
 FACES = Recipe(
     name="cls-opt-faces",
-    part="rotation",
     title="Class vectors of people that only turn",
     reference="table 13 of the OPT paper, SphereFace-20 trained on CASIA-WebFace and tested on LFW",
     base={"optimizer": sgd(0.1), "normalize": "centered", "batch_size": 128},
@@ -242,7 +240,6 @@ def measure_digits(experiment: Experiment, run: Run, *, pictured: int) -> Outcom
 
 DIGITS = Recipe(
     name="cls-opt-digits",
-    part="rotation",
     title="Three-dimensional features of digits with class vectors that only turn",
     reference="figure 7 of the OPT paper",
     base={

@@ -22,17 +22,17 @@ from hypersphere.recipes.rotation.settings import (
     SCALES,
     STATED,
     TINY_CNN,
-    TRAINED_NUMBERS,
+    TRAINABLE_PARAMETERS,
     Method,
     cnn_scales,
-    count_trained_numbers,
+    count_trainable_parameters,
     method_row,
 )
 from hypersphere.training.config import merge
 
 __all__ = ["BLOCKS", "STOCHASTIC"]
 
-_METRICS = (ERROR, TRAINED_NUMBERS, ENERGY, SECONDS)
+_METRICS = (ERROR, TRAINABLE_PARAMETERS, ENERGY, SECONDS)
 _PLAIN_RATES: Grid = {"optimizer.lr": (0.1, 0.03)}
 _ROTATION_RATES: Grid = {"optimizer.rotation_lr": (0.3, 1.0)}
 
@@ -135,7 +135,6 @@ def _subset_rows() -> list[Row]:
 
 STOCHASTIC = Recipe(
     name="opt-stochastic",
-    part="rotation",
     title="Rotations of random subsets of the dimensions (S-OPT)",
     reference="tables 10 and 11 of the OPT paper",
     base=CNN_BASE,
@@ -145,7 +144,7 @@ STOCHASTIC = Recipe(
     metrics=_METRICS,
     covers=("O-T10", "O-T11"),
     cost={"paper": 100_000, "cpu": 1.0, "smoke": 0.01},
-    measure=count_trained_numbers,
+    measure=count_trainable_parameters,
     figures=("error", "energy"),
     tuning=Tuning({}, held_out=0.2),
     claims=(
@@ -211,7 +210,6 @@ def _block_row(method_name: str, k: int, shared: bool) -> Row:
 
 BLOCKS = Recipe(
     name="opt-blocks",
-    part="rotation",
     title="Block-diagonal rotations, with separate and with shared blocks (PE-OPT)",
     reference="tables F.4 and F.5 of the thesis, tables 19 and 20 of the OPT paper",
     base=CNN_BASE,
@@ -232,7 +230,7 @@ BLOCKS = Recipe(
     metrics=_METRICS,
     covers=("T-F.4", "T-F.5"),
     cost={"paper": 16_000, "cpu": 0.8, "smoke": 0.01},
-    measure=count_trained_numbers,
+    measure=count_trainable_parameters,
     baseline="Baseline",
     tuning=Tuning({}, held_out=0.2),
     claims=(
@@ -267,7 +265,7 @@ BLOCKS = Recipe(
     ),
     note=f"{ON_CPU} Each row has two trials on a fifth of the training images: two learning rates of the rotation, or "
     f"of all parameters if there is none. {STATED} Channels are divided into k blocks; the first layer, with three "
-    "channels, is rotated as a whole, and the inputs of the fully connected layer are divided too (neither is stated). "
-    "Trained numbers are those of the whole network, with d(d−1)/2 for a block; the source prints those of one layer, "
-    "with d². The rows without blocks, k = 1, and the baselines are the same in both tables.",
+    "channels, is rotated as a whole, and the inputs of the fully connected layer are divided too (neither is "
+    "stated). Trainable parameters are those of the whole network, with d(d−1)/2 for a block; the source prints "
+    "those of one layer, with d². The rows without blocks, k = 1, and the baselines are the same in both tables.",
 )

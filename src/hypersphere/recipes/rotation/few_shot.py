@@ -84,7 +84,6 @@ def _row(name: str, patch: dict[str, Any]) -> Row:
 
 FEW_SHOT = Recipe(
     name="opt-few-shot",
-    part="rotation",
     title="Few-shot classification with features trained by rotation",
     reference="table 8 of the OPT paper (table 7.10 of the thesis), CNN-4 on mini-ImageNet",
     base={

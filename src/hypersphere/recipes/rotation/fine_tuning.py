@@ -179,7 +179,6 @@ _ROWS: dict[str, dict[str, Any]] = {
 
 FINE_TUNING = Recipe(
     name="fine-tuning",
-    part="rotation",
     title="Fine-tuning by rotation, and what it forgets",
     reference="beyond the sources: OFT and BOFT compared with LoRA and full fine-tuning",
     base={"measure": {"method": "full", "rates": [1e-3], "size": 0, "first_rate": 2e-3}},
@@ -220,7 +219,7 @@ FINE_TUNING = Recipe(
     metrics=(
         Metric("accuracy", "accuracy of the second task %", ".2f", True),
         Metric("forgotten", "accuracy lost on the first task", ".2f", False),
-        Metric("parameters", "trained numbers of the encoder", ",.0f"),
+        Metric("parameters", "trainable parameters of the encoder", ",.0f"),
         Metric("seconds", "processor time, s", ".0f"),
         Metric("rate", "chosen rate", ".4f"),
     ),
@@ -228,9 +227,9 @@ FINE_TUNING = Recipe(
     compute=fine_tune,
     baseline="full",
     claims=(
-        Claim("Rotations forget less than full fine-tuning", "rotation", "full", "forgotten", "OFT paper"),
-        Claim("Rotations forget less than LoRA", "rotation", "LoRA (PEFT)", "forgotten", "OFT paper"),
-        Claim("Rotations are more accurate than LoRA", "rotation", "LoRA (PEFT)", "accuracy", "OFT paper"),
+        Claim("Rotations forget less than full fine-tuning.", "rotation", "full", "forgotten", "OFT paper"),
+        Claim("Rotations forget less than LoRA.", "rotation", "LoRA (PEFT)", "forgotten", "OFT paper"),
+        Claim("Rotations are more accurate than LoRA.", "rotation", "LoRA (PEFT)", "accuracy", "OFT paper"),
     ),
     note="A small vision transformer is trained on MNIST and adapted to 10,000 images of Fashion-MNIST, with a new "
     "head. All adapters are on the linear layers of the blocks. Every row gets three trials that choose the learning "

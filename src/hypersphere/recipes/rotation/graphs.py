@@ -7,7 +7,7 @@ from typing import Any
 from hypersphere.recipes.energy.points import POINTS
 from hypersphere.recipes.protocols import ENERGY, GRAPH_BASE, SECONDS
 from hypersphere.recipes.recipe import Claim, Grid, Metric, Patch, Recipe, Row, Tuning
-from hypersphere.recipes.rotation.settings import LARGE, PAPER, SCALES, TRAINED_NUMBERS, count_trained_numbers
+from hypersphere.recipes.rotation.settings import LARGE, PAPER, SCALES, TRAINABLE_PARAMETERS, count_trainable_parameters
 from hypersphere.training.config import merge
 
 __all__ = ["GRAPHS_AND_POINTS"]
@@ -87,17 +87,16 @@ def _rows(graph: str) -> list[Row]:
 
 GRAPHS_AND_POINTS = Recipe(
     name="opt-graphs-and-points",
-    part="rotation",
     title="Networks of graphs and point clouds trained by rotation",
     reference="table 9 of the OPT paper (tables 7.11 and 7.12 of the thesis)",
     base={"model": "gcn"},
     scales={"paper": {}, "cpu": {}, "smoke": {}},
     rows=(*_rows("Cora"), *_rows("Pubmed"), *_rows("ModelNet")),
     seeds=(0, 1, 2, 3, 4),
-    metrics=(Metric("accuracy", "test accuracy %", ".2f", True), ENERGY, TRAINED_NUMBERS, SECONDS),
+    metrics=(Metric("accuracy", "test accuracy %", ".2f", True), ENERGY, TRAINABLE_PARAMETERS, SECONDS),
     covers=("O-T9",),
     cost={"paper": 2000, "cpu": 1.4, "smoke": 0.01},
-    measure=count_trained_numbers,
+    measure=count_trainable_parameters,
     tuning=Tuning({}, metric="accuracy", held_out=0.2),
     claims=tuple(
         Claim(f"{name} improves {text}.", f"{name}, {graph}", f"Baseline, {graph}", "accuracy", "O-T9")

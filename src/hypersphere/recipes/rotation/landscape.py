@@ -87,7 +87,7 @@ def measure_landscape(
 
 
 def _batches(experiment: Experiment, source: data.Source, count: int) -> list[tuple[Tensor, Tensor]]:
-    """Return the first images of a source in their order, on the device."""
+    """Return `count` images of a source, drawn with a fixed seed, on the device."""
     # Sources of some data sets are sorted by class, so images are drawn, the same ones for every row.
     drawn = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))[:count].sort().values
     part = data.subset(source, drawn)
@@ -171,7 +171,6 @@ def _rows() -> list[Row]:
 
 LANDSCAPE = Recipe(
     name="opt-landscape",
-    part="rotation",
     title="The landscape around CNN-6 and CNN-9, trained plainly and by rotation",
     reference="figures 9 to 14 and 16 to 21 of the OPT paper (figures 4 and 5)",
     base={
@@ -224,7 +223,7 @@ LANDSCAPE = Recipe(
     "the classifier (not moved here), parameters of BatchNorm (not moved) and its statistics (those of training; "
     "measure.train_statistics uses those of the images). The loss is that of training images without augmentation, the "
     "error that of test images. A rise is the mean at a distance from the centre minus the value at the centre. Rows "
-    "with normal and uniform directions train the same networks. No setting is tuned, because the same networks are "
-    f"compared in the recipe opt-cnn. {ON_CPU} There 15×15 points and 500 images of each kind, 0.3 as the learning "
+    "with normal and uniform directions train the same networks. No setting is tuned: recipe opt-cnn tunes "
+    f"the same networks. {ON_CPU} There 15×15 points and 500 images of each kind, 0.3 as the learning "
     f"rate of the rotation, and CIFAR-10 also in the rows of CNN-9. {STATED}",
 )

@@ -183,7 +183,6 @@ _ROWS = {
 
 LANGUAGE = Recipe(
     name="language",
-    part="rotation",
     title="A language model of bytes with weights or hidden states on spheres",
     reference="beyond the sources: POET, nGPT and Hyperball on a small text",
     base={
@@ -215,7 +214,7 @@ LANGUAGE = Recipe(
     metrics=(
         Metric("bits", "bits per byte", ".3f", False),
         Metric("bits_at_equal_time", "bits per byte at equal time", ".3f", False),
-        Metric("parameters", "trained numbers", ",.0f"),
+        Metric("parameters", "trainable parameters", ",.0f"),
         Metric("rate", "chosen rate", ".4f"),
         Metric("rotation_rate", "chosen rate of rotations", ".4f"),
     ),
@@ -225,13 +224,13 @@ LANGUAGE = Recipe(
     compute=train_language_model,
     baseline="AdamW",
     claims=(
-        Claim("POET reaches a lower loss than AdamW", "POET", "AdamW", "bits", "POET paper"),
-        Claim("Rotating both sides is better than one", "POET", "one-sided rotation", "bits", "POET paper"),
-        Claim("The normalised transformer learns faster than AdamW", "nGPT", "AdamW", "bits", "nGPT paper"),
-        Claim("Hyperball reaches a lower loss than AdamW", "Hyperball", "AdamW", "bits", "Hyperball paper"),
+        Claim("POET reaches a lower loss than AdamW.", "POET", "AdamW", "bits", "POET paper"),
+        Claim("Rotating both sides is better than one.", "POET", "one-sided rotation", "bits", "POET paper"),
+        Claim("The normalised transformer reaches a lower loss than AdamW.", "nGPT", "AdamW", "bits", "nGPT paper"),
+        Claim("Hyperball reaches a lower loss than AdamW.", "Hyperball", "AdamW", "bits", "Hyperball paper"),
     ),
-    note="The text is the King James Bible, 4.4 MB: the file text/kjv.txt in the folder of the data sets, which on "
-    "Debian `bible -f gen1:1-rev22:21` of the package bible-kjv prints. The last 5 % are the test text and the 5 % "
+    note="The text is the King James Bible, 4.4 MB: the file text/kjv.txt in the folder of the data sets, which "
+    "`bible -f gen1:1-rev22:21` prints on Debian (package bible-kjv). The last 5 % are the test text and the 5 % "
     "before them the validation text. At the cpu scale every row gets four trials of 150 of its 1,000 steps, which "
     "choose its learning rates on the validation text. All rows have the same schedule: 5 % warm-up, then a cosine. "
     "POET and the one-sided rotation train embeddings, norms and the output layer by AdamW. Equal time is 150 s of "

@@ -22,12 +22,12 @@ from hypersphere.recipes.rotation.settings import (
     SMALL_CNN,
     STATED,
     TINY_CNN,
-    TRAINED_NUMBERS,
+    TRAINABLE_PARAMETERS,
     TUNED,
     TUNING,
     Method,
     cnn_scales,
-    count_trained_numbers,
+    count_trainable_parameters,
     method_row,
     rotated,
     with_decay,
@@ -37,12 +37,12 @@ from hypersphere.training.config import merge
 
 __all__ = ["BARE", "CNN", "RESNET", "UNIT_NEURONS", "measure_layers"]
 
-_METRICS = (ERROR, ENERGY, TRAINED_NUMBERS, SECONDS)
+_METRICS = (ERROR, ENERGY, TRAINABLE_PARAMETERS, SECONDS)
 
 
 def measure_layers(experiment: Experiment, run: Run) -> Outcome:
-    """Count the trained numbers, and return the energy of each layer after each validation."""
-    return Outcome(count_trained_numbers(experiment, run).metrics, layer_curves(experiment, run).curves)
+    """Count the trainable parameters, and return the energy of each layer after each validation."""
+    return Outcome(count_trainable_parameters(experiment, run).metrics, layer_curves(experiment, run).curves)
 
 
 # --- CNN-6 and CNN-9 (tables 7.1 and 7.4, figures 7.3 and F.2)
@@ -98,7 +98,6 @@ def _better(text: str, better: str, than: str, metric: str = "error", source: st
 
 CNN = Recipe(
     name="opt-cnn",
-    part="rotation",
     title="CNN-6 and CNN-9 trained by rotation",
     reference="tables 7.1 and 7.4 and figures 7.3 and F.2 of the thesis, table 6 of the OPT paper",
     base=CNN_BASE,
@@ -144,7 +143,6 @@ _BARE_SCALES = {"OPT (HR)": PAPER, "OPT (LS)": PAPER, "Baseline": SCALES, "OPT (
 
 BARE = Recipe(
     name="opt-cnn-bare",
-    part="rotation",
     title="CNN-6 without BatchNorm trained by rotation",
     reference="table 7.5 of the thesis, table 5 of the OPT paper",
     base=merge(CNN_BASE, {"model": {"norm": "none"}}),
@@ -159,7 +157,7 @@ BARE = Recipe(
     metrics=_METRICS,
     covers=("T7.5",),
     cost={"paper": 2000, "cpu": 0.8, "smoke": 0.01},
-    measure=count_trained_numbers,
+    measure=count_trainable_parameters,
     figures=("error", "energy"),
     baseline="Baseline",
     tuning=TUNING,
@@ -203,7 +201,6 @@ def _norm_rows() -> list[Row]:
 
 UNIT_NEURONS = Recipe(
     name="opt-unit-neurons",
-    part="rotation",
     title="Random neurons scaled to norm 1 before training",
     reference="table 7.7 of the thesis, table 3 of the OPT paper",
     base=CNN_BASE,
@@ -213,7 +210,7 @@ UNIT_NEURONS = Recipe(
     metrics=_METRICS,
     covers=("T7.7",),
     cost={"paper": 4000, "cpu": 0.6, "smoke": 0.01},
-    measure=count_trained_numbers,
+    measure=count_trainable_parameters,
     figures=("error", "energy"),
     tuning=TUNING,
     claims=tuple(
@@ -252,7 +249,6 @@ def _residual_rows() -> list[Row]:
 
 RESNET = Recipe(
     name="opt-resnet",
-    part="rotation",
     title="Residual networks trained by rotation",
     reference="table 7.8 of the thesis, table 6 of the OPT paper",
     base=CIFAR["base"],
@@ -266,7 +262,7 @@ RESNET = Recipe(
     metrics=_METRICS,
     covers=("T7.8",),
     cost={"paper": 6000, "cpu": 0.5, "smoke": 0.01},
-    measure=count_trained_numbers,
+    measure=count_trainable_parameters,
     figures=("error", "energy"),
     tuning=TUNING,
     claims=tuple(

@@ -36,22 +36,22 @@ __all__ = [
     "SRIP",
     "STATED",
     "TINY_CNN",
-    "TRAINED_NUMBERS",
+    "TRAINABLE_PARAMETERS",
     "TUNED",
     "TUNING",
     "Method",
     "cnn_scales",
-    "count_trained_numbers",
+    "count_trainable_parameters",
     "method_row",
     "rotated",
     "with_decay",
 ]
 
-TRAINED_NUMBERS = Metric("parameters", "trained numbers", ".0f", None)
+TRAINABLE_PARAMETERS = Metric("parameters", "trainable parameters", ".0f", None)
 
 
-def count_trained_numbers(experiment: Experiment, run: Run) -> Outcome:
-    """Count the trained numbers, d(d−1)/2 for a rotation."""
+def count_trainable_parameters(experiment: Experiment, run: Run) -> Outcome:
+    """Count the trainable parameters, d(d−1)/2 for a rotation."""
     count = rotation.degrees_of_freedom(experiment.objective, on_group=experiment.rotation.on_group)
     return Outcome({"parameters": float(count)})
 

@@ -77,8 +77,8 @@ def source_energy(init: Component, seed: int, refine: str | None = None, steps: 
     return total
 
 
-# The mean relative to the deviation of He initialisation decides about the energy. Neurons have 144 dimensions at the
-# scale cpu and 576 in the source.
+# The energy depends on mean/σ of the weights. Neurons have 144 dimensions at the scale cpu and 576 in the source, so
+# the σ of He initialisation is twice as large, and so must be the mean.
 _SMALLER = (576 / 144) ** 0.5
 _MEANS = {"0": 0.0, "1e-3": 1e-3, "1e-2": 1e-2, "2e-2": 2e-2, "3e-2": 3e-2, "5e-2": 5e-2}
 _UNIT_CAYLEY = Method(merge(CAYLEY.patch, {"rotation": {"normalize": True}}), CAYLEY.grid, CAYLEY.paper)
@@ -134,7 +134,6 @@ def _refined_rows(name: str, method: Method) -> list[Row]:
 
 INITIAL_ENERGY = Recipe(
     name="opt-initial-energy",
-    part="rotation",
     title="The energy that training starts from: shifted means and refined neurons",
     reference="table 7.2 of the thesis, table 2 of the OPT paper (tables 4 and 7.6)",
     base={**CNN_BASE, "init": "he"},
