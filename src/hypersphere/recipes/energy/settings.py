@@ -65,12 +65,14 @@ class Method:
     """A method as settings.
 
     Attributes:
-        patch: its settings, with the weight of the source.
+        patch: its settings, for a regulariser with the weight of the source.
         grid: the settings that are tried in small networks.
+        paper: further settings at the scale of the source.
     """
 
     patch: Patch = field(default_factory=dict)
     grid: Grid = field(default_factory=dict)
+    paper: Patch = field(default_factory=dict)
 
 
 DECAYS: Grid = {"optimizer.weight_decay": (5e-4, 2e-3)}
@@ -115,11 +117,15 @@ def method_row(
     patch: Patch | None = None,
     at: Mapping[str, Patch] | None = None,
     baseline: str | None = None,
+    grid: Grid | None = None,
     scales: tuple[str, ...] = SCALES,
 ) -> Row:
-    """Return the row of a method, with further settings `patch` that other rows share."""
-    settings = merge(patch or {}, method.patch)
-    return Row(name, settings, printed or {}, at or {}, grid=method.grid, baseline=baseline, scales=scales)
+    """Return the row of a method, with settings that other rows share: `patch` everywhere, `at` by scale."""
+    by_scale = {scale: merge(of_scale) for scale, of_scale in (at or {}).items()}
+    if method.paper:
+        by_scale["paper"] = merge(by_scale.get("paper", {}), method.paper)
+    settings, tried = merge(patch or {}, method.patch), method.grid if grid is None else grid
+    return Row(name, settings, printed or {}, by_scale, grid=tried, baseline=baseline, scales=scales)
 
 
 def cifar_scales(model: str, **options: Any) -> dict[str, dict[str, Any]]:

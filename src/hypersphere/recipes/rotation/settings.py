@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from hypersphere import rotation
-from hypersphere.recipes.energy import settings as energy
-from hypersphere.recipes.energy.settings import LARGE, PAPER, SCALES, SMALL
+from hypersphere.recipes.energy.settings import (
+    BASELINE,
+    HALF,
+    LARGE,
+    ORTHOGONAL,
+    PAPER,
+    SCALES,
+    SMALL,
+    SRIP,
+    Method,
+    method_row,
+)
 from hypersphere.recipes.protocols import CIFAR, SMOKE, stepwise
-from hypersphere.recipes.recipe import Grid, Metric, Outcome, Patch, Place, Row, Tuning
+from hypersphere.recipes.recipe import Metric, Outcome, Tuning
 from hypersphere.training import Experiment, Run
-from hypersphere.training.config import merge
 
 __all__ = [
     "BASELINE",
@@ -56,21 +64,6 @@ def count_trainable_parameters(experiment: Experiment, run: Run) -> Outcome:
     return Outcome({"parameters": float(count)})
 
 
-@dataclass(frozen=True)
-class Method:
-    """A method as settings.
-
-    Attributes:
-        patch: its settings.
-        grid: the settings that are tried in small networks.
-        paper: further settings at the scale of the source.
-    """
-
-    patch: Patch = field(default_factory=dict)
-    grid: Grid = field(default_factory=dict)
-    paper: Patch = field(default_factory=dict)
-
-
 def rotated(name: str, rates: Sequence[float] = (0.03, 0.1, 0.3, 1.0), **options: Any) -> Method:
     """Return training by a rotation, with the learning rates of R that are tried.
 
@@ -89,10 +82,6 @@ def with_decay(method: Method) -> Method:
 
 
 # Four trials for every row: see TUNED.
-BASELINE = Method(grid=energy.BASELINE.grid)
-ORTHOGONAL = Method(energy.ORTHOGONAL.patch, energy.ORTHOGONAL.grid)
-SRIP = Method(energy.SRIP.patch, energy.SRIP.grid)
-HALF = Method(energy.HALF.patch, energy.HALF.grid)
 GRAM_SCHMIDT = rotated("gram_schmidt")
 HOUSEHOLDER = rotated("householder")
 LOWDIN = rotated("lowdin")
@@ -166,28 +155,3 @@ def cnn_scales(**measure: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         scale: {**patch, **({"measure": measure[scale]} if scale in measure else {})} for scale, patch in scales.items()
     }
-
-
-def method_row(
-    name: str,
-    method: Method,
-    printed: Mapping[str, Place | float] | None = None,
-    *,
-    patch: Patch | None = None,
-    at: Mapping[str, Patch] | None = None,
-    baseline: str | None = None,
-    grid: Grid | None = None,
-    scales: tuple[str, ...] = SCALES,
-) -> Row:
-    """Return the row of a method, with settings that other rows share: `patch` everywhere, `at` by scale."""
-    by_scale = {scale: merge(of_scale) for scale, of_scale in (at or {}).items()}
-    by_scale["paper"] = merge(by_scale.get("paper", {}), method.paper)
-    return Row(
-        name,
-        merge(patch or {}, method.patch),
-        printed or {},
-        by_scale,
-        grid=method.grid if grid is None else grid,
-        baseline=baseline,
-        scales=scales,
-    )
