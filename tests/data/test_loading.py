@@ -9,7 +9,7 @@ import textwrap
 import pytest
 import torch
 
-from hypersphere.data import SAMPLERS, BrokenSample, DamagedData, ImageFolderSource, TensorSource, make_loader
+from hypersphere.data import SAMPLERS, BrokenSample, DamagedData, ImageFolderSource, Loader, TensorSource
 from hypersphere.data.loading import batch_sizes, rows_of_rank
 from picture_files import write_tree
 
@@ -35,7 +35,7 @@ def tensors(count=41, classes=3):
 
 def loader_of(source, sampler="shuffled", seed=3, batch_size=BATCH, options=None, **others):
     made = SAMPLERS[sampler](source.labels, seed, **(options or {}))
-    return make_loader(source, batch_size=batch_size, sampler=made, **others)
+    return Loader(source, batch_size=batch_size, sampler=made, **others)
 
 
 def assert_equal_batches(actual, expected):
@@ -106,9 +106,9 @@ def test_loader_resumes_after_the_process_was_killed(files, folder, tmp_path):
     script = textwrap.dedent(
         f"""
         import os, signal, torch
-        from hypersphere.data import SAMPLERS, ImageFolderSource, make_loader
+        from hypersphere.data import SAMPLERS, ImageFolderSource, Loader
         source = ImageFolderSource({str(folder)!r})
-        loader = make_loader(source, batch_size={BATCH}, sampler=SAMPLERS["shuffled"](source.labels, 3), workers=2)
+        loader = Loader(source, batch_size={BATCH}, sampler=SAMPLERS["shuffled"](source.labels, 3), workers=2)
         for number, (inputs, labels) in enumerate(loader):
             torch.save(loader.state_dict(), {str(tmp_path / "state.pt")!r})
             if number == 2:
@@ -258,7 +258,7 @@ def test_loader_rejects_invalid_options(options, message):
 
 def test_loader_needs_the_sampler_of_its_source():
     with pytest.raises(ValueError, match="sampler must be one of 41 samples, not 'one of 40'"):
-        make_loader(tensors(41), batch_size=4, sampler=SAMPLERS["shuffled"](tensors(40).labels, 0))
+        Loader(tensors(41), batch_size=4, sampler=SAMPLERS["shuffled"](tensors(40).labels, 0))
 
 
 def test_loader_sends_small_sources_to_workers(files):

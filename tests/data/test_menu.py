@@ -12,11 +12,11 @@ from hypersphere.data import (
     Graph,
     ImageFolderSource,
     LabelledImages,
+    Loader,
     MissingData,
     PointClouds,
     TensorSource,
     draw_pairs,
-    make_loader,
     menu,
     pack,
 )
@@ -289,7 +289,7 @@ def test_open_set_validation_feeds_a_verification_protocol(photos):
     data = DATA["image_folder"](photos, path="photos", split="class", held_out=3, seed=0)
     pairs = draw_pairs(data.validation.labels, folds=1, per_fold=3)
     assert int(pairs.second.max()) < len(data.validation)
-    loader = make_loader(data.validation, batch_size=4, sampler=SAMPLERS["sequential"](data.validation.labels, 0))
+    loader = Loader(data.validation, batch_size=4, sampler=SAMPLERS["sequential"](data.validation.labels, 0))
     assert sum(len(labels) for _, labels in loader) == len(data.validation)
 
 

@@ -12,9 +12,9 @@ from hypersphere.data import (
     BrokenSample,
     DamagedData,
     ImageFolderSource,
+    Loader,
     MissingData,
     ShardSource,
-    make_loader,
     pack,
 )
 from picture_files import encoded, pixels, write_tree
@@ -192,7 +192,7 @@ def test_shards_resume_with_workers(shards):
     source = ShardSource(shards)
 
     def made(seed, workers):
-        return make_loader(source, batch_size=2, sampler=SAMPLERS["shuffled"](source.labels, seed), workers=workers)
+        return Loader(source, batch_size=2, sampler=SAMPLERS["shuffled"](source.labels, seed), workers=workers)
 
     reference, first, second = made(1, 0), made(1, 2), made(2, 2)
     expected = [batch for _ in range(2) for batch in reference]

@@ -19,7 +19,7 @@ from hypersphere.data.hugging_face import HuggingFaceSource
 from hypersphere.data.images import BrokenSample
 from hypersphere.data.lfw import lfw, lfw_pairs, lfw_people
 from hypersphere.data.lists import ListSource
-from hypersphere.data.loading import Loader, make_loader
+from hypersphere.data.loading import Loader
 from hypersphere.data.menu import DATA
 from hypersphere.data.mnist import digits, fashion_mnist, mnist
 from hypersphere.data.modelnet import modelnet10
@@ -117,7 +117,6 @@ __all__ = [
     "lfw",
     "lfw_pairs",
     "lfw_people",
-    "make_loader",
     "megaface",
     "mnist",
     "modelnet10",

@@ -47,7 +47,7 @@ class Loader:
     Example:
         >>> from hypersphere.data import SAMPLERS
         >>> source = TensorSource(torch.zeros(7, 2), torch.arange(7), list("abcdefg"))
-        >>> loader = make_loader(source, batch_size=3, sampler=SAMPLERS["shuffled"](source.labels, 0))
+        >>> loader = Loader(source, batch_size=3, sampler=SAMPLERS["shuffled"](source.labels, 0))
         >>> [len(labels) for inputs, labels in loader]
         [3, 4]
     """
@@ -120,10 +120,10 @@ class Loader:
         Example:
             >>> from hypersphere.data import SAMPLERS
             >>> source = TensorSource(torch.zeros(6, 2), torch.arange(6), list("abcdef"))
-            >>> loader = make_loader(source, batch_size=2, sampler=SAMPLERS["shuffled"](source.labels, 0))
+            >>> loader = Loader(source, batch_size=2, sampler=SAMPLERS["shuffled"](source.labels, 0))
             >>> for inputs, labels in loader:
             ...     break
-            >>> resumed = make_loader(source, batch_size=2, sampler=SAMPLERS["shuffled"](source.labels, 1))
+            >>> resumed = Loader(source, batch_size=2, sampler=SAMPLERS["shuffled"](source.labels, 1))
             >>> resumed.load_state_dict(loader.state_dict())
             >>> len(list(resumed)), len(list(resumed))
             (2, 3)
@@ -175,22 +175,6 @@ class Loader:
                 f"a batch must contain a readable sample, but all of its {len(labels)} samples are broken"
             )
         return inputs, labels
-
-
-def make_loader(
-    source: Source,
-    *,
-    batch_size: int,
-    sampler: Sampler,
-    workers: int = 0,
-    broken: str = "error",
-    rank: int = 0,
-    world: int = 1,
-    pin: bool = False,
-) -> Loader:
-    """Return a Loader of the source; see there."""
-    options: dict[str, Any] = {"workers": workers, "broken": broken, "rank": rank, "world": world, "pin": pin}
-    return Loader(source, batch_size=batch_size, sampler=sampler, **options)
 
 
 def batch_sizes(count: int, size: int) -> list[int]:

@@ -181,7 +181,7 @@ def measure_faces(
 @torch.no_grad()
 def embed_mirrored(experiment: Experiment, source: data.Source) -> Tensor:
     """Return the features of images and of their mirror images, concatenated, on the CPU."""
-    loader = data.make_loader(source, batch_size=500, sampler=data.SAMPLERS["sequential"](source.labels, 0))
+    loader = data.Loader(source, batch_size=500, sampler=data.SAMPLERS["sequential"](source.labels, 0))
     parts = [
         evaluation.mirrored_features(experiment.network, images.to(experiment.device), batch=500).cpu()
         for images, _ in loader

@@ -231,7 +231,7 @@ class Experiment:
 
     def _build_loader(self) -> None:
         config, split, processes = self.config, self.data, Processes()
-        self.loader = data.make_loader(
+        self.loader = data.Loader(
             split.train,
             batch_size=config.batch_size if split.graph is None else len(split.train),
             sampler=create(config.sampler, "sampler", split.train.labels, config.seed),
@@ -338,7 +338,7 @@ class Experiment:
         require(chosen is not None, "source", "given, because the experiment has no held-out data", source)
         assert chosen is not None
         size = batch_size if self.data.graph is None else len(chosen)
-        loader = data.make_loader(chosen, batch_size=size, sampler=data.SAMPLERS["sequential"](chosen.labels, 0))
+        loader = data.Loader(chosen, batch_size=size, sampler=data.SAMPLERS["sequential"](chosen.labels, 0))
         with evaluation_mode(self.objective):
             return embed(lambda x: self.objective.features(x.to(self.device)).cpu(), loader)
 

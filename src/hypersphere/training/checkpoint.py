@@ -117,6 +117,8 @@ class Checkpoints:
         folder: folder of the checkpoints, created at the first save.
         keep: number of checkpoints to keep, and number of damaged ones to keep.
         on_damage: called with a message for each damaged checkpoint that is skipped.
+
+    Attributes:
         protected: a step whose checkpoint is kept although it is old, for example the best one; None for none.
 
     Example:
@@ -138,10 +140,10 @@ class Checkpoints:
         keep: int = 3,
         *,
         on_damage: Callable[[str], None] = warnings.warn,
-        protected: int | None = None,
     ) -> None:
         require(keep >= 1, "keep", "a number >= 1", keep)
-        self.folder, self.keep, self.on_damage, self.protected = Path(folder), keep, on_damage, protected
+        self.folder, self.keep, self.on_damage = Path(folder), keep, on_damage
+        self.protected: int | None = None
         self.processes = Processes()
         self._damaged: set[Path] = set()  # skipped checkpoints; the next save renames them
 

@@ -60,7 +60,6 @@ def train_gan(
     steps: int,
     batch_size: int = 64,
     rate: float = 1e-4,
-    betas: tuple[float, float] = (0.5, 0.999),
     regularizers: Sequence[Callable[[], Tensor]] = (),
     seed: int = 0,
     on_step: Callable[[int], None] | None = None,
@@ -74,7 +73,6 @@ def train_gan(
         steps: number of steps of each network.
         batch_size: number of real and of generated images per step.
         rate: learning rate of both.
-        betas: decay rates of Adam.
         regularizers: functions without arguments whose results are added to the loss of the discriminator.
         seed: seed of the order of images and of the noise.
         on_step: called with the number of steps after each.
@@ -94,7 +92,7 @@ def train_gan(
     device = next(generator.parameters()).device
     draws = torch.Generator().manual_seed(seed)
     optimizers = [
-        torch.optim.Adam(network.parameters(), lr=rate, betas=betas) for network in (discriminator, generator)
+        torch.optim.Adam(network.parameters(), lr=rate, betas=(0.5, 0.999)) for network in (discriminator, generator)
     ]
     generator.train()
     discriminator.train()

@@ -40,7 +40,6 @@ class Trainer:
         stop: called after each step; training stops if it returns True.
         on_step: called with the trainer after each step and each epoch.
         say: called with messages for the user, such as damaged checkpoints.
-        save: False to write metrics, but no checkpoints.
 
     Attributes:
         progress: state of training.
@@ -62,12 +61,11 @@ class Trainer:
         stop: Callable[[], bool] = lambda: False,
         on_step: Callable[[Trainer], None] | None = None,
         say: Callable[[str], None] = lambda message: None,
-        save: bool = True,
     ) -> None:
         self.experiment, self.run, self.config = experiment, run, experiment.config
         self.stop, self.on_step, self.say = stop, on_step, say
         self.processes = Processes()
-        self.checkpoints = run.checkpoints(self.config.keep, on_damage=say) if run is not None and save else None
+        self.checkpoints = run.checkpoints(self.config.keep, on_damage=say) if run is not None else None
         self.progress = Progress()
         self.steps = experiment.steps
         self.saved: int | None = None

@@ -244,7 +244,7 @@ class Validator:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return features (none unless `keep`) and labels of all held-out data, and the hits of the accuracy."""
         processes, device = Processes(), next(objective.parameters()).device
-        loader = data.make_loader(
+        loader = data.Loader(
             source,
             batch_size=self.batch_size,
             sampler=data.SAMPLERS["sequential"](source.labels, 0),

@@ -76,7 +76,7 @@ def _batches(experiment: Experiment, count: int) -> list[tuple[Tensor, Tensor]]:
     tested = experiment.data.validation
     assert tested is not None
     part = data.subset(tested, range(min(count, len(tested))))
-    loader = data.make_loader(part, batch_size=250, sampler=data.SAMPLERS["sequential"](part.labels, 0))
+    loader = data.Loader(part, batch_size=250, sampler=data.SAMPLERS["sequential"](part.labels, 0))
     return [((x.float() / 255).to(experiment.device), y.to(experiment.device)) for x, y in loader]
 
 

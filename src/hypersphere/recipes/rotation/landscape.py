@@ -91,7 +91,7 @@ def _batches(experiment: Experiment, source: data.Source, count: int) -> list[tu
     # Sources of some data sets are sorted by class, so images are drawn, the same ones for every row.
     drawn = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))[:count].sort().values
     part = data.subset(source, drawn)
-    loader = data.make_loader(part, batch_size=BATCH, sampler=data.SAMPLERS["sequential"](part.labels, 0))
+    loader = data.Loader(part, batch_size=BATCH, sampler=data.SAMPLERS["sequential"](part.labels, 0))
     return [(inputs.to(experiment.device), labels.to(experiment.device)) for inputs, labels in loader]
 
 
