@@ -2,13 +2,17 @@
 
     python scripts/evidence.py
 
-`results/reading.md` has one section per part, with the paragraph that is printed below its table.
+`results/reading.md` has one section per part, with the paragraph that is printed below its table. The claims of
+`HEADLINES` are also drawn, in `docs/figures/evidence.svg`, and listed in the README between two comments.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import altair as alt
+import vl_convert
 
 from hypersphere.recipes import PARTS, RECIPES, Recipe, read_records, source_entries
 from hypersphere.recipes.evidence import Decision, decide_claims, format_difference
@@ -21,6 +25,12 @@ TITLES = {
     "energy": "Energy: regularised neurons",
     "rotation": "Rotation: orthogonal training",
 }
+# Tables and figures of which the first decided claim is drawn and listed in the README.
+HEADLINES = (
+    *("T2.2", "T2.3", "T2.8", "T2.9", "F3.3b", "F3.5", "T4.3", "T4.7", "T6.1", "T5.1", "T6.4", "T6.5", "T5.7", "F5.4"),
+    *("T5.8", "T-E.6", "T7.3", "T7.4", "T7.5", "T7.1", "T7.2", "O-T10", "T-F.5", "O-F9", "O-T8"),
+)
+COLORS = {"yes": "#1a7f37", "no": "#b42318", "not resolved": "#6b7280"}
 COLUMNS = ("claim", "source", "printed difference", "here", "seeds", "verdict", "recipe")
 INTRODUCTION = """# Evidence
 
@@ -37,6 +47,9 @@ def main() -> None:
     """Write the page."""
     results = {name: current_records(recipe) for name, recipe in RECIPES.items()}
     (ROOT / "docs" / "evidence.md").write_text(page(results), encoding="utf-8")
+    (ROOT / "docs" / "figures" / "evidence.svg").write_text(picture(headlines(results)), encoding="utf-8")
+    readme = ROOT / "README.md"
+    readme.write_text(with_headlines(readme.read_text(encoding="utf-8"), headlines(results)), encoding="utf-8")
 
 
 def current_records(recipe: Recipe) -> list[Record]:
@@ -58,6 +71,57 @@ def page(results: dict[str, list[Record]]) -> str:
         blocks.append(reading.get(part, "").strip() + "\n")
         blocks.append(links(recipes, results))
     return "\n".join(blocks).rstrip() + "\n"
+
+
+def headlines(results: dict[str, list[Record]]) -> list[Decision]:
+    """Return the first decided claim of each of `HEADLINES`, in their order."""
+    decided = [
+        one
+        for recipe in RECIPES.values()
+        for one in decide_claims(recipe, results[recipe.name])
+        if one.difference is not None
+    ]
+    found = [next((one for one in decided if one.claim.source == source), None) for source in HEADLINES]
+    return [one for one in found if one is not None]
+
+
+def with_headlines(readme: str, decisions: list[Decision]) -> str:
+    """Return the README with a table of the decisions between the comments `evidence` and `/evidence`."""
+    names = ("claim", "in the source", "here, with its 95 % interval", "verdict")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for one in decisions:
+        assert one.difference is not None
+        printed = "–" if one.source is None else f"{one.source:+{one.metric.format}}"
+        text = f"{one.claim.text.rstrip('.')} ({one.claim.source}; {one.metric.heading})"
+        lines.append(f"| {text} | {printed} | {format_difference(one.difference, one.metric)} | {one.verdict} |")
+    before, _, rest = readme.partition("<!-- evidence -->\n")
+    _, _, after = rest.partition("<!-- /evidence -->\n")
+    return "".join([before, "<!-- evidence -->\n", "\n".join(lines), "\n<!-- /evidence -->\n", after])
+
+
+def picture(decisions: list[Decision]) -> str:
+    """Return an SVG image of the decisions in percentage points: intervals here, and the differences of the source."""
+    rows = []
+    for one in decisions:
+        if "%" in one.metric.heading and one.difference is not None:
+            # Positive values speak for the claim, whether the metric is an error or an accuracy.
+            sign = 1 if one.metric.higher_is_better else -1
+            ends = sorted((sign * one.difference.low, sign * one.difference.high))
+            row = {"claim": f"{one.claim.text.rstrip('.')} ({one.claim.source})", "verdict": one.verdict}
+            row |= {"low": ends[0], "high": ends[1], "here": sign * one.difference.mean}
+            rows.append(row | {"source": None if one.source is None else sign * one.source})
+    axis = "points in favour of the claim: here with its 95 % interval, and in the source (diamonds)"
+    claim = alt.Y("claim:N", sort=None, title=None, axis=alt.Axis(labelLimit=600, labelFontSize=12))
+    color = alt.Color("verdict:N", scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values())), title=None)
+    base = alt.Chart(alt.Data(values=rows)).encode(y=claim)
+    bars = base.mark_rule(strokeWidth=3).encode(x=alt.X("low:Q", title=axis), x2="high:Q", color=color)
+    here = base.mark_circle(size=90, opacity=1).encode(x="here:Q", color=color)
+    source = base.mark_point(shape="diamond", size=90, color="#16191f").encode(x="source:Q")
+    zero = alt.Chart(alt.Data(values=[{"x": 0}])).mark_rule(strokeDash=[4, 4], color="#6b7280").encode(x="x:Q")
+    chart = alt.layer(zero, bars, here, source).properties(width=430, height=alt.Step(24), background="#ffffff")
+    chart = chart.configure_view(stroke=None).configure_legend(orient="bottom", labelFontSize=12)
+    svg = vl_convert.vegalite_to_svg(chart.to_dict())
+    return svg.replace("<svg ", '<svg role="img" aria-label="Claims of the sources and what the records say" ', 1)
 
 
 def line(recipe: Recipe, decision: Decision) -> str:
