@@ -46,7 +46,7 @@ def scatter_to_rows(values: Tensor, winners: Tensor, centers: int) -> Tensor:
 class LabelAngles(NamedTuple):
     """How far samples are from the dominant centre of their label.
 
-    Fields:
+    Attributes:
         dominant: (C,) the centre in [0, K) that is nearest to most samples of its class; 0 for a class without samples.
         counts: (C, K) the number of samples of each class that are nearest to each of its centres.
         angles: (N,) the angle in radians of each sample to the dominant centre of its label; 0 for ignored samples.

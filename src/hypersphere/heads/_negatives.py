@@ -39,7 +39,7 @@ def nearest_of_all(cosines: Tensor, count: int) -> tuple[Tensor, None]:
 class Negatives:
     r"""How the responses of wrong classes change in one call of a head.
 
-    Args:
+    Attributes:
         angular: g.
         filter_cosine: wrong classes with a larger cosine are left out; None for no filter.
         hard_count: k, the number of nearest wrong classes with the response g(θ − m′).

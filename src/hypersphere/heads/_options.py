@@ -100,7 +100,7 @@ def check_values(head: AngularHead, **others: Any) -> None:
 class Exclusion(NamedTuple):
     """Options that exclude each other.
 
-    Fields:
+    Attributes:
         message: what must change; `{head.reduction}` stands for the value of an option.
         applies: returns True for an `AngularHead`, and its `Responses`, whose options are not allowed.
     """

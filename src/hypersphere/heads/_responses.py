@@ -31,7 +31,7 @@ class Responses:
     The target's response is ψ, or g without a margin. That of the other classes is g, unless the margin or an option
     for wrong classes (`Negatives`) changes it.
 
-    Args:
+    Attributes:
         angular: g, a function of the cosine.
         margin: ψ, a `Margin` or any function of the target's cosine; None for g.
         gradient: "true", "detached" or "normalized", as in `AngularHead`.

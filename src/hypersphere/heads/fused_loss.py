@@ -85,7 +85,7 @@ _ENERGY = PairPotential(Riesz(2))
 class ClassReduction:
     """How the scores of the other classes are reduced to one number per sample.
 
-    Args:
+    Attributes:
         within: reduces the scores of a block of classes, (B, n) → (B,). A score of −∞ contributes nothing.
         within_and_derivatives: also returns d(result)/d(scores), (B, n), for passes without automatic differentiation.
         across: reduces the results of several blocks, (B, blocks) → (B,).
@@ -125,7 +125,7 @@ SOFTPLUS_SUM = ClassReduction(
 class ScoreRule:
     """How products become scores of the other classes, and which terms the loss needs.
 
-    Args:
+    Attributes:
         unit_class_vectors: whether products are divided by ‖w‖.
         radius: s, the norm to which features are rescaled; None to keep ‖x‖.
         response: r, a function of the cosine; None if scores are the products themselves.
@@ -183,7 +183,7 @@ class ScoreRule:
 class ClassInputs(NamedTuple):
     """What the terms of a loss are computed from.
 
-    Fields:
+    Attributes:
         x: (B, d) features.
         w: (C, d) class vectors, with the dtype of `x`; (C·K, d) with K centres per class.
         labels: (B,) int64 in [0, C), or −1 for a sample whose target is not among these classes.
@@ -210,7 +210,7 @@ class ClassInputs(NamedTuple):
 class ClassTerms(NamedTuple):
     """What a loss needs from all classes; one number per sample unless noted otherwise. Unneeded terms are None.
 
-    Fields:
+    Attributes:
         others: the reduction over the scores of the other classes.
         weighted_sum: Σ_{j≠y} v_j·f_j, for label smoothing.
         target: the product of the rescaled feature with the class vector of the label, 0 if the label is −1.

@@ -26,7 +26,7 @@ PsiAndDerivative = Callable[[Tensor], tuple[Tensor, Tensor | float]]
 class Target(NamedTuple):
     """What the target scores are computed from.
 
-    Fields:
+    Attributes:
         product: (B,) h·cos θ of each sample with its target class if responses are products, else cos θ.
         magnitude: h, (B,) or one number.
         x: (B, d) features, for the normalized gradient.

@@ -31,7 +31,7 @@ class BlockLayout:
 
     With m factors every entry reaches 2^(m−1)·b others. The order is that of PEFT's BOFT.
 
-    Args:
+    Attributes:
         size: d, the number of entries of a neuron.
         blocks: k, the number of blocks of each factor.
         shared: use one matrix for all blocks of a factor.
