@@ -284,3 +284,11 @@ def test_bayes_threshold_is_the_point_of_indifference():
     llr = bayes_threshold(0.02, c_miss=5, c_fa=2)
     p = special.expit(llr + math.log(0.02 / 0.98))
     assert (1 - p) * 2 == pytest.approx(p * 5)
+
+
+def test_calibration_of_constant_scores_still_uses_the_quality():
+    calibration = Calibration.fit([0.5] * 4, [0, 0, 1, 1], quality=[0.1, 0.2, 0.8, 0.9])
+    for quality in (0.1, 0.9):
+        is_same = calibration.llr([0.5], quality=[quality]).item() > 0
+        threshold = calibration.threshold(prior=0.5, quality=quality, samples=5).value
+        assert (threshold <= 0.5) == is_same, quality

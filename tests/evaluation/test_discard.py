@@ -69,3 +69,10 @@ def test_error_vs_discard_uses_the_worse_side_and_reports_what_is_gone():
 def test_error_vs_discard_rejects_invalid_input(arguments, message):
     with pytest.raises(ValueError, match=message):
         error_vs_discard(**{"scores": [0.1, 0.2, 0.3], "same": [0, 1, 1], "quality": [1.0, 2.0, 3.0], **arguments})
+
+
+def test_qualities_of_both_sides_may_be_one_array():
+    scores, same, sides = [0.9, 0.8, 0.2, 0.1], [1, 1, 1, 0], [[5.0, 5.0, 1.0, 3.0], [9.0, 4.0, 2.0, 6.0]]
+    first = error_vs_discard(scores, same, (sides[0], sides[1]), threshold=0.5)
+    second = error_vs_discard(scores, same, np.array(sides), threshold=0.5)
+    assert first.frr.tolist() == second.frr.tolist()

@@ -53,3 +53,9 @@ def test_rates_by_group_rejects_invalid_input(arguments, message):
     given = {"scores": [0.1, 0.2, 0.3], "same": [0, 1, 1], "groups": [0, 0, 1], "threshold": 0.5, **arguments}
     with pytest.raises(ValueError, match=message):
         rates_by_group(**given)
+
+
+def test_groups_may_be_a_column_of_pandas():
+    scores, same, names = [0.9, 0.4, 0.8, 0.3], [1, 1, 0, 0], ["b", "a", "a", "b"]
+    column = np.array(names, dtype=object)
+    assert rates_by_group(scores, same, column, threshold=0.5) == rates_by_group(scores, same, names, threshold=0.5)

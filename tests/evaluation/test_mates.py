@@ -70,6 +70,7 @@ def test_rank_mates_counts_a_tie_against_the_mate():
         ({"labels": [0, 1, 2]}, "labels must be labels of which at least one occurs twice"),
         ({"sizes": [0]}, r"sizes must be integers in 1\.\.4, the number of distractors"),
         ({"sizes": [5]}, r"sizes must be integers in 1\.\.4"),
+        ({"sizes": [2.7]}, r"sizes must be integers in 1\.\.4"),
         ({"block": 0}, "block must be an integer >= 1"),
     ],
 )
@@ -80,3 +81,13 @@ def test_rank_mates_names_a_wrong_argument(arguments, message):
     result = rank_mates(torch.eye(3), [0, 0, 1], torch.ones(4, 3))
     with pytest.raises(ValueError, match="distractors must be one of 4, not 3"):
         result.rate(1, 3)
+
+
+def test_rank_mates_is_the_same_under_autocast():
+    generator = torch.Generator().manual_seed(0)
+    probes, distractors = torch.randn(6, 8, generator=generator), torch.randn(20, 8, generator=generator)
+    expected = rank_mates(probes, [0, 0, 1, 1, 2, 2], distractors, sizes=[7])
+    with torch.autocast("cpu", torch.bfloat16):
+        result = rank_mates(probes, [0, 0, 1, 1, 2, 2], distractors, sizes=[7])
+    for size in (7, 20):
+        assert torch.equal(result.ranks[size], expected.ranks[size])

@@ -74,3 +74,10 @@ def test_summarize_verification_computes_intervals_like_single_statistics():
         generator = torch.Generator().manual_seed(3)
         interval = verified.interval(name, identities=(one, two), samples=50, generator=generator)
         assert found["intervals"][name] == [interval.low, interval.high]
+
+
+def test_intervals_use_the_rule_of_the_points():
+    verified = verify_scores([0.5] * 40, [1, 0] * 20, folds=2, far=[0.1], rule="linear")
+    (point,) = summarize_verification(verified, bootstrap=20)["tar"]
+    assert point["tar"] == pytest.approx(0.1)
+    assert point["interval"] == pytest.approx([0.1, 0.1])

@@ -772,3 +772,10 @@ def names_after_extension():
 @pytest.mark.parametrize("index", ["hnsw", "ivf"])
 def test_index_works_after_faiss_was_extended_for_torch(index, names_after_extension):
     assert names_after_extension[index] == "(('a',), ('b',))"
+
+
+def test_binary_gallery_rejects_zero_vectors():
+    gallery = Gallery(4, dtype="binary")
+    with pytest.raises(ValueError, match="embeddings must not be zero in a binary gallery, but row 1 is"):
+        gallery.enroll(["a", "b"], [[1.0, 0.0, 0.0, 0.0], [0.0] * 4])
+    assert len(gallery) == 0

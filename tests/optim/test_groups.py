@@ -116,3 +116,16 @@ def test_param_groups_report_names_every_parameter(capsys):
     assert "0.parametrizations.weight.0.free.main: Rotation excludes it" in report
     assert "4.weight: 3 neurons of 8 numbers" in report
     assert report.index("frozen, in no group") < report.index("0.parametrizations.weight.original")
+
+
+def test_param_groups_know_the_biases_of_attention_and_recurrent_layers():
+    layers = nn.ModuleList([nn.MultiheadAttention(4, 2), nn.LSTM(4, 3)])
+    decayed, free = param_groups(layers, 0.1, bias=False)
+    names = {id(parameter): name for name, parameter in layers.named_parameters()}
+    assert sorted(names[id(p)] for p in free["params"]) == [
+        "0.in_proj_bias",
+        "0.out_proj.bias",
+        "1.bias_hh_l0",
+        "1.bias_ih_l0",
+    ]
+    assert not any("bias" in names[id(p)] for p in decayed["params"])

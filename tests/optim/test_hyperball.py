@@ -456,3 +456,11 @@ def test_hyperball_steps_distributed_tensors_like_plain_ones(per):
 def test_hyperball_rejects_invalid_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make(make_parameters())
+
+
+def test_hyperball_with_an_invalid_option_leaves_the_optimizer_unchanged():
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="per"):
+        Hyperball(optimizer, per="bad")
+    assert "per" not in optimizer.defaults
+    Hyperball(optimizer, per="matrix")

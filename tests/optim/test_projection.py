@@ -232,3 +232,12 @@ def test_angle_of_an_update_depends_on_the_norm_unless_weights_are_projected(nor
 
     assert turned(True, norm) == pytest.approx(turned(True, 1.0), rel=1e-6)
     assert turned(False, norm) == pytest.approx(turned(False, 1.0) / norm, rel=1e-3)
+
+
+def test_removed_weighting_leaves_no_hooks():
+    layer = DecoupledLinear(5, 3)
+    for _ in range(3):
+        with WeightedGradients(layer):
+            layer(torch.randn(2, 5)).sum().backward()
+    assert not layer.weight._backward_hooks
+    assert not layer._forward_pre_hooks

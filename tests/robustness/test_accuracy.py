@@ -106,3 +106,8 @@ def test_plots_show_one_line_per_model():
 def test_accuracy_functions_reject_invalid_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_median_of_an_even_number_of_images_is_the_mean_of_the_middle_ones():
+    norms, yes = torch.tensor([1.0, 2.0, 4.0, 9.0]), torch.ones(4, dtype=torch.bool)
+    assert Strength(norms, norms, yes, ~yes).median() == 3.0

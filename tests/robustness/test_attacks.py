@@ -160,3 +160,11 @@ def test_attacks_use_every_field_and_have_a_repr_that_evaluates():
 def test_attacks_reject_invalid_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_deepfool_fools_models_with_tied_logits():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5, bias=False))
+    images = torch.zeros(5, 1, 2, 2)  # all logits are zero, and the first class is predicted
+    attacked = DeepFool(candidates=5)(model, images, torch.zeros(5, dtype=torch.int32))
+    assert (model(attacked).argmax(1) != 0).all()

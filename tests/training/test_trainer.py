@@ -472,7 +472,7 @@ def test_ema_is_the_average_of_the_weights(tmp_path):
 
 
 def test_moving_average_rejects_a_decay_of_one_and_folding_rotations(tmp_path):
-    with pytest.raises(ValueError, match=r"ema must be a number in \[0, 1\), not 1"):
+    with pytest.raises(ValueError, match=r"decay must be a number in \[0, 1\), not 1"):
         MovingAverage(nn.Linear(1, 1), 1)
     with pytest.raises(ValueError, match="ema must be unset with the rotation stochastic"):
         trainer(tmp_path, {"ema": 0.9, "rotation": "stochastic"})
@@ -713,3 +713,16 @@ def test_float16_that_overflows_at_every_step_is_divergence(tmp_path):
     settings = {**SMALL, "precision": "float16", "head": {"name": "arcface", "s": 1e30}, "epochs": 10, "log_every": 1}
     with pytest.raises(FloatingPointError, match="overflow in float16 at every step"):
         Trainer(build(Config.of(settings))).train()
+
+
+def test_moving_average_averages_tied_weights_under_all_their_names():
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    second.weight = first.weight
+    model = nn.Sequential(first, second)
+    average, before = MovingAverage(model, 0.5), first.weight.detach().clone()
+    nn.init.zeros_(first.weight)
+    average.update()
+    state = average.state_dict()
+    torch.testing.assert_close(state["0.weight"], before / 2)
+    torch.testing.assert_close(state["1.weight"], before / 2)
+    average.load_state_dict(state)

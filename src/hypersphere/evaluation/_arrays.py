@@ -138,7 +138,7 @@ def as_numbers(name: str, value: Array) -> list[Any]:
     ValueError: ranks must be a sequence of numbers, not 5
     """
     entries = value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
-    require(isinstance(entries, (list, tuple)), name, "a sequence of numbers", value)
+    require(isinstance(entries, (list, tuple, range)), name, "a sequence of numbers", value)
     return list(entries)
 
 

@@ -42,9 +42,11 @@ class LogisticMap:
 
         Without a positive slope, scores say nothing about a pair, so the result is −∞ (accept all pairs) or ∞ (none).
         """
+        offset = float(self._offset(quality))
         if self.slope > 0:
-            return (llr - float(self._offset(quality))) / self.slope
-        return -math.inf if llr <= 0 else math.inf
+            return (llr - offset) / self.slope
+        constant = offset if self.slope == 0 else 0.0  # the ratio of all pairs; of a wrong slope nothing can be said
+        return -math.inf if constant >= llr else math.inf
 
     def _offset(self, quality: Tensor | float | None) -> Tensor | float:
         """Return the terms that do not depend on the score."""

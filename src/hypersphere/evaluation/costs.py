@@ -80,6 +80,7 @@ def actual_dcf(
     miss_weight, false_weight = weights = cost_weights(prior, c_miss, c_fa)
     if threshold is None:
         threshold = bayes_threshold(prior, c_miss, c_fa)
+    require(not math.isnan(threshold), "threshold", "a number", threshold)
     accepted = values >= threshold
     miss_rate = float((~accepted[flags]).double().mean())
     false_rate = float(accepted[~flags].double().mean())

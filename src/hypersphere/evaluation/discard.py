@@ -74,7 +74,7 @@ def error_vs_discard(
     """
     values = as_scores("scores", scores)
     flags = as_flags("same", same, len(values), values.device)
-    is_two_sided = isinstance(quality, (tuple, list)) and len(quality) == 2 and torch.as_tensor(quality[0]).ndim == 1
+    is_two_sided = len(quality) == 2 and torch.as_tensor(quality[0]).ndim == 1
     sides = [as_scores("quality", side) for side in (quality if is_two_sided else [quality])]
     for side in sides:
         require(len(side) == len(values), "quality", f"a vector of {len(values)} numbers", tuple(side.shape))

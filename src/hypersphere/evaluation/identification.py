@@ -305,8 +305,8 @@ def _search(
 ) -> tuple[Int64[Tensor, " mated_probes"], Float[Tensor, " strangers"]]:
     """Compare all probes with all entries of gallery and distractors.
 
-    `own_rows` are the gallery rows of the strangers themselves, with which they are not compared; None if there are
-    none. The row of a mated probe has its identity, and entries of its identity are no rivals anyway.
+    `own_rows` are the gallery rows of the strangers themselves, which are excluded from their search, or None. The row
+    of a mated probe has its identity, and entries of its identity are not rivals anyway.
 
     Returns:
         For each mated probe, the number of rivals: entries of other identities whose score reaches the threshold of the
@@ -314,7 +314,8 @@ def _search(
     """
     rivals = torch.zeros(len(mated_probes), dtype=torch.int64, device=mated_probes.device)
     top_scores = strangers.new_full((len(strangers),), -math.inf)
-    buffer = mated_probes.new_empty(block * min(PROBE_ROWS, max(len(mated_probes), len(strangers))))
+    entries = min(block, max(map(len, sources)))
+    buffer = mated_probes.new_empty(entries * min(PROBE_ROWS, max(len(mated_probes), len(strangers))))
     no_mates = rivals[:0], rivals[:0]
     for source, features in enumerate(sources):
         is_gallery = source == 0

@@ -90,7 +90,7 @@ def rank_mates(
         probes: (P, d) embeddings of people with two or more images.
         labels: (P,) integers, the people.
         distractors: (D, d) embeddings of other people; may be memory-mapped.
-        sizes: numbers of distractors for which ranks are counted, each time the first ones; by default D only.
+        sizes: also rank among the first n distractors, for each n of these; by default among all D only.
         block: distractors per block of scores.
 
     Example:
@@ -104,11 +104,10 @@ def rank_mates(
     people = as_labels("labels", labels, len(x), x.device)
     others = as_features("distractors", distractors, like=x)
     require(is_integer(block, 1), "block", "an integer >= 1", block)
-    counts = (
-        [len(others)] if sizes is None else sorted({int(one) for one in as_numbers("sizes", sizes)} | {len(others)})
-    )
-    accepted = f"integers in 1..{len(others)}, the number of distractors"
-    require(counts[0] >= 1 and counts[-1] <= len(others), "sizes", accepted, sizes)
+    requested = [] if sizes is None else as_numbers("sizes", sizes)
+    are_sizes = all(is_integer(one, 1, len(others)) for one in requested)
+    require(are_sizes, "sizes", f"integers in 1..{len(others)}, the number of distractors", sizes)
+    counts = sorted({*requested, len(others)})
     dtype = torch.promote_types(torch.float32, torch.promote_types(x.dtype, others.dtype))
     unit = sphere.row_directions(x.to(dtype))
     probe, mate = _trials(people)
@@ -127,7 +126,8 @@ def rank_mates(
         for _, rows in blocks(others[first:last], block):
             directions = sphere.row_directions(rows.to(unit))
             for start, part in blocks(unit, PROBE_ROWS):
-                of_part = part @ directions.mT
+                with _numerics.autocast_disabled(part):
+                    of_part = part @ directions.mT
                 negatives += _histogram(of_part.double().flatten())
                 rows_of_part = slice(start, start + len(part))
                 below = torch.searchsorted(of_part.sort(dim=1).values, thresholds[rows_of_part])

@@ -61,9 +61,9 @@ def summarize_verification(
         draws = BOOTSTRAP if len(verified.same) <= MAX_RESAMPLED_PAIRS else 0
     if not draws:
         return summary
-
+    require(draws >= 2, "bootstrap", "0, or a number of draws >= 2", draws)
     groups = None if identities is None else as_groups("identities", identities, verified.same)
-    found = _resampled(verified.scores, verified.same, groups, summary, draws, seed)
+    found = _add_intervals(verified.scores, verified.same, groups, summary, draws, seed, verified.rule)
     generator = torch.Generator().manual_seed(seed)
     accuracy = verified.interval("accuracy", identities=identities, samples=draws, generator=generator)
     intervals = {"accuracy": [accuracy.low, accuracy.high], **found}
@@ -113,17 +113,18 @@ def summarize_all_pairs(
     owners = torch.stack([pairs.labels[first], pairs.labels[second]])
     same = owners[0] == owners[1]
     scores = pair_scores(pairs.features, first, second)
-    found = _resampled(scores, same, owners if by_class else None, summary, draws, seed)
+    found = _add_intervals(scores, same, owners if by_class else None, summary, draws, seed)
     return summary | {"intervals": {"eer": found["eer"]}, "draws": draws, "drawn": "classes" if by_class else "pairs"}
 
 
-def _resampled(
+def _add_intervals(
     scores: Float[Tensor, " pairs"],
     same: Bool[Tensor, " pairs"],
     groups: Int64[Tensor, "sides pairs"] | None,
     summary: dict[str, Any],
     draws: int,
     seed: int,
+    rule: str = "step",
 ) -> dict[str, list[float]]:
     """Return intervals of EER and AUC, and add those of the true accept rates and thresholds to `summary["tar"]`.
 
@@ -137,7 +138,7 @@ def _resampled(
         curve = ranked.roc(next(weights))
         rates = curve.tar, curve.far
         points = [
-            read_curve(curve.thresholds, *rates, curve.negatives, point["far"], "far", "step") for point in resolved
+            read_curve(curve.thresholds, *rates, curve.negatives, point["far"], "far", rule) for point in resolved
         ]
         rows.append([curve.eer, curve.auc, *(p.true_rate for p in points), *(p.threshold for p in points)])
     columns = torch.tensor(rows, dtype=torch.float64).unbind(1)

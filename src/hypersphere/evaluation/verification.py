@@ -56,6 +56,7 @@ class Verification(NotebookResult):
         accuracies: the accuracy on each fold.
         roc: the curve of all scores.
         points: the operating points at the requested false accept rates.
+        rule: how the curve was read at these rates, see `Roc.at`.
     """
 
     scores: Float[Tensor, " pairs"]
@@ -65,6 +66,7 @@ class Verification(NotebookResult):
     accuracies: Float[Tensor, " folds"]
     roc: Roc
     points: tuple[OperatingPoint, ...]
+    rule: str = "step"
 
     @property
     def accuracy(self) -> float:
@@ -127,7 +129,7 @@ class Verification(NotebookResult):
                 level=level,
                 generator=generator,
             )
-        # The accuracy is no statistic of one curve: each fold has a threshold. Resample the decisions instead.
+        # The accuracy is not a statistic of one curve: each fold has a threshold. Resample the decisions instead.
         correct = ((self.scores >= self.thresholds[self.fold]) == self.same).double()
 
         def mean_fold_accuracy(weights: Tensor) -> float:
@@ -343,4 +345,4 @@ def _cross_validate(
     curve = RankedScores(test_scores, same).roc()
     points = tuple(curve.at(rate, rule=rule) for rate in as_numbers("far", far))
     per_fold = torch.tensor([thresholds, accuracies], dtype=torch.float64, device=same.device)
-    return Verification(test_scores, same, fold, per_fold[0], per_fold[1], curve, points)
+    return Verification(test_scores, same, fold, per_fold[0], per_fold[1], curve, points, rule)

@@ -70,7 +70,7 @@ class ApproximateIndex:
             self._index.own_fields = True
             centres.this.disown()
         # Evenly spaced rows: the first ones may belong to a few people.
-        sample = torch.linspace(0, len(rows) - 1, min(len(rows), TRAINING_ROWS)).long()
+        sample = torch.linspace(0, len(rows) - 1, min(len(rows), TRAINING_ROWS), dtype=torch.float64).long()
         self._index.train(rows.gather(sample).numpy())
         self._trained_on = len(rows)
 

@@ -132,7 +132,7 @@ class Rows:
         self._buffer: Block | None = None  # memory of the last block, which may have room for more rows
 
     def copy(self) -> Rows:
-        """Return rows that share the blocks of this object. Only one of both may be changed.
+        """Return rows that share the blocks of this object. Only one of the two may be changed.
 
         A change writes only behind the last row, or replaces blocks, so the other object stays as it is.
         """

@@ -191,7 +191,10 @@ def _hamming(rows: Rows, x: Tensor, depth: int) -> Int64[Tensor, "queries depth"
         distances = np.zeros((len(queries), len(words)), np.int32)
         for word in range(queries.shape[1]):
             distances += _count_bits(queries[:, word, None] ^ words[:, word])
-        keys = torch.from_numpy(distances).mul_(BLOCK_ROWS).add_(torch.arange(len(words), dtype=torch.int32))
+        keys = torch.from_numpy(distances)
+        if rows.dim * BLOCK_ROWS >= 2**31:  # int32 is faster, but overflows
+            keys = keys.long()
+        keys = keys.mul_(BLOCK_ROWS).add_(torch.arange(len(words), dtype=keys.dtype))
         keys = keys.topk(min(depth, len(words)), dim=1, largest=False).values.long()
         # Replace the row of the block by the number of the entry.
         distance, row = keys // BLOCK_ROWS, keys % BLOCK_ROWS

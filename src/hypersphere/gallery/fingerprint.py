@@ -39,7 +39,8 @@ def fingerprint_of(model: nn.Module | Mapping[str, Any]) -> str:
     _, tensors = flatten(dict(state), "model", keep_strides=False)
     require(len(tensors) > 0, "model", "a module or a state dict with tensors", type(model).__name__)
     checksum = hashlib.sha256()
-    for name, tensor in sorted((_plain_name(name), stored.tensor) for name, stored in tensors.items()):
+    named = [(_plain_name(name), stored.tensor) for name, stored in tensors.items()]
+    for name, tensor in sorted(named, key=lambda pair: pair[0]):
         checksum.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         checksum.update(_content(tensor))
     return checksum.hexdigest()[:32]

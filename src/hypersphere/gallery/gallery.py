@@ -188,7 +188,8 @@ class Gallery:
 
         Args:
             names: one name per embedding: any strings, also equal ones.
-            embeddings: (N, d) finite numbers. Their norms do not matter. The cosine of a zero vector is 0.
+            embeddings: (N, d) finite numbers. Their norms do not matter. The cosine of a zero vector is 0;
+                a binary gallery, which stores signs, rejects it.
             fingerprint: of the model of the embeddings; None is not checked. An empty gallery without a fingerprint
                 adopts it.
 
@@ -200,6 +201,9 @@ class Gallery:
         if not adopts:
             self._check_fingerprint(fingerprint)
         directions = self._directions("embeddings", embeddings).float()
+        zero = (directions == 0).all(1).nonzero().flatten()
+        if self.dtype == "binary" and len(zero):
+            raise ValueError(f"embeddings must not be zero in a binary gallery, but row {int(zero[0])} is")
         require(not isinstance(names, str), "names", "a list of strings", names)
         other = [name for name in names if not isinstance(name, str)]
         require(not other, "names", "a list of strings", other[:1])

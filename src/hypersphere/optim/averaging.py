@@ -35,7 +35,7 @@ class MovingAverage:
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        require(0 <= decay < 1, "ema", "a number in [0, 1)", decay)
+        require(0 <= decay < 1, "decay", "a number in [0, 1)", decay)
         self.module, self.decay = module, decay
         self._weights = dict(module.named_parameters())
         self.averages = {name: p.detach().clone() for name, p in self._weights.items()}
@@ -81,7 +81,10 @@ class MovingAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the module with averaged weights."""
-        return {**self.module.state_dict(), **self.averages}
+        by_parameter = {id(parameter): self.averages[name] for name, parameter in self._weights.items()}
+        # A tied weight has one average, but the state dict lists it under all its names.
+        named = self.module.named_parameters(remove_duplicate=False)
+        return {**self.module.state_dict(), **{name: by_parameter[id(parameter)] for name, parameter in named}}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -54,7 +54,7 @@ def param_groups(
         require(all_modules, "model", "a module or a list of modules", model)
         model = nn.ModuleList(modules)
     # Layers by identity of their weight; the slices q, k and v of a fused weight share one. Distributed heads are
-    # included, because decay acts on each class vector separately. Parametrised weights are no parameters.
+    # included, because decay acts on each class vector separately. Parametrised weights are not parameters.
     layers: dict[int, list[NeuronLayer]] = {}
     for layer in layers_of(model, output=None, local_classes=True):
         weight = cast(nn.Module, layer.module)._parameters.get(layer.parameter)
@@ -72,8 +72,9 @@ def param_groups(
         if not normalization and isinstance(module, _NORMALIZATIONS):
             for parameter in direct.values():
                 reasons.setdefault(id(parameter), "parameter of a normalisation")
-        if not bias and "bias" in direct:
-            reasons.setdefault(id(direct["bias"]), "bias")
+        for name, parameter in direct.items():
+            if not bias and "bias" in name.split("_"):  # also in_proj_bias and bias_ih_l0 of torch
+                reasons.setdefault(id(parameter), "bias")
     trained = [p for p in model.parameters() if p.requires_grad]
     if report:
         neurons = {key: _describe(parts) for key, parts in layers.items()}

@@ -84,10 +84,11 @@ class Hyperball(torch.optim.Optimizer):
         fits = fits and all("lr" in group for group in base_optimizer.param_groups)
         accepted = "an optimiser of torch.optim with a learning rate, other than LBFGS"
         require(fits, "base_optimizer", accepted, type(base_optimizer).__name__)
+        for group in base_optimizer.param_groups:
+            _require_per({"per": per, **group})
         base_optimizer.defaults["per"] = per
         for group in base_optimizer.param_groups:
             group.setdefault("per", per)
-            _require_per(group)
         # `Optimizer.__init__` would create separate groups and states. `__setstate__` initialises everything else.
         self.__setstate__({"base_optimizer": base_optimizer, "_displacements": {}})
 

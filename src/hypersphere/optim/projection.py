@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hypersphere import sphere
 from hypersphere._layer_selection import LayerSelection, NeuronLayer, layers_of
@@ -80,9 +81,9 @@ class WeightedGradients:
     def remove(self) -> None:
         """Stop weighting gradients, of the model and of its copies."""
         self._weighting.active = False
-        for handle in self._handles:
+        for handle in (*self._handles, *self._weighting.handles):
             handle.remove()
-        self._handles = []
+        self._handles, self._weighting.handles = [], []
 
     def __enter__(self) -> WeightedGradients:
         return self
@@ -102,6 +103,7 @@ class _GradientWeighting:
 
     def __init__(self) -> None:
         self.active = True
+        self.handles: list[RemovableHandle] = []  # of the gradient hooks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _GradientWeighting:
         return self
@@ -122,7 +124,7 @@ class _GradientWeighting:
             norms = sphere.polar(weight.detach().flatten(1))[0].view(-1, *[1] * (weight.ndim - 1))
             return (norms * grad).to(grad.dtype)
 
-        weight.register_hook(multiply_by_norm)
+        self.handles.append(weight.register_hook(multiply_by_norm))
 
 
 def _layers_without_weight_norm(selection: LayerSelection, *, heads: bool) -> LayerSelection:

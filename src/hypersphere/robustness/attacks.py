@@ -54,7 +54,7 @@ class Attack(abc.ABC):
         require(callable(model), "model", "a callable that maps images to logits", model)
         _check_batch(images, labels)
         with evaluation_mode(model, loss):
-            return self.perturb(model, images.detach(), labels, loss)
+            return self.perturb(model, images.detach(), labels.long(), loss)
 
     @abc.abstractmethod
     def perturb(self, model: Model, images: Tensor, labels: Tensor, loss: Loss) -> Tensor:
@@ -175,12 +175,15 @@ class DeepFool(Attack):
                     are_logits = logits.ndim == 2 and logits.shape[1] >= 2
                     accepted = "a map of images to logits (B, C) of two or more classes"
                     require(are_logits, "model", accepted, tuple(logits.shape))
-                    # The candidates are chosen once, from the logits of the original images.
-                    candidates = logits.detach().topk(min(self.candidates, logits.shape[1])).indices
+                    # The candidates are chosen once, from the logits of the original images. The true class is the
+                    # first of them, also if its logit is tied with another.
+                    true_classes = labels.clamp(0, logits.shape[1] - 1).unsqueeze(1)
+                    ordered = logits.detach().scatter(1, true_classes, torch.inf)
+                    candidates = ordered.topk(min(self.candidates, logits.shape[1])).indices
                 is_correct = logits.argmax(1) == labels[active]
                 if not is_correct.any():
                     break
-                # f_k: the first candidate is the true class of every image that is still classified correctly.
+                # f_k: differences to the logit of the true class, the first candidate.
                 candidate_logits = logits.gather(1, candidates[active])
                 gaps = candidate_logits[:, 1:] - candidate_logits[:, :1]
                 # w_k needs one backward pass per candidate through the same graph. The gradient of a sum over the batch
@@ -242,7 +245,8 @@ def _check_batch(images: Tensor, labels: Tensor) -> None:
     """Raise a `ValueError` unless images are floating-point numbers in [0, 1] with one label each."""
     is_real = isinstance(images, Tensor) and images.is_floating_point()
     require(is_real, "images", "a floating-point tensor", images.dtype if isinstance(images, Tensor) else type(images))
-    are_labels = isinstance(labels, Tensor) and labels.shape == images.shape[:1] and not labels.is_floating_point()
+    are_labels = isinstance(labels, Tensor) and labels.shape == images.shape[:1]
+    are_labels = are_labels and not labels.is_floating_point() and labels.dtype != torch.bool
     accepted = f"a vector of integers, one for each of the {len(images)} images"
     received = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels)
     require(are_labels, "labels", accepted, received)
