@@ -376,9 +376,9 @@ def _recurrent_slices(module: nn.Module, per_head: bool) -> list[WeightPart] | N
     """Recognise LSTM, GRU and RNN layers and cells: one layer per gate of each input and recurrent weight."""
     if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return None
-    kind = type(module).__name__
     # The gates in the order in which torch stacks them along the first dimension.
-    gates = "ifgo" if "LSTM" in kind else "rzn" if "GRU" in kind else ""
+    is_lstm, is_gru = isinstance(module, (nn.LSTM, nn.LSTMCell)), isinstance(module, (nn.GRU, nn.GRUCell))
+    gates = "ifgo" if is_lstm else "rzn" if is_gru else ""
     slices = []
     for parameter in _weight_names(module):
         if not gates or parameter.startswith("weight_hr"):  # the projection of an LSTM with proj_size has no gates

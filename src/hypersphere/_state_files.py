@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -83,7 +84,9 @@ def flatten(
         kind = type(value)
         if kind in _PLAIN:
             return value
-        if isinstance(value, float):
+        if isinstance(value, np.bool_):
+            return bool(value)
+        if isinstance(value, (float, np.floating)):
             return float(value)
         if isinstance(value, numbers.Integral):
             return int(value)
@@ -227,6 +230,7 @@ class TensorFiles:
                     is_all = (first, last) == (start, end)
                     rows_of_file = slice(first - start, last - start)
                     parts.append(file.get_tensor(name) if is_all else file.get_slice(name)[rows_of_file])
-        if not parts:  # a process may hold no rows
-            return self.read(name, Rows(0, 1, 1))[:0]
+        if not parts:  # a process may hold no rows; the first piece has the dtype
+            with safe_open(self._pieces[name][0][2], framework="pt") as file:
+                return file.get_slice(name)[:0]
         return parts[0] if len(parts) == 1 else torch.cat(parts)

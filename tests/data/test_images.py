@@ -115,3 +115,9 @@ def test_decode_image_result_can_be_written_to():
     image = decode_image(encoded(pixels(0)), "a")
     image += 1
     assert image.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("side", [225, 232, 450, 457, 506, 900])
+def test_crop_accepts_every_side(side):
+    for shape in ((side, side + 150), (side + 150, side)):
+        assert decode_image(encoded(pixels(0, *shape)), "a.png", size=(224, 224), fit="crop").shape[-2:] == (224, 224)

@@ -121,3 +121,18 @@ def test_standardize_does_not_copy_large_tensors(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "double", double)
     NORMALIZATIONS["standardize"](source)
     assert largest <= 3 * 5 * 4
+
+
+def test_mean_image_does_not_change_the_data():
+    inputs = torch.ones(3, 1, 2, 2, dtype=torch.float64)
+    NORMALIZATIONS["mean_image"](TensorSource(inputs, torch.tensor([0, 1, 0]), ["a", "b"]))
+    assert torch.equal(inputs, torch.ones_like(inputs))
+
+
+def test_statistics_of_floats_are_per_channel_for_every_number_of_images(monkeypatch):
+    inputs = torch.rand(5, 3, 4, 4) * torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1)
+    source = TensorSource(inputs, torch.zeros(5, dtype=torch.int64), ["a"])
+    small = NORMALIZATIONS["standardize"](source)
+    monkeypatch.setattr(module, "SMALL_TENSOR", 0)
+    for one, other in zip(small, NORMALIZATIONS["standardize"](source), strict=True):
+        torch.testing.assert_close(one, other)

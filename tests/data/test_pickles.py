@@ -3,6 +3,7 @@
 import builtins
 import os
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -208,3 +209,11 @@ def test_load_pickle_reads_bytes_of_old_protocols(protocol):
 def test_load_pickle_encodes_latin1_only(content):
     with pytest.raises(DamagedData):
         load_pickle(content, Path("a.bin"))
+
+
+def test_a_large_memo_index_needs_no_memory():
+    content = b"\x80\x02Nr" + (2**31 - 1).to_bytes(4, "little") + b"."
+    tracemalloc.start()
+    assert load_pickle(content, Path("bomb")) is None
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()

@@ -17,6 +17,7 @@ from hypersphere.data import (
     ShardSource,
     pack,
 )
+from hypersphere.data.shards import INDEX_FILE
 from picture_files import encoded, pixels, write_tree
 
 
@@ -204,3 +205,25 @@ def test_shards_resume_with_workers(shards):
     for (x, y), (a, b) in zip(seen, expected, strict=True):
         assert torch.equal(x, a)
         assert torch.equal(y, b)
+
+
+@pytest.mark.parametrize("names", [["1", "2", "3"], ["2", "10"], ["a\u2028b", "c"]], ids=repr)
+def test_packed_classes_keep_their_images_whatever_they_are_called(names, tmp_path):
+    for name in names:
+        write_tree(tmp_path / "photos", {name: 2})
+    pack(tmp_path / "photos", tmp_path / "shards")
+    folder = ImageFolderSource(tmp_path / "photos")
+    for index_file in (True, False):
+        if not index_file:
+            (tmp_path / "shards" / INDEX_FILE).unlink()
+        source = ShardSource(tmp_path / "shards")
+        assert list(source.classes) == list(folder.classes)
+        for number in range(len(source)):
+            assert source.name(number).startswith(f"{source.classes[int(source.labels[number])]}/")
+
+
+def test_pack_rejects_class_names_that_are_no_lines_before_it_writes(tmp_path):
+    write_tree(tmp_path / "photos", {"a\nb": 1, "c": 1})
+    with pytest.raises(ValueError, match="folder must be one whose class names are lines of UTF-8 text"):
+        pack(tmp_path / "photos", tmp_path / "shards")
+    assert not (tmp_path / "shards").exists()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hypersphere.data import DATA, DataSplit, ImageFolderSource, TensorSource, fingerprint_difference
+from hypersphere.data.sources import of_classes
 from hypersphere.data.splits import (
     frequent_classes,
     join_sources,
@@ -323,3 +324,9 @@ def test_selection_split_chooses_on_true_labels(open_set):
     assert torch.equal(chosen.true_labels, without.train.labels)
     count = int((chosen.train.labels != chosen.true_labels).sum())
     assert count == round(0.4 * len(chosen.train))
+
+
+def test_of_classes_rejects_repeated_names():
+    source = TensorSource(torch.zeros(2, 1), torch.tensor([0, 1]), ["a", "b"])
+    with pytest.raises(ValueError, match="classes must be different names"):
+        of_classes(source, ["a", "a"])

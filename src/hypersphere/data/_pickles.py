@@ -7,6 +7,7 @@ rejected. Each stand-in defines `__setstate__`, so a pickle cannot set attribute
 
 from __future__ import annotations
 
+import codecs
 import io
 import math
 import pickle
@@ -151,8 +152,14 @@ ALLOWED: dict[tuple[str, str], type] = {
 }
 
 
-class StandInUnpickler(pickle.Unpickler):
-    """An unpickler that resolves the allowed names to stand-ins and rejects all others."""
+codecs.lookup("raw-unicode-escape")  # the unpickler needs it; loaded now, reading a pickle imports nothing
+
+
+class StandInUnpickler(pickle._Unpickler):
+    """An unpickler that resolves the allowed names to stand-ins and rejects all others.
+
+    The unpickler in Python, because the one in C allocates gigabytes for a few bytes that name a large memo index.
+    """
 
     def find_class(self, module: str, name: str) -> type:
         """Return the stand-in of an allowed name."""

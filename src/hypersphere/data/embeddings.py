@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from hypersphere._files import MARK, replacing
-from hypersphere._validation import require
+from hypersphere._validation import is_integer, require
 from hypersphere.data._files import DamagedData, MissingData
 
 __all__ = ["SUFFIXES", "Embeddings", "read_array", "read_embeddings", "write_embeddings"]
@@ -86,7 +87,7 @@ def read_array(path: Path) -> np.ndarray:
         array = np.load(path, allow_pickle=False)
     except MemoryError:
         raise DamagedData(f"{path} is not a readable .npy file: the size in its header exceeds the memory") from None
-    except (ValueError, EOFError, SyntaxError) as error:
+    except (ValueError, EOFError, SyntaxError, zipfile.BadZipFile) as error:
         reason = "it holds pickled objects, which are not loaded" if "pickle" in str(error) else str(error)
         raise DamagedData(f"{path} is not a readable .npy file: {' '.join(reason.split())}") from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or not array.ndim:
@@ -122,6 +123,6 @@ def _with_description(path: Path, bare: Embeddings) -> Embeddings:
 def _listed(path: Path, content: Mapping[str, Any], key: str) -> list[Any] | None:
     values = content[key]
     is_list = values is None or isinstance(values, list)
-    if not is_list or (key == "labels" and not all(type(label) is int for label in values or ())):
-        raise DamagedData(f"{path}: {key} must be a list or null")
+    if not is_list or (key == "labels" and not all(is_integer(label, -(2**63), 2**63 - 1) for label in values or ())):
+        raise DamagedData(f"{path}: {key} must be a list{' of integers' * (key == 'labels')} or null")
     return values

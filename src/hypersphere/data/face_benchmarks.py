@@ -129,8 +129,10 @@ def _listed(path: Path, noises: Path) -> list[str]:
         raise MissingData(f"{path} not found. It is part of the development kit of MegaFace.")
     try:
         content: Any = json.loads(read_content(path))
+        if not isinstance(content["path"], list):
+            raise TypeError(f"path is {type(content['path']).__name__}")
         names = [str(name) for name in content["path"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedData(f"{path} must be a JSON object with a list of paths: {error!r}") from None
     lines = read_text(noises).splitlines() if noises.is_file() else []
     left_out = {line.strip() for line in lines if line.strip() and not line.startswith("#")}

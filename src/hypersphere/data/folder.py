@@ -128,6 +128,9 @@ def _warn_of_empty_classes(source: Path, names: Collection[str]) -> None:
         warnings.warn(message, UserWarning, stacklevel=4)  # the caller of image_folder or image_names
 
 
+MAX_HEADER_BYTES = 2**20  # of a long name, or of the attributes of a file
+
+
 class StrictHeader(tarfile.TarInfo):
     """A tar header that raises an error if it is damaged; `tarfile` alone would treat it as the end of the archive."""
 
@@ -135,11 +138,16 @@ class StrictHeader(tarfile.TarInfo):
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> StrictHeader:
         """Return the header; raise a ReadError if it is damaged."""
         try:
-            return super().frombuf(buf, encoding, errors)
+            header = super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
             if buf == bytes(tarfile.BLOCKSIZE):  # a block of zeros is the real end
                 raise
             raise tarfile.ReadError(str(error)) from error
+        # `tarfile` reads the long names and attributes that such entries hold into memory.
+        holds_text = header.type in (*tarfile.GNU_TYPES, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+        if holds_text and header.type != tarfile.GNUTYPE_SPARSE and header.size > MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a name must have at most {MAX_HEADER_BYTES} bytes, not {header.size}")
+        return header
 
 
 def _archive_entries(source: Path, classes: Sequence[str] | None) -> Iterator[_Entry]:
@@ -243,8 +251,10 @@ def open_images(
     files = [path.name for path in inside if path.is_file() and is_image(path)]
     if not files:
         return ImageFolderSource(folder, size=size, grey=grey, fit=fit), True
-    mixed = next((path.name for path in inside if path.is_dir() and any(map(is_image, path.iterdir()))), None)
-    require(mixed is None, str(folder), "either images or folders of images", mixed)
+    folders = [path for path in inside if path.is_dir() and not path.name.startswith(".")]
+    mixed = next((path.name for path in folders if any(map(is_image, path.iterdir()))), None)
+    if mixed is not None:
+        raise ValueError(f"{folder} must contain either images or folders of images, but has {files[0]} and {mixed}/")
     return _unlabelled(folder, files, size, grey, fit), False
 
 

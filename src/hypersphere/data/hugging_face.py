@@ -56,7 +56,7 @@ class HuggingFaceSource(ImageSource):
 
     def read(self, index: int) -> bytes:
         """Return the bytes of an image."""
-        encoded = self.dataset[int(index)][self.image]
+        encoded = self.dataset[int(index)][self.image] or {}  # an image may be missing
         content, path = encoded.get("bytes"), encoded.get("path")
         if content is None and path:
             return read_image_file(Path(path))
@@ -66,7 +66,6 @@ class HuggingFaceSource(ImageSource):
 
     def fingerprint(self) -> dict[str, Any]:
         """Return checksums of the labels, and of the sizes of up to 1,000 images."""
-        sizes = [
-            len(self.dataset[index][self.image].get("bytes") or b"") for index in spaced_positions(len(self), 1000)
-        ]
+        images = (self.dataset[index][self.image] or {} for index in spaced_positions(len(self), 1000))
+        sizes = [len(image.get("bytes") or b"") for image in images]
         return common_fingerprint(self.classes, self.labels) | {"content": digest(str(sizes).encode())}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
@@ -62,7 +62,7 @@ def is_image(path: PurePath) -> bool:
 def height_and_width(size: Size) -> tuple[int, int] | None:
     """Return the (height, width) that `size` stands for: an int is a square."""
     pair = (size, size) if isinstance(size, int) else size
-    fits = pair is None or (len(pair) == 2 and all(is_integer(side, 1) for side in pair))
+    fits = pair is None or (isinstance(pair, Sequence) and len(pair) == 2 and all(is_integer(s, 1) for s in pair))
     require(fits, "size", "a positive int, (height, width) or None", size)
     return None if pair is None else (int(pair[0]), int(pair[1]))
 
@@ -158,5 +158,6 @@ def _centre_box(picture: tuple[int, int], size: tuple[int, int]) -> tuple[float,
     width, height = picture
     scale = min(width / size[1], height / size[0])
     box_width, box_height = scale * size[1], scale * size[0]
-    left, top = (width - box_width) / 2, (height - box_height) / 2
-    return left, top, left + box_width, top + box_height
+    # Rounding can make the box larger than the picture, which Pillow rejects.
+    left, top = max((width - box_width) / 2, 0.0), max((height - box_height) / 2, 0.0)
+    return left, top, min(left + box_width, float(width)), min(top + box_height, float(height))

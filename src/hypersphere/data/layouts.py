@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from hypersphere._validation import is_integer, require
 from hypersphere.data._files import DamagedData, MissingData, data_root, read_content, read_text
-from hypersphere.data.images import BrokenSample, Size
+from hypersphere.data.images import BrokenSample, Size, height_and_width
 from hypersphere.data.lfw import find_images, lfw_pairs
 from hypersphere.data.lists import LabelCodes, ListSource, read_rows
 from hypersphere.data.recordio import BinSource, RecordSource
@@ -42,7 +43,10 @@ def imagenet(root: Path | None, *, size: Size = 224, fit: str = "crop", margin: 
     `size`; `fit` "crop" keeps the aspect ratio. `margin` cuts this number of pixels from the height and width of
     validation images, which keeps their centre; the augmentation `window` does it at random for training images.
     """
-    require(is_integer(margin, 0), "data.margin", "an integer >= 0", margin)
+    sides = height_and_width(size)
+    most = math.inf if sides is None else min(sides) - 1
+    fits = is_integer(margin, 0) and margin <= most
+    require(fits, "data.margin", f"an integer >= 0 below the size {size}", margin)
     base = data_root(root)
     candidates = [base / name for name in ("imagenet", "ImageNet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC")]
     folder = _first_folder(candidates, "train", "Put the folders train and val in the folder imagenet.")
@@ -124,7 +128,7 @@ def _faces(names: Sequence[str], about: str) -> Callable[..., DataSplit]:
         is_record = (folder / "train.rec").is_file()
         source: Source = RecordSource(folder, **options) if is_record else ImageFolderSource(folder, **options)
         if exclude is not None:
-            left_out = set(read_text(folder / exclude).split())
+            left_out = {line.strip() for line in read_text(folder / exclude).splitlines()}
             source = of_classes(source, [name for name in source.classes if name not in left_out])
         if validation == "class":
             return split_by_class(source, held_out, seed)
@@ -202,7 +206,7 @@ class PointFileSource:
                 cloud = _surface_points(*_parse_off(content), self.points, zlib.crc32(name.encode()))
             else:
                 cloud = _parse_points(content, self.points)
-        except (ValueError, IndexError, OSError) as error:
+        except (ValueError, IndexError, OverflowError, OSError) as error:
             raise BrokenSample(name, str(error), "point cloud") from error
         cloud = cloud - cloud.mean(0)
         radius = float(np.sqrt((cloud**2).sum(1).max()))

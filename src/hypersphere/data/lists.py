@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -89,23 +90,33 @@ class LabelCodes:
         """Add the label of the next sample."""
         self._codes.append(self._code_of.setdefault(text, len(self._code_of)))
 
-    def labels(self, classes: Sequence[str] | None = None) -> tuple[Int64[Tensor, " items"], list[str]]:
+    def labels(
+        self, classes: Sequence[str] | None = None, *, prefer_positions: bool = False
+    ) -> tuple[Int64[Tensor, " items"], list[str]]:
         """Return the labels and the classes.
 
         Args:
             classes: the classes in their order, if known. Labels are then their names or, as integers, positions.
+            prefer_positions: whether integers are positions if the classes are integers, too, and both are possible.
         """
         names = sort_classes(self._code_of) if classes is None else list(classes)
         position = {name: label for label, name in enumerate(names)}
+        if classes is not None and prefer_positions and all(_position(text) < len(names) for text in self._code_of):
+            position = {}
         label_of_code = []
         for text in self._code_of:
-            label = position.get(text, int(text) if text.isdecimal() and len(text) < 19 else len(names))
+            label = int(position.get(text, min(_position(text), len(names))))
             if label >= len(names):
                 raise DamagedData(f"labels must be names or positions of the {len(names)} classes, not {text!r}")
             label_of_code.append(label)
-        # No tensor is made from the array itself, because that would copy it number by number.
+        # Through NumPy, which copies the whole buffer; torch would copy it number by number.
         codes = torch.from_numpy(np.array(self._codes, dtype=np.int64))
         return torch.tensor(label_of_code, dtype=torch.int64)[codes], names
+
+
+def _position(text: str) -> float:
+    """Return the number that a text stands for, and ∞ if it stands for none."""
+    return int(text) if text.isdecimal() and len(text) < 19 else math.inf
 
 
 def sort_classes(names: Iterable[str]) -> list[str]:

@@ -383,15 +383,18 @@ def _hf_dataset(
     loaded = datasets.load_from_disk(str(place)) if place.is_dir() else datasets.load_dataset(path, name)
     options: dict[str, Any] = {"image": image, "label": label, "size": size, "grey": grey, "fit": fit}
 
-    def read(part: str) -> Source:
-        require(part in loaded, "data.train", f"one of the splits {', '.join(loaded)}", part)
+    has_splits = isinstance(loaded, Mapping)
+    require(has_splits, "data.path", "a data set with splits (DatasetDict)", type(loaded).__name__)
+
+    def read(setting: str, part: str) -> Source:
+        require(part in loaded, setting, f"one of the splits {', '.join(loaded)}", part)
         return HuggingFaceSource(loaded[part], **options)
 
-    source = frequent_classes(read(train), at_least)
+    source = frequent_classes(read("data.train", train), at_least)
     if validation is None:
         return split_source(source, split, held_out, seed)
     options["grey"] = first_sample(source).shape[0] == 1
-    return join_sources(source, read(validation))
+    return join_sources(source, read("data.validation", validation))
 
 
 def _folder_source(

@@ -66,7 +66,7 @@ def mean_image(source: Source, samples: int = 2000, std: float = 1.0) -> Statist
     require(is_number(std, 0) and std > 0, "normalize.std", "a number > 0", std)
     total, count = None, 0
     for sample in _samples(source, samples):
-        total = sample.double() if total is None else total.add_(sample)
+        total = sample.to(torch.float64, copy=True) if total is None else total.add_(sample)
         count += 1
     assert total is not None
     return (total / (count * _scale(source))).float(), torch.tensor(float(std))
@@ -86,7 +86,7 @@ def _statistics(source: Source, samples: int) -> Statistics:
     count, first, second = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for sample in _samples(source, len(source) if isinstance(source, TensorSource) else samples):
         values = sample.double()
-        dims = (1, 2) if values.ndim == 3 and sample.dtype == torch.uint8 else tuple(range(values.ndim))
+        dims = (1, 2) if values.ndim == 3 else tuple(range(values.ndim))  # per channel of an image
         first, second = first + values.sum(dims), second + values.square().sum(dims)
         count += values.numel() // max(first.numel(), 1)
     mean = first / count

@@ -165,7 +165,7 @@ def _read_label(file: Any) -> tuple[int, float]:
     if flag > MAX_LABELS:
         raise ValueError(f"it must have at most {MAX_LABELS} labels, not {flag}")
     first = struct.unpack_from("<f", head, HEADER.size)[0] if flag else label
-    if not (first == int(first) and abs(first) < 2**31):
+    if not (abs(first) < 2**31 and first == int(first)):
         raise ValueError(f"its label must be an integer, not {first}")
     return flag, first
 
@@ -226,18 +226,24 @@ def _read_bin(path: Path) -> tuple[list[bytes], torch.Tensor]:
     if not isinstance(loaded, (tuple, list)) or len(loaded) != 2:
         raise DamagedData(f"{path} must contain images and booleans, not {type(loaded).__name__}")
     images = [_encoded(one, path) for one in loaded[0]] if isinstance(loaded[0], (list, tuple)) else []
-    flags = loaded[1] if isinstance(loaded[1], (list, tuple)) else dense_array(loaded[1]).tolist()
+    try:
+        flags = loaded[1] if isinstance(loaded[1], (list, tuple)) else dense_array(loaded[1]).tolist()
+    except DamagedData as error:
+        raise DamagedData(f"{path}: {error}") from error
     if any(flag not in (0, 1) for flag in flags) or len(images) != 2 * len(flags) or not flags:
         raise DamagedData(f"{path} must contain two images per boolean, not {len(images)} for {len(flags)}")
     return images, torch.tensor([bool(flag) for flag in flags])
 
 
 def _encoded(value: object, path: Path) -> bytes:
-    if isinstance(value, str):  # a string of Python 2, decoded as latin1
-        return value.encode("latin1")
-    if isinstance(value, bytes):
-        return value
-    values = dense_array(value)
+    try:
+        if isinstance(value, str):  # a string of Python 2, decoded as latin1
+            return value.encode("latin1")
+        if isinstance(value, bytes):
+            return value
+        values = dense_array(value)
+    except (UnicodeEncodeError, DamagedData) as error:
+        raise DamagedData(f"{path} must contain encoded images as bytes: {error}") from error
     if values.dtype != np.uint8:
         raise DamagedData(f"{path} must contain encoded images as bytes, not {values.dtype}")
     return values.tobytes()

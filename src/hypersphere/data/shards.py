@@ -77,10 +77,15 @@ class ShardSource(ImageSource):
     def __init__(self, path: str | Path, *, size: Size = None, grey: bool | None = None, fit: str = "stretch") -> None:
         files = find_shards(Path(path).expanduser())
         listed = files[0].parent / CLASSES_FILE
-        listed_classes = read_text(listed).splitlines() if listed.is_file() else None
+        # Only line feeds separate names, which may contain any other character.
+        listed_classes = (
+            [line.removesuffix("\r") for line in read_text(listed).removesuffix("\n").split("\n")]
+            if listed.is_file()
+            else None
+        )
         self.names, self.spans, codes = _stored_index(files) or _scan(files)
         try:
-            labels, classes = codes.labels(listed_classes)
+            labels, classes = codes.labels(listed_classes, prefer_positions=True)
         except DamagedData as error:
             raise DamagedData(f"{files[0].parent}: {error}") from error
         super().__init__(labels, classes, size=size, grey=grey, fit=fit)
@@ -223,6 +228,9 @@ def pack(folder: str | Path, out: str | Path, *, shard_bytes: int = 2**28, seed:
     source, target = ImageFolderSource(folder, grey=False), Path(out).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"out must be a new or empty folder, not {str(target)!r}")
+    for name in source.classes:  # before anything is written
+        is_line = "\n" not in name and name.encode("utf-8", "replace").decode() == name
+        require(is_line, "folder", "one whose class names are lines of UTF-8 text", name)
     make_folder(target)
     count = len(source)
     order = range(count) if seed is None else torch.randperm(count, generator=_seeded(seed)).tolist()

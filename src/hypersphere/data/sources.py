@@ -250,6 +250,7 @@ def with_labels(source: Source, labels: Tensor, classes: Sequence[str]) -> Sourc
 def of_classes(source: Source, classes: Sequence[str]) -> Source:
     """Return the samples of these classes, with labels 0, 1, ... in the given order."""
     number = {name: label for label, name in enumerate(source.classes)}
+    require(len(set(classes)) == len(classes), "classes", "different names", list(classes))
     dropped = len(classes)  # the new label of all other classes
     new_labels = torch.full((len(source.classes),), dropped, dtype=torch.int64)
     for label, name in enumerate(classes):

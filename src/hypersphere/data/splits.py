@@ -196,12 +196,13 @@ def selection_split(split: DataSplit, fraction: float, seed: int = 0) -> DataSpl
 
 
 def join_sources(train: Source, validation: Source) -> DataSplit:
-    """Return the split of two sources. Validation labels become positions in the training classes, if they are these.
+    """Return the split of two sources. If they have the same classes, labels are positions in the training classes.
 
     Raises:
         ValueError: if some, but not all, of the validation classes are training classes.
     """
-    classes, other = set(train.classes), [name for name in validation.classes if name not in train.classes]
+    classes = set(train.classes)
+    other = [name for name in validation.classes if name not in classes]
     if len(other) == len(validation.classes):
         return DataSplit(train, validation, open_set=True)
     accepted = f"all among the {len(classes)} training classes, or all different from them"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +110,8 @@ def read_trials(file: str | Path, names: Sequence[str] | None = None) -> Trials:
         for column, value in zip(columns, (position[fields[1]], position[fields[2]], int(fields[0])), strict=True):
             column.append(value)
     first, second, same = (torch.tensor(column, dtype=torch.int64) for column in columns)
-    return Trials(tuple(position), Pairs(first, second, same.bool(), torch.zeros_like(first)))
+    items = tuple(position if names is None else names)
+    return Trials(items, Pairs(first, second, same.bool(), torch.zeros_like(first)))
 
 
 def read_template_list(
@@ -182,7 +183,7 @@ def read_template_set(file: str | Path, template_ids: Int64[Tensor, " images"]) 
     """
     path = _existing(file)
     subject_of: dict[int, int] = {}  # in the order of the file
-    for number, row in enumerate(csv.reader(read_text(path).splitlines()), start=1):
+    for number, row in enumerate(_csv_rows(path), start=1):
         is_heading = number == 1 and len(row) > 1 and not _is_number(row[0])
         if is_heading or not row:
             continue
@@ -234,6 +235,14 @@ def _rows_of_templates(templates: Tensor, template_ids: Tensor, path: Path) -> I
     if unknown:
         raise DamagedData(f"{path} must name templates that have images, not {unknown[0]}")
     return rows
+
+
+def _csv_rows(path: Path) -> Iterator[list[str]]:
+    """Yield the rows of a CSV file; raise DamagedData if it is not one."""
+    try:
+        yield from csv.reader(read_text(path).splitlines())
+    except csv.Error as error:
+        raise DamagedData(f"{path} is not readable CSV: {error}") from error
 
 
 def _is_number(text: str) -> bool:

@@ -81,6 +81,6 @@ def auto_model(shape: tuple[int, ...], classes: int, *, graph: bool = False) -> 
     dim = 64 if classes <= 100 else 128 if classes <= 1000 else 256
     # Each stage halves the image, which must not become empty.
     widths = [32, 64, 64] if side < 24 else [32, 64, 128] if side < 48 else [32, 64, 128, 256]
-    while 2 ** len(widths) > side:
+    while 2 ** len(widths) > side and len(widths) > 1:
         widths.pop()
     return "embedding_cnn", {"feature_dim": dim, "widths": widths}

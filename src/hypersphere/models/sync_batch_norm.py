@@ -24,7 +24,8 @@ def sync_batch_norm_(network: nn.Module) -> int:
     for module in network.modules():
         for name, child in module.named_children():
             if isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, _SyncedBatchNorm):
-                require(child.track_running_stats, "sync_batch_norm", "false if BatchNorm has no statistics", True)
+                if not child.track_running_stats:
+                    raise ValueError("sync_batch_norm needs BatchNorm layers with running statistics")
                 setattr(module, name, _SyncedBatchNorm(child))
                 count += 1
     return count
@@ -40,6 +41,7 @@ class _SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         self.num_batches_tracked = layer.num_batches_tracked
         self.variance_floor = layer.eps  # the setting of the replaced layer
         self.processes = Processes()
+        self.train(layer.training)  # a frozen layer stays frozen
 
     def _check_input_dim(self, input: Tensor) -> None:
         require(input.ndim >= 2, "input", "a tensor with at least two dimensions", tuple(input.shape))
@@ -48,7 +50,7 @@ class _SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         if not self.training or self.processes.size == 1:
             return super().forward(input)
         self._check_input_dim(input)
-        values = input.float()
+        values = input.to(torch.promote_types(input.dtype, torch.float32))
         others = [dim for dim in range(values.ndim) if dim != 1]
         shape = [1, -1, *([1] * (values.ndim - 2))]
         count = self.processes.all_reduce_(values.new_tensor(values.numel() / values.shape[1]))
