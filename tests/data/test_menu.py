@@ -318,3 +318,17 @@ def test_omniglot_validates_on_other_drawings_or_on_other_characters(monkeypatch
     for characters in (0, 5, 2.0):
         with pytest.raises(ValueError, match=r"^data\.characters must be None or an integer in 1\.\.4, not"):
             DATA["omniglot"](None, characters=characters)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"held_out": 2, "validation": "other.csv"}, "data.held_out must be unset with validation, not 2"),
+        ({"held_out": 2, "split_column": "part"}, "data.held_out must be unset with split_column, not 2"),
+        ({"split": "typo", "validation": "other.csv"}, "data.split must be 'sample' or 'class', not 'typo'"),
+    ],
+)
+def test_image_list_rejects_settings_without_effect(options, message, tmp_path):
+    (tmp_path / "list.csv").write_text("path,label,part\na.png,0,train\n")
+    with pytest.raises(ValueError, match=message):
+        DATA["image_list"](tmp_path, path="list.csv", **options)

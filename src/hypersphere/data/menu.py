@@ -275,7 +275,7 @@ def _image_list(
     """Images whose paths and labels are listed in a CSV, TSV, JSONL or Parquet file at `path`.
 
     Validation data are listed in a second file `validation`, or are the rows whose `split_column` is val, validation,
-    valid or test, or are divided off by `split`, `held_out` (by default one image per class, or a fifth of the classes)
+    valid or test, or are split off by `split`, `held_out` (by default one image per class, or a fifth of the classes)
     and `seed` as for image_folder. `images` is the folder to which listed paths refer, by default that of the list;
     `path_column` and `label_column` name the columns. `size`, `fit`, `grey`, `at_least` and `pairs` are as for
     image_folder.
@@ -285,6 +285,7 @@ def _image_list(
     options |= {"images": None if images is None else below(root, images)}
     listed = below(root, path)
     require(validation is None or split_column is None, "data.validation", "unset with split_column", validation)
+    _check_split(split, held_out, validation=validation, split_column=split_column)
     if validation is None and split_column is None:
         source = frequent_classes(ListSource(listed, **options), at_least)
         return with_pairs(split_source(source, split, held_out, seed), _optional(root, pairs))
@@ -313,11 +314,12 @@ def _shards(
 ) -> DataSplit:
     """Images in tar shards in the layout of WebDataset: a folder, a file or a pattern at `path`.
 
-    Validation data are the shards at `validation`, or are divided off by `split`, `held_out` (by default one image per
+    Validation data are the shards at `validation`, or are split off by `split`, `held_out` (by default one image per
     class, or a fifth of the classes) and `seed` as for image_folder; `size`, `fit`, `grey`, `at_least` and `pairs` are
     also as there. `hypersphere pack` writes shards.
     """
     options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
+    _check_split(split, held_out, validation=validation)
     train = frequent_classes(ShardSource(below(root, path), **options), at_least)
     if validation is None:
         data = split_source(train, split, held_out, seed)
@@ -343,11 +345,12 @@ def _recordio(
     """Images in an MXNet RecordIO file, or in train.rec of a folder, at `path`, as distributed by insightface.
 
     `validation` is a .bin verification set in the same folder, or "lfw" for the pairs of LFW; without it, validation
-    data are divided off by `split`, `held_out` (by default a fifth of the classes, or one image per class) and `seed`
+    data are split off by `split`, `held_out` (by default a fifth of the classes, or one image per class) and `seed`
     as for image_folder. `size`, `fit`, `grey` and `at_least` are also as there.
     """
     place = below(root, path)
     options: dict[str, Any] = {"size": size, "grey": grey, "fit": fit}
+    _check_split(split, held_out, validation=validation)
     train = frequent_classes(RecordSource(place, **options), at_least)
     if validation is None:
         return split_source(train, split, held_out, seed)
@@ -374,15 +377,15 @@ def _hf_dataset(
     """Images of a Hugging Face data set: a folder written by `save_to_disk`, or a name for `load_dataset`.
 
     `path` is the folder or the name, and `name` the configuration; `train` and `validation` are the names of its
-    splits. Without `validation`, data are divided off by `split`, `held_out` (by default one image per class, or a
+    splits. Without `validation`, data are split off by `split`, `held_out` (by default one image per class, or a
     fifth of the classes) and `seed` as for image_folder. `image` and `label` name the columns; `size`, `fit`, `grey`
     and `at_least` are as for image_folder.
     """
     datasets = require_package("datasets", "datasets", "data")
+    _check_split(split, held_out, validation=validation)
     place = below(root, path)
     loaded = datasets.load_from_disk(str(place)) if place.is_dir() else datasets.load_dataset(path, name)
     options: dict[str, Any] = {"image": image, "label": label, "size": size, "grey": grey, "fit": fit}
-
     has_splits = isinstance(loaded, Mapping)
     require(has_splits, "data.path", "a data set with splits (DatasetDict)", type(loaded).__name__)
 
@@ -395,6 +398,13 @@ def _hf_dataset(
         return split_source(source, split, held_out, seed)
     options["grey"] = first_sample(source).shape[0] == 1
     return join_sources(source, read("data.validation", validation))
+
+
+def _check_split(split: str, held_out: int | float | None, **given: str | None) -> None:
+    """Check the kind of split, and that nothing is held out if another setting gives the validation data."""
+    require(split in ("sample", "class"), "data.split", "'sample' or 'class'", split)
+    names = [name for name, value in given.items() if value is not None]
+    require(not names or held_out is None, "data.held_out", f"unset with {', '.join(names)}", held_out)
 
 
 def _folder_source(
