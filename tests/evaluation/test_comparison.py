@@ -48,5 +48,5 @@ def test_paired_difference_of_one_pair_has_an_infinite_interval():
 
 
 def test_paired_difference_rejects_unequal_numbers():
-    with pytest.raises(ValueError, match="second must be as long as first"):
+    with pytest.raises(ValueError, match="first and second must have the same length"):
         paired_difference([1.0], [1.0, 2.0])

@@ -20,5 +20,5 @@ def test_rank_correlation_of_a_constant_is_nan():
 
 
 def test_rank_correlation_requires_equal_lengths():
-    with pytest.raises(ValueError, match="second must be 2 numbers, as many as first"):
+    with pytest.raises(ValueError, match="first and second must have the same length >= 2"):
         rank_correlation([1.0, 2.0], [1.0, 2.0, 3.0])

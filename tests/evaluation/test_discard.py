@@ -58,8 +58,8 @@ def test_error_vs_discard_uses_the_worse_side_and_reports_what_is_gone():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "far must be given if and only if threshold is not, not None"),
-        ({"far": 0.1, "threshold": 0.5}, "far must be given if and only if threshold is not, not 0.1"),
+        ({}, "exactly one of far and threshold must be given, not None and None"),
+        ({"far": 0.1, "threshold": 0.5}, "exactly one of far and threshold must be given, not 0.1 and 0.5"),
         ({"far": 1.5}, r"far must be a rate in \(0, 1\)"),
         ({"threshold": math.nan}, "threshold must be a number, not nan"),
         ({"threshold": 0.5, "fractions": [1.0]}, r"fractions must be at least one number in \[0, 1\)"),

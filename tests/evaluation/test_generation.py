@@ -28,7 +28,7 @@ def test_inception_score_is_one_for_equal_images_and_the_number_of_classes_at_mo
 
 @pytest.mark.parametrize("probabilities", [torch.ones(4, 3), torch.tensor([[2.0, -1.0]])])
 def test_inception_score_needs_probabilities(probabilities):
-    with pytest.raises(ValueError, match="probabilities must be rows of probabilities that sum to 1"):
+    with pytest.raises(ValueError, match="probabilities must be non-negative rows that sum to 1"):
         inception_score(probabilities, splits=1)
 
 

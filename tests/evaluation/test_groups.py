@@ -46,7 +46,7 @@ def test_rates_by_group_gives_nan_without_pairs_of_a_kind():
     [
         ({"groups": ["a", "b"]}, "groups must be a vector of 3 texts or integers"),
         ({"groups": [0.5, 1.0, 2.0]}, "groups must be a vector of 3 texts or integers, not 'float64"),
-        ({"threshold": None}, "far must be given if and only if threshold is not"),
+        ({"threshold": None}, "exactly one of far and threshold must be given"),
     ],
 )
 def test_rates_by_group_rejects_invalid_input(arguments, message):

@@ -223,7 +223,7 @@ def angular_fisher_score(features: Array, labels: Array) -> float:
     classes, index, counts = y.unique(return_inverse=True, return_counts=True)
     require(len(classes) >= 2, "labels", "labels of at least two classes", classes.tolist())
     # With one sample per class S_w is 0 for any features, so the score would say nothing about them.
-    require(int(counts.max()) >= 2, "labels", "labels of which at least one occurs twice", "all different")
+    require(int(counts.max()) >= 2, "labels", "labels of which at least one occurs twice", "different ones")
     sums = torch.zeros(len(classes), x.shape[1], dtype=x.dtype, device=x.device).index_add_(0, index, x)
     class_means = sums / counts[:, None]
     mean = x.mean(0, keepdim=True).expand_as(class_means)

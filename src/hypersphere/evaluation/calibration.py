@@ -90,7 +90,8 @@ class Calibration(NotebookResult):
             tensor([0.0699, 0.5000, 0.9301], dtype=torch.float64)
         """
         require(method in METHODS, "method", f"one of {', '.join(map(repr, METHODS))}", method)
-        require(quality is None or method == "logistic", "quality", "None unless method is 'logistic'", "given")
+        if quality is not None and method != "logistic":
+            raise ValueError(f"quality needs the method 'logistic', not {method!r}")
         values = as_scores("scores", scores)
         flags = as_flags("same", same, len(values), values.device)
         of_pair = None if quality is None else _as_quality("quality", quality, values)
@@ -138,8 +139,9 @@ class Calibration(NotebookResult):
 
         * `far`: the lowest score of the fitted pairs at which the FAR does not exceed the rate (the "step" rule of
           `Roc.at`). A warning is given if there are too few different pairs to measure the rate.
-        * `prior`: the Bayes threshold, from which on ℓ ≥ log[c_fa·(1 − π) / (c_miss·π)], so that the expected cost is
-          lowest. For "isotonic" it is halfway between two scores. It is −∞ to accept all pairs and ∞ to accept none.
+        * `prior`: the Bayes threshold, the lowest score with ℓ ≥ log[c_fa·(1 − π) / (c_miss·π)]. It minimises the
+          expected cost. For "isotonic" it is halfway between two scores. It is −∞ to accept all pairs and ∞ to accept
+          none.
 
         The interval is a percentile bootstrap, in which each sample is fitted again. With `far` and qualities, the
         fitted slopes are used for all samples.
@@ -158,7 +160,8 @@ class Calibration(NotebookResult):
             >>> round(threshold.value, 3), threshold.low <= threshold.value <= threshold.high
             (0.5, True)
         """
-        require((far is None) != (prior is None), "far", "given if and only if prior is not", far)
+        if (far is None) == (prior is None):
+            raise ValueError(f"exactly one of far and prior must be given, not {far!r} and {prior!r}")
         require((quality is None) == (self.quality is None), "quality", QUALITY_RULE, quality)
         at = None if quality is None else float(_as_finite("quality", quality))
         if far is not None:

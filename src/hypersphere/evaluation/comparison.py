@@ -54,7 +54,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
         >>> round(difference.mean, 3), round(difference.low, 3), round(difference.high, 3)
         (1.0, -0.242, 2.242)
     """
-    require(len(first) == len(second) > 0, "second", f"as long as first, {len(first)} >= 1", len(second))
+    if not len(first) == len(second) > 0:
+        raise ValueError(f"first and second must have the same length >= 1, not {len(first)} and {len(second)}")
     require(is_number(confidence, 0, 1) and 0 < confidence < 1, "confidence", "a number between 0 and 1", confidence)
     differences = [a - b for a, b in zip(first, second, strict=True)]
     mean, count = statistics.fmean(differences), len(differences)

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hypersphere._validation import require
 from hypersphere.evaluation._arrays import Array, as_scores
 
 __all__ = ["rank_correlation"]
@@ -27,7 +26,8 @@ def rank_correlation(first: Array, second: Array) -> float:
         1.0
     """
     a, b = as_scores("first", first), as_scores("second", second)
-    require(len(a) == len(b) >= 2, "second", f"{len(a)} numbers, as many as first, and at least two", len(b))
+    if not len(a) == len(b) >= 2:
+        raise ValueError(f"first and second must have the same length >= 2, not {len(a)} and {len(b)}")
     x, y = (ranks - ranks.mean() for ranks in (_mean_ranks(a), _mean_ranks(b)))
     scale = math.sqrt(float(x.square().sum() * y.square().sum()))
     return float(torch.dot(x, y)) / scale if scale > 0 else math.nan

@@ -29,7 +29,7 @@ EPISODES_AT_ONCE = 50  # classifiers that are trained together
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """Positions of the examples of episodes. Entry [e, w, i] is example i of the class with the number w in episode e.
+    """Positions of the examples of episodes. Entry [e, w, i] is example i of way w in episode e.
 
     Attributes:
         support: labelled examples.

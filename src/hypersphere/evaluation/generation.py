@@ -40,7 +40,8 @@ def inception_score(probabilities: Array, *, splits: int = 10) -> InceptionScore
     """
     p = as_features("probabilities", probabilities).double()
     is_distribution = bool((p >= 0).all()) and torch.allclose(p.sum(1), torch.ones_like(p[:, 0]), atol=1e-3)
-    require(is_distribution, "probabilities", "rows of probabilities that sum to 1", "others")
+    if not is_distribution:
+        raise ValueError("probabilities must be non-negative rows that sum to 1, but some are not")
     require(is_integer(splits, 1, len(p)), "splits", f"an integer from 1 to {len(p)}, the number of images", splits)
     scores = []
     for part in p.tensor_split(splits):

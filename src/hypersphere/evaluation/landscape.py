@@ -76,9 +76,9 @@ def landscape(
 
     A filter is a row: all weights of one output. One-dimensional parameters (biases, parameters of normalisation
     layers) and filters of zeros do not move. In a rotated layer the free parameters of the rotation move, row by row.
-    If these are the entries of a skew-symmetric matrix S, which is zero at R = I, the direction has the norm of R
-    instead: ‖S‖_F = √d. Any module can set the norms for its parameters with a method `direction_norms` that returns
-    row norms (…, 1) by parameter name.
+    If these are the entries of a skew-symmetric matrix S, which is zero for R = I, its direction gets the norm of R,
+    √d, instead of that of S. Any module can set the norms for its parameters with a method `direction_norms` that
+    returns row norms (…, 1) by parameter name.
 
     Args:
         model: one module or several, such as a network and its head. Parameters with `requires_grad` are moved in place

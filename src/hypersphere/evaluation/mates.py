@@ -148,7 +148,7 @@ def _trials(people: Tensor) -> tuple[Tensor, Tensor]:
         same[torch.arange(len(part)), torch.arange(start, start + len(part))] = False
         pairs.append(same.nonzero() + same.new_tensor([[start, 0]], dtype=torch.int64))
     probe, mate = torch.cat(pairs).unbind(1)
-    require(len(probe) > 0, "labels", "labels of which at least one occurs twice", "all different")
+    require(len(probe) > 0, "labels", "labels of which at least one occurs twice", "different ones")
     return probe, mate
 
 

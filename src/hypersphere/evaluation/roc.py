@@ -221,7 +221,8 @@ def choose_threshold(
     >>> choose_threshold(torch.tensor([0.9, 0.8, 0.7, 0.3]), torch.tensor([1, 0, 1, 0]), far=0.5, threshold=None)
     0.699999988079071
     """
-    require((far is None) != (threshold is None), "far", "given if and only if threshold is not", far)
+    if (far is None) == (threshold is None):
+        raise ValueError(f"exactly one of far and threshold must be given, not {far!r} and {threshold!r}")
     if threshold is None:
         return RankedScores(scores, same).roc().at(far).threshold  # type: ignore[arg-type]
     require(isinstance(threshold, Real) and not math.isnan(threshold), "threshold", "a number", threshold)

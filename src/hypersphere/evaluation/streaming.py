@@ -1,9 +1,9 @@
 r"""Verification of any number of pairs in bounded memory, with exact thresholds and rates.
 
 The order of floating-point numbers is the order of their bits read as an integer, apart from the sign. `verify_blocks`
-reads all scores several times. The first pass counts them by their highest 16 bits. Each further pass counts the scores
-whose bits so far are those of a threshold by the next 16 bits. After two passes for float32 and four for float64, all
-bits of the thresholds and all numbers of accepted pairs are known.
+reads all scores several times. The first pass counts them by their highest 16 bits. Each further pass takes the scores
+whose leading bits are those of a threshold, and counts them by their next 16 bits. After two passes for float32 and
+four for float64, all bits of the thresholds and all numbers of accepted pairs are known.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def verify_blocks(
 
 @dataclass(frozen=True)
 class _Search:
-    """The search for the two adjacent scores between which the numbers of accepted pairs go beyond a limit.
+    """The search for the highest score at which the numbers of accepted pairs exceed a limit, and the next higher one.
 
     Thresholds descend. `is_beyond` is False above some score and True from it on.
 
@@ -295,7 +295,8 @@ def _chunks(blocks: Iterable[Block]) -> Iterator[tuple[Float[Tensor, " chunk"], 
         shapes = f"{tuple(values.shape)} and {tuple(flags.shape)}"
         require(fits, "blocks", "real scores and flags of equal shape", shapes)
         if flags.dtype != torch.bool:
-            require(bool(((flags == 0) | (flags == 1)).all()), "blocks", "flags that are booleans or 0 and 1", "others")
+            if not bool(((flags == 0) | (flags == 1)).all()):
+                raise ValueError("blocks must have flags that are booleans or 0 and 1, but some are not")
             flags = flags != 0
         parts = (x.flatten().split(CHUNK) for x in (_numerics.widen(values), flags))
         yield from ((part.cpu(), part_flags.cpu()) for part, part_flags in zip(*parts, strict=True) if len(part))

@@ -21,7 +21,7 @@ __all__ = ["summarize_all_pairs", "summarize_identification", "summarize_verific
 
 BOOTSTRAP = 1000  # draws for intervals
 MAX_RESAMPLED_PAIRS = 20_000  # largest number of pairs for which intervals are computed by default
-# Of all pairs, up to which number intervals are computed by default, with how many draws. It takes a few seconds.
+# Default draws by the largest number of pairs; there are no intervals above the last. They take a few seconds.
 ALL_PAIRS_DRAWS = {20_000: 1000, 500_000: 200}
 MAX_STORED_PAIRS = 10_000_000  # largest number of pairs whose scores are stored for intervals that were requested
 LEVEL = 0.95

@@ -46,7 +46,7 @@ def templates(
     x = as_features("features", features)
     template = as_labels("template_ids", template_ids, len(x), x.device)
     medium = as_labels("media_ids", media_ids, len(x), x.device)
-    # A row per medium of a template, and the template of each.
+    # One column per medium of a template: the template and the medium.
     media, medium_of_image, images = torch.stack([template, medium]).unique(
         dim=1, return_inverse=True, return_counts=True
     )

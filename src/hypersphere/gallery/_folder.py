@@ -1,4 +1,4 @@
-"""The folder of a gallery, which a kill at any moment leaves with the old or the new content.
+"""The folder of a gallery. A process that is killed during a save leaves the complete old or new content.
 
 - `rows-ID.safetensors` holds the encoded embeddings, `names-ID.json` the names, one per embedding.
 - `index-ID.safetensors` holds the approximate index, if there is one.

@@ -28,7 +28,7 @@ from hypersphere.gallery._rows import BLOCK_ROWS, WORD_BYTES, Rows
 __all__ = ["RESCORED", "SLACK", "nearest", "rescore"]
 
 QUERY_ROWS = 64  # queries per block of scores, which has 8 MB
-FEW_QUERIES = 4  # up to which a coarse product of int8 is faster than one of float32
+FEW_QUERIES = 4  # largest number of queries for which a coarse product of int8 is faster than one of float32
 SLACK = 16  # candidates beyond k, so that only many equal rows need a second pass
 RESCORED = 4  # candidates per result if the candidate pass is coarse
 GROUPS = 512  # groups of columns in a block of scores

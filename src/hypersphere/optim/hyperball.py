@@ -42,7 +42,7 @@ class Hyperball(torch.optim.Optimizer):
     - ρ is measured before the first step of a parameter and saved in its state as "radius". Weights may therefore be
       loaded between the construction of the optimiser and the first step.
     - A matrix that is zero at its first step, such as the second factor of LoRA or a zero-initialised output layer, has
-      no radius. It gets the plain update throughout training; a zero row gets it in a matrix of which rows are kept.
+      no radius. It gets the plain update throughout training. With per="row", so does a zero row.
     - Weight decay has no effect on projected matrices. It applies to the parameters that get the plain update.
     - If u is zero, W does not change.
 
@@ -138,7 +138,7 @@ class Hyperball(torch.optim.Optimizer):
         """Step the base optimiser, and move the matrices on their spheres."""
         loss = None
         if closure is not None:
-            # It needs the weights, which the base optimiser does not have.
+            # Called now, because the parameters are zero during the step of the base optimiser.
             with torch.enable_grad():
                 loss = closure()
         moves = [move for group in self.param_groups for move in self._moves(group)]
@@ -213,7 +213,7 @@ class _Move:
         self.parameter.data = zeros
 
     def end(self) -> None:
-        """Take the displacement from the parameter, and let it have its values again."""
+        """Take the displacement from the parameter, and restore its values."""
         if self._is_plain:
             self.displacement, self.parameter.data = self.parameter.data, self.weight
         elif self.displacement is not None:

@@ -1,8 +1,8 @@
 r"""Descent on the orthogonal group: every step is a rotation, so no map from free parameters is needed.
 
 Derivation. Let U be orthogonal and M a descent direction. With Ŵ = M·Uᵀ − ½U(Uᵀ·M·Uᵀ), the matrix W = Ŵ − Ŵᵀ is skew,
-and the Cayley curve Y(λ) = U + (λ/2)·W·(U + Y) stays orthogonal (OPT, equations 3 and 4, with M in place of +∇f, which
-would climb). Since U is square, W·U = U·Ω with the skew matrix Ω = ½(UᵀM − MᵀU), so the curve is
+and the Cayley curve Y(λ) = U + (λ/2)·W·(U + Y) stays orthogonal (OPT, equations 3 and 4, with M = −∇f; the
+sign in the paper ascends). Since U is square, W·U = U·Ω with the skew matrix Ω = ½(UᵀM − MᵀU), so the curve is
 
     Y = U + (λ/2)·(U + Y)·Ω.
 

@@ -14,7 +14,8 @@ from hypersphere.optim.muon import Muon
 __all__ = ["OPTIMIZERS", "Optimizers"]
 
 _DEFAULTS: dict[str, dict[str, Any]] = {"SGD": {"lr": 0.1, "momentum": 0.9}}
-_OTHER_INTERFACE = ("Optimizer", "LBFGS", "SparseAdam", "Muon")  # a closure; only sparse gradients; replaced by ours
+# The base class; one that needs a closure; one that needs sparse gradients; one that is replaced by ours.
+_OTHER_INTERFACE = ("Optimizer", "LBFGS", "SparseAdam", "Muon")
 
 # Every optimiser of torch under its name in small letters, and Muon, called with parameter groups and options.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

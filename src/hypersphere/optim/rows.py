@@ -76,7 +76,12 @@ class _RowOptimizer(torch.optim.Optimizer, abc.ABC):
         weight, grad, rows = torch.atleast_1d(p.detach()), p.grad, None
         assert grad is not None
         if grad.is_sparse:
-            require(grad.sparse_dim() == 1, "params", "with gradients that are dense or sparse in rows", grad.shape)
+            require(
+                grad.sparse_dim() == 1,
+                "gradients",
+                "dense, or sparse in rows only",
+                f"sparse in {grad.sparse_dim()} dimensions",
+            )
             grad = grad.coalesce()  # adds the gradients of a row that occurs more than once
             rows, grad = grad.indices()[0], grad.values()
         grad, state = torch.atleast_1d(grad), self.state[p]
