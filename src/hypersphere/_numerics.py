@@ -66,7 +66,7 @@ SAFE_PARAMETER_RANGE = (1e-6, 1e6)
 """Accepted range of steepness, radius and rate parameters. Outside it, sums with 1 lose all digits in float32."""
 
 ENERGY_HEADROOM = 1e4
-"""Energies of pairs that are not close stay below the largest number of the dtype by this factor."""
+"""The energies of pairs that are not close are at least this factor below the largest number of the dtype."""
 
 
 # Conversion between dtypes -------------------------------------------------------------------------------------------

@@ -76,8 +76,8 @@ def test_of_classes_relabels_in_the_given_order():
         ({"images": torch.zeros(6, 2, 3, dtype=torch.uint8)}, "images must be uint8"),
         ({"labels": torch.zeros(5, dtype=torch.int64)}, "labels must be int64"),
         ({"labels": torch.zeros(6)}, "labels must be int64"),
-        ({"labels": torch.full((6,), 3)}, "labels must be in 0..2"),
-        ({"labels": torch.full((6,), -1)}, "labels must be in 0..2"),
+        ({"labels": torch.full((6,), 3)}, "labels must be positions in `classes`, 0..2"),
+        ({"labels": torch.full((6,), -1)}, "labels must be positions in `classes`, 0..2"),
         ({"names": ("one",)}, "names must be"),
     ],
 )

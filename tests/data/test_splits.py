@@ -44,7 +44,7 @@ def test_split_by_sample_holds_out_the_last_of_each_class():
 def test_split_by_sample_keeps_small_classes_for_training():
     data = split_by_sample(source_of({"a": 1, "b": 2, "c": 5}), 3)
     assert sorted(names_of(data.validation)) == ["b/1", "c/2", "c/3", "c/4"]
-    with pytest.raises(ValueError, match="data must be at least two samples of some class"):
+    with pytest.raises(ValueError, match="data must have a class with two samples"):
         split_by_sample(source_of({"a": 1, "b": 1}), 1)
 
 

@@ -246,12 +246,13 @@ def erase(
 
 
 def rand_augment(n: int = 2, m: int = 10) -> KorniaAugmentation:
-    """Apply `n` random transformations of strength `m`, 0 to 30, to each image (RandAugment)."""
+    """Apply `n` random transformations of strength `m`, 1 to 29, to each image (RandAugment)."""
     require(is_integer(n, 1), "augment.n", "an integer >= 1", n)
     require(is_integer(m, 1, 29), "augment.m", "an integer in 1..29", m)
 
     def build(kornia: Any, shape: tuple[int, int, int]) -> Any:
-        require(shape[0] == 3, "augment", "applied to images with three channels if it is rand_augment", shape[0])
+        if shape[0] != 3:
+            raise ValueError(f"the augmentation rand_augment needs images with three channels, not {shape[0]}")
         return kornia.auto.RandAugment(n=n, m=m)
 
     return KorniaAugmentation(build)
@@ -273,7 +274,9 @@ def _require_probability(p: float) -> None:
 def _require_range(name: str, limits: Sequence[float], high: float = float("inf")) -> None:
     is_range = isinstance(limits, (list, tuple)) and len(limits) == 2 and all(is_number(end, 0, high) for end in limits)
     is_range = is_range and 0 < limits[0] <= limits[1]
-    require(is_range, f"augment.{name}", "two increasing positive numbers" + (" <= 1" if high == 1 else ""), limits)
+    require(
+        is_range, f"augment.{name}", "two positive numbers in ascending order" + (" <= 1" if high == 1 else ""), limits
+    )
 
 
 AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {

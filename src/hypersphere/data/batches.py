@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypersphere._validation import require
+from hypersphere._validation import is_integer, require
 
 __all__ = ["Batches"]
 
@@ -36,10 +36,9 @@ class Batches:
     def __init__(
         self, inputs: Tensor, labels: Tensor, batch_size: int, generator: torch.Generator | None = None
     ) -> None:
-        require(
-            len(inputs) == len(labels) > 0, "labels", f"one label for each of the {len(inputs)} inputs", len(labels)
-        )
-        require(batch_size >= 1, "batch_size", "a number >= 1", batch_size)
+        require(len(inputs) > 0, "inputs", "at least one input", 0)
+        require(len(inputs) == len(labels), "labels", f"one label for each of the {len(inputs)} inputs", len(labels))
+        require(is_integer(batch_size, 1), "batch_size", "an integer >= 1", batch_size)
         self.inputs, self.labels, self.batch_size, self.generator = inputs, labels, batch_size, generator
         self._sizes = _sizes(len(inputs), batch_size)
         self._place: tuple[Tensor | None, int] | None = (

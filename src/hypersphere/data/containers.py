@@ -189,4 +189,4 @@ def _require_labels(labels: Tensor, count: int, classes: tuple[str, ...]) -> Non
     if count:
         low, high = (int(label) for label in labels.aminmax())
         fits = low >= 0 and high < len(classes)
-        require(fits, "labels", f"in 0..{len(classes) - 1}, one per class", f"{low}..{high}")
+        require(fits, "labels", f"positions in `classes`, 0..{len(classes) - 1}", f"{low}..{high}")

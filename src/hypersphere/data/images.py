@@ -74,7 +74,7 @@ def read_image_file(path: Path, name: str | None = None) -> bytes:
         size = path.stat().st_size
         if size <= MAX_IMAGE_BYTES:
             with path.open("rb") as file:
-                content = file.read(size)  # `read` allocates what it is asked for, so this is not the limit
+                content = file.read(size)  # not the limit: `read(n)` allocates n bytes
     except OSError as error:
         raise BrokenSample(name, error.strerror or type(error).__name__) from error
     if size > MAX_IMAGE_BYTES:
@@ -100,7 +100,7 @@ def decode_image(
         size: (height, width) to resize to, or None.
         grey: True for one channel, False for three, None for one if the image is grey.
         fit: "stretch" changes the aspect ratio; "crop" keeps it and cuts off what is outside the centre.
-        fast: let the JPEG decoder scale by a power of two first, to not less than twice the size.
+        fast: let the JPEG decoder shrink by a power of two first, to no less than twice `size`.
         max_pixels: largest number of pixels. The header is checked before anything is decoded.
 
     Raises:

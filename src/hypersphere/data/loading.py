@@ -165,8 +165,8 @@ class Loader:
         """Raise the error of a batch, or note its broken samples and ignore their labels."""
         for row, error in failures.items():
             if self.broken == "error" or not isinstance(error, BrokenSample):
-                # A copy: a reference from this frame to the raised error would be a cycle, and workers that are freed
-                # by the garbage collector take ten seconds to end.
+                # A copy: the traceback of the error refers to this frame, and the frame to the error. Workers in such a
+                # cycle are freed by the garbage collector, which takes ten seconds.
                 raise copy.copy(error) from None
             self.skipped[error.name] = error.reason
             labels[row] = IGNORED_LABEL

@@ -19,7 +19,7 @@ MAX_FOLD_DIGITS = 6  # folds are counted up to the largest number, so it is boun
 LFW_PAIRS = 3000  # pairs of each kind in View 2 of LFW
 MAX_ITEMS_TO_ENUMERATE = 2000  # draw_pairs lists all pairs of up to this number of items: 2 million
 CLASSES_PER_FOLD = 2  # fewest classes with two items per fold for which draw_possible_pairs draws folds
-FEWEST_HALVED_PAIRS = 10  # per fold; draw_possible_pairs rather draws pairs of all classes than fewer
+FEWEST_HALVED_PAIRS = 10  # per fold; if there are fewer, draw_possible_pairs draws from all classes
 
 
 @dataclass(frozen=True, eq=False)

@@ -305,7 +305,7 @@ class ImageSource(ABC):
     def __getitem__(self, index: int) -> Tensor:
         name, content = self.name(index), self.read(index)
         if self.grey and not self._grey_was_given and not grey_in_header(content, name):
-            raise ValueError(f"grey must be set, because {printable(name)} has colours and the first images have none")
+            raise ValueError(f"grey must be set, because {printable(name)} has colours and other images have none")
         image = decode_image(content, name, size=self.size, grey=self.grey, fit=self.fit, fast=True)
         if self.size is None:
             self._check_shape(tuple(image.shape[1:]), name)
@@ -322,7 +322,7 @@ class ImageSource(ABC):
             )
 
     def _all_grey(self) -> bool:
-        """Return True if the first images, and others evenly spaced, are grey."""
+        """Return True if evenly spaced images, all of them if there are few, are grey."""
         for index in spaced_positions(len(self), HEADERS_TO_CHECK):
             try:
                 if not grey_in_header(self.read(index), self.name(index)):

@@ -141,7 +141,8 @@ def split_by_sample(source: Source, held_out: int | float = 1) -> DataSplit:
     counts = torch.bincount(source.labels, minlength=len(source.classes))
     requested = (counts * held_out).round().long().clamp(min=1) if held_out < 1 else torch.full_like(counts, held_out)
     held_per_class = torch.minimum(requested, (counts - 1).clamp(min=0))
-    require(bool(held_per_class.any()), "data", "at least two samples of some class, for training and testing", "one")
+    if not bool(held_per_class.any()):
+        raise ValueError("data must have a class with two samples, one for training and one for testing")
     # The rank of each sample within its class, in the order of the source.
     rank = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     is_held = rank >= (counts - held_per_class).repeat_interleave(counts)
@@ -169,7 +170,7 @@ def split_by_class(source: Source, held_out: int | float = 0.2, seed: int = 0) -
 
 
 def selection_split(split: DataSplit, fraction: float, seed: int = 0) -> DataSplit:
-    """Return the training data of a split, divided again: settings are chosen on one part after training on the other.
+    """Split the training data again, so that settings can be chosen without the test data.
 
     Classes are divided if those of the test data are not those of training, else the samples of each class. A graph has
     validation nodes for this purpose. If some training labels are wrong, the true labels are divided, and the same

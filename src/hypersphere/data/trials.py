@@ -161,8 +161,11 @@ def read_template_pairs(file: str | Path, template_ids: Int64[Tensor, " images"]
             table = np.loadtxt(path, dtype=np.int64, ndmin=2)
     except (ValueError, OSError, UserWarning) as error:
         raise DamagedData(f"{path} must have lines of `template template 0|1`: {error}") from error
-    if table.shape[1] != 3 or not np.isin(table[:, 2], (0, 1)).all():
-        raise DamagedData(f"{path} must have lines of `template template 0|1`, not {table.shape[1]} columns or others")
+    if table.shape[1] != 3:
+        raise DamagedData(f"{path} must have lines of `template template 0|1`, not {table.shape[1]} columns")
+    wrong = np.flatnonzero(~np.isin(table[:, 2], (0, 1)))
+    if len(wrong):
+        raise DamagedData(f"{path} must have lines of `template template 0|1`, not {table[wrong[0]].tolist()}")
     columns = torch.from_numpy(table)
     first, second = (_rows_of_templates(columns[:, side], template_ids, path) for side in (0, 1))
     return Pairs(first, second, columns[:, 2] == 1, torch.zeros_like(first))

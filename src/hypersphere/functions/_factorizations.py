@@ -118,7 +118,7 @@ _LARGEST_BATCHED_LU = 128
 
 
 def solve_from_right(a: Tensor, v: Tensor) -> Tensor:
-    """Return Z with Z·A = V, for matrices A that are never singular: nothing waits to check this.
+    """Return Z with Z·A = V. A must be invertible; this is not checked, because a check would wait for the device.
 
     >>> solve_from_right(torch.tensor([[2.0, 0.0], [0.0, 4.0]]), torch.tensor([[1.0, 1.0]]))
     tensor([[0.5000, 0.2500]])

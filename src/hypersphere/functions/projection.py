@@ -358,8 +358,8 @@ class Adversarial(Learned):
 class Cooperative(Learned):
     r"""The basis that is trained with the network: P descends the energy that W descends   (thesis, E.8).
 
-    The basis can lower the energy without the neurons, so this projection regularises less than a random one. It is
-    the "naively learned projection" of the source, for comparison.
+    The energy can fall because P changes instead of the neurons, so this projection regularises less than a random one.
+    It is the "naively learned projection" of the source, for comparison.
 
     Args:
         dim: r, the length of projected neurons.
