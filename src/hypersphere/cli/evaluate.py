@@ -92,8 +92,8 @@ def evaluate(
     )
     require(prior is None or calibrate, "--prior", "omitted without --calibrate", prior)
     if options.is_run(source):
-        for option, value in (("SECOND", second), ("--same", same)):
-            require(value is None, option, "omitted if RUN is the folder of a run", str(value))
+        for option, path in (("SECOND", second), ("--same", same)):
+            require(path is None, option, "omitted if RUN is the folder of a run", str(path))
         opened = open_run(source, data_root, step=step, device=device, trust_code=trust_code)
         results = measure_run(opened, protocol)
     else:
