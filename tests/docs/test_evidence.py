@@ -25,6 +25,15 @@ def test_evidence_page_is_up_to_date(evidence):
     assert page == evidence.page(results), "run `python scripts/evidence.py`"
 
 
+def test_readme_lists_the_main_claims(evidence):
+    results = {name: evidence.current_records(recipe) for name, recipe in evidence.RECIPES.items()}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "| verdict |\n" in readme
+    assert readme == evidence.with_headlines(readme, evidence.headlines(results)), "run `python scripts/evidence.py`"
+    drawn = (ROOT / "docs" / "figures" / "evidence.svg").read_text(encoding="utf-8")
+    assert all(f"({one.claim.source})" in drawn for one in evidence.headlines(results))
+
+
 def test_evidence_page_gives_an_interval_with_every_difference():
     page = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if re.search(r"\*\*(yes|no|not resolved)\*\*", line)]
