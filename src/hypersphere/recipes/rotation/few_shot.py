@@ -121,9 +121,9 @@ FEW_SHOT = Recipe(
     seeds=(0, 1, 2, 3, 4),
     metrics=(
         Metric("5_shot", "5-way 5-shot accuracy %", ".2f", True),
-        Metric("5_shot_interval", "±", ".2f", None),
+        Metric("5_shot_interval", "± of five shots", ".2f", None),
         Metric("1_shot", "5-way 1-shot accuracy %", ".2f", True),
-        Metric("1_shot_interval", "±", ".2f", None),
+        Metric("1_shot_interval", "± of one shot", ".2f", None),
         ENERGY,
     ),
     covers=("O-T8",),
