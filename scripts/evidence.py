@@ -3,7 +3,7 @@
     python scripts/evidence.py
 
 `results/reading.md` has one section per part, with the paragraph that is printed below its table. The claims of
-`HEADLINES` are also drawn, in `docs/figures/evidence.svg`, and listed in the README between two comments.
+`HEADLINES` are also drawn, in `docs/assets/evidence.svg`, and listed in the README between two comments.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ trials on data held out from training, and the plan is part of the recipe; the n
 tuned. Differences are paired by seed, with a 95 % interval of Student's t. A claim is decided *yes* or *no* if the
 interval does not contain zero, else *not resolved*.
 `hypersphere reproduce NAME` runs a recipe again, and `hypersphere report results/NAME` makes its page.
+
+![The main claims: the difference measured here with its interval, next to that of the source.](assets/evidence.svg)
 """
 
 
@@ -47,7 +49,7 @@ def main() -> None:
     """Write the page."""
     results = {name: current_records(recipe) for name, recipe in RECIPES.items()}
     (ROOT / "docs" / "evidence.md").write_text(page(results), encoding="utf-8")
-    (ROOT / "docs" / "figures" / "evidence.svg").write_text(picture(headlines(results)), encoding="utf-8")
+    (ROOT / "docs" / "assets" / "evidence.svg").write_text(picture(headlines(results)), encoding="utf-8")
     readme = ROOT / "README.md"
     readme.write_text(with_headlines(readme.read_text(encoding="utf-8"), headlines(results)), encoding="utf-8")
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -61,7 +60,7 @@ def flatten(
 ) -> tuple[Any, dict[str, StoredTensor]]:
     """Return the skeleton of a state and its tensors by path; raise a `ValueError` for an object of another type.
 
-    Parameters become tensors, other mappings become dictionaries, and NumPy scalars become Python numbers, all without
+    Parameters become tensors, other mappings become dictionaries, and float64 and integers of NumPy become Python numbers, all without
     loss.
 
     Args:
@@ -84,9 +83,7 @@ def flatten(
         kind = type(value)
         if kind in _PLAIN:
             return value
-        if isinstance(value, np.bool_):
-            return bool(value)
-        if isinstance(value, (float, np.floating)):
+        if isinstance(value, float):
             return float(value)
         if isinstance(value, numbers.Integral):
             return int(value)

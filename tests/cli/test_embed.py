@@ -62,7 +62,7 @@ def test_embed_rejects_invalid_input_without_writing(plain, draw_images, fails, 
     out = tmp_path / "e.npy"
     for words, message in [
         ([plain.folder, images / "0.png", tmp_path], "images must be image files, or a single folder"),
-        ([plain.folder, images, "--out", out], "must be either images or folders of images, not 'a'"),
+        ([plain.folder, images, "--out", out], "must contain either images or folders of images, but has 0.png and a/"),
         ([plain.folder, tmp_path / "none", "--out", out], f"{tmp_path / 'none'} not found"),
         ([plain.folder, __file__, "--out", out], "images must be image files, a folder or an archive (.tar, .tar.gz, "),
         ([plain.folder, "--out", tmp_path / "e.csv"], "--out must be a file with suffix .npy or .safetensors"),

@@ -30,7 +30,7 @@ def test_readme_lists_the_main_claims(evidence):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "| verdict |\n" in readme
     assert readme == evidence.with_headlines(readme, evidence.headlines(results)), "run `python scripts/evidence.py`"
-    drawn = (ROOT / "docs" / "figures" / "evidence.svg").read_text(encoding="utf-8")
+    drawn = (ROOT / "docs" / "assets" / "evidence.svg").read_text(encoding="utf-8")
     shown = [one for one in evidence.headlines(results) if "%" in one.metric.heading]
     assert all(f"({one.claim.source})" in drawn for one in shown)
 
