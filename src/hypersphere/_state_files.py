@@ -60,8 +60,8 @@ def flatten(
 ) -> tuple[Any, dict[str, StoredTensor]]:
     """Return the skeleton of a state and its tensors by path; raise a `ValueError` for an object of another type.
 
-    Parameters become tensors, other mappings become dictionaries, and float64 and integers of NumPy become Python numbers, all without
-    loss.
+    Parameters become tensors, other mappings become dictionaries, and float64 and integers of NumPy become Python
+    numbers, all without loss.
 
     Args:
         value: any state.
