@@ -453,3 +453,12 @@ def test_layer_orientation_says_how_neurons_are_stored(module, orientation):
 def test_layers_of_requires_names_of_output_layers():
     with pytest.raises(ValueError, match="output must be 'auto', None, a name or several names, not 3"):
         hs.layers_of(nn.Linear(3, 2), output=3)
+
+
+def test_subclasses_of_recurrent_layers_have_gates():
+    class Encoder(nn.LSTM):
+        pass
+
+    names = [layer.name for layer in hs.layers_of(Encoder(3, 2), output=None)]
+    assert names == [layer.name for layer in hs.layers_of(nn.LSTM(3, 2), output=None)]
+    assert len(names) == 8

@@ -303,3 +303,11 @@ def test_decode_image_checks_the_number_of_pixels_before_decoding():
         decode_image(content, "x", max_pixels=1199)
     with pytest.raises(DamagedData, match="at most 1199 pixels"):
         decode_image(content[:60], "x", max_pixels=1199)  # nothing behind the header is needed
+
+
+def test_archive_with_an_enormous_name_is_rejected_without_reading_it(tmp_path):
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 8 * 2**30
+    (tmp_path / "bomb.tar").write_bytes(header.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    with pytest.raises(DamagedData, match="a name must have at most 1048576 bytes"):
+        image_folder(tmp_path / "bomb.tar")

@@ -77,7 +77,7 @@ class ShardSource(ImageSource):
     def __init__(self, path: str | Path, *, size: Size = None, grey: bool | None = None, fit: str = "stretch") -> None:
         files = find_shards(Path(path).expanduser())
         listed = files[0].parent / CLASSES_FILE
-        # Only line feeds separate names, which may contain any other character.
+        # Only line feeds separate names. `splitlines` would also split at other characters, which names may contain.
         listed_classes = (
             [line.removesuffix("\r") for line in read_text(listed).removesuffix("\n").split("\n")]
             if listed.is_file()
@@ -229,7 +229,7 @@ def pack(folder: str | Path, out: str | Path, *, shard_bytes: int = 2**28, seed:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"out must be a new or empty folder, not {str(target)!r}")
     for name in source.classes:  # before anything is written
-        is_line = "\n" not in name and name.encode("utf-8", "replace").decode() == name
+        is_line = not {"\n", "\r"} & set(name) and name.encode("utf-8", "replace").decode() == name
         require(is_line, "folder", "one whose class names are lines of UTF-8 text", name)
     make_folder(target)
     count = len(source)
