@@ -60,6 +60,13 @@ def test_search_agrees_with_brute_force(dtype, rows, dim, queries, k):
     assert matches.names == tuple(tuple(str(entry) for entry in row) for row in matches.entries.tolist())
 
 
+# Products of int8 numbers are used for many queries if the processor has an instruction for them.
+@pytest.fixture(params=[False, True], ids=["without VNNI", "with VNNI"])
+def int8_instruction(request, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: request.param, raising=False)
+
+
+@pytest.mark.usefixtures("int8_instruction")
 @pytest.mark.parametrize(("queries", "dim"), [(1, 32), (4, 48), (4, 20), (5, 32), (130, 7)])
 def test_search_in_int8_is_exact_for_the_stored_levels(queries, dim):
     embeddings, x = random_matrix(BLOCK_ROWS + 501, dim), random_matrix(queries, dim, seed=1)
@@ -71,13 +78,20 @@ def test_search_in_int8_is_exact_for_the_stored_levels(queries, dim):
     assert matches.entries.tolist() == order.tolist()
 
 
-def test_search_in_int8_is_exact_if_bfloat16_cannot_separate_scores():
+@pytest.mark.usefixtures("int8_instruction")
+def test_search_in_int8_is_exact_if_rounded_queries_cannot_separate_scores():
     embeddings = np.array([1.0] + [0.0] * 15) + 0.01 * random_matrix(3000, 16)
     gallery = gallery_of(embeddings, "int8")
     x = random_matrix(1, 16, seed=1)
-    single, batch = gallery.search(x), gallery.search(np.repeat(x, 10, 0))
-    assert single.entries.tolist() == batch.entries[:1].tolist()
-    assert torch.equal(single.scores, batch.scores[:1])
+    batch = np.concatenate([x, random_matrix(9, 16, seed=2), np.zeros((1, 16))])
+    single, several = gallery.search(x), gallery.search(batch)
+    directions = unit(embeddings).astype(np.float32)
+    levels = np.rint(127 * directions / np.abs(directions).max(1, keepdims=True))
+    cosines, order = brute_force(x, levels, 10)
+    assert np.abs(single.scores.numpy() - cosines).max() < 1e-6
+    assert single.entries.tolist() == several.entries[:1].tolist() == order.tolist()
+    assert torch.equal(single.scores, several.scores[:1])
+    assert several.scores[-1].tolist() == [0.0] * 10
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

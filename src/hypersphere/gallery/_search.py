@@ -5,9 +5,9 @@ r"""Exact search: matrix products with blocks of rows, a running list of candida
    differently.
 2. The candidates are *rescored* with float64 dot products. Equal rows get equal scores, so ties can be broken by the
    number of the entry.
-3. If the last candidate is not worse than the k-th by more than the tolerance, there may be ties outside the list, for
-   example if a gallery holds a thousand copies of one row. Such queries are searched again, with a more precise pass
-   or with float64 dot products of all rows within the tolerance.
+3. If the last candidate is not worse than the k-th by more than the tolerance, there may be better rows or ties outside
+   the list, for example if a gallery holds a thousand copies of one row. Such queries are searched again, with a more
+   precise pass or with float64 dot products of all rows within the tolerance.
 
 Memory is bounded by one block of scores and the candidates, whatever the number of rows.
 """
@@ -15,7 +15,7 @@ Memory is bounded by one block of scores and the candidates, whatever the number
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from hypersphere.gallery._rows import BLOCK_ROWS, WORD_BYTES, Rows
 __all__ = ["RESCORED", "SLACK", "nearest", "rescore"]
 
 QUERY_ROWS = 64  # queries per block of scores, which has 8 MB
-FEW_QUERIES = 4  # largest number of queries for which a coarse product of int8 is faster than one of float32
+FEW_QUERIES = 4  # largest number of queries for which a product with bfloat16 queries is faster than the others
 SLACK = 16  # candidates beyond k, so that only many equal rows need a second pass
 RESCORED = 4  # candidates per result if the candidate pass is coarse
 GROUPS = 512  # groups of columns in a block of scores
@@ -59,17 +59,26 @@ def _nearest(rows: Rows, x: Tensor, k: int, full: Rows | None) -> Found:
     coarse_depth = min(len(rows), max(RESCORED * k, k + SLACK))
     if rows.dtype == "binary":
         return rescore(rows if full is None else full, x, _hamming(rows, x, coarse_depth), k)
+    coarse = _coarse_pass(rows, x)
     if full is not None:
-        return rescore(full, x, _candidates(rows, x, coarse_depth, _coarse_kernel(rows, x) or _multiply(rows, x))[1], k)
-    kernel = _coarse_kernel(rows, x)
-    if kernel is not None:
-        approximate, entries = _candidates(rows, x, coarse_depth, kernel)
-        # The error of a cosine is at most ‖x − x̃‖ for a rounded query x̃, plus the rounding of the result.
-        error = (x - x.bfloat16()).norm(dim=1) + approximate[:, k - 1].abs() * _numerics.machine_epsilon(
-            torch.bfloat16
-        ) / 2
-        if coarse_depth == len(rows) or bool((approximate[:, -1] < approximate[:, k - 1] - 2 * error).all()):
-            return rescore(rows, x, entries, k)
+        kernel = _multiply(rows, x) if coarse is None else coarse.kernel
+        return rescore(full, x, _candidates(rows, x, coarse_depth, kernel)[1], k)
+    if coarse is None:
+        return _nearest_precise(rows, x, k)
+    approximate, entries = _candidates(rows, x, coarse_depth, coarse.kernel)
+    scores, best = rescore(rows, x, entries, k)
+    if coarse_depth < len(rows):
+        # A row outside the list may be among the k best only if its error makes up for its distance to the k-th.
+        worst, kth = approximate[:, -1] * coarse.scales, approximate[:, k - 1] * coarse.scales
+        error = coarse.query_errors + kth.abs() * coarse.relative_error
+        uncertain = (worst >= kth - 2 * error).nonzero().flatten()
+        if len(uncertain):
+            scores[uncertain], best[uncertain] = _nearest_precise(rows, x[uncertain], k)
+    return scores, best
+
+
+def _nearest_precise(rows: Rows, x: Tensor, k: int) -> Found:
+    """Search with float32 cosines of all rows."""
     depth = min(len(rows), k + SLACK)
     tolerance = _numerics.tie_tolerance(torch.float32)
     approximate, entries = _candidates(rows, x, depth, _multiply(rows, x))
@@ -143,27 +152,62 @@ def _multiply(rows: Rows, x: Tensor) -> Callable[[Any], Tensor]:
     return kernel
 
 
-def _coarse_kernel(rows: Rows, x: Tensor) -> Callable[[Any], Tensor] | None:
-    """Return a function that multiplies a few queries with an int8 block in bfloat16, or None if that is not faster.
+class _CoarsePass(NamedTuple):
+    """A candidate pass with rounded queries x̃, whose cosines have a larger error than those of float32."""
 
-    For one query, the time is that of reading the block, and int8 is a quarter of float32. From about eight queries on,
-    the arithmetic dominates, and widening the block for a float32 product is faster.
+    kernel: Callable[[Any], Tensor]  # the cosines of a block without the scales below, (queries, rows)
+    scales: Tensor  # (queries,) or a scalar: positive factors, which do not change the order of the rows
+    query_errors: Tensor  # (queries,) ‖x − x̃‖, which bounds the error of the cosine with any unit row
+    relative_error: float  # of a cosine, from rounding the result
+
+
+def _coarse_pass(rows: Rows, x: Tensor) -> _CoarsePass | None:
+    """Return a faster candidate pass over int8 rows, or None if there is none on this processor.
+
+    The time for one query is that of reading the rows, and int8 is a quarter of float32. For many queries arithmetic
+    dominates. A product of int8 numbers is then faster if the processor has an instruction for it (VNNI); otherwise
+    widening the rows for a float32 product is faster.
     """
+    if rows.dtype != "int8":
+        return None
+    return _few_queries(rows, x) if len(x) <= FEW_QUERIES else _many_queries(rows, x)
+
+
+def _few_queries(rows: Rows, x: Tensor) -> _CoarsePass | None:
+    """Return a pass with queries in bfloat16."""
     # torch has this product for the weights of language models; it may be missing in other versions. It reads up to 16
     # entries at a time and checks neither bounds nor alignment.
     product = getattr(torch, "_weight_int8pack_mm", None)
-    if product is None or rows.dtype != "int8" or rows.dim % 16 or len(x) > FEW_QUERIES:
-        return None
-    if any(block["values"].data_ptr() % 16 for block in rows.blocks):
+    if product is None or rows.dim % 16 or any(block["values"].data_ptr() % 16 for block in rows.blocks):
         return None
     queries, ones = x.bfloat16(), torch.ones(BLOCK_ROWS, dtype=torch.bfloat16)
 
     def kernel(block: dict[str, Tensor]) -> Tensor:
         values = block["values"]
-        # The scales are applied in float32, because rounding them would add to the error.
+        # The scales of rows are applied in float32, because rounding them would add to the error.
         return product(queries, values, ones[: len(values)]).float().mul_(block["scales"])
 
-    return kernel
+    rounding = _numerics.machine_epsilon(torch.bfloat16) / 2
+    return _CoarsePass(kernel, x.new_ones(()), (x - queries).norm(dim=1), rounding)
+
+
+def _many_queries(rows: Rows, x: Tensor) -> _CoarsePass | None:
+    """Return a pass with queries in int8, whose products with the rows are exact integers."""
+    product, has_instruction = getattr(torch, "_int_mm", None), getattr(torch.cpu, "_is_vnni_supported", None)
+    if product is None or has_instruction is None or not has_instruction():
+        return None
+    steps = x.abs().amax(1, keepdim=True) / 127
+    levels = (x / steps).nan_to_num_(0.0).round_()  # 0/0 for a zero query
+    queries = levels.to(torch.int8)
+    scores = torch.empty(len(x) * min(BLOCK_ROWS, len(rows)))
+
+    def kernel(block: dict[str, Tensor]) -> Tensor:
+        values = block["values"]
+        out = scores[: len(x) * len(values)].view(len(x), -1)
+        return out.copy_(product(queries, values.mT)).mul_(block["scales"])
+
+    rounding = _numerics.machine_epsilon(torch.float32)
+    return _CoarsePass(kernel, steps.squeeze(1), (x - levels * steps).norm(dim=1) + rounding, rounding)
 
 
 def _tied(rows: Rows, x: Float64[Tensor, "1 dim"], threshold: Tensor, k: int) -> Found:
