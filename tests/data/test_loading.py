@@ -9,7 +9,7 @@ import textwrap
 import pytest
 import torch
 
-from hypersphere.data import SAMPLERS, BrokenSample, DamagedData, ImageFolderSource, Loader, TensorSource
+from hypersphere.data import SAMPLERS, Batches, BrokenSample, DamagedData, ImageFolderSource, Loader, TensorSource
 from hypersphere.data.loading import batch_sizes, rows_of_rank
 from picture_files import write_tree
 
@@ -263,3 +263,81 @@ def test_loader_needs_the_sampler_of_its_source():
 
 def test_loader_sends_small_sources_to_workers(files):
     assert len(pickle.dumps(files)) < 5000
+
+
+def test_batches_are_reshuffled_in_every_epoch():
+    x = torch.arange(50)
+    data = Batches(x, -x, 8, torch.Generator().manual_seed(0))
+    orders = [torch.cat([inputs for inputs, _ in data]) for _ in range(2)]
+    assert not torch.equal(orders[0], orders[1])
+    for order in orders:
+        assert not torch.equal(order, x)
+        assert torch.equal(order.sort().values, x)
+    assert all(torch.equal(inputs, -labels) for inputs, labels in data)
+    assert torch.equal(torch.cat([inputs for inputs, _ in Batches(x, x, 8)]), x)
+
+
+def test_batches_reject_invalid_arguments():
+    with pytest.raises(ValueError, match="labels must be one label for each of the 3 inputs"):
+        Batches(torch.zeros(3, 1), torch.zeros(2), 1)
+    with pytest.raises(ValueError, match="batch_size must be"):
+        Batches(torch.zeros(3, 1), torch.zeros(3), 0)
+    images = torch.full((2, 1, 2, 2), 255, dtype=torch.uint8)
+    assert next(iter(Batches(images, torch.zeros(2), 2)))[0].max() == 1.0
+
+
+@pytest.mark.parametrize(("count", "size"), [(33, 16), (17, 16), (5, 4), (3, 2), (1, 4), (7, 7), (6, 1), (34, 16)])
+def test_batches_have_at_least_two_rows(count, size):
+    data = Batches(torch.arange(count), torch.arange(count), size)
+    sizes = [len(y) for _, y in data]
+    assert len(sizes) == len(data)
+    assert torch.equal(torch.cat([y for _, y in data]), torch.arange(count))
+    assert min(sizes) > 1 or 1 in (count, size)
+    assert max(sizes) <= size + 1
+    whole, rest = divmod(count, size)
+    if rest != 1 or whole == 0:
+        assert sizes == [size] * whole + [rest] * (rest > 0)
+
+
+def test_batches_need_an_input():
+    with pytest.raises(ValueError, match=r"^inputs must be at least one input, not 0$"):
+        Batches(torch.zeros(0, 1), torch.zeros(0), 1)
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+@pytest.mark.parametrize("done", [0, 2, 3])
+def test_batches_resume_in_the_middle_of_an_epoch(shuffled, done):
+    def batches(seed):
+        generator = torch.Generator().manual_seed(seed) if shuffled else None
+        return Batches(torch.arange(11), torch.arange(11) / 2, 4, generator)
+
+    reference = batches(3)
+    expected = [batch for _ in range(2) for batch in reference]
+    first = batches(3)
+    epoch = iter(first)
+    seen = [next(epoch) for _ in range(done)]
+    second = batches(99)
+    second.load_state_dict(saved_and_loaded(first.state_dict()))
+    assert_equal_batches(seen + [batch for _ in range(2) for batch in second], expected)
+
+
+def test_batches_have_no_random_state_if_the_order_is_kept():
+    x = torch.arange(6)
+    kept, shuffled = Batches(x, x, 2), Batches(x, x, 2, torch.Generator())
+    next(iter(kept))
+    assert kept.state_dict() == {"samples": 6, "batch_size": 2, "done": 1, "order": None, "generator": None}
+    with pytest.raises(ValueError, match=r"state must be a state of batches with {'shuffled': True}"):
+        shuffled.load_state_dict(kept.state_dict())
+    with pytest.raises(ValueError, match=r"state must be a state of batches with {'shuffled': False}"):
+        kept.load_state_dict(shuffled.state_dict())
+
+
+def test_batches_state_is_that_of_the_last_of_several_iterations():
+    x = torch.arange(6)
+    data = Batches(x, x, 2, torch.Generator().manual_seed(0))
+    first, second = iter(data), iter(data)
+    next(first), next(second)
+    next(first)
+    resumed = Batches(x, x, 2, torch.Generator())
+    resumed.load_state_dict(data.state_dict())
+    assert_equal_batches(list(resumed), list(first))

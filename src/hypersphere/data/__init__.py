@@ -10,7 +10,6 @@ from typing import Any
 
 from hypersphere.data._files import DamagedData, ForbiddenGlobal, MissingData, data_root
 from hypersphere.data.augment import AUGMENTATIONS
-from hypersphere.data.batches import Batches
 from hypersphere.data.cifar import cifar10, cifar100, cifar100_fifth
 from hypersphere.data.containers import Graph, LabelledImages, PointClouds
 from hypersphere.data.face_benchmarks import MegaFace, VideoPairs, megaface, youtube_faces
@@ -19,7 +18,7 @@ from hypersphere.data.hugging_face import HuggingFaceSource
 from hypersphere.data.images import BrokenSample
 from hypersphere.data.lfw import lfw, lfw_pairs, lfw_people
 from hypersphere.data.lists import ListSource
-from hypersphere.data.loading import Loader
+from hypersphere.data.loading import Batches, Loader
 from hypersphere.data.menu import DATA
 from hypersphere.data.mnist import digits, fashion_mnist, mnist
 from hypersphere.data.modelnet import modelnet10

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hypersphere._validation import require
+from hypersphere.data.images import as_floats
 
 Indices = Tensor | Sequence[int] | Sequence[bool]
 
@@ -48,7 +49,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Float32[Tensor, "channels height width"], int]:
-        return self.images[index].float() / 255, int(self.labels[index])
+        return as_floats(self.images[index]), int(self.labels[index])
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.images.shape[1:]))
@@ -56,7 +57,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
 
     def tensors(self) -> tuple[Float32[Tensor, "items channels height width"], Int64[Tensor, " items"]]:
         """Return all images as float32 in [0, 1], and all labels."""
-        return self.images.float() / 255, self.labels
+        return as_floats(self.images), self.labels
 
     def subset(self, indices: Indices) -> LabelledImages:
         """Return the images at these positions, or where this mask is True. The classes stay the same."""

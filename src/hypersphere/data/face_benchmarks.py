@@ -137,10 +137,10 @@ def _listed(path: Path, noises: Path) -> list[str]:
     lines = read_text(noises).splitlines() if noises.is_file() else []
     left_out = {line.strip() for line in lines if line.strip() and not line.startswith("#")}
     # The lists of noises give the name of a file, or its path.
-    kept = [name for name in names if name not in left_out and name.rpartition("/")[2] not in left_out]
-    if not kept:
+    remaining = [name for name in names if name not in left_out and name.rpartition("/")[2] not in left_out]
+    if not remaining:
         raise DamagedData(f"{path} must list at least one image that {noises.name} does not exclude")
-    return kept
+    return remaining
 
 
 def _files(folder: Path, names: list[str], labels: list[int], classes: Sequence[str], size: Size) -> FileSource:

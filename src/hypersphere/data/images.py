@@ -54,6 +54,11 @@ def printable(name: str) -> str:
     return name if name.isprintable() else repr(name)
 
 
+def as_floats(inputs: Tensor) -> Tensor:
+    """Scale uint8 images to [0, 1]; return other inputs unchanged."""
+    return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+
+
 def is_image(path: PurePath) -> bool:
     """Return True if the name has the suffix of an image and does not begin with a dot."""
     return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")

@@ -237,9 +237,9 @@ def _resampled(folder: Path, part: str, classes: Sequence[str], points: int) -> 
 
 
 def _meshes(folder: Path, part: str, classes: Sequence[str], points: int) -> PointFileSource:
-    files = [sorted((folder / name / part).glob("*.off")) for name in classes]
-    names = Names(f"{file.parent.parent.name}/{part}/{file.name}" for of_class in files for file in of_class)
-    labels = torch.arange(len(classes)).repeat_interleave(torch.tensor([len(of_class) for of_class in files]))
+    class_files = [sorted((folder / name / part).glob("*.off")) for name in classes]
+    names = Names(f"{file.parent.parent.name}/{part}/{file.name}" for files in class_files for file in files)
+    labels = torch.arange(len(classes)).repeat_interleave(torch.tensor([len(files) for files in class_files]))
     return PointFileSource(folder, names, labels, classes, points)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hypersphere._validation import is_integer, require, require_package
 from hypersphere.data._files import DamagedData
-from hypersphere.data.images import BrokenSample
-from hypersphere.data.samplers import Sampler
+from hypersphere.data.images import BrokenSample, as_floats
+from hypersphere.data.samplers import Sampler, Sequential, Shuffled
 from hypersphere.data.sources import Source, TensorSource, first_sample
 
 IGNORED_LABEL = -100  # the default `ignore_index` of torch losses
@@ -94,16 +94,18 @@ class Loader:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self._resumes and self._start is not None:
             # The generator has already been advanced by the order of this epoch, so a copy draws it again.
-            generator = torch.Generator()
+            generator = torch.Generator(self.generator.device)
             generator.set_state(self._start)
         else:
             generator, self._start, self._done = self.generator, self.generator.get_state(), 0
         self._resumes = False
+        start, done = self._start, self._done
         order = self.sampler.order(generator, self.batch_size)
-        batches = order.split(self._sizes)[self._done :]
+        batches = order.split(self._sizes)[done:]
         parts = [rows_of_rank(batch, self.rank, self.world) for batch in batches]
         for part, (inputs, failures) in zip(parts, self._read([rows for rows, _ in parts]), strict=True):
-            self._done += 1
+            done += 1
+            self._start, self._done = start, done  # of the iteration that yielded last, if there are several
             rows, is_ignored = part
             labels = torch.full_like(rows, IGNORED_LABEL) if is_ignored else self.source.labels[rows]
             yield self._replaced(inputs, labels, failures)
@@ -142,9 +144,9 @@ class Loader:
 
         The next iteration is empty if the state was saved after the last batch but before the end of the iteration.
         """
-        theirs = {key: state[key] for key in ("samples", "batch_size")}
-        ours = {"samples": len(self.sampler), "batch_size": self.batch_size}
-        require(theirs == ours, "state", f"a state of the same data, with {ours}", theirs)
+        saved = {key: state[key] for key in ("samples", "batch_size")}
+        expected = {"samples": len(self.sampler), "batch_size": self.batch_size}
+        require(saved == expected, "state", f"a state of the same data, with {expected}", saved)
         self.generator.set_state(state["generator"])
         self._done, self._resumes = state["done"], state["done"] > 0
         self._start = state["order"] if self._resumes else None
@@ -177,6 +179,56 @@ class Loader:
         return inputs, labels
 
 
+class Batches(Loader):
+    """Iterate over two tensors in batches, shuffled in every epoch if a generator is given.
+
+    Training also accepts a data loader or any other iterable of (inputs, labels). If it has the methods `state_dict`
+    and `load_state_dict`, training can resume in the middle of an epoch, as with this class.
+
+    Args:
+        inputs: inputs (N, …); uint8 images are scaled to [0, 1] batch by batch.
+        labels: labels (N,).
+        batch_size: rows per batch. The last batch may be smaller. A last batch of one row is merged with the previous
+            batch, because BatchNorm needs at least two rows.
+        generator: generator for shuffling; None keeps the order.
+
+    Example:
+        >>> [len(y) for x, y in Batches(torch.zeros(8, 2), torch.arange(8), 3)]
+        [3, 3, 2]
+        >>> [len(y) for x, y in Batches(torch.zeros(7, 2), torch.arange(7), 3)]
+        [3, 4]
+    """
+
+    def __init__(
+        self, inputs: Tensor, labels: Tensor, batch_size: int, generator: torch.Generator | None = None
+    ) -> None:
+        require(len(inputs) > 0, "inputs", "at least one input", 0)
+        require(len(inputs) == len(labels), "labels", f"one label for each of the {len(inputs)} inputs", len(labels))
+        positions = torch.arange(len(inputs))
+        sampler = Sequential(positions) if generator is None else Shuffled(positions)
+        sampler.generator = generator or sampler.generator
+        source = TensorSource(inputs, positions, ())
+        source.labels = labels  # not necessarily integers
+        super().__init__(source, batch_size=batch_size, sampler=sampler)
+        self.inputs, self.labels, self._shuffled = inputs, labels, generator is not None
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for inputs, labels in super().__iter__():
+            yield as_floats(inputs), labels
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the current epoch; the random states are None if the order is kept."""
+        state = super().state_dict()
+        return state if self._shuffled else state | {"order": None, "generator": None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration yield the remaining batches of the saved epoch, or a new epoch if none was running."""
+        saved, expected = {"shuffled": state["order"] is not None}, {"shuffled": self._shuffled}
+        require(saved == expected, "state", f"a state of batches with {expected}", saved)
+        unused = self.generator.get_state()  # without shuffling
+        super().load_state_dict(state if self._shuffled else {**state, "order": unused, "generator": unused})
+
+
 def batch_sizes(count: int, size: int) -> list[int]:
     """Return the sizes of the batches of one epoch; a last batch of one sample is merged with the previous one.
 
@@ -198,6 +250,8 @@ def rows_of_rank(batch: Tensor, rank: int, world: int) -> tuple[Tensor, bool]:
     >>> rows_of_rank(torch.arange(5), 1, 2), rows_of_rank(torch.arange(3), 1, 2)
     ((tensor([1, 3]), False), (tensor([0, 1]), True))
     """
+    if world == 1:
+        return batch, False
     parts = max(min(world, len(batch) // 2), 1)
     return (batch[rank::parts], False) if rank < parts else (batch[:2], True)
 

@@ -13,7 +13,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from hypersphere._validation import is_integer, is_number, require
-from hypersphere.data.images import BrokenSample
+from hypersphere.data.images import BrokenSample, as_floats
 from hypersphere.data.sources import Source, TensorSource, first_sample, spaced_positions
 
 Statistics = tuple[Float32[Tensor, "..."], Float32[Tensor, "..."]]
@@ -76,11 +76,11 @@ def _statistics(source: Source, samples: int) -> Statistics:
     if isinstance(source, TensorSource):
         require(source.inputs.ndim > 1, "normalize", "none on a graph", "standardize")
     if isinstance(source, TensorSource) and source.inputs.numel() <= SMALL_TENSOR:
-        inputs = source.inputs.float() / 255 if source.inputs.dtype == torch.uint8 else source.inputs
+        inputs = as_floats(source.inputs)
         if inputs.ndim != 4:
             mean, std = inputs.mean(), inputs.std()
         else:
-            mean, std = (of.view(-1, 1, 1) for of in (inputs.mean((0, 2, 3)), inputs.std((0, 2, 3))))
+            mean, std = (values.view(-1, 1, 1) for values in (inputs.mean((0, 2, 3)), inputs.std((0, 2, 3))))
         return mean, torch.where(std > 0, std, 1)
     # One sample at a time: sums of values and squares in float64 are exact for pixels.
     count, first, second = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
